@@ -1,0 +1,52 @@
+"""Sporadic gradient tracking over directed graphs [zehtabi2026sporadic].
+
+    y½ = B̂ y                trackers are pushed over the links that work
+    x⁺ = Â x - η y½         models are pulled over the same links
+    y⁺ = y½ + g⁺ - g        g⁺ = v⁺ ⊙ ∇L(x⁺): an idle client's gradient counts as zero
+
+Columns of B̂ sum to one, so Σy = Σg in every round, whoever is idle. Idle clients weigh less:
+the method settles near the minimiser of Σ p_i F_i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from spodgt.types import Algorithm, Rate, Round, Traits
+
+
+class SpodGTState(NamedTuple):
+    x: Tensor
+    y: Tensor
+    g: Tensor
+
+
+@dataclass(frozen=True)
+class SpodGT(Algorithm):
+    name: ClassVar[str] = "spod-gt"
+    traits: ClassVar[Traits] = Traits(
+        source="zehtabi2026sporadic",
+        mixing="pull+push",
+        sporadic_clients=True,
+        sporadic_links=True,
+        tracking=True,
+        exact="all active",
+        vectors=2,
+    )
+    step_size: Rate = 0.01  # η
+
+    def gradient(self, x: Tensor, g: Tensor, round: Round) -> Tensor:
+        return round.grad(x)
+
+    def init(self, x: Tensor, round: Round) -> SpodGTState:
+        g = self.gradient(x, x.new_zeros(x.shape), round)
+        return SpodGTState(x, g, g)
+
+    def step(self, state: SpodGTState, round: Round) -> SpodGTState:
+        y = round.push(state.y)
+        x = round.pull(state.x) - self.step_size * y
+        g = self.gradient(x, state.g, round)
+        return SpodGTState(x, y + g - state.g, g)

@@ -1,0 +1,25 @@
+"""Spod-GT with importance weights: a gradient counts 1/p_i times, because it comes p_i of the time.
+
+    g⁺ = v⁺ ⊙ ∇L(x⁺) / p
+
+Unbiased, so it settles around the true optimum; but the noise of a rare client grows as 1/p_i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+
+from spodgt.algorithms.spod_gt import SpodGT
+from spodgt.types import Round, Traits
+
+
+@dataclass(frozen=True)
+class SpodGTImportance(SpodGT):
+    name: ClassVar[str] = "spod-gt-importance"
+    traits: ClassVar[Traits] = replace(SpodGT.traits, source="spodgt")
+
+    def gradient(self, x: Tensor, g: Tensor, round: Round) -> Tensor:
+        return round.grad(x) / round.p

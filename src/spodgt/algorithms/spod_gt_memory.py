@@ -1,0 +1,28 @@
+"""Spod-GT with memory: an idle client keeps its last gradient instead of dropping it.
+
+    g⁺ = where(v⁺, ∇L(x⁺), g)     g = 0 before a client's first gradient
+
+The rest is Spod-GT. Σy = Σg still holds, and now Σg is the sum over *all* clients, the idle ones a
+little stale. (x = x*, y = 0, g_i = ∇F_i(x*)) is a fixed point for every pattern of links and
+clients, so the bias that idle clients put into Spod-GT is gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from spodgt.algorithms.spod_gt import SpodGT
+from spodgt.types import Round, Traits
+
+
+@dataclass(frozen=True)
+class SpodGTMemory(SpodGT):
+    name: ClassVar[str] = "spod-gt-memory"
+    traits: ClassVar[Traits] = replace(SpodGT.traits, source="spodgt", exact="yes")
+
+    def gradient(self, x: Tensor, g: Tensor, round: Round) -> Tensor:
+        return torch.where(round.computes, round.grad(x), g)

@@ -1,0 +1,22 @@
+"""Sporadic K-GT [zehtabi2026sporadic]: every link is used in every round, clients are sporadic.
+
+The step is Spod-GT's; only the participation differs, and every use of a client or link is paid for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from spodgt.algorithms.spod_gt import SpodGT
+from spodgt.participation import Overlay
+from spodgt.types import Availability, Traits
+
+
+@dataclass(frozen=True)
+class SporadicKGT(SpodGT):
+    name: ClassVar[str] = "sporadic-k-gt"
+    traits: ClassVar[Traits] = replace(SpodGT.traits, source="zehtabi2026sporadic")
+
+    def uses(self, availability: Availability) -> Availability:
+        return Overlay(availability, all_links=True)

@@ -1,0 +1,40 @@
+"""What can go wrong, and whose mistake it is.
+
+    SpodgtError
+    ├── InvalidInput          the caller's: one sentence with the name, the value and the fix (exit code 2)
+    │   ├── InvalidNetwork    graph or weights
+    │   ├── InvalidData       files, datasets, partitions
+    │   ├── InvalidConfig     keys and values of a configuration
+    │   └── Incompatible      a method that cannot run in this setting
+    └── Failed                the run's: it started well and could not finish (exit code 1)
+"""
+
+from __future__ import annotations
+
+
+class SpodgtError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class InvalidInput(SpodgtError, ValueError):
+    """The caller's mistake: the message names the argument, its value and the fix."""
+
+
+class InvalidNetwork(InvalidInput):
+    """A graph that is not strongly connected, or weights that are not stochastic."""
+
+
+class InvalidData(InvalidInput):
+    """A file, dataset or partition that is not what it should be."""
+
+
+class InvalidConfig(InvalidInput):
+    """A configuration key or value that means nothing."""
+
+
+class Incompatible(InvalidInput):
+    """A method asked to run in a setting its definition excludes."""
+
+
+class Failed(SpodgtError, RuntimeError):
+    """A run that began and could not be finished."""

@@ -1,0 +1,121 @@
+"""Quadratics with a known optimum: the test bench.
+
+    F_i(x) = ½ (x - c_i)ᵀ H_i (x - c_i),    F = mean_i F_i
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from spodgt import rng
+from spodgt.errors import InvalidInput
+from spodgt.types import Evaluation, Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Quadratic:
+    """`H` is (clients, parameters, parameters), symmetric and positive semidefinite; `c` (clients, parameters).
+
+    `noise` is the standard deviation of independent normal noise on every coordinate of a gradient.
+    """
+
+    H: Any
+    c: Any
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        H, c = torch.as_tensor(self.H), torch.as_tensor(self.c)
+        H, c = (t if t.is_floating_point() else t.double() for t in (H, c))
+        if c.ndim != 2 or H.shape != (*c.shape, c.shape[-1]):
+            raise InvalidInput(
+                "H must be (clients, parameters, parameters) and c (clients, parameters), "
+                f"got {tuple(H.shape)} and {tuple(c.shape)}."
+            )
+        if not torch.isfinite(H).all() or not torch.isfinite(c).all():
+            raise InvalidInput("H and c must be finite, got NaN or infinity; check how they were made.")
+        lopsided = (H - H.mT).abs().amax((1, 2))
+        if lopsided.max() > 1e-6 * H.abs().max():
+            client = int(lopsided.argmax())
+            raise InvalidInput(f"H must be symmetric, but H[{client}] is not; use (H + H.mT) / 2.")
+        if not self.noise >= 0:
+            raise InvalidInput(f"noise must be at least 0, got {self.noise!r}; use noise=0.0.")
+        object.__setattr__(self, "H", H)
+        object.__setattr__(self, "c", c)
+
+    @classmethod
+    def random(
+        cls, clients: int, parameters: int, *, seed: int = 0, condition: float = 10.0, spread: float = 1.0, noise: float = 0.0
+    ) -> Quadratic:
+        """Random rotations, eigenvalues between 1/condition and 1, centres `spread` apart."""
+        draws = rng.generator(seed, "quadratic")
+        Q, _ = np.linalg.qr(draws.standard_normal((clients, parameters, parameters)))
+        values = condition ** -draws.random((clients, parameters, 1))
+        H = Q @ (values * Q.swapaxes(1, 2))
+        c = spread * draws.standard_normal((clients, parameters))
+        return cls(torch.from_numpy((H + H.swapaxes(1, 2)) / 2), torch.from_numpy(c), noise)
+
+    @property
+    def clients(self) -> int:
+        return len(self.c)
+
+    @property
+    def parameters(self) -> int:
+        return int(self.c.shape[1])
+
+    @property
+    def work(self) -> float:
+        return float(self.H.numel())
+
+    def optimum(self, weights: Any = None) -> Tensor:
+        """The minimiser of Σ w_i F_i, all weights one by default; p for the limit of Spod-GT."""
+        H, c = self.H.double(), self.c.double()
+        w = torch.ones(self.clients) if weights is None else torch.as_tensor(weights)
+        w = w.double().to(H.device)
+        return torch.linalg.solve(
+            torch.einsum("i,ijk->jk", w, H), torch.einsum("i,ijk,ik->j", w, H, c)
+        )
+
+    def draw(self, seed: int) -> Quadratic:
+        return self
+
+    def start(self, seed: int) -> Tensor:
+        return torch.zeros(self.clients, self.parameters, dtype=self.c.dtype)
+
+    def join(self, others: Sequence[Quadratic]) -> Quadratic:
+        problems = [self, *others]
+        return replace(self, H=torch.cat([q.H for q in problems]), c=torch.cat([q.c for q in problems]))
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Quadratic:
+        return replace(self, H=self.H.to(device, dtype), c=self.c.to(device, dtype))
+
+    def grad(self, x: Tensor, rows: Ints, keys: NDArray[np.uint64], places: Ints, k: int) -> Tensor:
+        _, g = self.full(x, rows)
+        if self.noise:
+            g = g + self.noise * torch.from_numpy(normal(keys, places, k, self.parameters)).to(g)
+        return g
+
+    def full(self, x: Tensor, rows: Ints) -> tuple[Tensor, Tensor]:
+        everyone = len(rows) == self.clients  # rows are in order, so nothing needs to be gathered
+        away = x - (self.c if everyone else self.c[rows])
+        g = torch.einsum("ijk,ik->ij", self.H if everyone else self.H[rows], away)
+        return (away * g).sum(-1) / 2, g
+
+    def evaluate(self, x: Tensor) -> Evaluation:
+        away = x[:, None] - self.c
+        loss = torch.einsum("nij,ijk,nik->n", away, self.H, away) / (2 * self.clients)
+        return Evaluation(loss, torch.full_like(loss, torch.nan))
+
+
+def normal(keys: NDArray[np.uint64], places: Ints, k: int, count: int) -> NDArray[np.float64]:
+    """Standard normal draws (rows, count) of round k, by Box and Muller."""
+    draw = np.arange(2 * count)
+    u = rng.uniform(keys[:, None], k, places[:, None], draw[None])
+    radius = np.sqrt(-2 * np.log1p(-u[:, :count]))
+    return np.asarray(radius * np.cos(2 * np.pi * u[:, count:]))

@@ -1,0 +1,351 @@
+"""What Spod-GT really does on quadratics F_i(x) = ½(x-c_i)ᵀH_i(x-c_i): exact mean and mean square.
+
+    y½ = B^(k) y;  x⁺ = A^(k) x - η y½;  y⁺ = y½ + g⁺ - g,
+    g = v ⊙ ∇F(x) (zero), v ⊙ ∇F(x)/p (importance), or where(v, ∇F(x), last g) (memory),
+
+v and the links independent Bernoulli draws, one draw per link for both A^(k) and B^(k).
+
+The state is (x, z) with z = y - g, and the last gradient h for memory. A round first draws v and turns
+(x, z, h) into (x, y, g), then draws the links and turns (x, y, g) into (x⁺, z⁺ = y½ - g, h⁺ = g). Both are
+stages of `moments`. Deviations are from the mean limit: x from x∞, h from d = ∇F(x∞), z from -E[g].
+
+Σy = Σg, that is Σz = 0, is kept by every draw. Without it a state would also have the directions Σz != 0,
+which no run reaches and on which the recursion is the identity: an eigenvalue one that says nothing about
+the method. So every operator here is projected on Σz = 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import brentq, minimize_scalar
+from scipy.sparse.csgraph import connected_components
+
+from spodgt.errors import InvalidInput
+from spodgt.graphs import Floats, Ints
+from spodgt.network import Network
+from spodgt.theory.graph import Links, perron_vectors, probabilities
+from spodgt.theory.moments import Fluctuations, Stage, spectral_radius, stationary_moment
+
+Rule = Literal["zero", "importance", "memory"]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What to expect of a run with this step size."""
+
+    mean_radius: float  # E[x_k] approaches the limit by this factor per round
+    mean_square_radius: float  # E‖difference of two runs with the same draws‖² shrinks by this factor per round
+    limit: Floats  # (n,) lim E[x_k], the same on all clients; only if stable
+    bias: Floats  # (n,) limit minus the true optimum
+    variance: float  # stationary E‖x - limit‖² / clients; inf if unstable
+    floor: float  # stationary E‖x - optimum‖² / clients = variance + ‖bias‖²; inf if unstable
+    largest_stable_step: float
+
+    @property
+    def stable(self) -> bool:
+        return self.mean_square_radius < 1
+
+    @property
+    def rate(self) -> float:
+        """Factor per round by which the mean-square error falls until it meets the floor."""
+        return self.mean_square_radius
+
+
+@dataclass(frozen=True, eq=False)
+class Dynamics:
+    """Exact moments of Spod-GT on quadratics under independent Bernoulli clients and links.
+
+    `H` is (clients, n, n), or (clients, n) or (clients,) for diagonal ones, `c` (clients, n) or (clients,).
+    `noise` is the variance of each coordinate of a gradient, one number or one per client. Step sizes are
+    one number or one per client.
+    """
+
+    network: Network
+    p: Floats
+    p_hat: Floats
+    H: Floats
+    c: Floats
+    rule: Rule = "zero"
+    noise: Floats = field(default_factory=lambda: np.zeros(1))
+
+    def __init__(
+        self,
+        network: Network,
+        p: ArrayLike,
+        p_hat: ArrayLike,
+        H: ArrayLike,
+        c: ArrayLike,
+        rule: Rule = "zero",
+        noise: ArrayLike = 0.0,
+    ) -> None:
+        if rule not in get_args(Rule):
+            raise InvalidInput(f"rule is {rule!r}; choose one of {', '.join(get_args(Rule))}.")
+        m = network.clients
+        values = {
+            "network": network,
+            "p": probabilities("p", p, m),
+            "p_hat": probabilities("p_hat", p_hat, network.links),
+            "rule": rule,
+            **_quadratics(m, H, c),
+            "noise": _noise(m, noise),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    # --- where it goes -----------------------------------------------------------------------------
+    @property
+    def mean_weight(self) -> Floats:
+        """μ_i: how much of client i's gradient an average round counts."""
+        return self.p if self.rule == "zero" else np.ones_like(self.p)
+
+    @cached_property
+    def optimum(self) -> Floats:
+        """(n,) minimiser of Σ F_i."""
+        return self._minimiser(np.ones_like(self.p))
+
+    @cached_property
+    def limit(self) -> Floats:
+        """(n,) minimiser of Σ μ_i F_i: the fixed point of the mean dynamics, for every small step size."""
+        return self._minimiser(self.mean_weight)
+
+    @property
+    def bias(self) -> Floats:
+        """(n,) where idle clients pull the mean: limit minus optimum."""
+        return self.limit - self.optimum
+
+    def _minimiser(self, weight: Floats) -> Floats:
+        total = np.einsum("i,iab->ab", weight, self.H)
+        return np.asarray(np.linalg.solve(total, np.einsum("i,iab,ib->a", weight, self.H, self.c)))
+
+    # --- how it goes ---------------------------------------------------------------------------------
+    def mean_radius(self, step_size: ArrayLike) -> float:
+        """Spectral radius of E[s⁺] as a function of E[s] on Σz = 0."""
+        return max(part.mean_radius() for part in self._parts(step_size))
+
+    def mean_square_radius(self, step_size: ArrayLike) -> float:
+        """Spectral radius of E[s⁺s⁺ᵀ] as a function of E[ssᵀ] on Σz = 0; stable if below one."""
+        return max(part.mean_square_radius() for part in self._parts(step_size))
+
+    def variance(self, step_size: ArrayLike) -> float:
+        """Stationary E‖x - limit‖² / clients; inf if not mean-square stable."""
+        parts = self._parts(step_size)
+        if max(part.mean_square_radius() for part in parts) >= 1:
+            return float("inf")
+        return sum(part.variance() for part in parts)
+
+    def curve(self, step_size: ArrayLike, x0: ArrayLike, rounds: int) -> Floats:
+        """(rounds + 1,) exact E‖x_k - optimum‖² / clients from the models `x0`, (n,) or (clients, n)."""
+        m, n = self.c.shape
+        x = np.broadcast_to(np.asarray(x0, dtype=np.float64).reshape(-1, n), (m, n))
+        errors = [part.curve(x, rounds) for part in self._parts(step_size)]
+        return np.asarray(np.sum(errors, axis=0))
+
+    def largest_stable_step(self) -> float:
+        """Where the mean-square radius first reaches one, to six digits, found by bracketing and bisection."""
+        phi, pi = perron_vectors(self.network, self.p_hat)
+        curvature = np.linalg.eigvalsh(np.einsum("i,iab->ab", self.mean_weight, self.H))[-1]
+        high = float(2 / (phi @ pi * curvature))  # where plain descent on Σ μF with this step would break
+        while self.mean_square_radius(high) < 1:
+            high *= 2
+        low = high / 2
+        while self.mean_square_radius(low) >= 1:
+            low, high = low / 2, low
+        # in the logarithm: radii grow steeply above the limit
+        root = brentq(lambda u: np.log(self.mean_square_radius(np.exp(u))), np.log(low), np.log(high), xtol=1e-6)
+        return float(np.exp(root))
+
+    def fastest_step(self) -> float:
+        """The step size with the smallest mean-square radius."""
+        limit = self.largest_stable_step()
+        options = {"xatol": 1e-3}
+        found = minimize_scalar(
+            lambda u: self.mean_square_radius(np.exp(u)),
+            bounds=(np.log(limit) - 7, np.log(limit)),
+            method="bounded",
+            options=options,
+        )
+        return float(np.exp(found.x))
+
+    def analyse(self, step_size: ArrayLike) -> Analysis:
+        """All predictions for one step size."""
+        variance = self.variance(step_size)
+        return Analysis(
+            self.mean_radius(step_size),
+            self.mean_square_radius(step_size),
+            self.limit,
+            self.bias,
+            variance,
+            variance + float(self.bias @ self.bias),
+            self.largest_stable_step(),
+        )
+
+    def _parts(self, step_size: ArrayLike) -> list[_Part]:
+        """Coordinates that no H_i couples evolve apart, and second moments across them decide nothing."""
+        eta = np.broadcast_to(np.asarray(step_size, dtype=np.float64), self.p.shape)
+        if not ((eta > 0) & np.isfinite(eta)).all():
+            raise InvalidInput(f"step_size is {step_size}, but must be positive.")
+        _, label = connected_components(np.any(self.H != 0, axis=0), directed=False)
+        return [_Part(self, eta, np.flatnonzero(label == group)) for group in range(label.max() + 1)]
+
+
+class _Part:
+    """The recursion on some coordinates, as two stages on (x, z[, h], 1); the 1 carries what is constant."""
+
+    def __init__(self, dynamics: Dynamics, eta: Floats, coordinates: Ints) -> None:
+        self.m, self.n = dynamics.network.clients, len(coordinates)
+        self.H = dynamics.H[:, coordinates][:, :, coordinates]
+        self.limit, self.optimum = dynamics.limit[coordinates], dynamics.optimum[coordinates]
+        self.d = np.einsum("iab,ib->ia", self.H, self.limit - dynamics.c[:, coordinates])
+        self.coordinates, self.rule, self.mu = coordinates, dynamics.rule, dynamics.mean_weight
+        self.blocks = 3 if dynamics.rule == "memory" else 2
+        self.client_stage = self._clients(dynamics)
+        self.link_stage = self._links(Links.of(dynamics.network, dynamics.p_hat), eta)
+        size = self.m * self.n
+        centre = np.kron(np.eye(self.m) - 1 / self.m, np.eye(self.n))
+        self.projection = np.eye(self.blocks * size + 1)
+        self.projection[size : 2 * size, size : 2 * size] = centre
+
+    def _block(self, block: int) -> Ints:
+        """(clients, n) positions of a block: x, z or y, h or g."""
+        size = self.m * self.n
+        return (block * size + np.arange(size)).reshape(self.m, self.n)
+
+    def _clients(self, dynamics: Dynamics) -> Stage:
+        """(x, z[, h], 1) -> (x, y, g, 1) by the draw of v."""
+        m, n, p, H = self.m, self.n, dynamics.p, self.H
+        x, y, g = self._block(0), self._block(1), self._block(2)
+        one_in, one_out = self.blocks * m * n, 3 * m * n
+        scale = 1 / p if self.rule == "importance" else np.ones(m)
+        mean = np.zeros((one_out + 1, one_in + 1))
+        mean[one_out, one_in] = 1
+        mean[x.ravel(), x.ravel()] = 1
+        mean[y.ravel(), y.ravel()] = 1
+        mean_H = (p * scale)[:, None, None] * H
+        for rows in (y, g):
+            mean[rows[:, :, None], x[:, None, :]] += mean_H
+        # the fluctuation of v_i multiplies H_i x_i + d_i, or for memory H_i x_i - h_i
+        reads = np.concatenate([x, g if self.rule == "memory" else np.full((m, 1), one_in)], axis=1)
+        if self.rule == "memory":
+            for rows in (y, g):
+                mean[rows.ravel(), g.ravel()] += np.repeat(1 - p, n)
+            u = np.concatenate([H, np.broadcast_to(-np.eye(n), (m, n, n))], axis=2)
+        else:
+            u = np.concatenate([H, self.d[:, :, None]], axis=2)
+        deviation = scale * np.sqrt(p * (1 - p))
+        idle = Fluctuations(
+            reads, np.concatenate([y, g], axis=1), deviation[:, None, None] * np.concatenate([u, u], axis=1)
+        )
+        # gradient noise comes with v_i: second moment p (scale)² noise, independent over coordinates
+        sigma = np.repeat(scale * np.sqrt(p * dynamics.noise), n)
+        written = np.stack([y.ravel(), g.ravel()], axis=1)
+        noise = Fluctuations(
+            np.full((m * n, 1), one_in), written, np.broadcast_to(sigma[:, None, None], (m * n, 2, 1))
+        )
+        return Stage(mean, (idle, noise))
+
+    def _links(self, links: Links, eta: Floats) -> Stage:
+        """(x, y, g, 1) -> (x⁺, z⁺[, h⁺], 1) by the draw of the links, the same for A^(k) and B^(k)."""
+        m, n = self.m, self.n
+        x, y, g = self._block(0), self._block(1), self._block(2)
+        eye, size = np.eye(n), m * n
+        A, B = np.zeros((m, m)), np.zeros((m, m))
+        A[links.i, links.j], B[links.i, links.j] = links.a * links.p_hat, links.b * links.p_hat
+        own_a, own_b = links.diagonals(links.p_hat)
+        A, B = A + np.diag(own_a), B + np.diag(own_b)
+        mean = np.zeros((self.blocks * size + 1, 3 * size + 1))
+        mean[-1, -1] = 1
+        mean[:size, :size] = np.kron(A, eye)
+        mean[:size, size : 2 * size] = np.kron(-eta[:, None] * B, eye)
+        mean[size : 2 * size, size : 2 * size] = np.kron(B, eye)
+        mean[y.ravel(), g.ravel()] -= 1
+        if self.blocks == 3:
+            mean[g.ravel(), g.ravel()] = 1
+        # a working link gives x_i: a(x_j - x_i) - η_i b y_j, x_j: η_j b y_j, z_i: b y_j, z_j: -b y_j
+        i, j, zero = links.i, links.j, np.zeros_like(links.a)
+        local = np.stack(
+            [
+                np.stack([-links.a, links.a, -eta[i] * links.b], axis=1),
+                np.stack([zero, zero, eta[j] * links.b], axis=1),
+                np.stack([zero, zero, links.b], axis=1),
+                np.stack([zero, zero, -links.b], axis=1),
+            ],
+            axis=1,
+        )
+        local = np.sqrt(links.variance)[:, None, None] * local
+        maps = np.einsum("lrc,ab->lracb", local, eye).reshape(len(i), 4 * n, 3 * n)
+        reads = np.concatenate([x[i], x[j], y[j]], axis=1)
+        writes = np.concatenate([x[i], x[j], y[i], y[j]], axis=1)
+        return Stage(mean, (Fluctuations(reads, writes, maps),))
+
+    # --- moments -----------------------------------------------------------------------------------
+    def second_moment(self, S: Floats) -> Floats:
+        """One round of E[ssᵀ], s with the trailing 1, on Σz = 0."""
+        moment = self.link_stage.second_moment(self.client_stage.second_moment(S))
+        return np.asarray(self.projection @ moment @ self.projection)
+
+    def homogeneous(self, S: Floats) -> Floats:
+        """One round of E[ssᵀ] for the difference of two runs with the same draws: no constants."""
+        whole = np.zeros((len(S) + 1, len(S) + 1))
+        whole[:-1, :-1] = S
+        return self.second_moment(whole)[:-1, :-1]
+
+    def mean_radius(self) -> float:
+        M = (self.projection @ self.link_stage.mean @ self.client_stage.mean @ self.projection)[:-1, :-1]
+        return float(np.abs(np.linalg.eigvals(M)).max())
+
+    def mean_square_radius(self) -> float:
+        return spectral_radius(self.homogeneous, self.projection[:-1, :-1])
+
+    def variance(self) -> float:
+        constant = np.zeros_like(self.projection)
+        constant[-1, -1] = 1
+        # at stationarity E[s] = 0, so the constant enters through its square alone
+        S = stationary_moment(self.homogeneous, self.second_moment(constant)[:-1, :-1])
+        return float(np.trace(S[: self.m * self.n, : self.m * self.n]) / self.m)
+
+    def curve(self, x0: Floats, rounds: int) -> Floats:
+        size = self.m * self.n
+        x = x0[:, self.coordinates] - self.limit
+        state = [x.ravel(), (self.mu[:, None] * self.d).ravel()]  # y⁰ = g⁰, so z⁰ = 0
+        if self.blocks == 3:
+            state.append(-self.d.ravel())  # no gradient yet
+        s = np.concatenate([*state, [1.0]])
+        S = np.outer(s, s)
+        bias = np.tile(self.limit - self.optimum, self.m)
+        errors = []
+        for _ in range(rounds + 1):
+            square = np.trace(S[:size, :size]) + 2 * bias @ S[:size, -1] + bias @ bias
+            errors.append(square / self.m)
+            S = self.second_moment(S)
+        return np.array(errors)
+
+
+def _quadratics(m: int, H: ArrayLike, c: ArrayLike) -> dict[str, Floats]:
+    centres = np.asarray(c, dtype=np.float64)
+    centres = centres[:, None] if centres.ndim == 1 else centres
+    hessians = np.asarray(H, dtype=np.float64)
+    hessians = hessians[:, None] if hessians.ndim == 1 else hessians
+    n = centres.shape[-1]
+    if hessians.ndim == 2:
+        hessians = hessians[:, :, None] * np.eye(n)
+    if hessians.shape != (m, n, n) or centres.shape != (m, n):
+        raise InvalidInput(
+            f"H has shape {np.shape(H)} and c {np.shape(c)}, but {m} clients need ({m}, n, n) and ({m}, n)."
+        )
+    if not np.allclose(hessians, hessians.swapaxes(1, 2)):
+        raise InvalidInput("H must be symmetric for every client; use (H + H.T) / 2.")
+    if not np.linalg.eigvalsh(hessians.sum(0))[0] > 0:
+        raise InvalidInput("the sum of H over clients must be positive definite, else no optimum is unique.")
+    return {"H": hessians, "c": centres}
+
+
+def _noise(m: int, noise: ArrayLike) -> Floats:
+    variance = np.asarray(noise, dtype=np.float64)
+    if variance.shape not in ((), (1,), (m,)) or not ((variance >= 0) & np.isfinite(variance)).all():
+        raise InvalidInput(f"noise is {noise}, but must be a variance (one, or one per client), zero or positive.")
+    return np.broadcast_to(variance, (m,))

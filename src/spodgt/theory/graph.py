@@ -1,0 +1,255 @@
+"""What the graph and its expected mixing matrices are worth: Perron vectors, diameter, edge utility.
+
+A link j -> i has receiver i and sender j; matrices are [receiver, sender]. With p̂ the probability
+that a link works in a round,
+
+    Â = E[A^(k)],  â_ij = a_ij p̂_ij,  â_ii = 1 - Σ_j a_ij p̂_ij   (rows sum to one)
+    B̂ = E[B^(k)],  b̂_ij = b_ij p̂_ij,  b̂_jj = 1 - Σ_i b_ij p̂_ij   (columns sum to one)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import sparse
+from scipy.sparse import csgraph
+from scipy.sparse.linalg import splu
+
+from spodgt.errors import InvalidInput, InvalidNetwork
+from spodgt.graphs import Floats, Ints
+from spodgt.network import Network
+
+DENSE = 1000  # clients up to which the Perron vectors are eliminated densely
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """A network's links with their probabilities, checked once; every formula starts from here."""
+
+    m: int
+    i: Ints  # receivers
+    j: Ints  # senders
+    a: Floats
+    b: Floats
+    p_hat: Floats
+
+    @classmethod
+    def of(cls, network: Network, p_hat: ArrayLike = 1.0) -> Links:
+        p = probabilities("p_hat", p_hat, network.links)
+        return cls(network.clients, network.receivers, network.senders, network.a, network.b, p)
+
+    @property
+    def variance(self) -> Floats:
+        """Var v̂ = p̂ (1 - p̂) of every link."""
+        return self.p_hat * (1 - self.p_hat)
+
+    def diagonals(self, p_hat: ArrayLike = 1.0) -> tuple[Floats, Floats]:
+        """Diagonals of A and B when every link counts `p_hat`: what the links leave over."""
+        p = np.broadcast_to(p_hat, self.i.shape)
+        a = 1 - np.bincount(self.i, self.a * p, self.m)
+        b = 1 - np.bincount(self.j, self.b * p, self.m)
+        # rounding may leave -1e-17 where a client keeps nothing
+        return np.maximum(a, 0.0), np.maximum(b, 0.0)
+
+
+def probabilities(name: str, value: ArrayLike, count: int) -> Floats:
+    """`value` as `count` probabilities in (0, 1], or say which one is not."""
+    p = np.asarray(value, dtype=np.float64)
+    if p.shape not in ((), (1,), (count,)):
+        raise InvalidInput(f"{name} has shape {p.shape}, but {count} numbers (or a single one) are needed.")
+    p = np.broadcast_to(p, (count,))
+    outside = np.flatnonzero(~((p > 0) & (p <= 1)))
+    if len(outside):
+        worst = int(outside[0])
+        raise InvalidInput(
+            f"{name}[{worst}] is {p[worst]}, but probabilities must lie in (0, 1]: "
+            "remove a link that never works, and clip a client that never computes."
+        )
+    return p
+
+
+def expected_matrices(network: Network, p_hat: ArrayLike = 1.0) -> tuple[Any, Any]:
+    """Â and B̂ (eqn:expected_mat) as scipy CSR matrices; `.toarray()` where clients are few."""
+    links = Links.of(network, p_hat)
+    diagonal_a, diagonal_b = links.diagonals(links.p_hat)
+    shape, where = (links.m, links.m), (links.i, links.j)
+    A = sparse.coo_matrix((links.a * links.p_hat, where), shape) + sparse.diags(diagonal_a)
+    B = sparse.coo_matrix((links.b * links.p_hat, where), shape) + sparse.diags(diagonal_b)
+    return A.tocsr(), B.tocsr()
+
+
+def perron_vectors(network: Network, p_hat: ArrayLike = 1.0) -> tuple[Floats, Floats]:
+    """φ̂ with φ̂ᵀÂ = φ̂ᵀ and π̂ with B̂π̂ = π̂ (eqn:eigenvectors), both positive with sum one.
+
+    ‖φ̂ᵀÂ - φ̂ᵀ‖₁ and ‖B̂π̂ - π̂‖₁ stay below 1e-14, also for sparse networks of 10⁴ clients.
+    """
+    links = Links.of(network, p_hat)
+    # φ is the stationary law of the chain that steps i -> j with probability â_ij; π of b̂_ij: j -> i
+    phi = _stationary(links.m, links.i, links.j, links.a * links.p_hat)
+    pi = _stationary(links.m, links.j, links.i, links.b * links.p_hat)
+    return phi, pi
+
+
+def _stationary(m: int, source: Ints, target: Ints, weight: Floats) -> Floats:
+    """Stationary law of the chain with these jump probabilities, the rest staying put."""
+    if m <= DENSE:
+        return _eliminate(m, source, target, weight)
+    stay = 1 - np.bincount(source, weight, m)
+    P_T = (sparse.coo_matrix((weight, (target, source)), (m, m)) + sparse.diags(stay)).tocsr()
+    law = np.full(m, 1 / m)
+    for _ in range(1000):  # enough where the chain mixes fast, which is where a factorisation fills up
+        after = P_T @ law
+        after /= after.sum()
+        if np.abs(after - law).sum() < 1e-15:
+            return np.asarray(after)
+        law = after
+    return _factorise(m, P_T)
+
+
+def _eliminate(m: int, source: Ints, target: Ints, weight: Floats) -> Floats:
+    """Grassmann-Taksar-Heyman elimination: no subtraction, so every entry is right to a few ulps."""
+    P = np.zeros((m, m))
+    np.add.at(P, (source, target), weight)
+    for n in range(m - 1, 0, -1):
+        out = P[n, :n].sum()
+        if out == 0:
+            raise InvalidNetwork(
+                f"client {n} has no path to clients 0..{n - 1}, so no positive Perron vector exists. "
+                "Add links until the graph is strongly connected."
+            )
+        P[:n, n] /= out
+        P[:n, :n] += np.outer(P[:n, n], P[n, :n])
+    law = np.ones(m)
+    for n in range(1, m):
+        law[n] = law[:n] @ P[:n, n]
+    return law / law.sum()
+
+
+def _factorise(m: int, P_T: Any) -> Floats:
+    """The slowly mixing sparse case: fix law[0] = 1 and solve the rest, an M-matrix that needs no pivots."""
+    system = sparse.identity(m, format="csc") - P_T.tocsc()
+    lu = splu(
+        system[1:, 1:], permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True}
+    )
+    law = np.concatenate([[1.0], lu.solve(-system[1:, [0]].toarray().ravel())])
+    for _ in range(3):  # iterative refinement
+        law[1:] -= lu.solve((system @ law)[1:])
+    return np.asarray(law / law.sum())
+
+
+def distances(network: Network) -> Ints:
+    """Number of links on a shortest directed path, [from, to]; a missing path is an error."""
+    links = Links.of(network)
+    ones = np.ones(len(links.i))
+    graph = sparse.csr_matrix((ones, (links.j, links.i)), (links.m, links.m))
+    d = csgraph.shortest_path(graph, method="D", unweighted=True)
+    if np.isinf(d).any():
+        s, t = (int(index) for index in np.argwhere(np.isinf(d))[0])
+        raise InvalidNetwork(
+            f"the graph must be strongly connected, but no path leads from client {s} to client {t}. "
+            "Add links, or keep only the largest strongly connected component."
+        )
+    return d.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class EdgeUtility:
+    """D(G), K(G) and what brackets K(G); every covering's utility is valid in the contraction lemmas."""
+
+    diameter: int  # D(G): longest shortest path
+    edge_utility: int  # K(G): most shortest paths that one link can be on, one path per ordered pair
+    covering_lower_bound: int  # ⌈Σ d(s,t) / |E|⌉ <= utility of any covering
+    greedy_covering: int  # utility of a covering that avoids busy links
+    upper_bound: int  # m² - 3m + 3, attained by a bottleneck
+
+
+def edge_utility(network: Network) -> EdgeUtility:
+    """Diameter and maximal edge utility, in O(|E| m²).
+
+    A pair's path may be chosen without regard to the others, so
+    K(G) = max over links (u,v) of #{(s,t): d(s,u) + 1 + d(v,t) = d(s,t)}.
+    """
+    links, d = Links.of(network), distances(network)
+    m, tails, heads = links.m, links.j, links.i
+    if m == 1:
+        return EdgeUtility(0, 0, 0, 0, 1)
+    through = [np.count_nonzero(d[:, u, None] + 1 + d[v] == d) for u, v in zip(tails, heads, strict=True)]
+    lower = -(-int(d.sum()) // len(tails))
+    return EdgeUtility(
+        int(d.max()), int(max(through)), lower, _greedy_covering(d, tails, heads), m * m - 3 * m + 3
+    )
+
+
+def _greedy_covering(d: Ints, tails: Ints, heads: Ints) -> int:
+    """Utility of a covering built pair by pair, each on the path that adds least to Σ utility²."""
+    m = len(d)
+    successors: list[list[int]] = [[] for _ in range(m)]
+    for u, v in zip(tails.tolist(), heads.tolist(), strict=True):
+        successors[u].append(v)
+    use = np.zeros((m, m), dtype=np.int64)
+    paths: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    pairs = [(int(s), int(t)) for s, t in np.argwhere(d > 0)]
+    pairs.sort(key=lambda pair: d[pair])  # short paths have the least choice
+    best = -1
+    for _ in range(5):  # then reroute while it helps
+        for s, t in pairs:
+            for link in paths.get((s, t), ()):
+                use[link] -= 1
+            paths[s, t] = _cheapest_path(d, successors, use, s, t)
+            for link in paths[s, t]:
+                use[link] += 1
+        if best in (int(use.max()), 1):
+            break
+        best = int(use.max()) if best < 0 else min(best, int(use.max()))
+    return best
+
+
+def _cheapest_path(
+    d: Ints, successors: list[list[int]], use: Ints, s: int, t: int
+) -> list[tuple[int, int]]:
+    """Among the shortest paths from s to t, the one whose links are used least."""
+    cost, before = {s: 0}, {s: s}
+    layer = [s]
+    for left in range(int(d[s, t]) - 1, -1, -1):
+        following: list[int] = []
+        for u in layer:
+            for v in successors[u]:
+                if d[v, t] != left:
+                    continue
+                through_u = cost[u] + 2 * int(use[u, v]) + 1
+                if v not in cost:
+                    following.append(v)
+                if v not in cost or through_u < cost[v]:
+                    cost[v], before[v] = through_u, u
+        layer = following
+    path, v = [], t
+    while v != s:
+        path.append((before[v], v))
+        v = before[v]
+    return path
+
+
+def doubly_stochasticable(network: Network, self_loops: bool = True) -> bool:
+    """Whether some positive weights on exactly these links make the matrix doubly stochastic.
+
+    By the theorem of Perfect and Mirsky this asks for total support: every link must lie on a set of disjoint
+    cycles through all clients. With self-loops that is strong connectivity: close the link to a cycle and let
+    the others keep to themselves. Without them (Gharesifard and Cortés 2010) it is rarer: a star has none.
+    """
+    links = Links.of(network)
+    m = links.m
+    own = np.arange(m) if self_loops else np.empty(0, dtype=np.int64)
+    rows, columns = np.concatenate([links.i, own]), np.concatenate([links.j, own])
+    support = sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), (m, m))
+    sender_of = csgraph.maximum_bipartite_matching(support, perm_type="column")
+    if (sender_of < 0).any():
+        return False
+    # contract each matched pair; an entry is in another perfect matching iff it lies on an alternating cycle
+    receiver_of = np.empty(m, dtype=np.int64)
+    receiver_of[sender_of] = np.arange(m)
+    alternating = sparse.csr_matrix((np.ones(len(rows)), (rows, receiver_of[columns])), (m, m))
+    _, component = csgraph.connected_components(alternating, directed=True, connection="strong")
+    return bool((component[rows] == component[receiver_of[columns]]).all())
