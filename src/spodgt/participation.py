@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from spodgt import rng
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.types import Availability, Bools, Floats, Ints
+from spodgt.types import Availability, Bools, Floats, Ints, LinkPair
 
 
 @runtime_checkable
@@ -50,10 +50,8 @@ class Independent:
     def computes(self, rounds: range) -> Bools:
         return _draws(rng.key(self.seed, "clients"), rounds, len(self.p)) < self.p
 
-    def pull_links(self, rounds: range) -> Bools:
-        return _draws(rng.key(self.seed, "links"), rounds, len(self.p_hat)) < self.p_hat
-
-    push_links = pull_links
+    def links(self, rounds: range) -> LinkPair:
+        return _same(_draws(rng.key(self.seed, "links"), rounds, len(self.p_hat)) < self.p_hat)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,28 +60,26 @@ class Recorded:
 
     p: Floats
     p_hat: Floats
-    clients: Bools  # (rounds + 1, clients)
-    links: Bools  # (rounds, links)
+    client_table: Bools  # (rounds + 1, clients)
+    link_table: Bools  # (rounds, links)
 
     @property
     def length(self) -> int | None:
-        return min(len(self.clients) - 1, len(self.links))
+        return min(len(self.client_table) - 1, len(self.link_table))
 
     @property
     def idle_clients(self) -> bool:
-        return not self.clients.all()
+        return not self.client_table.all()
 
     @property
     def idle_links(self) -> bool:
-        return not self.links.all()
+        return not self.link_table.all()
 
     def computes(self, rounds: range) -> Bools:
-        return _at(self.clients, rounds, 0)
+        return _at(self.client_table, rounds, 0)
 
-    def pull_links(self, rounds: range) -> Bools:
-        return _at(self.links, rounds, 1)
-
-    push_links = pull_links
+    def links(self, rounds: range) -> LinkPair:
+        return _same(_at(self.link_table, rounds, 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,15 +106,13 @@ class Chosen:
         active[np.arange(len(rounds)), self.network.senders[link]] = True
         return active
 
-    def pull_links(self, rounds: range) -> Bools:
+    def links(self, rounds: range) -> LinkPair:
         link = self._link(rounds)
         active = np.zeros((len(rounds), self.network.links), bool)
         active[np.arange(len(rounds)), link] = True
         if self.pairs and self.network.reverse is not None:
             active[np.arange(len(rounds)), self.network.reverse[link]] = True
-        return active
-
-    push_links = pull_links
+        return _same(active)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,15 +149,15 @@ class Overlay:
             return np.ones((len(rounds), len(self.p)), bool)
         return self.base.computes(rounds)
 
-    def pull_links(self, rounds: range) -> Bools:
-        return self._links(self.base.pull_links, rounds)
-
-    def push_links(self, rounds: range) -> Bools:
-        return self._links(self.base.push_links, rounds)
-
-    def _links(self, base: Any, rounds: range) -> Bools:
-        links: Bools = np.ones((len(rounds), len(self.p_hat)), bool) if self.all_links else base(rounds)
-        return links if self.every == 1 else links & (np.asarray(rounds) % self.every == 0)[:, None]
+    def links(self, rounds: range) -> LinkPair:
+        if self.all_links:
+            pull, push = _same(np.ones((len(rounds), len(self.p_hat)), bool))
+        else:
+            pull, push = self.base.links(rounds)
+        if self.every == 1:
+            return pull, push
+        now = (np.asarray(rounds) % self.every == 0)[:, None]
+        return _same(pull & now) if pull is push else (pull & now, push & now)
 
 
 # --- recipes ---------------------------------------------------------------------------------------
@@ -343,6 +337,11 @@ def as_availability(participation: Participation, network: Network, seed: int) -
             "use spodgt.Beta(0.5, 0.5)."
         )
     return participation.draw(network, seed)
+
+
+def _same(links: Bools) -> LinkPair:
+    """One indicator gates both the model and the tracker on a link."""
+    return links, links
 
 
 def _draws(key: np.uint64, rounds: range, count: int) -> Floats:

@@ -24,6 +24,7 @@ from spodgt.errors import InvalidInput
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+LinkPair = tuple[Bools, Bools]  # links that carry models and links that carry trackers: mostly one array
 Rate = Any  # a step size: a number, or a (clients, 1) tensor with one per client
 P = TypeVar("P", bound="Problem")
 
@@ -66,8 +67,7 @@ class Availability(Protocol):
     @property
     def idle_links(self) -> bool: ...  # some link may be down
     def computes(self, rounds: range) -> Bools: ...
-    def pull_links(self, rounds: range) -> Bools: ...
-    def push_links(self, rounds: range) -> Bools: ...
+    def links(self, rounds: range) -> LinkPair: ...
 
 
 @dataclass(frozen=True)

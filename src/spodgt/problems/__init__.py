@@ -1,0 +1,41 @@
+"""Problems: models and data turned into gradients. `Quadratic` and `Learning`, and shipped ones by name."""
+
+from __future__ import annotations
+
+from spodgt.data import IID, LabelsPerClient, Partition, load
+from spodgt.models import MODELS
+from spodgt.problems.learning import Learning
+from spodgt.problems.quadratic import Quadratic
+
+__all__ = ["Learning", "Quadratic", "classification", "fashion_mnist_svm"]
+
+
+def classification(
+    data: str = "fashion-mnist-small",
+    model: str = "svm",
+    *,
+    clients: int = 10,
+    partition: Partition | None = None,
+    batch_size: int | None = 16,
+    **options: int,
+) -> Learning:
+    """A shipped model on a shipped data set, divided among the clients anew for every seed."""
+    dataset = load(data)
+    recipe = MODELS[model]
+    shape = tuple(dataset.train.inputs.shape[1:])
+    return Learning.partitioned(
+        recipe.build(shape, len(dataset.classes), **options),
+        recipe.loss,
+        dataset,
+        clients=clients,
+        partition=partition or IID(),
+        batch_size=batch_size,
+    )
+
+
+def fashion_mnist_svm(
+    clients: int = 10, labels_per_client: int = 10, *, batch_size: int | None = 16, data: str = "fashion-mnist-small"
+) -> Learning:
+    """The paper's first task: a linear SVM on Fashion-MNIST; `data="fashion-mnist"` for the full set."""
+    partition = LabelsPerClient(labels_per_client)
+    return classification(data, "svm", clients=clients, partition=partition, batch_size=batch_size)

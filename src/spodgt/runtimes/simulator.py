@@ -1,0 +1,250 @@
+"""All clients of many runs, stacked in one tensor.
+
+A batch of runs is the disjoint union of their networks, so the algorithm code does not change:
+several seeds, step sizes, networks or partitions run together. Only active clients compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spodgt import delays, rng
+from spodgt.algorithms import stack
+from spodgt.network import Network
+from spodgt.runtimes.mixing import Links
+from spodgt.types import Algorithm, Availability, Bools, Floats, Ints, LinkPair, Problem
+
+_CHUNK = 2**20  # draws made at once
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Everything about one run: a seed's network, participation and data, and a method fitted to them."""
+
+    seed: int
+    algorithm: Algorithm
+    network: Network
+    availability: Availability
+    problem: Problem
+    start: Tensor  # (clients, parameters)
+
+
+@dataclass(frozen=True, eq=False)
+class Activity:
+    """Who does what in some rounds of a whole batch, with one round before for the clock."""
+
+    first: int
+    computes: Bools  # (rounds, clients)
+    pull: Bools  # (rounds, links)
+    push: Bools  # (rounds, links)
+    cost: Floats  # (rounds, runs): delay between x[k-1] and x[k]
+
+
+class Tally(NamedTuple):
+    """What really happened, counted where it happens, for all runs one after the other."""
+
+    gradients: Ints  # (clients of all runs,)
+    messages: Ints  # (links of all runs,): rounds in which a link carried something
+    bytes: Ints  # (links of all runs,)
+
+    @staticmethod
+    def zeros(runs: Sequence[Run]) -> Tally:
+        links = sum(run.network.links for run in runs)
+        clients = sum(run.network.clients for run in runs)
+        return Tally(np.zeros(clients, np.int64), np.zeros(links, np.int64), np.zeros(links, np.int64))
+
+
+class Simulation:
+    """The simulator's `World`: `runs` side by side on one device."""
+
+    def __init__(
+        self,
+        every: Sequence[Run],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        runs: Ints | None = None,
+        tally: Tally | None = None,
+    ) -> None:
+        self.every, self.dtype, self.device = every, dtype, torch.device(device)
+        self.runs: Ints = np.arange(len(every)) if runs is None else runs
+        self.tally = Tally.zeros(every) if tally is None else tally
+        self.live = [every[run] for run in self.runs]
+        self._activity: Activity | None = None
+
+    # --- the union -------------------------------------------------------------------------------
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [run.network.clients for run in self.live]
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        return stack([run.algorithm for run in self.live], self.sizes)
+
+    @cached_property
+    def problem(self) -> Problem:
+        first, *others = [run.problem for run in self.live]
+        return (first.join(others) if others else first).to(self.device, self.dtype)
+
+    @cached_property
+    def links(self) -> Links:
+        offsets = np.cumsum([0, *self.sizes])
+        pairs = list(zip(self.live, offsets, strict=False))
+        return Links(
+            len(self.live),
+            int(offsets[-1]),
+            np.concatenate([run.network.receivers + offset for run, offset in pairs]),
+            np.concatenate([run.network.senders + offset for run, offset in pairs]),
+        )
+
+    @cached_property
+    def weights(self) -> dict[str, Floats]:
+        networks = [run.network for run in self.live]
+        weights = {"a": np.concatenate([n.a for n in networks]), "b": np.concatenate([n.b for n in networks])}
+        if all(n.w is not None for n in networks):
+            weights["w"] = np.concatenate([n.w for n in networks if n.w is not None])
+        return weights
+
+    @cached_property
+    def rows(self) -> tuple[Ints | slice, Ints | slice]:
+        """Where the live clients and links stand in the tally."""
+        if len(self.runs) == len(self.every):
+            return slice(None), slice(None)
+        live = np.isin(np.arange(len(self.every)), self.runs)
+        clients = np.repeat(live, [run.network.clients for run in self.every])
+        links = np.repeat(live, [run.network.links for run in self.every])
+        return np.flatnonzero(clients), np.flatnonzero(links)
+
+    @cached_property
+    def keys(self) -> rng.Words:
+        """(clients,): the key of each client's run, for its mini-batches."""
+        return np.repeat([rng.key(run.seed, "batch") for run in self.live], self.sizes)
+
+    @cached_property
+    def places(self) -> Ints:
+        return np.concatenate([np.arange(size) for size in self.sizes])
+
+    @cached_property
+    def p(self) -> Tensor:
+        p = np.concatenate([run.availability.p for run in self.live])
+        return torch.from_numpy(p).to(self.device, self.dtype)[:, None]
+
+    # --- World -----------------------------------------------------------------------------------
+    def start(self) -> Tensor:
+        return torch.cat([run.start.to(self.device, self.dtype) for run in self.live])
+
+    def round(self, k: int) -> SimulatedRound:
+        activity = self._at(k)
+        at = k - activity.first
+        computes, pull, push = activity.computes[at], activity.pull[at], activity.push[at]
+        return SimulatedRound(k, self, computes, pull, push)
+
+    def cost(self, k: int) -> Floats:
+        activity = self._at(k)
+        return activity.cost[k - activity.first]
+
+    def keep(self, still: Bools, state: Any) -> tuple[Simulation, Any]:
+        rows = torch.from_numpy(np.flatnonzero(np.repeat(still, self.sizes))).to(self.device)
+        smaller = Simulation(
+            self.every, dtype=self.dtype, device=self.device, runs=self.runs[still], tally=self.tally
+        )
+        return smaller, type(state)(*(tensor[rows] for tensor in state))
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """One tensor per run, from one for the whole batch."""
+        return list(x.split(self.sizes))
+
+    def _at(self, k: int) -> Activity:
+        activity = self._activity
+        if activity is None or not activity.first <= k < activity.first + len(activity.computes):
+            activity = self._activity = self._draw(k)
+        return activity
+
+    def _draw(self, k: int) -> Activity:
+        width = self.links.clients + len(self.links.receivers)
+        rounds = range(k, k + max(1, min(256, _CHUNK // width)))
+        drawn = [_activity(run, rounds) for run in self.live]
+        pull = np.concatenate([links[0] for _, links, _ in drawn], 1)
+        same = all(links[0] is links[1] for _, links, _ in drawn)
+        push = pull if same else np.concatenate([links[1] for _, links, _ in drawn], 1)
+        return Activity(
+            k, np.concatenate([v for v, _, _ in drawn], 1), pull, push, np.stack([c for _, _, c in drawn], 1)
+        )
+
+
+def _activity(run: Run, rounds: range) -> tuple[Bools, LinkPair, Floats]:
+    """Clients, links and delays of some rounds of one run; round 0 has no links and no delay."""
+    availability, clock = run.availability, delays.costs(run.network, run.availability)
+    v = availability.computes(range(max(0, rounds.start - 1), rounds.stop))
+    pull, push = availability.links(rounds)
+    if rounds.start == 0:
+        v = np.concatenate([np.zeros_like(v[:1]), v])
+        pull[0] = push[0] = False
+    used = pull if pull is push else pull | push
+    return v[1:], (pull, push), clock.processing(v[:-1]) + clock.transmission(used)
+
+
+@dataclass(eq=False)
+class SimulatedRound:
+    """Round k of a simulation, and what it sent."""
+
+    k: int
+    world: Simulation
+    active: Bools  # (clients,)
+    pull_links: Bools
+    push_links: Bools
+    sent: Bools | None = None
+
+    @property
+    def clients(self) -> int:
+        return self.world.sizes[0]
+
+    @property
+    def p(self) -> Tensor:
+        return self.world.p
+
+    @property
+    def place(self) -> Tensor:
+        return torch.from_numpy(self.world.places).to(self.world.device)
+
+    @cached_property
+    def computes(self) -> Tensor:
+        return torch.from_numpy(self.active).to(self.world.device)[:, None]
+
+    def grad(self, x: Tensor) -> Tensor:
+        world, rows = self.world, np.flatnonzero(self.active)
+        world.tally.gradients[world.rows[0]] += self.active
+        if len(rows) == len(x):
+            return world.problem.grad(x, rows, world.keys, world.places, self.k)
+        g = torch.zeros_like(x)
+        if len(rows):
+            index = torch.from_numpy(rows).to(x.device)
+            g[index] = world.problem.grad(x[index], rows, world.keys[rows], world.places[rows], self.k)
+        return g
+
+    def pull(self, x: Tensor) -> Tensor:
+        return self._mix(x, "a", self.pull_links, self.world.links.receivers)
+
+    def push(self, y: Tensor) -> Tensor:
+        return self._mix(y, "b", self.push_links, self.world.links.senders)
+
+    def gossip(self, x: Tensor) -> Tensor:
+        return self._mix(x, "w", self.pull_links, self.world.links.receivers)
+
+    def average(self, x: Tensor) -> Tensor:
+        return torch.cat([part.mean(0, keepdim=True).expand_as(part) for part in self.world.split(x)])
+
+    def _mix(self, x: Tensor, weights: str, active: Bools, keeper: Ints) -> Tensor:
+        tally, rows = self.world.tally, self.world.rows[1]
+        if active is not self.sent:  # models and trackers share a message
+            tally.messages[rows] += active if self.sent is None else active & ~self.sent
+            self.sent = active if self.sent is None else active | self.sent
+        tally.bytes[rows] += active * (x.shape[1] * x.element_size())
+        return self.world.links.mix(x, self.world.weights[weights], active, keeper=keeper)
