@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spodgt.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from spodgt.network import Network
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -116,7 +119,7 @@ class Algorithm(ABC):
         """The same method with the fields that depend on a run filled in, such as K of `k-gt`."""
         return self
 
-    def uses(self, availability: Availability) -> Availability:
+    def uses(self, availability: Availability, network: Network) -> Availability:
         """What the method makes of the availability: some use every link in every round."""
         return availability
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spodgt.network import Network
 from spodgt.participation import Overlay
 from spodgt.types import Algorithm, Availability, Rate, Round, Traits
 
@@ -40,7 +41,7 @@ class KGT(Algorithm):
     def fit(self, availability: Availability) -> KGT:
         return replace(self, local_steps=self.local_steps or int(np.ceil(np.mean(1 / availability.p))))
 
-    def uses(self, availability: Availability) -> Availability:
+    def uses(self, availability: Availability, network: Network) -> Availability:
         return Overlay(availability, all_clients=True, all_links=True, every=self.local_steps or 1)
 
     def init(self, x: Tensor, round: Round) -> KGTState:

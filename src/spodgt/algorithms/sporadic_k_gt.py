@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from spodgt.algorithms.spod_gt import SpodGT
+from spodgt.network import Network
 from spodgt.participation import Overlay
 from spodgt.types import Availability, Traits
 
@@ -18,5 +19,5 @@ class SporadicKGT(SpodGT):
     name: ClassVar[str] = "sporadic-k-gt"
     traits: ClassVar[Traits] = replace(SpodGT.traits, source="zehtabi2026sporadic")
 
-    def uses(self, availability: Availability) -> Availability:
+    def uses(self, availability: Availability, network: Network) -> Availability:
         return Overlay(availability, all_links=True)

@@ -12,11 +12,11 @@ from spodgt.network import Network
 from spodgt.theory import lemmas
 from spodgt.theory.lemmas import Values
 from spodgt.theory.record import Constants, Infeasible, Variant
-from spodgt.theory.setting import Setting, check
+from spodgt.theory.setting import Setting
 from spodgt.theory.theorem import proposition_loss, proposition_lr, theorem
 
 
-def constants(
+def constants(  # noqa: PLR0917 - the order of the paper's symbols
     network: Network,
     p: ArrayLike,
     p_hat: ArrayLike,
@@ -37,20 +37,21 @@ def constants(
     `p` and the data constants are one number or one per client, `p_hat` one number or one per link in the
     network's order. `samples` and `batch` are D_i and B_i; `gamma2`, `gamma3` > 1 are Γ₂, Γ₃.
     """
-    setting = check(
-        network, p, p_hat, L, sigma0, sigma1, delta0, delta1, samples, batch, step_size, gamma2, gamma3, variant
-    )
+    data = {"L": L, "sigma0": sigma0, "sigma1": sigma1, "delta0": delta0, "delta1": delta1}
+    data |= {"samples": samples, "batch": batch, "step_size": step_size}
+    setting = Setting.of(network, p, p_hat, data, gamma2=gamma2, gamma3=gamma3, variant=variant)
     # tiny probabilities may overflow; what is then not a number is reported as infeasible below
     with np.errstate(all="ignore"):
         values, reason = _compute(network, setting)
     values = {name: _finite(name, value) for name, value in values.items()}
-    missing = {f.name: reason for f in fields(Constants) if f.name not in values}
+    missing: Values = {f.name: reason for f in fields(Constants) if f.name not in values}
     return Constants(**values, **missing)
 
 
 def _compute(network: Network, setting: Setting) -> tuple[Values, Infeasible]:
     """The constants in the order of the proofs, and why the chain ends where it does."""
-    v: Values = {"variant": setting.variant}
+    v: Values = {"variant": setting.variant, "p": setting.p, "p_hat": setting.links.p_hat}
+    v |= {"batch": setting.batch, "step_size": setting.step_size, "gamma3": setting.gamma3}
     v |= lemmas.network_values(network, setting)
     v |= lemmas.contraction(setting, v)
     v |= lemmas.data(setting, v)
@@ -65,8 +66,7 @@ def _compute(network: Network, setting: Setting) -> tuple[Values, Infeasible]:
     v |= lemmas.recursion(setting, v)
     v |= proposition_lr(setting, v)
     if not v["one_minus_rho_Psi"] > 0:
-        reason = f"rho_Psi = {v['rho_Psi']:.6g} must be below one; the step size is too large for the recursion"
-        return v, Infeasible(reason)
+        return v, Infeasible(f"rho_Psi = {v['rho_Psi']:.6g} must be below one; the step size is too large")
     v |= lemmas.sums(v)
     if setting.variant == "corrected":
         return v, Infeasible("the proof of Proposition loss does not go through; use rigorous_bound instead")
@@ -78,6 +78,8 @@ def _compute(network: Network, setting: Setting) -> tuple[Values, Infeasible]:
 
 def _finite(name: str, value: Any) -> Any:
     """Keep what is finite; say so where the floats end."""
+    if isinstance(value, np.floating):
+        value = float(value)
     if isinstance(value, float | np.ndarray) and not name.startswith("log_") and not np.isfinite(value).all():
         return Infeasible(f"{name} exceeds the range of floating point")
     return value

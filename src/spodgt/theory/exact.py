@@ -16,7 +16,7 @@ the method. So every operator here is projected on Σz = 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -39,7 +39,7 @@ class Analysis:
     """What to expect of a run with this step size."""
 
     mean_radius: float  # E[x_k] approaches the limit by this factor per round
-    mean_square_radius: float  # E‖difference of two runs with the same draws‖² shrinks by this factor per round
+    mean_square_radius: float  # so does E‖difference of two runs with the same draws‖² approach zero
     limit: Floats  # (n,) lim E[x_k], the same on all clients; only if stable
     bias: Floats  # (n,) limit minus the true optimum
     variance: float  # stationary E‖x - limit‖² / clients; inf if unstable
@@ -56,22 +56,14 @@ class Analysis:
         return self.mean_square_radius
 
 
-@dataclass(frozen=True, eq=False)
 class Dynamics:
     """Exact moments of Spod-GT on quadratics under independent Bernoulli clients and links.
 
     `H` is (clients, n, n), or (clients, n) or (clients,) for diagonal ones, `c` (clients, n) or (clients,).
     `noise` is the variance of each coordinate of a gradient, one number or one per client. Step sizes are
-    one number or one per client.
+    one number or one per client. Coordinates that no H_i couples are treated apart, so diagonal H of any
+    size cost little; a coupled block of n coordinates costs like n times as many clients.
     """
-
-    network: Network
-    p: Floats
-    p_hat: Floats
-    H: Floats
-    c: Floats
-    rule: Rule = "zero"
-    noise: Floats = field(default_factory=lambda: np.zeros(1))
 
     def __init__(
         self,
@@ -80,22 +72,17 @@ class Dynamics:
         p_hat: ArrayLike,
         H: ArrayLike,
         c: ArrayLike,
+        *,
         rule: Rule = "zero",
         noise: ArrayLike = 0.0,
     ) -> None:
         if rule not in get_args(Rule):
             raise InvalidInput(f"rule is {rule!r}; choose one of {', '.join(get_args(Rule))}.")
-        m = network.clients
-        values = {
-            "network": network,
-            "p": probabilities("p", p, m),
-            "p_hat": probabilities("p_hat", p_hat, network.links),
-            "rule": rule,
-            **_quadratics(m, H, c),
-            "noise": _noise(m, noise),
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        self.network, self.rule = network, rule
+        self.p = probabilities("p", p, network.clients)
+        self.p_hat = probabilities("p_hat", p_hat, network.links)
+        self.H, self.c = _quadratics(network.clients, H, c)
+        self.noise = _noise(network.clients, noise)
 
     # --- where it goes -----------------------------------------------------------------------------
     @property
@@ -133,10 +120,9 @@ class Dynamics:
 
     def variance(self, step_size: ArrayLike) -> float:
         """Stationary E‖x - limit‖² / clients; inf if not mean-square stable."""
-        parts = self._parts(step_size)
-        if max(part.mean_square_radius() for part in parts) >= 1:
+        if self.mean_square_radius(step_size) >= 1:
             return float("inf")
-        return sum(part.variance() for part in parts)
+        return sum(part.variance() for part in self._parts(step_size))
 
     def curve(self, step_size: ArrayLike, x0: ArrayLike, rounds: int) -> Floats:
         """(rounds + 1,) exact E‖x_k - optimum‖² / clients from the models `x0`, (n,) or (clients, n)."""
@@ -146,7 +132,7 @@ class Dynamics:
         return np.asarray(np.sum(errors, axis=0))
 
     def largest_stable_step(self) -> float:
-        """Where the mean-square radius first reaches one, to six digits, found by bracketing and bisection."""
+        """The common step size at which the mean-square radius reaches one, to five digits."""
         phi, pi = perron_vectors(self.network, self.p_hat)
         curvature = np.linalg.eigvalsh(np.einsum("i,iab->ab", self.mean_weight, self.H))[-1]
         high = float(2 / (phi @ pi * curvature))  # where plain descent on Σ μF with this step would break
@@ -155,40 +141,38 @@ class Dynamics:
         low = high / 2
         while self.mean_square_radius(low) >= 1:
             low, high = low / 2, low
-        # in the logarithm: radii grow steeply above the limit
-        root = brentq(lambda u: np.log(self.mean_square_radius(np.exp(u))), np.log(low), np.log(high), xtol=1e-6)
-        return float(np.exp(root))
+
+        def log_radius(log_step: float) -> float:  # in logarithms: radii grow steeply above the limit
+            return float(np.log(self.mean_square_radius(np.exp(log_step))))
+
+        return float(np.exp(brentq(log_radius, np.log(low), np.log(high), xtol=1e-5)))
 
     def fastest_step(self) -> float:
         """The step size with the smallest mean-square radius."""
-        limit = self.largest_stable_step()
-        options = {"xatol": 1e-3}
+        top = float(np.log(self.largest_stable_step()))
         found = minimize_scalar(
             lambda u: self.mean_square_radius(np.exp(u)),
-            bounds=(np.log(limit) - 7, np.log(limit)),
+            bounds=(top - 7, top),
             method="bounded",
-            options=options,
+            options={"xatol": 1e-3},
         )
         return float(np.exp(found.x))
 
     def analyse(self, step_size: ArrayLike) -> Analysis:
         """All predictions for one step size."""
-        variance = self.variance(step_size)
-        return Analysis(
-            self.mean_radius(step_size),
-            self.mean_square_radius(step_size),
-            self.limit,
-            self.bias,
-            variance,
-            variance + float(self.bias @ self.bias),
-            self.largest_stable_step(),
-        )
+        parts = self._parts(step_size)
+        mean = max(part.mean_radius() for part in parts)
+        mean_square = max(part.mean_square_radius() for part in parts)
+        variance = sum(part.variance() for part in parts) if mean_square < 1 else float("inf")
+        floor = variance + float(self.bias @ self.bias)
+        limit = self.largest_stable_step()
+        return Analysis(mean, mean_square, self.limit, self.bias, variance, floor, limit)
 
     def _parts(self, step_size: ArrayLike) -> list[_Part]:
         """Coordinates that no H_i couples evolve apart, and second moments across them decide nothing."""
         eta = np.broadcast_to(np.asarray(step_size, dtype=np.float64), self.p.shape)
         if not ((eta > 0) & np.isfinite(eta)).all():
-            raise InvalidInput(f"step_size is {step_size}, but must be positive.")
+            raise InvalidInput(f"step_size is {step_size!r}, but must be positive.")
         _, label = connected_components(np.any(self.H != 0, axis=0), directed=False)
         return [_Part(self, eta, np.flatnonzero(label == group)) for group in range(label.max() + 1)]
 
@@ -325,7 +309,7 @@ class _Part:
         return np.array(errors)
 
 
-def _quadratics(m: int, H: ArrayLike, c: ArrayLike) -> dict[str, Floats]:
+def _quadratics(m: int, H: ArrayLike, c: ArrayLike) -> tuple[Floats, Floats]:
     centres = np.asarray(c, dtype=np.float64)
     centres = centres[:, None] if centres.ndim == 1 else centres
     hessians = np.asarray(H, dtype=np.float64)
@@ -341,11 +325,13 @@ def _quadratics(m: int, H: ArrayLike, c: ArrayLike) -> dict[str, Floats]:
         raise InvalidInput("H must be symmetric for every client; use (H + H.T) / 2.")
     if not np.linalg.eigvalsh(hessians.sum(0))[0] > 0:
         raise InvalidInput("the sum of H over clients must be positive definite, else no optimum is unique.")
-    return {"H": hessians, "c": centres}
+    return hessians, centres
 
 
 def _noise(m: int, noise: ArrayLike) -> Floats:
     variance = np.asarray(noise, dtype=np.float64)
     if variance.shape not in ((), (1,), (m,)) or not ((variance >= 0) & np.isfinite(variance)).all():
-        raise InvalidInput(f"noise is {noise}, but must be a variance (one, or one per client), zero or positive.")
+        raise InvalidInput(
+            f"noise is {noise!r}, but must be a variance, zero or positive, one or one per client."
+        )
     return np.broadcast_to(variance, (m,))

@@ -125,7 +125,7 @@ def _eliminate(m: int, source: Ints, target: Ints, weight: Floats) -> Floats:
     law = np.ones(m)
     for n in range(1, m):
         law[n] = law[:n] @ P[:n, n]
-    return law / law.sum()
+    return np.asarray(law / law.sum())
 
 
 def _factorise(m: int, P_T: Any) -> Floats:
@@ -152,7 +152,7 @@ def distances(network: Network) -> Ints:
             f"the graph must be strongly connected, but no path leads from client {s} to client {t}. "
             "Add links, or keep only the largest strongly connected component."
         )
-    return d.astype(np.int64)
+    return np.asarray(d, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -207,9 +207,7 @@ def _greedy_covering(d: Ints, tails: Ints, heads: Ints) -> int:
     return best
 
 
-def _cheapest_path(
-    d: Ints, successors: list[list[int]], use: Ints, s: int, t: int
-) -> list[tuple[int, int]]:
+def _cheapest_path(d: Ints, successors: list[list[int]], use: Ints, s: int, t: int) -> list[tuple[int, int]]:
     """Among the shortest paths from s to t, the one whose links are used least."""
     cost, before = {s: 0}, {s: s}
     layer = [s]

@@ -1,7 +1,7 @@
 """The lemmas' constants, one formula a line in the paper's letters.
 
 Gaps such as 1 - ρ are computed as such and never by subtracting a computed ρ from one; what exceeds
-the floats lives in logarithms.
+the floats lives in logarithms. Values are numpy scalars on the way: an overflow is inf, not an exception.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
+from spodgt.graphs import Floats
 from spodgt.network import Network
 from spodgt.theory.graph import Links, edge_utility, expected_matrices, perron_vectors
 from spodgt.theory.setting import Setting
@@ -58,20 +58,20 @@ def contraction(setting: Setting, v: Values) -> Values:
     min_p_hat = float(links.p_hat.min(initial=1.0))
     log_idle = math.log1p(-min_p_hat) if min_p_hat < 1 else -math.inf
     return {
-        "one_minus_rho_A": float(gap_A),
-        "one_minus_rho_B": float(gap_B),
-        "rho_A": float(1 - gap_A),
-        "rho_B": float(1 - gap_B),
-        "rho0_A": float(rho0_A),
-        "rho0_B": float(rho0_B),
-        "one_minus_rho_tilde_A": float(gap_tilde_A),
-        "one_minus_rho_tilde_B": float(gap_tilde_B),
-        "rho_tilde_A": float(1 - gap_tilde_A),
-        "rho_tilde_B": float(1 - gap_tilde_B),
+        "one_minus_rho_A": np.float64(gap_A),
+        "one_minus_rho_B": np.float64(gap_B),
+        "rho_A": np.float64(1 - gap_A),
+        "rho_B": np.float64(1 - gap_B),
+        "rho0_A": np.float64(rho0_A),
+        "rho0_B": np.float64(rho0_B),
+        "one_minus_rho_tilde_A": np.float64(gap_tilde_A),
+        "one_minus_rho_tilde_B": np.float64(gap_tilde_B),
+        "rho_tilde_A": np.float64(1 - gap_tilde_A),
+        "rho_tilde_B": np.float64(1 - gap_tilde_B),
         "lemma_A_ok": bool(rho0_A <= gap_A / 4),
         "lemma_B_ok": bool(rho0_B <= gap_B / 2),
-        "log_tau_A": float(log_tau_A),
-        "log_tau_B": float(log_tau_B),
+        "log_tau_A": np.float64(log_tau_A),
+        "log_tau_B": np.float64(log_tau_B),
         "log_one_minus_r_A": log_r_A,
         "log_one_minus_r_B": log_r_B,
         "min_p_hat": min_p_hat,
@@ -80,7 +80,7 @@ def contraction(setting: Setting, v: Values) -> Values:
     }
 
 
-def _extreme(links: Links, p_hat: ArrayLike, pick: Any) -> tuple[float, float]:
+def _extreme(links: Links, p_hat: Floats | float, pick: Any) -> tuple[float, float]:
     """Smallest or largest weight of A and of B when links count `p_hat`, diagonals included."""
     diagonal_a, diagonal_b = links.diagonals(p_hat)
     return (
@@ -91,19 +91,17 @@ def _extreme(links: Links, p_hat: ArrayLike, pick: Any) -> tuple[float, float]:
 
 def _log_root(n: int, log_tau: float) -> float:
     """log d of the root of (1-d)ⁿ = τ d, where 1-d is a root of xⁿ + τx - τ and d may be 1e-38."""
-    if log_tau == -math.inf:
-        return 0.0  # no links, no threshold
+    if math.isinf(log_tau):
+        return 0.0 if log_tau < 0 else -math.inf  # no links, no threshold; no self-weight, no way
     # decreasing in u = log d; d <= 1/τ, and d >= 1/(τ+n) since (1-d)ⁿ >= 1-nd
-    low, high = -np.logaddexp(log_tau, math.log(n)) - 1e-9, min(-log_tau, 0.0)
-    if high == 0.0:
-        high = -1e-300
-    return float(brentq(lambda u: n * math.log(-math.expm1(u)) - log_tau - u, low - 1e-6, high, xtol=1e-13))
+    low, high = -float(np.logaddexp(log_tau, math.log(n))) - 1e-6, min(-log_tau, -1e-300)
+    return float(brentq(lambda u: n * math.log(-math.expm1(u)) - log_tau - u, low, high, xtol=1e-13))
 
 
 def data(setting: Setting, v: Values) -> Values:
     """κ1 to κ5, κ8 and the terms of Lemma trackingeffect (iii)."""
     m, phi, pi, links = v["m"], v["phi"], v["pi"], setting.links
-    p, s, L, eta = setting.p, setting.s, setting.L, setting.eta
+    p, s, L, eta = setting.p, setting.s, setting.L, setting.step_size
     L_bar = L.mean()
     s1 = s * setting.sigma1**2
     idle0, idle1 = (1 - p) * setting.delta0**2, (1 - p) * setting.delta1**2
@@ -134,12 +132,12 @@ def data(setting: Setting, v: Values) -> Values:
             "change_constant": m * (p * (3 * setting.sigma0**2 * s + 16 * idle0)).mean(),
             "change_gradient": 8 * m * (p * (s1 + 2 * idle1)).mean(),
         }
-    return {name: float(value) for name, value in values.items()}
+    return {name: np.float64(value) for name, value in values.items()}
 
 
 def recursion(setting: Setting, v: Values) -> Values:
     """Ψ, γ, ω of Lemmas xdispersion and ydispersion, and Lemma loss."""
-    m, phi, pi, eta = v["m"], v["phi"], v["pi"], setting.eta
+    m, phi, pi, eta = v["m"], v["phi"], v["pi"], setting.step_size
     k1, k2, k3, k4, k5 = (v[f"kappa{n}"] for n in range(1, 6))
     gap_A, gap_B = v["one_minus_rho_tilde_A"], v["one_minus_rho_tilde_B"]
     rho_B, rho0_A, rho0_B = v["rho_tilde_B"], v["rho0_A"], v["rho0_B"]
@@ -198,14 +196,14 @@ def recursion(setting: Setting, v: Values) -> Values:
         }
     gap = _radius_gap(gap_A / 2 - rise11, gap_B / 2 - rise22, psi12 * psi21)
     values |= {"rho_Psi": 1 - gap, "one_minus_rho_Psi": gap}
-    return {name: float(value) for name, value in values.items()}
+    return {name: np.float64(value) for name, value in values.items()}
 
 
-def _radius_gap(g1: float, g2: float, coupling: float) -> float:
+def _radius_gap(g1: Any, g2: Any, coupling: Any) -> Any:
     """1 - ρ(Ψ) from 1-ψ11, 1-ψ22 and ψ12ψ21: the smaller eigenvalue of I - Ψ, without cancellation."""
-    larger = (g1 + g2 + math.sqrt((g1 - g2) ** 2 + 4 * coupling)) / 2
+    larger = (g1 + g2 + np.sqrt((g1 - g2) ** 2 + 4 * coupling)) / 2
     if not larger > 0:
-        return (g1 + g2 - math.sqrt((g1 - g2) ** 2 + 4 * coupling)) / 2
+        return (g1 + g2 - np.sqrt((g1 - g2) ** 2 + 4 * coupling)) / 2
     return (g1 * g2 - coupling) / larger
 
 
@@ -227,8 +225,8 @@ def sums(v: Values) -> Values:
     gamma = psi0 @ [v["gamma1"], v["gamma2"]]
     return {
         "neumann_psi0": psi0,
-        "neumann_gamma": float(gamma),
+        "neumann_gamma": gamma,
         "neumann_gamma_paper": (v["psi01"] * v["gamma1"] + v["psi02"] * v["gamma2"]) / rho_gap,
-        "neumann_omega": float(psi0 @ [v["omega1"], v["omega2"]]),
-        "descent_exact": float(v["gamma0"] - gamma),
+        "neumann_omega": psi0 @ [v["omega1"], v["omega2"]],
+        "descent_exact": v["gamma0"] - gamma,
     }

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, gmres
@@ -52,10 +51,10 @@ class Stage:
 
 
 def spectral_radius(apply: Map, start: Floats) -> float:
-    """Spectral radius of a map that keeps the cone of positive semidefinite matrices, from a positive `start`.
+    """Spectral radius of a map that keeps positive semidefinite matrices so, found from a positive `start`.
 
-    Being cone-preserving, its radius is an eigenvalue with a semidefinite eigenvector (Krein-Rutman), so
-    iterating on symmetric matrices suffices.
+    The radius of such a map is an eigenvalue with a semidefinite eigenvector (Krein-Rutman), so iterating on
+    symmetric matrices suffices.
     """
     n = len(start)
     if n * (n + 1) // 2 <= DENSE:
@@ -67,7 +66,7 @@ def spectral_radius(apply: Map, start: Floats) -> float:
 
     operator = LinearOperator((n * n, n * n), matvec=matvec, dtype=np.float64)
     try:
-        values = eigs(operator, k=1, v0=start.ravel(), tol=1e-11, maxiter=500, return_eigenvectors=False)
+        values = eigs(operator, k=1, v0=start.ravel(), tol=1e-10, maxiter=500, return_eigenvectors=False)
         return float(np.abs(values).max())
     except ArpackNoConvergence:
         return _power_iteration(apply, start)
@@ -94,16 +93,16 @@ def stationary_moment(apply: Map, source: Floats) -> Floats:
     if n * (n + 1) // 2 <= DENSE:
         upper = np.triu_indices(n)
         unknowns = np.eye(len(upper[0])) - _written_out(apply, n)
-        return _symmetric(np.linalg.solve(unknowns, source[upper]), n)
+        return _symmetric(np.asarray(np.linalg.solve(unknowns, source[upper]), np.float64), n)
 
     def matvec(vector: Floats) -> Floats:
         S = vector.reshape(n, n)
         return vector - apply((S + S.T) / 2).ravel()
 
     operator = LinearOperator((n * n, n * n), matvec=matvec, dtype=np.float64)
-    solution, stopped = gmres(operator, source.ravel(), rtol=1e-11, restart=60, maxiter=200)
+    solution, stopped = gmres(operator, source.ravel(), rtol=1e-10, restart=60, maxiter=200)
     if stopped:
-        raise Failed("the stationary second moment did not converge; the step size is too close to the stability limit.")
+        raise Failed("no stationary second moment found: the step size is too close to the stability limit.")
     S = solution.reshape(n, n)
     return np.asarray((S + S.T) / 2)
 
@@ -115,7 +114,7 @@ def _written_out(apply: Map, n: int) -> Floats:
     return np.stack([apply(_symmetric(column, n))[upper] for column in unit], axis=1)
 
 
-def _symmetric(triangle: Floats, n: int) -> Any:
+def _symmetric(triangle: Floats, n: int) -> Floats:
     S = np.zeros((n, n))
     S[np.triu_indices(n)] = triangle
-    return S + S.T - np.diag(np.diag(S))
+    return np.asarray(S + S.T - np.diag(np.diag(S)))

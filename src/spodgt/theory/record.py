@@ -43,6 +43,12 @@ class Constants:
     """
 
     variant: Variant
+    # --- inputs that conditions are checked against ------------------------------------------------
+    p: Floats
+    p_hat: Floats
+    batch: Floats
+    step_size: Floats
+    gamma3: float
     # --- network ---------------------------------------------------------------------------------
     m: int  # clients
     diameter: int  # D(G), Lemma expected_contraction

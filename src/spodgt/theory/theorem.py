@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,13 @@ Values = dict[str, Any]
 
 
 def proposition_lr(setting: Setting, v: Values) -> Values:
-    """Proposition lr: a step size below this keeps ρ(Ψ) < 1. Its text has 1 + ρ̃_A where its proof has 1 + ρ̂_A."""
+    """Proposition lr: a step size below this keeps ρ(Ψ) < 1. Text and proof differ in 1 + ρ̃_A and 1 + ρ̂_A."""
     m, k3, k5 = v["m"], v["kappa3"], v["kappa5"]
     gap_A, gap_B = v["one_minus_rho_tilde_A"], v["one_minus_rho_tilde_B"]
     one_plus_B, rho0_B = 1 + v["rho_tilde_B"], v["rho0_B"]
     coupling = 2 * v["kappa4"] + m * k5 * v["rho0_A"]
     size = m + 1.0
-    third = math.sqrt(gap_A / k5)
+    third = np.sqrt(gap_A / k5)
     corrected = setting.variant == "corrected"
     if corrected:
         # κ7 has 1/min π̂ for 2(m+1), and ψ21 has an m² and the ȳ term of the mixing
@@ -32,11 +31,11 @@ def proposition_lr(setting: Setting, v: Values) -> Values:
         if rho0_B > 0:
             x = one_plus_B / (2 * v["rho_tilde_B"]) * m**2 * rho0_B
             coupling += x * v["kappa1"] / (m * v["kappa7"])
-    fourth = gap_B / (2 * math.sqrt(m * size * one_plus_B * k5))
+    fourth = gap_B / (2 * np.sqrt(m * size * one_plus_B * k5))
 
-    def bound(one_plus_A: float) -> float:
-        second = gap_A * gap_B / (4 * math.sqrt(size * one_plus_A * one_plus_B * coupling))
-        return float(min(second, third, fourth) / (2 * math.sqrt(k3)))
+    def bound(one_plus_A: Any) -> Any:
+        second = gap_A * gap_B / (4 * np.sqrt(size * one_plus_A * one_plus_B * coupling))
+        return min(second, third, fourth) / (2 * np.sqrt(k3))
 
     proof = bound(1 + v["rho_A"])
     stated = proof if corrected else bound(1 + v["rho_tilde_A"])
@@ -44,7 +43,7 @@ def proposition_lr(setting: Setting, v: Values) -> Values:
 
 
 def proposition_loss(setting: Setting, v: Values) -> Values:
-    """Proposition loss at the given configuration. Its conditions are circular, so they are checked, not solved."""
+    """Proposition loss. Its conditions are circular, so they are evaluated at a configuration, not solved."""
     m, phi, pi = v["m"], v["phi"], v["pi"]
     gap = v["one_minus_rho_Psi"]
     G2, G3 = setting.gamma2, setting.gamma3
@@ -58,16 +57,16 @@ def proposition_loss(setting: Setting, v: Values) -> Values:
     links = 9 * (m - 1) * v["kappa2"] * G1 * b_max**2
     tau = 2 * m * pi.min() ** 2 / (links * pi.max()) if links > 0 else math.inf
     # ½(1 - √(1-τ')) without cancellation; at τ' >= 1 no p̂ is excluded, whatever the formula returns
-    one_minus_r = tau / (2 * (1 + math.sqrt(1 - tau))) if tau < 1 else 1.0
+    one_minus_r = tau / (2 * (1 + np.sqrt(1 - tau))) if tau < 1 else 1.0
     return {
-        "Gamma1": float(G1),
+        "Gamma1": G1,
         "min_p": np.maximum(0.0, 1 - need_p),
-        "min_B": np.maximum(1.0, setting.D / (1 + c * setting.D)),
-        "tau_prime_B": float(tau),
-        "r_prime_B": float(1 - one_minus_r),
-        "one_minus_r_prime_B": float(one_minus_r),
-        "lr_bound_prop2": math.sqrt((1 - 1 / G3) / G1 * v["kappa10"] / v["kappa9"] * gap),
-        "q": float(m**2 / 2 * (G1_minus_1 / G1) * (1 - 1 / G2) / G3 * product.min()),
+        "min_B": np.maximum(1.0, setting.samples / (1 + c * setting.samples)),
+        "tau_prime_B": tau,
+        "r_prime_B": 1 - one_minus_r,
+        "one_minus_r_prime_B": one_minus_r,
+        "lr_bound_prop2": np.sqrt((1 - 1 / G3) / G1 * v["kappa10"] / v["kappa9"] * gap),
+        "q": m**2 / 2 * (G1_minus_1 / G1) * (1 - 1 / G2) / G3 * product.min(),
     }
 
 
@@ -81,10 +80,10 @@ def theorem(v: Values) -> Values:
     return {
         "term_optimality_k": 1 / (q * v["eta_max"]),
         "term_model_k": links * v["kappa8"] / (2 * q * gap),
-        "term_tracking_k": float(3 * phi_max * v["rho_tilde_B"] / (2 * m * q * gap)),
-        "term_const": float(phi_max / q * (m * links / 2 + 3 * k7_rho / gap) * (S + 5 * T)),
-        "term_eta2": float(eta2),
-        "term_eta2_fixed": float(eta2 / gap),
+        "term_tracking_k": 3 * phi_max * v["rho_tilde_B"] / (2 * m * q * gap),
+        "term_const": phi_max / q * (m * links / 2 + 3 * k7_rho / gap) * (S + 5 * T),
+        "term_eta2": eta2,
+        "term_eta2_fixed": eta2 / gap,
     }
 
 
@@ -122,13 +121,12 @@ def rigorous_bound(
     if c.variant != "corrected":
         return Infeasible("the printed lemmas do not imply it; use variant='corrected'")
     descent, psi0, omega, omega0 = c.descent_exact, c.neumann_psi0, c.neumann_omega, c.omega0
-    for value in (descent, psi0, omega, omega0):
-        if isinstance(value, Infeasible):
-            return value
-    assert isinstance(descent, float) and isinstance(psi0, np.ndarray)
-    assert isinstance(omega, float) and isinstance(omega0, float)
+    if isinstance(descent, Infeasible):
+        return descent
+    if isinstance(psi0, Infeasible) or isinstance(omega, Infeasible) or isinstance(omega0, Infeasible):
+        return Infeasible("a sum over powers of Psi exceeds the range of floating point")
     if not descent > 0:
-        return Infeasible(f"descent_exact = {descent:.3g} must be positive; idle clients and noise outweigh the descent")
+        return Infeasible(f"descent_exact = {descent:.3g} must be positive; idleness and noise outweigh it")
     start = optimality_gap + psi0[0] * model_error + psi0[1] * tracking_error
     return float(start / (descent * rounds) + (omega + omega0) / descent)
 
@@ -136,15 +134,3 @@ def rigorous_bound(
 def _check_rounds(rounds: int) -> None:
     if rounds < 1:
         raise InvalidInput(f"rounds is {rounds}, but the average needs at least one round.")
-
-
-@dataclass(frozen=True)
-class Condition:
-    """One condition of the theory: what is asked, what is there, and how far off it is."""
-
-    name: str
-    holds: bool
-    value: float
-    limit: Number
-    # by what factor it is missed (above one) or how much room is left (below one); inf if nothing helps
-    factor: float

@@ -1,0 +1,4 @@
+from typing import Any
+
+
+def check(algorithm: Any, network: Any, availability: Any) -> None: ...

@@ -1,0 +1,130 @@
+"""Pictures: curves with bands, and the network with its probabilities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import networkx as nx
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from spodgt.errors import Failed
+from spodgt.network import Network
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart by every kind of eye; black for the first.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+DASHES = ("-", "-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+_LABELS = {"accuracy": "test accuracy", "loss": "test loss", "gradient_norm": "gradient norm |∇F|"}
+_POINTS = 201
+
+
+def _new(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure  # imported late: the CLI answers --help without it
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(1, columns)
+
+
+def on_grid(frame: pd.DataFrame, metric: str, against: str = "delay") -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
+    """For each method (seeds, points): the value of the last model available at each point of the grid."""
+    # The grid ends where the budget ends for most: slow methods have their last model long before.
+    grid = np.linspace(0, frame[against].max(), _POINTS)
+    curves = {}
+    for algorithm, rows in frame.groupby("algorithm", sort=False):
+        seeds = []
+        for _, run in rows.groupby("seed", sort=False):
+            last = np.searchsorted(run[against].to_numpy(), grid, side="right") - 1
+            seeds.append(run[metric].to_numpy()[np.maximum(last, 0)])
+        curves[str(algorithm)] = np.array(seeds)
+    return grid, curves
+
+
+def curves(frame: pd.DataFrame, metric: str = "accuracy", against: str = "delay") -> Figure:
+    """Mean over seeds with a band of one standard deviation, one colour and dash per method."""
+    figure, axes = _new(7.2, 4.4)
+    grid, values = on_grid(frame, metric, against)
+    for number, (algorithm, seeds) in enumerate(values.items()):
+        colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+        mean, sigma = seeds.mean(0), seeds.std(0)
+        axes.fill_between(grid, mean - sigma, mean + sigma, color=colour, alpha=0.13, linewidth=0)
+        axes.plot(grid, mean, color=colour, linestyle=dash, linewidth=2, label=f"{algorithm}  {mean[-1]:.3f}")
+    axes.set_xlabel("total delay (the paper's clock)" if against == "delay" else against)
+    axes.set_ylabel(_LABELS.get(metric, metric))
+    if metric.startswith("accuracy"):
+        axes.set_ylim(0, 1)
+    axes.set_xlim(0, grid[-1])
+    axes.grid(alpha=0.25)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    count = frame["seed"].nunique()
+    title = f"mean and one sigma of {count} seeds; at the end" if count > 1 else "at the end"
+    axes.legend(title=title, fontsize=9, title_fontsize=9, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return figure
+
+
+def network(network: Network, p: NDArray[Any], p_hat: NDArray[Any], title: str = "") -> Figure:
+    """The digraph: an arrow for every link, coloured and weighted by p̂; clients coloured by p."""
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.patches import FancyArrowPatch
+
+    figure, axes = _new(7.2, 5.6)
+    where = positions(network)
+    colours, scale = colormaps["viridis_r"], Normalize(0, 1)
+    small = network.clients <= 60
+    size = 520 if small else max(4, 20000 / network.clients)
+    for i, j, chance in zip(network.receivers, network.senders, p_hat, strict=True):
+        arrow = FancyArrowPatch(
+            where[j],
+            where[i],
+            connectionstyle="arc3,rad=0.12",  # both directions of a pair stay apart
+            arrowstyle="-|>,head_length=5,head_width=2.5" if small else "-",
+            shrinkA=np.sqrt(size) / 2,
+            shrinkB=np.sqrt(size) / 2,
+            linewidth=0.5 + 1.8 * chance,
+            color=colours(scale(chance)),
+            alpha=0.9,
+        )
+        axes.add_patch(arrow)
+    axes.scatter(*where.T, s=size, c=p, cmap=colours, norm=scale, edgecolors="black", linewidths=1, zorder=3)
+    if small:
+        for client, (across, up) in enumerate(where):
+            ink = "white" if p[client] > 0.55 else "black"
+            axes.text(across, up, str(client), ha="center", va="center", color=ink, zorder=4, fontsize=10)
+    axes.set_aspect("equal")
+    axes.margins(0.1)
+    axes.axis("off")
+    bar = figure.colorbar(ScalarMappable(scale, colours), ax=axes, shrink=0.75)
+    bar.set_label("chance per round: clients compute with p, links work with p̂")
+    axes.set_title(f"{network.clients} clients, {network.links} links" + (f", {title}" if title else ""), fontsize=11)
+    return figure
+
+
+def positions(network: Network) -> NDArray[Any]:
+    """(clients, 2): where the clients stand, or a layout where they have no place."""
+    if network.positions is not None:
+        return network.positions
+    if network.clients <= 60:
+        layout = nx.kamada_kawai_layout(network.graph.to_undirected())
+        return np.array([layout[i] for i in range(network.clients)])
+    angle = 2 * np.pi * np.arange(network.clients) / network.clients
+    return np.stack([np.cos(angle), np.sin(angle)], 1)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write the figure by its suffix (png, svg, pdf), whole or not at all."""
+    beside = path.with_name(f".{path.name}.part{path.suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(beside, dpi=160)
+        beside.replace(path)
+    except (OSError, ValueError) as error:
+        beside.unlink(missing_ok=True)
+        raise Failed(f"{path} could not be drawn: {error}.") from error
+    return path

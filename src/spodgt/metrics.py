@@ -1,0 +1,58 @@
+"""What is measured when a run is looked at: one row per run and look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spodgt.types import Problem
+
+METRICS: dict[str, str] = {
+    "loss": "test loss, mean over clients (the objective itself where there is no test set)",
+    "accuracy": "test accuracy, mean over clients",
+    "accuracy_average": "test accuracy of the average model",
+    "accuracy_worst": "test accuracy of the worst client",
+    "consensus_x": "root mean square distance of models from their average",
+    "consensus_y": "root mean square distance of trackers from their average",
+    "tracking": "|Σy - Σg|: zero up to rounding, or something is broken",
+    "train_loss": "global training loss F of the average model, where affordable",
+    "gradient_norm": "|∇F| of the average model, where affordable",
+    "distance": "root mean square distance of models from the optimum, where it is known",
+}
+
+
+def measure(problem: Problem, state: Any, *, gradient: bool) -> dict[str, float]:
+    """Measure one run; `state` holds its clients only, `gradient` asks for a pass over all data."""
+    x: Tensor = state.x
+    average = x.mean(0, keepdim=True)
+    quality = problem.evaluate(torch.cat([x, average]))
+    row = {
+        "loss": float(quality.loss[:-1].mean()),
+        "accuracy": float(quality.accuracy[:-1].mean()),
+        "accuracy_average": float(quality.accuracy[-1]),
+        "accuracy_worst": float(quality.accuracy[:-1].min()),
+        "consensus_x": spread(x),
+    }
+    if hasattr(state, "y"):
+        row["consensus_y"] = spread(state.y)
+    if hasattr(state, "y") and hasattr(state, "g"):
+        row["tracking"] = float((state.y.double().sum(0) - state.g.double().sum(0)).norm())
+    if gradient:
+        losses, grads = problem.full(average.expand_as(x), _everyone(problem))
+        row["train_loss"] = float(losses.mean())
+        row["gradient_norm"] = float(grads.mean(0).norm())
+    optimum = getattr(problem, "optimum", None)
+    if optimum is not None:
+        row["distance"] = float((x - optimum().to(x)).square().sum(1).mean().sqrt())
+    return row
+
+
+def spread(x: Tensor) -> float:
+    """Root mean square distance of the rows from their average."""
+    return float((x - x.mean(0)).square().sum(1).mean().sqrt())
+
+
+def _everyone(problem: Problem) -> Any:
+    return torch.arange(problem.clients).numpy()

@@ -1,0 +1,224 @@
+"""Results: tidy tables in memory, and a run directory that survives anything.
+
+A run directory holds `config.toml`, `metrics.parquet`, `participation.parquet`, `summary.json` and
+`checkpoint.safetensors`. Every file is written beside its place, flushed and renamed, so a reader
+finds the old one or the new one, whatever happens in between. Nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import tomli_w
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialise
+from torch import Tensor
+
+from spodgt import figures
+from spodgt.errors import Failed, InvalidInput
+
+CHECKPOINT = "checkpoint.safetensors"
+_FORMAT = "1"
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A run that was given up because its numbers stopped being finite."""
+
+    algorithm: str
+    seed: int
+    round: int
+    finite_at: int
+    step_size: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.algorithm} (seed {self.seed}) diverged by round {self.round}, finite at round "
+            f"{self.finite_at}, with step_size={self.step_size}; use a smaller step_size."
+        )
+
+
+@dataclass(eq=False)
+class Result:
+    """What `train` and `compare` return."""
+
+    frame: pd.DataFrame  # algorithm, seed, round, delay and the metrics
+    participation: pd.DataFrame  # what every client and link really did
+    config: dict[str, Any]
+    versions: dict[str, str]
+    stopped: list[Stopped] = field(default_factory=list)
+    states: dict[int, Any] = field(default_factory=dict)  # of the (last) method, with keep_states=True
+    draws: dict[int, Any] = field(default_factory=dict)  # seed → (network, availability)
+    complete: bool = True
+
+    @property
+    def algorithms(self) -> list[str]:
+        return list(dict.fromkeys(self.frame["algorithm"]))
+
+    def final(self) -> pd.DataFrame:
+        """The last look at every run."""
+        return self.frame.groupby(["algorithm", "seed"], sort=False).tail(1).reset_index(drop=True)
+
+    def summary(self) -> pd.DataFrame:
+        """One row per algorithm: accuracy mean and standard deviation over seeds, delay, rounds, seeds."""
+        groups = self.final().groupby("algorithm", sort=False)
+        table = pd.DataFrame(
+            {
+                "accuracy": groups["accuracy"].mean(),
+                "accuracy_std": groups["accuracy"].std(ddof=0),
+                "accuracy_average": groups["accuracy_average"].mean(),
+                "accuracy_worst": groups["accuracy_worst"].mean(),
+                "loss": groups["loss"].mean(),
+                "delay": groups["delay"].mean(),
+                "rounds": groups["round"].mean(),
+                "seeds": groups.size(),
+            }
+        )
+        return table.reset_index().rename(columns={"algorithm": "name"})
+
+    def plot(self, path: str | Path, metric: str = "accuracy") -> Path:
+        """Draw `metric` against delay, mean and one-sigma band over seeds; the suffix picks the format."""
+        figure = figures.curves(self.frame, metric)
+        return figures.save(figure, Path(path))
+
+    def plot_network(self, path: str | Path, seed: int | None = None) -> Path:
+        """Draw the network of one seed: links by p̂, clients by p."""
+        seed = next(iter(self.draws)) if seed is None else seed
+        network, availability = self.draws[seed]
+        figure = figures.network(network, availability.p, availability.p_hat, title=f"seed {seed}")
+        return figures.save(figure, Path(path))
+
+
+def versions() -> dict[str, str]:
+    names = ("spodgt", "torch", "numpy", "scipy", "networkx", "pandas")
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}
+
+
+# --- the run directory -----------------------------------------------------------------------------
+def write(path: Path, data: bytes) -> None:
+    """Write beside, flush, rename: `path` is the old file or the new one, never a part."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise Failed(
+            f"{path} could not be written: {error.strerror or error}; "
+            "free some space or choose another folder, then run again with --resume."
+        ) from error
+
+
+def parquet(frame: pd.DataFrame) -> bytes:
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, index=False)
+    return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where a run keeps its work."""
+
+    path: Path
+
+    def prepare(self, config: Mapping[str, Any], needed: int, *, resume: bool) -> None:
+        """Make the folder and say now, not after an hour, if it cannot be written."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / f".probe.{os.getpid()}"
+            probe.write_bytes(b"x")
+            probe.unlink()
+        except OSError as error:
+            raise InvalidInput(
+                f"out={str(self.path)!r} cannot be written: {error.strerror or error}; choose another folder."
+            ) from None
+        free = shutil.disk_usage(self.path).free
+        if free < needed:
+            raise InvalidInput(
+                f"out={str(self.path)!r} has {free / 1e6:.0f} MB free, but this run may need {needed / 1e6:.0f} MB; "
+                "free some space or choose another folder."
+            )
+        old = self.path / CHECKPOINT
+        if old.exists() and not resume:
+            raise InvalidInput(
+                f"out={str(self.path)!r} already holds a run; use --resume to go on with it, or another folder."
+            )
+        if not resume or not old.exists():
+            write(self.path / "config.toml", tomli_w.dumps(_plain(config)).encode())
+
+    def save(self, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
+        """Replace the checkpoint; tables go in as Parquet bytes, so one rename moves everything on."""
+        text = {"format": _FORMAT, "notes": json.dumps(notes)}
+        data = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        write(self.path / CHECKPOINT, serialise(data, text))
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        path = self.path / CHECKPOINT
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, "pt") as file:
+                text = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if text.get("format") != _FORMAT:
+                raise InvalidInput(
+                    f"{path} has format {text.get('format')!r}, this version reads {_FORMAT!r}; start anew without --resume."
+                )
+            return tensors, json.loads(text["notes"])
+        except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+            raise InvalidInput(f"{path} is not a checkpoint of a run ({error}); start anew in another folder.") from None
+
+    def finish(self, result: Result) -> None:
+        """Tables, summary and pictures of a result, whole or partial."""
+        write(self.path / "metrics.parquet", parquet(result.frame))
+        write(self.path / "participation.parquet", parquet(result.participation))
+        write(self.path / "summary.json", json.dumps(summary_json(result), indent=2).encode())
+
+
+def summary_json(result: Result) -> dict[str, Any]:
+    rows = json.loads(result.summary().to_json(orient="records"))
+    return {
+        "algorithms": rows,
+        "complete": result.complete,
+        "stopped": [str(stop) for stop in result.stopped],
+        "config": _plain(result.config),
+        "versions": result.versions,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """What TOML and JSON can hold: no None (an absent key), tuples as lists."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple | range):
+        return [_plain(item) for item in value]
+    if isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def table_to_tensor(frame: pd.DataFrame) -> Tensor:
+    return torch.frombuffer(bytearray(parquet(frame)), dtype=torch.uint8)
+
+
+def tensor_to_table(tensor: Tensor) -> pd.DataFrame:
+    return pd.read_parquet(io.BytesIO(tensor.numpy().tobytes()))
+
+
+def on_terminal() -> bool:
+    return sys.stderr.isatty()
