@@ -62,8 +62,21 @@ def curves(frame: pd.DataFrame, metric: str = "accuracy", against: str = "delay"
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     count = frame["seed"].nunique()
-    title = f"mean and one sigma of {count} seeds; at the end" if count > 1 else "at the end"
-    axes.legend(title=title, fontsize=9, title_fontsize=9, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    title = f"mean ± σ of {count} seeds; final value" if count > 1 else "final value"
+    handles, names = axes.get_legend_handles_labels()
+    best = sorted(range(len(names)), key=lambda n: -list(values.values())[n].mean(0)[-1])
+    best = best if metric.startswith("accuracy") else best[::-1]
+    axes.legend(
+        [handles[n] for n in best],
+        [names[n] for n in best],
+        title=title,
+        fontsize=9,
+        title_fontsize=9,
+        frameon=False,
+        handlelength=3.5,
+        loc="center left",
+        bbox_to_anchor=(1.01, 0.5),
+    )
     return figure
 
 

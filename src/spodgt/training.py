@@ -278,7 +278,7 @@ class Watch:
                     self.last_x[int(run)] = state.x.mean(0)
         if self.settings.progress and (now - self.shown > 0.1 or last.all()):
             self.shown = now
-            self.settings.progress(self._glimpse(moment))
+            self.settings.progress(self._glimpse(moment, bool(last.all())))
         return broken
 
     def close(self) -> None:
@@ -322,7 +322,7 @@ class Watch:
             self.finite_at = moment.k
         return broken
 
-    def _glimpse(self, moment: Moment) -> Glimpse:
+    def _glimpse(self, moment: Moment, over: bool) -> Glimpse:
         stop, labels = self.settings.stop, list(self.session.batches)
         behind = float(moment.delay.min())
         parts = []
@@ -337,7 +337,7 @@ class Watch:
             len(labels),
             moment.k,
             behind,
-            min(1.0, max(parts, default=0.0)),
+            1.0 if over else min(1.0, max(parts, default=0.0)),
             float(seen.mean()) if len(seen) else float("nan"),
         )
 

@@ -1,0 +1,5 @@
+"""`python -m spodgt` is `spodgt`."""
+
+from spodgt.cli import main
+
+main()

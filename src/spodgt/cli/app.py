@@ -1,0 +1,30 @@
+"""The application object, and the options that commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+app = typer.Typer(
+    help="Decentralized federated learning over directed graphs, when clients and links come and go.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# typer reads these at run time, on Python 3.10 too: Optional[...] it is
+ConfigOption = Annotated[Optional[Path], typer.Option("--config", help="A TOML file; what it leaves out is default.")]  # noqa: UP045
+OutOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(help="Folder for results. [dim]default: runs/NAME, numbered[/]"),
+]
+SetOption = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--set", help="Set any config key: --set network.radius=0.6", metavar="KEY=VALUE"),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]

