@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from spodgt import rng
+from spodgt.compiled import usable
 from spodgt.data import Dataset, Partition
 from spodgt.errors import InvalidData, InvalidInput
 from spodgt.models import Loss
-from spodgt.problems.engines import Engine, Layout, check_call, choose, flatten
+from spodgt.problems.engines import Engine, Layout, LinearEngine, check_call, choose, flatten
+from spodgt.problems.linear import LOSSES, Draw, gradients
 from spodgt.types import Evaluation, Ints
 
 _PROBE = 4  # samples used to try a module out
@@ -233,9 +235,10 @@ class Learning:
         )
 
     def grad(self, x: Tensor, rows: Ints, keys: NDArray[np.uint64], places: Ints, k: int) -> Tensor:
-        sizes = self.shares.sizes[rows]
-        batch = sizes if self.batch_size is None else np.minimum(sizes, self.batch_size)
+        sizes, batch = self.shares.sizes[rows], self._batch(rows)
         g = torch.empty_like(x)
+        if self.grad_into(x, g, None, np.arange(len(x)), Draw(rows, keys, places, k), np.ones(len(x))):
+            return g
         for size in np.unique(batch):  # one group, unless some client holds less than a batch
             same = np.flatnonzero(batch == size)
             drawn = without_replacement(keys[same], places[same], k, sizes[same], int(size))
@@ -248,6 +251,31 @@ class Learning:
                 return part
             g[same] = part
         return g
+
+    def grad_into(
+        self, x: Tensor, g: Tensor, y: Tensor | None, models: Ints, draw: Draw, weight: NDArray[np.float64]
+    ) -> bool:
+        """For linear models: g[models] ← weight ⊙ gradients at x[models], and add their change to y[models].
+
+        False where the compiled pass does not fit; then nothing was done.
+        """
+        engine, whole = self.engine, self.samples.inputs
+        if not isinstance(engine, LinearEngine) or engine.loss not in LOSSES or not usable(x, g):
+            return False
+        if not whole.is_contiguous() or whole.dtype not in (torch.uint8, x.dtype):
+            return False
+        data = self.shares.numbers, self.shares.offsets, whole.flatten(1).numpy(), self.samples.targets.numpy()
+        layer = engine.classes, engine.bias, LOSSES[engine.loss]
+        batch = self._batch(draw.rows)
+        for size in np.unique(batch):
+            same = slice(None) if (batch == size).all() else np.flatnonzero(batch == size)
+            gradients(x, g, y, models[same], draw.part(same), data, layer, int(size), weight[same])
+        return True
+
+    def _batch(self, rows: Ints) -> Ints:
+        """How many samples each of the clients draws: fewer than a batch where it holds fewer."""
+        sizes = self.shares.sizes[rows]
+        return sizes if self.batch_size is None else np.minimum(sizes, self.batch_size)
 
     def full(self, x: Tensor, rows: Ints) -> tuple[Tensor, Tensor]:
         losses, grads = torch.zeros(len(rows), dtype=x.dtype), torch.zeros_like(x)

@@ -1,4 +1,5 @@
-"""Mixing over the links that work in a round: dense where the network is small, sparse where it is large.
+"""Mixing over the links that work in a round: compiled on the CPU; on other devices dense where the
+network is small and sparse where it is large.
 
     pull, gossip   x⁺_i = x_i + Σ_j a_ij v̂_ij (x_j - x_i)
     push           y⁺_i = y_i + Σ_j (b_ij v̂_ij y_j - b_ji v̂_ji y_i)
@@ -10,11 +11,14 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from spodgt.compiled import usable
+from spodgt.runtimes.kernels import mix
 from spodgt.types import Bools, Floats, Ints
 
 _DENSE = 64  # clients of a run up to which a dense matrix is faster
@@ -29,6 +33,11 @@ class Links:
     receivers: Ints
     senders: Ints
 
+    @cached_property
+    def pointers(self) -> Ints:
+        """Where each receiver's links begin: links are sorted by receiver."""
+        return np.r_[0, np.cumsum(np.bincount(self.receivers, minlength=self.clients))]
+
     @property
     def dense(self) -> bool:
         """Runs of equal size lie in equal blocks, so one batched product mixes them all."""
@@ -38,6 +47,12 @@ class Links:
         """Send along the `active` links; `keeper` is the end of each link that keeps what is not sent."""
         moved = np.where(active, weights, 0.0)
         kept = 1.0 - np.bincount(keeper, moved, minlength=self.clients)
+        if usable(x):
+            return mix(x, self.pointers, self.senders, weights, active, kept)
+        return self.plain(x, moved, active, kept)
+
+    def plain(self, x: Tensor, moved: Floats, active: Bools, kept: Floats) -> Tensor:
+        """The same with torch's own products, on any device."""
         if self.dense:
             m = self.clients // self.runs
             matrix = np.zeros((self.clients, m))

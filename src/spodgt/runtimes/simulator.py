@@ -18,6 +18,7 @@ from torch import Tensor
 from spodgt import delays, rng
 from spodgt.algorithms import stack
 from spodgt.network import Network
+from spodgt.runtimes.fused import fused
 from spodgt.runtimes.mixing import Links
 from spodgt.types import Algorithm, Availability, Bools, Floats, Ints, LinkPair, Problem
 
@@ -38,10 +39,10 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Activity:
-    """Who does what in some rounds of a whole batch, with one round before for the clock."""
+    """Who does what in some rounds of a whole batch."""
 
     first: int
-    computes: Bools  # (rounds, clients)
+    computes: Bools  # (1 + rounds, clients): the round before the first, too
     pull: Bools  # (rounds, links)
     push: Bools  # (rounds, links)
     cost: Floats  # (rounds, runs): delay between x[k-1] and x[k]
@@ -72,10 +73,12 @@ class Simulation:
         device: torch.device | str = "cpu",
         runs: Ints | None = None,
         tally: Tally | None = None,
+        fuse: bool = True,  # compiled steps where there are any; they overwrite the state they are given
     ) -> None:
         self.every, self.dtype, self.device = every, dtype, torch.device(device)
         self.runs: Ints = np.arange(len(every)) if runs is None else runs
         self.tally = Tally.zeros(every) if tally is None else tally
+        self.fuse = fuse
         self.live = [every[run] for run in self.runs]
         self._activity: Activity | None = None
 
@@ -86,12 +89,19 @@ class Simulation:
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        return stack([run.algorithm for run in self.live], self.sizes)
+        stacked = stack([run.algorithm for run in self.live], self.sizes)
+        return fused(stacked, self.device) if self.fuse else stacked
+
+    @cached_property
+    def starts(self) -> Ints:
+        """The first client of every run, and the end."""
+        return np.cumsum([0, *self.sizes])
 
     @cached_property
     def problem(self) -> Problem:
         first, *others = [run.problem for run in self.live]
-        return (first.join(others) if others else first).to(self.device, self.dtype)
+        joined: Problem = first.join(others) if others else first
+        return joined.to(self.device, self.dtype)
 
     @cached_property
     def links(self) -> Links:
@@ -143,27 +153,35 @@ class Simulation:
     def round(self, k: int) -> SimulatedRound:
         activity = self._at(k)
         at = k - activity.first
-        computes, pull, push = activity.computes[at], activity.pull[at], activity.push[at]
-        return SimulatedRound(k, self, computes, pull, push)
+        before, now = activity.computes[at : at + 2]
+        pull = activity.pull[at]
+        push = pull if activity.push is activity.pull else activity.push[at]  # one array says: one message
+        return SimulatedRound(k, self, now, before, pull, push)
 
     def cost(self, k: int) -> Floats:
         activity = self._at(k)
-        return activity.cost[k - activity.first]
+        cost: Floats = activity.cost[k - activity.first]
+        return cost
 
     def keep(self, still: Bools, state: Any) -> tuple[Simulation, Any]:
         rows = torch.from_numpy(np.flatnonzero(np.repeat(still, self.sizes))).to(self.device)
         smaller = Simulation(
-            self.every, dtype=self.dtype, device=self.device, runs=self.runs[still], tally=self.tally
+            self.every,
+            dtype=self.dtype,
+            device=self.device,
+            runs=self.runs[still],
+            tally=self.tally,
+            fuse=self.fuse,
         )
         return smaller, type(state)(*(tensor[rows] for tensor in state))
 
     def split(self, x: Tensor) -> list[Tensor]:
         """One tensor per run, from one for the whole batch."""
-        return list(x.split(self.sizes))
+        return list(torch.split(x, self.sizes))
 
     def _at(self, k: int) -> Activity:
         activity = self._activity
-        if activity is None or not activity.first <= k < activity.first + len(activity.computes):
+        if activity is None or not activity.first <= k < activity.first + len(activity.pull):
             activity = self._activity = self._draw(k)
         return activity
 
@@ -180,7 +198,10 @@ class Simulation:
 
 
 def _activity(run: Run, rounds: range) -> tuple[Bools, LinkPair, Floats]:
-    """Clients, links and delays of some rounds of one run; round 0 has no links and no delay."""
+    """Clients (from one round before), links and delays of some rounds of one run.
+
+    Round 0 has no links, no delay and nothing before it.
+    """
     availability, clock = run.availability, delays.costs(run.network, run.availability)
     v = availability.computes(range(max(0, rounds.start - 1), rounds.stop))
     pull, push = availability.links(rounds)
@@ -188,7 +209,7 @@ def _activity(run: Run, rounds: range) -> tuple[Bools, LinkPair, Floats]:
         v = np.concatenate([np.zeros_like(v[:1]), v])
         pull[0] = push[0] = False
     used = pull if pull is push else pull | push
-    return v[1:], (pull, push), clock.processing(v[:-1]) + clock.transmission(used)
+    return v, (pull, push), clock.processing(v[:-1]) + clock.transmission(used)
 
 
 @dataclass(eq=False)
@@ -198,6 +219,7 @@ class SimulatedRound:
     k: int
     world: Simulation
     active: Bools  # (clients,)
+    before: Bools  # (clients,): who computed in the round before
     pull_links: Bools
     push_links: Bools
     sent: Bools | None = None
@@ -242,9 +264,13 @@ class SimulatedRound:
         return torch.cat([part.mean(0, keepdim=True).expand_as(part) for part in self.world.split(x)])
 
     def _mix(self, x: Tensor, weights: str, active: Bools, keeper: Ints) -> Tensor:
+        self.count(active, x)
+        return self.world.links.mix(x, self.world.weights[weights], active, keeper=keeper)
+
+    def count(self, active: Bools, x: Tensor) -> None:
+        """Put messages along `active` links on the tally."""
         tally, rows = self.world.tally, self.world.rows[1]
         if active is not self.sent:  # models and trackers share a message
             tally.messages[rows] += active if self.sent is None else active & ~self.sent
             self.sent = active if self.sent is None else active | self.sent
         tally.bytes[rows] += active * (x.shape[1] * x.element_size())
-        return self.world.links.mix(x, self.world.weights[weights], active, keeper=keeper)

@@ -1,0 +1,53 @@
+"""How inner loops are compiled and shared among threads; each has a plain counterpart that tests hold it to.
+
+Kernels work on a range of tasks and release the interpreter lock, so `share` can hand the ranges to
+threads. Each output number is computed by one task in a fixed order: results do not depend on the
+number of threads or on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[Any]
+_FAST = {"contract", "reassoc", "arcp", "nsz"}  # not nnan or ninf: divergence must stay visible
+jit = numba.njit(nogil=True, cache=True, fastmath=_FAST, boundscheck=False)
+
+_SERIAL = 40_000  # numbers below which waking a thread costs more than it saves
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="spodgt")
+
+
+def share(tasks: int, numbers: int, work: Callable[[int, int], None]) -> None:
+    """Call `work(first, last)` on parts of `tasks`, on as many threads as torch may use."""
+    threads = min(torch.get_num_threads(), os.cpu_count() or 1, tasks)
+    if threads <= 1 or numbers < _SERIAL:
+        work(0, tasks)
+        return
+    cuts = np.linspace(0, tasks, threads + 1).astype(int).tolist()
+    others = [_pool(threads).submit(work, a, b) for a, b in pairwise(cuts[1:])]
+    work(cuts[0], cuts[1])
+    for other in others:
+        other.result()
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Kernels take contiguous CPU floats."""
+    return all(
+        t.device.type == "cpu" and t.is_contiguous() and t.dtype in (torch.float32, torch.float64)
+        for t in tensors
+    )
