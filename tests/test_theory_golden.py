@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import numpy as np
@@ -51,9 +51,9 @@ def start_of(case):
 
 @pytest.mark.parametrize("graph", GOLDEN["graphs"], ids=lambda graph: graph["name"])
 def test_graph_quantities(graph):
-    utility = theory.edge_utility(network_of(graph))
-    for field in fields(utility):
-        assert getattr(utility, field.name) == graph[field.name]
+    network = network_of(graph)
+    found = asdict(theory.edge_utility(network)) | {"greedy_covering": theory.greedy_covering(network)}
+    assert found == {name: graph[name] for name in found}
 
 
 @pytest.mark.parametrize("variant", ["paper", "corrected"])
@@ -130,20 +130,30 @@ chance = st.floats(1e-300, 1)
 @given(
     seed=st.integers(0, 99),
     clients=st.integers(1, 5),
-    p=chance,
-    p_hat=chance,
-    L=positive,
-    data=st.tuples(small, small, small, small),
-    step_size=st.floats(1e-320, 1e150),
-    batch=st.integers(1, 7),
-    variant=st.sampled_from(["paper", "corrected"]),
+    chances=st.tuples(chance, chance),
+    data=st.tuples(positive, small, small, small, small),
+    run=st.fixed_dictionaries(
+        {
+            "batch": st.integers(1, 7),
+            "step_size": st.floats(1e-320, 1e150),
+            "variant": st.sampled_from(["paper", "corrected"]),
+        }
+    ),
 )
-def test_no_exception_and_no_nan(seed, clients, p, p_hat, L, data, step_size, batch, variant):
+def test_no_exception_and_no_nan(seed, clients, chances, data, run):
     network = Network.erdos_renyi(clients, 0.7, seed=seed) if clients > 1 else Network.from_adjacency([[0]])
-    found = theory.constants(network, p, p_hat, L, *data, 7, batch, step_size, variant=variant)
+    p, p_hat = chances
+    found = theory.constants(network, p, p_hat, *data, samples=7, **run)
+    uneven = 10.0 ** np.random.default_rng(seed).uniform(-40, 0, network.links)
+    assert_sound(found)
+    assert_sound(theory.constants(network, p, uneven, *data, samples=7, **run))
+
+
+def assert_sound(found):
     for field in fields(found):
         value = getattr(found, field.name)
         assert isinstance(value, Infeasible | str) or not np.isnan(value).any(), field.name
+    json.dumps(found.as_dict(), allow_nan=False)
     for condition in theory.conditions(found):
         assert condition.factor >= 0
         assert condition.holds <= (condition.factor <= 1)
@@ -160,7 +170,10 @@ def test_conditions_say_by_what_factor():
     assert step.factor == pytest.approx(found.eta_max / found.lr_bound_prop2)
     clients = next(condition for name, condition in conditions.items() if name.startswith("clients"))
     assert clients.factor == pytest.approx(max((1 - found.p) / (1 - found.min_p)))
-    assert all(condition.holds for condition in theory.conditions(constants_of(CASES["ring3_no_sporadicity"], "corrected")))
+    assert all(
+        condition.holds
+        for condition in theory.conditions(constants_of(CASES["ring3_no_sporadicity"], "corrected"))
+    )
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_edge_utility_by_brute_force(clients, seed):
     found, (largest, smallest) = theory.edge_utility(network), best_utility(network)
     assert found.diameter == nx.diameter(network.graph)
     assert found.edge_utility == largest <= found.upper_bound
-    assert found.covering_lower_bound <= smallest <= found.greedy_covering <= largest
+    assert found.covering_lower_bound <= smallest <= theory.greedy_covering(network) <= largest
 
 
 @pytest.mark.parametrize("m", [3, 6, 9])
@@ -115,7 +115,7 @@ def has_doubly_stochastic_weights(network, self_loops):
 
 
 @settings(deadline=None, max_examples=60)
-@given(clients=st.integers(2, 6), chance=st.floats(0.1, 0.9), seed=st.integers(0, 10_000))
+@given(clients=st.integers(2, 6), chance=st.floats(0.3, 0.9), seed=st.integers(0, 10_000))
 def test_doubly_stochasticable(clients, chance, seed):
     network = Network.erdos_renyi(clients, chance, seed=seed)
     for self_loops in (False, True):

@@ -11,20 +11,24 @@ Sections that are left out keep their defaults; a key that means nothing is an e
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import networkx as nx
 import numpy as np
 import torch
 
-from spodgt.algorithms import method
+from spodgt.algorithms import algorithms, method
 from spodgt.data import IID, Dirichlet, Explicit, LabelsPerClient
+from spodgt.data.datasets import NAMES as DATA
 from spodgt.errors import InvalidConfig
 from spodgt.graphs import RECIPES, Recipe
 from spodgt.models import MODELS
@@ -45,15 +49,16 @@ PARTITIONS: dict[str, type[Any]] = {
     "dirichlet": Dirichlet,
     "explicit": Explicit,
 }
-DATA = ("fashion-mnist-small", "fashion-mnist", "cifar-10")
+_SHARED = ("clients", "weights")  # keys of every network, kept when its kind changes
 
 
 @dataclass(frozen=True)
 class RunSection:
     """When to stop, how often, and on what."""
 
-    methods: tuple[Any, ...] = PAPER_METHODS  # names, or tables with a name and fields
-    step_size: float = 0.01  # for methods that set none of their own
+    # Names, or tables with a name and fields.
+    methods: list[Any] = field(default_factory=lambda: list(PAPER_METHODS))
+    step_size: Any = 0.01  # for methods that set none of their own: a number, one per client, or a schedule
     seeds: Any = 5  # how many, or which
     delay: float | None = None
     rounds: int | None = None
@@ -62,9 +67,35 @@ class RunSection:
     device: str = "cpu"
     gradient_norm: bool | None = None
 
+    def __post_init__(self) -> None:
+        some = isinstance(self.seeds, list | range) and len(self.seeds) > 0
+        if not some and (not isinstance(self.seeds, int) or isinstance(self.seeds, bool) or self.seeds < 1):
+            raise InvalidConfig(f"run.seeds must be how many, or a list of which, got {self.seeds!r}; use 5.")
+        if self.dtype not in ("float32", "float64"):
+            raise InvalidConfig(f"run.dtype={self.dtype!r} is not known; choose float32 or float64.")
+
     @property
     def seed_list(self) -> list[int]:
         return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
+
+
+@dataclass(frozen=True)
+class QuadraticSection:
+    """`[problem] kind = "quadratic"`: random quadratics with a known optimum."""
+
+    parameters: int = 10
+    seed: int = 0
+    condition: float = 10.0
+    spread: float = 1.0
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        for key, least in (("parameters", 1), ("seed", 0), ("condition", 1), ("spread", 0), ("noise", 0)):
+            value, example = getattr(self, key), type(self).__dataclass_fields__[key].default
+            if not least <= value < float("inf"):
+                raise InvalidConfig(
+                    f"problem.{key} must be at least {least}, got {value!r}; use {key} = {example}."
+                )
 
 
 @dataclass(frozen=True)
@@ -73,7 +104,12 @@ class Config:
 
     run: RunSection = field(default_factory=lambda: RunSection(delay=5000.0))
     network: dict[str, Any] = field(
-        default_factory=lambda: {"kind": "random-geometric", "clients": 10, "radius": 0.4, "weights": "degree"}
+        default_factory=lambda: {
+            "kind": "random-geometric",
+            "clients": 10,
+            "radius": 0.4,
+            "weights": "degree",
+        }
     )
     participation: dict[str, Any] = field(
         default_factory=lambda: {"kind": "beta", "alpha": 0.5, "beta": 0.5, "floor": 0.0}
@@ -102,52 +138,62 @@ class Config:
 
     @classmethod
     def parse(cls, text: Mapping[str, Any]) -> Config:
-        """Check the names of sections and keys; values are checked by `build`."""
+        """Check the sections and their keys; the values of other sections than run are checked by `build`."""
         _only(text, [f.name for f in dataclasses.fields(cls)], "the config")
         for name, section in text.items():
             if not isinstance(section, Mapping):
                 raise InvalidConfig(f"{name} must be a table, got {section!r}; write it as [{name}].")
         default = cls()
         sections = {
-            name: _merged(getattr(default, name), dict(text[name]), name)
+            name: _merged(getattr(default, name), text[name], name)
             for name in ("network", "participation", "problem")
             if name in text
         }
         run = dict(text.get("run", {}))
-        _only(run, [f.name for f in dataclasses.fields(RunSection)], "run")
         if "rounds" not in run and "delay" not in run:
             run["delay"] = default.run.delay
         return cls(run=_typed(RunSection, run, "run"), **sections)
 
     def to_dict(self) -> dict[str, Any]:
         run = {key: value for key, value in dataclasses.asdict(self.run).items() if value is not None}
-        return {
-            "run": {**run, "methods": list(self.run.methods)},
-            "network": self.network,
-            "participation": self.participation,
-            "problem": self.problem,
-        }
+        return copy.deepcopy(
+            {
+                "run": run,
+                "network": self.network,
+                "participation": self.participation,
+                "problem": self.problem,
+            }
+        )
 
     def override(self, changes: Mapping[str, Any]) -> Config:
-        """Change keys by their dotted names: `{"network.radius": 0.5}`."""
+        """Change keys by their dotted names: `{"network.radius": 0.5}`; None drops a key."""
         text = self.to_dict()
-        for name, value in changes.items():
+        # A new kind comes first: it drops the keys of the old one, not those that are given with it.
+        for name, value in sorted(changes.items(), key=lambda change: not change[0].endswith(".kind")):
             *path, last = name.split(".")
-            table = text
-            for key in path:
-                table = table.setdefault(key, {}) if isinstance(table.get(key, {}), dict) else {}
             if not path:
                 raise InvalidConfig(f"{name!r} is not a key; write it with its section, such as run.delay.")
-            if value is None:
-                table.pop(last, None)
-            elif last == "kind" and table.get("kind") != value:
+            table = text
+            for key in path:
+                table = table.setdefault(key, {})
+                if not isinstance(table, dict):
+                    raise InvalidConfig(f"{name!r} is not a key: {key} is {table!r}, not a table.")
+            if last == "kind" and table.get("kind") != value:
+                kept = {key: table[key] for key in _SHARED if key in table and path == ["network"]}
                 table.clear()  # the keys of another kind mean nothing here
-                table["kind"] = value
-                if name == "network.kind":
-                    table["clients"] = self.network.get("clients", 10)
-            else:
-                table[last] = value
+                table.update({} if value == "file" else kept)
+            table[last] = value
+            if value is None:
+                del table[last]
         return Config.parse(text)
+
+
+def value_of(text: str) -> Any:
+    """TOML if it reads as TOML, else the text itself: 0.6, true, [1, 2], beta."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,24 +210,12 @@ class Experiment:
 def build(config: Config) -> Experiment:
     """Turn names and numbers into objects, or say which key is wrong."""
     run = config.run
-    network = _network(config.network)
-    clients = network.clients
-    if run.dtype not in ("float32", "float64"):
-        raise InvalidConfig(f"run.dtype must be float32 or float64, got {run.dtype!r}.")
-    if isinstance(run.seeds, bool) or not isinstance(run.seeds, int | list | tuple) or run.seeds in (0, [], ()):
-        raise InvalidConfig(f"run.seeds must be a number of seeds or a list of them, got {run.seeds!r}; use 5.")
-    try:
-        device = torch.device(run.device)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InvalidConfig(
-            f"run.device={run.device!r} is not there: {str(error).splitlines()[0]}; use cpu."
-        ) from None
+    network = build_network(config.network)
     return Experiment(
         methods(config),
-        _problem(config.problem, clients),
+        build_problem(config.problem, network.clients),
         network,
-        _participation(config.participation),
+        build_participation(config.participation),
         {
             "rounds": run.rounds,
             "delay": run.delay,
@@ -189,7 +223,7 @@ def build(config: Config) -> Experiment:
             "evaluations": run.evaluations,
             "gradient_norm": run.gradient_norm,
             "dtype": getattr(torch, run.dtype),
-            "device": device,
+            "device": run.device,
             "weights": config.network.get("weights", "degree"),
             "config": config.to_dict(),
         },
@@ -197,151 +231,172 @@ def build(config: Config) -> Experiment:
 
 
 def methods(config: Config) -> list[Algorithm]:
+    """The methods of a config; those that set no step size of their own get the common one."""
     built = []
     for entry in config.run.methods:
-        if not isinstance(entry, str | Mapping) or (isinstance(entry, Mapping) and "name" not in entry):
-            raise InvalidConfig(f"run.methods must hold names or tables with a name, got {entry!r}; use \"spod-gt\".")
-        fields = {} if isinstance(entry, str) else {key: v for key, v in entry.items() if key != "name"}
-        name = entry if isinstance(entry, str) else entry["name"]
-        try:
-            built.append(method(name, **{"step_size": config.run.step_size, **fields}))
-        except InvalidConfig:
-            if "step_size" in fields:
-                raise
-            built.append(method(name, **fields))  # a method without a step size, such as gossip
+        table = {"name": entry} if isinstance(entry, str) else entry
+        if not isinstance(table, Mapping) or "name" not in table:
+            raise InvalidConfig(
+                f'run.methods must hold names or tables with a name, got {entry!r}; use "spod-gt".'
+            )
+        fields = {key: value for key, value in table.items() if key != "name"}
+        cls = algorithms().get(table["name"]) if isinstance(table["name"], str) else None
+        if cls is not None and hasattr(cls, "step_size"):
+            fields = {"step_size": config.run.step_size} | fields
+        built.append(method(table["name"], **fields))
     return built
 
 
-def _network(section: Mapping[str, Any]) -> Network | Recipe:
+def build_network(section: Mapping[str, Any]) -> Network | Recipe:
     fields = dict(section)
     kind, weights = fields.pop("kind"), fields.pop("weights", "degree")
     if weights not in WEIGHTS:
-        raise InvalidConfig(f"network.weights must be one of {', '.join(WEIGHTS)}, got {weights!r}.")
+        raise InvalidConfig(f"network.weights={weights!r} is not known; choose from {', '.join(WEIGHTS)}.")
     if kind == "file":
-        _only(fields, ["path"], "network")
-        return _read_network(fields.get("path"), weights)
+        return _read_network(_typed(_File, fields, "network").path, weights)
     return _kind(RECIPES, kind, fields, "network", extra=["file"])  # type: ignore[no-any-return]
 
 
-def _read_network(path: Any, weights: str) -> Network:
-    """A graph from a file: GraphML, GML, an edge list (a line "u v": u sends to v), or a 0/1 matrix in CSV."""
-    readers = {
+def _read_network(path: str, weights: str) -> Network:
+    """A graph from a file: GraphML, GML, an edge list ("u v": u sends to v), or a 0/1 matrix in CSV."""
+    readers: dict[str, Callable[[str], Any]] = {
         ".graphml": nx.read_graphml,
         ".gml": nx.read_gml,
         ".txt": lambda p: nx.read_edgelist(p, create_using=nx.DiGraph),
         ".edgelist": lambda p: nx.read_edgelist(p, create_using=nx.DiGraph),
+        ".csv": lambda p: np.loadtxt(p, delimiter=",", ndmin=2),
     }
-    if not isinstance(path, str):
-        raise InvalidConfig(f"network.path must name a graph file, got {path!r}.")
     suffix = Path(path).suffix
-    if suffix not in readers and suffix != ".csv":
-        raise InvalidConfig(f"network.path={path!r} must end in {', '.join([*readers, '.csv'])}.")
+    if suffix not in readers:
+        raise InvalidConfig(f"network.path={path!r} must end in {', '.join(readers)}.")
     try:
-        if suffix == ".csv":
-            return Network.from_adjacency(np.loadtxt(path, delimiter=",", ndmin=2), weights=weights)
-        graph = readers[suffix](path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an empty file; the network says what is wrong with it
+            graph = readers[suffix](path)
     except FileNotFoundError:
-        raise InvalidConfig(f"network.path={path!r} does not exist.") from None
-    except (nx.NetworkXError, ValueError, OSError) as error:
-        raise InvalidConfig(f"network.path={path!r} cannot be read as a graph: {error}.") from None
+        raise InvalidConfig(f"network.path={path!r} does not exist; give the path of a graph file.") from None
     except Exception as error:  # readers of graph formats raise whatever their parsers raise
-        raise InvalidConfig(f"network.path={path!r} cannot be read as a graph: {error}.") from None
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise InvalidConfig(
+            f"network.path={path!r} cannot be read as {suffix}: {reason}; check the file."
+        ) from None
+    if suffix == ".csv":
+        return Network.from_adjacency(graph, weights=weights)
+    if all(str(node).isdigit() for node in graph):  # in the order of their numbers, not of their first lines
+        ordered = graph.__class__()
+        ordered.add_nodes_from(sorted(graph, key=int))
+        ordered.add_edges_from(graph.edges)
+        graph = ordered
     return Network.from_networkx(graph, weights=weights)
 
 
-def _participation(section: Mapping[str, Any]) -> Participation:
+def build_participation(section: Mapping[str, Any]) -> Participation:
     fields = dict(section)
     kind = fields.pop("kind")
     if kind == "trace":
-        _only(fields, ["path"], "participation")
-        if not isinstance(fields.get("path"), str):
-            raise InvalidConfig(f"participation.path must name a CSV or Parquet file, got {fields.get('path')!r}.")
-        return Trace.read(fields["path"])
+        return Trace.read(_typed(_File, fields, "participation").path)
     return _kind(PARTICIPATIONS, kind, fields, "participation")  # type: ignore[no-any-return]
 
 
-def _problem(section: Mapping[str, Any], clients: int) -> Problem:
+def build_problem(section: Mapping[str, Any], clients: int) -> Problem:
     fields = dict(section)
-    kind = fields.pop("kind", "classification")
+    kind = fields.pop("kind")
     if kind == "quadratic":
-        _only(fields, ["parameters", "seed", "condition", "spread", "noise"], "problem")
-        return Quadratic.random(clients, fields.pop("parameters", 10), **fields)
+        chosen = dataclasses.asdict(_typed(QuadraticSection, fields, "problem"))
+        return Quadratic.random(clients, chosen.pop("parameters"), **chosen)
     if kind != "classification":
-        raise InvalidConfig(f"problem.kind must be classification or quadratic, got {kind!r}.")
-    model, data = fields.pop("model", "svm"), fields.pop("data", DATA[0])
+        raise InvalidConfig(f"problem.kind={kind!r} is not known; choose classification or quadratic.")
+    model, data = fields.pop("model"), fields.pop("data")
     for key, value, known in (("model", model, list(MODELS)), ("data", data, list(DATA))):
         if value not in known:
-            raise InvalidConfig(f"problem.{key}={value!r} is not known; {_choices(str(value), known)}")
-    partition = dict(fields.pop("partition", {"kind": "iid"}))
-    batch_size = fields.pop("batch_size", 16)
-    _only(fields, MODELS[model].options, f"problem with model {model}")
-    split = _kind(PARTITIONS, partition.pop("kind", "iid"), partition, "problem.partition")
-    return classification(data, model, clients=clients, partition=split, batch_size=batch_size or None, **fields)
+            raise InvalidConfig(f"problem.{key}={value!r} is not known; {_choices(value, known)}")
+    partition, batch_size = dict(fields.pop("partition")), fields.pop("batch_size")
+    options = MODELS[model].options
+    _only(
+        fields, ("kind", "data", "model", "batch_size", "partition", *options), f"problem with model {model}"
+    )
+    for key, value in {"batch_size": batch_size, **fields}.items():
+        least = 0 if key == "batch_size" else 1  # a batch size of 0 is everything a client holds
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InvalidConfig(
+                f"problem.{key} must be a whole number of at least {least}, got {value!r}; use {key} = 16."
+            )
+    split = _kind(PARTITIONS, partition.pop("kind"), partition, "problem.partition")
+    return classification(
+        data, model, clients=clients, partition=split, batch_size=batch_size or None, **fields
+    )
 
 
 # --- checks ------------------------------------------------------------------------------------------
-def _merged(default: dict[str, Any], given: dict[str, Any], name: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _File:
+    path: str
+
+
+def _merged(default: Mapping[str, Any], given: Any, name: str) -> dict[str, Any]:
     """Defaults below what is given; a section of another kind starts from nothing."""
-    if "kind" in given and given["kind"] != default["kind"]:
+    if not isinstance(given, Mapping):
+        raise InvalidConfig(f"{name} must be a table, got {given!r}; write it as [{name}].")
+    if given.get("kind", default["kind"]) != default["kind"]:
         base = {"clients": default["clients"]} if name == "network" and given["kind"] != "file" else {}
         return {**base, **given}
     merged = {**default, **given}
-    partition = given.get("partition")
-    if partition is not None and not isinstance(partition, Mapping):
-        raise InvalidConfig(f"problem.partition must be a table, got {partition!r}; use {{ kind = \"iid\" }}.")
+    if "partition" in merged:
+        merged["partition"] = _merged(default["partition"], merged["partition"], f"{name}.partition")
     return merged
 
 
-def _only(given: Mapping[str, Any], known: Any, where: str) -> None:
-    for key in given:
+def _only(given: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    for key, value in given.items():
         if key not in known:
-            raise InvalidConfig(f"{key}={given[key]!r} is not a key of {where}; {_choices(key, list(known))}")
+            raise InvalidConfig(f"{key}={value!r} is not a key of {where}; {_choices(key, list(known))}")
 
 
-def _choices(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, 1)
+def _choices(word: Any, known: list[str]) -> str:
+    near = difflib.get_close_matches(str(word), known, 1)
     return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known) or 'nothing'}."
 
 
-def _kind(table: Mapping[str, Any], kind: Any, fields: dict[str, Any], where: str, extra: list[str] = []) -> Any:  # noqa: B006
-    if kind not in table:
-        raise InvalidConfig(f"{where}.kind={kind!r} is not known; {_choices(str(kind), [*table, *extra])}")
+def _kind(
+    table: Mapping[str, Any], kind: Any, fields: dict[str, Any], where: str, *, extra: Sequence[str] = ()
+) -> Any:
+    if not isinstance(kind, str) or kind not in table:
+        raise InvalidConfig(f"{where}.kind={kind!r} is not known; {_choices(kind, [*table, *extra])}")
     return _typed(table[kind], fields, where)
 
 
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text in quotes",
+    bool: "true or false",
+    list: "a list",
+}
+
+
 def _typed(cls: Any, fields: dict[str, Any], where: str) -> Any:
-    """Build a dataclass from a table, checking names and simple types first."""
-    hints = get_type_hints(cls)
-    known = [f.name for f in dataclasses.fields(cls) if f.init]
-    _only(fields, known, where)
+    """Build a dataclass from a table, checking names and simple types first; its values it checks itself."""
+    hints, slots = get_type_hints(cls), {f.name: f for f in dataclasses.fields(cls) if f.init}
+    _only(fields, slots, where)
     values = {}
-    for key, value in fields.items():
-        if isinstance(value, bool) and hints[key] in (int, float, int | None, float | None):
-            _wrong(where, key, value, "a number")
-        if hints[key] in (float, float | None) and isinstance(value, int):
-            value = float(value)
-        if hints[key] in (int, int | None) and not isinstance(value, int):
-            _wrong(where, key, value, "a whole number")
-        if hints[key] in (float, float | None) and not isinstance(value, float):
-            _wrong(where, key, value, "a number")
-        if hints[key] is str and not isinstance(value, str):
-            _wrong(where, key, value, "text in quotes")
-        if hints[key] in (bool, bool | None) and not isinstance(value, bool):
-            _wrong(where, key, value, "true or false")
-        if key == "methods":
-            if not isinstance(value, list | tuple):
-                _wrong(where, key, value, "a list")
-            value = tuple(value)
-        values[key] = value
-    missing = [
-        f.name
-        for f in dataclasses.fields(cls)
-        if f.init and f.name not in values and f.default is f.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise InvalidConfig(f"{where}.{missing[0]} is missing; add it.")
+    for key, slot in slots.items():
+        if key in fields:
+            values[key] = _value(fields[key], hints[key], f"{where}.{key}", slot)
+        elif slot.default is slot.default_factory is dataclasses.MISSING:
+            raise InvalidConfig(f"{where}.{key} is missing; add {key} = … to [{where}].")
     return cls(**values)
 
 
-def _wrong(where: str, key: str, value: Any, wanted: str) -> None:
-    raise InvalidConfig(f"{where}.{key} must be {wanted}, got {value!r}.")
+def _value(value: Any, hint: Any, name: str, slot: Any) -> Any:
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    wanted = next(get_origin(kind) or kind for kind in kinds if kind is not NoneType)
+    if wanted not in _WORDS:
+        return value
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        example = (
+            "" if slot.default in (dataclasses.MISSING, None) else f"; use {slot.name} = {slot.default!r}"
+        )
+        raise InvalidConfig(f"{name} must be {_WORDS[wanted]}, got {value!r}{example}.")
+    return value

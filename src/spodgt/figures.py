@@ -10,17 +10,20 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from spodgt.errors import Failed
+from spodgt.errors import Failed, InvalidInput
 from spodgt.network import Network
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart by every kind of eye; black for the first.
+# Okabe and Ito's colours, told apart by every kind of eye.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 DASHES = ("-", "-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _LABELS = {"accuracy": "test accuracy", "loss": "test loss", "gradient_norm": "gradient norm |∇F|"}
 _POINTS = 201
+_SMALL = 60  # clients up to which they are numbered and arrows have heads
+_MOST_LINKS = 20_000  # of a larger network only so many are drawn: more would be a black square
+SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def _new(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]:
@@ -30,7 +33,15 @@ def _new(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]:
     return figure, figure.subplots(1, columns)
 
 
-def on_grid(frame: pd.DataFrame, metric: str, against: str = "delay") -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
+def style(number: int) -> dict[str, Any]:
+    """Colour and dash of the n-th curve; colours come back with other dashes."""
+    dash = DASHES[(number + number // len(COLOURS)) % len(DASHES)]
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": dash}
+
+
+def on_grid(
+    frame: pd.DataFrame, metric: str, against: str = "delay"
+) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
     """For each method (seeds, points): the value of the last model available at each point of the grid."""
     # The grid ends where the budget ends for most: slow methods have their last model long before.
     grid = np.linspace(0, frame[against].max(), _POINTS)
@@ -46,18 +57,23 @@ def on_grid(frame: pd.DataFrame, metric: str, against: str = "delay") -> tuple[N
 
 def curves(frame: pd.DataFrame, metric: str = "accuracy", against: str = "delay") -> Figure:
     """Mean over seeds with a band of one standard deviation, one colour and dash per method."""
+    for name, column in (("metric", metric), ("against", against)):
+        if column not in frame.columns:
+            numbers = ", ".join(frame.select_dtypes("number").columns)
+            raise InvalidInput(f"{name}={column!r} is not a column of the result; choose from {numbers}.")
     figure, axes = _new(7.2, 4.4)
     grid, values = on_grid(frame, metric, against)
     for number, (algorithm, seeds) in enumerate(values.items()):
-        colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+        look = style(number)
+        seeds = np.where(np.isfinite(seeds), seeds, np.nan)  # of a diverged run: no number to draw
         mean, sigma = seeds.mean(0), seeds.std(0)
-        axes.fill_between(grid, mean - sigma, mean + sigma, color=colour, alpha=0.13, linewidth=0)
-        axes.plot(grid, mean, color=colour, linestyle=dash, linewidth=2, label=f"{algorithm}  {mean[-1]:.3f}")
+        axes.fill_between(grid, mean - sigma, mean + sigma, color=look["color"], alpha=0.13, linewidth=0)
+        axes.plot(grid, mean, **look, linewidth=2, label=f"{algorithm}  {mean[-1]:.3g}")
     axes.set_xlabel("total delay (the paper's clock)" if against == "delay" else against)
     axes.set_ylabel(_LABELS.get(metric, metric))
     if metric.startswith("accuracy"):
         axes.set_ylim(0, 1)
-    axes.set_xlim(0, grid[-1])
+    axes.set_xlim(0, grid[-1] or 1)  # a run that was stopped at once has no width
     axes.grid(alpha=0.25)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -84,27 +100,36 @@ def network(network: Network, p: NDArray[Any], p_hat: NDArray[Any], title: str =
     """The digraph: an arrow for every link, coloured and weighted by p̂; clients coloured by p."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
+    from matplotlib.collections import LineCollection
     from matplotlib.colors import Normalize
     from matplotlib.patches import FancyArrowPatch
 
     figure, axes = _new(7.2, 5.6)
     where = positions(network)
     colours, scale = colormaps["viridis_r"], Normalize(0, 1)
-    small = network.clients <= 60
+    small = network.clients <= _SMALL
     size = 520 if small else max(4, 20000 / network.clients)
-    for i, j, chance in zip(network.receivers, network.senders, p_hat, strict=True):
-        arrow = FancyArrowPatch(
-            where[j],
-            where[i],
-            connectionstyle="arc3,rad=0.12",  # both directions of a pair stay apart
-            arrowstyle="-|>,head_length=5,head_width=2.5" if small else "-",
-            shrinkA=np.sqrt(size) / 2,
-            shrinkB=np.sqrt(size) / 2,
-            linewidth=0.5 + 1.8 * chance,
-            color=colours(scale(chance)),
-            alpha=0.9,
+    shown = np.unique(np.linspace(0, network.links - 1, min(network.links, _MOST_LINKS)).astype(int))
+    i, j, chance = network.receivers[shown], network.senders[shown], p_hat[shown]
+    if small:
+        for ends in zip(where[j], where[i], chance, strict=True):
+            axes.add_patch(
+                FancyArrowPatch(
+                    *ends[:2],
+                    connectionstyle="arc3,rad=0.12",  # both directions of a pair stay apart
+                    arrowstyle="-|>,head_length=5,head_width=2.5",
+                    shrinkA=np.sqrt(size) / 2,
+                    shrinkB=np.sqrt(size) / 2,
+                    linewidth=0.5 + 1.8 * ends[2],
+                    color=colours(scale(ends[2])),
+                    alpha=0.9,
+                )
+            )
+    else:
+        lines = list(np.stack([where[j], where[i]], 1))
+        axes.add_collection(
+            LineCollection(lines, linewidths=0.3 + 0.5 * chance, colors=colours(scale(chance)))
         )
-        axes.add_patch(arrow)
     axes.scatter(*where.T, s=size, c=p, cmap=colours, norm=scale, edgecolors="black", linewidths=1, zorder=3)
     if small:
         for client, (across, up) in enumerate(where):
@@ -115,7 +140,9 @@ def network(network: Network, p: NDArray[Any], p_hat: NDArray[Any], title: str =
     axes.axis("off")
     bar = figure.colorbar(ScalarMappable(scale, colours), ax=axes, shrink=0.75)
     bar.set_label("chance per round: clients compute with p, links work with p̂")
-    axes.set_title(f"{network.clients} clients, {network.links} links" + (f", {title}" if title else ""), fontsize=11)
+    of_them = "" if len(shown) == network.links else f" ({len(shown):,} drawn)"
+    text = f"{network.clients:,} clients, {network.links:,} links{of_them}"
+    axes.set_title(f"{text}, {title}" if title else text, fontsize=11)
     return figure
 
 
@@ -123,11 +150,17 @@ def positions(network: Network) -> NDArray[Any]:
     """(clients, 2): where the clients stand, or a layout where they have no place."""
     if network.positions is not None:
         return network.positions
-    if network.clients <= 60:
+    if network.clients <= _SMALL:
         layout = nx.kamada_kawai_layout(network.graph.to_undirected())
         return np.array([layout[i] for i in range(network.clients)])
     angle = 2 * np.pi * np.arange(network.clients) / network.clients
     return np.stack([np.cos(angle), np.sin(angle)], 1)
+
+
+def check_suffix(path: str | Path) -> None:
+    """Say before the work, not after it, that a picture of this kind cannot be drawn."""
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise InvalidInput(f"picture {str(path)!r} must end in {', '.join(SUFFIXES)}; use network.png.")
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -66,9 +67,26 @@ class Recipe(Protocol):
     def draw(self, seed: int) -> Graph: ...
 
 
-def _check_clients(clients: int) -> None:
-    if not isinstance(clients, int | np.integer) or clients < 1:
-        raise InvalidNetwork(f"clients must be a whole number of at least 1, got {clients!r}; use clients=10.")
+def _check_clients(clients: Any) -> None:
+    if not isinstance(clients, int | np.integer) or isinstance(clients, bool) or clients < 1:
+        raise InvalidNetwork(
+            f"clients must be a whole number of at least 1, got {clients!r}; use clients=10."
+        )
+
+
+def _check_out(name: str, out: Any, clients: int) -> None:
+    """How many others each client sends to; a lone client sends to nobody, whatever is asked."""
+    most = max(1, clients - 1)
+    if not isinstance(out, int | np.integer) or isinstance(out, bool) or not 1 <= out <= most:
+        raise InvalidNetwork(
+            f"{name} must be a whole number from 1 to clients - 1 = {clients - 1}, got {out!r}; "
+            f"use {name}={min(3, most)}."
+        )
+
+
+def _number(value: Any) -> Any:
+    """The value, or NaN, which fails every comparison."""
+    return float("nan") if isinstance(value, bool) or not isinstance(value, Real) else value
 
 
 def _redraw(recipe: Recipe, seed: int, attempt: Callable[[np.random.Generator], Graph], fix: str) -> Graph:
@@ -93,7 +111,7 @@ class RandomGeometric:
 
     def __post_init__(self) -> None:
         _check_clients(self.clients)
-        if not 0 < self.radius:
+        if not _number(self.radius) > 0:
             raise InvalidNetwork(f"radius must be above 0, got {self.radius!r}; use radius=0.4.")
 
     def draw(self, seed: int) -> Graph:
@@ -116,7 +134,7 @@ class DirectedGeometric:
 
     def __post_init__(self) -> None:
         _check_clients(self.clients)
-        if not 0 < self.low <= self.high:
+        if not 0 < _number(self.low) <= _number(self.high):
             raise InvalidNetwork(
                 f"low and high must satisfy 0 < low ≤ high, got low={self.low!r}, high={self.high!r}; "
                 "use low=0.3, high=0.6."
@@ -206,15 +224,14 @@ class ErdosRenyi:
 
     def __post_init__(self) -> None:
         _check_clients(self.clients)
-        if not 0 < self.probability <= 1:
+        if not 0 < _number(self.probability) <= 1:
             raise InvalidNetwork(
                 f"probability must be in (0, 1], got {self.probability!r}; use probability=0.4."
             )
 
     def draw(self, seed: int) -> Graph:
         def attempt(draws: np.random.Generator) -> Graph:
-            pairs = self.clients * (self.clients - 1)
-            chosen = np.flatnonzero(draws.random(pairs) < self.probability)
+            chosen = _successes(draws, self.clients * (self.clients - 1), self.probability)
             i, j = np.divmod(chosen, max(1, self.clients - 1))
             return Graph.of(self.clients, i, j + (j >= i))  # skip the diagonal
 
@@ -231,10 +248,7 @@ class KOut:
 
     def __post_init__(self) -> None:
         _check_clients(self.clients)
-        if not 1 <= self.out <= max(1, self.clients - 1):
-            raise InvalidNetwork(
-                f"out must be between 1 and clients - 1 = {self.clients - 1}, got {self.out!r}; use out=3."
-            )
+        _check_out("out", self.out, self.clients)
 
     def draw(self, seed: int) -> Graph:
         def attempt(draws: np.random.Generator) -> Graph:
@@ -248,9 +262,10 @@ class KOut:
 
 @dataclass(frozen=True)
 class KRegular:
-    """Every client sends to `degree` others and hears `degree` others: a union of random cycles.
+    """Every client sends to `degree` others and hears `degree` others.
 
-    One cycle through all clients is enough to be strongly connected, so it suits any size.
+    One random cycle through all clients makes it strongly connected, so it suits any size; the other
+    links are random permutations.
     """
 
     name: ClassVar[str] = "k-regular"
@@ -259,17 +274,42 @@ class KRegular:
 
     def __post_init__(self) -> None:
         _check_clients(self.clients)
-        if not 1 <= self.degree <= max(1, self.clients - 1):
-            raise InvalidNetwork(
-                f"degree must be between 1 and clients - 1 = {self.clients - 1}, got {self.degree!r}; "
-                "use degree=3."
-            )
+        _check_out("degree", self.degree, self.clients)
 
     def draw(self, seed: int) -> Graph:
-        draws = generator(seed, "graph:k-regular")
-        cycles = [draws.permutation(self.clients) for _ in range(self.degree)]
-        receivers = np.concatenate([np.roll(cycle, -1) for cycle in cycles])
-        return Graph.of(self.clients, receivers, np.concatenate(cycles))
+        draws, i = generator(seed, "graph:k-regular"), np.arange(self.clients)
+        cycle = draws.permutation(self.clients)
+        targets = np.empty((self.clients, self.degree), np.int64)
+        if (
+            3 * self.degree >= self.clients
+        ):  # dense: permutations would clash, so the cycle with random chords
+            more = draws.permutation(np.arange(2, self.clients))[: self.degree - 1]
+            targets[cycle] = cycle[(i[:, None] + np.r_[1, more]) % self.clients]
+        else:
+            targets[cycle, 0] = np.roll(cycle, -1)
+            for column in range(1, self.degree):
+                targets[:, column] = _permutation(draws, np.c_[i, targets[:, :column]])
+        return Graph.of(self.clients, targets.ravel(), np.repeat(i, self.degree))
+
+
+def _permutation(draws: np.random.Generator, taken: Ints) -> Ints:
+    """A random permutation that sends no i to one of `taken[i]`; the few clashes are swapped away."""
+    to = draws.permutation(len(taken))
+    while len(clash := np.flatnonzero((taken == to[:, None]).any(1))):
+        for a, b in zip(clash, draws.integers(0, len(taken), len(clash)), strict=True):
+            to[a], to[b] = to[b], to[a]
+    return to
+
+
+def _successes(draws: np.random.Generator, trials: int, probability: float) -> Ints:
+    """Which of many independent trials succeed, by the gaps between successes: O(successes)."""
+    found, last = [np.empty(0, np.int64)], -1
+    while last < trials:
+        gaps = draws.geometric(probability, int(1.1 * probability * max(0, trials - last)) + 10)
+        found.append(last + np.cumsum(gaps))
+        last = int(found[-1][-1])
+    chosen = np.concatenate(found)
+    return chosen[chosen < trials]
 
 
 def _distinct(draws: np.random.Generator, rows: int, size: int, count: int) -> Ints:

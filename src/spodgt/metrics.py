@@ -23,11 +23,17 @@ METRICS: dict[str, str] = {
 }
 
 
-def measure(problem: Problem, state: Any, *, gradient: bool) -> dict[str, float]:
-    """Measure one run; `state` holds its clients only, `gradient` asks for a pass over all data."""
+def measure(
+    problem: Problem, state: Any, statistics: Tensor | None = None, *, gradient: bool
+) -> dict[str, float]:
+    """Measure one run; `state` holds its clients only, `gradient` asks for a pass over all data.
+
+    `statistics` (clients, columns) are the running statistics of its clients, if they have any.
+    """
     x: Tensor = state.x
-    average = x.mean(0, keepdim=True)
-    quality = problem.evaluate(torch.cat([x, average]))
+    models = x if statistics is None or not statistics.shape[1] else torch.cat([x, statistics], 1)
+    average = models.mean(0, keepdim=True)
+    quality = problem.evaluate(torch.cat([models, average]))
     row = {
         "loss": float(quality.loss[:-1].mean()),
         "accuracy": float(quality.accuracy[:-1].mean()),
@@ -40,7 +46,7 @@ def measure(problem: Problem, state: Any, *, gradient: bool) -> dict[str, float]
     if hasattr(state, "y") and hasattr(state, "g"):
         row["tracking"] = float((state.y.double().sum(0) - state.g.double().sum(0)).norm())
     if gradient:
-        losses, grads = problem.full(average.expand_as(x), _everyone(problem))
+        losses, grads = problem.full(average.expand_as(models), _everyone(problem))
         row["train_loss"] = float(losses.mean())
         row["gradient_norm"] = float(grads.mean(0).norm())
     optimum = getattr(problem, "optimum", None)

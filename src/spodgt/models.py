@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from spodgt.errors import InvalidInput
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -44,7 +46,12 @@ def stacked_loss(loss: Loss) -> Loss | None:
     plain = getattr(loss, "weight", None) is None and getattr(loss, "reduction", None) == "mean"
     if isinstance(loss, nn.MultiMarginLoss) and plain and loss.p == 1 and loss.margin == 1:
         return multi_margin
-    if isinstance(loss, nn.CrossEntropyLoss) and plain and loss.label_smoothing == 0 and loss.ignore_index < 0:
+    if (
+        isinstance(loss, nn.CrossEntropyLoss)
+        and plain
+        and loss.label_smoothing == 0
+        and loss.ignore_index < 0
+    ):
         return cross_entropy
     return None
 
@@ -74,6 +81,98 @@ def cnn(shape: tuple[int, ...], classes: int, width: int = 8) -> nn.Module:
     )
 
 
+# Mean and deviation of the training pixels of CIFAR-10, scaled to [0, 1], for each of red, green, blue.
+_COLOURS = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+_GREYS = ((0.5,), (0.25,))  # for images of any other number of channels
+_GROUP = 16  # channels normalised together [wu2018group]
+
+
+class Standardise(nn.Module):
+    """Pixels in [0, 1] moved to mean 0 and deviation 1 by fixed numbers.
+
+    It is part of the model, so that whoever gets the model's weights gets the right inputs with it; the
+    numbers are constants, neither trained nor exchanged.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        mean, deviation = (torch.tensor(row) for row in (_COLOURS if channels == 3 else _GREYS))
+        self.register_buffer("scale", (1 / deviation).view(-1, 1, 1), persistent=False)
+        self.register_buffer("shift", (-mean / deviation).view(-1, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addcmul(self.shift, x, self.scale)
+
+
+class Residual(nn.Module):
+    """Two 3×3 convolutions around a shortcut [he2016deep]."""
+
+    def __init__(self, before: int, after: int, stride: int, norm: str) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, padding=1, bias=False),
+            _normalisation(norm, after),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(after, after, 3, padding=1, bias=False),
+            _normalisation(norm, after),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), _normalisation(norm, after)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).add_(self.shortcut(x)).relu_()  # type: ignore[no-any-return]
+
+
+def _normalisation(kind: str, channels: int) -> nn.Module:
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    return nn.GroupNorm(math.gcd(channels, max(1, channels // _GROUP)), channels)
+
+
+def resnet18(shape: tuple[int, ...], classes: int, width: int = 64, norm: str = "group") -> nn.Module:
+    """ResNet-18 for small images: a 3×3 stem and no pooling before the four stages of two blocks each.
+
+    The stages have `width`, 2, 4 and 8 times `width` channels; 64 is the usual size (11.2 million
+    parameters with 10 classes). `norm="batch"` keeps running statistics, so a problem with it needs
+    `buffers="pull"`.
+    """
+    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+        raise InvalidInput(f"width of resnet18 must be a whole number of at least 1, got {width!r}; use 64.")
+    if norm not in ("group", "batch"):
+        raise InvalidInput(f"norm of resnet18 must be 'group' or 'batch', got {norm!r}; use 'group'.")
+    if len(shape) != 3:
+        raise InvalidInput(
+            f"resnet18 needs images (channels, height, width), got inputs of shape {shape}; use mlp."
+        )
+    widths = [width, width, 2 * width, 4 * width, 8 * width]
+    blocks = [
+        Residual(
+            widths[stage] if first else widths[stage + 1],
+            widths[stage + 1],
+            2 if first and stage else 1,
+            norm,
+        )
+        for stage in range(4)
+        for first in (True, False)
+    ]
+    return nn.Sequential(
+        Standardise(shape[0]),
+        nn.Conv2d(shape[0], width, 3, padding=1, bias=False),
+        _normalisation(norm, width),
+        nn.ReLU(inplace=True),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8 * width, classes),
+    )
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A model by name with the loss it is trained with."""
@@ -89,4 +188,5 @@ MODELS: dict[str, Recipe] = {
     "logistic": Recipe(linear, cross_entropy),
     "mlp": Recipe(mlp, cross_entropy, ("hidden",)),
     "cnn": Recipe(cnn, cross_entropy, ("width",)),
+    "resnet18": Recipe(resnet18, cross_entropy, ("width", "norm")),
 }

@@ -89,13 +89,19 @@ class Network:
     @classmethod
     def from_networkx(cls, graph: Any, *, weights: str = "degree", seed: int = 0) -> Network:
         """Clients are the nodes in the graph's order; an edge (u, v) means u sends to v."""
+        if not isinstance(graph, nx.Graph):
+            raise InvalidNetwork(
+                f"graph must be a networkx Graph or DiGraph, got {type(graph).__name__}; "
+                "use from_adjacency for a matrix."
+            )
         if graph.is_multigraph():
             raise InvalidNetwork(
                 "graph must be a Graph or DiGraph, got a multigraph; use networkx.DiGraph(graph)."
             )
         index = {node: i for i, node in enumerate(graph.nodes)}
-        edges = np.array([(index[v], index[u]) for u, v in graph.to_directed().edges], np.int64).reshape(-1, 2)
-        return cls.from_graph(Graph.of(len(index), edges[:, 0], edges[:, 1]), weights=weights, seed=seed)
+        edges = list(graph.to_directed().edges)
+        receivers, senders = [index[v] for _, v in edges], [index[u] for u, _ in edges]
+        return cls.from_graph(Graph.of(len(index), receivers, senders), weights=weights, seed=seed)
 
     @classmethod
     def from_adjacency(
@@ -109,8 +115,8 @@ class Network:
         seed: int = 0,
     ) -> Network:
         """`adjacency[i, j]` is true where i receives from j; the diagonal is ignored."""
-        adjacency = _square(adjacency, "adjacency") != 0
-        graph = Graph.of(len(adjacency), *np.nonzero(adjacency))
+        receivers, senders = np.nonzero(_square(adjacency, "adjacency"))
+        graph = Graph.of(len(np.asarray(adjacency)), receivers, senders)
         return cls.from_graph(graph, A, B, W, weights=weights, seed=seed)
 
     @classmethod
@@ -126,10 +132,13 @@ class Network:
     ) -> Network:
         """Check the graph, take the weights given and make the others by the rule `weights`."""
         if weights not in WEIGHTS:
-            raise InvalidNetwork(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}.")
+            raise InvalidNetwork(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}; use degree.")
+        if graph.clients < 1:
+            raise InvalidNetwork("the graph must have at least one client, got none; add nodes.")
         _check_connected(graph)
-        a = _degree(graph.receivers, graph) if weights == "degree" else _random(graph.receivers, graph, seed, "A")
-        b = _degree(graph.senders, graph) if weights == "degree" else _random(graph.senders, graph, seed, "B")
+        by_degree = weights == "degree"
+        a = _degree(graph.receivers, graph) if by_degree else _random(graph.receivers, graph, seed, "A")
+        b = _degree(graph.senders, graph) if by_degree else _random(graph.senders, graph, seed, "B")
         return cls(
             graph.clients,
             graph.receivers,
@@ -175,7 +184,7 @@ class Network:
 
     @property
     def adjacency(self) -> NDArray[np.bool_]:
-        return self._dense(np.ones(self.links)) != 0
+        return self._dense(np.ones(self.links)).astype(bool)
 
     @property
     def A(self) -> Floats:
@@ -259,7 +268,12 @@ def _reverse(clients: int, receivers: Ints, senders: Ints) -> Ints | None:
 
 # --- checks: one sentence that names the client or the link ------------------------------------------
 def _square(matrix: ArrayLike, name: str) -> NDArray[Any]:
-    array = np.asarray(matrix)
+    try:
+        array = np.asarray(matrix)
+        if array.dtype.kind not in "biuf":
+            array = array.astype(np.float64)
+    except (TypeError, ValueError):
+        raise InvalidNetwork(f"{name} must be a matrix of numbers, got {matrix!r:.60}.") from None
     if array.ndim != 2 or array.shape[0] != array.shape[1] or not array.size:
         raise InvalidNetwork(f"{name} must be a square (clients, clients) matrix, got shape {array.shape}.")
     return array
@@ -302,9 +316,13 @@ def _given(matrix: ArrayLike, name: str, graph: Graph) -> Floats:
             f"leave client {i} some weight for itself."
         )
     if name in "AW":
-        _check_sums(M.sum(1), name, "row", "Row i weighs what client i receives; if columns sum to one, it is B.")
+        _check_sums(
+            M.sum(1), name, "row", "Row i weighs what client i receives; if columns sum to one, it is B."
+        )
     if name in "BW":
-        _check_sums(M.sum(0), name, "column", "Column j weighs what client j sends; if rows sum to one, it is A.")
+        _check_sums(
+            M.sum(0), name, "column", "Column j weighs what client j sends; if rows sum to one, it is A."
+        )
     if name == "W" and not np.allclose(M, M.T, rtol=0, atol=_TOLERANCE):
         i, j = np.unravel_index(np.abs(M - M.T).argmax(), M.shape)
         raise InvalidNetwork(
@@ -317,7 +335,9 @@ def _given(matrix: ArrayLike, name: str, graph: Graph) -> Floats:
     if (weights == 0).any():
         link = int(np.argmin(weights))
         i, j = graph.receivers[link], graph.senders[link]
-        raise InvalidNetwork(f"{name} must weigh every link, but link {j} → {i} has weight 0; remove the link.")
+        raise InvalidNetwork(
+            f"{name} must weigh every link, but link {j} → {i} has weight 0; remove the link."
+        )
     off[graph.receivers, graph.senders] = 0
     if off.any():
         i, j = np.argwhere(off)[0]

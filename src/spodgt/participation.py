@@ -7,6 +7,7 @@ only computing clients; the links of round k ≥ 1 mix x[k-1] into x[k].
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -48,10 +49,10 @@ class Independent:
         return bool((self.p_hat < 1).any())
 
     def computes(self, rounds: range) -> Bools:
-        return _draws(rng.key(self.seed, "clients"), rounds, len(self.p)) < self.p
+        return rng.bernoulli(rng.key(self.seed, "clients"), rounds, self.p)
 
     def links(self, rounds: range) -> LinkPair:
-        return _same(_draws(rng.key(self.seed, "links"), rounds, len(self.p_hat)) < self.p_hat)
+        return _same(rng.bernoulli(rng.key(self.seed, "links"), rounds, self.p_hat))
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,7 @@ class Recorded:
     p_hat: Floats
     client_table: Bools  # (rounds + 1, clients)
     link_table: Bools  # (rounds, links)
+    seed: int = 0
 
     @property
     def length(self) -> int | None:
@@ -123,6 +125,7 @@ class Overlay:
     all_clients: bool = False
     all_links: bool = False
     every: int = 1  # links are used only in rounds divisible by it
+    pairs: Ints | None = None  # every link's reverse: both work as the lower-numbered one does
 
     @property
     def p(self) -> Floats:
@@ -130,7 +133,13 @@ class Overlay:
 
     @property
     def p_hat(self) -> Floats:
-        return self.base.p_hat
+        if self.pairs is None or self.all_links:
+            return self.base.p_hat
+        return self.base.p_hat[self._lower]  # a pair has one draw, so it has one probability
+
+    @property
+    def seed(self) -> int:
+        return self.base.seed
 
     @property
     def length(self) -> int | None:
@@ -144,6 +153,11 @@ class Overlay:
     def idle_links(self) -> bool:
         return self.every > 1 or (not self.all_links and self.base.idle_links)
 
+    @cached_property
+    def _lower(self) -> Ints:
+        assert self.pairs is not None
+        return np.minimum(np.arange(len(self.pairs)), self.pairs)
+
     def computes(self, rounds: range) -> Bools:
         if self.all_clients:
             return np.ones((len(rounds), len(self.p)), bool)
@@ -154,10 +168,124 @@ class Overlay:
             pull, push = _same(np.ones((len(rounds), len(self.p_hat)), bool))
         else:
             pull, push = self.base.links(rounds)
+            if self.pairs is not None:
+                pull, push = _same(pull[:, self._lower])
         if self.every == 1:
             return pull, push
         now = (np.asarray(rounds) % self.every == 0)[:, None]
         return _same(pull & now) if pull is push else (pull & now, push & now)
+
+
+def two_way(availability: Availability, network: Network) -> Availability:
+    """One draw for each pair of clients: a symmetric exchange needs both directions or none."""
+    return Overlay(availability, pairs=network.reverse)
+
+
+@dataclass(frozen=True, eq=False)
+class Woken:
+    """One client wakes in every round, drawn uniformly, and draws one in- and one out-neighbour.
+
+    It pulls from the first and pushes to the second; as a pair, it and the first exchange both ways.
+    Only the clients involved compute, and all of them in round 0. It waits for whom it has drawn.
+    """
+
+    base: Availability
+    network: Network
+    pairs: bool = False
+    computing: bool = True
+    length: int | None = None
+    idle_clients: bool = True
+    idle_links: bool = True
+
+    @property
+    def p(self) -> Floats:
+        return self.base.p
+
+    @property
+    def p_hat(self) -> Floats:
+        return self.base.p_hat
+
+    @property
+    def seed(self) -> int:
+        return self.base.seed
+
+    @cached_property
+    def _out(self) -> Ints:
+        """Links by sender; the network keeps them by receiver."""
+        return np.argsort(self.network.senders, kind="stable")
+
+    def _drawn(self, rounds: range) -> tuple[Ints, Ints, Ints]:
+        """Who wakes, and its in- and out-link, in every round."""
+        u = rng.uniform(rng.key(self.seed, "wake"), np.asarray(rounds)[:, None], np.arange(3)[None, :])
+        into, out = self.network.in_degree, self.network.out_degree
+        i = (u[:, 0] * self.network.clients).astype(np.int64)
+        pull = (np.cumsum(into) - into)[i] + (u[:, 1] * into[i]).astype(np.int64)
+        push = self._out[(np.cumsum(out) - out)[i] + (u[:, 2] * out[i]).astype(np.int64)]
+        return i, pull, push
+
+    def computes(self, rounds: range) -> Bools:
+        active = np.zeros((len(rounds), self.network.clients), bool)
+        if not self.computing:
+            return active
+        if self.network.links:
+            i, pull, push = self._drawn(rounds)
+            active[np.arange(len(rounds)), i] = True
+            active[np.arange(len(rounds)), self.network.senders[pull]] = True
+            if not self.pairs:
+                active[np.arange(len(rounds)), self.network.receivers[push]] = True
+        active[(np.asarray(rounds) == 0) | (not self.network.links)] = True
+        return active
+
+    def links(self, rounds: range) -> LinkPair:
+        pulled = np.zeros((len(rounds), self.network.links), bool)
+        if not self.network.links:
+            return _same(pulled)
+        _, pull, push = self._drawn(rounds)
+        pulled[np.arange(len(rounds)), pull] = True
+        if self.pairs and self.network.reverse is not None:
+            pulled[np.arange(len(rounds)), self.network.reverse[pull]] = True
+            return _same(pulled)
+        pushed = np.zeros_like(pulled)
+        pushed[np.arange(len(rounds)), push] = True
+        return pulled, pushed
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """No links are used: models meet at a server, which the clock does not charge for.
+
+    With `alone` one machine that never idles does all the work, so every client computes at p = 1.
+    """
+
+    base: Availability
+    alone: bool = False
+    idle_links: bool = True
+
+    @property
+    def p(self) -> Floats:
+        return np.ones_like(self.base.p) if self.alone else self.base.p
+
+    @property
+    def p_hat(self) -> Floats:
+        return self.base.p_hat
+
+    @property
+    def seed(self) -> int:
+        return self.base.seed
+
+    @property
+    def length(self) -> int | None:
+        return None if self.alone else self.base.length
+
+    @property
+    def idle_clients(self) -> bool:
+        return not self.alone and self.base.idle_clients
+
+    def computes(self, rounds: range) -> Bools:
+        return np.ones((len(rounds), len(self.p)), bool) if self.alone else self.base.computes(rounds)
+
+    def links(self, rounds: range) -> LinkPair:
+        return _same(np.zeros((len(rounds), len(self.p_hat)), bool))
 
 
 # --- recipes ---------------------------------------------------------------------------------------
@@ -223,7 +351,9 @@ class EveryK:
 
     def __post_init__(self) -> None:
         if not isinstance(self.rounds, int) or self.rounds < 1:
-            raise InvalidInput(f"rounds must be a whole number of at least 1, got {self.rounds!r}; use rounds=5.")
+            raise InvalidInput(
+                f"rounds must be a whole number of at least 1, got {self.rounds!r}; use rounds=5."
+            )
 
     def draw(self, network: Network, seed: int) -> Availability:
         return Overlay(Always().draw(network, seed), every=self.rounds)
@@ -273,7 +403,9 @@ class Trace:
             table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
             missing = [name for name in columns if name not in table.columns]
             if missing:
-                raise InvalidInput(f"trace {path} must have columns {', '.join(columns)}, but lacks {missing[0]}.")
+                raise InvalidInput(
+                    f"trace {path} must have columns {', '.join(columns)}, but lacks {missing[0]}."
+                )
             k, i, j, up = (table[name].to_numpy(dtype=np.int64) for name in columns)
         except FileNotFoundError:
             raise InvalidInput(f"trace {path} does not exist; give a CSV or Parquet file.") from None
@@ -305,11 +437,13 @@ class Trace:
             np.fill_diagonal(stray, False)
             if stray.any():
                 i, j = np.argwhere(stray)[0]
-                raise InvalidInput(f"links has link {j} → {i}, which the network lacks; add it to the network.")
+                raise InvalidInput(
+                    f"links has link {j} → {i}, which the network lacks; add it to the network."
+                )
             links = links[:, network.receivers, network.senders]
         elif links.ndim != 2 or links.shape[1] != network.links:
             raise InvalidInput(
-                f"links must be (rounds, {m}, {m}) or (rounds, {network.links}) for this network, got {links.shape}."
+                f"links must be (rounds, {m}, {m}) or (rounds, {network.links}) here, got {links.shape}."
             )
         if len(computes) != len(links) + 1:
             raise InvalidInput(
@@ -322,7 +456,7 @@ class Trace:
         if self.p_hat is not None:
             p_hat = _probabilities(_on_links(self.p_hat, network), network.links, "p_hat", "link")
         tiny = float(np.finfo(float).tiny)
-        return Recorded(np.maximum(p, tiny), np.maximum(p_hat, tiny), computes, links)
+        return Recorded(np.maximum(p, tiny), np.maximum(p_hat, tiny), computes, links, seed)
 
 
 PARTICIPATIONS: dict[str, type[Participation]] = {
@@ -342,10 +476,6 @@ def as_availability(participation: Participation, network: Network, seed: int) -
 def _same(links: Bools) -> LinkPair:
     """One indicator gates both the model and the tracker on a link."""
     return links, links
-
-
-def _draws(key: np.uint64, rounds: range, count: int) -> Floats:
-    return rng.uniform(key, np.asarray(rounds)[:, None], np.arange(count)[None, :])
 
 
 def _at(table: Bools, rounds: range, first: int) -> Bools:

@@ -7,13 +7,14 @@ finds the old one or the new one, whatever happens in between. Nothing is ever p
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import platform
 import shutil
-import sys
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -30,7 +31,7 @@ from spodgt import figures
 from spodgt.errors import Failed, InvalidInput
 
 CHECKPOINT = "checkpoint.safetensors"
-_FORMAT = "1"
+_FORMAT = "2"
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,18 @@ class Result:
         )
         return table.reset_index().rename(columns={"algorithm": "name"})
 
-    def plot(self, path: str | Path, metric: str = "accuracy") -> Path:
+    def plot(self, path: str | Path, metric: str = "accuracy", against: str = "delay") -> Path:
         """Draw `metric` against delay, mean and one-sigma band over seeds; the suffix picks the format."""
-        figure = figures.curves(self.frame, metric)
-        return figures.save(figure, Path(path))
+        figures.check_suffix(path)
+        return figures.save(figures.curves(self.frame, metric, against), Path(path))
 
     def plot_network(self, path: str | Path, seed: int | None = None) -> Path:
-        """Draw the network of one seed: links by p̂, clients by p."""
+        """Draw the network of one seed (the first unless given): links by p̂, clients by p."""
+        figures.check_suffix(path)
         seed = next(iter(self.draws)) if seed is None else seed
+        if seed not in self.draws:
+            known = ", ".join(map(str, self.draws))
+            raise InvalidInput(f"seed={seed!r} is not one of this result; choose from {known}.")
         network, availability = self.draws[seed]
         figure = figures.network(network, availability.p, availability.p_hat, title=f"seed {seed}")
         return figures.save(figure, Path(path))
@@ -109,7 +114,7 @@ def versions() -> dict[str, str]:
 # --- the run directory -----------------------------------------------------------------------------
 def write(path: Path, data: bytes) -> None:
     """Write beside, flush, rename: `path` is the old file or the new one, never a part."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.part")
     try:
         with open(beside, "wb") as file:
             file.write(data)
@@ -117,7 +122,8 @@ def write(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(beside, path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
         raise Failed(
             f"{path} could not be written: {error.strerror or error}; "
             "free some space or choose another folder, then run again with --resume."
@@ -136,36 +142,59 @@ class RunDirectory:
 
     path: Path
 
-    def prepare(self, config: Mapping[str, Any], needed: int, *, resume: bool) -> None:
-        """Make the folder and say now, not after an hour, if it cannot be written."""
+    @contextlib.contextmanager
+    def prepared(self, config: Mapping[str, Any], needed: int, *, resume: bool) -> Iterator[None]:
+        """Make the folder ours, and say now, not after an hour, if it cannot be written."""
+        name, old = f"out={str(self.path)!r}", self.path / CHECKPOINT
+        if old.exists() and not resume:
+            raise InvalidInput(
+                f"{name} already holds a run; go on with it by --resume, or use another folder."
+            )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / f".probe.{os.getpid()}"
             probe.write_bytes(b"x")
             probe.unlink()
         except OSError as error:
-            raise InvalidInput(
-                f"out={str(self.path)!r} cannot be written: {error.strerror or error}; choose another folder."
-            ) from None
+            reason = error.strerror or error
+            raise InvalidInput(f"{name} cannot be written: {reason}; choose another folder.") from None
         free = shutil.disk_usage(self.path).free
         if free < needed:
             raise InvalidInput(
-                f"out={str(self.path)!r} has {free / 1e6:.0f} MB free, but this run may need {needed / 1e6:.0f} MB; "
+                f"{name} has {free / 1e6:.0f} MB free, but this run may need {needed / 1e6:.0f} MB; "
                 "free some space or choose another folder."
             )
-        old = self.path / CHECKPOINT
-        if old.exists() and not resume:
-            raise InvalidInput(
-                f"out={str(self.path)!r} already holds a run; use --resume to go on with it, or another folder."
-            )
-        if not resume or not old.exists():
-            write(self.path / "config.toml", tomli_w.dumps(_plain(config)).encode())
+        with self._locked(name):
+            if not old.exists():
+                write(self.path / "config.toml", tomli_w.dumps(_plain(config)).encode())
+            yield
+
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        """One process at a time; the lock goes with the process, however it ends."""
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            yield
+            return
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InvalidInput(f"{name} is in use by a run that is still going; wait for it.") from None
+            except OSError:
+                pass  # a file system without locks
+            yield
+        finally:
+            os.close(folder)
 
     def save(self, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
         """Replace the checkpoint; tables go in as Parquet bytes, so one rename moves everything on."""
+        # Copies: two parts of a state may be one tensor, which the format refuses.
+        data = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
         text = {"format": _FORMAT, "notes": json.dumps(notes)}
-        data = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        write(self.path / CHECKPOINT, serialise(data, text))
+        write(self.path / CHECKPOINT, serialise(data, text | {"sum": _sum(data, text["notes"])}))
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         path = self.path / CHECKPOINT
@@ -174,20 +203,36 @@ class RunDirectory:
         try:
             with safe_open(path, "pt") as file:
                 text = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if text.get("format") != _FORMAT:
-                raise InvalidInput(
-                    f"{path} has format {text.get('format')!r}, this version reads {_FORMAT!r}; start anew without --resume."
-                )
-            return tensors, json.loads(text["notes"])
-        except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
-            raise InvalidInput(f"{path} is not a checkpoint of a run ({error}); start anew in another folder.") from None
+                # Clones are aligned as in an unbroken run, so sums are the same bit for bit.
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            version = text.get("format")
+            if version == _FORMAT and text["sum"] != _sum(tensors, text["notes"]):
+                raise ValueError("its check sum is wrong")
+            notes = json.loads(text["notes"]) if version == _FORMAT else {}
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise InvalidInput(
+                f"{path} is not a whole checkpoint ({error}); remove it to begin anew, or use another folder."
+            ) from None
+        if version != _FORMAT:
+            raise InvalidInput(
+                f"{path} has format {version!r}, but this version of spodgt reads {_FORMAT!r}; "
+                "begin anew in another folder."
+            )
+        return tensors, notes
 
     def finish(self, result: Result) -> None:
-        """Tables, summary and pictures of a result, whole or partial."""
+        """Tables and summary of a result, whole or partial."""
         write(self.path / "metrics.parquet", parquet(result.frame))
         write(self.path / "participation.parquet", parquet(result.participation))
         write(self.path / "summary.json", json.dumps(summary_json(result), indent=2).encode())
+
+
+def _sum(tensors: Mapping[str, Tensor], notes: str) -> str:
+    total = zlib.crc32(notes.encode())
+    for name in sorted(tensors):
+        total = zlib.crc32(name.encode(), total)
+        total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, total)
+    return f"{total:08x}"
 
 
 def summary_json(result: Result) -> dict[str, Any]:
@@ -218,7 +263,3 @@ def table_to_tensor(frame: pd.DataFrame) -> Tensor:
 
 def tensor_to_table(tensor: Tensor) -> pd.DataFrame:
     return pd.read_parquet(io.BytesIO(tensor.numpy().tobytes()))
-
-
-def on_terminal() -> bool:
-    return sys.stderr.isatty()

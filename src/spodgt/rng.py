@@ -4,7 +4,8 @@ Any process, any resumed run and any batch of runs draws the same numbers, becau
 ever advanced: a draw is computed from its name. Two tools:
 
 - `generator(seed, stream, ...)` for draws made once (a graph, a partition, an initial model);
-- `words` and `uniform` for draws made in every round, vectorised over rounds and clients.
+- `words`, `uniform` and `bernoulli` for draws made in every round, vectorised over rounds and clients
+  (and `word`, one link of their chain, for compiled loops that draw as they go).
 
 The per-round words come from a chain of SplitMix64 finalisers [steele2014splittable], one link
 for each coordinate; the finaliser is a bijection of 64 bits that passes the usual test batteries.
@@ -12,12 +13,16 @@ for each coordinate; the finaliser is a bijection of 64 bits that passes the usu
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+
+from spodgt.compiled import jit, share
+from spodgt.errors import InvalidInput
 
 Words = NDArray[np.uint64]
 
@@ -27,7 +32,13 @@ _MIX2 = np.uint64(0x94D049BB133111EB)
 
 
 def _entropy(seed: int, stream: str, index: Sequence[int]) -> list[int]:
-    return [int(seed), zlib.crc32(stream.encode()), *map(int, index)]
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise InvalidInput(f"seed must be a whole number of at least 0, got {seed!r}; use 0.")
+    return [number, zlib.crc32(stream.encode()), *map(int, index)]
 
 
 def generator(seed: int, stream: str, *index: int) -> np.random.Generator:
@@ -65,3 +76,33 @@ def _finalise(z: Words) -> Words:
     z = (z ^ (z >> np.uint64(30))) * _MIX1
     z = (z ^ (z >> np.uint64(27))) * _MIX2
     return z ^ (z >> np.uint64(31))
+
+
+@jit
+def word(state, coordinate):  # type: ignore[no-untyped-def]
+    """One link of the chain of `words`, compiled."""
+    z = state + np.uint64(0x9E3779B97F4A7C15) * (np.uint64(coordinate) + np.uint64(1))
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@jit
+def _bernoulli(key, first_round, chances, out, first, last):  # type: ignore[no-untyped-def]
+    for row in range(out.shape[0]):
+        base = word(key, first_round + row)
+        for i in range(first, last):
+            u = np.float64(word(base, i) >> np.uint64(11)) * 2.0**-53
+            out[row, i] = u < chances[i]
+
+
+def bernoulli(key: np.uint64, rounds: range, chances: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """(rounds, chances): true with its chance, the same as `uniform(key, round, i) < chances[i]`."""
+    out = np.empty((len(rounds), len(chances)), np.bool_)
+    if out.size:
+        share(
+            len(chances),
+            out.size,
+            lambda first, last: _bernoulli(key, rounds.start, chances, out, first, last),
+        )
+    return out

@@ -64,13 +64,15 @@ def compare(
     resume: bool = False,
     checkpoint_every: float = 30.0,
     config: dict[str, Any] | None = None,
+    runtime: str | None = None,
 ) -> Result:
     """Run every method on the same networks, participation, data and seeds, until `rounds` or `delay`.
 
     A fixed network is held over all seeds; recipes (graphs, participations, partitions) are drawn anew
     for each, and all seeds of a method run together. Runs are looked at about `evaluations` times, or
     every `every` rounds. `x0` is (clients, parameters) or (parameters,). With `out`, the work is kept
-    in that folder and `resume=True` goes on with it, with the same numbers as an unbroken run.
+    in that folder and `resume=True` goes on with it, with the same numbers as an unbroken run. Under
+    `torchrun` the processes share the clients; `runtime="simulator"` lets each of them do all by itself.
     """
     given: Any = [algorithms] if isinstance(algorithms, str | Algorithm) else algorithms
     methods = [method(each) for each in given]
@@ -120,7 +122,14 @@ def compare(
         "every": every,
         "dtype": str(dtype),
     }
-    session = Session(batches, settings, described, None if out is None else RunDirectory(Path(out)))
+    directory = None if out is None else RunDirectory(Path(out))
+    if _distributed(runtime):
+        from spodgt.runtimes.distributed_group import join
+        from spodgt.runtimes.distributed_session import DistributedSession
+
+        together = DistributedSession(batches, settings, described, directory)
+        return together.carry_out(join(place), draws, resume=resume)
+    session = Session(batches, settings, described, directory)
     if session.directory is None:
         session.run()
         return session.result(draws)
@@ -131,6 +140,16 @@ def compare(
 
 
 # --- the pieces of compare ---------------------------------------------------------------------------
+def _distributed(runtime: str | None) -> bool:
+    if runtime not in (None, "simulator", "distributed"):
+        raise InvalidInput(f"runtime must be simulator or distributed, got {runtime!r}; leave it out.")
+    from spodgt.runtimes.distributed_group import launched
+
+    if runtime == "distributed" and not launched():
+        raise InvalidInput("runtime='distributed' needs several processes, got one; start it with torchrun.")
+    return runtime != "simulator" and launched()
+
+
 def _run(seed: int, each: Algorithm, network: Network, world: Availability, work: tuple[Problem, Any]) -> Run:
     check(each, network, world)
     fitted, (problem, x0) = each.fit(world), work
@@ -142,7 +161,7 @@ def _run(seed: int, each: Algorithm, network: Network, world: Availability, work
 def _start(x0: Any, problem: Problem) -> Tensor:
     m, n = problem.clients, problem.parameters
     try:
-        start = torch.as_tensor(x0)
+        start = x0 if isinstance(x0, Tensor) else torch.from_numpy(np.array(x0, np.float64))
     except (TypeError, ValueError, RuntimeError):
         raise InvalidInput(f"x0 must be numbers, got {x0!r:.60}; use torch.zeros({n}).") from None
     if start.shape not in ((n,), (m, n)):

@@ -8,10 +8,12 @@ them, of all runs of a batch, in the simulator; a block in the distributed runti
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -28,7 +30,7 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 LinkPair = tuple[Bools, Bools]  # links that carry models and links that carry trackers: mostly one array
-Rate = Any  # a step size: a number, or a (clients, 1) tensor with one per client
+Rate = Any  # a step size: a number, a (clients, 1) tensor with one per client, or a schedule
 P = TypeVar("P", bound="Problem")
 
 
@@ -64,6 +66,8 @@ class Availability(Protocol):
     @property
     def p_hat(self) -> Floats: ...  # (links,)
     @property
+    def seed(self) -> int: ...  # what a method's own draws start from
+    @property
     def length(self) -> int | None: ...  # rounds it can tell, None for ever
     @property
     def idle_clients(self) -> bool: ...  # some client may sit a round out
@@ -73,19 +77,52 @@ class Availability(Protocol):
     def links(self, rounds: range) -> LinkPair: ...
 
 
+class Schedule(ABC):
+    """A step size that changes with the rounds; a frozen dataclass of numbers."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def at(self, k: Any) -> Rate:
+        """The step size of round k ≥ 1, the one that leads to x[k]; `k` may be (clients, 1)."""
+
+
+def positive(value: Any, name: str, *, whole: bool = False) -> Rate:
+    """A number above 0, or one per client as a (clients, 1) tensor; anything else is the caller's mistake."""
+    if isinstance(value, Schedule):
+        return value
+    number: Any = None if isinstance(value, bool) else value
+    if isinstance(number, Integral if whole else Real) and 0 < float(number) < math.inf:
+        return int(float(number)) if whole else float(number)
+    if isinstance(value, list | tuple | np.ndarray) and not whole:
+        with contextlib.suppress(TypeError, ValueError):
+            value = torch.from_numpy(np.array(value, np.float64).reshape(-1, 1))
+    if isinstance(value, Tensor) and value.numel() and bool(((value > 0) & (value < math.inf)).all()):
+        return value
+    kind, example = ("a whole number", 5) if whole else ("a number", 0.01)
+    field = name.split(maxsplit=1)[0]
+    raise InvalidInput(f"{name} must be {kind} above 0, got {value!r}; use {field}={example}.")
+
+
+# What a method does where some are idle: goes on without them, waits for them and pays for it, or refuses.
+Sporadic = Literal["yes", "waits", "no"]
+
+
 @dataclass(frozen=True)
 class Traits:
     """What a method needs and gives; checks, tables and tests read it."""
 
     source: str  # citation key of docs/references.md
     mixing: Literal["pull+push", "pull", "push", "gossip", "none", "server"]
-    sporadic_clients: bool  # keeps its promise when some clients are idle
-    sporadic_links: bool  # keeps its promise when some links are down
-    tracking: bool = False  # carries a tracker of the global gradient
+    sporadic_clients: Sporadic
+    sporadic_links: Sporadic
+    tracking: bool = False  # follows the global gradient, not the client's own
     local_steps: bool = False  # several gradients between two exchanges
     exact: Literal["yes", "all active", "no"] = "no"  # reaches the optimum with a constant step
     vectors: int = 1  # parameter vectors in one message
-    instead: str = "spod-gt"  # what to use where it cannot run
+    talks: Literal["all", "pair", "client"] = "all"  # in a round: everybody, a random pair or a random client
+    steps: Literal["per client", "common", "constant", "none"] = "common"  # the freest step size it allows
+    momentum: Literal["kept", "restarted", "none"] = "kept"  # restarted: by every exchange after local steps
 
 
 class Algorithm(ABC):
@@ -99,13 +136,11 @@ class Algorithm(ABC):
     traits: ClassVar[Traits]
 
     def __post_init__(self) -> None:
-        for field in ("step_size", "server_step", "local_steps"):
+        for field in ("step_size", "server_step", "averaging", "local_steps"):
             value = getattr(self, field, None)
-            if isinstance(value, str | bool) or (isinstance(value, int | float) and not 0 < value < math.inf):
-                raise InvalidInput(
-                    f"{field} of {self.name} must be a number above 0, got {value!r}; use {field}="
-                    + ("5." if field == "local_steps" else "0.01.")
-                )
+            if value is not None:
+                whole = field == "local_steps"
+                object.__setattr__(self, field, positive(value, f"{field} of {self.name}", whole=whole))
 
     @abstractmethod
     def init(self, x: Tensor, round: Round) -> Any:
@@ -123,6 +158,10 @@ class Algorithm(ABC):
         """What the method makes of the availability: some use every link in every round."""
         return availability
 
+    def weighs(self, network: Network) -> Network:
+        """The network with the weights the method prescribes: two who gossip meet halfway."""
+        return network
+
 
 class Evaluation(NamedTuple):
     """How good models are on unseen data (or on the objective, where there is none), one entry per model."""
@@ -132,7 +171,12 @@ class Evaluation(NamedTuple):
 
 
 class Problem(Protocol):
-    """Models and data turned into gradients, loss and accuracy for the clients asked for."""
+    """Models and data turned into gradients, loss and accuracy for the clients asked for.
+
+    Where modules keep running statistics (BatchNorm), `grad`, `full` and `evaluate` take models with these
+    as further columns behind the parameters; `grad` brings them up to date there. The round adds and takes
+    off these columns, so that methods see parameters only.
+    """
 
     @property
     def clients(self) -> int: ...
@@ -142,6 +186,9 @@ class Problem(Protocol):
     def work(self) -> float: ...  # multiplications in one `full` call, to decide what is affordable
     def draw(self: P, seed: int) -> P: ...  # the problem of one run: partitions are drawn here
     def start(self, seed: int) -> Tensor: ...  # (clients, parameters) initial models
+    def statistics(
+        self, seed: int
+    ) -> Tensor: ...  # (clients, columns) initial running statistics, mostly none
     def join(self: P, others: Sequence[P]) -> P: ...  # several runs side by side, this one first
     def to(self: P, device: torch.device, dtype: torch.dtype) -> P: ...
     def grad(self, x: Tensor, rows: Ints, keys: NDArray[np.uint64], places: Ints, k: int) -> Tensor:

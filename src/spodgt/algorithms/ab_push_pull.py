@@ -17,7 +17,9 @@ from spodgt.types import Availability, Traits
 @dataclass(frozen=True)
 class ABPushPull(SpodGT):
     name: ClassVar[str] = "ab-push-pull"
-    traits: ClassVar[Traits] = replace(SpodGT.traits, source="nedic2025ab", exact="yes")
+    traits: ClassVar[Traits] = replace(
+        SpodGT.traits, source="nedic2025ab", sporadic_clients="waits", sporadic_links="waits", exact="yes"
+    )
 
     def uses(self, availability: Availability, network: Network) -> Availability:
         return Overlay(availability, all_clients=True, all_links=True)

@@ -17,7 +17,9 @@ from spodgt.types import Availability, Traits
 @dataclass(frozen=True)
 class GPushPull(SpodGT):
     name: ClassVar[str] = "g-push-pull"
-    traits: ClassVar[Traits] = replace(SpodGT.traits, source="pu2020push", exact="yes")
+    traits: ClassVar[Traits] = replace(
+        SpodGT.traits, source="pu2020push", sporadic_clients="waits", exact="yes"
+    )
 
     def uses(self, availability: Availability, network: Network) -> Availability:
         return Overlay(availability, all_clients=True)

@@ -3,19 +3,20 @@
     z ← z - η (∇L(z) + c)            one local step is one round
     every K rounds: d = (x - z)/(Kη);  c⁺ = c - d + B d;  x⁺ = A (x - η_s K η d);  z = x⁺
 
-With A = B = W it is the published method; here models are pulled and corrections pushed. The state's
-x is the local model z; `anchor` is the x it set out from. K = ⌈mean(1/p)⌉ unless given.
+With A = B = W it is the published method; here models are pulled and corrections pushed. The state's x
+is z; `anchor` is the x it set out from. K = ⌈mean(1/p)⌉ unless given.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from spodgt.algorithms.ab_push_pull import ABPushPull
 from spodgt.network import Network
 from spodgt.participation import Overlay
 from spodgt.types import Algorithm, Availability, Rate, Round, Traits
@@ -31,11 +32,9 @@ class KGTState(NamedTuple):
 @dataclass(frozen=True)
 class KGT(Algorithm):
     name: ClassVar[str] = "k-gt"
-    traits: ClassVar[Traits] = Traits(
-        "liu2025decentralized", "pull+push", False, False, tracking=True, local_steps=True, exact="yes", vectors=2
-    )
+    traits: ClassVar[Traits] = replace(ABPushPull.traits, source="liu2025decentralized", local_steps=True)
     step_size: Rate = 0.01  # η
-    local_steps: int | None = None  # K
+    local_steps: Any = None  # K
     server_step: float = 1.0  # η_s
 
     def fit(self, availability: Availability) -> KGT:
@@ -48,12 +47,12 @@ class KGT(Algorithm):
         return KGTState(x, round.grad(x), x, x.new_zeros(x.shape))
 
     def step(self, state: KGTState, round: Round) -> KGTState:
-        K, η = self.local_steps, self.step_size
-        z, x, c = state.x - η * (state.g + state.c), state.anchor, state.c
-        exchange = round.k % torch.as_tensor(K, device=z.device) == 0  # runs of a batch may differ in K
+        K, eta = self.local_steps, self.step_size
+        z, x, c = state.x - eta * (state.g + state.c), state.anchor, state.c
+        exchange = round.k % torch.as_tensor(K, device=z.device) == 0  # K may differ between runs
         if exchange.any():
-            d = (x - z) / (K * η)
+            d = (x - z) / K / eta
             c = torch.where(exchange, c - d + round.push(d), c)
-            x = torch.where(exchange, round.pull(x - self.server_step * K * η * d), x)
+            x = torch.where(exchange, round.pull(x - self.server_step * (eta * (K * d))), x)
             z = torch.where(exchange, x, z)
         return KGTState(z, round.grad(z), x, c)

@@ -30,11 +30,12 @@ class SpodGT(Algorithm):
     traits: ClassVar[Traits] = Traits(
         source="zehtabi2026sporadic",
         mixing="pull+push",
-        sporadic_clients=True,
-        sporadic_links=True,
+        sporadic_clients="yes",
+        sporadic_links="yes",
         tracking=True,
         exact="all active",
         vectors=2,
+        steps="per client",
     )
     step_size: Rate = 0.01  # η
 

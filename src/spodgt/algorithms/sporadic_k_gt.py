@@ -17,7 +17,7 @@ from spodgt.types import Availability, Traits
 @dataclass(frozen=True)
 class SporadicKGT(SpodGT):
     name: ClassVar[str] = "sporadic-k-gt"
-    traits: ClassVar[Traits] = replace(SpodGT.traits, source="zehtabi2026sporadic")
+    traits: ClassVar[Traits] = replace(SpodGT.traits, sporadic_links="waits")
 
     def uses(self, availability: Availability, network: Network) -> Availability:
         return Overlay(availability, all_links=True)

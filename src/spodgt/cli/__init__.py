@@ -5,25 +5,47 @@ Exit codes: 0 done, 1 failed on the way, 2 bad input (one sentence, no traceback
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Any
 
-from spodgt.cli import compare, data, lookup  # noqa: F401  (importing them adds their commands)
+import typer
+
+from spodgt.cli import compare, data, experiments, lookup, peer  # noqa: F401  (importing them adds their commands)
 from spodgt.cli.app import app
 from spodgt.errors import InvalidInput, SpodgtError
 
 __all__ = ["app", "main"]
 
 
+# Every usage error has this ancestor, in typer's own copy of click and in click itself.
+_UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+
 def main() -> None:
     """Entry point: turn what went wrong into one sentence and an exit code."""
     try:
-        app()
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
     except SpodgtError as error:
-        print(f"spodgt: error: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, InvalidInput) else 1)
+        code = 2 if isinstance(error, InvalidInput) else 1
+        if code == 1 or os.environ.get("RANK", "0") == "0":  # under torchrun all find the same bad input
+            _say(f"error: {error}")
+    except _UsageError as error:
+        if text := error.format_message():  # empty where help was shown instead
+            command = error.ctx.command_path if getattr(error, "ctx", None) else "spodgt"
+            _say(f"error: {text.rstrip('.')}; see {command} --help.")
+        code = 2
     except KeyboardInterrupt:
-        print("spodgt: stopped.", file=sys.stderr)
-        sys.exit(1)
+        code = 130
     except BrokenPipeError:  # the reader of our output went away, such as head
-        sys.stderr.close()
-        sys.exit(1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    if code == 130:  # how typer reports Ctrl-C
+        _say("stopped.")
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(text: str) -> None:
+    print(f"spodgt: {text}", file=sys.stderr)

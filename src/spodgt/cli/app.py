@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 app = typer.Typer(
     help="Decentralized federated learning over directed graphs, when clients and links come and go.",
@@ -17,7 +19,10 @@ app = typer.Typer(
 )
 
 # typer reads these at run time, on Python 3.10 too: Optional[...] it is
-ConfigOption = Annotated[Optional[Path], typer.Option("--config", help="A TOML file; what it leaves out is default.")]  # noqa: UP045
+ConfigOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--config", help="A TOML file; what it leaves out is default."),
+]
 OutOption = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(help="Folder for results. [dim]default: runs/NAME, numbered[/]"),
@@ -28,3 +33,8 @@ SetOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+
+
+def plain_table(**options: Any) -> Table:
+    """A table without frames: words and numbers get the width."""
+    return Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left", **options)

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
-from spodgt.cli.app import ConfigOption, JsonOption, OutOption, ResumeOption, SetOption, app
+from spodgt.cli.app import ConfigOption, JsonOption, OutOption, ResumeOption, SetOption, app, plain_table
 from spodgt.errors import InvalidInput
 
-SeedsOption = Annotated[Optional[int], typer.Option(help="How many seeds.")]  # noqa: UP045
-DelayOption = Annotated[Optional[float], typer.Option(help="Stop before this delay.")]  # noqa: UP045
-RoundsOption = Annotated[Optional[int], typer.Option(help="Stop after this many rounds.")]  # noqa: UP045
-LabelsOption = Annotated[Optional[int], typer.Option(help="Classes each client holds; 10 is IID.")]  # noqa: UP045
-DeviceOption = Annotated[Optional[str], typer.Option(help="cpu, cuda, mps, …")]  # noqa: UP045
-MethodsOption = Annotated[Optional[str], typer.Option(help="Methods, comma-separated.")]  # noqa: UP045
-SaveOption = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
+
+def _checked_later(text: str, metavar: str = "NUMBER") -> Any:
+    """An option taken as text: the config checks it, so that the error names its key."""
+    return typer.Option(help=text, metavar=metavar)
+
+
+SeedsOption = Annotated[Optional[str], _checked_later("How many seeds, or which: [0, 3, 7]")]  # noqa: UP045
+DelayOption = Annotated[Optional[str], _checked_later("Stop before this delay.")]  # noqa: UP045
+RoundsOption = Annotated[Optional[str], _checked_later("Stop after this many rounds.")]  # noqa: UP045
+LabelsOption = Annotated[Optional[str], _checked_later("Classes each client holds; 10 is IID.")]  # noqa: UP045
+DeviceOption = Annotated[Optional[str], _checked_later("cpu, cuda, mps, …", "DEVICE")]  # noqa: UP045
+MethodsOption = Annotated[Optional[str], _checked_later("Methods, comma-separated.", "NAMES")]  # noqa: UP045
+SaveOption = Annotated[str, _checked_later("Seconds between checkpoints.")]
 
 
 @app.command(epilog="Example: [bold]spodgt compare --labels-per-client 10 --seeds 3 --out runs/iid[/]")
@@ -38,7 +43,7 @@ def compare(
     device: DeviceOption = None,
     assign: SetOption = None,
     resume: ResumeOption = False,
-    checkpoint_every: SaveOption = 30.0,
+    checkpoint_every: SaveOption = "30",
     as_json: JsonOption = False,
 ) -> None:
     """Compare methods on the same networks, clients and data: a table, two pictures, a folder of results."""
@@ -69,7 +74,7 @@ def run(
     device: DeviceOption = None,
     assign: SetOption = None,
     resume: ResumeOption = False,
-    checkpoint_every: SaveOption = 30.0,
+    checkpoint_every: SaveOption = "30",
     as_json: JsonOption = False,
 ) -> None:
     """Run the experiment of a config file."""
@@ -90,57 +95,54 @@ def run(
 def changes_of(
     *,
     methods: str | None = None,
-    seeds: int | None = None,
-    delay: float | None = None,
-    rounds: int | None = None,
-    labels_per_client: int | None = None,
+    seeds: str | None = None,
+    delay: str | None = None,
+    rounds: str | None = None,
+    labels_per_client: str | None = None,
     device: str | None = None,
     assign: list[str] | None = None,
 ) -> dict[str, Any]:
     """Command-line options as changes of config keys."""
+    from spodgt.config import value_of
+
     changes: dict[str, Any] = {}
     if methods is not None:
         changes["run.methods"] = [name.strip() for name in methods.split(",")]
     if seeds is not None:
-        changes["run.seeds"] = seeds
-    if rounds is not None and delay is None:
-        changes |= {"run.delay": None, "run.rounds": rounds}
-    elif rounds is not None:
-        changes["run.rounds"] = rounds
+        changes["run.seeds"] = value_of(seeds)
+    if (delay is None) != (rounds is None):  # one given alone replaces the other of the config
+        changes |= {"run.delay": None, "run.rounds": None}
+    if rounds is not None:
+        changes["run.rounds"] = value_of(rounds)
     if delay is not None:
-        changes["run.delay"] = delay
+        changes["run.delay"] = value_of(delay)
     if labels_per_client is not None:
-        changes["problem.partition"] = {"kind": "labels-per-client", "labels": labels_per_client}
+        labels = value_of(labels_per_client)
+        changes["problem.partition"] = {"kind": "labels-per-client", "labels": labels}
     if device is not None:
         changes["run.device"] = device
     for pair in assign or []:
         key, equals, text = pair.partition("=")
         if not equals:
             raise InvalidInput(f"--set {pair!r} must be KEY=VALUE, such as network.radius=0.6.")
-        changes[key.strip()] = _value(text.strip())
+        changes[key.strip()] = value_of(text.strip())
     return changes
 
 
-def _value(text: str) -> Any:
-    """TOML if it reads as TOML, else the text itself: 0.6, true, [1, 2], beta."""
-    from spodgt.config import tomllib
-
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def carry_out(config: Any, out: Path | None, name: str, resume: bool, save_every: float, as_json: bool) -> None:
-    from spodgt.config import build
-    from spodgt.recorder import summary_json
+def carry_out(config: Any, out: Path | None, name: str, resume: bool, save_every: str, as_json: bool) -> None:
+    from spodgt.config import build, value_of
+    from spodgt.recorder import CHECKPOINT, summary_json
+    from spodgt.runtimes.distributed_group import main_process, restarted
     from spodgt.training import compare
 
-    signal.signal(signal.SIGTERM, _interrupt)
-    folder = out or free_folder(Path("runs"), name, resume)
+    main = main_process()  # the one of several that writes and shows
+    again = restarted() and (Path("runs") / name / "config.toml").exists()
+    folder = out or (free_folder(Path("runs"), name, resume or again) if main else Path("runs"))
     experiment = build(config)
     console = Console(stderr=as_json)
-    display = Display(console) if not as_json else None
+    if resume and main and not (folder / CHECKPOINT).exists():
+        print(f"spodgt: no checkpoint in {folder} yet; beginning at round 0.", file=sys.stderr)
+    display = None if as_json or not main else Display(console)
     with display or nullcontext():
         result = compare(
             experiment.methods,
@@ -150,9 +152,11 @@ def carry_out(config: Any, out: Path | None, name: str, resume: bool, save_every
             **experiment.options,
             out=folder,
             resume=resume,
-            checkpoint_every=save_every,
-            progress=display and display.show,
+            checkpoint_every=value_of(save_every),
+            progress=display.show if display else None,
         )
+    if not main:
+        raise typer.Exit(0 if result.complete else 1)
     if len(result.frame):
         metric = "accuracy" if result.frame["accuracy"].notna().any() else "loss"
         result.plot(folder / f"{metric}.png", metric)
@@ -161,16 +165,12 @@ def carry_out(config: Any, out: Path | None, name: str, resume: bool, save_every
         print(json.dumps(summary_json(result) | {"out": str(folder)}, indent=2))
     else:
         console.print(results_table(result))
-        console.print(f"Results, pictures and checkpoint: [bold]{folder}[/]")
+        console.print(f"Results, pictures and checkpoint: {folder}", soft_wrap=True, highlight=False)
     for stop in result.stopped:
         print(f"spodgt: warning: {stop}", file=sys.stderr)
     if not result.complete:
         print(f"spodgt: stopped early; go on with --out {folder} --resume.", file=sys.stderr)
         raise typer.Exit(1)
-
-
-def _interrupt(*_: Any) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def free_folder(parent: Path, name: str, resume: bool) -> Path:
@@ -187,49 +187,62 @@ def free_folder(parent: Path, name: str, resume: bool) -> Path:
 
 
 class Display:
-    """A progress bar for every method: rounds, delay, accuracy, time left."""
+    """A progress bar for every method: rounds, delay, accuracy, time left; one line of 80 columns each."""
 
     def __init__(self, console: Console) -> None:
         self.progress = Progress(
-            TextColumn("{task.description:<18}"),
-            BarColumn(bar_width=24),
+            TextColumn(
+                "{task.description}", table_column=Column(width=18, no_wrap=True, overflow="ellipsis")
+            ),
+            BarColumn(bar_width=10),
             TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True)),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=console,
         )
         self.tasks: dict[str, Any] = {}
 
     def __enter__(self) -> Display:
-        self.progress.start()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.progress.stop()
 
     def show(self, glimpse: Any) -> None:
+        self.progress.start()  # not before there is something to show: bad input is said on a clean line
         if glimpse.algorithm not in self.tasks:
             self.tasks[glimpse.algorithm] = self.progress.add_task(glimpse.algorithm, total=1.0, note="")
-        accuracy = f"accuracy {glimpse.accuracy:.3f}" if glimpse.accuracy == glimpse.accuracy else ""
-        note = f"round {glimpse.k:>6,}  delay {glimpse.delay:>7,.0f}  {accuracy}"
+        accuracy = f"acc {glimpse.accuracy:.3f}" if glimpse.accuracy == glimpse.accuracy else ""
+        note = f"k {glimpse.k:<7,} delay {glimpse.delay:<7,.0f} {accuracy}"
         self.progress.update(self.tasks[glimpse.algorithm], completed=glimpse.fraction, note=note)
 
 
 def results_table(result: Any) -> Table:
-    """The end of a comparison, best first."""
-    table = Table(title="at the end of every run (accuracy: mean over clients, average model, worst client)", title_justify="left")
+    """The end of a comparison, best first; 80 columns hold it."""
     known = result.frame["accuracy"].notna().any()
     measure = "accuracy" if known else "loss"
-    quality = ("± σ", "average", "worst") if known else ()
-    for heading in ("method", measure, *quality, "rounds", "gradients", "messages"):
-        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+    caption = "accuracy: mean over clients; avg: of the average model; worst: of the worst client"
+    table = plain_table(caption=caption if known else None)
+    quality = ("± σ", "avg", "worst") if known else ()
+    table.add_column("method", overflow="fold")
+    for heading in (measure, *quality, "rounds", "gradients", "messages"):
+        table.add_column(heading, justify="right", no_wrap=True)
     done = result.participation
-    counts = done.groupby("algorithm")[["gradients", "messages"]].sum() if len(done) else None
+    counts = done.groupby("algorithm")[["gradients", "messages"]].sum()
+    stopped = {stop.algorithm for stop in result.stopped}
     rows = result.summary().sort_values(measure, ascending=not known)
     for row in rows.itertuples():
         spread = f"{row.accuracy_std:.3f}" if row.seeds > 1 else ""
         shown = [f"{row.accuracy:.3f}", spread, f"{row.accuracy_average:.3f}", f"{row.accuracy_worst:.3f}"]
-        here = counts is not None and row.name in counts.index
-        work = [f"{int(counts.loc[row.name, c]):,}" if here else "–" for c in ("gradients", "messages")]  # type: ignore[union-attr]
-        table.add_row(row.name, *(shown if known else [f"{row.loss:.4g}"]), f"{row.rounds:,.0f}", *work)
+        work = [f"{short(counts.loc[row.name, c])}" if row.name in counts.index else "–" for c in counts]
+        name = f"{row.name} (diverged)" if row.name in stopped else row.name
+        table.add_row(name, *(shown if known else [f"{row.loss:.4g}"]), f"{row.rounds:,.0f}", *work)
     return table
+
+
+def short(count: int) -> str:
+    """At most seven characters: 999,999, 12.3M, 4.5G."""
+    for unit, size in (("G", 10**9), ("M", 10**6)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return f"{count:,}"

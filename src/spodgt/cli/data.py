@@ -9,9 +9,9 @@ from typing import Annotated, Any, Optional
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-from rich.table import Table
+from rich.text import Text
 
-from spodgt.cli.app import JsonOption, app
+from spodgt.cli.app import JsonOption, app, plain_table
 
 data_app = typer.Typer(help="List, download and import data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -22,13 +22,15 @@ def data_list(as_json: JsonOption = False) -> None:
     """Which data sets are here, and how to get the others."""
     from spodgt.data import available
 
-    rows = [{"name": r.name, "found": r.found and str(r.found), "how": r.how} for r in available()]
+    rows = available()
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps([{**r._asdict(), "found": r.found and str(r.found)} for r in rows], indent=2))
         return
-    table = Table("data set", "found in", "how to get it")
+    table = plain_table()
+    table.add_column("data set", no_wrap=True)
+    table.add_column("found in, or how to get it", overflow="fold")
     for row in rows:
-        table.add_row(row["name"], row["found"] or "–", "" if row["found"] else row["how"])
+        table.add_row(row.name, Text(str(row.found or f"not here: {row.how}")))
     Console().print(table)
 
 

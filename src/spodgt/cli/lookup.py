@@ -8,10 +8,20 @@ from typing import Annotated, Any, Optional
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from spodgt.cli.app import ConfigOption, JsonOption, SetOption, app
+from spodgt.cli.app import ConfigOption, JsonOption, SetOption, app, plain_table
 from spodgt.cli.compare import changes_of
+from spodgt.errors import InvalidInput
+
+_SHOWN = {  # columns of the terminal; --json has all
+    "method": "method",
+    "directed": "one-way links",
+    "tracking": "tracks",
+    "sporadic_compute": "idle clients",
+    "sporadic_links": "idle links",
+    "local_steps": "local steps",
+    "exact": "exact limit",
+}
 
 
 @app.command(epilog="Example: [bold]spodgt algorithms --json[/]")
@@ -23,36 +33,40 @@ def algorithms(as_json: JsonOption = False) -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    table = Table()
-    for heading in rows[0]:
-        table.add_column(heading)
+    table = plain_table(caption="waits: needs all of them and pays for it. More: --json.")
+    for heading in _SHOWN.values():
+        table.add_column(heading, no_wrap=heading == "method")
     for row in rows:
-        table.add_row(*map(str, row.values()))
+        table.add_row(*(row[key] for key in _SHOWN))
     Console().print(table)
 
 
-@app.command(epilog="Example: [bold]spodgt network --kind directed-geometric --clients 20 --out network.png[/]")
+@app.command(
+    epilog="Example: [bold]spodgt network --kind directed-geometric --clients 20 --out network.png[/]"
+)
 def network(
     config: ConfigOption = None,
     kind: Annotated[Optional[str], typer.Option(help="Kind of graph.")] = None,  # noqa: UP045
-    clients: Annotated[Optional[int], typer.Option(help="How many clients.")] = None,  # noqa: UP045
+    clients: Annotated[Optional[str], typer.Option(help="How many clients.", metavar="NUMBER")] = None,  # noqa: UP045
     assign: SetOption = None,
-    seed: Annotated[int, typer.Option(help="Which draw.")] = 0,
+    seed: Annotated[str, typer.Option(help="Which draw.", metavar="NUMBER")] = "0",
     out: Annotated[Path, typer.Option(help="Picture to draw (png, svg, pdf).")] = Path("network.png"),
     as_json: JsonOption = False,
 ) -> None:
     """Draw a network with its probabilities and say what it is like."""
     from spodgt import figures
-    from spodgt.config import Config, _network, _participation
+    from spodgt.config import Config, build_network, build_participation, value_of
     from spodgt.network import as_network
+    from spodgt.participation import as_availability
 
+    figures.check_suffix(out)
+    if not seed.isdigit():
+        raise InvalidInput(f"--seed must be a whole number of at least 0, got {seed!r}; use --seed 0.")
     changes: dict[str, Any] = {} if kind is None else {"network.kind": kind}
-    changes |= {} if clients is None else {"network.clients": clients}
-    chosen = (Config.read(config) if config else Config()).override(
-        changes | changes_of(assign=assign)
-    )
-    net = as_network(_network(chosen.network), seed, chosen.network.get("weights", "degree"))
-    availability = _participation(chosen.participation).draw(net, seed)
+    changes |= {} if clients is None else {"network.clients": value_of(clients)}
+    chosen = (Config.read(config) if config else Config()).override(changes | changes_of(assign=assign))
+    net = as_network(build_network(chosen.network), int(seed), chosen.network.get("weights", "degree"))
+    availability = as_availability(build_participation(chosen.participation), net, int(seed))
     figures.save(figures.network(net, availability.p, availability.p_hat, f"seed {seed}"), out)
     facts = {
         "clients": net.clients,
@@ -73,7 +87,7 @@ def network(
         }
         print(json.dumps(facts, indent=2))
         return
-    table = Table(show_header=False)
+    table = plain_table(show_header=False)
     for name, value in facts.items():
         table.add_row(name, str(value))
     Console().print(table)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from spodgt.data import IID, LabelsPerClient, Partition, load
 from spodgt.models import MODELS
 from spodgt.problems.learning import Learning
@@ -17,9 +19,13 @@ def classification(
     clients: int = 10,
     partition: Partition | None = None,
     batch_size: int | None = 16,
-    **options: int,
+    augment: bool = False,
+    **options: Any,
 ) -> Learning:
-    """A shipped model on a shipped data set, divided among the clients anew for every seed."""
+    """A shipped model on a shipped data set, divided among the clients anew for every seed.
+
+    `options` are the model's: `classification("cifar-10", "resnet18", width=16, augment=True)`.
+    """
     dataset = load(data)
     recipe = MODELS[model]
     shape = tuple(dataset.train.inputs.shape[1:])
@@ -30,11 +36,17 @@ def classification(
         clients=clients,
         partition=partition or IID(),
         batch_size=batch_size,
+        augment=augment,
+        buffers="pull",  # only asked of models with running statistics, such as a ResNet with norm="batch"
     )
 
 
 def fashion_mnist_svm(
-    clients: int = 10, labels_per_client: int = 10, *, batch_size: int | None = 16, data: str = "fashion-mnist-small"
+    clients: int = 10,
+    labels_per_client: int = 10,
+    *,
+    batch_size: int | None = 16,
+    data: str = "fashion-mnist-small",
 ) -> Learning:
     """The paper's first task: a linear SVM on Fashion-MNIST; `data="fashion-mnist"` for the full set."""
     partition = LabelsPerClient(labels_per_client)

@@ -1,49 +1,56 @@
 """Gradients of one module for many clients at once.
 
-Models are flat vectors: the module's parameters in `named_parameters` order. An engine takes stacked
-models (clients, parameters) and one batch per client, and returns stacked gradients. Which engine is
-fastest depends on the module: a linear layer has a closed form, small dense networks gain from
-`vmap`, convolutions on a CPU do not.
+Models are flat vectors: the module's parameters in `named_parameters` order, then its running statistics
+where it keeps any. An engine takes stacked models (clients, columns) and one batch per client, and returns
+stacked gradients (clients, parameters). Which engine is fastest depends on the module: a linear layer has
+a closed form, small dense networks gain from `vmap`, convolutions on a CPU do not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import math
+import sys
+import threading
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from spodgt.compiled import share
 from spodgt.errors import InvalidInput
 from spodgt.models import Loss, stacked_loss
 
 _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
-_RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
+_RUNNING = (nn.modules.batchnorm._NormBase,)
+Noise = Sequence[int] | None  # a seed for each client's dropout; None for gradients without any
 
 
 class Engine(Protocol):
     """Everything a learning problem asks of a module; `inputs` is (clients, batch, …)."""
 
     def losses(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor: ...  # (clients,)
-    def grads(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: list[int]) -> Tensor: ...
+    def grads(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> Tensor: ...
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor: ...  # shared inputs: (models, samples, …)
 
 
-def flatten(module: nn.Module) -> Tensor:
-    """The module's parameters as one vector, a copy."""
-    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
+def flatten(tensors: Iterable[Tensor]) -> Tensor:
+    """All numbers as one vector, a copy."""
+    return torch.cat([torch.empty(0), *(tensor.detach().reshape(-1) for tensor in tensors)])
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where each parameter of a module lies in the flat vector."""
+    """Where some tensors of a module lie in a flat vector."""
 
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
+    names: tuple[str, ...] = ()
+    shapes: tuple[torch.Size, ...] = ()
 
     @staticmethod
     def of(module: nn.Module) -> Layout:
@@ -52,11 +59,21 @@ class Layout:
 
     @property
     def size(self) -> int:
-        return sum(shape.numel() for shape in self.shapes)
+        return sum(self.sizes)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [shape.numel() for shape in self.shapes]
+
+    def views(self, row: Tensor) -> list[Tensor]:
+        """Views into the vector `row`, in order."""
+        return [
+            piece.view(shape) for piece, shape in zip(torch.split(row, self.sizes), self.shapes, strict=True)
+        ]
 
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:
         """Views into `x` (…, parameters), by name."""
-        pieces = x.split([shape.numel() for shape in self.shapes], -1)
+        pieces = torch.split(x, self.sizes, -1)
         return {
             name: piece.reshape(*x.shape[:-1], *shape)
             for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
@@ -84,7 +101,7 @@ class LinearEngine:
     def losses(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.loss(self._logits(x, inputs), targets)
 
-    def grads(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: list[int]) -> Tensor:
+    def grads(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> Tensor:
         with torch.enable_grad():
             logits = self._logits(x.detach(), inputs).requires_grad_()
             (slope,) = torch.autograd.grad(self.loss(logits, targets).sum(), logits)
@@ -117,7 +134,7 @@ class VmapEngine:
         loss = stacked_loss(self.loss)
         return loss(outputs, targets) if loss else vmap(self.loss)(outputs, targets)
 
-    def grads(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: list[int]) -> Tensor:
+    def grads(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> Tensor:
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             (g,) = torch.autograd.grad(self.losses(x, inputs, targets).sum(), x)
@@ -129,52 +146,138 @@ class VmapEngine:
 
 @dataclass(frozen=True, eq=False)
 class LoopEngine:
-    """One client after the other: for convolutions, for dropout, and for whatever `vmap` cannot do."""
+    """One client after the other, on every thread: for convolutions, for dropout, for what `vmap` cannot do.
+
+    A client's tensors are put into an empty shell of the module, one shell per thread, which then runs as
+    any module does. Each client stays on one thread: threads that share an operator wait for each other at
+    its end, which on a busy machine takes ten times as long as the work.
+    """
 
     module: nn.Module
     layout: Layout
     loss: Loss
-
-    def _forward(self, x: Tensor, inputs: Tensor) -> Tensor:
-        return functional_call(self.module, self.layout.unflatten(x), (inputs,))  # type: ignore[no-any-return]
-
-    def _loss(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(self._forward(x, inputs), targets)
+    statistics: Layout = field(default_factory=Layout)  # behind the parameters; training passes change them
+    random: bool = False  # training passes draw random numbers
+    shells: dict[tuple[int, torch.device, torch.dtype], Shell] = field(default_factory=dict, repr=False)
 
     def losses(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        return torch.stack([self._loss(*client) for client in zip(x, inputs, targets, strict=True)])
+        out = x.new_empty(len(x))
 
-    def grads(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: list[int]) -> Tensor:
-        g = torch.empty_like(x)
-        random = any(isinstance(part, _RANDOM) for part in self.module.modules())
-        self.module.train()
-        for client, seed in enumerate(noise):
-            with torch.enable_grad(), torch.random.fork_rng(enabled=random):
-                if random:
-                    torch.manual_seed(seed)  # dropout masks, too, are a function of (seed, round, client)
-                own = x[client].detach().requires_grad_()
-                (g[client],) = torch.autograd.grad(self._loss(own, inputs[client], targets[client]), own)
-        self.module.eval()
+        def one(client: int) -> None:
+            with torch.no_grad(), self._filled(x[client], training=False) as shell:
+                out[client] = self.loss(shell.module(self._image(inputs[client])), targets[client])
+
+        self._each(x, one)
+        return out
+
+    def grads(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> Tensor:
+        g = x.new_empty(len(x), self.layout.size)
+
+        def one(client: int) -> None:
+            own = self.layout.views(g[client])
+            with torch.enable_grad(), self._filled(x[client], training=noise is not None) as shell:
+                if self.random and noise is not None:
+                    torch.manual_seed(noise[client])  # dropout, too, is a function of (seed, round, client)
+                loss = self.loss(shell.module(self._image(inputs[client])), targets[client])
+                trained = [part for part in shell.parameters if part.requires_grad]
+                slopes = iter(torch.autograd.grad(loss, trained, allow_unused=True))
+                for to, part in zip(own, shell.parameters, strict=True):
+                    slope = next(slopes) if part.requires_grad else None  # a frozen part stays as it is
+                    _ = to.zero_() if slope is None else to.copy_(slope)
+
+        with torch.random.fork_rng(enabled=self.random):
+            self._each(x, one)
         return g
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
-        return torch.stack([self._forward(model, inputs) for model in x])
+        inputs, out = self._image(inputs), dict[int, Tensor]()
+
+        def one(model: int) -> None:
+            with torch.no_grad(), self._filled(x[model], training=False) as shell:
+                out[model] = shell.module(inputs)
+
+        self._each(x, one)
+        return torch.stack([out[model] for model in range(len(x))])
+
+    def _each(self, x: Tensor, one: Callable[[int], None]) -> None:
+        """Call `one` with the number of every row; random numbers are drawn for one after the other."""
+        threads = torch.get_num_threads()
+        if len(x) == 1 or threads == 1 or self.random or x.device.type != "cpu":
+            for row in range(len(x)):
+                one(row)
+            return
+
+        def some(first: int, last: int) -> None:
+            torch.set_num_threads(1)  # of this thread
+            for row in range(first, last):
+                one(row)
+
+        try:
+            share(len(x), sys.maxsize, some)
+        finally:
+            torch.set_num_threads(threads)
+
+    @contextlib.contextmanager
+    def _filled(self, row: Tensor, *, training: bool) -> Iterator[Shell]:
+        """This thread's shell with the tensors of one client in it; statistics are changed in `row`."""
+        key = threading.get_ident(), row.device, row.dtype
+        if key not in self.shells:
+            self.shells[key] = Shell(self.module, self.statistics, row)
+        shell = self.shells[key]
+        if shell.module.training != training:
+            shell.module.train(training)
+        values, running = torch.split(row, [self.layout.size, self.statistics.size])
+        shell.fill([*self.layout.views(values), *self.statistics.views(running)])
+        try:
+            yield shell
+        finally:
+            shell.fill([row.new_empty(0)] * len(shell.slots))  # or it would hold on to the whole of x
+
+    @cached_property
+    def _images(self) -> bool:
+        return any(isinstance(part, nn.Conv2d) for part in self.module.modules())
+
+    def _image(self, batch: Tensor) -> Tensor:
+        """Channels last, which convolutions on a CPU like best."""
+        if not self._images or batch.ndim != 4:
+            return batch
+        _, channels, height, width = batch.shape
+        if channels == 1:  # fits both layouts; these strides say which is meant
+            return batch.contiguous().as_strided(batch.shape, (height * width, 1, width, 1))
+        return batch.contiguous(memory_format=torch.channels_last)
 
 
-def choose(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> Engine:
+class Shell:
+    """A copy of a module with slots for the tensors of one client."""
+
+    def __init__(self, module: nn.Module, statistics: Layout, like: Tensor) -> None:
+        self.module = copy.deepcopy(module).to(like.device, like.dtype)
+        buffers = dict(self.module.named_buffers())
+        self.parameters = list(self.module.parameters())
+        self.slots = [*self.parameters, *(buffers[name] for name in statistics.names)]
+
+    def fill(self, values: Sequence[Tensor]) -> None:
+        for slot, value in zip(self.slots, values, strict=True):
+            slot.data = value
+
+
+def choose(
+    module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, statistics: Layout, *, random: bool
+) -> Engine:
     """The fastest engine that computes the same as the plain loop on a few samples."""
-    _check_buffers(module, inputs)
-    layout, loop_loss = Layout.of(module), loss
-    plain = LoopEngine(module, layout, loop_loss)
-    parts = [part for part in module.modules() if not isinstance(part, nn.Sequential | nn.Flatten | nn.Identity)]
+    plain = LoopEngine(module, Layout.of(module), loss, statistics, random)
+    parts = [
+        part for part in module.modules() if not isinstance(part, nn.Sequential | nn.Flatten | nn.Identity)
+    ]
+    frozen = not all(part.requires_grad for part in module.parameters())
+    if frozen or random or statistics.names or any(isinstance(part, _CONVOLUTIONS) for part in parts):
+        return plain
     stacked = stacked_loss(loss)
     if len(parts) == 1 and isinstance(parts[0], nn.Linear) and stacked and targets.ndim == 1:
         layer = parts[0]
         return LinearEngine(layer.in_features, layer.out_features, layer.bias is not None, stacked)
-    if any(isinstance(part, _CONVOLUTIONS + _RANDOM) for part in parts):
-        return plain
-    fast = VmapEngine(module, layout, loss)
-    return fast if _agree(fast, plain, flatten(module), inputs, targets) else plain
+    fast = VmapEngine(module, plain.layout, loss)
+    return fast if _agree(fast, plain, flatten(module.parameters()), inputs, targets) else plain
 
 
 def _agree(fast: Engine, plain: Engine, x: Tensor, inputs: Tensor, targets: Tensor) -> bool:
@@ -189,18 +292,50 @@ def _agree(fast: Engine, plain: Engine, x: Tensor, inputs: Tensor, targets: Tens
     return torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
-def _check_buffers(module: nn.Module, inputs: Tensor) -> None:
-    """Refuse modules that change state in their forward pass: clients would share that state."""
+def habits(module: nn.Module, inputs: Tensor) -> tuple[Layout, bool]:
+    """What a training pass changes besides gradients: running statistics, and the random state.
+
+    Whole-number buffers, such as BatchNorm's count of batches, only steer a running average and are left
+    to themselves.
+    """
     probe = copy.deepcopy(module).train()
     before = {name: buffer.clone() for name, buffer in probe.named_buffers()}
     with torch.no_grad(), torch.random.fork_rng():
-        probe(inputs)
-    for name, buffer in probe.named_buffers():
-        if not torch.equal(before[name], buffer):
+        state = torch.get_rng_state()
+        check_call(lambda: probe(inputs), "model in training mode")
+        random = not torch.equal(state, torch.get_rng_state())
+    norms = {name: part for name, part in probe.named_modules() if isinstance(part, _RUNNING)}
+    for name, part in norms.items():
+        if part.track_running_stats and part.momentum is None:
             raise InvalidInput(
-                f"model must not change buffers while it trains, but {name!r} changed; "
-                "replace BatchNorm by torch.nn.GroupNorm."
+                f"{name} must have a momentum to average over rounds, got None; use momentum=0.1."
             )
+    found = {}
+    for name, buffer in probe.named_buffers():
+        tracked = name.rpartition(".")[0] in norms  # even where a few samples left it as it was
+        if buffer.is_floating_point() and (tracked or not torch.equal(before[name], buffer)):
+            found[name] = buffer.shape
+    return Layout(tuple(found), tuple(found.values())), random
+
+
+def multiplications(module: nn.Module, inputs: Tensor) -> int:
+    """What one sample costs in a forward pass: every weight, once for each place a convolution visits."""
+    total = sum(part.numel() for part in module.parameters())
+
+    def visit(part: nn.Module, _: object, output: Tensor) -> None:
+        nonlocal total
+        weight = part.weight
+        assert isinstance(weight, Tensor)
+        total += weight.numel() * (math.prod(output.shape[2:]) - 1)
+
+    hooks = [
+        part.register_forward_hook(visit) for part in module.modules() if isinstance(part, _CONVOLUTIONS)
+    ]
+    with torch.no_grad():
+        module(inputs)
+    for hook in hooks:
+        hook.remove()
+    return total
 
 
 def check_call(call: Callable[[], Tensor], what: str) -> Tensor:

@@ -2,6 +2,9 @@
 
 All samples lie in one tensor; a client is the list of its sample numbers, so a batch of runs shares
 the data. A mini-batch is drawn without replacement, as a pure function of (seed, round, client).
+
+Running statistics (BatchNorm's) are columns behind the parameters in the models a problem is given, and
+only there: the round keeps them apart from x, so no method can put them into a tracker or a step.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,12 +24,24 @@ from spodgt.compiled import usable
 from spodgt.data import Dataset, Partition
 from spodgt.errors import InvalidData, InvalidInput
 from spodgt.models import Loss
-from spodgt.problems.engines import Engine, Layout, LinearEngine, check_call, choose, flatten
+from spodgt.problems.augment import Windows, crop_and_flip
+from spodgt.problems.engines import (
+    Engine,
+    Layout,
+    LinearEngine,
+    LoopEngine,
+    check_call,
+    choose,
+    flatten,
+    habits,
+    multiplications,
+)
 from spodgt.problems.linear import LOSSES, Draw, gradients
 from spodgt.types import Evaluation, Ints
 
 _PROBE = 4  # samples used to try a module out
 _CHUNK = 2**24  # numbers in one evaluated block: 64 MB of float32
+_PICTURES = 128  # samples in a block of a deep network: what lies between layers should stay in the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,12 +55,13 @@ class Samples:
         return len(self.targets)
 
     def take(self, rows: Tensor | slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        inputs = self.inputs[rows]
+        return self.scaled(self.inputs[rows], dtype), self.targets[rows]
+
+    @staticmethod
+    def scaled(inputs: Tensor, dtype: torch.dtype) -> Tensor:
         if inputs.dtype == torch.uint8:
-            inputs = inputs.to(dtype).div_(255)
-        elif inputs.is_floating_point():
-            inputs = inputs.to(dtype)
-        return inputs, self.targets[rows]
+            return inputs.to(dtype).div_(255)
+        return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
     def to(self, device: torch.device) -> Samples:
         return Samples(self.inputs.to(device), self.targets.to(device))
@@ -86,6 +102,10 @@ class Learning:
     (inputs, targets). uint8 inputs are scaled to [0, 1]. Models start from the module's own
     initialisation, drawn per seed, equal on all clients; `keep_weights=True` starts from the module as
     it is, `same_start=False` draws one start per client. `batch_size=None` takes full gradients.
+
+    `augment=True` trains on random crops and mirror images. `buffers="pull"` allows a model that keeps
+    running statistics, such as BatchNorm's: each client has its own, they are exchanged with its model,
+    and they are never part of a gradient.
     """
 
     model: nn.Module
@@ -95,23 +115,33 @@ class Learning:
     batch_size: int | None = 16
     keep_weights: bool = False
     same_start: bool = True
+    augment: bool = False
+    buffers: Literal["pull"] | None = None
     # What the arguments above become; `join`, `to` and `draw` pass these on.
     samples: Samples = field(init=False, repr=False)
     shares: Shares = field(init=False, repr=False)
     test_samples: Samples | None = field(init=False, repr=False)
     engine: Engine = field(init=False, repr=False)
     layout: Layout = field(init=False, repr=False)
+    running: Layout = field(init=False, repr=False)  # the running statistics behind the parameters
+    effort: int = field(init=False, repr=False)  # multiplications for one sample
     partition: Partition | None = field(init=False, repr=False, default=None)
     dtype: torch.dtype = field(init=False, repr=False, default=torch.float32)
 
     def __post_init__(self) -> None:
         size = self.batch_size
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-            raise InvalidInput(f"batch_size must be a whole number of at least 1 or None, got {size!r}; use 16.")
+            raise InvalidInput(
+                f"batch_size must be a whole number of at least 1 or None, got {size!r}; use 16."
+            )
         if not isinstance(self.model, nn.Module):
             raise InvalidInput(f"model must be a torch.nn.Module, got {type(self.model).__name__}.")
         if not callable(self.loss):
-            raise InvalidInput(f"loss must be callable, got {type(self.loss).__name__}; use torch.nn.CrossEntropyLoss().")
+            raise InvalidInput(
+                f"loss must be callable, got {type(self.loss).__name__}; use torch.nn.CrossEntropyLoss()."
+            )
+        if self.buffers not in (None, "pull"):
+            raise InvalidInput(f"buffers must be 'pull' or None, got {self.buffers!r}; use buffers='pull'.")
         given = list(self.clients)
         if not given:
             raise InvalidData("clients must hold at least one dataset, got none.")
@@ -139,6 +169,8 @@ class Learning:
         batch_size: int | None = 16,
         keep_weights: bool = False,
         same_start: bool = True,
+        augment: bool = False,
+        buffers: Literal["pull"] | None = None,
     ) -> Learning:
         """One dataset divided among `clients`, anew for every seed."""
         # A placeholder client makes the checks of the constructor apply; `draw` gives the real ones.
@@ -150,6 +182,8 @@ class Learning:
             batch_size=batch_size,
             keep_weights=keep_weights,
             same_start=same_start,
+            augment=augment,
+            buffers=buffers,
         )
         problem._set(
             samples=train,
@@ -165,8 +199,14 @@ class Learning:
 
     def _settle(self, samples: Samples, shares: Shares, test: Samples | None) -> None:
         model = copy.deepcopy(self.model).eval()
-        if not any(p.numel() for p in model.parameters()):
+        if not any(p.numel() for p in model.parameters() if p.requires_grad):
             raise InvalidInput("model must have parameters to train, got none.")
+        if self.augment and samples.inputs.ndim != 4:
+            shape = tuple(samples.inputs.shape[1:])
+            raise InvalidInput(
+                f"augment=True needs images (channels, height, width), got inputs of shape {shape}; "
+                "use augment=False."
+            )
         inputs, targets = samples.take(slice(0, _PROBE), torch.float32)
 
         def attempt() -> Tensor:
@@ -178,9 +218,21 @@ class Learning:
             return loss
 
         check_call(attempt, "model and loss")
-        engine = choose(model, self.loss, inputs, targets)
+        running, random = habits(model, inputs)
+        if running.names and self.buffers != "pull":
+            raise InvalidInput(
+                f"model must not change buffers while it trains, but {running.names[0]!r} changes; replace "
+                'BatchNorm by torch.nn.GroupNorm, or use buffers="pull" to exchange them with the models.'
+            )
         self._set(
-            clients=len(shares), samples=samples, shares=shares, test_samples=test, engine=engine, layout=Layout.of(model)
+            clients=len(shares),
+            samples=samples,
+            shares=shares,
+            test_samples=test,
+            engine=choose(model, self.loss, inputs, targets, running, random=random),
+            layout=Layout.of(model),
+            running=running,
+            effort=multiplications(model, inputs),
         )
 
     def _with(self, **values: Any) -> Learning:
@@ -195,7 +247,7 @@ class Learning:
 
     @property
     def work(self) -> float:
-        return float(len(self.shares.numbers)) * self.parameters
+        return float(len(self.shares.numbers)) * self.effort
 
     def draw(self, seed: int) -> Learning:
         if self.partition is None:
@@ -204,22 +256,26 @@ class Learning:
         return self._with(shares=Shares.of(parts))
 
     def start(self, seed: int) -> Tensor:
-        if self.keep_weights:
-            return flatten(self.model).expand(self.clients, -1).clone()
-        if self.same_start:
-            return self._initial(seed, 0).expand(self.clients, -1).clone()
-        return torch.stack([self._initial(seed, client) for client in range(self.clients)])
+        starts = 1 if self.same_start or self.keep_weights else self.clients
+        models = [flatten(self._initial(seed, client).parameters()) for client in range(starts)]
+        return torch.stack(models).expand(self.clients, -1)
 
-    def _initial(self, seed: int, client: int) -> Tensor:
-        """The module's own initialisation under a generator of (seed, client)."""
+    def statistics(self, seed: int) -> Tensor:
+        buffers = dict(self._initial(seed, 0).named_buffers()) if self.running.names else {}
+        return flatten(buffers[name] for name in self.running.names).expand(self.clients, -1)
+
+    def _initial(self, seed: int, client: int) -> nn.Module:
+        """The module with its own initialisation under a generator of (seed, client)."""
         module = copy.deepcopy(self.model)
+        if self.keep_weights:
+            return module
         with torch.random.fork_rng():
             torch.manual_seed(rng.torch_generator(seed, "start", client).initial_seed())
             for part in module.modules():
                 reset = getattr(part, "reset_parameters", None)
                 if callable(reset):
                     reset()
-        return flatten(module)
+        return module
 
     def join(self, others: Sequence[Learning]) -> Learning:
         if any(other.samples is not self.samples for other in others):
@@ -236,20 +292,27 @@ class Learning:
 
     def grad(self, x: Tensor, rows: Ints, keys: NDArray[np.uint64], places: Ints, k: int) -> Tensor:
         sizes, batch = self.shares.sizes[rows], self._batch(rows)
-        g = torch.empty_like(x)
+        self._check_columns(x)
+        g = x.new_empty(len(x), self.parameters)
         if self.grad_into(x, g, None, np.arange(len(x)), Draw(rows, keys, places, k), np.ones(len(x))):
             return g
         for size in np.unique(batch):  # one group, unless some client holds less than a batch
             same = np.flatnonzero(batch == size)
-            drawn = without_replacement(keys[same], places[same], k, sizes[same], int(size))
-            chosen = self.shares.numbers[self.shares.offsets[rows[same], None] + drawn]
-            inputs, targets = self.samples.take(torch.from_numpy(chosen).to(x.device), x.dtype)
+            who = keys[same], places[same], k
+            drawn = without_replacement(*who, sizes[same], int(size))
+            chosen = torch.from_numpy(self.shares.numbers[self.shares.offsets[rows[same], None] + drawn])
+            inputs, targets = (t[chosen.to(x.device)] for t in (self.samples.inputs, self.samples.targets))
+            if self.augment:
+                inputs = crop_and_flip(inputs, Windows.draw(*who, drawn))
             noise = [int(word >> np.uint64(1)) for word in rng.words(keys[same], k, places[same], 2**32)]
             everyone = len(same) == len(rows)
-            part = self.engine.grads(x if everyone else x[same], inputs, targets, noise)
+            models = x if everyone else x[same]
+            part = self.engine.grads(models, self.samples.scaled(inputs, x.dtype), targets, noise)
             if everyone:
                 return part
             g[same] = part
+            if self.running.names:
+                x[same] = models
         return g
 
     def grad_into(
@@ -260,11 +323,21 @@ class Learning:
         False where the compiled pass does not fit; then nothing was done.
         """
         engine, whole = self.engine, self.samples.inputs
-        if not isinstance(engine, LinearEngine) or engine.loss not in LOSSES or not usable(x, g):
+        if (
+            self.augment
+            or not isinstance(engine, LinearEngine)
+            or engine.loss not in LOSSES
+            or not usable(x, g)
+        ):
             return False
         if not whole.is_contiguous() or whole.dtype not in (torch.uint8, x.dtype):
             return False
-        data = self.shares.numbers, self.shares.offsets, whole.flatten(1).numpy(), self.samples.targets.numpy()
+        data = (
+            self.shares.numbers,
+            self.shares.offsets,
+            whole.flatten(1).numpy(),
+            self.samples.targets.numpy(),
+        )
         layer = engine.classes, engine.bias, LOSSES[engine.loss]
         batch = self._batch(draw.rows)
         for size in np.unique(batch):
@@ -278,17 +351,19 @@ class Learning:
         return sizes if self.batch_size is None else np.minimum(sizes, self.batch_size)
 
     def full(self, x: Tensor, rows: Ints) -> tuple[Tensor, Tensor]:
-        losses, grads = torch.zeros(len(rows), dtype=x.dtype), torch.zeros_like(x)
+        self._check_columns(x)
+        losses, grads = torch.zeros(len(rows), dtype=x.dtype), x.new_zeros(len(rows), self.parameters)
         for n, row in enumerate(rows):
             share = torch.from_numpy(self.shares[row]).to(x.device)
-            for piece in share.split(self._block(1)):
+            for piece in torch.split(share, self._block(1)):
                 inputs, targets = (t[None] for t in self.samples.take(piece, x.dtype))
                 weight = len(piece) / len(share)
                 losses[n] += weight * float(self.engine.losses(x[n : n + 1], inputs, targets)[0])
-                grads[n] += weight * self.engine.grads(x[n : n + 1], inputs, targets, [0])[0]
+                grads[n] += weight * self.engine.grads(x[n : n + 1], inputs, targets, None)[0]
         return losses, grads
 
     def evaluate(self, x: Tensor) -> Evaluation:
+        self._check_columns(x)
         nothing = torch.full((len(x),), torch.nan, dtype=torch.float64)
         if self.test_samples is None:
             return Evaluation(nothing, nothing)
@@ -306,7 +381,20 @@ class Learning:
                     right += torch.nan
         return Evaluation(loss, right)
 
+    def _check_columns(self, x: Tensor) -> None:
+        wanted = self.parameters + self.running.size
+        if x.shape[1] != wanted:
+            advice = (
+                f", {self.running.size} of them running statistics; where a runtime does not carry these, "
+                "use torch.nn.GroupNorm instead of BatchNorm"
+            )
+            raise InvalidInput(
+                f"models must have {wanted} columns, got {x.shape[1]}{advice if self.running.names else ''}."
+            )
+
     def _block(self, models: int) -> int:
+        if isinstance(self.engine, LoopEngine):
+            return _PICTURES
         return max(1, _CHUNK // max(1, self.samples.inputs[0].numel(), models * 64))
 
 
@@ -341,7 +429,9 @@ def _samples(data: Any, who: str) -> Samples:
                 f"got {type(data).__name__}: {str(error).splitlines()[0] if str(error) else 'empty'}."
             ) from None
     if len(inputs) != len(targets):
-        raise InvalidData(f"{who} has {len(inputs)} inputs but {len(targets)} targets; give one target per input.")
+        raise InvalidData(
+            f"{who} has {len(inputs)} inputs but {len(targets)} targets; give one target per input."
+        )
     if not len(inputs):
         raise InvalidData(f"{who} has no samples; give it data or leave it out of the network.")
     if inputs.is_floating_point() and not torch.isfinite(inputs).all():

@@ -15,17 +15,10 @@ from torch import Tensor
 
 from spodgt.compiled import jit, share
 from spodgt.models import Loss, cross_entropy, multi_margin, one_vs_rest
+from spodgt.rng import word
 
 Array = NDArray[Any]
 LOSSES: dict[Loss, int] = {multi_margin: 0, cross_entropy: 1, one_vs_rest: 2}
-
-
-@jit
-def _word(state, coordinate):  # type: ignore[no-untyped-def]
-    z = state + np.uint64(0x9E3779B97F4A7C15) * (np.uint64(coordinate) + np.uint64(1))
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
 
 
 @jit
@@ -36,10 +29,10 @@ def _draw(key, place, k, size, chosen):  # type: ignore[no-untyped-def]
         for column in range(count):
             chosen[column] = column
         return
-    base = _word(_word(key, k), place)
+    base = word(word(key, k), place)
     for column in range(count):
         top = size - count + column
-        u = np.float64(_word(base, column) >> np.uint64(11)) * 2.0**-53
+        u = np.float64(word(base, column) >> np.uint64(11)) * 2.0**-53
         pick = np.int64(u * (top + 1))
         for before in range(column):
             if chosen[before] == pick:

@@ -1,6 +1,6 @@
 """Quadratics with a known optimum: the test bench.
 
-    F_i(x) = ½ (x - c_i)ᵀ H_i (x - c_i),    F = mean_i F_i
+F_i(x) = ½ (x - c_i)ᵀ H_i (x - c_i),    F = mean_i F_i
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Quadratic:
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        H, c = torch.as_tensor(self.H), torch.as_tensor(self.c)
+        given = (self.H, self.c)  # lists keep their digits: torch alone would make them float32
+        H, c = (t if isinstance(t, Tensor) else torch.as_tensor(np.asarray(t)) for t in given)
         H, c = (t if t.is_floating_point() else t.double() for t in (H, c))
         if c.ndim != 2 or H.shape != (*c.shape, c.shape[-1]):
             raise InvalidInput(
@@ -51,7 +52,14 @@ class Quadratic:
 
     @classmethod
     def random(
-        cls, clients: int, parameters: int, *, seed: int = 0, condition: float = 10.0, spread: float = 1.0, noise: float = 0.0
+        cls,
+        clients: int,
+        parameters: int,
+        *,
+        seed: int = 0,
+        condition: float = 10.0,
+        spread: float = 1.0,
+        noise: float = 0.0,
     ) -> Quadratic:
         """Random rotations, eigenvalues between 1/condition and 1, centres `spread` apart."""
         draws = rng.generator(seed, "quadratic")
@@ -78,15 +86,16 @@ class Quadratic:
         H, c = self.H.double(), self.c.double()
         w = torch.ones(self.clients) if weights is None else torch.as_tensor(weights)
         w = w.double().to(H.device)
-        return torch.linalg.solve(
-            torch.einsum("i,ijk->jk", w, H), torch.einsum("i,ijk,ik->j", w, H, c)
-        )
+        return torch.linalg.solve(torch.einsum("i,ijk->jk", w, H), torch.einsum("i,ijk,ik->j", w, H, c))
 
     def draw(self, seed: int) -> Quadratic:
         return self
 
     def start(self, seed: int) -> Tensor:
         return torch.zeros(self.clients, self.parameters, dtype=self.c.dtype)
+
+    def statistics(self, seed: int) -> Tensor:
+        return torch.empty(self.clients, 0)
 
     def join(self, others: Sequence[Quadratic]) -> Quadratic:
         problems = [self, *others]

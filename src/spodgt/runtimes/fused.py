@@ -51,11 +51,12 @@ class Fused(Algorithm):
 
     def init(self, x: Tensor, round: Round) -> SpodGTState:
         state = self.method.init(x, round)
-        return SpodGTState(x.clone(), state.y.clone(), state.g.clone())  # three buffers of their own
+        return SpodGTState(x, state.y.clone(), state.g)  # y and g must not share their memory
 
     def step(self, state: SpodGTState, round: Any) -> SpodGTState:
         x, y, g = state
-        if not usable(x, y, g) or round.pull_links is not round.push_links:
+        running = round.world.statistics.shape[1]  # only the method's own calls carry these along
+        if running or not usable(x, y, g) or round.pull_links is not round.push_links:
             return self.method.step(state, round)  # type: ignore[no-any-return]
         world, active = round.world, round.pull_links
         links, a, b = world.links, world.weights["a"], world.weights["b"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from spodgt.compiled import jit, share
 
 Array = NDArray[Any]
 COLUMNS = 512  # of a block that is mixed in place: with ten clients it stays in the first-level cache
+LEAST_COLUMNS = 128  # with very many clients: shorter pieces of rows would cost more than they save
 
 
 @jit
@@ -43,14 +45,26 @@ def mix(x: Tensor, pointers: Array, senders: Array, weights: Array, active: Arra
 
 @jit
 def _exchange(  # type: ignore[no-untyped-def]
-    x, y, g, drop, step, starts, blocks, pointers, senders, a, b, active, kept_a, kept_b, columns, first, last
+    x,
+    y,
+    g,
+    drop,
+    step,
+    starts,
+    blocks,
+    pointers,
+    senders,
+    a,
+    b,
+    active,
+    kept_a,
+    kept_b,
+    new_x,
+    new_y,
+    first,
+    last,
 ):
-    width = x.shape[1]
-    most = 0
-    for run in range(len(starts) - 1):
-        most = max(most, starts[run + 1] - starts[run])
-    new_x = np.empty((most, columns), x.dtype)
-    new_y = np.empty((most, columns), x.dtype)
+    width, columns = x.shape[1], new_x.shape[1]
     for task in range(first, last):
         run, block = task // blocks, task % blocks
         low, high = starts[run], starts[run + 1]
@@ -101,32 +115,31 @@ def exchange(
 
     `links` is (pointers, senders, a, b, kept_a, kept_b); `starts` are the first clients of the runs.
     """
-    pointers, senders, a, b, kept_a, kept_b = links
     largest = int(np.diff(starts).max())
-    columns = int(np.clip(2**17 // max(1, largest), 16, COLUMNS))  # two scratch blocks within a megabyte
+    columns = int(np.clip(2**17 // max(1, largest), LEAST_COLUMNS, COLUMNS))
     blocks = -(-x.shape[1] // columns)
     views = x.numpy(), y.numpy(), g.numpy()
-    share(
-        blocks * (len(starts) - 1),
-        x.numel(),
-        lambda first, last: _exchange(
-            *views,
-            drop,
-            step,
-            starts,
-            blocks,
-            pointers,
-            senders,
-            a,
-            b,
-            active,
-            kept_a,
-            kept_b,
-            columns,
-            first,
-            last,
-        ),
-    )
+    pointers, senders, a, b, kept_a, kept_b = links
+
+    def work(first: int, last: int) -> None:
+        rows = pointers, senders, a, b, active, kept_a, kept_b
+        new = _scratch(largest, columns, views[0].dtype)
+        _exchange(*views, drop, step, starts, blocks, *rows, *new, first, last)
+
+    share(blocks * (len(starts) - 1), x.numel(), work)
+
+
+_kept_by_thread = threading.local()
+
+
+def _scratch(rows: int, columns: int, dtype: Any) -> tuple[Array, Array]:
+    """Two blocks of this thread's own, made once: fresh pages in every round cost more than the work."""
+    key = (rows, columns, dtype)
+    if getattr(_kept_by_thread, "key", None) != key:
+        _kept_by_thread.key = key
+        _kept_by_thread.blocks = np.empty((rows, columns), dtype), np.empty((rows, columns), dtype)
+    blocks: tuple[Array, Array] = _kept_by_thread.blocks
+    return blocks
 
 
 @jit

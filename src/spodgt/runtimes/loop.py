@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from spodgt.types import Algorithm, Bools, Floats, Ints, Round
 
@@ -18,6 +19,8 @@ class World(Protocol):
     def algorithm(self) -> Algorithm: ...  # fitted to the runs still going
     @property
     def runs(self) -> Ints: ...  # which runs are still going
+    @property
+    def statistics(self) -> Tensor: ...  # (clients, columns): running statistics, mostly no columns
     def start(self) -> Any: ...  # the initial models x
     def round(self, k: int) -> Round: ...
     def cost(self, k: int) -> Floats: ...  # (runs,): delay between x[k-1] and x[k]

@@ -23,6 +23,7 @@ from spodgt.runtimes.mixing import Links
 from spodgt.types import Algorithm, Availability, Bools, Floats, Ints, LinkPair, Problem
 
 _CHUNK = 2**20  # draws made at once
+_CARRIERS = {"pull+push": "a", "pull": "a", "gossip": "w", "push": "b"}  # weights by which models travel
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +74,7 @@ class Simulation:
         device: torch.device | str = "cpu",
         runs: Ints | None = None,
         tally: Tally | None = None,
+        statistics: Tensor | None = None,
         fuse: bool = True,  # compiled steps where there are any; they overwrite the state they are given
     ) -> None:
         self.every, self.dtype, self.device = every, dtype, torch.device(device)
@@ -81,6 +83,8 @@ class Simulation:
         self.fuse = fuse
         self.live = [every[run] for run in self.runs]
         self._activity: Activity | None = None
+        if statistics is not None:
+            self.statistics = statistics
 
     # --- the union -------------------------------------------------------------------------------
     @cached_property
@@ -146,6 +150,17 @@ class Simulation:
         p = np.concatenate([run.availability.p for run in self.live])
         return torch.from_numpy(p).to(self.device, self.dtype)[:, None]
 
+    @cached_property
+    def statistics(self) -> Tensor:
+        """(clients, columns): each client's running statistics, such as BatchNorm's; mostly no columns.
+
+        They stand beside the state and not in x, because methods subtract models, extrapolate them and
+        put them into corrections (K-GT, EXTRA, D²): statistics there would end up in trackers, and
+        variances below zero. Here a gradient refreshes them, a receiver averages them, and that is all.
+        """
+        parts = [run.problem.statistics(run.seed).to(self.device, self.dtype) for run in self.live]
+        return torch.cat(parts)
+
     # --- World -----------------------------------------------------------------------------------
     def start(self) -> Tensor:
         return torch.cat([run.start.to(self.device, self.dtype) for run in self.live])
@@ -171,6 +186,7 @@ class Simulation:
             device=self.device,
             runs=self.runs[still],
             tally=self.tally,
+            statistics=self.statistics[rows],
             fuse=self.fuse,
         )
         return smaller, type(state)(*(tensor[rows] for tensor in state))
@@ -223,6 +239,8 @@ class SimulatedRound:
     pull_links: Bools
     push_links: Bools
     sent: Bools | None = None
+    refreshed: bool = False  # this round's gradients have changed the running statistics
+    carried: bool = False  # this round's models have taken the running statistics along
 
     @property
     def clients(self) -> int:
@@ -243,6 +261,8 @@ class SimulatedRound:
     def grad(self, x: Tensor) -> Tensor:
         world, rows = self.world, np.flatnonzero(self.active)
         world.tally.gradients[world.rows[0]] += self.active
+        if world.statistics.shape[1]:
+            return self._refresh(x, rows)
         if len(rows) == len(x):
             return world.problem.grad(x, rows, world.keys, world.places, self.k)
         g = torch.zeros_like(x)
@@ -261,10 +281,35 @@ class SimulatedRound:
         return self._mix(x, "w", self.pull_links, self.world.links.receivers)
 
     def average(self, x: Tensor) -> Tensor:
+        if not self.carried and self.world.statistics.shape[1]:
+            self.carried = True
+            self.world.statistics = self.average(self.world.statistics)
         return torch.cat([part.mean(0, keepdim=True).expand_as(part) for part in self.world.split(x)])
+
+    def _refresh(self, x: Tensor, rows: Ints) -> Tensor:
+        """Gradients of models with running statistics; the first of a round bring these up to date."""
+        world, g, index = self.world, torch.zeros_like(x), torch.from_numpy(rows).to(x.device)
+        models = torch.cat([x[index], world.statistics[index]], 1)
+        if len(rows):
+            g[index] = world.problem.grad(models, rows, world.keys[rows], world.places[rows], self.k)
+        if not self.refreshed:
+            self.refreshed = True
+            world.statistics = world.statistics.index_copy(0, index, models[:, x.shape[1] :])
+        return g
+
+    def _carry(self, weights: str, active: Bools) -> None:
+        """Running statistics travel with the models, once a round; whoever receives them weighs them."""
+        world = self.world
+        carrier = _CARRIERS.get(world.live[0].algorithm.traits.mixing)
+        if world.statistics.shape[1] and weights == carrier and not self.carried:
+            self.carried = True
+            self.count(active, world.statistics)
+            values = world.weights["w" if carrier == "w" else "a"]
+            world.statistics = world.links.mix(world.statistics, values, active, keeper=world.links.receivers)
 
     def _mix(self, x: Tensor, weights: str, active: Bools, keeper: Ints) -> Tensor:
         self.count(active, x)
+        self._carry(weights, active)
         return self.world.links.mix(x, self.world.weights[weights], active, keeper=keeper)
 
     def count(self, active: Bools, x: Tensor) -> None:

@@ -10,6 +10,7 @@ from spodgt.theory.graph import (
     doubly_stochasticable,
     edge_utility,
     expected_matrices,
+    greedy_covering,
     perron_vectors,
 )
 from spodgt.theory.record import Constants, Infeasible
@@ -34,6 +35,7 @@ __all__ = [
     "doubly_stochasticable",
     "edge_utility",
     "expected_matrices",
+    "greedy_covering",
     "perron_vectors",
     "pull_second_moment",
     "push_second_moment",

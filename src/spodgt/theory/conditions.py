@@ -63,7 +63,7 @@ def _condition(name: str, value: float, limit: Number, strict: bool = False) -> 
         return Condition(name, False, value, limit, math.inf)
     holds = value < limit if strict else value <= limit
     if limit > 0:
-        return Condition(name, holds, value, limit, value / limit)
+        return Condition(name, holds, value, limit, value / limit if value < math.inf else math.inf)
     return Condition(name, holds, value, limit, 1.0 if holds else math.inf)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -15,8 +16,10 @@ from spodgt.theory.record import Constants, Infeasible, Variant
 from spodgt.theory.setting import Setting
 from spodgt.theory.theorem import proposition_loss, proposition_lr, theorem
 
+ALWAYS = {field.name for field in fields(Constants) if field.type == "float"}
 
-def constants(  # noqa: PLR0917 - the order of the paper's symbols
+
+def constants(
     network: Network,
     p: ArrayLike,
     p_hat: ArrayLike,
@@ -36,6 +39,7 @@ def constants(  # noqa: PLR0917 - the order of the paper's symbols
 
     `p` and the data constants are one number or one per client, `p_hat` one number or one per link in the
     network's order. `samples` and `batch` are D_i and B_i; `gamma2`, `gamma3` > 1 are Γ₂, Γ₃.
+    K(G) needs |E| m² work, so this is for up to some hundred clients.
     """
     data = {"L": L, "sigma0": sigma0, "sigma1": sigma1, "delta0": delta0, "delta1": delta1}
     data |= {"samples": samples, "batch": batch, "step_size": step_size}
@@ -43,9 +47,9 @@ def constants(  # noqa: PLR0917 - the order of the paper's symbols
     # tiny probabilities may overflow; what is then not a number is reported as infeasible below
     with np.errstate(all="ignore"):
         values, reason = _compute(network, setting)
-    values = {name: _finite(name, value) for name, value in values.items()}
-    missing: Values = {f.name: reason for f in fields(Constants) if f.name not in values}
-    return Constants(**values, **missing)
+    record: Values = {field.name: reason for field in fields(Constants)}
+    record |= {name: _finite(name, value) for name, value in values.items()}
+    return Constants(**record)
 
 
 def _compute(network: Network, setting: Setting) -> tuple[Values, Infeasible]:
@@ -77,9 +81,11 @@ def _compute(network: Network, setting: Setting) -> tuple[Values, Infeasible]:
 
 
 def _finite(name: str, value: Any) -> Any:
-    """Keep what is finite; say so where the floats end."""
+    """Keep what is finite; say so where the floats end. What always exists is then infinite."""
     if isinstance(value, np.floating):
         value = float(value)
-    if isinstance(value, float | np.ndarray) and not name.startswith("log_") and not np.isfinite(value).all():
-        return Infeasible(f"{name} exceeds the range of floating point")
-    return value
+    if not isinstance(value, float | np.ndarray) or np.isfinite(value).all():
+        return value
+    if name in ALWAYS:
+        return math.inf if np.isnan(value).any() else value
+    return Infeasible(f"{name} exceeds the range of floating point")

@@ -26,7 +26,7 @@ class Contraction:
     """True one-round factors in the paper's norms, and the threshold-free bound on the first."""
 
     A: float  # largest E‖A^(k)x - 1x̄‖²_φ / ‖x - 1x̄‖²_φ
-    B: float  # largest E‖Π⁻¹B^(k)y‖²_π / ‖Π⁻¹y‖²_π over Σy = 0
+    B: float  # largest E‖Π⁻¹B^(k)y‖²_π / ‖Π⁻¹y‖²_π over Σy = 0; may exceed one where links fail often
     injection: float  # E‖Π⁻¹B^(k)π - 1‖²_π: what failing links add per squared Σy, since B^(k)π != π
     one_minus_bound_A: float  # 1 - A is at least this, for every p̂ in (0, 1]
 

@@ -38,8 +38,8 @@ Rule = Literal["zero", "importance", "memory"]
 class Analysis:
     """What to expect of a run with this step size."""
 
-    mean_radius: float  # E[x_k] approaches the limit by this factor per round
-    mean_square_radius: float  # so does E‖difference of two runs with the same draws‖² approach zero
+    mean_radius: float  # factor per round of E[x_k] - limit
+    mean_square_radius: float  # factor per round of E‖s - s'‖² for two runs with the same draws
     limit: Floats  # (n,) lim E[x_k], the same on all clients; only if stable
     bias: Floats  # (n,) limit minus the true optimum
     variance: float  # stationary E‖x - limit‖² / clients; inf if unstable
@@ -52,7 +52,10 @@ class Analysis:
 
     @property
     def rate(self) -> float:
-        """Factor per round by which the mean-square error falls until it meets the floor."""
+        """Factor per round by which the mean-square error falls towards the floor.
+
+        Near the floor, zero and importance may end at the slower `mean_radius`: their noise depends on E[x].
+        """
         return self.mean_square_radius
 
 
@@ -60,7 +63,7 @@ class Dynamics:
     """Exact moments of Spod-GT on quadratics under independent Bernoulli clients and links.
 
     `H` is (clients, n, n), or (clients, n) or (clients,) for diagonal ones, `c` (clients, n) or (clients,).
-    `noise` is the variance of each coordinate of a gradient, one number or one per client. Step sizes are
+    `noise` is the standard deviation of each coordinate of a gradient, one or one per client. Step sizes are
     one number or one per client. Coordinates that no H_i couples are treated apart, so diagonal H of any
     size cost little; a coupled block of n coordinates costs like n times as many clients.
     """
@@ -83,6 +86,11 @@ class Dynamics:
         self.p_hat = probabilities("p_hat", p_hat, network.links)
         self.H, self.c = _quadratics(network.clients, H, c)
         self.noise = _noise(network.clients, noise)
+        for weight, what in ((np.ones_like(self.p), "H"), (self.mean_weight, "p_i H_i")):
+            if not np.linalg.eigvalsh(np.einsum("i,iab->ab", weight, self.H))[0] > 0:
+                raise InvalidInput(
+                    f"the sum of {what} over clients must be positive definite, or nothing is stable."
+                )
 
     # --- where it goes -----------------------------------------------------------------------------
     @property
@@ -143,7 +151,7 @@ class Dynamics:
             low, high = low / 2, low
 
         def log_radius(log_step: float) -> float:  # in logarithms: radii grow steeply above the limit
-            return float(np.log(self.mean_square_radius(np.exp(log_step))))
+            return float(np.log(max(self.mean_square_radius(np.exp(log_step)), 1e-300)))
 
         return float(np.exp(brentq(log_radius, np.log(low), np.log(high), xtol=1e-5)))
 
@@ -224,8 +232,8 @@ class _Part:
         idle = Fluctuations(
             reads, np.concatenate([y, g], axis=1), deviation[:, None, None] * np.concatenate([u, u], axis=1)
         )
-        # gradient noise comes with v_i: second moment p (scale)² noise, independent over coordinates
-        sigma = np.repeat(scale * np.sqrt(p * dynamics.noise), n)
+        # gradient noise comes with v_i: second moment p (scale noise)², independent over coordinates
+        sigma = np.repeat(scale * np.sqrt(p) * dynamics.noise, n)
         written = np.stack([y.ravel(), g.ravel()], axis=1)
         noise = Fluctuations(
             np.full((m * n, 1), one_in), written, np.broadcast_to(sigma[:, None, None], (m * n, 2, 1))
@@ -323,15 +331,11 @@ def _quadratics(m: int, H: ArrayLike, c: ArrayLike) -> tuple[Floats, Floats]:
         )
     if not np.allclose(hessians, hessians.swapaxes(1, 2)):
         raise InvalidInput("H must be symmetric for every client; use (H + H.T) / 2.")
-    if not np.linalg.eigvalsh(hessians.sum(0))[0] > 0:
-        raise InvalidInput("the sum of H over clients must be positive definite, else no optimum is unique.")
     return hessians, centres
 
 
 def _noise(m: int, noise: ArrayLike) -> Floats:
-    variance = np.asarray(noise, dtype=np.float64)
-    if variance.shape not in ((), (1,), (m,)) or not ((variance >= 0) & np.isfinite(variance)).all():
-        raise InvalidInput(
-            f"noise is {noise!r}, but must be a variance, zero or positive, one or one per client."
-        )
-    return np.broadcast_to(variance, (m,))
+    deviation = np.asarray(noise, dtype=np.float64)
+    if deviation.shape not in ((), (1,), (m,)) or not ((deviation >= 0) & np.isfinite(deviation)).all():
+        raise InvalidInput(f"noise is {noise!r}, but must be zero or positive, one number or one per client.")
+    return np.broadcast_to(deviation, (m,))

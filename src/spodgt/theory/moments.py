@@ -17,7 +17,7 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, gmres
 from spodgt.errors import Failed
 from spodgt.graphs import Floats, Ints
 
-DENSE = 400  # unknowns of a symmetric matrix up to which the operator is written out
+DENSE = 120  # unknowns of a symmetric matrix up to which writing the operator out beats iterating
 Map = Callable[[Floats], Floats]
 
 

@@ -7,6 +7,7 @@ mean over clients, and S = mean(σ₀² p s), T = mean((1-p) δ₀²).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -139,6 +140,6 @@ class Constants:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Infeasible):
-        return str(value)
+    if isinstance(value, Infeasible) or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)  # JSON has no infinity
     return value.tolist() if isinstance(value, np.ndarray) else value

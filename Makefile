@@ -1,0 +1,33 @@
+# make demo   one command, one picture          make test   what CI runs
+# make lint   style and types                   make bench  speed, as ratios
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-slow lint bench clean
+
+demo: $(STAMP)
+	$(VENV)/bin/spodgt compare
+
+test: $(STAMP)
+	$(VENV)/bin/pytest -n 2
+
+test-slow: $(STAMP)
+	$(VENV)/bin/pytest -m slow
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: $(STAMP)
+	$(VENV)/bin/python benchmarks/speed.py
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build

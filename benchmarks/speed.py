@@ -1,0 +1,376 @@
+"""How fast the simulator is, as ratios measured in one run: `python benchmarks/speed.py [SECTION …]`.
+
+Against three yardsticks, on the same networks, data, participation and seeds:
+  loop      what a user would write in PyTorch: a module and an optimiser per client, mixing in Python
+  eager     all clients stacked in plain torch: batched products for gradients and mixing
+  roofline  no machine of this speed can do better: the larger of FLOPs over measured matrix-product
+            speed and bytes over measured copy bandwidth
+
+Every figure is the best of several repeats; the spread is printed beside it. Sections: svm, logistic,
+large, networks, mixing, growth. Results go to benchmarks/results/speed.json.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import spodgt
+from spodgt.models import cross_entropy
+from spodgt.problems.engines import LinearEngine
+from spodgt.problems.learning import Learning, without_replacement
+from spodgt.runtimes.loop import begin
+from spodgt.runtimes.mixing import Links
+from spodgt.runtimes.simulator import Run, Simulation
+
+OUT = Path(__file__).parent / "results"
+CONSOLE = Console(width=132)
+
+
+# --- measuring ---------------------------------------------------------------------------------------
+def best(work: Callable[[], None], repeats: int = 5, least: float = 0.3) -> tuple[float, float]:
+    """Seconds per call: the best of the repeats, and how far the median lies above it."""
+    work()  # warm up: compile, fill caches
+    calls, once = 1, 0.0
+    while once < least / repeats:
+        begin_at = time.perf_counter()
+        for _ in range(calls):
+            work()
+        once = time.perf_counter() - begin_at
+        calls = calls if once >= least / repeats else calls * 2
+    times = []
+    for _ in range(repeats):
+        begin_at = time.perf_counter()
+        for _ in range(calls):
+            work()
+        times.append((time.perf_counter() - begin_at) / calls)
+    return min(times), float(np.median(times) / min(times) - 1)
+
+
+def machine() -> dict[str, Any]:
+    """Matrix-product speed and copy bandwidth, now, on this machine."""
+    a = torch.randn(1024, 1024)
+    flops = 2 * 1024**3 / best(lambda: a @ a)[0]
+    source = torch.randn(64 * 2**20 // 4)
+    target = torch.empty_like(source)
+    copy = 2 * source.numel() * 4 / best(lambda: target.copy_(source))[0]  # a byte read and a byte written
+    cpu = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), "")
+    return {
+        "cpu": cpu or platform.processor(),
+        "threads": torch.get_num_threads(),
+        "gemm_gflops": flops / 1e9,
+        "copy_gb_per_s": copy / 1e9,
+        "torch": torch.__version__,
+    }
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+# --- the runs ----------------------------------------------------------------------------------------
+def make_runs(problem: Learning, count: int, chance: float, network: Callable[[int], spodgt.Network]) -> list[Run]:
+    runs = []
+    for seed in range(count):
+        net, part = network(seed), problem.draw(seed)
+        method = spodgt.SpodGT(step_size=0.01)
+        available = spodgt.Bernoulli(chance, chance).draw(net, seed)
+        runs.append(Run(seed, method, net, available, part, part.start(seed)))
+    return runs
+
+
+def ours(runs: list[Run]) -> Callable[[], None]:
+    world = Simulation(runs)
+    state, k = begin(world).state, 0
+
+    def round() -> None:
+        nonlocal state, k
+        k += 1
+        state = world.algorithm.step(state, world.round(k))
+
+    return round
+
+
+def torch_loop(run: Run) -> Callable[[], None]:
+    """One run as a user would write it: modules, optimisers, dictionaries of neighbours."""
+    import copy
+
+    problem, network = run.problem, run.network
+    models = [copy.deepcopy(problem.model) for _ in range(network.clients)]
+    optimisers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+    loss = torch.nn.CrossEntropyLoss() if problem.loss is cross_entropy else torch.nn.MultiMarginLoss()
+    inputs, targets = problem.samples.inputs, problem.samples.targets
+    shares = [torch.from_numpy(problem.shares[i]) for i in range(network.clients)]
+    y = [[torch.zeros_like(p) for p in model.parameters()] for model in models]
+    g = [[torch.zeros_like(p) for p in model.parameters()] for model in models]
+    hears = {i: [] for i in range(network.clients)}
+    for i, j, a, b in zip(network.receivers, network.senders, network.a, network.b, strict=True):
+        hears[int(i)].append((int(j), float(a), float(b)))
+    k = 0
+
+    def round() -> None:
+        nonlocal k
+        k += 1
+        computes = run.availability.computes(range(k, k + 1))[0]
+        works = run.availability.links(range(k, k + 1))[0][0]
+        with torch.no_grad():
+            old_x = [[p.clone() for p in model.parameters()] for model in models]
+            old_y = [[t.clone() for t in tensors] for tensors in y]
+            link = 0
+            for i in range(network.clients):
+                for j, a, b in hears[i]:
+                    if works[link]:
+                        for n, p in enumerate(models[i].parameters()):
+                            p += a * (old_x[j][n] - old_x[i][n])
+                            y[i][n] += b * old_y[j][n]
+                            y[j][n] -= b * old_y[j][n]
+                    link += 1
+        for i, model in enumerate(models):
+            for p, tracker in zip(model.parameters(), y[i], strict=True):
+                p.grad = tracker.clone()
+            optimisers[i].step()
+            if computes[i]:
+                chosen = shares[i][torch.randperm(len(shares[i]))[:16]]
+                optimisers[i].zero_grad()
+                loss(model(inputs[chosen].float() / 255), targets[chosen]).backward()
+            for n, p in enumerate(model.parameters()):
+                new = p.grad.clone() if computes[i] else torch.zeros_like(p)
+                y[i][n] += new - g[i][n]
+                g[i][n] = new
+
+    return round
+
+
+def eager(runs: list[Run]) -> Callable[[], None]:
+    """All clients of all runs stacked, in plain torch: the recursion as written, no compiled code."""
+    world = Simulation(runs, fuse=False)
+    x = world.start()
+    problem, links = world.problem, world.links
+    engine: LinearEngine = problem.engine
+    y = torch.zeros_like(x)
+    g = torch.zeros_like(x)
+    k = 0
+
+    def plain(z: torch.Tensor, weights: Any, active: Any, keeper: Any) -> torch.Tensor:
+        moved = np.where(active, weights, 0.0)
+        return links.plain(z, moved, active, 1.0 - np.bincount(keeper, moved, minlength=links.clients))
+
+    def round() -> None:
+        nonlocal x, y, g, k
+        k += 1
+        now = world.round(k)
+        y = plain(y, world.weights["b"], now.push_links, links.senders)
+        x = plain(x, world.weights["a"], now.pull_links, links.receivers) - 0.01 * y
+        rows = np.flatnonzero(now.active)
+        new = torch.zeros_like(x)
+        if len(rows):
+            drawn = without_replacement(world.keys[rows], world.places[rows], k, problem.shares.sizes[rows], 16)
+            chosen = torch.from_numpy(problem.shares.numbers[problem.shares.offsets[rows, None] + drawn])
+            inputs, targets = problem.samples.take(chosen, x.dtype)
+            index = torch.from_numpy(rows)
+            new[index] = engine.grads(x[index], inputs, targets, [])
+        y = y + new - g
+        g = new
+
+    return round
+
+
+def roofline(runs: list[Run], chance: float, power: dict[str, Any]) -> float:
+    """Seconds below which no round of these runs can be: every state read and written once."""
+    clients = sum(run.network.clients for run in runs)
+    links = chance * sum(run.network.links for run in runs)
+    problem = runs[0].problem
+    width, features = problem.parameters, problem.samples.inputs[0].numel()
+    moved = 6 * clients * width * 4 + chance * clients * 16 * features  # x, y, g in and out; pixels are bytes
+    classes = problem.engine.classes
+    flops = chance * clients * 16 * features * classes * 4 + 2 * 2 * (links + clients) * width
+    return max(moved / (power["copy_gb_per_s"] * 1e9), flops / (power["gemm_gflops"] * 1e9))
+
+
+def geometric(clients: int) -> Callable[[int], spodgt.Network]:
+    return lambda seed: spodgt.Network.random_geometric(clients, 0.4, seed=seed)
+
+
+def sparse(clients: int, degree: int = 8) -> Callable[[int], spodgt.Network]:
+    return lambda seed: spodgt.Network.k_regular(clients, degree, seed=seed)
+
+
+# --- sections ----------------------------------------------------------------------------------------
+def small(model: str, power: dict[str, Any]) -> list[dict[str, Any]]:
+    """Ten clients, 784 × 10, batch 16."""
+    problem = spodgt.problems.classification(model=model, clients=10)
+    rows = []
+    for chance in (0.5, 1.0):
+        slow, slow_spread = best(torch_loop(make_runs(problem, 1, chance, geometric(10))[0]))
+        for count in (1, 5, 25):
+            runs = make_runs(problem, count, chance, geometric(10))
+            fast, spread = best(ours(runs))
+            stacked, _ = best(eager(runs))
+            limit = roofline(runs, chance, power)
+            rows.append(
+                {
+                    "workload": f"{model}, 10 clients × {count} runs, {'half' if chance < 1 else 'all'} active",
+                    "rounds_per_s": count / fast,
+                    "spread": spread,
+                    "times_loop": slow * count / fast,
+                    "times_eager": stacked / fast,
+                    "times_roofline": fast / limit,
+                    "loop_rounds_per_s": 1 / slow,
+                    "loop_spread": slow_spread,
+                }
+            )
+    return rows
+
+
+def large(power: dict[str, Any]) -> list[dict[str, Any]]:
+    """A thousand and ten thousand clients on sparse digraphs."""
+    rows = []
+    for clients in (1_000, 10_000):
+        problem = many_clients(clients)
+        runs = make_runs(problem, 1, 0.5, sparse(clients))
+        fast, spread = best(ours(runs), repeats=3)
+        stacked, _ = best(eager(runs), repeats=2)
+        rows.append(
+            {
+                "workload": f"svm, {clients:,} clients, degree 8, half active",
+                "rounds_per_s": 1 / fast,
+                "spread": spread,
+                "times_eager": stacked / fast,
+                "times_roofline": fast / roofline(runs, 0.5, power),
+            }
+        )
+    return rows
+
+
+def many_clients(clients: int, each: int = 16, side: int = 28) -> Learning:
+    """The embedded images dealt out again and again, so that any number of clients holds some."""
+    from spodgt.data import IID, load
+    from spodgt.data.datasets import Dataset, Split
+    from spodgt.models import linear, multi_margin
+
+    small = load("fashion-mnist-small")
+    again = torch.from_numpy(np.resize(np.arange(len(small.train.targets)), clients * each))
+    images = small.train.inputs[:, :, : side, : side]
+    # One index list, not one image per client: 10⁴ clients would otherwise hold gigabytes of pixels.
+    problem = Learning.partitioned(
+        linear((1, side, side), 10),
+        multi_margin,
+        Dataset("again", Split(images, small.train.targets), Split(small.test.inputs[:, :, :side, :side], small.test.targets), small.classes),
+        clients=min(clients, 1000),
+        partition=IID(),
+    )
+    from spodgt.problems.learning import Shares
+
+    return problem._with(clients=clients, partition=None, shares=Shares(again.numpy(), np.arange(clients + 1) * each))
+
+
+def mixing(power: dict[str, Any]) -> list[dict[str, Any]]:
+    """Pull and push alone, as a share of the copy bandwidth: each reads a state and writes one."""
+    rows = []
+    for clients, width in ((10, 10**2), (10, 10**4), (10, 10**6), (10, 10**7), (1000, 10**4), (10**5, 10**2), (10**6, 10**2)):
+        net = geometric(10)(0) if clients == 10 else sparse(clients)(0)
+        links = Links(1, clients, net.receivers, net.senders)
+        x = torch.randn(clients, width)
+        active = np.ones(net.links, bool)
+        for name, weights, keeper in (("pull", net.a, net.receivers), ("push", net.b, net.senders)):
+            seconds, spread = best(lambda w=weights, k=keeper: links.mix(x, w, active, keeper=k), repeats=3)
+            share = 2 * x.numel() * 4 / seconds / (power["copy_gb_per_s"] * 1e9)
+            rows.append(
+                {"workload": f"{name}, {clients:,} clients × {width:,}", "seconds": seconds, "spread": spread, "of_copy": share}
+            )
+    return rows
+
+
+def growth(power: dict[str, Any]) -> list[dict[str, Any]]:
+    """Time and memory against clients, links, parameters and runs; one axis at a time."""
+    rows = []
+    for clients in (125, 500, 2_000, 8_000, 12_500):
+        rows.append(_grown("links", clients * 8, make_runs(many_clients(clients), 1, 1.0, sparse(clients))))
+    for degree in (2, 4, 8, 16):
+        rows.append(_grown("degree", degree, make_runs(many_clients(2_000), 1, 1.0, sparse(2_000, degree))))
+    for side in (7, 14, 28):
+        rows.append(_grown("parameters", side * side * 10 + 10, make_runs(many_clients(1_000, side=side), 1, 1.0, sparse(1_000))))
+    problem = spodgt.problems.classification(clients=10)
+    for count in (1, 5, 25, 50):
+        rows.append(_grown("runs", count, make_runs(problem, count, 0.5, geometric(10))))
+    return rows
+
+
+def _grown(axis: str, value: int, runs: list[Run]) -> dict[str, Any]:
+    seconds, spread = best(ours(runs), repeats=3)
+    states = 3 * sum(run.start.numel() for run in runs) * 4
+    return {"axis": axis, "value": value, "seconds": seconds, "spread": spread, "state_bytes": states}
+
+
+def memory(clients: int = 10_000) -> dict[str, Any]:
+    """Peak memory of rounds above what the data and the interpreter take, over the size of the states."""
+    runs = make_runs(many_clients(clients), 1, 0.5, sparse(clients))
+    tiny = make_runs(many_clients(100), 1, 0.5, sparse(100))
+    ours(tiny)()  # compile first, so that the compiler's memory does not count
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    base = _resident()
+    step = ours(runs)
+    for _ in range(3):
+        step()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    states = 3 * clients * runs[0].problem.parameters * 4
+    return {
+        "workload": f"memory, {clients:,} clients",
+        "peak_over_states": (max(peak, before) - base) / states,
+        "states_mb": states / 1e6,
+    }
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+# --- output --------------------------------------------------------------------------------------------
+def show(title: str, rows: list[dict[str, Any]]) -> None:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column.replace("_", " "), justify="left" if column in ("workload", "axis") else "right")
+    for row in rows:
+        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in (row.get(c, "") for c in columns)))
+    CONSOLE.print(table)
+
+
+def main() -> None:
+    wanted = sys.argv[1:] or ["memory", "svm", "logistic", "large", "mixing", "growth"]
+    power = machine()
+    CONSOLE.print(power)
+    results: dict[str, Any] = {"machine": power}
+    makers: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "memory": lambda: [memory()],
+        "svm": lambda: small("svm", power),
+        "logistic": lambda: small("logistic", power),
+        "large": lambda: large(power),
+        "mixing": lambda: mixing(power),
+        "growth": lambda: growth(power),
+    }
+    OUT.mkdir(exist_ok=True)
+    path = OUT / "speed.json"
+    if path.exists():
+        results = json.loads(path.read_text()) | results
+    for name in wanted:
+        results[name] = makers[name]()
+        show(name, results[name])
+        path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""D²: decentralized training over decentralized data [tang2018d].
+
+    x¹ = W (x⁰ - γ g⁰)
+    x^{k+1} = W (2x^k - x^{k-1} - γ (g^k - g^{k-1}))      g^k the gradient of its own mini-batch, kept
+
+x^{-1} = x⁰ and g^{-1} = 0 give the first line. It needs λ_min(W) > -1/3; with `lazy` it uses (I + W)/2,
+which always has it. The step must be one constant: what has been summed up cannot be rescaled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from spodgt.algorithms.checks import smallest_eigenvalue
+from spodgt.errors import Incompatible
+from spodgt.network import Network
+from spodgt.types import Algorithm, Rate, Round, Traits
+
+
+class D2State(NamedTuple):
+    x: Tensor
+    g: Tensor
+    x_before: Tensor
+    g_before: Tensor
+
+
+@dataclass(frozen=True)
+class D2(Algorithm):
+    name: ClassVar[str] = "d2"
+    traits: ClassVar[Traits] = Traits(
+        "tang2018d", "gossip", "no", "no", tracking=True, exact="yes", steps="constant"
+    )
+    step_size: Rate = 0.01  # γ
+    lazy: bool = False
+
+    def weighs(self, network: Network) -> Network:
+        if self.lazy and network.w is not None:
+            return replace(network, w=network.w / 2)
+        if (least := smallest_eigenvalue(network)) <= -1 / 3 + 1e-9:
+            raise Incompatible(
+                f"d2 needs a W with eigenvalues above -1/3, got {least:.3g}; use lazy=True or gt-dsgd."
+            )
+        return network
+
+    def init(self, x: Tensor, round: Round) -> D2State:
+        return D2State(x, round.grad(x), x, x.new_zeros(x.shape))
+
+    def step(self, state: D2State, round: Round) -> D2State:
+        x = round.gossip(2 * state.x - state.x_before - self.step_size * (state.g - state.g_before))
+        return D2State(x, round.grad(x), state.x, state.g)

@@ -1,0 +1,41 @@
+"""EXTRA: an exact first-order algorithm [shi2015extra].
+
+    x¹ = W x⁰ - α ∇f(x⁰)
+    x^{k+2} = (I + W) x^{k+1} - W̃ x^k - α (∇f(x^{k+1}) - ∇f(x^k))      W̃ = (I + W)/2
+
+`h` keeps W̃ x^k, so one vector is sent in a round; h = x⁰ and g₋ = 0 give the first line. The step must be
+one constant: what has been summed up cannot be rescaled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from spodgt.types import Algorithm, Rate, Round, Traits
+
+
+class ExtraState(NamedTuple):
+    x: Tensor
+    g: Tensor
+    h: Tensor
+    g_before: Tensor
+
+
+@dataclass(frozen=True)
+class Extra(Algorithm):
+    name: ClassVar[str] = "extra"
+    traits: ClassVar[Traits] = Traits(
+        "shi2015extra", "gossip", "no", "no", tracking=True, exact="yes", steps="constant"
+    )
+    step_size: Rate = 0.01  # α
+
+    def init(self, x: Tensor, round: Round) -> ExtraState:
+        return ExtraState(x, round.grad(x), x, x.new_zeros(x.shape))
+
+    def step(self, state: ExtraState, round: Round) -> ExtraState:
+        both = state.x + round.gossip(state.x)  # (I + W) x
+        x = both - state.h - self.step_size * (state.g - state.g_before)
+        return ExtraState(x, round.grad(x), both / 2, state.g)

@@ -1,0 +1,48 @@
+"""FROST: row-stochastic weights alone, the imbalance learnt on the way [xin2019frost].
+
+    x⁺ = A x - α z
+    e⁺ = A e                              e⁰ = I: client i holds row i, which tends to the Perron vector
+    z⁺ = A z + g⁺/e⁺_ii - g/e_ii          z⁰ = g⁰, with g = ∇f(x)
+
+Nobody needs to know its out-degree. z is the tracker, in the paper's letter: its plain sum is not Σg, so
+it is not called y; e is the paper's y. Steps may differ between clients. A must stay the same in all rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from spodgt.types import Algorithm, Rate, Round, Traits
+
+
+class FrostState(NamedTuple):
+    x: Tensor
+    z: Tensor
+    g: Tensor
+    e: Tensor  # (clients, clients of a run)
+
+
+@dataclass(frozen=True)
+class Frost(Algorithm):
+    name: ClassVar[str] = "frost"
+    traits: ClassVar[Traits] = Traits(
+        "xin2019frost", "pull", "no", "no", tracking=True, exact="yes", vectors=2, steps="per client"
+    )
+    step_size: Rate = 0.01  # α
+
+    def init(self, x: Tensor, round: Round) -> FrostState:
+        g = round.grad(x)
+        width = max(round.clients, int(round.place.max()) + 1)  # runs of a batch may differ in size
+        return FrostState(x, g, g, torch.nn.functional.one_hot(round.place, width).to(x))
+
+    def step(self, state: FrostState, round: Round) -> FrostState:
+        i = round.place[:, None]
+        x = round.pull(state.x) - self.step_size * state.z
+        e = round.pull(state.e)
+        g = round.grad(x)
+        z = round.pull(state.z) + g / e.gather(1, i) - state.g / state.e.gather(1, i)
+        return FrostState(x, z, g, e)

@@ -1,0 +1,42 @@
+"""Randomized gossip: averaging alone, one random pair in a round [boyd2006randomized].
+
+    x_i⁺ = x_j⁺ = (x_i + x_j)/2      client i wakes and draws a neighbour j
+
+There are no gradients: the models tend to the average of the x⁰. The yardstick for mixing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from spodgt.network import Network
+from spodgt.participation import Woken
+from spodgt.types import Algorithm, Availability, Round, Traits
+
+
+class GossipState(NamedTuple):
+    x: Tensor
+
+
+@dataclass(frozen=True)
+class Gossip(Algorithm):
+    name: ClassVar[str] = "gossip"
+    traits: ClassVar[Traits] = Traits(
+        "boyd2006randomized", "gossip", "waits", "waits", talks="pair", steps="none", momentum="none"
+    )
+
+    def uses(self, availability: Availability, network: Network) -> Availability:
+        return Woken(availability, network, pairs=True, computing=False)
+
+    def weighs(self, network: Network) -> Network:
+        return replace(network, w=np.full(network.links, 0.5))
+
+    def init(self, x: Tensor, round: Round) -> GossipState:
+        return GossipState(x)
+
+    def step(self, state: GossipState, round: Round) -> GossipState:
+        return GossipState(round.gossip(state.x))

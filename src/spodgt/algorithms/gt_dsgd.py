@@ -1,0 +1,41 @@
+"""GT-DSGD: stochastic gradient tracking, adapt then combine [xin2021improved].
+
+    y⁺ = W (y + g - g₋)            y⁰ = g₋ = 0, g the gradient at x of its own mini-batch
+    x⁺ = W (x - α y⁺)
+
+The two exchanges of a round follow each other. y sums up to the gradients one round old.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from spodgt.types import Algorithm, Rate, Round, Traits
+
+
+class GTDSGDState(NamedTuple):
+    x: Tensor
+    y: Tensor
+    new: Tensor  # g
+    old: Tensor  # g₋
+
+
+@dataclass(frozen=True)
+class GTDSGD(Algorithm):
+    name: ClassVar[str] = "gt-dsgd"
+    traits: ClassVar[Traits] = Traits(
+        "xin2021improved", "gossip", "no", "no", tracking=True, exact="yes", vectors=2, steps="per client"
+    )
+    step_size: Rate = 0.01  # α
+
+    def init(self, x: Tensor, round: Round) -> GTDSGDState:
+        zero = x.new_zeros(x.shape)
+        return GTDSGDState(x, zero, round.grad(x), zero)
+
+    def step(self, state: GTDSGDState, round: Round) -> GTDSGDState:
+        y = round.gossip(state.y + state.new - state.old)
+        x = round.gossip(state.x - self.step_size * y)
+        return GTDSGDState(x, y, round.grad(x), state.new)

@@ -1,0 +1,42 @@
+"""Subgradient-push: push-sum consensus, then a local step [nedic2014distributed].
+
+    w⁺ = B x                 x is the paper's, here u; its z is our model x
+    y⁺ = B y                 y⁰ = 1, here s
+    z⁺ = w⁺ / y⁺
+    x⁺ = w⁺ - α g(z⁺)
+
+In our letters: w = B u, s⁺ = B s, x⁺ = w/s⁺, u⁺ = w - α g(x⁺). The first round only mixes. The paper lets
+α decay, which makes the limit exact; with a constant α a bias remains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from spodgt.types import Algorithm, Rate, Round, Traits
+
+
+class SubgradientPushState(NamedTuple):
+    x: Tensor
+    u: Tensor
+    s: Tensor  # (clients, 1)
+
+
+@dataclass(frozen=True)
+class SubgradientPush(Algorithm):
+    name: ClassVar[str] = "subgradient-push"
+    traits: ClassVar[Traits] = Traits("nedic2014distributed", "push", "no", "yes")
+    step_size: Rate = 0.01  # α
+
+    def init(self, x: Tensor, round: Round) -> SubgradientPushState:
+        return SubgradientPushState(x, x, x.new_ones(len(x), 1))
+
+    def step(self, state: SubgradientPushState, round: Round) -> SubgradientPushState:
+        w = round.push(state.u)
+        s = round.push(state.s)
+        x = w / s
+        u = w - self.step_size * round.grad(x)
+        return SubgradientPushState(x, u, s)

@@ -1,0 +1,221 @@
+"""`spodgt reproduce`, `spodgt sweep` and `spodgt report`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from spodgt.cli.app import JsonOption, SetOption, app
+from spodgt.cli.compare import MethodsOption, SeedsOption, changes_of
+from spodgt.errors import InvalidInput
+
+WorkersOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(help="How many cells at a time. [dim]default: one per core[/]"),
+]
+BackendOption = Annotated[str, typer.Option(help="Where cells run.", metavar="NAME")]
+SaveOption = Annotated[float, typer.Option("--checkpoint-every", help="Seconds between checkpoints.")]
+FreshOption = Annotated[
+    bool, typer.Option("--resume/--fresh", help="Go on with what is there, or forget it and begin anew.")
+]
+
+
+@app.command(epilog="Example: [bold]spodgt reproduce fmnist-iid --scale laptop[/]")
+def reproduce(
+    name: Annotated[Optional[str], typer.Argument(help="An experiment (see --list), or all.")] = None,  # noqa: UP045
+    scale: Annotated[str, typer.Option(help="smoke (seconds), laptop, or paper (full size).")] = "laptop",
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder for results. [dim]default: runs/reproduce-SCALE[/]"),
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    methods: MethodsOption = None,
+    seeds: SeedsOption = None,
+    assign: SetOption = None,
+    resume: FreshOption = True,
+    workers: WorkersOption = None,
+    backend: BackendOption = "local",
+    save_every: SaveOption = 120.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Rerun a figure of the paper, or all of them: figure, table, report.html.
+
+    Cells that figures have in common are computed once; a run that was broken off goes on where it was.
+    """
+    from spodgt import experiments
+
+    if listing:
+        _list(as_json)
+        return
+    if name is None:
+        raise InvalidInput("NAME is missing; give an experiment or all, and see spodgt reproduce --list.")
+    chosen = experiments.names() if name == "all" else [name]
+    changes = changes_of(methods=methods, seeds=seeds, assign=assign)
+    specs = [experiments.load(each, scale).override(changes) for each in chosen]
+    folder = out or Path("runs") / f"reproduce-{scale}"
+    options = {"workers": workers, "backend": backend, "save_every": save_every}
+    done = [
+        _run(spec, folder / spec.name, folder / "cells", fresh=not resume, quiet=as_json, **options)
+        for spec in specs
+    ]
+    _finish(done, as_json)
+
+
+@app.command(epilog="Example: [bold]spodgt sweep radius.toml --out runs/radius --workers 2[/]")
+def sweep(
+    file: Annotated[Path, typer.Argument(help="A config with a \\[sweep] table: config keys and their values.")],
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder for results; finished cells in it are kept. [dim]default: runs/FILE[/]"),
+    ] = None,
+    assign: SetOption = None,
+    resume: FreshOption = True,
+    workers: WorkersOption = None,
+    backend: BackendOption = "local",
+    save_every: SaveOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a grid of settings; a killed sweep goes on with the same command."""
+    from spodgt import experiments
+
+    spec = experiments.read(file).override(changes_of(assign=assign))
+    folder = out or Path("runs") / spec.name
+    options = {"workers": workers, "backend": backend, "save_every": save_every}
+    _finish([_run(spec, folder, None, fresh=not resume, quiet=as_json, **options)], as_json)
+
+
+@app.command(epilog="Example: [bold]spodgt report runs/compare[/]")
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder of compare, run, sweep or reproduce.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Write report.html and figure.png, .svg, .pdf for results that are there."""
+    from spodgt import report as reports
+
+    path = reports.write(folder)
+    print(json.dumps({"report": str(path)}) if as_json else path)
+
+
+def _list(as_json: bool) -> None:
+    from spodgt import experiments
+
+    specs = [experiments.load(each) for each in experiments.names()]
+    rows = [
+        {"name": spec.name, "figure": spec.figure, "title": spec.title, "cells": len(spec.points())} for spec in specs
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table("name", "figure", "what", Column("cells", justify="right"))
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console().print(table)
+
+
+def _run(spec: Any, folder: Path, home: Path | None, *, fresh: bool, quiet: bool, **options: Any) -> Any:
+    """One sweep with its display, its report and its failures."""
+    from spodgt import report as reports
+    from spodgt import sweep as sweeps
+
+    if fresh:
+        sweeps.reset(sweeps.plan(spec, folder, home))
+    cells = sweeps.plan(spec, folder, home)
+    display = None if quiet else Display(spec.title or spec.name, cells)
+    with display or nullcontext():
+        done = sweeps.run(spec, folder, home=home, display=display.show if display else None, **options)
+    reports.write(folder)
+    if not quiet:
+        print(f"{spec.name}: {folder / reports.NAME}")
+    return done
+
+
+def _finish(done: list[Any], as_json: bool) -> None:
+    failures = {f"{each.spec.name}/{cell}": why for each in done for cell, why in each.failures.items()}
+    if as_json:
+        rows = [
+            {"name": each.spec.name, "out": str(each.folder), "complete": each.complete, "failures": each.failures}
+            for each in done
+        ]
+        print(json.dumps(rows, indent=2))
+    for cell, why in failures.items():
+        print(f"spodgt: error: {cell}: {why}", file=sys.stderr)
+    if failures or not all(each.complete for each in done):
+        raise typer.Exit(1)
+
+
+class Display:
+    """One bar for the whole, a line for each cell that is running, and the time left."""
+
+    def __init__(self, title: str, cells: list[Any]) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=34)),
+            BarColumn(bar_width=16),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            _Left(),
+            console=Console(stderr=True),
+        )
+        self.weights = {cell.name: cell.weight for cell in cells}
+        self.fractions = {cell.name: 1.0 if cell.complete else 0.0 for cell in cells}
+        self.began, self.before = time.monotonic(), self._done()
+        self.running: dict[str, Any] = {}
+        self.whole = self.progress.add_task(title, total=1.0, note="", left=None)
+        self._update()
+
+    def __enter__(self) -> Display:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for task in self.running.values():
+            self.progress.remove_task(task)
+        self.progress.stop()
+
+    def show(self, event: Any) -> None:
+        from spodgt.worker import Outcome
+
+        if isinstance(event, Outcome):
+            if event.name in self.running:
+                self.progress.remove_task(self.running.pop(event.name))
+            self.fractions[event.name] = 1.0
+        else:
+            if event.name not in self.running:
+                self.running[event.name] = self.progress.add_task("", total=1.0, note="", left=None)
+            self.fractions[event.name] = event.fraction
+            task, name = self.running[event.name], "  " + event.name.rsplit("-", 1)[0]
+            self.progress.update(task, description=name, completed=event.fraction, note=event.note)
+        self._update()
+
+    def _done(self) -> float:
+        total = sum(self.weights.values())
+        return sum(self.weights[name] * share for name, share in self.fractions.items()) / total
+
+    def _update(self) -> None:
+        done, here = self._done(), self._done() - self.before
+        spent = time.monotonic() - self.began
+        left = spent * (1 - done) / here if here > 0.01 else None
+        over = sum(share == 1.0 for share in self.fractions.values())
+        note = f"{over} of {len(self.fractions)} cells"
+        self.progress.update(self.whole, completed=done, note=note, left=left)
+
+
+class _Left(ProgressColumn):
+    """The time left, for the whole only."""
+
+    def render(self, task: Any) -> Text:
+        left = task.fields["left"]
+        if left is None:
+            return Text("")
+        minutes, seconds = divmod(int(left), 60)
+        hours, minutes = divmod(minutes, 60)
+        return Text(f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left")

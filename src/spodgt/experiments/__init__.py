@@ -1,0 +1,173 @@
+"""The figures of the paper, one TOML file each, and how such a file is read.
+
+    title = "Fashion-MNIST: radius"        what it is
+    figure = "3b"                          which figure of the paper
+    paper = "…"                            what the paper says about it
+    base = "fmnist-noniid"                 start from this file's config (its neighbour)
+    [run] [network] [participation] [problem]   what differs from it, as in any config
+    [sweep]
+    "network.radius" = [0.3, 0.4, 0.5]     config keys and their values; several keys make a grid
+
+A file of a sweep of your own has the same form; everything but a config section is optional. What a
+scale (smoke, laptop, paper) changes is in `scales.toml`, once for all experiments.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from spodgt.config import Config
+from spodgt.errors import InvalidConfig
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FOLDER = Path(__file__).parent
+SCALES = ("smoke", "laptop", "paper")
+_SECTIONS = ("run", "network", "participation", "problem")
+_TEXTS = ("title", "figure", "paper", "scale")
+_MOST_CELLS = 10_000
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a file describes: a config, and a grid of values for some of its keys."""
+
+    name: str
+    config: Config
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+    title: str = ""
+    figure: str = ""
+    paper: str = ""
+    scale: str = ""  # what the scale changes, in words
+
+    def points(self) -> list[dict[str, Any]]:
+        """Every combination of the grid's values; one empty one where there is no grid."""
+        return [
+            dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())
+        ]
+
+    def override(self, changes: Mapping[str, Any]) -> Spec:
+        """Change config keys; a key of the grid is taken out of it."""
+        for key, value in changes.items():
+            if key in self.grid and value is None:
+                raise InvalidConfig(f"{key} is swept; give it one value, or edit the file.")
+        grid = {key: values for key, values in self.grid.items() if key not in changes}
+        return replace(self, config=self.config.override(changes), grid=grid)
+
+    def to_toml(self) -> str:
+        """The whole of it as a file that `spodgt sweep` reads."""
+        texts = {key: getattr(self, key) for key in _TEXTS if getattr(self, key)}
+        grid = {"sweep": self.grid} if self.grid else {}
+        return tomli_w.dumps({**texts, **self.config.to_dict(), **grid})
+
+
+def names() -> list[str]:
+    """The experiments that come with the package, in the paper's order."""
+    found = [path.stem for path in FOLDER.glob("*.toml") if path.stem != "scales"]
+    return sorted(found, key=lambda name: _text(FOLDER / f"{name}.toml").get("figure", name))
+
+
+def load(name: str, scale: str = "paper") -> Spec:
+    """A shipped experiment at one scale."""
+    if name not in names():
+        raise InvalidConfig(f"experiment {name!r} is not known; choose from {', '.join(names())}, all.")
+    if scale not in SCALES:
+        raise InvalidConfig(f"--scale={scale!r} is not known; choose from {', '.join(SCALES)}.")
+    spec = read(FOLDER / f"{name}.toml")
+    table = _text(FOLDER / "scales.toml").get(scale, {})
+    changes = table.get(spec.config.problem["data"], {})
+    most = table.get("values", math.inf)
+    grid = {key: _ends(values, most) for key, values in spec.grid.items()}
+    # A key of the grid belongs to the figure, whatever the scale.
+    changes = {key: value for key, value in changes.items() if key not in grid}
+    words = [f"{key} = {value!r} (paper: {at(spec.config, key)!r})" for key, value in changes.items()]
+    fewer = [key for key in grid if grid[key] != spec.grid[key]]
+    words += [f"{key}: {len(grid[key])} of {len(spec.grid[key])} values" for key in fewer]
+    note = f"{scale} scale: {', '.join(words)}" if words else f"{scale} scale: the paper's size"
+    return replace(spec, config=spec.config.override(changes), grid=grid, scale=note)
+
+
+def read(path: str | Path) -> Spec:
+    """An experiment from a file of the form above; any config of `spodgt run` is one, too."""
+    path = Path(path)
+    text = _text(path)
+    grid = text.get("sweep", {})
+    if not isinstance(grid, dict):
+        raise InvalidConfig(f"sweep of {path.name} must be a table, got {grid!r}; write it as [sweep].")
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise InvalidConfig(
+                f"sweep key {key!r} of {path.name} must have a list of values, got {values!r}; "
+                'write it as "network.radius" = [0.3, 0.4].'
+            )
+    if math.prod(map(len, grid.values())) > _MOST_CELLS:
+        raise InvalidConfig(f"sweep of {path.name} has more than {_MOST_CELLS:,} cells; make it smaller.")
+    for key in _TEXTS:
+        if not isinstance(text.get(key, ""), str):
+            raise InvalidConfig(f"{key} of {path.name} must be text in quotes, got {text[key]!r}.")
+    unknown = [key for key in text if key not in (*_TEXTS, *_SECTIONS, "base", "sweep")]
+    if unknown:
+        known = ", ".join((*_TEXTS, "base", "sweep", *_SECTIONS))
+        raise InvalidConfig(f"{unknown[0]} is not a key of {path.name}; choose from {known}.")
+    spec = Spec(
+        path.stem, Config.parse(_config(path)), grid, **{key: text[key] for key in _TEXTS if key in text}
+    )
+    for point in spec.points():  # names that mean nothing are an error now, not after an hour
+        spec.config.override(point)
+    return spec
+
+
+def at(config: Config, key: str) -> Any:
+    """The value of a dotted key, None where it is left out."""
+    value: Any = config.to_dict()
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The config sections of a file on top of those of its base."""
+    text = _text(path)
+    sections = {key: text[key] for key in _SECTIONS if key in text}
+    if "base" not in text:
+        return sections
+    if not isinstance(text["base"], str):
+        raise InvalidConfig(f"base of {path.name} must be text in quotes, got {text['base']!r}.")
+    base = path.parent / (text["base"].removesuffix(".toml") + ".toml")
+    if base.resolve() in above:
+        raise InvalidConfig(f"base of {path.name} leads back to {base.name}; remove one of them.")
+    return _merge(_config(base, (*above, path.resolve())), sections)
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _ends(values: list[Any], most: float) -> list[Any]:
+    return values if len(values) <= most else [values[0], values[-1]]
+
+
+def _text(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidConfig(f"{path} does not exist; give the path of a TOML file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"{path} cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfig(f"{path} is not TOML: {error}.") from None

@@ -1,0 +1,94 @@
+"""Run any method in the simulator and keep every state: the bench of the algorithm tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from spodgt.algorithms import ALGORITHMS, method
+from spodgt.network import Network
+from spodgt.participation import Always, Participation, Trace
+from spodgt.problems import Quadratic
+from spodgt.runtimes.loop import Marks, Moment, Stop, begin, run_rounds
+from spodgt.runtimes.simulator import Run, Simulation
+from spodgt.types import Algorithm
+
+NAMES = tuple(ALGORITHMS)
+STEPPING = tuple(name for name in NAMES if ALGORITHMS[name].traits.steps != "none")
+TRACKERS = ("spod-gt", "spod-gt-memory", "spod-gt-importance", "ab-push-pull", "g-push-pull", "sporadic-k-gt")
+TRACKERS += ("ab", "push-pull", "gossip-push-pull", "push-diging", "next", "diging", "gsgt")  # Σy = Σg
+
+
+@cache
+def golden() -> dict[str, Any]:
+    return json.loads((Path(__file__).parent / "golden" / "trajectories.json").read_text(encoding="utf-8"))
+
+
+def golden_problem() -> Quadratic:
+    return Quadratic(torch.from_numpy(np.array(golden()["H"])), torch.from_numpy(np.array(golden()["c"])))
+
+
+def golden_trace() -> Trace:
+    data = golden()
+    return Trace(data["computes"], data["links"], p=data["p"], p_hat=np.array(data["p_hat"]))
+
+
+def build(name: str | Algorithm, **fields: Any) -> Algorithm:
+    """A method with a step size, where it takes one."""
+    if isinstance(name, str) and name not in STEPPING:
+        fields.pop("step_size", None)
+    return method(name, **fields)
+
+
+def make_run(
+    algorithm: Algorithm,
+    problem: Quadratic,
+    network: Network,
+    participation: Participation = Always(),  # noqa: B008
+    *,
+    x0: Any = None,
+    seed: int = 0,
+) -> Run:
+    """A run as `train` makes it."""
+    availability = participation.draw(network, seed)
+    fitted = algorithm.fit(availability)
+    start = problem.start(seed) if x0 is None else torch.as_tensor(x0).expand(problem.clients, -1)
+    return Run(seed, fitted, fitted.weighs(network), fitted.uses(availability, network), problem, start)
+
+
+def states(runs: Sequence[Run], rounds: int, *, fuse: bool = False) -> list[Any]:
+    """The states after rounds 0 to `rounds`, all runs of the batch in one; `fuse` allows compiled steps."""
+    kept: list[Any] = []
+
+    def observe(moment: Moment, due: Any, last: Any) -> Any:
+        kept.append(type(moment.state)(*(tensor.clone() for tensor in moment.state)))
+        return np.zeros_like(last)
+
+    world = Simulation(runs, dtype=torch.float64, fuse=fuse)
+    run_rounds(begin(world), Stop(rounds=rounds), Marks(rounds=1), observe)
+    return kept
+
+
+def final(runs: Run | Sequence[Run], rounds: int) -> Any:
+    """The state after `rounds`, without keeping the others."""
+    world = Simulation([runs] if isinstance(runs, Run) else runs, dtype=torch.float64, fuse=False)
+    state = world.algorithm.init(world.start(), world.round(0))
+    for k in range(1, rounds + 1):
+        state = world.algorithm.step(state, world.round(k))
+    return state
+
+
+def ring_of(clients: int) -> Network:
+    """A ring with links both ways and one chord, so that W exists and is not too regular."""
+    i = np.arange(clients)
+    adjacency = np.zeros((clients, clients), bool)
+    adjacency[i, (i + 1) % clients] = adjacency[(i + 1) % clients, i] = True
+    if clients > 3:
+        adjacency[0, 2] = adjacency[2, 0] = True
+    return Network.from_adjacency(adjacency)

@@ -1,0 +1,121 @@
+"""Peers in one process: nodes over vaults in memory, and a network that does what a test tells it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+import spodgt
+from spodgt.algorithms.spod_gt import SpodGTState
+from spodgt.runtimes.peer.audit import Audit, audit
+from spodgt.runtimes.peer.node import Node, begin, meta_of, state_from, vectors_of
+from spodgt.runtimes.peer.protocol import Ack, Message, Stamp
+
+
+class MemoryVault:
+    """A disk that survives the process."""
+
+    def __init__(self) -> None:
+        self.vectors: dict[str, Any] = {}
+        self.meta: dict[str, Any] = {}
+
+    def commit(self, vectors: Any, meta: Any) -> None:
+        self.vectors = {**self.vectors, **vectors}
+        self.meta = copy.deepcopy(dict(meta))
+
+
+class World:
+    """Clients 0 … m-1 on quadratics h_i |x - c_i|²/2; links i → i+1 and i → i+2."""
+
+    def __init__(self, m: int = 4, n: int = 3, *, rebase_every: int = 1, node: type[Node] = Node, step: float = 0.06,
+                 method: str = "spod-gt-memory", held: bool = True) -> None:
+        self.m, self.n, self.rebase_every, self.kind = m, n, rebase_every, node
+        self.algorithm = spodgt.method(method, step_size=step)
+        draws = torch.Generator().manual_seed(5)
+        self.c = torch.randn(m, n, generator=draws)
+        self.h = 0.5 + torch.rand(m, n, generator=draws)
+        self.names = [f"p{i}" for i in range(m)]
+        steps = (1, 2) if m > 2 else (1,)
+        self.links = [(i, (i + s) % m) for i in range(m) for s in steps]
+        self.outs = {i: {f"p{t}": 1 / (1 + len(steps)) for s, t in self.links if s == i} for i in range(m)}
+        self.ins = {i: {f"p{s}": 1 / (1 + len(steps)) for s, t in self.links if t == i} for i in range(m)}
+        self.boots = 0
+        self.events: list[tuple[str, str]] = []
+        self.flying: list[tuple[str, str, Any]] = []  # (from, to, frame)
+        self.vaults = [MemoryVault() for _ in range(m)]
+        self.nodes = [self.start(i) for i in range(m)]
+
+    def gradient(self, i: int) -> Any:
+        def grad(x: torch.Tensor, k: int) -> torch.Tensor:
+            return (self.h[i] * (x - self.c[i])).float()
+
+        return grad
+
+    def start(self, i: int, fresh: bool = False) -> Node:
+        """A process starts: from its disk if there is something on it."""
+        vault = self.vaults[i]
+        self.boots += 1
+        if not vault.meta or fresh:
+            state = begin(self.algorithm, self.gradient(i), torch.zeros(1, self.n), True, self.outs[i], self.ins[i])
+            stamp = Stamp(1, self.boots)
+        else:
+            state = state_from(vault.vectors, vault.meta, SpodGTState)
+            stamp = Stamp(vault.meta["incarnation"] + 1, self.boots)
+        vault.commit(vectors_of(state), meta_of(state, stamp))
+        notify = lambda kind, text: self.events.append((kind, f"p{i} {text}"))  # noqa: E731
+        return self.kind(self.algorithm, self.gradient(i), vault, stamp=stamp, state=state, place=i,
+                         clients=self.m, rebase_every=self.rebase_every, notify=notify)
+
+    def crash(self, i: int) -> None:
+        self.nodes[i] = self.start(i)
+
+    def tick(self, i: int, computes: bool = True, links: list[str] | None = None, *, crash: str = "") -> None:
+        """One local round of client i; `crash` names the point at which its process dies."""
+        node = self.nodes[i]
+        node.advance(computes, self.outs[i] if links is None else links)
+        if crash == "before commit":
+            return self.crash(i)
+        owed = node.commit()
+        if crash == "after commit":
+            return self.crash(i)
+        self.send(i, acks=owed)
+        if crash == "after send":
+            self.crash(i)
+        return None
+
+    def send(self, i: int, acks: set[str], only: set[str] | None = None) -> None:
+        node, name = self.nodes[i], self.names[i]
+        for target in acks:
+            frame: Ack | Message | None = node.ack(target)
+            if frame:
+                self.flying.append((name, target, frame))
+        for target in self.outs[i]:
+            if node.waits(target):
+                frame = node.message(target)
+                if frame:
+                    self.flying.append((name, target, frame))
+
+    def deliver(self, at: int, *, keep: bool = False) -> None:
+        source, target, frame = self.flying[at] if keep else self.flying.pop(at)
+        self.nodes[int(target[1:])].hear(source, frame)
+
+    def drain(self, rounds: int = 30) -> None:
+        """Everybody reachable, nothing lost: let the links come to rest."""
+        for _ in range(rounds):
+            for i in range(self.m):
+                self.tick(i, links=[])
+            while self.flying:
+                self.deliver(0)
+
+    def audit(self) -> Audit:
+        """From the disks alone."""
+        return audit({name: state_from(v.vectors, v.meta, SpodGTState) for name, v in zip(self.names, self.vaults, strict=True)})
+
+    def x(self) -> torch.Tensor:
+        return torch.stack([node.shown.method.x[0] for node in self.nodes])
+
+    @property
+    def optimum(self) -> torch.Tensor:
+        return (self.h * self.c).sum(0) / self.h.sum(0)

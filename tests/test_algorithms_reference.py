@@ -1,0 +1,153 @@
+"""The methods that have no golden trajectory, once more, client by client in plain numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import build, make_run, states
+from spodgt.network import Network
+from spodgt.participation import Bernoulli
+from spodgt.problems import Quadratic
+from spodgt.runtimes.simulator import Run
+from spodgt.types import Floats
+
+ROUNDS, STEP = 14, 0.1
+
+
+class Bench:
+    """One run, its gradients and who is active, in numpy."""
+
+    def __init__(self, name: str, p: float, p_hat: float, **fields: Any) -> None:
+        self.network = Network.random_geometric(5, 0.7, seed=3)
+        if name == "gossip-push-pull":
+            self.network = Network.erdos_renyi(5, 0.5, seed=3)
+        self.problem = Quadratic.random(5, 2, seed=1)
+        self.x0 = np.random.default_rng(1).standard_normal((5, 2))
+        algorithm = build(name, step_size=STEP, **fields)
+        self.run: Run = make_run(
+            algorithm, self.problem, self.network, Bernoulli(p, p_hat), x0=self.x0, seed=4
+        )
+
+    def grad(self, i: int, x: Floats) -> Floats:
+        return self.problem.H[i].numpy() @ (x - self.problem.c[i].numpy())
+
+    def active(self, k: int) -> tuple[Any, list[tuple[int, int]], list[tuple[int, int]]]:
+        """Who computes, and the links (receiver, sender) that pull and push."""
+        pull, push = self.run.availability.links(range(k, k + 1))
+        ends = list(zip(self.network.receivers.tolist(), self.network.senders.tolist(), strict=True))
+        chosen = [[ends[n] for n in np.flatnonzero(links[0])] for links in (pull, push)]
+        return self.run.availability.computes(range(k, k + 1))[0], chosen[0], chosen[1]
+
+    def agrees(self, trajectory: list[Floats]) -> None:
+        ours = np.stack([state.x.numpy() for state in states([self.run], ROUNDS)])
+        np.testing.assert_allclose(ours, np.stack(trajectory), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["dspodfl", "dsgd", "dgd"])
+def test_dspodfl(name: str) -> None:
+    bench = Bench(name, 0.5 if name == "dspodfl" else 1.0, 0.5)
+    W, x, out = bench.network.W, bench.x0.copy(), [bench.x0]
+    v, _, _ = bench.active(0)
+    for k in range(1, ROUNDS + 1):
+        after = x.copy()
+        computes, links, _ = bench.active(k)
+        for i, j in links:
+            assert (j, i) in links  # both directions or none
+            after[i] += W[i, j] * (x[j] - x[i])
+        for i in np.flatnonzero(v):
+            after[i] -= STEP * bench.grad(i, x[i])
+        x, v = after, computes
+        out.append(x)
+    bench.agrees(out)
+
+
+@pytest.mark.parametrize("name", ["diging", "next"])
+@pytest.mark.parametrize("p_hat", [1.0, 0.5])
+def test_tracking_over_two_way_links(name: str, p_hat: float) -> None:
+    averaging = 0.7
+    bench = Bench(name, 1.0, p_hat, **({"averaging": averaging} if name == "next" else {}))
+    x, out = bench.x0.copy(), [bench.x0]
+    g = np.stack([bench.grad(i, x[i]) for i in range(5)])
+    y = g.copy()
+    for k in range(1, ROUNDS + 1):
+        W = np.eye(5)
+        for i, j in bench.active(k)[1]:
+            W[i, j] += bench.network.W[i, j]
+            W[i, i] -= bench.network.W[i, j]
+        if name == "next":
+            best = x - STEP * y
+            x = W @ (x + averaging * (best - x))
+        else:
+            x = W @ x - STEP * y
+        new = np.stack([bench.grad(i, x[i]) for i in range(5)])
+        y, g = W @ y + new - g, new
+        out.append(x)
+    bench.agrees(out)
+
+
+@pytest.mark.parametrize("name", ["dfedavg", "fedavg"])
+def test_local_steps(name: str) -> None:
+    bench = Bench(name, 0.5 if name == "fedavg" else 1.0, 1.0, local_steps=4)
+    z, out = bench.x0.copy(), [bench.x0]
+    v, _, _ = bench.active(0)
+    for k in range(1, ROUNDS + 1):
+        z = np.stack([z[i] - STEP * v[i] * bench.grad(i, z[i]) for i in range(5)])
+        if k % 4 == 0:
+            z = bench.network.W @ z if name == "dfedavg" else np.tile(z.mean(0), (5, 1))
+        v, links, _ = bench.active(k)
+        assert bool(links) == (name == "dfedavg" and k % 4 == 0)
+        out.append(z)
+    bench.agrees(out)
+
+
+def test_sgd_is_gradient_descent_on_the_average() -> None:
+    bench = Bench("sgd", 0.3, 0.3)
+    x, out = bench.x0.mean(0), [np.tile(bench.x0.mean(0), (5, 1))]
+    for _ in range(ROUNDS):
+        x = x - STEP * np.mean([bench.grad(i, x) for i in range(5)], 0)
+        out.append(np.tile(x, (5, 1)))
+    bench.agrees(out)
+
+
+@pytest.mark.parametrize("name", ["gsgt", "gossip"])
+def test_pairs_meet_halfway(name: str) -> None:
+    bench = Bench(name, 0.5, 0.5)
+    x, out = bench.x0.copy(), [bench.x0]
+    g = np.stack([bench.grad(i, x[i]) for i in range(5)])
+    y = g.copy()
+    for k in range(1, ROUNDS + 1):
+        _, links, _ = bench.active(k)
+        (i, j), back = links
+        assert back == (j, i)
+        x, y, old_x, old_y = x.copy(), y.copy(), x, y
+        for one, other in ((i, j), (j, i)):
+            x[one] = (old_x[one] + old_x[other]) / 2 - (STEP * old_y[one] if name == "gsgt" else 0)
+            new = bench.grad(one, x[one])
+            y[one] = (old_y[one] + old_y[other]) / 2 + new - g[one]
+            g[one] = new
+        out.append(x)
+    bench.agrees(out)
+
+
+def test_gossip_push_pull() -> None:
+    bench = Bench("gossip-push-pull", 0.5, 0.5)
+    x, out = bench.x0.copy(), [bench.x0]
+    g = np.stack([bench.grad(i, x[i]) for i in range(5)])
+    y = g.copy()
+    for k in range(1, ROUNDS + 1):
+        computes, ((i, j),), ((to, wakes),) = bench.active(k)
+        assert wakes == i
+        assert set(np.flatnonzero(computes)) == {i, j, to}
+        x, y, old = x.copy(), y.copy(), y
+        x[i] = (x[i] + x[j]) / 2
+        y[i], y[to] = old[i] / 2, old[to] + old[i] / 2
+        for one in {i, j, to}:
+            x[one] -= STEP * old[one]
+            new = bench.grad(one, x[one])
+            y[one] += new - g[one]
+            g[one] = new
+        out.append(x)
+    bench.agrees(out)

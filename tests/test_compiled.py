@@ -1,0 +1,147 @@
+"""Compiled loops against their plain counterparts: equal to rounding, whatever the threads and the batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import spodgt
+from spodgt import rng
+from spodgt.models import cross_entropy, linear, multi_margin, one_vs_rest
+from spodgt.problems.engines import LinearEngine
+from spodgt.problems.learning import Learning, without_replacement
+from spodgt.problems.linear import Draw, _draw
+from spodgt.runtimes.fused import Fused
+from spodgt.runtimes.loop import begin
+from spodgt.runtimes.mixing import Links
+from spodgt.runtimes.simulator import Run, Simulation
+
+FAMILY = ["spod-gt", "spod-gt-memory", "spod-gt-importance", "ab-push-pull", "g-push-pull", "sporadic-k-gt"]
+
+
+def toy_problem(loss=multi_margin, *, clients=4, batch_size=5, dtype=torch.uint8, sizes=None) -> Learning:
+    draws = torch.Generator().manual_seed(1)
+    data = []
+    for size in sizes or [12] * clients:
+        inputs = torch.randint(0, 256, (size, 1, 3, 3), generator=draws, dtype=torch.uint8)
+        inputs = inputs if dtype == torch.uint8 else inputs.to(dtype) / 255
+        data.append((inputs, torch.randint(0, 3, (size,), generator=draws)))
+    return Learning(linear((1, 3, 3), 3), loss, data, batch_size=batch_size)
+
+
+def runs_of(problem, name, count=2, *, chance=0.6, step_size=0.3) -> list[Run]:
+    runs = []
+    for seed in range(count):
+        network = spodgt.Network.erdos_renyi(problem.clients, 0.6, seed=seed, weights="random")
+        available = spodgt.Bernoulli(chance, chance).draw(network, seed)
+        method = spodgt.method(name, step_size=step_size * (seed + 1)).fit(available)
+        start = torch.randn(problem.clients, problem.parameters, generator=torch.Generator().manual_seed(seed))
+        runs.append(Run(seed, method, network, method.uses(available, network), problem, start))
+    return runs
+
+
+def after(runs, rounds, *, fuse, dtype=torch.float64):
+    world = Simulation(runs, dtype=dtype, fuse=fuse)
+    assert isinstance(world.algorithm, Fused) == fuse
+    state = begin(world).state
+    for k in range(1, rounds + 1):
+        state = world.algorithm.step(state, world.round(k))
+    return state, world.tally
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
+def test_a_fused_step_is_the_step_of_the_method(name, sizes):
+    runs = runs_of(toy_problem(sizes=sizes), name)
+    (fast, fast_tally), (plain, plain_tally) = after(runs, 25, fuse=True), after(runs, 25, fuse=False)
+    for ours, theirs in zip(fast, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(fast_tally, plain_tally, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_fused_step_serves_problems_without_a_compiled_gradient(name):
+    runs = runs_of(spodgt.Quadratic.random(5, 3, noise=0.1), name, step_size=0.05)
+    for ours, theirs in zip(after(runs, 25, fuse=True)[0], after(runs, 25, fuse=False)[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_a_run_is_the_same_bit_for_bit_alone_and_in_a_batch():
+    runs = runs_of(toy_problem(), "spod-gt-memory", count=3)
+    together, _ = after(runs, 20, fuse=True, dtype=torch.float32)
+    for number, run in enumerate(runs):
+        alone, _ = after([run], 20, fuse=True, dtype=torch.float32)
+        for whole, own in zip(together, alone, strict=True):
+            assert torch.equal(whole[4 * number : 4 * number + 4], own)
+
+
+def test_the_number_of_threads_changes_nothing():
+    problem = spodgt.problems.fashion_mnist_svm(6, 10)
+    runs = runs_of(problem, "spod-gt", count=2, step_size=0.01)
+    threads, states = torch.get_num_threads(), []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            states.append(after(runs, 5, fuse=True, dtype=torch.float32)[0])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 8), st.integers(1, 3), st.integers(0, 2**32 - 1), st.booleans())
+def test_compiled_mixing_is_torchs_mixing(clients, runs, seed, many):
+    draws = np.random.default_rng(seed)
+    pairs = [(r * clients + i, r * clients + j) for r in range(runs) for i in range(clients) for j in range(clients) if i != j]
+    pairs = sorted(pair for pair in pairs if draws.random() < 0.5)
+    receivers, senders = (np.array([p[end] for p in pairs], np.int64) for end in (0, 1))
+    total = runs * clients
+    links = Links(1 if many else runs, total, receivers, senders)
+    weights, active = draws.random(len(pairs)) / clients, draws.random(len(pairs)) < 0.5
+    x = torch.from_numpy(draws.standard_normal((total, 3)))
+    for keeper in (receivers, senders):
+        moved = np.where(active, weights, 0.0)
+        kept = 1 - np.bincount(keeper, moved, minlength=total)
+        theirs = links.plain(x, moved, active, kept)
+        torch.testing.assert_close(links.mix(x, weights, active, keeper=keeper), theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", [multi_margin, cross_entropy, one_vs_rest])
+@pytest.mark.parametrize("batch_size", [1, 4, 7, None])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64])
+def test_compiled_gradients_are_those_of_the_engine(loss, batch_size, dtype):
+    problem = toy_problem(loss, batch_size=batch_size, dtype=dtype)
+    x = torch.randn(4, problem.parameters, dtype=torch.float64)
+    rows, keys = np.array([0, 2, 3]), np.full(3, rng.key(5, "batch"))
+    g = torch.zeros(3, problem.parameters, dtype=torch.float64)
+    assert problem.grad_into(x[rows], g, None, np.arange(3), Draw(rows, keys, rows, 9), np.ones(3))
+    size = batch_size or 12
+    drawn = without_replacement(keys, rows, 9, np.full(3, 12), size)
+    chosen = torch.from_numpy(problem.shares.numbers[problem.shares.offsets[rows, None] + drawn])
+    inputs, targets = problem.samples.take(chosen, torch.float64)
+    assert isinstance(problem.engine, LinearEngine)
+    torch.testing.assert_close(g, problem.engine.grads(x[rows], inputs, targets, []), rtol=1e-10, atol=1e-12)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 2**20), st.integers(0, 2**32 - 1))
+def test_compiled_draws_are_the_vectorised_draws(count, more, k, seed):
+    key, size, chosen = rng.key(seed, "batch"), count + more, np.empty(count, np.int64)
+    _draw(key, 3, k, size, chosen)
+    theirs = without_replacement(np.array([key]), np.array([3]), k, np.array([size]), count)[0]
+    assert chosen.tolist() == theirs.tolist()
+    assert len(set(chosen.tolist())) == count
+    assert 0 <= chosen.min() <= chosen.max() < size
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**40), st.integers(0, 30), st.integers(0, 2**32 - 1))
+def test_compiled_bernoulli_draws_are_uniform_draws_below_the_chance(first, count, seed):
+    chances, key = np.random.default_rng(seed).random(count), rng.key(seed, "links")
+    rounds = range(first, first + 4)
+    theirs = rng.uniform(key, np.asarray(rounds)[:, None], np.arange(count)[None]) < chances
+    np.testing.assert_array_equal(rng.bernoulli(key, rounds, chances), theirs)

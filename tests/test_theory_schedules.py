@@ -1,0 +1,81 @@
+"""The corollaries as tools."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spodgt import theory
+from spodgt.errors import InvalidInput
+from spodgt.network import Network
+
+
+@settings(deadline=None)
+@given(
+    rounds=st.integers(0, 10**8),
+    samples=st.lists(st.integers(1, 10**6), min_size=1, max_size=5),
+    idleness=st.floats(0, 0.99),
+    batch=st.floats(0.01, 100),
+)
+def test_vanishing_schedule(rounds, samples, idleness, batch):
+    """p and the sampling variance are off their ideal by the constant over √(K+1), no more."""
+    found = theory.vanishing_schedule(rounds, samples, step_size=0.3, idleness=idleness, batch=batch)
+    root, D, B = math.sqrt(rounds + 1), np.array(samples), found.batch_size
+    assert found.step_size == pytest.approx(0.3 / root)
+    assert ((found.p > 0) & (found.p <= 1)).all()
+    assert found.p == pytest.approx(1 - idleness / root)
+    assert ((B >= 1) & (B <= D)).all()
+    variance = (1 - B / D) / B
+    assert (variance <= 1 / (batch * root) * (1 + 1e-9)).all()
+
+
+def test_vanishing_schedule_vanishes():
+    """What does not shrink with η in the Theorem, S + 5T, falls like 1/√(K+1)."""
+
+    def gap(rounds):
+        plan = theory.vanishing_schedule(rounds, [100] * 3, step_size=1e-3)
+        data = {"L": 1, "sigma0": 1, "sigma1": 0, "delta0": 1, "delta1": 1, "samples": 100}
+        found = theory.constants(
+            Network.ring(3), plan.p, 1.0, **data, batch=plan.batch_size, step_size=plan.step_size
+        )
+        return found.noise + 5 * found.sporadicity
+
+    assert gap(10**6 - 1) <= gap(10**4 - 1) / 9
+    plan = theory.vanishing_schedule(99, [50, 100], idleness=[0.1, 0.5])
+    assert plan.p == pytest.approx([0.99, 0.95])
+    assert plan.batch_size.tolist() == [9, 10]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rounds": -1}, "rounds is -1"),
+        ({"samples": [0, 3]}, "samples"),
+        ({"idleness": 1.0}, "idleness is 1.0"),
+        ({"step_size": 0.0}, "step_size is 0.0"),
+    ],
+)
+def test_bad_input_is_named(change, message):
+    with pytest.raises(InvalidInput, match=message):
+        theory.vanishing_schedule(**({"rounds": 10, "samples": [5, 5]} | change))
+
+
+def test_nonincreasing_rates_are_checked_once():
+    found = theory.constants(Network.ring(3), 1, 1, 1, 0, 0, 0, 0, 1, 1, 1e-5)
+    bound = found.lr_bound_prop1
+    falling = 0.9 * bound / np.sqrt(1 + np.arange(20))
+    assert theory.check_nonincreasing(falling, bound).holds
+    assert theory.check_nonincreasing(np.stack([falling, falling / 2], axis=1), bound).holds
+    assert not theory.check_nonincreasing(2 * falling, bound).holds
+    rising = theory.check_nonincreasing(falling[::-1], bound)
+    assert not rising.nonincreasing
+    assert not rising.holds
+    assert not theory.check_nonincreasing(falling, theory.Infeasible("links fail too often")).holds
+    with pytest.raises(InvalidInput, match="step_sizes"):
+        theory.check_nonincreasing([], bound)
+    # the corollary itself: Ψ shrinks with the step size
+    radius = [theory.constants(Network.ring(3), 1, 1, 1, 0, 0, 0, 0, 1, 1, eta).rho_Psi for eta in falling]
+    assert all(later <= earlier < 1 for earlier, later in itertools.pairwise(radius))
