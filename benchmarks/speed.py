@@ -6,8 +6,8 @@ Against three yardsticks, on the same networks, data, participation and seeds:
   roofline  no machine of this speed can do better: the larger of FLOPs over measured matrix-product
             speed and bytes over measured copy bandwidth
 
-Every figure is the best of several repeats; the spread is printed beside it. Sections: svm, logistic,
-large, networks, mixing, growth. Results go to benchmarks/results/speed.json.
+Every figure is the best of several repeats; the spread is printed beside it. Sections: memory, svm,
+logistic, large, networks, mixing, growth. Results: benchmarks/results/speed.json and growth.png.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ CONSOLE = Console(width=132)
 
 
 # --- measuring ---------------------------------------------------------------------------------------
-def best(work: Callable[[], None], repeats: int = 5, least: float = 0.3) -> tuple[float, float]:
+def best(work: Callable[[], Any], repeats: int = 5, least: float = 0.3) -> tuple[float, float]:
     """Seconds per call: the best of the repeats, and how far the median lies above it."""
     work()  # warm up: compile, fill caches
     calls, once = 1, 0.0
@@ -81,7 +82,9 @@ def _cpuinfo() -> list[str]:
 
 
 # --- the runs ----------------------------------------------------------------------------------------
-def make_runs(problem: Learning, count: int, chance: float, network: Callable[[int], spodgt.Network]) -> list[Run]:
+def make_runs(
+    problem: Learning, count: int, chance: float, network: Callable[[int], spodgt.Network]
+) -> list[Run]:
     runs = []
     for seed in range(count):
         net, part = network(seed), problem.draw(seed)
@@ -176,7 +179,9 @@ def eager(runs: list[Run]) -> Callable[[], None]:
         rows = np.flatnonzero(now.active)
         new = torch.zeros_like(x)
         if len(rows):
-            drawn = without_replacement(world.keys[rows], world.places[rows], k, problem.shares.sizes[rows], 16)
+            drawn = without_replacement(
+                world.keys[rows], world.places[rows], k, problem.shares.sizes[rows], 16
+            )
             chosen = torch.from_numpy(problem.shares.numbers[problem.shares.offsets[rows, None] + drawn])
             inputs, targets = problem.samples.take(chosen, x.dtype)
             index = torch.from_numpy(rows)
@@ -221,7 +226,7 @@ def small(model: str, power: dict[str, Any]) -> list[dict[str, Any]]:
             limit = roofline(runs, chance, power)
             rows.append(
                 {
-                    "workload": f"{model}, 10 clients × {count} runs, {'half' if chance < 1 else 'all'} active",
+                    "workload": f"{model}, {count} × 10 clients, {'half' if chance < 1 else 'all'} active",
                     "rounds_per_s": count / fast,
                     "spread": spread,
                     "times_loop": slow * count / fast,
@@ -262,33 +267,96 @@ def many_clients(clients: int, each: int = 16, side: int = 28) -> Learning:
 
     small = load("fashion-mnist-small")
     again = torch.from_numpy(np.resize(np.arange(len(small.train.targets)), clients * each))
-    images = small.train.inputs[:, :, : side, : side]
+    images = small.train.inputs[:, :, :side, :side]
     # One index list, not one image per client: 10⁴ clients would otherwise hold gigabytes of pixels.
     problem = Learning.partitioned(
         linear((1, side, side), 10),
         multi_margin,
-        Dataset("again", Split(images, small.train.targets), Split(small.test.inputs[:, :, :side, :side], small.test.targets), small.classes),
+        Dataset(
+            "again",
+            Split(images, small.train.targets),
+            Split(small.test.inputs[:, :, :side, :side], small.test.targets),
+            small.classes,
+        ),
         clients=min(clients, 1000),
         partition=IID(),
     )
     from spodgt.problems.learning import Shares
 
-    return problem._with(clients=clients, partition=None, shares=Shares(again.numpy(), np.arange(clients + 1) * each))
+    return problem._with(
+        clients=clients, partition=None, shares=Shares(again.numpy(), np.arange(clients + 1) * each)
+    )
+
+
+def networks(power: dict[str, Any]) -> list[dict[str, Any]]:
+    """Convolutions: how much of a round is spent inside the kernels of torch, and how much is ours."""
+    rows = []
+    for model, width, data in (
+        ("cnn", 8, "fashion-mnist-small"),
+        ("resnet18", 16, "cifar-10"),
+        ("resnet18", 64, "cifar-10"),
+    ):
+        try:
+            problem = spodgt.problems.classification(data, model, clients=10, width=width)
+        except spodgt.errors.InvalidData as error:
+            CONSOLE.print(f"skipped {model}: {error}")
+            continue
+        step = ours(make_runs(problem, 1, 1.0, geometric(10)))
+        step()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            step()
+        seconds, spread = (float("nan"), 0.0) if width > 16 else best(step, repeats=2, least=0.1)
+        events = profile.key_averages()
+        total = sum(event.self_cpu_time_total for event in events)
+        inside = sum(
+            e.self_cpu_time_total for e in events if any(word in e.key for word in ("conv", "mkldnn"))
+        )
+        torch_ops = sum(
+            e.self_cpu_time_total for e in events if e.key.startswith(("aten::", "mkldnn", "autograd::"))
+        )
+        wall = max(event.time_range.end for event in profile.events()) - min(
+            e.time_range.start for e in profile.events()
+        )
+        rows.append(
+            {
+                "workload": f"{model} width {width}, 10 clients, batch 16",
+                "rounds_per_s": 1 / seconds,
+                "spread": spread,
+                "in_convolutions": inside / total,
+                "outside_torch": max(0.0, 1 - torch_ops / total),
+                "profiled_s": wall / 1e6,
+            }
+        )
+    return rows
 
 
 def mixing(power: dict[str, Any]) -> list[dict[str, Any]]:
     """Pull and push alone, as a share of the copy bandwidth: each reads a state and writes one."""
     rows = []
-    for clients, width in ((10, 10**2), (10, 10**4), (10, 10**6), (10, 10**7), (1000, 10**4), (10**5, 10**2), (10**6, 10**2)):
+    for clients, width in (
+        (10, 10**2),
+        (10, 10**4),
+        (10, 10**6),
+        (10, 10**7),
+        (1000, 10**4),
+        (10**5, 10**2),
+        (10**6, 10**2),
+    ):
         net = geometric(10)(0) if clients == 10 else sparse(clients)(0)
         links = Links(1, clients, net.receivers, net.senders)
         x = torch.randn(clients, width)
         active = np.ones(net.links, bool)
         for name, weights, keeper in (("pull", net.a, net.receivers), ("push", net.b, net.senders)):
-            seconds, spread = best(lambda w=weights, k=keeper: links.mix(x, w, active, keeper=k), repeats=3)
+            work = partial(links.mix, x, weights, active, keeper=keeper)
+            seconds, spread = best(work, repeats=3)
             share = 2 * x.numel() * 4 / seconds / (power["copy_gb_per_s"] * 1e9)
             rows.append(
-                {"workload": f"{name}, {clients:,} clients × {width:,}", "seconds": seconds, "spread": spread, "of_copy": share}
+                {
+                    "workload": f"{name}, {clients:,} clients × {width:,}",
+                    "seconds": seconds,
+                    "spread": spread,
+                    "of_copy": share,
+                }
             )
     return rows
 
@@ -301,7 +369,13 @@ def growth(power: dict[str, Any]) -> list[dict[str, Any]]:
     for degree in (2, 4, 8, 16):
         rows.append(_grown("degree", degree, make_runs(many_clients(2_000), 1, 1.0, sparse(2_000, degree))))
     for side in (7, 14, 28):
-        rows.append(_grown("parameters", side * side * 10 + 10, make_runs(many_clients(1_000, side=side), 1, 1.0, sparse(1_000))))
+        rows.append(
+            _grown(
+                "parameters",
+                side * side * 10 + 10,
+                make_runs(many_clients(1_000, side=side), 1, 1.0, sparse(1_000)),
+            )
+        )
     problem = spodgt.problems.classification(clients=10)
     for count in (1, 5, 25, 50):
         rows.append(_grown("runs", count, make_runs(problem, count, 0.5, geometric(10))))
@@ -343,14 +417,47 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = Table(title=title, title_justify="left")
     for column in columns:
-        table.add_column(column.replace("_", " "), justify="left" if column in ("workload", "axis") else "right")
+        table.add_column(
+            column.replace("_", " "), justify="left" if column in ("workload", "axis") else "right"
+        )
     for row in rows:
-        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in (row.get(c, "") for c in columns)))
+        table.add_row(
+            *(f"{v:.3g}" if isinstance(v, float) else str(v) for v in (row.get(c, "") for c in columns))
+        )
     CONSOLE.print(table)
 
 
+def draw_growth(rows: list[dict[str, Any]]) -> float:
+    """Time per round against each axis, and the slope against links on a log-log scale."""
+    from matplotlib.figure import Figure
+
+    axes_names = list(dict.fromkeys(row["axis"] for row in rows))
+    figure = Figure(figsize=(3.2 * len(axes_names), 3), layout="constrained")
+    slope = float("nan")
+    for name, axes in zip(axes_names, figure.subplots(1, len(axes_names)), strict=True):
+        points = [row for row in rows if row["axis"] == name]
+        value = np.array([row["value"] for row in points], float)
+        seconds = np.array([row["seconds"] for row in points])
+        axes.loglog(value, seconds * 1e3, "o-", color="#0072B2", label="ms per round")
+        axes.loglog(
+            value,
+            np.array([row["state_bytes"] for row in points]) / 1e6,
+            "s--",
+            color="#D55E00",
+            label="MB of state",
+        )
+        fitted = np.polyfit(np.log(value), np.log(seconds), 1)[0]
+        slope = fitted if name == "links" else slope
+        axes.set_title(f"slope {fitted:.2f}", fontsize=10)
+        axes.set_xlabel(name)
+        axes.grid(alpha=0.25, which="both")
+    figure.axes[0].legend(fontsize=8)
+    figure.savefig(OUT / "growth.png", dpi=140)
+    return slope
+
+
 def main() -> None:
-    wanted = sys.argv[1:] or ["memory", "svm", "logistic", "large", "mixing", "growth"]
+    wanted = sys.argv[1:] or ["memory", "svm", "logistic", "large", "networks", "mixing", "growth"]
     power = machine()
     CONSOLE.print(power)
     results: dict[str, Any] = {"machine": power}
@@ -359,6 +466,7 @@ def main() -> None:
         "svm": lambda: small("svm", power),
         "logistic": lambda: small("logistic", power),
         "large": lambda: large(power),
+        "networks": lambda: networks(power),
         "mixing": lambda: mixing(power),
         "growth": lambda: growth(power),
     }
@@ -369,6 +477,9 @@ def main() -> None:
     for name in wanted:
         results[name] = makers[name]()
         show(name, results[name])
+        if name == "growth":
+            results["slope_of_links"] = draw_growth(results[name])
+            CONSOLE.print(f"slope of time against links: {results['slope_of_links']:.3f}")
         path.write_text(json.dumps(results, indent=1) + "\n")
 
 

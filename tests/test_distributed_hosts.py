@@ -39,9 +39,9 @@ noise = 0.1
 """
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "config.toml"
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hosts") / "config.toml"
     path.write_text(CONFIG.format(rounds=2000))
     return path
 
@@ -97,10 +97,10 @@ def tables(folder: Path) -> list[pd.DataFrame]:
     return [pd.read_parquet(folder / f"{name}.parquet") for name in ("metrics", "participation")]
 
 
-@pytest.fixture
-def unbroken(config: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def unbroken(config: Path) -> Path:
     """The same run, undisturbed."""
-    out = tmp_path / "unbroken"
+    out = config.parent / "unbroken"
     job = start(*local(3, "-m", "spodgt", "run", str(config), "--out", str(out)))
     assert "100%" in finish(job)
     return out

@@ -90,8 +90,9 @@ class Processes:
                 continue
             if event is None:
                 self.workers.remove(worker)
+                _close(worker.process.stdin)
+                code = worker.process.wait()
                 if worker.job is not None:
-                    code = worker.process.wait()
                     how = f"signal {-code}" if code < 0 else f"exit code {code}"
                     tell(Outcome(worker.job.name, False, f"its worker process ended with {how}; run again."))
                 continue
@@ -157,7 +158,13 @@ def _local(workers: int) -> Executor:
     return Processes(workers, max(1, cores() // workers))
 
 
-BACKENDS: dict[str, Callable[[int], Executor]] = {"local": _local}
+def _ray(workers: int) -> Executor:
+    from spodgt.backends_ray import RayTasks
+
+    return RayTasks(workers)
+
+
+BACKENDS: dict[str, Callable[[int], Executor]] = {"local": _local, "ray": _ray}
 
 
 def executor(backend: str, workers: int) -> Executor:

@@ -35,8 +35,9 @@ def _new(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]:
 
 def style(number: int) -> dict[str, Any]:
     """Colour and dash of the n-th curve; colours come back with other dashes."""
-    dash = DASHES[(number + number // len(COLOURS)) % len(DASHES)]
-    return {"color": COLOURS[number % len(COLOURS)], "linestyle": dash}
+    again, which = divmod(number, len(COLOURS))
+    dashes = DASHES[1:]  # the first two curves are both solid
+    return {"color": COLOURS[which], "linestyle": dashes[(max(0, which - 1) + again) % len(dashes)]}
 
 
 def on_grid(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,8 +53,15 @@ def measure(
         row["gradient_norm"] = float(grads.mean(0).norm())
     optimum = getattr(problem, "optimum", None)
     if optimum is not None:
-        row["distance"] = float((x - optimum().to(x)).square().sum(1).mean().sqrt())
+        row["distance"] = _distance(x, optimum)
     return row
+
+
+def _distance(x: Tensor, optimum: Callable[[], Tensor]) -> float:
+    try:
+        return float((x - optimum().to(x)).square().sum(1).mean().sqrt())
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # flat somewhere: no single optimum
+        return math.nan
 
 
 def spread(x: Tensor) -> float:

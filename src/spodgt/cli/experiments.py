@@ -73,7 +73,9 @@ def reproduce(
 
 @app.command(epilog="Example: [bold]spodgt sweep radius.toml --out runs/radius --workers 2[/]")
 def sweep(
-    file: Annotated[Path, typer.Argument(help="A config with a \\[sweep] table: config keys and their values.")],
+    file: Annotated[
+        Path, typer.Argument(help="A config with a \\[sweep] table: config keys and their values.")
+    ],
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Folder for results; finished cells in it are kept. [dim]default: runs/FILE[/]"),
@@ -111,7 +113,8 @@ def _list(as_json: bool) -> None:
 
     specs = [experiments.load(each) for each in experiments.names()]
     rows = [
-        {"name": spec.name, "figure": spec.figure, "title": spec.title, "cells": len(spec.points())} for spec in specs
+        {"name": spec.name, "figure": spec.figure, "title": spec.title, "cells": len(spec.points())}
+        for spec in specs
     ]
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -143,7 +146,12 @@ def _finish(done: list[Any], as_json: bool) -> None:
     failures = {f"{each.spec.name}/{cell}": why for each in done for cell, why in each.failures.items()}
     if as_json:
         rows = [
-            {"name": each.spec.name, "out": str(each.folder), "complete": each.complete, "failures": each.failures}
+            {
+                "name": each.spec.name,
+                "out": str(each.folder),
+                "complete": each.complete,
+                "failures": each.failures,
+            }
             for each in done
         ]
         print(json.dumps(rows, indent=2))
@@ -158,7 +166,9 @@ class Display:
 
     def __init__(self, title: str, cells: list[Any]) -> None:
         self.progress = Progress(
-            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=34)),
+            TextColumn(
+                "{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=34)
+            ),
             BarColumn(bar_width=16),
             TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
@@ -198,7 +208,7 @@ class Display:
 
     def _done(self) -> float:
         total = sum(self.weights.values())
-        return sum(self.weights[name] * share for name, share in self.fractions.items()) / total
+        return float(sum(self.weights[name] * share for name, share in self.fractions.items()) / total)
 
     def _update(self) -> None:
         done, here = self._done(), self._done() - self.before

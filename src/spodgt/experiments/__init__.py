@@ -91,9 +91,9 @@ def load(name: str, scale: str = "paper") -> Spec:
     grid = {key: _ends(values, most) for key, values in spec.grid.items()}
     # A key of the grid belongs to the figure, whatever the scale.
     changes = {key: value for key, value in changes.items() if key not in grid}
-    words = [f"{key} = {value!r} (paper: {at(spec.config, key)!r})" for key, value in changes.items()]
+    words = [_word(key, value, at(spec.config, key)) for key, value in changes.items()]
     fewer = [key for key in grid if grid[key] != spec.grid[key]]
-    words += [f"{key}: {len(grid[key])} of {len(spec.grid[key])} values" for key in fewer]
+    words += [f"{len(grid[key])} of {len(spec.grid[key])} values of {key}" for key in fewer]
     note = f"{scale} scale: {', '.join(words)}" if words else f"{scale} scale: the paper's size"
     return replace(spec, config=spec.config.override(changes), grid=grid, scale=note)
 
@@ -156,6 +156,14 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
         old = merged.get(key)
         merged[key] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return merged
+
+
+def _word(key: str, value: Any, paper: Any) -> str:
+    """A change in words: `width 16 (paper 64)`."""
+    shown, before = (
+        f"{one:,g}" if isinstance(one, int | float) else str(one) for one in (value, paper or "all")
+    )
+    return f"{key.rsplit('.', 1)[-1].replace('_', ' ')} {shown} (paper {before})"
 
 
 def _ends(values: list[Any], most: float) -> list[Any]:

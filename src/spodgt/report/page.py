@@ -259,8 +259,10 @@ def _sweep(page: Page) -> str:
     keys = " and ".join(words(key) for key in page.grid)
     return f"""<section>
 <h2>Against {escape(keys)}</h2>
-<p class="soft">The last model of every run: mean over seeds, bars of one sigma. Click a method to hide it, drag to zoom.</p>
-<div class="controls">{"".join(controls)}<button id="sweep-reset" type="button" hidden>Reset zoom</button></div>
+<p class="soft">The last model of every run: mean over seeds, bars of one sigma.
+Click a method to hide it, drag to zoom.</p>
+<div class="controls">{"".join(controls)}
+<button id="sweep-reset" type="button" hidden>Reset zoom</button></div>
 <div class="legend" id="sweep-legend"></div>
 <figure class="chart" id="sweep"></figure>
 {sweep_tables(page)}
@@ -314,13 +316,15 @@ def _network(page: Page) -> str:
     choices = [(seed, seed) for seed in seeds]
     return f"""<section>
 <h2>Network and participation</h2>
-<p class="soft">Clients compute with chance p, links work with chance p̂, drawn anew for every seed. A method that waits
-for everyone lies above the diagonal; it pays for that with delay.</p>
-<div class="controls">{_select("network-seed", "seed", choices)}{_select("network-method", "method", [(m, m) for m in methods])}
+<p class="soft">Clients compute with chance p, links work with chance p̂, drawn anew for every seed.
+A method that waits for everyone lies above the diagonal; it pays for that with delay.</p>
+<div class="controls">{_select("network-seed", "seed", choices)}
+{_select("network-method", "method", [(method, method) for method in methods])}
 <span class="soft" id="network-note"></span></div>
 <div class="pair">
 <figure class="network"><div id="network"></div><figcaption>
-<span class="scale-bar">0 <i></i> 1&ensp;p (clients) and p̂ (links); point at one to read it</span></figcaption></figure>
+<span class="scale-bar">0 <i></i> 1&ensp;p of clients and p̂ of links; point at one to read it</span>
+</figcaption></figure>
 <figure class="scatter"><div id="participation"></div><figcaption>
 <span class="dot" style="background:var(--accent)"></span>clients&ensp;
 <span class="dot" style="border:1.5px solid var(--m1)"></span>links</figcaption></figure>
@@ -337,7 +341,7 @@ def _setting(page: Page) -> str:
     rerun = (
         f"<p>The same again, with the same numbers:</p><pre>{escape(page.command)}</pre>"
         if page.command
-        else '<p class="soft">This was run from Python; the script that called it is the way to run it again.</p>'
+        else '<p class="soft">This was run from Python; call the same script to run it again.</p>'
     )
     return f"""<section>
 <h2>How to run it again</h2>

@@ -88,8 +88,8 @@ def _bars(axes: Any, part: pd.DataFrame, key: str, metric: str) -> None:
         at = [place[values.index(value)] for value in groups.mean().index]
         x = np.array(at) * 10**shift if logarithmic else np.array(at) + shift
         axes.errorbar(
-            x, groups.mean(), groups.std(ddof=0), **figures.style(number),
-            linewidth=1.1, elinewidth=0.6, capsize=1.5, capthick=0.6, marker="o", markersize=2.2, label=method,
+            x, groups.mean(), groups.std(ddof=0), **figures.style(number), label=method,
+            linewidth=1.1, elinewidth=0.6, capsize=1.5, capthick=0.6, marker="o", markersize=2.2,
         )  # fmt: skip
     if logarithmic:
         axes.set_xscale("log")

@@ -27,8 +27,6 @@ _HEADS = {
     "accuracy_average": "average model",
     "accuracy_worst": "worst client",
     "loss": "loss",
-    "consensus_x": "consensus",
-    "train_loss": "training loss",
     "distance": "distance to optimum",
 }
 
@@ -41,11 +39,14 @@ def number(value: float) -> str:
     return f"{value:.3f}" if 1e-3 <= size < 10 or size == 0 else f"{value:.3g}"
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are HTML, heads are text."""
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, texts: bool = False) -> str:
+    """Cells are HTML, heads are text; columns of `texts` stand left."""
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    kind = ' class="texts"' if texts else ""
+    return (
+        f'<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
 
 
 def final_table(last: pd.DataFrame, activity: pd.DataFrame) -> str:
@@ -55,7 +56,8 @@ def final_table(last: pd.DataFrame, activity: pd.DataFrame) -> str:
     metrics.sort(key=lambda name: name != measure)
     means = summary(last, [*metrics, "round", "delay"])
     means = means.sort_values(measure, ascending=measure == "loss")
-    done = activity.groupby("algorithm")[["gradients", "messages"]].sum() if len(activity) else None
+    groups = activity.groupby("algorithm")
+    done = {name: groups[name].sum().to_dict() for name in ("gradients", "messages")}
     rows = []
     for place, (method, row) in enumerate(means.iterrows()):
         cells = [f"<b>{escape(str(method))}</b>" if place == 0 else escape(str(method))]
@@ -64,9 +66,7 @@ def final_table(last: pd.DataFrame, activity: pd.DataFrame) -> str:
             cells.append(f"{number(row[name])}{spread}")
         cells += [f"{row['round']:,.0f}", f"{row['delay']:,.0f}"]
         for column in ("gradients", "messages"):
-            cells.append(
-                f"{int(done.loc[method, column]):,}" if done is not None and method in done.index else "–"
-            )
+            cells.append(f"{done[column][str(method)]:,.0f}" if str(method) in done[column] else "–")
         rows.append(cells)
     heads = ["method", *(_HEADS[name] for name in metrics), "rounds", "delay", "gradients", "messages"]
     note = "<p class='soft'>Rounds and delay are means over seeds, gradients and messages sums.</p>"
@@ -95,7 +95,8 @@ def difference_table(last: pd.DataFrame) -> str:
     heads = [f"{reference} minus …", f"lead in {measure}", "95 % interval", "", "seeds ahead", ""]
     note = (
         f"<p class='soft'>Differences of the last models within a seed: same network, clients and data. "
-        f"Above zero {escape(reference)} is better. Student's interval over seeds; where it holds zero the question is open.</p>"
+        f"Above zero {escape(reference)} is better. Student's interval over seeds; "
+        "where it holds zero the question is open.</p>"
     )
     return table(heads, rows) + note
 
@@ -120,7 +121,8 @@ def _forest(one: Difference, reach: float) -> str:
     )
     return (
         f'<svg class="forest {_class(one)}" viewBox="0 0 170 18" aria-hidden="true">'
-        f'<line class="zero" x1="85" x2="85" y1="1" y2="17"/>{span}<circle cx="{x(one.mean):.1f}" cy="9" r="3.5"/></svg>'
+        f'<line class="zero" x1="85" x2="85" y1="1" y2="17"/>{span}'
+        f'<circle cx="{x(one.mean):.1f}" cy="9" r="3.5"/></svg>'
     )
 
 
@@ -150,7 +152,7 @@ def sweep_tables(page: Page) -> str:
 def _mean(means: pd.DataFrame, method: str, measure: str, best: float) -> str:
     if method not in means.index:
         return "–"
-    row = means.loc[method]
+    row: Any = means.loc[method]
     text = f"{number(row[measure])} <small>± {number(row[f'{measure}_std'])}</small>"
     return f"<b>{text}</b>" if row[measure] == best else text
 
@@ -179,6 +181,6 @@ def rare_clients(run: RunData) -> str:
             never = ", ".join(str(client) for client in rare if shares[client] == 0) or "none"
             rows.append([str(seed), escape(names), escape(never)])
     if not rows:
-        return f"<p>{escape(reference)} heard every client in at least {_RARE:.0%} of its rounds, in every seed.</p>"
+        return f"<p>{escape(reference)} heard every client in {_RARE:.0%} of its rounds or more.</p>"
     heads = ["seed", f"clients that {reference} heard in fewer than {_RARE:.0%} of rounds", "never"]
-    return f"<h3>Hardly heard</h3>{table(heads, rows)}"
+    return f"<h3>Hardly heard</h3>{table(heads, rows, texts=True)}"

@@ -59,7 +59,9 @@ class Distributed(Simulation):
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        stacked = stack([run.algorithm for run in self.live], self.sizes)
+        stacked = stack(
+            [run.algorithm for run in self.live], self.sizes, dtype=self.dtype, device=self.device
+        )
         own = torch.from_numpy(self.block.own)
         return Together(_cut(stacked, own, self.links.clients, tuple(self.counts)))
 

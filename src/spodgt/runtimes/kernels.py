@@ -14,32 +14,38 @@ from spodgt.compiled import jit, share
 
 Array = NDArray[Any]
 COLUMNS = 512  # of a block that is mixed in place: with ten clients it stays in the first-level cache
+_FEW = 4096  # rows whose blocks of columns fit the second-level cache together
 LEAST_COLUMNS = 128  # with very many clients: shorter pieces of rows would cost more than they save
 
 
 @jit
-def _mix_rows(x, out, pointers, senders, weights, active, kept, first, last):  # type: ignore[no-untyped-def]
-    width = x.shape[1]
-    for i in range(first, last):
-        own, xi, to = x.dtype.type(kept[i]), x[i], out[i]
-        for c in range(width):
+def _mix_block(x, out, pointers, senders, weights, active, kept, top, bottom, left, right):  # type: ignore[no-untyped-def]
+    for i in range(top, bottom):
+        own, xi, to = x.dtype.type(kept[i]), x[i, left:right], out[i, left:right]
+        for c in range(len(to)):
             to[c] = own * xi[c]
         for link in range(pointers[i], pointers[i + 1]):
             if active[link]:
-                w, xj = x.dtype.type(weights[link]), x[senders[link]]
-                for c in range(width):
+                w, xj = x.dtype.type(weights[link]), x[senders[link], left:right]
+                for c in range(len(to)):
                     to[c] += w * xj[c]
 
 
 def mix(x: Tensor, pointers: Array, senders: Array, weights: Array, active: Array, kept: Array) -> Tensor:
     """out_i = kept_i x_i + Σ over active links j → i of w_ij x_j, links in rows by `pointers`."""
     out = torch.empty_like(x)
-    a, b = x.numpy(), out.numpy()
-    share(
-        len(x),
-        x.numel(),
-        lambda first, last: _mix_rows(a, b, pointers, senders, weights, active, kept, first, last),
-    )
+    rows, width = x.shape
+    given = x.numpy(), out.numpy(), pointers, senders, weights, active, kept
+    columns = max(COLUMNS, 2**15 // max(1, rows))
+
+    def by_columns(first: int, last: int) -> None:  # few long rows: neighbours are read once from memory
+        for left in range(first * columns, min(width, last * columns), columns):
+            _mix_block(*given, 0, rows, left, min(width, left + columns))
+
+    if width > 2 * columns and rows <= _FEW:
+        share(-(-width // columns), x.numel(), by_columns)
+    else:
+        share(rows, x.numel(), lambda first, last: _mix_block(*given, first, last, 0, width))
     return out
 
 

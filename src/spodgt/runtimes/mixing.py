@@ -28,7 +28,7 @@ _DENSE = 64  # clients of a run up to which a dense matrix is faster
 class Links:
     """The links of a batch of runs as one disjoint union."""
 
-    runs: int
+    runs: int  # equal blocks of clients; one where runs differ in size
     clients: int  # of all runs together
     receivers: Ints
     senders: Ints

@@ -93,7 +93,9 @@ class Simulation:
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        stacked = stack([run.algorithm for run in self.live], self.sizes)
+        stacked = stack(
+            [run.algorithm for run in self.live], self.sizes, dtype=self.dtype, device=self.device
+        )
         return fused(stacked, self.device) if self.fuse else stacked
 
     @cached_property
@@ -112,7 +114,7 @@ class Simulation:
         offsets = np.cumsum([0, *self.sizes])
         pairs = list(zip(self.live, offsets, strict=False))
         return Links(
-            len(self.live),
+            len(self.live) if len(set(self.sizes)) == 1 else 1,
             int(offsets[-1]),
             np.concatenate([run.network.receivers + offset for run, offset in pairs]),
             np.concatenate([run.network.senders + offset for run, offset in pairs]),

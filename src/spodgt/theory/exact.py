@@ -23,6 +23,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq, minimize_scalar
+from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
 from spodgt.errors import InvalidInput
@@ -197,10 +198,8 @@ class _Part:
         self.blocks = 3 if dynamics.rule == "memory" else 2
         self.client_stage = self._clients(dynamics)
         self.link_stage = self._links(Links.of(dynamics.network, dynamics.p_hat), eta)
-        size = self.m * self.n
-        centre = np.kron(np.eye(self.m) - 1 / self.m, np.eye(self.n))
-        self.projection = np.eye(self.blocks * size + 1)
-        self.projection[size : 2 * size, size : 2 * size] = centre
+        self.size = self.m * self.n
+        self.states = self.blocks * self.size
 
     def _block(self, block: int) -> Ints:
         """(clients, n) positions of a block: x, z or y, h or g."""
@@ -238,7 +237,7 @@ class _Part:
         noise = Fluctuations(
             np.full((m * n, 1), one_in), written, np.broadcast_to(sigma[:, None, None], (m * n, 2, 1))
         )
-        return Stage(mean, (idle, noise))
+        return Stage(csr_matrix(mean), (idle, noise))
 
     def _links(self, links: Links, eta: Floats) -> Stage:
         """(x, y, g, 1) -> (x⁺, z⁺[, h⁺], 1) by the draw of the links, the same for A^(k) and B^(k)."""
@@ -272,13 +271,20 @@ class _Part:
         maps = np.einsum("lrc,ab->lracb", local, eye).reshape(len(i), 4 * n, 3 * n)
         reads = np.concatenate([x[i], x[j], y[j]], axis=1)
         writes = np.concatenate([x[i], x[j], y[i], y[j]], axis=1)
-        return Stage(mean, (Fluctuations(reads, writes, maps),))
+        return Stage(csr_matrix(mean), (Fluctuations(reads, writes, maps),))
 
     # --- moments -----------------------------------------------------------------------------------
     def second_moment(self, S: Floats) -> Floats:
         """One round of E[ssᵀ], s with the trailing 1, on Σz = 0."""
         moment = self.link_stage.second_moment(self.client_stage.second_moment(S))
-        return np.asarray(self.projection @ moment @ self.projection)
+        self.project(moment)
+        self.project(moment.T)
+        return moment
+
+    def project(self, rows: Floats) -> None:
+        """Centre z over clients, in place."""
+        z = rows[self.size : 2 * self.size].reshape(self.m, self.n, -1)
+        rows[self.size : 2 * self.size] = (z - z.mean(0)).reshape(self.size, -1)
 
     def homogeneous(self, S: Floats) -> Floats:
         """One round of E[ssᵀ] for the difference of two runs with the same draws: no constants."""
@@ -287,21 +293,25 @@ class _Part:
         return self.second_moment(whole)[:-1, :-1]
 
     def mean_radius(self) -> float:
-        M = (self.projection @ self.link_stage.mean @ self.client_stage.mean @ self.projection)[:-1, :-1]
+        M = (self.link_stage.mean @ self.client_stage.mean).toarray()[:-1, :-1]
+        self.project(M)
+        self.project(M.T)
         return float(np.abs(np.linalg.eigvals(M)).max())
 
     def mean_square_radius(self) -> float:
-        return spectral_radius(self.homogeneous, self.projection[:-1, :-1])
+        start = np.eye(self.states)
+        self.project(start)
+        return spectral_radius(self.homogeneous, start)
 
     def variance(self) -> float:
-        constant = np.zeros_like(self.projection)
+        constant = np.zeros((self.states + 1, self.states + 1))
         constant[-1, -1] = 1
         # at stationarity E[s] = 0, so the constant enters through its square alone
         S = stationary_moment(self.homogeneous, self.second_moment(constant)[:-1, :-1])
-        return float(np.trace(S[: self.m * self.n, : self.m * self.n]) / self.m)
+        return float(np.trace(S[: self.size, : self.size]) / self.m)
 
     def curve(self, x0: Floats, rounds: int) -> Floats:
-        size = self.m * self.n
+        size = self.size
         x = x0[:, self.coordinates] - self.limit
         state = [x.ravel(), (self.mu[:, None] * self.d).ravel()]  # y⁰ = g⁰, so z⁰ = 0
         if self.blocks == 3:

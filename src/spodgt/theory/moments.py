@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, gmres
@@ -39,12 +40,12 @@ class Fluctuations:
 class Stage:
     """One random linear map: its mean and its fluctuations."""
 
-    mean: Floats  # (out, in)
+    mean: Any  # (out, in), sparse: a round touches neighbours only
     fluctuations: tuple[Fluctuations, ...]
 
     def second_moment(self, S: Floats) -> Floats:
-        """E[s⁺s⁺ᵀ] from S = E[ssᵀ]."""
-        moment = np.asarray(self.mean @ S @ self.mean.T)
+        """E[s⁺s⁺ᵀ] from the symmetric S = E[ssᵀ]."""
+        moment = np.asarray(self.mean @ (self.mean @ S).T)
         for fluctuation in self.fluctuations:
             fluctuation.add_to(moment, S)
         return moment

@@ -69,7 +69,7 @@
       const left = 58, right = 12, top = 10, bottom = 44;
       const visible = p.series.filter((each) => !hidden.has(each.name));
       const xs = zoom ? zoom.x : p.x;
-      const ys = (zoom && zoom.y) || p.y || span(visible, p.logY, zoom && zoom.x);
+      const ys = (zoom && zoom.y) || span(visible, p, zoom && zoom.x);
       const scale = (range, begin, end, logarithmic) => (value) => {
         const f = logarithmic ? Math.log : (n) => n;
         return begin + ((f(value) - f(range[0])) / (f(range[1]) - f(range[0]) || 1)) * (end - begin);
@@ -122,7 +122,7 @@
       last = { p, X, Y, xs, ys, visible, frame, width, height };
       tip.hidden = true;
     }
-    function span(visible, logarithmic, range) {
+    function span(visible, { logY: logarithmic, floor }, range) {
       const inside = (each, n) => !range || (each.x[n] >= range[0] && each.x[n] <= range[1]);
       const all = known(visible.flatMap((each) => [each.low, each.high, each.middle].flatMap((row) => row.filter((_, n) => inside(each, n)))));
       const usable = logarithmic ? all.filter((value) => value > 0) : all;
@@ -130,7 +130,7 @@
       const low = Math.min(...usable), high = Math.max(...usable);
       if (logarithmic) return [low / 1.15, high * 1.15];
       const room = (high - low || Math.abs(high) || 1) * 0.05;
-      return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
+      return [floor ?? (low >= 0 && low < room ? 0 : low - room), high + room];
     }
     const place = (event) => {
       const box = picture.getBoundingClientRect();
@@ -233,7 +233,7 @@
         return { name, x, middle: column("middle"), low: column("low"), high: column("high"), runs: byId("seeds").checked ? runs : [] };
       });
       const logY = byId("log").checked;
-      return { series, x: [0, end], y: about.share && !logY && !range ? [0, 1] : null, logY, titleX: names[against], titleY: about.label };
+      return { series, x: [0, end], floor: about.share && !range ? 0 : null, logY, titleX: names[against], titleY: about.label };
     });
     legend(byId("curves-legend"), (method) => show(summary(looks(method).map((look) => look[select("metric")]?.at(-1) ?? null)).middle ?? NaN));
     byId("metric").addEventListener("change", () => { byId("log").checked = data.metrics[select("metric")].log; });
@@ -260,7 +260,7 @@
       });
       const logX = data.sweep.keys[key()].log, low = Math.min(...x), high = Math.max(...x), room = (high - low || 1) * 0.04;
       const range = logX ? [low / 1.2, high * 1.2] : [low - room, high + room];
-      return { series, bars: true, x: range, y: about.share ? [0, 1] : null, logX, logY: about.log, ticks: numbers ? null : values.map(text), titleX: data.sweep.keys[key()].label, titleY: about.label };
+      return { series, bars: true, x: range, floor: about.share ? 0 : null, logX, logY: about.log, ticks: numbers ? null : values.map(text), titleX: data.sweep.keys[key()].label, titleY: about.label };
     });
     legend(byId("sweep-legend"));
     const fixes = () => keys.forEach((k, n) => { byId(`fix-${n}`).parentElement.hidden = k === key(); });
@@ -308,7 +308,7 @@
       return picture;
     }
     function scatter(net, seen) {
-      const size = 400, left = 48, bottom = 46, top = 8, right = 12;
+      const size = 480, left = 48, bottom = 46, top = 8, right = 12;
       const X = (v) => left + v * (size - left - right), Y = (v) => size - bottom - v * (size - bottom - top);
       const picture = svg("svg", { viewBox: `0 0 ${size} ${size}`, role: "img", "aria-label": "expected and observed participation" });
       for (const value of [0, 0.25, 0.5, 0.75, 1]) {

@@ -77,8 +77,9 @@ class Store:
                 os.fdatasync(self.file)
             body = json.dumps({"format": _FORMAT, "slots": slots, "meta": meta}, separators=(",", ":"))
             self.db.execute("BEGIN IMMEDIATE")
+            # the state before this one stays; older ones go, and later ones that were found damaged
+            self.db.execute("DELETE FROM commits WHERE generation != ?", (self.generation,))
             self.db.execute("INSERT INTO commits VALUES (?, ?)", (generation, body))
-            self.db.execute("DELETE FROM commits WHERE generation < ?", (generation - 1,))
             crash_point("before commit")
             self.db.execute("COMMIT")
         except (OSError, sqlite3.Error) as error:

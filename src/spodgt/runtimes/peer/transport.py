@@ -28,6 +28,7 @@ SERVICE = "spodgt.peer.Links"
 CONNECT_SECONDS = 5.0
 CHUNK_SECONDS = 60.0  # a chunk of 1 MiB that takes longer is a dead link
 RESEND_SECONDS = 1.0
+TAKEOVER_SECONDS = 3.0  # a stream silent for so long gives way to a later life of the same client
 WINDOW = 2  # messages on their way before an acknowledgement is awaited
 _BACKOFF = (0.1, 3.0)
 _OPTIONS: list[tuple[str, Any]] = [
@@ -101,7 +102,10 @@ class GrpcPost:
                 self.out[name] = Pump(self, name, address)
         self.into = {name: self.into.get(name, Traffic()) for name in into}
         for name in set(self.ends) - into:
-            self.ends.pop(name).task.cancel()
+            end = self.ends.pop(name)
+            end.task.cancel()
+            if end.handler is not None:
+                end.handler.cancel()
 
     async def stop(self) -> None:
         for pump in self.out.values():
@@ -144,7 +148,7 @@ class GrpcPost:
                 if end is None:
                     end = await self._register(sender, message.sender, context)
                 traffic.messages += 1
-                traffic.heard = time.monotonic()
+                traffic.heard = end.heard = time.monotonic()
                 traffic.state, traffic.why = "up", ""
                 self.hear(sender, message)
         finally:
@@ -168,14 +172,16 @@ class GrpcPost:
     async def _register(self, sender: str, life: Stamp, context: Any) -> End:
         """One stream for each sender; a later life takes the place of an earlier one at once."""
         old = self.ends.get(sender)
-        if old is not None and old.life.outlives(life):
+        lively = old is not None and old.life != life and time.monotonic() - old.heard < TAKEOVER_SECONDS
+        if old is not None and (old.life.outlives(life) or lively):
             why = f"{sender} is already connected as life {old.life.incarnation}; another process uses its name"
             self.notify("refused", why)
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, why)
         end = self.ends[sender] = End(self, sender, life, context)
         if old is not None:
             old.task.cancel()
-            old.context.cancel()
+            if old.handler is not None:
+                old.handler.cancel()
         return end
 
     async def _manifest(self, request: bytes, context: Any) -> bytes:
@@ -202,7 +208,9 @@ class End:
     def __init__(self, post: GrpcPost, sender: str, life: Stamp, context: Any) -> None:
         self.post, self.sender, self.life, self.context = post, sender, life, context
         self.ack: Ack | None = None
+        self.heard = time.monotonic()
         self.wake = asyncio.Event()
+        self.handler = asyncio.current_task()  # the stream's own task
         self.task = asyncio.create_task(self._answer())
 
     async def _answer(self) -> None:

@@ -1,0 +1,146 @@
+"""The distributed runtime: time per round against processes, bytes against the bound, large vectors.
+
+    python benchmarks/distributed.py [--rounds 50] [--json distributed.json]
+
+Starts its own processes on this machine with `torchrun`. The bound is one vector for every active link
+between two processes, for each vector that is mixed; a client's vector goes to a process once, however
+many clients there need it, so less than the bound may be sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+PROCESSES = (1, 2, 4)
+LARGE = 45_000_000  # bytes
+
+
+def main() -> None:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--models", default="svm,resnet")
+    options = parser.parse_args()
+    if "RANK" in os.environ:
+        work(options.rounds, options.models.split(","), options.json)
+        return
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for processes in PROCESSES:
+            out = Path(folder) / f"{processes}.json"
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+            command += [f"--nproc-per-node={processes}", __file__, "--json", str(out)]
+            command += ["--rounds", str(options.rounds), "--models", options.models]
+            threads = str(max(1, (os.cpu_count() or 1) // processes))
+            subprocess.run(command, check=True, timeout=900, env=os.environ | {"OMP_NUM_THREADS": threads})
+            rows += json.loads(out.read_text())
+    for row in rows:
+        print("  ".join(f"{key} {v:.3g}" if isinstance(v, float) else f"{key} {v}" for key, v in row.items()))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2))
+
+
+# --- in every process --------------------------------------------------------------------------------
+def work(rounds: int, models: list[str], out: Path) -> None:
+    from spodgt.runtimes.distributed_group import join
+
+    group = join()
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    rows = [train(group, model, rounds if model == "svm" else max(3, rounds // 10)) for model in models]
+    if group.size == 2:
+        rows.append(exchange(group))
+    if group.rank == 0:
+        out.write_text(json.dumps(rows))
+
+
+def problem_of(model: str, clients: int) -> Any:
+    from spodgt.models import MODELS
+    from spodgt.problems import classification
+
+    if model != "resnet":
+        return classification(model=model, clients=clients)
+    name = next((name for name in ("resnet18", "resnet-18", "resnet") if name in MODELS), "cnn")
+    return classification(model=name, clients=clients, width=16)
+
+
+def train(group: Any, model: str, rounds: int) -> dict[str, Any]:
+    """Seconds per round of Spod-GT, and what was sent against the bound."""
+    from spodgt.algorithms import method
+    from spodgt.network import Network
+    from spodgt.participation import Bernoulli
+    from spodgt.runtimes.distributed import Distributed
+    from spodgt.runtimes.simulator import Run
+
+    clients = 10
+    network = Network.random_geometric(clients, radius=0.4, seed=0)
+    problem = problem_of(model, clients)
+    availability = Bernoulli(0.5, 0.5).draw(network, 0)
+    run = Run(0, method("spod-gt"), network, availability, problem, problem.start(0))
+    world = Distributed([run], group)
+    state = world.algorithm.init(world.start(), world.round(0))
+    state = world.algorithm.step(state, world.round(1))  # compiled, and the habit learned
+    before, bound, times = (world.mail.bytes, world.mail.messages), 0, []
+    for k in range(2, rounds + 2):
+        now = world.round(k)
+        bound += 2 * world.block.crossing(now.pull_links) * problem.parameters * 4
+        began = time.perf_counter()
+        state = world.algorithm.step(state, now)
+        times.append(time.perf_counter() - began)
+    sent = group.sum(torch.tensor([world.mail.bytes - before[0], world.mail.messages - before[1]]))
+    return {
+        "model": model,
+        "parameters": problem.parameters,
+        "processes": group.size,
+        "ms_per_round": 1e3 * statistics.mean(times),
+        "bytes": int(sent[0]),
+        "bound": bound,
+        "ratio": int(sent[0]) / bound if bound else float("nan"),
+        "messages_per_round": int(sent[1]) / rounds,
+    }
+
+
+def exchange(group: Any, repeats: int = 15) -> dict[str, Any]:
+    """Two processes swap vectors of 45 MB through the runtime's own messages, against a plain copy."""
+    from spodgt.runtimes.distributed_links import Traffic
+    from spodgt.runtimes.distributed_mail import Item, Mail
+
+    x = torch.randn(1, LARGE // 4)
+    traffic = Traffic({1 - group.rank: np.array([0])}, {1 - group.rank: np.array([0])})
+    mail, times, copies, target = Mail(group), [], [], torch.empty_like(x)
+    for k in range(repeats):
+        group.sum(torch.zeros(1))  # start together
+        began = time.perf_counter()
+        (parcel,) = mail.post(k, 0, [Item("pull", 0, x, traffic)]).values()
+        received = parcel.rows("pull", 0)
+        parcel.close()
+        times.append(time.perf_counter() - began)
+        assert received.shape == x.shape
+        began = time.perf_counter()
+        target.copy_(x)
+        copies.append(time.perf_counter() - began)
+    ours, plain = statistics.median(times[3:]), statistics.median(copies[3:])
+    return {
+        "model": "45 MB both ways",
+        "processes": 2,
+        "ms": 1e3 * ours,
+        "copy_ms": 1e3 * plain,
+        "times_copy": ours / plain,
+        "fastest_times_copy": min(times) / min(copies),
+    }
+
+
+if __name__ == "__main__":
+    main()

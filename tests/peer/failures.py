@@ -1,0 +1,359 @@
+"""The failure table: every row is a function that injects a fault and returns what was measured.
+
+`python -m tests.peer.failures [ROW ...]` runs rows and prints the table of docs/peer.md. Rows that need
+root or a part of the kernel that is missing raise `Skipped` with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from spodgt.config import Config
+from spodgt.runtimes.peer import crash, setup
+from spodgt.runtimes.peer.fleet import Fleet
+from spodgt.runtimes.peer.runner import Options
+
+EXACT = 1e-12
+QUADRATIC = {"kind": "quadratic", "parameters": 500, "seed": 1}
+CHAOS = "loss=0.3,twice=0.1,late=0.2,replay=0.05,seed=3"
+
+
+class Skipped(Exception):
+    """This host cannot inject the fault."""
+
+
+def make(folder: Path, *, clients: int = 5, problem: dict[str, Any] | None = None, step: float = 0.02, rate: float = 40,
+         addresses: list[str] | None = None, method: str = "spod-gt-memory", graph: str = "exponential", **options: Any) -> Path:
+    """A run's folder."""
+    config = Config.parse({
+        "run": {"methods": [method], "step_size": step, "seeds": 1},
+        "network": {"kind": graph, "clients": clients},
+        "participation": {"kind": "always"},
+        "problem": problem or QUADRATIC,
+    })
+    setup.init(folder, config, addresses=addresses, options={"rounds_per_second": float(rate), "max_alone": 200, **options})
+    return folder
+
+
+@contextmanager
+def fleet(env: dict[str, str] | None = None, options: Options | None = None, **kwargs: Any) -> Iterator[Fleet]:
+    with tempfile.TemporaryDirectory() as folder, Fleet(
+        make(Path(folder) / "run", **kwargs), options or Options(durability="process", evaluate_seconds=2, report_seconds=0.3), env
+    ) as made:
+        yield made
+
+
+def settled(f: Fleet, *names: str) -> Any:
+    f.stop()
+    return f.audit(*names)
+
+
+def exact(found: Any) -> str:
+    assert found.problems == [], found.problems
+    assert found.error is not None
+    assert found.error <= EXACT, found.error
+    assert max(found.local.values()) <= EXACT
+    return f"audit {found.error:.1e}"
+
+
+def resets(f: Fleet) -> int:
+    return max(f.status(name).get("epoch", 0) for name in f.names)
+
+
+def distance(f: Fleet) -> float:
+    """Largest relative distance of a client's loss from the best."""
+    return max(f.status(name)["loss"] for name in f.names)
+
+
+# --- rows ------------------------------------------------------------------------------------------
+def row_1(seconds: float = 20) -> str:
+    """30 % loss, 10 % duplicates, late and replayed frames, above TLS"""
+    with fleet(env={"SPODGT_CHAOS": CHAOS}) as f:
+        f.start()
+        f.rounds(100, 120)
+        time.sleep(seconds)
+        consensus = max(f.status(n)["consensus"] for n in f.names)
+        k = min(f.status(n)["k"] for n in f.names)
+        found = settled(f)
+        assert resets(f) == 0
+        return f"{exact(found)} after {k} rounds; distance between neighbours {consensus:.1e}"
+
+
+def row_5(points: tuple[str, ...] = crash.POINTS, times: tuple[int, ...] = (1, 2)) -> str:
+    """kill -9 at each commit, send and ack point, first and second time"""
+    worst, count = 0.0, 0
+    with fleet(clients=3, problem={**QUADRATIC, "parameters": 200_000}, rate=20) as f:
+        f.start("p0", "p1")
+        for point in points:
+            for time_ in times:
+                f.start("p2", env={"SPODGT_CRASH": f"{point}:{time_}"})
+                f.wait(lambda: not f.alive("p2"), 60, f"p2 dies at {point}")
+                count += 1
+        f.start("p2")
+        f.wait(lambda: all(n["state"] == "up" for n in f.status("p2").get("neighbours", [{"state": ""}])), 60)
+        time.sleep(1)
+        assert resets(f) == 0
+        found = settled(f)
+        worst = found.error or 0.0
+        return f"{exact(found)} after {count} crashes at {len(points)} points" + (f" ({worst:.0e})" if worst > EXACT else "")
+
+
+def row_6(times: int = 20) -> str:
+    """kill -9 of all at once, above TLS the weather of row 1"""
+    with fleet(env={"SPODGT_CHAOS": CHAOS}) as f:
+        worst = 0.0
+        for _ in range(times):
+            f.start()
+            alive = {n: f.status(n).get("incarnation", 0) for n in f.names}
+            f.wait(lambda alive=alive: all(f.status(n).get("incarnation", 0) > alive[n] for n in f.names), 90)
+            time.sleep(0.3)
+            f.kill()
+            found = f.audit()
+            exact(found)
+            worst = max(worst, found.error or 0.0)
+        assert resets(f) == 0
+        return f"audit {worst:.1e} at worst, {f.kills} kill -9"
+
+
+def row_6b(kills: int = 100) -> str:
+    """kill -9 of one client after another, ≥ 100 times, above TLS the weather of row 1"""
+    draw = random.Random(4)
+    with fleet(env={"SPODGT_CHAOS": CHAOS}) as f:
+        f.start()
+        f.rounds(3, 120)
+        while f.kills < kills:
+            name = draw.choice(f.names)
+            f.kill(name)
+            f.start(name)
+            time.sleep(draw.uniform(0.05, 0.5))
+        before = {n: f.status(n)["k"] for n in f.names}
+        f.wait(lambda: all(f.status(n)["k"] > before[n] + 20 for n in f.names), 60)
+        assert resets(f) == 0
+        k = min(f.status(n)["k"] for n in f.names)
+        return f"{exact(settled(f))}, {f.kills} kill -9 among 5 processes, {k} rounds"
+
+
+def row_7(seconds: float = 20) -> str:
+    """SIGSTOP: a client that is there and does nothing"""
+    with fleet() as f:
+        f.start()
+        f.rounds(40, 120)
+        f.kill("p2", number=signal.SIGSTOP)
+        begun = time.monotonic()
+        f.wait(lambda: any(n["name"] == "p2" and n["state"] == "down" for n in f.status("p0")["neighbours"]), 40, "p0 sees it")
+        seen = time.monotonic() - begun
+        before = f.status("p0")["k"]
+        time.sleep(max(0.0, seconds - seen))
+        went_on = f.status("p0")["k"] - before
+        f.kill("p2", number=signal.SIGCONT)
+        back = f.wait(
+            lambda: all(n["state"] == "up" for n in f.status("p0")["neighbours"])
+            and all(n["state"] == "up" for n in f.status("p2")["neighbours"]), 30, "p2 is back")
+        assert went_on > 0
+        return f"{exact(settled(f))}; keepalive dropped it after {seen:.0f} s, others went on, back {back:.1f} s after SIGCONT"
+
+
+def row_8() -> str:
+    """restart with the same identity while the old stream lives"""
+    with fleet(clients=3) as f:
+        f.start()
+        f.rounds(20, 120)
+        took = []
+        for _ in range(3):
+            f.kill("p1")
+            known = f.status("p1")["incarnation"]
+            begun = time.monotonic()
+            f.start("p1")
+            f.wait(lambda known=known: f.status("p1")["incarnation"] > known
+                   and all(n["state"] == "up" for n in f.status("p1")["neighbours"]), 60)
+            took.append(time.monotonic() - begun)
+        return f"{exact(settled(f))}; all links up {max(took):.1f} s after the restart (process start included)"
+
+
+def row_9() -> str:
+    """two processes with one state directory, or one certificate"""
+    with fleet(clients=3) as f:
+        f.start()
+        f.rounds(20, 120)
+        first = f.processes["p1"]
+        f.start("p1")
+        f.wait(lambda: not f.alive("p1"), 60)
+        text = (f.run / "p1" / "error.txt").read_text()
+        assert "in use by another process" in text, text
+        copy = f.run / "copy" / "p1"
+        shutil.copytree(f.run / "p1", copy)
+        home, f.run = f.run, f.run / "copy"
+        f.start("p1", options=Options(durability="process", listen="127.0.0.1:0", report_seconds=0.3))
+        f.run = home
+        second, f.processes["p1"] = f.processes["p1"], first
+        f.wait(lambda: any("another process uses its name" in row.get("text", "") for n in ("p0", "p2") for row in f.log(n, "refused")), 60)
+        k = f.status("p1")["k"]
+        f.wait(lambda: f.status("p1")["k"] > k + 20, 30)
+        os.kill(second.pid, signal.SIGKILL)
+        second.join()
+        assert resets(f) == 0
+        return f"second process refused by the lock; a copy elsewhere refused by its neighbours; {exact(settled(f))}"
+
+
+def row_10() -> str:
+    """torn write: the newest slot of y damaged"""
+    from spodgt.runtimes.peer.store import Store
+
+    with fleet(clients=3) as f:
+        f.start()
+        f.rounds(40, 120)
+        f.kill("p1")
+        store = Store(f.run / "p1" / "state")
+        store.load()
+        slot = store.slots["y"]
+        store.close()
+        with (f.run / "p1" / "state" / "vectors.bin").open("r+b") as file:
+            file.seek(slot["at"] + slot["slot"] * slot["n"] * 8 + 64)
+            file.write(b"\xff" * 512)
+        f.start("p1")
+        f.wait(lambda: f.log("p1", "damaged"), 60)
+        k = f.status("p1")["k"]
+        f.wait(lambda: f.status("p1")["k"] > k + 40 and len({f.status(n)["epoch"] for n in f.names}) == 1, 60)
+        count = resets(f)
+        return f"older commit used; {exact(settled(f))}, {count} epoch resets"
+
+
+def row_11() -> str:
+    """state directory set back to an old copy"""
+    with fleet(clients=4) as f:
+        f.start()
+        f.rounds(30, 120)
+        f.kill("p1")
+        shutil.copytree(f.run / "p1" / "state", f.run / "yesterday")
+        f.start("p1")
+        k = f.status("p1")["k"]
+        f.wait(lambda: f.status("p1")["k"] > k + 60, 60)
+        f.kill("p1")
+        shutil.rmtree(f.run / "p1" / "state")
+        shutil.copytree(f.run / "yesterday", f.run / "p1" / "state")
+        begun = time.monotonic()
+        f.start("p1")
+        f.wait(lambda: f.log("p1", "rolled back"), 60, "it is noticed")
+        f.wait(lambda: all(f.status(n)["epoch"] >= 1 for n in f.names), 60)
+        took = time.monotonic() - begun
+        time.sleep(1)
+        why = f.log("p1", "rolled back")[0]["text"]
+        return f"noticed and named (“{why}”), all in the new epoch after {took:.1f} s; {exact(settled(f))}"
+
+
+def row_12() -> str:
+    """disk full; disk read-only"""
+    if os.geteuid() != 0:
+        raise Skipped("mounting a small disk needs root")
+    with fleet(clients=3) as f:
+        disk = f.run / "p1" / "state"
+        disk.mkdir(parents=True)
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=False).returncode:
+            raise Skipped("this kernel lets us mount no tmpfs")
+        try:
+            answers = []
+            for fault in ("full", "read-only"):
+                f.start(*[n for n in f.names if not f.alive(n)])
+                before = f.status("p1").get("k", 0)
+                f.wait(lambda before=before: f.status("p1").get("k", 0) > before + 20, 90)
+                if fault == "full":
+                    (disk / "filler").write_bytes(bytes(max(0, shutil.disk_usage(disk).free)))
+                else:
+                    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=False)
+                    if subprocess.run(["touch", str(disk / "probe")], check=False, capture_output=True).returncode == 0:
+                        answers.append("read-only remount refused by the kernel while files are open")
+                        continue
+                f.wait(lambda: not f.alive("p1"), 60, f"p1 stops on a disk that is {fault}")
+                answers.append((f.run / "p1" / "error.txt").read_text().split(":", 1)[1].strip())
+                (disk / "filler").unlink(missing_ok=True)
+            f.stop()
+            found = f.audit()
+            return f"stops with “{answers[0]}”; {answers[1]}; {exact(found)}"
+        finally:
+            f.kill()
+            subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+def row_13() -> str:
+    """disk lost; client leaves for ever"""
+    with fleet(clients=5) as f:
+        f.start()
+        f.rounds(40, 120)
+        f.kill("p1")
+        shutil.rmtree(f.run / "p1" / "state")
+        f.start("p1")
+        f.wait(lambda: all(f.status(n)["epoch"] >= 1 for n in f.names), 60, "epoch reset")
+        f.kill("p3")
+        begun = time.monotonic()
+        setup.remove(f.run, "p3")
+        rest = [n for n in f.names if n != "p3"]
+        f.kill("p0", number=signal.SIGTERM)
+        f.start("p0")  # one client is given the new manifest; the others learn it from each other
+        f.wait(lambda: all(f.status(n)["version"] == 2 for n in rest), 60, "version 2 spreads")
+        took = time.monotonic() - begun
+        time.sleep(2)
+        f.stop()
+        return f"disk lost: epoch reset; client removed: version 2 at all survivors after {took:.1f} s; {exact(f.audit(*rest))}"
+
+
+def row_16() -> str:
+    """clock jumps"""
+    library = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
+    if library is None:
+        raise Skipped("libfaketime is not installed")
+    with fleet(clients=3) as f:
+        f.start("p0", "p2")
+        clock = f.run / "clock"
+        clock.write_text("+0")
+        env = {**os.environ, "LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1",
+               "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+        command = [sys.executable, "-m", "spodgt", "peer", "start", "p1", "--run", str(f.run), "--durability", "process", "--quiet"]
+        with (f.run / "p1.out").open("w") as out:
+            process = subprocess.Popen(command, env=env, stderr=out, stdout=out)
+        try:
+            f.rounds(40, 180)
+            rates = []
+            for jump in ("+12h", "-3d", "+0"):
+                clock.write_text(jump)
+                k, begun = f.status("p1")["k"], time.monotonic()
+                f.wait(lambda k=k: f.status("p1")["k"] > k + 40, 60, f"rounds go on after a jump of {jump}")
+                rates.append(40 / (time.monotonic() - begun))
+            clock.write_text("+90d")  # certificates are for 30 days: new handshakes fail, and say so
+            k = f.status("p1")["k"]
+            f.wait(lambda: f.status("p1")["k"] > k + 20, 60, "open links do not care")
+        finally:
+            process.terminate()
+            process.wait(30)
+        return f"rounds went on through +12 h, -3 d and +90 d; {exact(settled(f))}"
+
+
+ROWS: dict[str, Callable[[], str]] = {
+    name.removeprefix("row_"): function for name, function in sorted(globals().items()) if name.startswith("row_")
+}
+
+
+def main() -> None:
+    for name in sys.argv[1:] or sorted(ROWS, key=lambda n: (int("".join(filter(str.isdigit, n))), n)):
+        begun = time.monotonic()
+        try:
+            figure = ROWS[name]()
+        except Skipped as error:
+            figure = f"skipped: {error}"
+        except Exception as error:
+            figure = f"FAILED: {type(error).__name__}: {error}"
+        print(f"| {name} | {(ROWS[name].__doc__ or '').strip()} | {figure} | {time.monotonic() - begun:.0f} s |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""Sockets on loopback: messages arrive, strangers stay out, and what is wrong is named."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import struct
+from collections.abc import Coroutine
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from spodgt.runtimes.peer import identity, wire
+from spodgt.runtimes.peer import wire_pb2 as pb
+from spodgt.runtimes.peer.identity import Identity
+from spodgt.runtimes.peer.protocol import Ack, Message, Stamp
+from spodgt.runtimes.peer.transport import SERVICE, GrpcPost, secure_channel
+
+pytestmark = pytest.mark.network
+N = 50
+KEY, CA = identity.create_authority("test")
+LAYOUT = b"\1" * 32
+
+
+def who(name: str, **options: Any) -> Identity:
+    return identity.issue(KEY, CA, name, **options)
+
+
+def context(name: str, n: int = N) -> wire.Context:
+    return wire.Context("run", LAYOUT, n, name, "0.1")
+
+
+def message(number: int = 1, n: int = N, life: Stamp = Stamp(1, 7), **changes: Any) -> Message:  # noqa: B008
+    made = Message(0, number, 0, 0, life, Stamp(), torch.arange(n).float(), torch.ones(n))
+    return made._replace(**changes)
+
+
+class Server:
+    """Client b, which only listens; link a → b is in its manifest."""
+
+    def __init__(self, n: int = N) -> None:
+        self.heard: list[tuple[str, Any]] = []
+        self.events: list[tuple[str, str]] = []
+        self.post = GrpcPost(
+            context("b", n), who("b"), lambda s, f: self.heard.append((s, f)), lambda k, t: self.events.append((k, t))
+        )
+
+    async def __aenter__(self) -> Server:
+        self.port = await self.post.start("127.0.0.1:0", {}, {"a"})
+        self.address = f"127.0.0.1:{self.port}"
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self.post.stop()
+
+    async def knock(self, person: Identity, chunks: list[bytes], name: str = "b") -> str:
+        """Open a stream as `person`, write, and tell how it ended; "open" if it did not."""
+        async with secure_channel(person, self.address, name) as channel:
+            try:
+                await asyncio.wait_for(channel.channel_ready(), 2)
+                call = channel.stream_stream(f"/{SERVICE}/Talk")()
+                for chunk in chunks:
+                    await call.write(chunk)
+                await asyncio.wait_for(call.read(), 0.5)
+                await call.done_writing()
+                return f"{(await call.code()).name}: {await call.details()}"
+            except asyncio.TimeoutError:
+                return "open" if self.heard else "no connection"
+            except grpc.aio.AioRpcError as error:
+                return f"{error.code().name}: {error.details()}"
+
+
+def chunks(m: Message, name: str = "a", to: str = "b", n: int = N, **changes: Any) -> list[bytes]:
+    made = []
+    for chunk in wire.pack(context(name, n), to, m, 1):
+        (length,) = struct.unpack_from("<I", chunk)
+        header = pb.Header.FromString(chunk[4 : 4 + length])
+        for key, value in changes.items():
+            setattr(header, key, value)
+        text = header.SerializeToString()
+        made.append(struct.pack("<I", len(text)) + text + chunk[4 + length :])
+    return made
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(work, 30))
+
+
+def test_messages_and_acks_arrive_and_only_the_newest_is_kept() -> None:
+    async def work() -> None:
+        n = 300_000  # several chunks
+        async with Server(n) as server:
+            acks: list[Any] = []
+            post = GrpcPost(context("a", n), who("a"), lambda s, f: acks.append(f), lambda *_: None)
+            await post.start("127.0.0.1:0", {"b": server.address}, set())
+            for number in range(1, 50):
+                post.send_latest("b", message(number, n))
+            while not server.heard or server.heard[-1][1].number < 49:
+                await asyncio.sleep(0.02)
+            assert len(server.heard) <= 3  # 49 were sent; what had not left was replaced
+            assert torch.equal(server.heard[-1][1].x, torch.arange(n).float())
+            server.post.send_ack("a", Ack(0, 49, Stamp(1, 9), Stamp(1, 7)))
+            while not acks:
+                await asyncio.sleep(0.02)
+            assert acks == [Ack(0, 49, Stamp(1, 9), Stamp(1, 7))]
+            assert post.out["b"].latest is None  # acknowledged: nothing to send again
+            await post.stop()
+
+    run(work())
+
+
+def test_strangers_stay_out() -> None:
+    past = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=3)
+    other_key, other_ca = identity.create_authority("other")
+    foreign = identity.issue(other_key, other_ca, "a")
+    strangers = {
+        "another authority": Identity("a", foreign.key, foreign.certificate, CA),
+        "expired": who("a", days=1, start=past),
+        "not in the manifest": who("c"),
+    }
+
+    async def work() -> None:
+        async with Server() as server:
+            answers = {why: await server.knock(person, chunks(message())) for why, person in strangers.items()}
+            assert server.heard == []
+            assert "link c → b is not in the manifest" in answers["not in the manifest"]
+            assert all("open" not in answer for answer in answers.values()), answers
+            nobody = grpc.aio.secure_channel(
+                server.address,
+                grpc.ssl_channel_credentials(CA),
+                options=[("grpc.ssl_target_name_override", "b")],
+            )
+            async with nobody:
+                with pytest.raises((grpc.aio.AioRpcError, asyncio.TimeoutError)):
+                    call = nobody.stream_stream(f"/{SERVICE}/Talk")()
+                    await asyncio.wait_for(call.write(chunks(message())[0]), 2)
+                    await asyncio.wait_for(call.read(), 2)
+            # the sender checks, too: whoever answers at b's address must be b
+            assert await server.knock(who("a"), chunks(message()), name="d") == "no connection"
+            assert server.heard == []
+
+    run(work())
+
+
+BAD = {
+    "claims another name": (chunks(message(), sender="x"), "certificate names 'a'"),
+    "for another": (chunks(message(), receiver="x"), "is for 'x'"),
+    "another run": (chunks(message(), run="x"), "run 'x'"),
+    "another layout": (chunks(message(), layout=b"\2" * 32), "layout differs"),
+    "older protocol": (chunks(message(), protocol=9, version="9.9"), "speaks protocol 9 (spodgt 9.9), we speak 1 (spodgt 0.1)"),
+    "garbage": ([b"\xff" * 400], "header claims"),
+    "two gigabytes": ([struct.pack("<I", 2**31) + b"x" * 50], "header claims 2147483648 bytes"),
+    "too short": ([b"x"], "shorter"),
+    "contradiction": (chunks(message(), base=5), "contradict"),
+    "cut": ([chunks(message())[0][:-4]], "bytes so far"),
+    "too long": ([chunks(message())[0] + b"1234"], "bytes so far"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_frames_are_refused_by_name(what: str) -> None:
+    async def work() -> None:
+        async with Server() as server:
+            answer = await server.knock(who("a"), BAD[what][0])
+            assert answer.startswith("INVALID_ARGUMENT")
+            assert BAD[what][1] in answer
+            assert server.heard == []
+            assert server.events[0][0] == "refused"
+            assert await server.knock(who("a"), chunks(message())) == "open"  # the next honest stream is welcome
+
+    run(work())
+
+
+def test_a_frame_beyond_the_limit_is_never_buffered() -> None:
+    async def work() -> None:
+        async with Server() as server:
+            person = who("a")
+            credentials = grpc.ssl_channel_credentials(CA, person.key, person.certificate)
+            options = [("grpc.ssl_target_name_override", "b"), ("grpc.max_send_message_length", -1)]
+            async with grpc.aio.secure_channel(server.address, credentials, options=options) as channel:
+                call = channel.stream_stream(f"/{SERVICE}/Talk")()
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call.write(bytes(8 * 2**20))
+                    await call.read()
+                assert caught.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
+            assert server.heard == []
+
+    run(work())
+
+
+def test_one_stream_for_each_name_and_a_later_life_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.runtimes.peer.transport.TAKEOVER_SECONDS", 0.6)
+
+    async def work() -> None:
+        async with Server() as server, secure_channel(who("a"), server.address, "b") as old:
+            call = old.stream_stream(f"/{SERVICE}/Talk")()
+            await call.write(chunks(message(life=Stamp(3, 1)))[0])
+            while not server.heard:
+                await asyncio.sleep(0.02)
+            for life in (Stamp(3, 2), Stamp(2, 9), Stamp(4, 5)):  # a copy, an old copy, a copy that started later
+                answer = await server.knock(who("a"), chunks(message(life=life)))
+                assert "another process uses its name" in answer
+            await asyncio.sleep(0.7)  # the old stream is silent: half-open, its host is gone
+            assert await server.knock(who("a"), chunks(message(life=Stamp(4, 5)))) == "open"
+
+    run(work())
+
+
+def test_the_cause_of_a_dead_link_is_named() -> None:
+    past = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=3)
+
+    async def why(person: Identity, address: str) -> str:
+        post = GrpcPost(context("a"), person, lambda *_: None, lambda *_: None)
+        await post.start("127.0.0.1:0", {"b": address}, set())
+        while post.out["b"].traffic.state != "down":
+            await asyncio.sleep(0.05)
+        text = post.out["b"].traffic.why
+        await post.stop()
+        return text
+
+    async def work() -> None:
+        async with Server() as server:
+            server.post.identity = who("b", days=1, start=past)
+            other = Server()
+            other.post.identity = server.post.identity
+            async with other:
+                assert "certificate has expired" in await why(who("a"), other.address)
+            closed = server.address
+        assert "nobody listens" in await why(who("a"), closed)
+
+    run(work())

@@ -1,0 +1,259 @@
+"""Weights, views and what a network refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import spodgt
+from spodgt.errors import InvalidNetwork
+from spodgt.network import Network, as_network
+from strategies import SEEDS, graph, networks
+
+
+@given(networks())
+def test_weights_are_stochastic_and_live_on_the_links(network: Network) -> None:
+    m = network.clients
+    np.testing.assert_allclose(network.A.sum(1), 1, atol=1e-12)
+    np.testing.assert_allclose(network.B.sum(0), 1, atol=1e-12)
+    for matrix in (network.A, network.B):
+        assert (np.diag(matrix) > 0).all()
+        np.testing.assert_array_equal(matrix > 0, network.adjacency | np.eye(m, dtype=bool))
+    assert network.links == network.adjacency.sum()
+    np.testing.assert_array_equal(network.in_degree, network.adjacency.sum(1))
+    np.testing.assert_array_equal(network.out_degree, network.adjacency.sum(0))
+
+
+@given(networks(least=2))
+def test_the_papers_degree_rule(network: Network) -> None:
+    again = Network.from_adjacency(network.adjacency)
+    for i in range(again.clients):
+        for j in range(again.clients):
+            if again.adjacency[i, j]:
+                assert again.A[i, j] == pytest.approx(1 / (1 + again.in_degree[i]))
+                assert again.B[i, j] == pytest.approx(1 / (1 + again.out_degree[j]))
+
+
+@given(networks(least=2))
+def test_metropolis_weights_where_links_are_two_way(network: Network) -> None:
+    both = Network.from_adjacency(network.adjacency | network.adjacency.T)
+    assert both.two_way
+    np.testing.assert_allclose(both.W, both.W.T)
+    np.testing.assert_allclose(both.W.sum(1), 1, atol=1e-12)
+    degree = both.in_degree
+    for i, j in zip(both.receivers, both.senders, strict=True):
+        assert both.W[i, j] == pytest.approx(1 / (1 + max(degree[i], degree[j])))
+    assert both.reverse is not None
+    np.testing.assert_array_equal(both.receivers[both.reverse], both.senders)
+
+
+@given(networks())
+def test_there_and_back_through_networkx(network: Network) -> None:
+    again = Network.from_networkx(network.graph)
+    np.testing.assert_array_equal(again.adjacency, network.adjacency)
+
+
+def test_directions_of_networkx_and_of_adjacency() -> None:
+    """Edge (u, v) sends from u to v; adjacency[i, j] is i hearing j."""
+    edges = [("a", "b"), ("b", "c"), ("c", "a"), ("a", "c")]
+    network = Network.from_networkx(nx.DiGraph(edges))
+    assert network.adjacency.tolist() == [[0, 0, 1], [1, 0, 0], [1, 1, 0]]
+    assert network.in_degree.tolist() == [1, 1, 2]
+    assert network.out_degree.tolist() == [2, 1, 1]
+    assert Network.from_networkx(nx.path_graph(3)).two_way, "an undirected graph has links both ways"
+
+
+@given(st.integers(2, 8), SEEDS)
+def test_random_weights_differ_between_links(clients: int, seed: int) -> None:
+    network = Network.complete(clients, weights="random", seed=seed)
+    assert len(np.unique(network.a)) == network.links
+    np.testing.assert_array_equal(network.a, Network.complete(clients, weights="random", seed=seed).a)
+
+
+def test_a_recipe_is_drawn_anew_and_a_network_is_held() -> None:
+    recipe = spodgt.graphs.RandomGeometric(8, 0.5)
+    assert as_network(recipe, 1).links != as_network(recipe, 2).links
+    fixed = Network.ring(4)
+    assert as_network(fixed, 1) is fixed
+    assert as_network(recipe, 1, "random").a.std() > 0
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        Network.random_geometric(6, 0.6),
+        Network.directed_geometric(6, 0.5, 0.9),
+        Network.ring(6),
+        Network.exponential(6),
+        Network.complete(6),
+        Network.star(6),
+        Network.erdos_renyi(6, 0.6),
+        Network.k_out(6, 4),
+        Network.k_regular(6, 2),
+    ],
+    ids=lambda network: f"{network.links} links",
+)
+def test_shortcuts_build_networks(network: Network) -> None:
+    assert network.clients == 6
+    assert nx.is_strongly_connected(network.graph)
+
+
+RING = np.roll(np.eye(3, dtype=bool), 1, 0)  # 0 → 1 → 2 → 0
+HALF = np.where(RING | np.eye(3, dtype=bool), 0.5, 0.0)
+
+
+def changed(matrix: Any, i: int, j: int, value: float) -> Any:
+    other = np.array(matrix, float)
+    other[i, j] = value
+    return other
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "no path": (
+        lambda: graph(3, [(0, 1), (1, 0), (1, 2)]),
+        "the graph must be strongly connected, but client 2 sends to nobody; give it an out-link.",
+    ),
+    "unheard": (
+        lambda: graph(3, [(0, 1), (1, 0), (2, 1)]),
+        "the graph must be strongly connected, but client 2 receives from nobody; give it an in-link.",
+    ),
+    "two groups": (
+        lambda: graph(4, [(0, 1), (1, 0), (2, 3), (3, 2)]),
+        "the graph must be strongly connected, but clients 0 and 2 cannot reach each other both ways; "
+        "add links between their groups.",
+    ),
+    "empty graph": (
+        lambda: Network.from_networkx(nx.DiGraph()),
+        "the graph must have at least one client, got none; add nodes.",
+    ),
+    "no matrix": (
+        lambda: Network.from_adjacency([[0, 1], [1]]),
+        "adjacency must be a matrix of numbers, got [[0, 1], [1]].",
+    ),
+    "not square": (
+        lambda: Network.from_adjacency(np.ones((2, 3))),
+        "adjacency must be a square (clients, clients) matrix, got shape (2, 3).",
+    ),
+    "multigraph": (
+        lambda: Network.from_networkx(nx.MultiDiGraph([(0, 1), (1, 0)])),
+        "graph must be a Graph or DiGraph, got a multigraph; use networkx.DiGraph(graph).",
+    ),
+    "not networkx": (
+        lambda: Network.from_networkx(RING),
+        "graph must be a networkx Graph or DiGraph, got ndarray; use from_adjacency for a matrix.",
+    ),
+    "weights": (
+        lambda: Network.ring(3, weights="equal"),
+        "weights must be one of degree, random, got 'equal'; use degree.",
+    ),
+    "rows": (
+        lambda: Network.from_adjacency(RING, A=changed(HALF, 1, 1, 0.4)),
+        "A must have rows that sum to one, but row 1 sums to 0.9. "
+        "Row i weighs what client i receives; if columns sum to one, it is B.",
+    ),
+    "columns": (
+        lambda: Network.from_adjacency(RING, B=changed(HALF, 1, 1, 0.7)),
+        "B must have columns that sum to one, but column 1 sums to 1.2. "
+        "Column j weighs what client j sends; if rows sum to one, it is A.",
+    ),
+    "negative": (
+        lambda: Network.from_adjacency(RING, A=changed(HALF, 0, 1, -0.1)),
+        "A must be finite and non-negative, but A[0, 1] is -0.1; set it to 0 or remove link 1 → 0.",
+    ),
+    "not finite": (
+        lambda: Network.from_adjacency(RING, A=changed(HALF, 0, 2, np.nan)),
+        "A must be finite and non-negative, but A[0, 2] is nan; set it to 0 or remove link 2 → 0.",
+    ),
+    "no self-weight": (
+        lambda: Network.from_adjacency(RING, A=RING.astype(float)),
+        "A must have positive self-weights, but A[0, 0] is 0; leave client 0 some weight for itself.",
+    ),
+    "unweighed link": (
+        lambda: Network.from_adjacency(RING, A=np.eye(3)),
+        "A must weigh every link, but link 2 → 0 has weight 0; remove the link.",
+    ),
+    "stray weight": (
+        lambda: Network.from_adjacency(RING, A=np.full((3, 3), 1 / 3)),
+        "A must be zero where there is no link, but A[0, 1] is 0.333; add link 1 → 0 or set it to 0.",
+    ),
+    "wrong size": (
+        lambda: Network.from_adjacency(RING, A=np.eye(4)),
+        "A must be (3, 3) like the adjacency, got (4, 4).",
+    ),
+    "not symmetric": (
+        lambda: Network.from_adjacency(
+            ~np.eye(3, dtype=bool), W=[[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.3, 0.2, 0.5]]
+        ),
+        "W must be symmetric, but W[0, 1] is 0.3 and W[1, 0] is 0.2; use (W + W.T) / 2.",
+    ),
+    "no W": (
+        lambda: Network.ring(3).W,
+        "W exists only where every link has its reverse, and link 2 → 0 has none; "
+        "add link 0 → 2 or use a method for directed graphs.",
+    ),
+    "dense": (
+        lambda: Network.ring(3000).A,
+        "a dense matrix of 3000 clients is not made above 2000; use network.receivers, network.senders and "
+        "the link weights network.a, network.b.",
+    ),
+    "no network": (
+        lambda: as_network(nx.DiGraph(), 0),  # type: ignore[arg-type]
+        "network must be a spodgt.Network or a recipe of spodgt.graphs, got DiGraph; "
+        "use spodgt.Network.from_networkx(graph) for a networkx graph.",
+    ),
+    "radius": (
+        lambda: Network.random_geometric(10, 0.05),
+        "RandomGeometric(clients=10, radius=0.05) gave no strongly connected graph in 1000 draws (seed 0); "
+        "use a larger radius or more clients.",
+    ),
+    "radius zero": (
+        lambda: Network.random_geometric(10, 0),
+        "radius must be above 0, got 0; use radius=0.4.",
+    ),
+    "radius text": (
+        lambda: Network.random_geometric(10, "wide"),  # type: ignore[arg-type]
+        "radius must be above 0, got 'wide'; use radius=0.4.",
+    ),
+    "low and high": (
+        lambda: Network.directed_geometric(10, 0.6, 0.3),
+        "low and high must satisfy 0 < low ≤ high, got low=0.6, high=0.3; use low=0.3, high=0.6.",
+    ),
+    "clients": (
+        lambda: Network.ring(0),
+        "clients must be a whole number of at least 1, got 0; use clients=10.",
+    ),
+    "clients true": (
+        lambda: Network.ring(True),
+        "clients must be a whole number of at least 1, got True; use clients=10.",
+    ),
+    "probability": (
+        lambda: Network.erdos_renyi(5, 1.5),
+        "probability must be in (0, 1], got 1.5; use probability=0.4.",
+    ),
+    "out": (
+        lambda: Network.k_out(3, 3),
+        "out must be a whole number from 1 to clients - 1 = 2, got 3; use out=2.",
+    ),
+    "degree": (
+        lambda: Network.k_regular(5, 2.5),  # type: ignore[arg-type]
+        "degree must be a whole number from 1 to clients - 1 = 4, got 2.5; use degree=3.",
+    ),
+    "seed": (
+        lambda: Network.random_geometric(5, 0.9, seed=-1),
+        "seed must be a whole number of at least 0, got -1; use 0.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_networks_are_refused_in_one_sentence(case: str) -> None:
+    build, sentence = BAD[case]
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        build()
+    assert str(caught.value) == sentence
+    assert isinstance(caught.value, InvalidNetwork) or case == "seed"
