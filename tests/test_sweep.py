@@ -215,7 +215,7 @@ def until(condition, process, seconds=120.0):
 
 
 def test_a_killed_sweep_goes_on_and_equals_an_unbroken_one(tmp_path):
-    spec = spec_of(tmp_path, QUADRATIC.format(delay=4000))
+    spec = spec_of(tmp_path, QUADRATIC.format(delay=1500))
     file = tmp_path / "quadratics.toml"
     unbroken = sweep.run(spec, tmp_path / "unbroken", workers=1)
 
@@ -239,7 +239,7 @@ def test_a_killed_sweep_goes_on_and_equals_an_unbroken_one(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
-    spec = spec_of(tmp_path, QUADRATIC.format(delay=20000))
+    spec = spec_of(tmp_path, QUADRATIC.format(delay=6000))
     process = start(tmp_path / "quadratics.toml", tmp_path / "out")
     cells = sweep.plan(spec, tmp_path / "out")
     until(lambda: any((cell.folder / "checkpoint.safetensors").exists() for cell in cells), process)

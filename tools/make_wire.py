@@ -10,6 +10,12 @@ from grpc_tools import protoc
 SOURCE = Path(__file__).parent.parent / "src"
 sys.exit(
     protoc.main(
-        ["protoc", f"-I{SOURCE}", f"--python_out={SOURCE}", f"--pyi_out={SOURCE}", f"{SOURCE}/spodgt/runtimes/peer/wire.proto"]
+        [
+            "protoc",
+            f"-I{SOURCE}",
+            f"--python_out={SOURCE}",
+            f"--pyi_out={SOURCE}",
+            f"{SOURCE}/spodgt/runtimes/peer/wire.proto",
+        ]
     )
 )

@@ -26,7 +26,7 @@ _MOST_LINKS = 20_000  # of a larger network only so many are drawn: more would b
 SUFFIXES = (".png", ".svg", ".pdf")
 
 
-def _new(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]:
+def new(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]:
     from matplotlib.figure import Figure  # imported late: the CLI answers --help without it
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -62,7 +62,7 @@ def curves(frame: pd.DataFrame, metric: str = "accuracy", against: str = "delay"
         if column not in frame.columns:
             numbers = ", ".join(frame.select_dtypes("number").columns)
             raise InvalidInput(f"{name}={column!r} is not a column of the result; choose from {numbers}.")
-    figure, axes = _new(7.2, 4.4)
+    figure, axes = new(7.2, 4.4)
     grid, values = on_grid(frame, metric, against)
     for number, (algorithm, seeds) in enumerate(values.items()):
         look = style(number)
@@ -105,7 +105,7 @@ def network(network: Network, p: NDArray[Any], p_hat: NDArray[Any], title: str =
     from matplotlib.colors import Normalize
     from matplotlib.patches import FancyArrowPatch
 
-    figure, axes = _new(7.2, 5.6)
+    figure, axes = new(7.2, 5.6)
     where = positions(network)
     colours, scale = colormaps["viridis_r"], Normalize(0, 1)
     small = network.clients <= _SMALL

@@ -81,7 +81,7 @@ def row_1(seconds: float = 20) -> str:
     """30 % loss, 10 % duplicates, late and replayed frames, above TLS"""
     with fleet(env={"SPODGT_CHAOS": CHAOS}) as f:
         f.start()
-        f.rounds(100, 120)
+        f.rounds(100, 45)
         time.sleep(seconds)
         consensus = max(f.status(n)["consensus"] for n in f.names)
         k = min(f.status(n)["k"] for n in f.names)
@@ -131,7 +131,7 @@ def row_6b(kills: int = 100) -> str:
     draw = random.Random(4)
     with fleet(env={"SPODGT_CHAOS": CHAOS}) as f:
         f.start()
-        f.rounds(3, 120)
+        f.rounds(3, 45)
         while f.kills < kills:
             name = draw.choice(f.names)
             f.kill(name)
@@ -148,7 +148,7 @@ def row_7(seconds: float = 20) -> str:
     """SIGSTOP: a client that is there and does nothing"""
     with fleet() as f:
         f.start()
-        f.rounds(40, 120)
+        f.rounds(40, 45)
         f.kill("p2", number=signal.SIGSTOP)
         begun = time.monotonic()
         f.wait(lambda: any(n["name"] == "p2" and n["state"] == "down" for n in f.status("p0")["neighbours"]), 40, "p0 sees it")
@@ -168,7 +168,7 @@ def row_8() -> str:
     """restart with the same identity while the old stream lives"""
     with fleet(clients=3) as f:
         f.start()
-        f.rounds(20, 120)
+        f.rounds(20, 45)
         took = []
         for _ in range(3):
             f.kill("p1")
@@ -185,7 +185,7 @@ def row_9() -> str:
     """two processes with one state directory, or one certificate"""
     with fleet(clients=3) as f:
         f.start()
-        f.rounds(20, 120)
+        f.rounds(20, 45)
         first = f.processes["p1"]
         f.start("p1")
         f.wait(lambda: not f.alive("p1"), 60)
@@ -212,7 +212,7 @@ def row_10() -> str:
 
     with fleet(clients=3) as f:
         f.start()
-        f.rounds(40, 120)
+        f.rounds(40, 45)
         f.kill("p1")
         store = Store(f.run / "p1" / "state")
         store.load()
@@ -233,7 +233,7 @@ def row_11() -> str:
     """state directory set back to an old copy"""
     with fleet(clients=4) as f:
         f.start()
-        f.rounds(30, 120)
+        f.rounds(30, 45)
         f.kill("p1")
         shutil.copytree(f.run / "p1" / "state", f.run / "yesterday")
         f.start("p1")
@@ -289,7 +289,7 @@ def row_13() -> str:
     """disk lost; client leaves for ever"""
     with fleet(clients=5) as f:
         f.start()
-        f.rounds(40, 120)
+        f.rounds(40, 45)
         f.kill("p1")
         shutil.rmtree(f.run / "p1" / "state")
         f.start("p1")

@@ -49,7 +49,7 @@ class World:
 
     def gradient(self, i: int) -> Any:
         def grad(x: torch.Tensor, k: int) -> torch.Tensor:
-            return (self.h[i] * (x - self.c[i])).float()
+            return self.h[i].double() * (x - self.c[i])  # a problem may compute in float64
 
         return grad
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from contextlib import nullcontext
@@ -24,6 +25,10 @@ WorkersOption = Annotated[
     typer.Option(help="How many cells at a time. [dim]default: one per core[/]"),
 ]
 BackendOption = Annotated[str, typer.Option(help="Where cells run.", metavar="NAME")]
+AddressOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="Ray cluster for --backend ray; auto: the one of this host.", metavar="ADDRESS"),
+]
 SaveOption = Annotated[float, typer.Option("--checkpoint-every", help="Seconds between checkpoints.")]
 FreshOption = Annotated[
     bool, typer.Option("--resume/--fresh", help="Go on with what is there, or forget it and begin anew.")
@@ -84,12 +89,15 @@ def sweep(
     resume: FreshOption = True,
     workers: WorkersOption = None,
     backend: BackendOption = "local",
+    address: AddressOption = None,
     save_every: SaveOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """Run a grid of settings; a killed sweep goes on with the same command."""
     from spodgt import experiments
 
+    if address is not None:
+        os.environ["RAY_ADDRESS"] = address  # where Ray itself looks
     spec = experiments.read(file).override(changes_of(assign=assign))
     folder = out or Path("runs") / spec.name
     options = {"workers": workers, "backend": backend, "save_every": save_every}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ from spodgt import rng
 from spodgt.compiled import usable
 from spodgt.data import Dataset, Partition
 from spodgt.errors import InvalidData, InvalidInput
-from spodgt.models import Loss
+from spodgt.models import Loss, stacked_loss
 from spodgt.problems.augment import Windows, crop_and_flip
 from spodgt.problems.engines import (
     Engine,
@@ -191,6 +191,9 @@ class Learning:
             partition=partition,
             clients=clients,
         )
+        with torch.no_grad():
+            probe, _ = train.take(slice(0, _PROBE), torch.float32)
+            problem._check_targets(copy.deepcopy(model).float().eval()(probe).shape[-1])
         return problem.draw(0)  # fails here, not in the first round, if the partition cannot be made
 
     def _set(self, **values: Any) -> None:
@@ -218,6 +221,8 @@ class Learning:
             return loss
 
         check_call(attempt, "model and loss")
+        self._set(samples=samples, shares=shares, test_samples=test)
+        self._check_targets(model(inputs).shape[-1])
         running, random = habits(model, inputs)
         if running.names and self.buffers != "pull":
             raise InvalidInput(
@@ -234,6 +239,22 @@ class Learning:
             running=running,
             effort=multiplications(model, inputs),
         )
+
+    def _check_targets(self, classes: int) -> None:
+        """Compiled losses trust that targets are classes of the model."""
+        for who, part in (("train", self.samples), ("test", self.test_samples)):
+            if part is None or stacked_loss(self.loss) is None or part.targets.ndim != 1:
+                continue
+            wrong = torch.nonzero((part.targets < 0) | (part.targets >= classes))
+            if len(wrong):
+                number = int(wrong[0])
+                if who == "train":  # clients lie one after the other, unless a partition deals samples out
+                    client = int(np.searchsorted(self.shares.offsets, number, side="right")) - 1
+                    who = f"client {client}" if self.partition is None else "train"
+                raise InvalidData(
+                    f"{who} has target {int(part.targets[number])}, but the model has {classes} outputs, so "
+                    f"targets are 0 to {classes - 1}; relabel the data or give the model more outputs."
+                )
 
     def _with(self, **values: Any) -> Learning:
         other = copy.copy(self)
@@ -284,7 +305,13 @@ class Learning:
         return self._with(shares=shares, clients=len(shares))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Learning:
+        loss, engine = self.loss, self.engine
+        if isinstance(loss, nn.Module) and list(loss.buffers()):  # class weights come along
+            loss = copy.deepcopy(loss).to(device, dtype)
+            engine = replace(engine, loss=loss)  # type: ignore[type-var]
         return self._with(
+            loss=loss,
+            engine=engine,
             samples=self.samples.to(device) if device.type != "cpu" else self.samples,
             test_samples=self.test_samples and self.test_samples.to(device),
             dtype=dtype,

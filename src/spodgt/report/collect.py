@@ -189,7 +189,7 @@ def seen(run: RunData) -> dict[str, dict[int, dict[str, Any]]]:
     for (method, seed), rows in run.activity.groupby(["algorithm", "seed"], sort=False):
         if any(text.startswith(f"{method} (seed {seed})") for text in run.stopped):
             continue
-        last = rounds.get((str(method), int(str(seed))), 0)
+        last = int(str(rounds.get((method, seed), 0)))
         clients, links = rows[rows["kind"] == "client"], rows[rows["kind"] == "link"]
         found.setdefault(str(method), {})[int(str(seed))] = {
             "rounds": last,

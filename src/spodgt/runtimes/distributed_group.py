@@ -152,8 +152,8 @@ class Work:
 
 
 def _short(reason: str) -> str:
-    """Without the source line that gloo puts first."""
-    return reason.split("] ", 1)[-1][:120].rstrip(". ")
+    """Without the source line that gloo puts first, and the advice that follows."""
+    return reason.split("] ", 1)[-1].split(". ", 1)[0][:120].rstrip(".")
 
 
 # --- starting --------------------------------------------------------------------------------------
@@ -192,6 +192,9 @@ def _join(device: torch.device) -> Group:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         try:
             store, rank, size = next(iter(rendezvous("env://")))
+            # torchrun keeps one store over restarts: addresses of the dead must not be found again.
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = dist.PrefixStore(f"spodgt/{attempt}", store)  # type: ignore[attr-defined]
             dist.init_process_group(
                 backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
             )

@@ -224,7 +224,8 @@
     };
     const made = chart(byId("curves"), byId("curves-reset"), (range) => {
       const metric = select("metric"), against = select("against"), about = data.metrics[metric];
-      const end = Math.max(...data.methods.flatMap((m) => looks(m).flatMap((look) => look[against].slice(-1))), 1e-9);
+      const ends = data.methods.flatMap((method) => looks(method).flatMap((look) => look[against].slice(-1)));
+      const end = current().budget[against] || Math.max(...ends, 1e-9);
       const [a, b] = range || [0, end], x = Array.from({ length: 241 }, (_, n) => a + ((b - a) * n) / 240);
       const series = data.methods.map((name) => {
         const runs = looks(name).map((look) => x.map((at) => value(look, against, metric, at)));

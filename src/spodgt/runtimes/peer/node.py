@@ -76,7 +76,8 @@ class PeerRound:
     def grad(self, x: Tensor) -> Tensor:
         if not bool(self.computes):
             return torch.zeros_like(x, dtype=torch.float32)
-        return self.gradient(x.float(), self.k)
+        # rounded here and not when it is stored: the tracker must hold what the disk holds
+        return self.gradient(x.float(), self.k).float()
 
     def pull(self, x: Tensor) -> Tensor:
         return x + sum((self.state.into[j].weight * (X - x) for j, (X, _) in self.news.items()), torch.zeros_like(x))

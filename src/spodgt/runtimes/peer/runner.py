@@ -93,6 +93,7 @@ class Peer:
         make = self.options.problem
         places = self.manifest.places or len(self.manifest.clients)
         problem = make(self.name) if make else manifests.as_problem(self.manifest.problem, places, self.manifest.seed)
+        problem = problem.to(torch.device("cpu"), torch.float32)
         if problem.clients == 1:
             self.row = 0
         elif self.place < problem.clients:
