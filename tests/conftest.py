@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
+
+# Tests are small and run side by side: threads that wait for each other only cost time.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 
 # HYPOTHESIS_PROFILE=explore looks for new counterexamples; the default replays the same examples.
 settings.register_profile(

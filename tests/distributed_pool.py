@@ -25,7 +25,8 @@ class Pool:
     """`pool(size, function, …)` calls `function(group, …)` in `size` processes and returns their answers."""
 
     def __init__(self) -> None:
-        context, port = mp.get_context("spawn"), free_port()
+        context, port = mp.get_context("forkserver"), free_port()
+        context.set_forkserver_preload(["spodgt.training", "spodgt.runtimes.distributed_session"])
         self.pipes, self.processes = [], []
         for rank in range(SIZE):
             ours, theirs = context.Pipe()

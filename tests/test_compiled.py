@@ -38,7 +38,8 @@ def runs_of(problem, name, count=2, *, chance=0.6, step_size=0.3) -> list[Run]:
         network = spodgt.Network.erdos_renyi(problem.clients, 0.6, seed=seed, weights="random")
         available = spodgt.Bernoulli(chance, chance).draw(network, seed)
         method = spodgt.method(name, step_size=step_size * (seed + 1)).fit(available)
-        start = torch.randn(problem.clients, problem.parameters, generator=torch.Generator().manual_seed(seed))
+        draws = torch.Generator().manual_seed(seed)
+        start = torch.randn(problem.clients, problem.parameters, generator=draws)
         runs.append(Run(seed, method, network, method.uses(available, network), problem, start))
     return runs
 
@@ -96,8 +97,10 @@ def test_the_number_of_threads_changes_nothing():
 @given(st.integers(1, 8), st.integers(1, 3), st.integers(0, 2**32 - 1), st.booleans())
 def test_compiled_mixing_is_torchs_mixing(clients, runs, seed, many):
     draws = np.random.default_rng(seed)
-    pairs = [(r * clients + i, r * clients + j) for r in range(runs) for i in range(clients) for j in range(clients) if i != j]
-    pairs = sorted(pair for pair in pairs if draws.random() < 0.5)
+    ends = [(i, j) for i in range(clients) for j in range(clients) if i != j]
+    pairs = sorted(
+        (r * clients + i, r * clients + j) for r in range(runs) for i, j in ends if draws.random() < 0.5
+    )
     receivers, senders = (np.array([p[end] for p in pairs], np.int64) for end in (0, 1))
     total = runs * clients
     links = Links(1 if many else runs, total, receivers, senders)
@@ -107,7 +110,8 @@ def test_compiled_mixing_is_torchs_mixing(clients, runs, seed, many):
         moved = np.where(active, weights, 0.0)
         kept = 1 - np.bincount(keeper, moved, minlength=total)
         theirs = links.plain(x, moved, active, kept)
-        torch.testing.assert_close(links.mix(x, weights, active, keeper=keeper), theirs, rtol=1e-12, atol=1e-12)
+        ours = links.mix(x, weights, active, keeper=keeper)
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("loss", [multi_margin, cross_entropy, one_vs_rest])

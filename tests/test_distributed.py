@@ -228,19 +228,19 @@ def test_states_are_kept_on_rank_0(pool: Pool) -> None:
 
 def test_a_run_is_taken_up_by_another_number_of_processes(pool: Pool, tmp_path: Path) -> None:
     """By a signal to rank 0 all stop and save; three go on, then two, then the simulator."""
-    out = str(tmp_path / "run")
-    theirs = compared(rounds=400)
-    stops = pool(4, trained, out, rounds=400, stop_at=100)
+    out, whole = str(tmp_path / "run"), {"rounds": 200, "every": 40, "seeds": 0}
+    theirs = compared(**whole)
+    stops = pool(4, trained, out, **whole, stop_at=40)
     assert not any(one[3] for one in stops)
-    assert not pool(3, trained, out, rounds=400, resume=True, stop_at=200)[0][3]
-    assert not pool(2, trained, out, rounds=400, resume=True, stop_at=300)[0][3]
-    same(compared(out=out, rounds=400, resume=True), theirs)
+    assert not pool(3, trained, out, **whole, resume=True, stop_at=80)[0][3]
+    assert not pool(2, trained, out, **whole, resume=True, stop_at=160)[0][3]
+    same(compared(out=out, **whole, resume=True), theirs)
 
 
 def test_a_run_of_the_simulator_is_finished_by_processes(pool: Pool, tmp_path: Path) -> None:
-    out = str(tmp_path / "run")
-    assert not compared(out=out, rounds=400, stop_at=100)[3]
-    same(pool(3, trained, out, rounds=400, resume=True)[0], compared(rounds=400))
+    out, whole = str(tmp_path / "run"), {"rounds": 200, "every": 40, "seeds": 0}
+    assert not compared(out=out, **whole, stop_at=40)[3]
+    same(pool(3, trained, out, **whole, resume=True)[0], compared(**whole))
 
 
 def test_a_run_that_diverges_is_given_up_everywhere(pool: Pool) -> None:

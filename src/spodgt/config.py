@@ -311,12 +311,16 @@ def build_problem(section: Mapping[str, Any], clients: int) -> Problem:
         if value not in known:
             raise InvalidConfig(f"problem.{key}={value!r} is not known; {_choices(value, known)}")
     partition, batch_size = dict(fields.pop("partition")), fields.pop("batch_size")
-    options = MODELS[model].options
+    options = ("augment", "test_samples", *MODELS[model].options)
     _only(
         fields, ("kind", "data", "model", "batch_size", "partition", *options), f"problem with model {model}"
     )
+    if not isinstance(fields.get("augment", False), bool):
+        raise InvalidConfig(f"problem.augment must be true or false, got {fields['augment']!r}.")
     for key, value in {"batch_size": batch_size, **fields}.items():
         least = 0 if key == "batch_size" else 1  # a batch size of 0 is everything a client holds
+        if key in ("augment", "norm"):  # norm, a text, is checked by its model
+            continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InvalidConfig(
                 f"problem.{key} must be a whole number of at least {least}, got {value!r}; use {key} = 16."

@@ -27,6 +27,7 @@ from spodgt.runtimes.simulator import Run, Simulation, Tally
 from spodgt.types import Bools
 
 _FINITE_EVERY = 16  # rounds between two looks for NaN and infinity
+_SHOW_EVERY = 0.1  # seconds between two glimpses
 _CHEAP, _AFFORDABLE = 1e6, 1e9  # multiplications for a global gradient: at every look, at the last only
 _ACTIVITY = ("algorithm", "seed", "kind", "receiver", "sender", "chance", "gradients", "messages", "bytes")
 
@@ -252,7 +253,7 @@ class Watch:
                     self.history[int(run)].append(type(state)(*(tensor.clone() for tensor in state)))
                 if last[at] or broken[at]:
                     self.last_x[int(run)] = torch.cat([state.x.mean(0), statistics.mean(0)])
-        if self.settings.progress and (now - self.shown > 0.1 or last.all()):
+        if self.settings.progress and (now - self.shown >= _SHOW_EVERY or last.all()):
             self.shown = now
             self.settings.progress(self._glimpse(moment, bool(last.all())))
         return broken

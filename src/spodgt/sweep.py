@@ -195,6 +195,7 @@ def _save(sweep: Sweep) -> None:
         "figure": spec.figure,
         "paper": spec.paper,
         "scale": spec.scale,
+        "changes": spec.changes,
         "grid": spec.grid,
         "complete": sweep.complete,
         "cells": [

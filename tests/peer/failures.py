@@ -25,7 +25,8 @@ from spodgt.runtimes.peer.fleet import Fleet
 from spodgt.runtimes.peer.runner import Options
 
 EXACT = 1e-12
-QUADRATIC = {"kind": "quadratic", "parameters": 500, "seed": 1}
+QUADRATIC = {"kind": "quadratic", "parameters": 20, "seed": 1}
+LARGE = {"model": "mlp", "hidden": 200, "partition": {"kind": "iid"}}  # messages of two chunks
 CHAOS = "loss=0.3,twice=0.1,late=0.2,replay=0.05,seed=3"
 
 
@@ -33,24 +34,48 @@ class Skipped(Exception):
     """This host cannot inject the fault."""
 
 
-def make(folder: Path, *, clients: int = 5, problem: dict[str, Any] | None = None, step: float = 0.02, rate: float = 40,
-         addresses: list[str] | None = None, method: str = "spod-gt-memory", graph: str = "exponential", **options: Any) -> Path:
+def make(
+    folder: Path,
+    *,
+    clients: int = 5,
+    problem: dict[str, Any] | None = None,
+    step: float = 0.02,
+    rate: float = 40,
+    addresses: list[str] | None = None,
+    method: str = "spod-gt-memory",
+    graph: str = "exponential",
+    **options: Any,
+) -> Path:
     """A run's folder."""
-    config = Config.parse({
-        "run": {"methods": [method], "step_size": step, "seeds": 1},
-        "network": {"kind": graph, "clients": clients},
-        "participation": {"kind": "always"},
-        "problem": problem or QUADRATIC,
-    })
-    setup.init(folder, config, addresses=addresses, options={"rounds_per_second": float(rate), "max_alone": 200, **options})
+    config = Config.parse(
+        {
+            "run": {"methods": [method], "step_size": step, "seeds": 1},
+            "network": {"kind": graph, "clients": clients},
+            "participation": {"kind": "always"},
+            "problem": problem or QUADRATIC,
+        }
+    )
+    setup.init(
+        folder,
+        config,
+        addresses=addresses,
+        options={"rounds_per_second": float(rate), "max_alone": 200, **options},
+    )
     return folder
 
 
 @contextmanager
-def fleet(env: dict[str, str] | None = None, options: Options | None = None, **kwargs: Any) -> Iterator[Fleet]:
-    with tempfile.TemporaryDirectory() as folder, Fleet(
-        make(Path(folder) / "run", **kwargs), options or Options(durability="process", evaluate_seconds=2, report_seconds=0.3), env
-    ) as made:
+def fleet(
+    env: dict[str, str] | None = None, options: Options | None = None, **kwargs: Any
+) -> Iterator[Fleet]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Fleet(
+            make(Path(folder) / "run", **kwargs),
+            options or Options(durability="process", evaluate_seconds=2, report_seconds=0.3),
+            env,
+        ) as made,
+    ):
         yield made
 
 
@@ -81,7 +106,7 @@ def row_1(seconds: float = 20) -> str:
     """30 % loss, 10 % duplicates, late and replayed frames, above TLS"""
     with fleet(env={"SPODGT_CHAOS": CHAOS}) as f:
         f.start()
-        f.rounds(100, 45)
+        f.rounds(100, 120)
         time.sleep(seconds)
         consensus = max(f.status(n)["consensus"] for n in f.names)
         k = min(f.status(n)["k"] for n in f.names)
@@ -93,7 +118,7 @@ def row_1(seconds: float = 20) -> str:
 def row_5(points: tuple[str, ...] = crash.POINTS, times: tuple[int, ...] = (1, 2)) -> str:
     """kill -9 at each commit, send and ack point, first and second time"""
     worst, count = 0.0, 0
-    with fleet(clients=3, problem={**QUADRATIC, "parameters": 200_000}, rate=20) as f:
+    with fleet(clients=3, problem=LARGE, rate=10) as f:
         f.start("p0", "p1")
         for point in points:
             for time_ in times:
@@ -106,7 +131,9 @@ def row_5(points: tuple[str, ...] = crash.POINTS, times: tuple[int, ...] = (1, 2
         assert resets(f) == 0
         found = settled(f)
         worst = found.error or 0.0
-        return f"{exact(found)} after {count} crashes at {len(points)} points" + (f" ({worst:.0e})" if worst > EXACT else "")
+        return f"{exact(found)} after {count} crashes at {len(points)} points" + (
+            f" ({worst:.0e})" if worst > EXACT else ""
+        )
 
 
 def row_6(times: int = 20) -> str:
@@ -131,7 +158,7 @@ def row_6b(kills: int = 100) -> str:
     draw = random.Random(4)
     with fleet(env={"SPODGT_CHAOS": CHAOS}) as f:
         f.start()
-        f.rounds(3, 45)
+        f.rounds(3, 120)
         while f.kills < kills:
             name = draw.choice(f.names)
             f.kill(name)
@@ -148,44 +175,63 @@ def row_7(seconds: float = 20) -> str:
     """SIGSTOP: a client that is there and does nothing"""
     with fleet() as f:
         f.start()
-        f.rounds(40, 45)
+        f.rounds(40, 120)
         f.kill("p2", number=signal.SIGSTOP)
         begun = time.monotonic()
-        f.wait(lambda: any(n["name"] == "p2" and n["state"] == "down" for n in f.status("p0")["neighbours"]), 40, "p0 sees it")
+        f.wait(
+            lambda: any(n["name"] == "p2" and n["state"] == "down" for n in f.status("p0")["neighbours"]),
+            40,
+            "p0 sees it",
+        )
         seen = time.monotonic() - begun
         before = f.status("p0")["k"]
         time.sleep(max(0.0, seconds - seen))
         went_on = f.status("p0")["k"] - before
         f.kill("p2", number=signal.SIGCONT)
         back = f.wait(
-            lambda: all(n["state"] == "up" for n in f.status("p0")["neighbours"])
-            and all(n["state"] == "up" for n in f.status("p2")["neighbours"]), 30, "p2 is back")
+            lambda: (
+                all(n["state"] == "up" for n in f.status("p0")["neighbours"])
+                and all(n["state"] == "up" for n in f.status("p2")["neighbours"])
+            ),
+            30,
+            "p2 is back",
+        )
         assert went_on > 0
-        return f"{exact(settled(f))}; keepalive dropped it after {seen:.0f} s, others went on, back {back:.1f} s after SIGCONT"
+        return (
+            f"{exact(settled(f))}; keepalive dropped it after {seen:.0f} s, others went on, back "
+            f"{back:.1f} s after SIGCONT"
+        )
 
 
 def row_8() -> str:
     """restart with the same identity while the old stream lives"""
     with fleet(clients=3) as f:
         f.start()
-        f.rounds(20, 45)
+        f.rounds(20, 120)
         took = []
         for _ in range(3):
             f.kill("p1")
             known = f.status("p1")["incarnation"]
             begun = time.monotonic()
             f.start("p1")
-            f.wait(lambda known=known: f.status("p1")["incarnation"] > known
-                   and all(n["state"] == "up" for n in f.status("p1")["neighbours"]), 60)
+            f.wait(
+                lambda known=known: (
+                    f.status("p1")["incarnation"] > known
+                    and all(n["state"] == "up" for n in f.status("p1")["neighbours"])
+                ),
+                60,
+            )
             took.append(time.monotonic() - begun)
-        return f"{exact(settled(f))}; all links up {max(took):.1f} s after the restart (process start included)"
+        return (
+            f"{exact(settled(f))}; all links up {max(took):.1f} s after the restart (process start included)"
+        )
 
 
 def row_9() -> str:
     """two processes with one state directory, or one certificate"""
     with fleet(clients=3) as f:
         f.start()
-        f.rounds(20, 45)
+        f.rounds(20, 120)
         first = f.processes["p1"]
         f.start("p1")
         f.wait(lambda: not f.alive("p1"), 60)
@@ -197,13 +243,23 @@ def row_9() -> str:
         f.start("p1", options=Options(durability="process", listen="127.0.0.1:0", report_seconds=0.3))
         f.run = home
         second, f.processes["p1"] = f.processes["p1"], first
-        f.wait(lambda: any("another process uses its name" in row.get("text", "") for n in ("p0", "p2") for row in f.log(n, "refused")), 60)
+        f.wait(
+            lambda: any(
+                "another process uses its name" in row.get("text", "")
+                for n in ("p0", "p2")
+                for row in f.log(n, "refused")
+            ),
+            60,
+        )
         k = f.status("p1")["k"]
         f.wait(lambda: f.status("p1")["k"] > k + 20, 30)
         os.kill(second.pid, signal.SIGKILL)
         second.join()
         assert resets(f) == 0
-        return f"second process refused by the lock; a copy elsewhere refused by its neighbours; {exact(settled(f))}"
+        return (
+            "second process refused by the lock; a copy elsewhere refused by its neighbours; "
+            f"{exact(settled(f))}"
+        )
 
 
 def row_10() -> str:
@@ -212,7 +268,7 @@ def row_10() -> str:
 
     with fleet(clients=3) as f:
         f.start()
-        f.rounds(40, 45)
+        f.rounds(40, 120)
         f.kill("p1")
         store = Store(f.run / "p1" / "state")
         store.load()
@@ -233,7 +289,7 @@ def row_11() -> str:
     """state directory set back to an old copy"""
     with fleet(clients=4) as f:
         f.start()
-        f.rounds(30, 45)
+        f.rounds(30, 120)
         f.kill("p1")
         shutil.copytree(f.run / "p1" / "state", f.run / "yesterday")
         f.start("p1")
@@ -259,7 +315,9 @@ def row_12() -> str:
     with fleet(clients=3) as f:
         disk = f.run / "p1" / "state"
         disk.mkdir(parents=True)
-        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=False).returncode:
+        if subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=False
+        ).returncode:
             raise Skipped("this kernel lets us mount no tmpfs")
         try:
             answers = []
@@ -271,7 +329,12 @@ def row_12() -> str:
                     (disk / "filler").write_bytes(bytes(max(0, shutil.disk_usage(disk).free)))
                 else:
                     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=False)
-                    if subprocess.run(["touch", str(disk / "probe")], check=False, capture_output=True).returncode == 0:
+                    if (
+                        subprocess.run(
+                            ["touch", str(disk / "probe")], check=False, capture_output=True
+                        ).returncode
+                        == 0
+                    ):
                         answers.append("read-only remount refused by the kernel while files are open")
                         continue
                 f.wait(lambda: not f.alive("p1"), 60, f"p1 stops on a disk that is {fault}")
@@ -289,7 +352,7 @@ def row_13() -> str:
     """disk lost; client leaves for ever"""
     with fleet(clients=5) as f:
         f.start()
-        f.rounds(40, 45)
+        f.rounds(40, 120)
         f.kill("p1")
         shutil.rmtree(f.run / "p1" / "state")
         f.start("p1")
@@ -304,7 +367,10 @@ def row_13() -> str:
         took = time.monotonic() - begun
         time.sleep(2)
         f.stop()
-        return f"disk lost: epoch reset; client removed: version 2 at all survivors after {took:.1f} s; {exact(f.audit(*rest))}"
+        return (
+            f"disk lost: epoch reset; client removed: version 2 at all survivors after {took:.1f} s; "
+            f"{exact(f.audit(*rest))}"
+        )
 
 
 def row_16() -> str:
@@ -316,9 +382,27 @@ def row_16() -> str:
         f.start("p0", "p2")
         clock = f.run / "clock"
         clock.write_text("+0")
-        env = {**os.environ, "LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1",
-               "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
-        command = [sys.executable, "-m", "spodgt", "peer", "start", "p1", "--run", str(f.run), "--durability", "process", "--quiet"]
+        env = {
+            **os.environ,
+            "LD_PRELOAD": str(library),
+            "FAKETIME_TIMESTAMP_FILE": str(clock),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "spodgt",
+            "peer",
+            "start",
+            "p1",
+            "--run",
+            str(f.run),
+            "--durability",
+            "process",
+            "--quiet",
+        ]
         with (f.run / "p1.out").open("w") as out:
             process = subprocess.Popen(command, env=env, stderr=out, stdout=out)
         try:
@@ -339,7 +423,9 @@ def row_16() -> str:
 
 
 ROWS: dict[str, Callable[[], str]] = {
-    name.removeprefix("row_"): function for name, function in sorted(globals().items()) if name.startswith("row_")
+    name.removeprefix("row_"): function
+    for name, function in sorted(globals().items())
+    if name.startswith("row_")
 }
 
 
@@ -352,7 +438,11 @@ def main() -> None:
             figure = f"skipped: {error}"
         except Exception as error:
             figure = f"FAILED: {type(error).__name__}: {error}"
-        print(f"| {name} | {(ROWS[name].__doc__ or '').strip()} | {figure} | {time.monotonic() - begun:.0f} s |", flush=True)
+        print(
+            f"| {name} | {(ROWS[name].__doc__ or '').strip()} | {figure} | "
+            f"{time.monotonic() - begun:.0f} s |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def test_a_state_that_is_beyond_repair_is_named(folder: Path) -> None:
     store.commit(vectors(1), {"k": 1})
     store.close()
     damage(folder, cut=True)
-    with pytest.raises(StoreFailed, match="damaged.*remove the directory"):
+    with pytest.raises(StoreFailed, match=r"damaged.*remove the directory"):
         stores.read(folder)
 
 
@@ -122,7 +122,9 @@ def small_disk(tmp_path: Path) -> Path:
         pytest.skip("mounting a small disk needs root")
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], check=False
+    ).returncode:
         pytest.skip("this kernel lets us mount no tmpfs")
     yield disk  # type: ignore[misc]
     subprocess.run(["umount", "-l", str(disk)], check=True)
@@ -132,9 +134,13 @@ def test_a_full_disk_keeps_the_old_state(small_disk: Path) -> None:
     store = Store(small_disk / "state", durability="process")
     store.commit(vectors(1), {"k": 1})
     (small_disk / "filler").write_bytes(bytes(max(0, shutil.disk_usage(small_disk).free - 4096)))
-    with pytest.raises(StoreFailed, match="full"):
+
+    def go_on() -> None:
         for k in range(2, 200):
             store.commit({**vectors(k), f"more{k}": torch.zeros(4000)}, {"k": k})
+
+    with pytest.raises(StoreFailed, match="full"):
+        go_on()
     store.close()
     (small_disk / "filler").unlink()
     found, meta = stores.read(small_disk / "state")

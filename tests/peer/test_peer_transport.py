@@ -44,7 +44,10 @@ class Server:
         self.heard: list[tuple[str, Any]] = []
         self.events: list[tuple[str, str]] = []
         self.post = GrpcPost(
-            context("b", n), who("b"), lambda s, f: self.heard.append((s, f)), lambda k, t: self.events.append((k, t))
+            context("b", n),
+            who("b"),
+            lambda s, f: self.heard.append((s, f)),
+            lambda k, t: self.events.append((k, t)),
         )
 
     async def __aenter__(self) -> Server:
@@ -123,7 +126,9 @@ def test_strangers_stay_out() -> None:
 
     async def work() -> None:
         async with Server() as server:
-            answers = {why: await server.knock(person, chunks(message())) for why, person in strangers.items()}
+            answers = {
+                why: await server.knock(person, chunks(message())) for why, person in strangers.items()
+            }
             assert server.heard == []
             assert "link c → b is not in the manifest" in answers["not in the manifest"]
             assert all("open" not in answer for answer in answers.values()), answers
@@ -133,7 +138,7 @@ def test_strangers_stay_out() -> None:
                 options=[("grpc.ssl_target_name_override", "b")],
             )
             async with nobody:
-                with pytest.raises((grpc.aio.AioRpcError, asyncio.TimeoutError)):
+                with pytest.raises((grpc.aio.AioRpcError, asyncio.TimeoutError)):  # noqa: PT012
                     call = nobody.stream_stream(f"/{SERVICE}/Talk")()
                     await asyncio.wait_for(call.write(chunks(message())[0]), 2)
                     await asyncio.wait_for(call.read(), 2)
@@ -149,7 +154,10 @@ BAD = {
     "for another": (chunks(message(), receiver="x"), "is for 'x'"),
     "another run": (chunks(message(), run="x"), "run 'x'"),
     "another layout": (chunks(message(), layout=b"\2" * 32), "layout differs"),
-    "older protocol": (chunks(message(), protocol=9, version="9.9"), "speaks protocol 9 (spodgt 9.9), we speak 1 (spodgt 0.1)"),
+    "older protocol": (
+        chunks(message(), protocol=9, version="9.9"),
+        "speaks protocol 9 (spodgt 9.9), we speak 1 (spodgt 0.1)",
+    ),
     "garbage": ([b"\xff" * 400], "header claims"),
     "two gigabytes": ([struct.pack("<I", 2**31) + b"x" * 50], "header claims 2147483648 bytes"),
     "too short": ([b"x"], "shorter"),
@@ -168,7 +176,9 @@ def test_bad_frames_are_refused_by_name(what: str) -> None:
             assert BAD[what][1] in answer
             assert server.heard == []
             assert server.events[0][0] == "refused"
-            assert await server.knock(who("a"), chunks(message())) == "open"  # the next honest stream is welcome
+            assert (
+                await server.knock(who("a"), chunks(message())) == "open"
+            )  # the next honest stream is welcome
 
     run(work())
 
@@ -181,7 +191,7 @@ def test_a_frame_beyond_the_limit_is_never_buffered() -> None:
             options = [("grpc.ssl_target_name_override", "b"), ("grpc.max_send_message_length", -1)]
             async with grpc.aio.secure_channel(server.address, credentials, options=options) as channel:
                 call = channel.stream_stream(f"/{SERVICE}/Talk")()
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:  # noqa: PT012
                     await call.write(bytes(8 * 2**20))
                     await call.read()
                 assert caught.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
@@ -199,7 +209,11 @@ def test_one_stream_for_each_name_and_a_later_life_takes_over(monkeypatch: pytes
             await call.write(chunks(message(life=Stamp(3, 1)))[0])
             while not server.heard:
                 await asyncio.sleep(0.02)
-            for life in (Stamp(3, 2), Stamp(2, 9), Stamp(4, 5)):  # a copy, an old copy, a copy that started later
+            for life in (
+                Stamp(3, 2),
+                Stamp(2, 9),
+                Stamp(4, 5),
+            ):  # a copy, an old copy, a copy that started later
                 answer = await server.knock(who("a"), chunks(message(life=life)))
                 assert "another process uses its name" in answer
             await asyncio.sleep(0.7)  # the old stream is silent: half-open, its host is gone

@@ -10,8 +10,9 @@ import torch
 import spodgt
 from spodgt.algorithms.spod_gt import SpodGTState
 from spodgt.runtimes.peer.audit import Audit, audit
-from spodgt.runtimes.peer.node import Node, begin, meta_of, state_from, vectors_of
+from spodgt.runtimes.peer.node import Node
 from spodgt.runtimes.peer.protocol import Ack, Message, Stamp
+from spodgt.runtimes.peer.states import begin, meta_of, state_from, vectors_of
 
 
 class MemoryVault:
@@ -29,8 +30,17 @@ class MemoryVault:
 class World:
     """Clients 0 … m-1 on quadratics h_i |x - c_i|²/2; links i → i+1 and i → i+2."""
 
-    def __init__(self, m: int = 4, n: int = 3, *, rebase_every: int = 1, node: type[Node] = Node, step: float = 0.06,
-                 method: str = "spod-gt-memory", held: bool = True) -> None:
+    def __init__(
+        self,
+        m: int = 4,
+        n: int = 3,
+        *,
+        rebase_every: int = 1,
+        node: type[Node] = Node,
+        step: float = 0.06,
+        method: str = "spod-gt-memory",
+        held: bool = True,
+    ) -> None:
         self.m, self.n, self.rebase_every, self.kind = m, n, rebase_every, node
         self.algorithm = spodgt.method(method, step_size=step)
         draws = torch.Generator().manual_seed(5)
@@ -58,15 +68,26 @@ class World:
         vault = self.vaults[i]
         self.boots += 1
         if not vault.meta or fresh:
-            state = begin(self.algorithm, self.gradient(i), torch.zeros(1, self.n), True, self.outs[i], self.ins[i])
+            state = begin(
+                self.algorithm, self.gradient(i), torch.zeros(1, self.n), True, self.outs[i], self.ins[i]
+            )
             stamp = Stamp(1, self.boots)
         else:
             state = state_from(vault.vectors, vault.meta, SpodGTState)
             stamp = Stamp(vault.meta["incarnation"] + 1, self.boots)
         vault.commit(vectors_of(state), meta_of(state, stamp))
         notify = lambda kind, text: self.events.append((kind, f"p{i} {text}"))  # noqa: E731
-        return self.kind(self.algorithm, self.gradient(i), vault, stamp=stamp, state=state, place=i,
-                         clients=self.m, rebase_every=self.rebase_every, notify=notify)
+        return self.kind(
+            self.algorithm,
+            self.gradient(i),
+            vault,
+            stamp=stamp,
+            state=state,
+            place=i,
+            clients=self.m,
+            rebase_every=self.rebase_every,
+            notify=notify,
+        )
 
     def crash(self, i: int) -> None:
         self.nodes[i] = self.start(i)
@@ -111,7 +132,12 @@ class World:
 
     def audit(self) -> Audit:
         """From the disks alone."""
-        return audit({name: state_from(v.vectors, v.meta, SpodGTState) for name, v in zip(self.names, self.vaults, strict=True)})
+        return audit(
+            {
+                name: state_from(v.vectors, v.meta, SpodGTState)
+                for name, v in zip(self.names, self.vaults, strict=True)
+            }
+        )
 
     def x(self) -> torch.Tensor:
         return torch.stack([node.shown.method.x[0] for node in self.nodes])

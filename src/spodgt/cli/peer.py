@@ -19,7 +19,8 @@ from spodgt.cli.compare import changes_of
 from spodgt.errors import InvalidInput
 
 peer_app = typer.Typer(
-    help="Run clients as real peers: asynchronous, authenticated, and nothing is ever lost.", no_args_is_help=True
+    help="Run clients as real peers: asynchronous, authenticated, and nothing is ever lost.",
+    no_args_is_help=True,
 )
 app.add_typer(peer_app, name="peer")
 
@@ -33,17 +34,28 @@ _PEER_DEFAULTS = {
 }
 
 
-@peer_app.command("init", epilog="Example: [bold]spodgt peer init --run peers --clients 5 --labels-per-client 1[/]")
+@peer_app.command(
+    "init", epilog="Example: [bold]spodgt peer init --run peers --clients 5 --labels-per-client 1[/]"
+)
 def peer_init(
     run: RunArgument = _RUN,
     config: ConfigOption = None,
     clients: Annotated[Optional[int], typer.Option(help="How many clients.")] = None,  # noqa: UP045
     method: Annotated[Optional[str], typer.Option(help="spod-gt-memory or spod-gt.")] = None,  # noqa: UP045
-    labels_per_client: Annotated[Optional[int], typer.Option(help="Classes each client holds.")] = None,  # noqa: UP045
-    addresses: Annotated[Optional[str], typer.Option(help="host:port of each client, comma-separated. [dim]default: free ports on loopback[/]")] = None,  # noqa: UP045
+    labels_per_client: Annotated[Optional[str], typer.Option(help="Classes each client holds.")] = None,  # noqa: UP045
+    addresses: Annotated[
+        str | None,
+        typer.Option(
+            help="host:port of each client, comma-separated. [dim]default: free ports on loopback[/]"
+        ),
+    ] = None,
     names: Annotated[Optional[str], typer.Option(help="Names of the clients, comma-separated.")] = None,  # noqa: UP045
-    rounds_per_second: Annotated[float, typer.Option(help="Upper limit of a client's local rounds; 0: none.")] = 0.0,
-    max_alone: Annotated[int, typer.Option(help="Rounds without news after which a client waits; 0: never.")] = 200,
+    rounds_per_second: Annotated[
+        float, typer.Option(help="Upper limit of a client's local rounds; 0: none.")
+    ] = 0.0,
+    max_alone: Annotated[
+        int, typer.Option(help="Rounds without news after which a client waits; 0: never.")
+    ] = 200,
     assign: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -56,7 +68,10 @@ def peer_init(
     changes |= changes_of(methods=method, labels_per_client=labels_per_client, assign=assign)
     chosen = (Config.read(config) if config else Config()).override(changes)
     if rounds_per_second < 0 or max_alone < 0:
-        raise InvalidInput(f"rounds_per_second and max_alone must be at least 0, got {rounds_per_second} and {max_alone}; use 0.")
+        raise InvalidInput(
+            f"rounds_per_second and max_alone must be at least 0, got {rounds_per_second} and "
+            f"{max_alone}; use 0."
+        )
     made = setup.init(
         run,
         chosen,
@@ -65,9 +80,16 @@ def peer_init(
         options={"rounds_per_second": rounds_per_second, "max_alone": max_alone},
     )
     if as_json:
-        print(json.dumps({"run": made.run, "clients": [c.name for c in made.clients], "folder": str(run)}, indent=2))
+        print(
+            json.dumps(
+                {"run": made.run, "clients": [c.name for c in made.clients], "folder": str(run)}, indent=2
+            )
+        )
         return
-    print(f"run {made.run}: {len(made.clients)} clients, {len(made.links)} links, {made.parameters:,} parameters in {run}")
+    print(
+        f"run {made.run}: {len(made.clients)} clients, {len(made.links)} links, {made.parameters:,} "
+        f"parameters in {run}"
+    )
     print(f"next: spodgt peer issue {made.clients[0].name} --run {run}")
 
 
@@ -88,21 +110,30 @@ def peer_issue(
 def peer_start(
     name: Annotated[str, typer.Argument(help="Which client this process is.")],
     run: RunArgument = _RUN,
-    durability: Annotated[str, typer.Option(help="power (fsync) or process (survives kill -9 only).")] = "power",
+    durability: Annotated[
+        str, typer.Option(help="power (fsync) or process (survives kill -9 only).")
+    ] = "power",
     rounds: Annotated[Optional[int], typer.Option(help="Stop after this many local rounds.")] = None,  # noqa: UP045
     gradients: Annotated[Optional[int], typer.Option(help="Stop after this many gradients.")] = None,  # noqa: UP045
     seconds: Annotated[Optional[float], typer.Option(help="Stop after this time.")] = None,  # noqa: UP045
     linger: Annotated[bool, typer.Option(help="Stay reachable after the last round.")] = False,
     evaluate_every: Annotated[float, typer.Option(help="Seconds between evaluations.")] = 5.0,
     commit_every: Annotated[int, typer.Option(help="Local rounds that share one commit.")] = 1,
-    problem: Annotated[Optional[str], typer.Option(help="Your own data: module:function, called with NAME.")] = None,  # noqa: UP045
+    problem: Annotated[
+        str | None, typer.Option(help="Your own data: module:function, called with NAME.")
+    ] = None,
     listen: Annotated[Optional[str], typer.Option(help="host:port, if other than the manifest's.")] = None,  # noqa: UP045
     metrics_port: Annotated[Optional[int], typer.Option(help="Serve Prometheus metrics on loopback.")] = None,  # noqa: UP045
     quiet: Annotated[bool, typer.Option("--quiet", help="No panel; events as lines on stderr.")] = False,
 ) -> None:
     """Run one client until it is stopped; start it again and it goes on."""
     runner, report = _peer_module("runner"), _peer_module("report")
-    for key, value in (("rounds", rounds), ("gradients", gradients), ("seconds", seconds), ("commit_every", commit_every)):
+    for key, value in (
+        ("rounds", rounds),
+        ("gradients", gradients),
+        ("seconds", seconds),
+        ("commit_every", commit_every),
+    ):
         if value is not None and value <= 0:
             raise InvalidInput(f"{key} must be above 0, got {value}; use --{key.replace('_', '-')} 100.")
     options = runner.Options(
@@ -118,12 +149,21 @@ def peer_start(
     )
     folder = run / name if (run / name).is_dir() else run
     if not (folder / "cert.pem").exists():
-        raise InvalidInput(f"client {name!r} has no certificate in {run}; make it with: spodgt peer issue {name} --run {run}.")
+        raise InvalidInput(
+            f"client {name!r} has no certificate in {run}; make it with: spodgt peer issue {name} --run "
+            f"{run}."
+        )
     quiet = quiet or not sys.stdout.isatty()
-    logging.basicConfig(level=logging.INFO if quiet else logging.ERROR, format="%(asctime)s %(name)s %(message)s")
+    logging.basicConfig(
+        level=logging.INFO if quiet else logging.ERROR, format="%(asctime)s %(name)s %(message)s"
+    )
     client = runner.Peer(folder, name, options)
     if metrics_port is not None:
-        print(f"metrics at http://127.0.0.1:{report.serve_metrics(client.status, client.journal, metrics_port)}/metrics", file=sys.stderr)
+        served = report.serve_metrics(client.status, client.journal, metrics_port)
+        print(
+            f"metrics at http://127.0.0.1:{served}/metrics",
+            file=sys.stderr,
+        )
     if quiet:
         runner.run_peer(client)
         return
@@ -137,9 +177,14 @@ def peer_start(
 def peer_status(run: RunArgument = _RUN, as_json: JsonOption = False) -> None:
     """What the clients in this folder last reported."""
     _peer_module("setup")
-    rows = [json.loads(path.read_text()) for path in sorted([*run.glob("*/status.json"), *run.glob("status.json")])]
+    rows = [
+        json.loads(path.read_text())
+        for path in sorted([*run.glob("*/status.json"), *run.glob("status.json")])
+    ]
     if not rows:
-        raise InvalidInput(f"{run} holds no client that has reported; start one with spodgt peer start NAME --run {run}.")
+        raise InvalidInput(
+            f"{run} holds no client that has reported; start one with spodgt peer start NAME --run {run}."
+        )
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -162,7 +207,10 @@ def peer_audit(
     else:
         value = "not all in one epoch" if found.error is None else f"{found.error:.2e}"
         print(f"{len(found.local)} clients: |Σy + in flight - Σg| = {value} (relative)")
-        print(f"largest local audit {max(found.local.values()):.2e}; largest number in flight {found.in_flight:.3g}")
+        print(
+            f"largest local audit {max(found.local.values()):.2e}; largest number in flight "
+            f"{found.in_flight:.3g}"
+        )
         for problem in found.problems:
             print(f"note: {problem}")
     if worst > limit:
@@ -204,7 +252,9 @@ def _peer_module(name: str) -> Any:
         return importlib.import_module(f"spodgt.runtimes.peer.{name}")
     except ImportError as error:
         if error.name and error.name.split(".")[0] in ("grpc", "google", "cryptography", "prometheus_client"):
-            raise InvalidInput(f"spodgt peer needs {error.name}; install it with: pip install 'spodgt[peer]'.") from None
+            raise InvalidInput(
+                f"spodgt peer needs {error.name}; install it with: pip install 'spodgt[peer]'."
+            ) from None
         raise
 
 

@@ -50,6 +50,7 @@ class Spec:
     figure: str = ""
     paper: str = ""
     scale: str = ""  # what the scale changes, in words
+    changes: dict[str, Any] = field(default_factory=dict)  # what was changed by hand since it was loaded
 
     def points(self) -> list[dict[str, Any]]:
         """Every combination of the grid's values; one empty one where there is no grid."""
@@ -63,7 +64,8 @@ class Spec:
             if key in self.grid and value is None:
                 raise InvalidConfig(f"{key} is swept; give it one value, or edit the file.")
         grid = {key: values for key, values in self.grid.items() if key not in changes}
-        return replace(self, config=self.config.override(changes), grid=grid)
+        changed = {**self.changes, **changes}
+        return replace(self, config=self.config.override(changes), grid=grid, changes=changed)
 
     def to_toml(self) -> str:
         """The whole of it as a file that `spodgt sweep` reads."""

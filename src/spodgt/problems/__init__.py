@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from spodgt.data import IID, LabelsPerClient, Partition, load
+from spodgt.data import IID, LabelsPerClient, Partition, Split, load
 from spodgt.models import MODELS
 from spodgt.problems.learning import Learning
 from spodgt.problems.quadratic import Quadratic
@@ -20,13 +21,18 @@ def classification(
     partition: Partition | None = None,
     batch_size: int | None = 16,
     augment: bool = False,
+    test_samples: int | None = None,
     **options: Any,
 ) -> Learning:
     """A shipped model on a shipped data set, divided among the clients anew for every seed.
 
-    `options` are the model's: `classification("cifar-10", "resnet18", width=16, augment=True)`.
+    `options` are the model's: `classification("cifar-10", "resnet18", width=16, augment=True)`. With
+    `test_samples` only so many of the test set, its first, judge a model: for models that are slow to try.
     """
     dataset = load(data)
+    if test_samples is not None:
+        test = Split(dataset.test.inputs[:test_samples], dataset.test.targets[:test_samples])
+        dataset = replace(dataset, test=test)
     recipe = MODELS[model]
     shape = tuple(dataset.train.inputs.shape[1:])
     return Learning.partitioned(

@@ -234,17 +234,27 @@ class LoopEngine:
             shell.fill([row.new_empty(0)] * len(shell.slots))  # or it would hold on to the whole of x
 
     @cached_property
-    def _images(self) -> bool:
-        return any(isinstance(part, nn.Conv2d) for part in self.module.modules())
+    def _channels_last(self) -> bool:
+        layers = [part for part in self.module.modules() if isinstance(part, nn.Conv2d)]
+        return bool(layers) and not any(map(_overruns, layers))
 
     def _image(self, batch: Tensor) -> Tensor:
         """Channels last, which convolutions on a CPU like best."""
-        if not self._images or batch.ndim != 4:
+        if not self._channels_last or batch.ndim != 4:
             return batch
         _, channels, height, width = batch.shape
         if channels == 1:  # fits both layouts; these strides say which is meant
             return batch.contiguous().as_strided(batch.shape, (height * width, 1, width, 1))
         return batch.contiguous(memory_format=torch.channels_last)
+
+
+def _overruns(layer: nn.Conv2d) -> bool:
+    """With channels last, the gradient of this layer's weights may write past its memory.
+
+    So it is with strided 1×1 convolutions of fewer channels than oneDNN takes at once, which is 8 or 16
+    (https://github.com/uxlfoundation/oneDNN/issues/6035).
+    """
+    return layer.kernel_size == (1, 1) and max(layer.stride) > 1 and layer.in_channels // layer.groups < 16
 
 
 class Shell:

@@ -101,7 +101,8 @@ class Learning:
     `clients` is one dataset per client: a map-style `torch.utils.data.Dataset`, or a pair of tensors
     (inputs, targets). uint8 inputs are scaled to [0, 1]. Models start from the module's own
     initialisation, drawn per seed, equal on all clients; `keep_weights=True` starts from the module as
-    it is, `same_start=False` draws one start per client. `batch_size=None` takes full gradients.
+    it is, `same_start=False` draws one start per client. `batch_size` is one number or one per client;
+    None takes full gradients.
 
     `augment=True` trains on random crops and mirror images. `buffers="pull"` allows a model that keeps
     running statistics, such as BatchNorm's: each client has its own, they are exchanged with its model,
@@ -112,7 +113,7 @@ class Learning:
     loss: Loss
     clients: Any
     test: Any = None
-    batch_size: int | None = 16
+    batch_size: int | Sequence[int] | None = 16
     keep_weights: bool = False
     same_start: bool = True
     augment: bool = False
@@ -129,11 +130,7 @@ class Learning:
     dtype: torch.dtype = field(init=False, repr=False, default=torch.float32)
 
     def __post_init__(self) -> None:
-        size = self.batch_size
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-            raise InvalidInput(
-                f"batch_size must be a whole number of at least 1 or None, got {size!r}; use 16."
-            )
+        self._set(batch_size=_batch_size(self.batch_size))
         if not isinstance(self.model, nn.Module):
             raise InvalidInput(f"model must be a torch.nn.Module, got {type(self.model).__name__}.")
         if not callable(self.loss):
@@ -156,6 +153,7 @@ class Learning:
         shares = Shares(np.arange(bounds[-1]), bounds)
         whole = Samples(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]))
         self._settle(whole, shares, None if self.test is None else _samples(self.test, "test"))
+        self._check_batches()
 
     @classmethod
     def partitioned(
@@ -166,7 +164,7 @@ class Learning:
         *,
         clients: int,
         partition: Partition,
-        batch_size: int | None = 16,
+        batch_size: int | Sequence[int] | None = 16,
         keep_weights: bool = False,
         same_start: bool = True,
         augment: bool = False,
@@ -179,7 +177,6 @@ class Learning:
             model,
             loss,
             [(train.inputs[:_PROBE], train.targets[:_PROBE])],
-            batch_size=batch_size,
             keep_weights=keep_weights,
             same_start=same_start,
             augment=augment,
@@ -190,7 +187,9 @@ class Learning:
             test_samples=Samples(data.test.inputs, data.test.targets),
             partition=partition,
             clients=clients,
+            batch_size=_batch_size(batch_size),
         )
+        problem._check_batches()
         with torch.no_grad():
             probe, _ = train.take(slice(0, _PROBE), torch.float32)
             problem._check_targets(copy.deepcopy(model).float().eval()(probe).shape[-1])
@@ -256,6 +255,19 @@ class Learning:
                     f"targets are 0 to {classes - 1}; relabel the data or give the model more outputs."
                 )
 
+    def _check_batches(self) -> None:
+        if isinstance(self.batch_size, tuple) and len(self.batch_size) != self.clients:
+            raise InvalidInput(
+                f"batch_size must be one number or {self.clients} (one per client), "
+                f"got {len(self.batch_size)}; use 16."
+            )
+
+    def with_batch_size(self, batch_size: int | Sequence[int] | None) -> Learning:
+        """The same problem with other mini-batches."""
+        other = self._with(batch_size=_batch_size(batch_size))
+        other._check_batches()
+        return other
+
     def _with(self, **values: Any) -> Learning:
         other = copy.copy(self)
         other._set(**values)
@@ -302,7 +314,10 @@ class Learning:
         if any(other.samples is not self.samples for other in others):
             raise InvalidInput("runs of one batch must share their data; train them in separate calls.")
         shares = Shares.join([self.shares, *(other.shares for other in others)])
-        return self._with(shares=shares, clients=len(shares))
+        sizes = self.batch_size
+        if any(isinstance(part.batch_size, tuple) or part.batch_size != sizes for part in (self, *others)):
+            sizes = tuple(int(n) for part in (self, *others) for n in part._batch(np.arange(part.clients)))
+        return self._with(shares=shares, clients=len(shares), batch_size=sizes)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Learning:
         loss, engine = self.loss, self.engine
@@ -375,7 +390,8 @@ class Learning:
     def _batch(self, rows: Ints) -> Ints:
         """How many samples each of the clients draws: fewer than a batch where it holds fewer."""
         sizes = self.shares.sizes[rows]
-        return sizes if self.batch_size is None else np.minimum(sizes, self.batch_size)
+        wanted = np.asarray(self.batch_size)[rows] if isinstance(self.batch_size, tuple) else self.batch_size
+        return sizes if wanted is None else np.minimum(sizes, wanted)
 
     def full(self, x: Tensor, rows: Ints) -> tuple[Tensor, Tensor]:
         self._check_columns(x)
@@ -423,6 +439,17 @@ class Learning:
         if isinstance(self.engine, LoopEngine):
             return _PICTURES
         return max(1, _CHUNK // max(1, self.samples.inputs[0].numel(), models * 64))
+
+
+def _batch_size(given: Any) -> int | tuple[int, ...] | None:
+    """Checked: a number, one per client, or None for everything."""
+    several = isinstance(given, Sequence | np.ndarray) and not isinstance(given, str)
+    for size in given if several else [] if given is None else [given]:
+        if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1:
+            raise InvalidInput(
+                f"batch_size must be a whole number of at least 1 or None, got {size!r}; use 16."
+            )
+    return tuple(int(size) for size in given) if several else given
 
 
 def without_replacement(keys: NDArray[np.uint64], places: Ints, k: int, sizes: Ints, count: int) -> Ints:

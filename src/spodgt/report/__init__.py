@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from spodgt.recorder import write as write_file
 from spodgt.report import pictures
@@ -29,10 +30,11 @@ def draw(page: Page) -> list[Path]:
     if not len(page.results):
         return []
     metric = measure_of(page.results)
-    note = page.scale if "the paper's size" not in page.scale else ""
-    options = {"title": page.title if page.figure else "", "note": note}
+    note = "" if page.scale.endswith("the paper's size") else page.scale
+    options: Any = {"title": page.title if page.figure else "", "note": note}
     if page.grid:
         figure = pictures.bars(page.results, list(page.grid), metric, **options)
     else:
-        figure = pictures.curves(page.runs[0].frame, metric, **options)
+        run = page.runs[0]
+        figure = pictures.curves(run.frame, metric, end=run.budget, **options)
     return pictures.save(figure, page.folder)

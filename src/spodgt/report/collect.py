@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,12 @@ class RunData:
     stopped: list[str]
     seconds: float | None
     keys: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def budget(self) -> float | None:
+        """The delay at which runs end, where a config says so."""
+        section = self.config.get("run")
+        return section.get("delay") if isinstance(section, dict) else None
 
     @property
     def title(self) -> str:
@@ -97,7 +104,7 @@ def _single(folder: Path) -> Page:
     looks = last_looks(folder)
     source = (folder / "config.toml").read_text(encoding="utf-8")
     config = run.config.get("run")
-    command = f"spodgt run {folder}/config.toml --out {folder}-again" if config else ""
+    command = _again("run", folder / "config.toml", folder) if config else ""
     return Page(folder, folder.name, [run], looks, source=source, command=command, seconds=run.seconds)
 
 
@@ -118,9 +125,9 @@ def _sweep(folder: Path) -> Page:
             grid=note["grid"],
             figure=note["figure"],
             paper=note["paper"],
-            scale=note["scale"],
+            scale="; ".join(filter(None, (note["scale"], _changes(note["changes"])))),
             source=(folder / SOURCE).read_text(encoding="utf-8"),
-            command=_reproduce(note) if shipped else f"spodgt sweep {folder}/{SOURCE} --out {folder}-again",
+            command=_reproduce(note) if shipped else _again("sweep", folder / SOURCE, folder),
             failures={cell["name"]: cell["error"] for cell in cells if cell["error"]},
             missing=[cell["name"] for cell in cells if not cell["complete"] and not cell["error"]],
             seconds=sum(times) if times else None,
@@ -129,9 +136,20 @@ def _sweep(folder: Path) -> Page:
         raise InvalidInput(f"{folder}/{SUMMARY} cannot be read ({error}); run the sweep again.") from None
 
 
+def _again(command: str, file: Path, folder: Path) -> str:
+    return shlex.join(["spodgt", command, str(file), "--out", f"{folder}-again"])
+
+
+def _changes(changes: dict[str, Any]) -> str:
+    listed = ", ".join(f"{key} = {label(value)}" for key, value in changes.items())
+    return f"changed by hand: {listed}" if listed else ""
+
+
 def _reproduce(note: dict[str, Any]) -> str:
-    scale = note["scale"].split(" ")[0] or "paper"
-    return f"spodgt reproduce {note['name']} --scale {scale}"
+    words = ["spodgt", "reproduce", note["name"], "--scale", note["scale"].split(" ")[0] or "paper"]
+    for key, value in note["changes"].items():  # JSON of a number, text or list reads as TOML
+        words += ["--set", f"{key}={json.dumps(value)}"]
+    return shlex.join(words)
 
 
 # --- networks and what they really did ------------------------------------------------------------

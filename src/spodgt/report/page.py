@@ -158,9 +158,7 @@ def _run_data(run: RunData, names: Sequence[str]) -> dict[str, Any]:
         }
         for method, seeds in seen(run).items()
     }
-    section = run.config.get("run")
-    budget = section.get("delay") if isinstance(section, Mapping) else None
-    return {"looks": looks, "networks": nets, "seen": observed, "budget": {"delay": budget}}
+    return {"looks": looks, "networks": nets, "seen": observed, "budget": {"delay": run.budget}}
 
 
 def _number(value: Any) -> float | None:

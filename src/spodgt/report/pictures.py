@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,10 @@ _STYLE = {
 }
 
 
-def curves(frame: pd.DataFrame, metric: str, *, title: str = "", note: str = "") -> Figure:
-    """`metric` against delay: mean over seeds and a band of one sigma."""
+def curves(
+    frame: pd.DataFrame, metric: str, *, end: float | None = None, title: str = "", note: str = ""
+) -> Figure:
+    """`metric` against delay, until `end`: mean over seeds and a band of one sigma."""
     with _style():
         figure, (axes,) = _new(1)
         grid, values = figures.on_grid(frame, metric)
@@ -50,7 +53,7 @@ def curves(frame: pd.DataFrame, metric: str, *, title: str = "", note: str = "")
             look, mean, sigma = figures.style(number), np.nanmean(seeds, 0), np.nanstd(seeds, 0)
             axes.fill_between(grid, mean - sigma, mean + sigma, color=look["color"], alpha=0.12, linewidth=0)
             axes.plot(grid, mean, **look, linewidth=1.2, label=method)
-        axes.set_xlim(0, grid[-1] or 1)
+        axes.set_xlim(0, end or grid[-1] or 1)
         axes.set_xlabel("total delay")
         _finish(figure, axes, metric, title, note)
     return figure
@@ -152,12 +155,13 @@ def _finish(figure: Figure, axes: Any, metric: str, title: str, note: str) -> No
     for pane in figure.axes:
         pane.grid(visible=True)
         if metric.startswith("accuracy"):
-            pane.set_ylim(0, 1)
+            pane.set_ylim(0, min(1.0, pane.get_ylim()[1]))
     figure.legend(
         *axes.get_legend_handles_labels(),
         loc="outside upper center", ncols=3, frameon=False, handlelength=2.4, columnspacing=1.2,
     )  # fmt: skip
-    if title:
-        figure.suptitle(title, fontsize=8)
+    if title and len(figure.axes) == 1:
+        axes.set_title(title)
     if note:
-        figure.supxlabel(note, fontsize=5.5, color="#555555")
+        width = int(26 * figure.get_figwidth())  # letters of this size in a line
+        figure.supxlabel(textwrap.fill(note, width), fontsize=5.5, color="#555555")

@@ -39,6 +39,14 @@ def number(value: float) -> str:
     return f"{value:.3f}" if 1e-3 <= size < 10 or size == 0 else f"{value:.3g}"
 
 
+def interval(one: Difference) -> str:
+    """`0.012 … 0.134`, in places that suit both ends."""
+    if not np.isfinite(one.low):
+        return "–"
+    places = ".3f" if max(abs(one.low), abs(one.high)) >= 1e-2 else ".2e"
+    return f"{one.low:{places}} … {one.high:{places}}"
+
+
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, texts: bool = False) -> str:
     """Cells are HTML, heads are text; columns of `texts` stand left."""
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
@@ -85,7 +93,7 @@ def difference_table(last: pd.DataFrame) -> str:
         [
             escape(one.method),
             f"{one.mean:+.3f}" if abs(one.mean) >= 1e-3 or not one.mean else f"{one.mean:+.2e}",
-            f"{number(one.low)} … {number(one.high)}" if np.isfinite(one.low) else "–",
+            interval(one),
             _forest(one, reach),
             f"{one.ahead} of {one.seeds}",
             f'<span class="{_class(one)}">{_sentence(one)}</span>',
@@ -160,8 +168,7 @@ def _mean(means: pd.DataFrame, method: str, measure: str, best: float) -> str:
 def _lead(one: Difference | None) -> str:
     if one is None:
         return "–"
-    interval = f"{number(one.low)} … {number(one.high)}" if np.isfinite(one.low) else "one seed"
-    return f'<span class="{_class(one)}">{one.mean:+.3f}</span> <small>{interval}</small>'
+    return f'<span class="{_class(one)}">{one.mean:+.3f}</span> <small>{interval(one)}</small>'
 
 
 def rare_clients(run: RunData) -> str:

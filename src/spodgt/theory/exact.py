@@ -121,17 +121,23 @@ class Dynamics:
     # --- how it goes ---------------------------------------------------------------------------------
     def mean_radius(self, step_size: ArrayLike) -> float:
         """Spectral radius of E[s⁺] as a function of E[s] on Σz = 0."""
-        return max(part.mean_radius() for part in self._parts(step_size))
+        return max(part.mean_radius() for part, *_ in self._alike(step_size))
 
     def mean_square_radius(self, step_size: ArrayLike) -> float:
         """Spectral radius of E[s⁺s⁺ᵀ] as a function of E[ssᵀ] on Σz = 0; stable if below one."""
-        return max(part.mean_square_radius() for part in self._parts(step_size))
+        return max(part.mean_square_radius() for part, *_ in self._alike(step_size))
 
     def variance(self, step_size: ArrayLike) -> float:
         """Stationary E‖x - limit‖² / clients; inf if not mean-square stable."""
         if self.mean_square_radius(step_size) >= 1:
             return float("inf")
-        return sum(part.variance() for part in self._parts(step_size))
+        return self._variance(step_size)
+
+    def _variance(self, step_size: ArrayLike) -> float:
+        """As `variance`, of a step size known to be stable."""
+        groups = self._alike(step_size)
+        sources = [np.sum([part.source() for part in parts], axis=0) for parts in groups]
+        return float(np.sum([parts[0].variance(S) for parts, S in zip(groups, sources, strict=True)]))
 
     def curve(self, step_size: ArrayLike, x0: ArrayLike, rounds: int) -> Floats:
         """(rounds + 1,) exact E‖x_k - optimum‖² / clients from the models `x0`, (n,) or (clients, n)."""
@@ -140,8 +146,8 @@ class Dynamics:
         errors = [part.curve(x, rounds) for part in self._parts(step_size)]
         return np.asarray(np.sum(errors, axis=0))
 
-    def largest_stable_step(self) -> float:
-        """The common step size at which the mean-square radius reaches one, to five digits."""
+    def largest_stable_step(self, tolerance: float = 1e-5) -> float:
+        """The common step size at which the mean-square radius reaches one, with a relative `tolerance`."""
         phi, pi = perron_vectors(self.network, self.p_hat)
         curvature = np.linalg.eigvalsh(np.einsum("i,iab->ab", self.mean_weight, self.H))[-1]
         high = float(2 / (phi @ pi * curvature))  # where plain descent on Σ μF with this step would break
@@ -154,25 +160,23 @@ class Dynamics:
         def log_radius(log_step: float) -> float:  # in logarithms: radii grow steeply above the limit
             return float(np.log(max(self.mean_square_radius(np.exp(log_step)), 1e-300)))
 
-        return float(np.exp(brentq(log_radius, np.log(low), np.log(high), xtol=1e-5)))
+        return float(np.exp(brentq(log_radius, np.log(low), np.log(high), xtol=tolerance)))
 
-    def fastest_step(self) -> float:
-        """The step size with the smallest mean-square radius."""
-        top = float(np.log(self.largest_stable_step()))
+    def fastest_step(self, largest: float | None = None) -> float:
+        """The step size with the smallest mean-square radius; `largest` is the largest stable one, if known."""
+        top = float(np.log(largest or self.largest_stable_step()))
         found = minimize_scalar(
             lambda u: self.mean_square_radius(np.exp(u)),
             bounds=(top - 7, top),
             method="bounded",
-            options={"xatol": 1e-3},
+            options={"xatol": 0.05},  # the radius is flat there
         )
         return float(np.exp(found.x))
 
     def analyse(self, step_size: ArrayLike) -> Analysis:
         """All predictions for one step size."""
-        parts = self._parts(step_size)
-        mean = max(part.mean_radius() for part in parts)
-        mean_square = max(part.mean_square_radius() for part in parts)
-        variance = sum(part.variance() for part in parts) if mean_square < 1 else float("inf")
+        mean, mean_square = self.mean_radius(step_size), self.mean_square_radius(step_size)
+        variance = self._variance(step_size) if mean_square < 1 else float("inf")
         floor = variance + float(self.bias @ self.bias)
         limit = self.largest_stable_step()
         return Analysis(mean, mean_square, self.limit, self.bias, variance, floor, limit)
@@ -184,6 +188,13 @@ class Dynamics:
             raise InvalidInput(f"step_size is {step_size!r}, but must be positive.")
         _, label = connected_components(np.any(self.H != 0, axis=0), directed=False)
         return [_Part(self, eta, np.flatnonzero(label == group)) for group in range(label.max() + 1)]
+
+    def _alike(self, step_size: ArrayLike) -> list[list[_Part]]:
+        """The parts, those of equal curvature together: they share radii and one linear system."""
+        groups: dict[bytes, list[_Part]] = {}
+        for part in self._parts(step_size):
+            groups.setdefault(part.H.tobytes(), []).append(part)
+        return list(groups.values())
 
 
 class _Part:
@@ -303,11 +314,14 @@ class _Part:
         self.project(start)
         return spectral_radius(self.homogeneous, start)
 
-    def variance(self) -> float:
+    def source(self) -> Floats:
+        """What a round adds to E[ssᵀ] at stationarity: E[s] = 0, so the constant enters by its square alone."""
         constant = np.zeros((self.states + 1, self.states + 1))
         constant[-1, -1] = 1
-        # at stationarity E[s] = 0, so the constant enters through its square alone
-        S = stationary_moment(self.homogeneous, self.second_moment(constant)[:-1, :-1])
+        return self.second_moment(constant)[:-1, :-1]
+
+    def variance(self, source: Floats) -> float:
+        S = stationary_moment(self.homogeneous, source)
         return float(np.trace(S[: self.size, : self.size]) / self.m)
 
     def curve(self, x0: Floats, rounds: int) -> Floats:

@@ -8,19 +8,39 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from spodgt.algorithms.schedules import Constant
 from spodgt.errors import InvalidInput
 from spodgt.graphs import Floats, Ints
+from spodgt.participation import Bernoulli
+from spodgt.problems import Learning
 from spodgt.theory.record import Infeasible, Number
 
 
 @dataclass(frozen=True, eq=False)
 class VanishingSchedule:
-    """A step size, participation and batch sizes under which the stationarity gap falls like 1/√rounds."""
+    """A step size, participation and batch sizes under which the stationarity gap falls like 1/√rounds.
+
+        plan = vanishing_schedule(1000, problem.shares.sizes)
+        train(SpodGT(plan.schedule), plan.batches(problem), network, plan.participation(), rounds=plan.rounds)
+    """
 
     rounds: int
     step_size: float  # η = η₀/√(K+1)
     p: Floats  # (clients,) p_i = 1 - idleness/√(K+1)
     batch_size: Ints  # (clients,) B_i = D_i/(1 + D_i/(batch √(K+1))), rounded up
+
+    @property
+    def schedule(self) -> Constant:
+        """The step size of every round: it depends on K, not on the round."""
+        return Constant(self.step_size)
+
+    def participation(self, p_hat: ArrayLike = 1.0) -> Bernoulli:
+        """Clients compute with chance p; links, of which the corollary asks nothing, work with chance p̂."""
+        return Bernoulli(self.p, p_hat)
+
+    def batches(self, problem: Learning) -> Learning:
+        """The problem with these mini-batches."""
+        return problem.with_batch_size(self.batch_size.tolist())
 
 
 def vanishing_schedule(

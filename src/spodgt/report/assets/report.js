@@ -66,7 +66,7 @@
 
     function paint() {
       const p = plan(zoom && zoom.x), width = Math.max(280, host.clientWidth), height = clamp(width * 0.56, 260, 470);
-      const left = 58, right = 12, top = 10, bottom = 44;
+      const left = 58, right = 24, top = 10, bottom = 44;
       const visible = p.series.filter((each) => !hidden.has(each.name));
       const xs = zoom ? zoom.x : p.x;
       const ys = (zoom && zoom.y) || span(visible, p, zoom && zoom.x);
@@ -87,8 +87,8 @@
         picture.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: Y(value), y2: Y(value) }));
         picture.append(svg("text", { x: left - 8, y: Y(value) + 4, "text-anchor": "end" }, mark(value)));
       }
-      const marks = p.ticks ? p.ticks.map((label, n) => [n, label]) : ticks(xs[0], xs[1], p.logX, width < 520 ? 4 : 7).map((n) => [n, mark(n)]);
-      for (const [value, label] of marks) {
+      const marks = p.marks || ticks(xs[0], xs[1], p.logX, width < 520 ? 4 : 7).map((value) => [value, mark(value)]);
+      for (const [value, label] of marks.filter(([at]) => at >= xs[0] && at <= xs[1])) {
         picture.append(svg("line", { class: "axis", x1: X(value), x2: X(value), y1: height - bottom, y2: height - bottom + 4 }));
         picture.append(svg("text", { x: X(value), y: height - bottom + 18, "text-anchor": "middle" }, label));
       }
@@ -100,8 +100,10 @@
         x.forEach((at, n) => { if (fine(values[n])) { text += `${pen}${X(at).toFixed(1)} ${Y(values[n]).toFixed(1)}`; pen = "L"; } else pen = "M"; });
         return text;
       };
-      for (const each of visible) {
-        const stroke = `stroke:${colour(each.name)}`, group = svg("g", { class: "series", "data-method": each.name });
+      visible.forEach((each, place) => {
+        // bars of one value stand side by side
+        const group = svg("g", { class: "series", "data-method": each.name, transform: `translate(${beside(p, visible, place)} 0)` });
+        const stroke = `stroke:${colour(each.name)}`;
         const rows = each.x.map((_, n) => n).filter((n) => fine(each.low[n]) && fine(each.high[n]));
         if (!p.bars && rows.length) {
           const back = [...rows].reverse();
@@ -117,11 +119,12 @@
           group.append(svg("circle", { cx: x, cy: Y(each.middle[n]), r: 3.4, style: `fill:${colour(each.name)}` }));
         });
         body.append(group);
-      }
+      });
       picture.append(body, svg("g", { class: "over" }));
       last = { p, X, Y, xs, ys, visible, frame, width, height };
       tip.hidden = true;
     }
+    const beside = (p, visible, place) => (p.bars ? (place - (visible.length - 1) / 2) * 5 : 0);
     function span(visible, { logY: logarithmic, floor }, range) {
       const inside = (each, n) => !range || (each.x[n] >= range[0] && each.x[n] <= range[1]);
       const all = known(visible.flatMap((each) => [each.low, each.high, each.middle].flatMap((row) => row.filter((_, n) => inside(each, n)))));
@@ -156,7 +159,7 @@
       if (!from) return;
       const box = area(from, place(event)), { frame: f, p, xs, ys } = last;
       from = null;
-      if (box.x1 - box.x0 < 8 || p.ticks) return hover(event);
+      if (box.x1 - box.x0 < 8) return hover(event);
       zoom = { x: [box.x0, box.x1].map((at) => back(at, xs, f.x, f.x + f.width, p.logX)) };
       if (box.tall) zoom.y = [box.y1, box.y0].map((at) => back(at, ys, f.y + f.height, f.y, p.logY));
       paint();
@@ -172,17 +175,18 @@
       if (!visible.length || px < f.x - 4 || px > f.x + f.width + 4 || py > f.y + f.height + 30) { tip.hidden = true; return; }
       const columns = [...new Set(visible.flatMap((each) => each.x))];
       const at = columns.reduce((best, x) => (Math.abs(X(x) - px) < Math.abs(X(best) - px) ? x : best), columns[0]);
-      const rows = visible.map((each) => ({ each, n: each.x.indexOf(at) })).filter((row) => row.n >= 0 && row.each.middle[row.n] !== null);
+      const rows = visible.map((each, place) => ({ each, n: each.x.indexOf(at), shift: beside(p, visible, place) }))
+        .filter((row) => row.n >= 0 && row.each.middle[row.n] !== null);
       rows.sort((a, b) => b.each.middle[b.n] - a.each.middle[a.n]);
       const over = picture.querySelector(".over");
       over.replaceChildren(svg("line", { class: "cursor", x1: X(at), x2: X(at), y1: f.y, y2: f.y + f.height }));
-      const table = html("table");
-      for (const { each, n } of rows) {
+      const table = html("table"), text = (number) => (p.share ? number.toFixed(3) : show(number));
+      for (const { each, n, shift } of rows) {
         const spread = each.high[n] - each.middle[n], dot = html("span", { class: "dot", style: `background:${colour(each.name)}` });
-        over.append(svg("circle", { cx: X(at), cy: Y(each.middle[n]), r: 4, style: `fill:${colour(each.name)}` }));
-        table.append(html("tr", {}, [html("td", {}, [dot, each.name]), html("td", {}, show(each.middle[n])), html("td", {}, spread ? `± ${show(spread)}` : "")]));
+        over.append(svg("circle", { cx: X(at) + shift, cy: Y(each.middle[n]), r: 4, style: `fill:${colour(each.name)}` }));
+        table.append(html("tr", {}, [html("td", {}, [dot, each.name]), html("td", {}, text(each.middle[n])), html("td", {}, spread ? `± ${text(spread)}` : "")]));
       }
-      const where = p.ticks ? p.ticks[at] : show(at);
+      const where = p.marks?.find(([value]) => value === at)?.[1] ?? show(at);
       tip.replaceChildren(html("strong", {}, `${p.titleX}: ${where}`), table);
       tip.hidden = false;
       const factor = picture.getBoundingClientRect().width / last.width, x = X(at) * factor, wide = tip.offsetWidth;
@@ -200,7 +204,7 @@
       const line = svg("line", { x1: 0, x2: 28, y1: 5, y2: 5, "stroke-width": 2.6, "stroke-dasharray": dash(method), style: `stroke:${colour(method)}` });
       const value = values ? values(method) : "";
       const button = html("button", { type: "button", "aria-pressed": String(!hidden.has(method)), "data-method": method, title: "show or hide" },
-        [svg("svg", { viewBox: "0 0 28 10" }, line), method, html("b", {}, value)]);
+        [svg("svg", { viewBox: "0 0 28 10" }, line), method, value ? html("b", {}, value) : ""]);
       button.addEventListener("click", () => { hidden.has(method) ? hidden.delete(method) : hidden.add(method); redraw(); });
       return button;
     }));
@@ -234,7 +238,7 @@
         return { name, x, middle: column("middle"), low: column("low"), high: column("high"), runs: byId("seeds").checked ? runs : [] };
       });
       const logY = byId("log").checked;
-      return { series, x: [0, end], floor: about.share && !range ? 0 : null, logY, titleX: names[against], titleY: about.label };
+      return { series, x: [0, end], floor: about.share && !range ? 0 : null, share: about.share, logY, titleX: names[against], titleY: about.label };
     });
     legend(byId("curves-legend"), (method) => show(summary(looks(method).map((look) => look[select("metric")]?.at(-1) ?? null)).middle ?? NaN));
     byId("metric").addEventListener("change", () => { byId("log").checked = data.metrics[select("metric")].log; });
@@ -261,7 +265,7 @@
       });
       const logX = data.sweep.keys[key()].log, low = Math.min(...x), high = Math.max(...x), room = (high - low || 1) * 0.04;
       const range = logX ? [low / 1.2, high * 1.2] : [low - room, high + room];
-      return { series, bars: true, x: range, floor: about.share ? 0 : null, logX, logY: about.log, ticks: numbers ? null : values.map(text), titleX: data.sweep.keys[key()].label, titleY: about.label };
+      return { series, bars: true, x: range, floor: about.share ? 0 : null, share: about.share, logX, logY: about.log, marks: values.length <= 14 || !numbers ? x.map((at, n) => [at, text(values[n])]) : null, titleX: data.sweep.keys[key()].label, titleY: about.label };
     });
     legend(byId("sweep-legend"));
     const fixes = () => keys.forEach((k, n) => { byId(`fix-${n}`).parentElement.hidden = k === key(); });

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from spodgt.runtimes.peer.node import State, residual
+from spodgt.runtimes.peer.states import State, residual
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Audit:
 def scale(state: State) -> float:
     """The largest number that took part in a client's sums."""
     parts = [state.method.y, state.method.g, state.z]
-    parts += [link.total for link in (*state.out.values(), *state.into.values())]
+    parts += [link.total for link in state.out.values()] + [link.total for link in state.into.values()]
     return max([float(part.abs().max()) for part in parts if part.numel()] + [1e-300])
 
 
@@ -71,7 +71,8 @@ def audit(states: Mapping[str, State]) -> Audit:
                 sent = sent - into.total.double()
             elif into.number != out.base:  # else the receiver has all before the base and nothing after it
                 problems.append(
-                    f"link {name} → {target}: the sender counts from {out.base}, the receiver has {into.number}"
+                    f"link {name} → {target}: the sender counts from {out.base}, the receiver has "
+                    f"{into.number}"
                 )
             flying = max(flying, float(sent.abs().max()))
             total = total + sent

@@ -1,8 +1,8 @@
 """What a device can do: in which local rounds it computes a gradient, and which links it uses.
 
-    {kind = "bernoulli", p = 0.7}      drawn, a pure function of (seed, round, client)
-    {kind = "budget", share = 0.25}    at most this share of wall time goes into gradients
-    {kind = "trace", path = "a.csv"}   recorded: columns round, receiver, sender, up; replayed in a loop
+{kind = "bernoulli", p = 0.7}      drawn, a pure function of (seed, round, client)
+{kind = "budget", share = 0.25}    at most this share of wall time goes into gradients
+{kind = "trace", path = "a.csv"}   recorded: columns round, receiver, sender, up; replayed in a loop
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from spodgt.types import Bools
 class Capacity(Protocol):
     """Decides, before each round, whether it computes."""
 
-    p: float
-
+    @property
+    def p(self) -> float: ...
     def computes(self, k: int) -> bool: ...
     def spent(self, seconds: float) -> None: ...
 
@@ -83,11 +83,17 @@ def capacity(section: Mapping[str, Any], seed: int, place: int) -> Capacity:
     if kind == "trace":
         rounds = np.asarray(Trace.read(value).computes)
         if place >= rounds.shape[1]:
-            raise InvalidConfig(f"compute.path={value!r} knows {rounds.shape[1]} clients, not number {place}; add its rows.")
+            raise InvalidConfig(
+                f"compute.path={value!r} knows {rounds.shape[1]} clients, not number {place}; add its rows."
+            )
         return Replayed(max(float(rounds[:, place].mean()), 1e-300), rounds[:, place])
     if not isinstance(value, int | float) or not 0 < value <= 1:
-        raise InvalidConfig(f"compute.{known[kind]} must be in (0, 1], got {value!r}; use {known[kind]} = 0.5.")
-    return Drawn(float(value), rng.key(seed, "clients"), place) if kind == "bernoulli" else Budget(float(value))
+        raise InvalidConfig(
+            f"compute.{known[kind]} must be in (0, 1], got {value!r}; use {known[kind]} = 0.5."
+        )
+    return (
+        Drawn(float(value), rng.key(seed, "clients"), place) if kind == "bernoulli" else Budget(float(value))
+    )
 
 
 def active_links(chances: Mapping[str, float], seed: int, place: int, k: int) -> list[str]:

@@ -35,7 +35,9 @@ class Fleet:
         self.context.set_forkserver_preload(["spodgt.runtimes.peer.fleet", "spodgt.data.embedded"])
         self.kills = 0
 
-    def start(self, *names: str, env: Mapping[str, str] | None = None, options: Options | None = None) -> None:
+    def start(
+        self, *names: str, env: Mapping[str, str] | None = None, options: Options | None = None
+    ) -> None:
         for name in names or self.names:
             arguments = (str(self.run / name), name, options or self.options, {**self.env, **(env or {})})
             process = self.context.Process(target=_child, args=arguments, name=name, daemon=True)
@@ -72,7 +74,9 @@ class Fleet:
             return []
         rows = []
         for line in path.read_text().splitlines():
-            with contextlib.suppress(json.JSONDecodeError):  # a kill may cut a line of the log; the log is not the state
+            with contextlib.suppress(
+                json.JSONDecodeError
+            ):  # a kill may cut a line of the log; the log is not the state
                 rows.append(json.loads(line))
         return [row for row in rows if not event or row["event"] == event]
 
@@ -87,7 +91,9 @@ class Fleet:
 
     def rounds(self, at_least: int, seconds: float, *names: str) -> float:
         """Wait until the clients have reached a local round."""
-        return self.wait(lambda: all(self.status(n).get("k", 0) >= at_least for n in names or self.names), seconds)
+        return self.wait(
+            lambda: all(self.status(n).get("k", 0) >= at_least for n in names or self.names), seconds
+        )
 
     def audit(self, *names: str) -> Audit:
         """From the disks; the clients must have stopped."""

@@ -37,7 +37,9 @@ def create_authority(run: str) -> tuple[bytes, bytes]:
     """A new authority: its key and its certificate, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"spodgt run {run}")])
-    builder = _builder(name, name, key.public_key(), _now() - _SKEW, _now() + datetime.timedelta(days=_CA_DAYS))
+    builder = _builder(
+        name, name, key.public_key(), _now() - _SKEW, _now() + datetime.timedelta(days=_CA_DAYS)
+    )
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
     certificate = builder.add_extension(usage, critical=True).sign(key, hashes.SHA256())
@@ -57,7 +59,9 @@ def issue(
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     begin = (start or _now()) - _SKEW
-    builder = _builder(subject, root.subject, key.public_key(), begin, begin + _SKEW + datetime.timedelta(days=days))
+    builder = _builder(
+        subject, root.subject, key.public_key(), begin, begin + _SKEW + datetime.timedelta(days=days)
+    )
     builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
     both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     builder = builder.add_extension(both, critical=False)
@@ -72,14 +76,18 @@ def check(identity: Identity) -> None:
     names = names_of(certificate)
     fix = f"issue a new one with: spodgt peer issue {identity.name}"
     if names != [identity.name]:
-        raise InvalidInput(f"the certificate names {', '.join(names) or 'nobody'}, not {identity.name!r}; {fix}.")
+        raise InvalidInput(
+            f"the certificate names {', '.join(names) or 'nobody'}, not {identity.name!r}; {fix}."
+        )
     if certificate.not_valid_after_utc < _now():
         raise InvalidInput(
-            f"the certificate of {identity.name} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; {fix}."
+            f"the certificate of {identity.name} expired on "
+            f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; {fix}."
         )
     if certificate.not_valid_before_utc > _now():
         raise InvalidInput(
-            f"the certificate of {identity.name} begins on {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, "
+            f"the certificate of {identity.name} begins on "
+            f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, "
             f"but this host's clock says {_now():%Y-%m-%d %H:%M}; set the clock."
         )
     try:

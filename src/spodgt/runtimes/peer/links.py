@@ -51,7 +51,16 @@ class Chaos:
 
     _KEPT = 16  # old frames of a link that may come again
 
-    def __init__(self, hear: Hear, *, loss: float = 0.0, twice: float = 0.0, late: float = 0.0, replay: float = 0.0, seed: float = 0) -> None:
+    def __init__(
+        self,
+        hear: Hear,
+        *,
+        loss: float = 0.0,
+        twice: float = 0.0,
+        late: float = 0.0,
+        replay: float = 0.0,
+        seed: float = 0,
+    ) -> None:
         self.hear, self.loss, self.twice, self.late, self.replay = hear, loss, twice, late, replay
         self.draw = random.Random(seed)
         self.waiting: list[tuple[str, Any]] = []
@@ -63,9 +72,13 @@ class Chaos:
         if not text:
             return hear
         try:
-            return cls(hear, **{key: float(value) for key, value in (pair.split("=") for pair in text.split(","))})
+            return cls(
+                hear, **{key: float(value) for key, value in (pair.split("=") for pair in text.split(","))}
+            )
         except (ValueError, TypeError):
-            raise InvalidInput(f"SPODGT_CHAOS={text!r} must be like loss=0.3,twice=0.1,late=0.2,seed=1.") from None
+            raise InvalidInput(
+                f"SPODGT_CHAOS={text!r} must be like loss=0.3,twice=0.1,late=0.2,seed=1."
+            ) from None
 
     def __call__(self, source: str, frame: Message | Ack) -> None:
         past = self.old.setdefault((source, type(frame)), [])

@@ -7,6 +7,7 @@ a client joins, leaves or loses its certificate. The epoch is (version, resets) 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,11 +16,15 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from spodgt.config import tomllib
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.network import Network
 from spodgt.runtimes.peer import identity
 from spodgt.types import Problem
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 FORMAT = 1
 RESETS = 2**32  # epochs that one version has room for
@@ -74,29 +79,43 @@ class Manifest:
             raise InvalidConfig(f"the manifest is not TOML: {error}.") from None
         form = body.pop("format", None)
         if form != FORMAT:
-            raise InvalidConfig(f"the manifest has format {form!r}, this version reads {FORMAT}; use the same version.")
+            raise InvalidConfig(
+                f"the manifest has format {form!r}, this version reads {FORMAT}; use the same version."
+            )
         try:
             body["clients"] = tuple(Client(**client) for client in body["clients"])
             body["links"] = tuple(Link(**link) for link in body["links"])
             manifest = cls(**body)
         except (KeyError, TypeError) as error:
-            raise InvalidConfig(f"the manifest lacks or does not know a key: {error}; write it with spodgt peer init.") from None
+            raise InvalidConfig(
+                f"the manifest lacks or does not know a key: {error}; write it with spodgt peer init."
+            ) from None
         manifest.check()
         return manifest
 
     def check(self) -> None:
         names = [client.name for client in self.clients]
         for name in names:
-            if not name or names.count(name) > 1 or not all(c.isalnum() or c in "-_" for c in name) or len(name) > 63:
+            if (
+                not name
+                or names.count(name) > 1
+                or not all(c.isalnum() or c in "-_" for c in name)
+                or len(name) > 63
+            ):
                 raise InvalidConfig(
-                    f"client {name!r} must have a name of its own made of letters, digits, - and _; rename it."
+                    f"client {name!r} must have a name of its own made of letters, digits, - and _; rename "
+                    "it."
                 )
         for link in self.links:
             for end in (link.sender, link.receiver):
                 if end not in names:
-                    raise InvalidConfig(f"link {link.sender} → {link.receiver} names {end!r}, which is no client; add it.")
+                    raise InvalidConfig(
+                        f"link {link.sender} → {link.receiver} names {end!r}, which is no client; add it."
+                    )
             if not 0 < link.p_hat <= 1:
-                raise InvalidConfig(f"link {link.sender} → {link.receiver} has p_hat={link.p_hat!r}; use (0, 1].")
+                raise InvalidConfig(
+                    f"link {link.sender} → {link.receiver} has p_hat={link.p_hat!r}; use (0, 1]."
+                )
 
     # --- views -----------------------------------------------------------------------------------
     def client(self, name: str) -> Client:
@@ -104,7 +123,9 @@ class Manifest:
             if client.name == name:
                 return client
         known = ", ".join(client.name for client in self.clients)
-        raise InvalidInput(f"client {name!r} is not in version {self.version} of the manifest; its clients are {known}.")
+        raise InvalidInput(
+            f"client {name!r} is not in version {self.version} of the manifest; its clients are {known}."
+        )
 
     @property
     def epoch(self) -> int:
@@ -172,13 +193,17 @@ def read(folder: Path, authority: bytes) -> tuple[Manifest, bytes, bytes]:
     try:
         text, signature = (folder / "manifest.toml").read_bytes(), (folder / "manifest.sig").read_bytes()
     except FileNotFoundError as error:
-        raise InvalidInput(f"{error.filename} does not exist; make it with spodgt peer init and spodgt peer issue.") from None
+        raise InvalidInput(
+            f"{error.filename} does not exist; make it with spodgt peer init and spodgt peer issue."
+        ) from None
     return verify(text, signature, authority), text, signature
 
 
 def verify(text: bytes, signature: bytes, authority: bytes) -> Manifest:
     if not identity.verified(authority, text, signature):
-        raise InvalidInput("manifest.toml does not match its signature; take it from the authority again, unchanged.")
+        raise InvalidInput(
+            "manifest.toml does not match its signature; take it from the authority again, unchanged."
+        )
     return Manifest.parse(text)
 
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from spodgt.errors import Incompatible
 from spodgt.runtimes.peer.protocol import (
     Ack,
     InLink,
@@ -26,28 +24,24 @@ from spodgt.runtimes.peer.protocol import (
     RolledBack,
     Stamp,
     check_life,
-    put,
     rebase,
     take,
     take_ack,
 )
+from spodgt.runtimes.peer.states import (
+    Gradient,
+    PeerRound,
+    State,
+    fresh,
+    meta_of,
+    narrow,
+    residual,
+    vectors_of,
+)
 from spodgt.types import Algorithm
 
-Gradient = Callable[[Tensor, int], Tensor]  # (x as (1, n) float32, round) -> gradient of the same shape
 REBASE_EVERY = 64  # messages after which a quiet link starts from zero
 _PATIENCE = 4  # a busy link is held after this many times as many, until it is quiet
-
-
-class State(NamedTuple):
-    """What a crash must not tear: all of it is written in one commit."""
-
-    k: int
-    epoch: int
-    method: Any  # the algorithm's own state: x, y, g as (1, n)
-    z: Tensor  # (1, n) float64: totals that rebases folded away
-    out: dict[str, OutLink]
-    into: dict[str, InLink]
-    gradients: int = 0  # computed so far
 
 
 class Vault(Protocol):
@@ -56,48 +50,6 @@ class Vault(Protocol):
     def commit(self, vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Make all of it durable, or raise and leave what was there."""
         ...
-
-
-@dataclass(eq=False)
-class PeerRound:
-    """A local round as the algorithm sees it: the links of one client, one row."""
-
-    k: int
-    computes: Tensor
-    p: Tensor
-    place: Tensor
-    clients: int
-    gradient: Gradient
-    state: State
-    news: dict[str, tuple[Tensor, Tensor]]  # in-link → (its model, mass to add)
-    active: tuple[str, ...]  # out-links that take mass in this round
-    out: dict[str, OutLink] = field(default_factory=dict)  # what `push` did to them
-
-    def grad(self, x: Tensor) -> Tensor:
-        if not bool(self.computes):
-            return torch.zeros_like(x, dtype=torch.float32)
-        # rounded here and not when it is stored: the tracker must hold what the disk holds
-        return self.gradient(x.float(), self.k).float()
-
-    def pull(self, x: Tensor) -> Tensor:
-        return x + sum((self.state.into[j].weight * (X - x) for j, (X, _) in self.news.items()), torch.zeros_like(x))
-
-    def push(self, y: Tensor) -> Tensor:
-        if self.out:
-            raise Incompatible("a peer's links carry one tracker, but the method pushes twice; use spod-gt-memory.")
-        pushed = y
-        for _, mass in self.news.values():
-            pushed = pushed + mass
-        for name in self.active:
-            self.out[name], mass = put(self.state.out[name], y[0])
-            pushed = pushed - mass
-        return pushed
-
-    def gossip(self, x: Tensor) -> Tensor:
-        raise Incompatible("peers talk over one-way links, but the method gossips; use spod-gt-memory.")
-
-    def average(self, x: Tensor) -> Tensor:
-        raise Incompatible("peers have no server, but the method needs one; use spod-gt-memory.")
 
 
 class Node:
@@ -149,7 +101,9 @@ class Node:
         if link is None or state.method is None:
             return None
         x = state.method.x[0]
-        return Message(state.epoch, link.number, link.base, link.acked, self.shown_stamp, link.seen, x, link.total)
+        return Message(
+            state.epoch, link.number, link.base, link.acked, self.shown_stamp, link.seen, x, link.total
+        )
 
     def waits(self, name: str) -> bool:
         """Is something on this link unacknowledged, or its receiver not yet met in this life?"""
@@ -159,7 +113,7 @@ class Node:
     def ack(self, name: str) -> Ack | None:
         """The committed acknowledgement of an in-link."""
         link = self.shown.into.get(name)
-        return link and Ack(self.shown.epoch, link.number, self.shown_stamp, link.seen)
+        return None if link is None else Ack(self.shown.epoch, link.number, self.shown_stamp, link.seen)
 
     # --- one local round -------------------------------------------------------------------------
     def advance(self, computes: bool, links: Iterable[str]) -> None:
@@ -170,8 +124,14 @@ class Node:
         if self.measure and news:
             self.distance |= {name: float((X - state.method.x[0]).norm()) for name, (X, _) in news.items()}
             self.measure = False
-        held = {name for name, link in state.out.items() if link.number - link.base >= _PATIENCE * self.rebase_every}
-        active = tuple(name for name in links if name in self.confirmed and name in state.out and name not in held)
+        held = {
+            name
+            for name, link in state.out.items()
+            if link.number - link.base >= _PATIENCE * self.rebase_every
+        }
+        active = tuple(
+            name for name in links if name in self.confirmed and name in state.out and name not in held
+        )
         round = PeerRound(
             state.k,
             torch.tensor([[computes]]),
@@ -231,12 +191,15 @@ class Node:
             acks, self.acks = self.acks, {}
         news: dict[str, tuple[Tensor, Tensor]] = {}
         before = self.state
-        for name, frame in [*acks.items(), *inbox.items()]:
+        frames: list[tuple[str, Message | Ack]] = [*acks.items(), *inbox.items()]
+        for name, frame in frames:
             try:
                 if isinstance(frame, Ack):
                     self._take_ack(name, frame)
                 elif name in self.state.into:
-                    self.owed.add(name)  # also for what brings nothing new: the sender may have missed our ack
+                    self.owed.add(
+                        name
+                    )  # also for what brings nothing new: the sender may have missed our ack
                     got = self._take_message(name, frame)
                     if got is not None:
                         news[name] = got
@@ -291,112 +254,5 @@ class Node:
         return message.x, mass
 
 
-# --- states ------------------------------------------------------------------------------------------
-def begin(
-    algorithm: Algorithm,
-    gradient: Gradient,
-    x: Tensor,
-    computes: bool,
-    out: Mapping[str, float],
-    into: Mapping[str, float],
-    *,
-    epoch: int = 0,
-    place: int = 0,
-    clients: int = 1,
-    p: float = 1.0,
-) -> State:
-    """The state after round 0, in which a client only computes; links map names to weights."""
-    n = x.shape[-1]
-    empty = State(0, epoch, None, torch.zeros(1, n, dtype=torch.float64), {}, {})
-    round = PeerRound(
-        0,
-        torch.tensor([[computes]]),
-        torch.tensor([[p]]),
-        torch.tensor([place]),
-        clients,
-        gradient,
-        empty,
-        {},
-        (),
-    )
-    with torch.no_grad():
-        method = algorithm.init(x.reshape(1, n).float(), round)
-    if getattr(method, "_fields", None) != ("x", "y", "g"):
-        raise Incompatible(
-            f"method {algorithm.name} cannot run between peers: its state is not x, y, g; use spod-gt-memory."
-        )
-    return empty._replace(
-        k=1,
-        gradients=int(computes),
-        method=narrow(method),
-        out={name: OutLink(b, torch.zeros(n)) for name, b in out.items()},
-        into={name: InLink(a, torch.zeros(n)) for name, a in into.items()},
-    )
-
-
-def narrow(method: Any) -> Any:
-    """Models and gradients in float32, the tracker in float64."""
-    return type(method)(method.x.float(), method.y.double(), method.g.float())
-
-
-def fresh(state: State, epoch: int) -> State:
-    """The state with which `epoch` begins."""
-    zero = torch.zeros(state.z.shape[1])
-    return state._replace(
-        epoch=epoch,
-        method=state.method._replace(y=state.method.g.double()),
-        z=torch.zeros_like(state.z),
-        # lives stay known: they tell a second process of the same name from the first
-        out={name: OutLink(link.weight, zero, seen=link.seen) for name, link in state.out.items()},
-        into={name: InLink(link.weight, zero, seen=link.seen) for name, link in state.into.items()},
-    )
-
-
-def residual(state: State) -> Tensor:
-    """L = y - g - Σρ + Σσ - z of one client."""
-    total = state.method.y - state.method.g.double() - state.z
-    for into in state.into.values():
-        total = total - into.total.double()
-    for out in state.out.values():
-        total = total + out.total.double()
-    return total[0]
-
-
-def vectors_of(state: State) -> dict[str, Tensor]:
-    """Every vector of a state by name."""
-    x, y, g = state.method
-    named = {"x": x[0], "y": y[0], "g": g[0], "z": state.z[0]}
-    named |= {f"out:{name}": link.total for name, link in state.out.items()}
-    return named | {f"in:{name}": link.total for name, link in state.into.items()}
-
-
-def meta_of(state: State, stamp: Stamp) -> dict[str, Any]:
-    """Everything of a state that is not a vector."""
-    return {
-        "k": state.k,
-        "epoch": state.epoch,
-        "gradients": state.gradients,
-        "incarnation": stamp.incarnation,
-        "out": {n: [v.weight, v.number, v.base, v.acked, *v.seen] for n, v in state.out.items()},
-        "in": {n: [v.weight, v.number, v.base, *v.seen] for n, v in state.into.items()},
-    }
-
-
-def state_from(vectors: Mapping[str, Tensor], meta: Mapping[str, Any], shape: Any) -> State:
-    """The inverse of `vectors_of` and `meta_of`; `shape` is the type of the method's state."""
-    method = shape(vectors["x"][None], vectors["y"][None], vectors["g"][None])
-    out = {
-        name: OutLink(b, vectors[f"out:{name}"], number, base, acked, Stamp(*seen))
-        for name, (b, number, base, acked, *seen) in meta["out"].items()
-    }
-    into = {
-        name: InLink(a, vectors[f"in:{name}"], number, base, Stamp(*seen))
-        for name, (a, number, base, *seen) in meta["in"].items()
-    }
-    return State(meta["k"], meta["epoch"], method, vectors["z"][None], out, into, meta["gradients"])
-
-
 def _age(frame: Message | Ack) -> tuple[int, int, int]:
     return frame.epoch, frame.sender.incarnation, frame.number
-
-

@@ -39,7 +39,9 @@ def panel(status: Status, journal: Journal | None = None) -> Panel:
             state.append(f" ({n.why})", style="dim")
         silent = "–" if n.silent is None else f"{n.silent:.0f} s"
         distance = "" if n.distance is None else f"{n.distance:.3g}"
-        links.add_row(arrow, state, f"{n.number:,}", f"{n.messages:,}", f"{n.bytes / 1e6:.1f}", silent, distance)
+        links.add_row(
+            arrow, state, f"{n.number:,}", f"{n.messages:,}", f"{n.bytes / 1e6:.1f}", silent, distance
+        )
     parts: list[Any] = [head, Text(), links]
     for at, kind, text in (journal.recent if journal else [])[-4:]:
         parts.append(Text(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {kind}: {text}", style="dim"))
@@ -48,7 +50,18 @@ def panel(status: Status, journal: Journal | None = None) -> Panel:
 
 def overview(rows: list[dict[str, Any]]) -> Table:
     """Several clients, one row each, from their status files."""
-    table = Table("client", "round", "gradients", "rounds/s", "loss", "accuracy", "consensus", "audit", "links up", "age")
+    table = Table(
+        "client",
+        "round",
+        "gradients",
+        "rounds/s",
+        "loss",
+        "accuracy",
+        "consensus",
+        "audit",
+        "links up",
+        "age",
+    )
     for row in rows:
         up = sum(n["state"] == "up" for n in row["neighbours"])
         age = time.time() - row["time"]

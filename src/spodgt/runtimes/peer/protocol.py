@@ -37,6 +37,9 @@ class Stamp(NamedTuple):
         )
 
 
+NOBODY = Stamp()
+
+
 class Message(NamedTuple):
     """All a sender says on a link: its model and the total of mass since `base`."""
 
@@ -68,7 +71,7 @@ class OutLink:
     number: int = 0
     base: int = 0
     acked: int = 0
-    seen: Stamp = Stamp()
+    seen: Stamp = NOBODY
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +82,7 @@ class InLink:
     total: Tensor  # ρ, float32
     number: int = 0
     base: int = 0
-    seen: Stamp = Stamp()
+    seen: Stamp = NOBODY
 
 
 class Refused(Exception):
@@ -110,7 +113,8 @@ def check_life(own: Stamp, epoch: int, frame: Message | Ack) -> bool:
         return False
     if frame.seen.outlives(own):
         raise RolledBack(
-            f"a neighbour has met life {frame.seen.incarnation} of this client, this is life {own.incarnation}",
+            f"a neighbour has met life {frame.seen.incarnation} of this client, this is life "
+            f"{own.incarnation}",
             frame.seen.incarnation,
         )
     return True
@@ -130,7 +134,11 @@ def take_ack(link: OutLink, ack: Ack, own: Stamp) -> OutLink:
         raise RolledBack(
             f"a neighbour acknowledges message {ack.number}, but only {link.number} are known to be sent", 0
         )
-    seen = ack.sender if ack.sender.outlives(link.seen) and ack.sender.incarnation > link.seen.incarnation else link.seen
+    seen = (
+        ack.sender
+        if ack.sender.outlives(link.seen) and ack.sender.incarnation > link.seen.incarnation
+        else link.seen
+    )
     return replace(link, acked=max(link.acked, ack.number), seen=seen)
 
 
@@ -173,5 +181,7 @@ def take(link: InLink, message: Message, own: Stamp) -> Taken:
     elif message.base == link.number:
         mass, folded = message.total.double(), link.total
     else:
-        raise Refused(f"the message counts from {message.base}, but we stand at {link.base} and {link.number}")
+        raise Refused(
+            f"the message counts from {message.base}, but we stand at {link.base} and {link.number}"
+        )
     return Taken(replace(link, number=message.number, base=message.base, total=message.total), mass, folded)

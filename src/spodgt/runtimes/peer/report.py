@@ -67,7 +67,15 @@ class Status:
             if name in post.out and (t := post.out[name].traffic)
         ] + [
             Neighbour(
-                name, "from", t.state, t.why, t.messages, t.bytes, link.number, _silent(t.heard, now), node.distance.get(name)
+                name,
+                "from",
+                t.state,
+                t.why,
+                t.messages,
+                t.bytes,
+                link.number,
+                _silent(t.heard, now),
+                node.distance.get(name),
             )
             for name, link in state.into.items()
             if (t := post.into.get(name))
@@ -83,7 +91,10 @@ class Status:
         body = asdict(self) | {"consensus": self.consensus, "time": time.time()}
         body.pop("at")
         body.pop("evaluated")
-        return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in body.items()}
+        return {
+            key: None if isinstance(value, float) and math.isnan(value) else value
+            for key, value in body.items()
+        }
 
 
 class Journal:
@@ -126,7 +137,9 @@ class Journal:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"time": time.time(), "client": self.name, **row}) + "\n")
         except OSError:
-            self.logger.warning("log %s cannot be written", self.path)  # a full disk must not hide its own report
+            self.logger.warning(
+                "log %s cannot be written", self.path
+            )  # a full disk must not hide its own report
 
 
 def _silent(heard: float, now: float) -> float | None:
@@ -140,17 +153,31 @@ def serve_metrics(status: Status, journal: Journal, port: int) -> int:
 
     class Reader:
         def collect(self) -> Any:
-            plain = ("k", "gradients", "rounds_per_second", "loss", "accuracy", "audit", "consensus", "incarnation", "epoch")
+            plain = (
+                "k",
+                "gradients",
+                "rounds_per_second",
+                "loss",
+                "accuracy",
+                "audit",
+                "consensus",
+                "incarnation",
+                "epoch",
+            )
             for key in plain:
                 gauge = GaugeMetricFamily(f"spodgt_peer_{key}", f"{key} of this client", labels=["client"])
                 gauge.add_metric([status.name], float(getattr(status, key)))
                 yield gauge
             for key in ("messages", "bytes"):
-                counter = CounterMetricFamily(f"spodgt_peer_{key}", f"{key} on a link", labels=["client", "way", "neighbour"])
+                counter = CounterMetricFamily(
+                    f"spodgt_peer_{key}", f"{key} on a link", labels=["client", "way", "neighbour"]
+                )
                 for n in list(status.neighbours):
                     counter.add_metric([status.name, n.way, n.name], float(getattr(n, key)))
                 yield counter
-            up = GaugeMetricFamily("spodgt_peer_link_up", "1 if the link works", labels=["client", "way", "neighbour"])
+            up = GaugeMetricFamily(
+                "spodgt_peer_link_up", "1 if the link works", labels=["client", "way", "neighbour"]
+            )
             for n in list(status.neighbours):
                 up.add_metric([status.name, n.way, n.name], float(n.state == "up"))
             yield up

@@ -1,6 +1,6 @@
 """A client as a process: rounds in one thread, sockets in another, and both stop cleanly.
 
-    take what has arrived ▶ step ▶ commit ▶ only now send and acknowledge ▶ again
+take what has arrived ▶ step ▶ commit ▶ only now send and acknowledge ▶ again
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from spodgt.runtimes.peer.capacity import active_links, capacity
 from spodgt.runtimes.peer.crash import crash_point
 from spodgt.runtimes.peer.links import Chaos
 from spodgt.runtimes.peer.manifest import RESETS, Manifest
-from spodgt.runtimes.peer.node import Node, begin, state_from, vectors_of
+from spodgt.runtimes.peer.node import Node
 from spodgt.runtimes.peer.protocol import Ack, Message, Stamp
 from spodgt.runtimes.peer.report import Journal, Status
+from spodgt.runtimes.peer.states import begin, state_from, vectors_of
 from spodgt.runtimes.peer.store import Store, StoreFailed
 from spodgt.runtimes.peer.transport import GrpcPost
 from spodgt.types import Problem
@@ -86,23 +87,33 @@ class Peer:
         self.begun = time.monotonic()
         self.status = Status(name)
         hear = Chaos.of(self._hear, os.environ.get("SPODGT_CHAOS", ""))
-        self.post = GrpcPost(self.context, self.identity, hear, self.notify, lambda: (self.text, self.signature))
+        self.post = GrpcPost(
+            self.context, self.identity, hear, self.notify, lambda: (self.text, self.signature)
+        )
 
     # --- making it -------------------------------------------------------------------------------
     def _problem(self) -> Problem:
         make = self.options.problem
         places = self.manifest.places or len(self.manifest.clients)
-        problem = make(self.name) if make else manifests.as_problem(self.manifest.problem, places, self.manifest.seed)
+        problem = (
+            make(self.name)
+            if make
+            else manifests.as_problem(self.manifest.problem, places, self.manifest.seed)
+        )
         problem = problem.to(torch.device("cpu"), torch.float32)
         if problem.clients == 1:
             self.row = 0
         elif self.place < problem.clients:
             self.row = self.place
         else:
-            raise InvalidInput(f"the problem has {problem.clients} clients, but {self.name} is number {self.place}; give it data.")
+            raise InvalidInput(
+                f"the problem has {problem.clients} clients, but {self.name} is number {self.place}; give "
+                "it data."
+            )
         if manifests.layout_of(problem) != self.manifest.layout:
             raise InvalidInput(
-                f"the model of {self.name} has {problem.parameters} parameters in another layout than the manifest's "
+                f"the model of {self.name} has {problem.parameters} parameters in another layout than the "
+                "manifest's "
                 f"{self.manifest.parameters}; use the model the run was made with."
             )
         return problem
@@ -114,20 +125,31 @@ class Peer:
             start = self.problem.start(self.manifest.seed)[self.row]
             first = self.capacity.computes(0)
             state = begin(
-                self.algorithm, self.gradient, start, first, out, into, epoch=self.manifest.epoch, place=self.place
+                self.algorithm,
+                self.gradient,
+                start,
+                first,
+                out,
+                into,
+                epoch=self.manifest.epoch,
+                place=self.place,
             )
             stamp = Stamp(1, boot)
         else:
             vectors, meta = loaded
             if meta["run"] != self.manifest.run or meta["name"] != self.name:
                 raise InvalidInput(
-                    f"{self.store.path} holds the state of {meta['name']} in run {meta['run']}, not of {self.name} in "
+                    f"{self.store.path} holds the state of {meta['name']} in run {meta['run']}, not of "
+                    f"{self.name} in "
                     f"{self.manifest.run}; give another folder."
                 )
             state = state_from(vectors, meta, SpodGTState)
             stamp = Stamp(meta["incarnation"] + 1, boot)
             if self.store.damaged:
-                self.notify("damaged", f"the newest commit cannot be used ({self.store.damaged}); the one before it is")
+                self.notify(
+                    "damaged",
+                    f"the newest commit cannot be used ({self.store.damaged}); the one before it is",
+                )
         node = Node(
             self.algorithm,
             self.gradient,
@@ -149,7 +171,9 @@ class Peer:
 
     def commit(self, vectors: Any, meta: Any) -> None:
         """`Vault`: the node's state with the names of run and client."""
-        self.store.commit(vectors, {**meta, "run": self.manifest.run, "name": self.name, "layout": self.manifest.layout})
+        self.store.commit(
+            vectors, {**meta, "run": self.manifest.run, "name": self.name, "layout": self.manifest.layout}
+        )
 
     def gradient(self, x: Tensor, k: int) -> Tensor:
         begun = time.perf_counter()
@@ -252,20 +276,29 @@ class Peer:
         evaluated = now - status.evaluated >= self.options.evaluate_seconds
         if evaluated:
             scores = self.problem.evaluate(self.node.state.method.x)
-            status.loss, status.accuracy, status.evaluated = float(scores.loss[0]), float(scores.accuracy[0]), now
+            status.loss, status.accuracy, status.evaluated = (
+                float(scores.loss[0]),
+                float(scores.accuracy[0]),
+                now,
+            )
         status.audit = local_error(self.node.state)
         status.look(self.node, self.post, self.manifest, now - self.begun)
         self.node.measure = True
         self.journal.write_status(self.folder / "status.json", status, evaluated)
         if status.audit > SUSPECT:
             raise StoreFailed(
-                f"the local audit of {self.name} is {status.audit:.1e}, it must be zero to rounding; nothing more is sent. "
+                f"the local audit of {self.name} is {status.audit:.1e}, it must be zero to rounding; "
+                "nothing more is sent. "
                 "Check this host's memory, remove the state directory and start again."
             )
 
     # --- sockets -----------------------------------------------------------------------------------
     def _addresses(self) -> tuple[dict[str, str], set[str]]:
-        out = {link.receiver: self.manifest.client(link.receiver).address for link in self.manifest.links if link.sender == self.name}
+        out = {
+            link.receiver: self.manifest.client(link.receiver).address
+            for link in self.manifest.links
+            if link.sender == self.name
+        }
         return out, {link.sender for link in self.manifest.links if link.receiver == self.name}
 
     def _ask_manifest(self, neighbour: str) -> None:
@@ -276,9 +309,15 @@ class Peer:
 
     async def _fetch(self, neighbour: str) -> None:
         with contextlib.suppress(Exception):  # the neighbour's next frame asks again
-            text, signature = await self.post.fetch_manifest(self.manifest.client(neighbour).address, neighbour)
+            text, signature = await self.post.fetch_manifest(
+                self.manifest.client(neighbour).address, neighbour
+            )
             newer = manifests.verify(text, signature, self.identity.authority)
-            if newer.run == self.manifest.run and newer.version > self.manifest.version and newer.layout == self.manifest.layout:
+            if (
+                newer.run == self.manifest.run
+                and newer.version > self.manifest.version
+                and newer.layout == self.manifest.layout
+            ):
                 newer.client(self.name)
                 self.update = (text, signature, newer)
                 self.news.set()
@@ -291,11 +330,15 @@ class Peer:
         try:
             await self.post.start(address, *self._addresses())
         except RuntimeError as error:
-            raise StoreFailed(f"{self.name} cannot listen at {address}: {error}; is another process there?") from None
+            raise StoreFailed(
+                f"{self.name} cannot listen at {address}: {error}; is another process there?"
+            ) from None
         worker = threading.Thread(target=self._rounds, name="rounds", daemon=True)
         worker.start()
         try:
-            while not self.halt.is_set() and (not self.idle.is_set() or (self.options.linger and not self.failure)):
+            while not self.halt.is_set() and (
+                not self.idle.is_set() or (self.options.linger and not self.failure)
+            ):
                 if view:
                     view(self)
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -320,7 +363,9 @@ def load_identity(folder: Path, name: str) -> identities.Identity:
     try:
         parts = [(folder / file).read_bytes() for file in ("key.pem", "cert.pem", "ca.pem")]
     except OSError as error:
-        raise InvalidInput(f"{error.filename} cannot be read: {error.strerror}; make it with: spodgt peer issue {name}.") from None
+        raise InvalidInput(
+            f"{error.filename} cannot be read: {error.strerror}; make it with: spodgt peer issue {name}."
+        ) from None
     return identities.Identity(name, *parts)
 
 

@@ -1,8 +1,8 @@
 """Making a run: an authority and a signed manifest, and a folder for each client to take home.
 
-    RUN/ca.pem, ca.key            the authority; the key never leaves this folder
-    RUN/manifest.toml, .sig       what all agree on
-    RUN/NAME/                     one client's certificate, key, manifest, and later its state and log
+RUN/ca.pem, ca.key            the authority; the key never leaves this folder
+RUN/manifest.toml, .sig       what all agree on
+RUN/NAME/                     one client's certificate, key, manifest, and later its state and log
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spodgt.runtimes.peer import identity, store
 from spodgt.runtimes.peer import manifest as manifests
 from spodgt.runtimes.peer.audit import Audit, audit
 from spodgt.runtimes.peer.manifest import Client, Link, Manifest, layout_of
-from spodgt.runtimes.peer.node import state_from
+from spodgt.runtimes.peer.states import state_from
 
 
 def init(

@@ -41,7 +41,9 @@ class Store:
 
     def __init__(self, directory: str | Path, *, durability: str = "power") -> None:
         if durability not in DURABILITY:
-            raise InvalidInput(f"durability must be power or process, got {durability!r}; use durability=power.")
+            raise InvalidInput(
+                f"durability must be power or process, got {durability!r}; use durability=power."
+            )
         self.path, self.durability = Path(directory), durability
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -53,7 +55,8 @@ class Store:
         except OSError:
             os.close(self.lock)
             raise StoreFailed(
-                f"state directory {self.path} is in use by another process; stop it, or give another with --state."
+                f"state directory {self.path} is in use by another process; stop it, or give another with "
+                "--state."
             ) from None
         try:
             self.file = os.open(self.path / "vectors.bin", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -90,13 +93,15 @@ class Store:
         crash_point("after commit")
         self.slots, self.generation = slots, generation
 
-    def _write(self, name: str, vector: Tensor, old: dict[str, Any] | None, generation: int) -> dict[str, Any]:
+    def _write(
+        self, name: str, vector: Tensor, old: dict[str, Any] | None, generation: int
+    ) -> dict[str, Any]:
         kind = str(vector.dtype).removeprefix("torch.")
         data = vector.contiguous().numpy().astype(_DTYPES[kind], copy=False)
         if old is None or old["n"] != len(data) or old["dtype"] != kind:
             old = {"at": self._room(2 * data.nbytes), "n": len(data), "dtype": kind, "slot": 1, "crc": [0, 0]}
         slot = 1 - old["slot"]
-        view = memoryview(data).cast("B")
+        view = data.data.cast("B")
         _pwrite(self.file, view, old["at"] + slot * data.nbytes)
         self.bytes_written += data.nbytes
         crc = list(old["crc"])
@@ -123,7 +128,9 @@ class Store:
                 body = json.loads(text)
                 if body["format"] != _FORMAT:
                     raise StoreFailed(
-                        f"{self.path} has format {body['format']}, this version reads {_FORMAT}; use the version that wrote it."
+                        f"{self.path} has format {body['format']}, "
+                        f"this version reads {_FORMAT}; use the version "
+                        "that wrote it."
                     )
                 vectors = {name: self._read(name, slot) for name, slot in body["slots"].items()}
             except (ValueError, KeyError) as error:
@@ -134,7 +141,8 @@ class Store:
             return vectors, body["meta"]
         if rows:
             raise StoreFailed(
-                f"state in {self.path} is damaged ({damaged}); remove the directory: the client joins again with an epoch reset."
+                f"state in {self.path} is damaged ({damaged}); remove the directory: the client joins again "
+                "with an epoch reset."
             )
         self.damaged = ""
         return None

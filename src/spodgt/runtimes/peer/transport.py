@@ -70,7 +70,13 @@ class GrpcPost:
         notify: Callable[[str, str], None],
         manifest: Callable[[], tuple[bytes, bytes]] = lambda: (b"", b""),
     ) -> None:
-        self.context, self.identity, self.hear, self.notify, self.manifest = context, identity, hear, notify, manifest
+        self.context, self.identity, self.hear, self.notify, self.manifest = (
+            context,
+            identity,
+            hear,
+            notify,
+            manifest,
+        )
         self.out: dict[str, Pump] = {}
         self.into: dict[str, Traffic] = {}
         self.ends: dict[str, End] = {}
@@ -80,7 +86,9 @@ class GrpcPost:
         """Listen, and connect to the out-links (name → address); returns the port."""
         self.loop = asyncio.get_running_loop()
         credentials = grpc.ssl_server_credentials(
-            [(self.identity.key, self.identity.certificate)], self.identity.authority, require_client_auth=True
+            [(self.identity.key, self.identity.certificate)],
+            self.identity.authority,
+            require_client_auth=True,
         )
         self.server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=4 * len(into) + 16)
         handlers = {
@@ -162,19 +170,23 @@ class GrpcPost:
         """The sender's name, from its certificate; only links of the manifest are let in."""
         names = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", [])]
         if len(names) != 1:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"the certificate must hold one name, it has {names}")
+            await context.abort(
+                grpc.StatusCode.UNAUTHENTICATED, f"the certificate must hold one name, it has {names}"
+            )
         if names[0] not in self.into:
             why = f"link {names[0]} → {self.context.name} is not in the manifest"
             self.notify("refused", why)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
-        return names[0]
+        return str(names[0])
 
     async def _register(self, sender: str, life: Stamp, context: Any) -> End:
         """One stream for each sender; a later life takes the place of an earlier one at once."""
         old = self.ends.get(sender)
         lively = old is not None and old.life != life and time.monotonic() - old.heard < TAKEOVER_SECONDS
         if old is not None and (old.life.outlives(life) or lively):
-            why = f"{sender} is already connected as life {old.life.incarnation}; another process uses its name"
+            why = (
+                f"{sender} is already connected as life {old.life.incarnation}; another process uses its name"
+            )
             self.notify("refused", why)
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, why)
         end = self.ends[sender] = End(self, sender, life, context)
@@ -234,6 +246,7 @@ class Pump:
         self.answered = asyncio.Event()
         self.nudged = False
         self.under_way = 0
+        self.writing = 0.0  # since when a chunk waits to leave
         self.traffic = Traffic()
         self.task = asyncio.create_task(self._run())
 
@@ -259,8 +272,8 @@ class Pump:
         call = channel.stream_stream(f"/{SERVICE}/Talk")()
         listener = asyncio.create_task(self._listen(call))
         try:
-            sender = asyncio.create_task(self._send(call))
-            done, pending = await asyncio.wait({sender, listener}, return_when=asyncio.FIRST_COMPLETED)
+            tasks = {listener, asyncio.create_task(self._send(call)), asyncio.create_task(self._watch())}
+            done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in pending:
                 task.cancel()
             for task in done:
@@ -268,6 +281,13 @@ class Pump:
         finally:
             listener.cancel()
             call.cancel()
+
+    async def _watch(self) -> None:
+        """The deadline of chunks; one watcher is cheaper than a timer for each."""
+        self.writing = 0.0
+        while not self.writing or time.monotonic() - self.writing < CHUNK_SECONDS:
+            await asyncio.sleep(CHUNK_SECONDS / 10)
+        raise asyncio.TimeoutError
 
     async def _send(self, call: Any) -> None:
         frame, last, sent_at = 0, None, 0.0
@@ -290,8 +310,10 @@ class Pump:
             for number, chunk in enumerate(wire.pack(self.post.context, self.name, message, frame)):
                 if number:
                     crash_point("half sent")
-                await asyncio.wait_for(call.write(chunk), CHUNK_SECONDS)
+                self.writing = time.monotonic()
+                await call.write(chunk)
                 self.traffic.bytes += len(chunk)
+            self.writing = 0.0
             crash_point("message sent")
             last, sent_at = message, time.monotonic()
             self.traffic.messages += 1
@@ -311,7 +333,11 @@ class Pump:
             self.under_way = 0
             self.answered.set()
             latest = self.latest
-            if latest and (ack.epoch, ack.seen) == (latest.epoch, latest.sender) and ack.number >= latest.number:
+            if (
+                latest
+                and (ack.epoch, ack.seen) == (latest.epoch, latest.sender)
+                and ack.number >= latest.number
+            ):
                 self.latest = None  # nothing to say again
             self.post.hear(self.name, ack)
         raise grpc.aio.AioRpcError(

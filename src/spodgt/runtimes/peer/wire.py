@@ -37,8 +37,9 @@ class Context:
 
 def pack(context: Context, receiver: str, message: Message, frame: int) -> Iterator[bytes]:
     """A message as chunks."""
-    payload = np.concatenate([message.x.numpy(), message.total.numpy()]).astype(_FLOATS, copy=False)
-    data = memoryview(payload).cast("B")
+    # two views and no copy of the whole: models may be large
+    x, total = (t.numpy().astype(_FLOATS, copy=False).data.cast("B") for t in (message.x, message.total))
+    size = len(x) + len(total)
     header = pb.Header(
         protocol=PROTOCOL,
         run=context.run,
@@ -56,10 +57,11 @@ def pack(context: Context, receiver: str, message: Message, frame: int) -> Itera
         frame=frame % 2**32,
         version=context.version,
     )
-    for offset in range(0, max(1, len(data)), CHUNK):
+    for offset in range(0, max(1, size), CHUNK):
         header.offset = offset
         text = header.SerializeToString()
-        yield b"".join((_LENGTH.pack(len(text)), text, data[offset : offset + CHUNK]))
+        second = slice(max(0, offset - len(x)), max(0, offset + CHUNK - len(x)))
+        yield b"".join((_LENGTH.pack(len(text)), text, x[offset : offset + CHUNK], total[second]))
 
 
 class Assembler:
@@ -73,7 +75,7 @@ class Assembler:
         self.filled = 0
 
     def add(self, chunk: bytes) -> Message | None:
-        """The message, once its last chunk is here; raises `Refused` for what an honest peer does not send."""
+        """The message, once its last chunk is here; `Refused` for what an honest peer does not send."""
         if len(chunk) < _LENGTH.size:
             raise Refused("the frame is shorter than its length field")
         (length,) = _LENGTH.unpack_from(chunk)
@@ -87,12 +89,23 @@ class Assembler:
         if header.offset == 0:
             check_header(header, self.context, self.sender)
             self.header, self.filled = header, 0
-            self.data = np.empty(self.size, np.uint8)  # as large as the manifest says, whatever the header says
+            self.data = np.empty(
+                self.size, np.uint8
+            )  # as large as the manifest says, whatever the header says
         first = self.header
-        if first is None or header.frame != first.frame or header.offset != self.filled or header.number != first.number:
+        if (
+            first is None
+            or header.frame != first.frame
+            or header.offset != self.filled
+            or header.number != first.number
+        ):
             self.header = None
-            raise Refused(f"the chunk at {header.offset} of message {header.number} does not follow the one before")
-        if self.filled + len(body) > self.size or (len(body) < CHUNK and self.filled + len(body) != self.size):
+            raise Refused(
+                f"the chunk at {header.offset} of message {header.number} does not follow the one before"
+            )
+        if self.filled + len(body) > self.size or (
+            len(body) < CHUNK and self.filled + len(body) != self.size
+        ):
             self.header = None
             raise Refused(f"the message has {self.filled + len(body)} bytes so far, {self.size} are expected")
         self.data[self.filled : self.filled + len(body)] = np.frombuffer(body, np.uint8)
@@ -122,10 +135,15 @@ def check_header(header: pb.Header, context: Context, sender: str) -> None:
         raise Refused(f"the message is of run {header.run!r}, this is run {context.run!r}")
     if header.layout != context.layout or header.n != context.n or header.dtype != "float32":
         raise Refused(
-            f"the layout differs: {header.n} {header.dtype} parameters with hash {header.layout.hex()[:12] or 'none'}, "
+            f"the layout differs: {header.n} {header.dtype} parameters with hash "
+            f"{header.layout.hex()[:12] or 'none'}, "
             f"we have {context.n} float32 with {context.layout.hex()[:12]}"
         )
-    if not header.base <= header.number or not header.acked <= header.number or max(header.epoch, header.number) >= 2**62:
+    if (
+        not header.base <= header.number
+        or not header.acked <= header.number
+        or max(header.epoch, header.number) >= 2**62
+    ):
         raise Refused(f"the numbers contradict each other: {header.base}, {header.acked}, {header.number}")
 
 

@@ -1,0 +1,77 @@
+"""The largest curvature of each client's loss, by power iteration on Hessian-vector products."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from spodgt import rng
+from spodgt.graphs import Floats
+from spodgt.problems import Learning
+
+_BLOCK = 2048  # samples of one product
+_ITERATIONS = 60
+_CLOSE = 1e-3  # residual relative to the eigenvalue at which to stop
+_FLAT = 1e-7  # curvature relative to the gradient below which there is none
+
+
+def largest_eigenvalues(problem: Learning, points: Sequence[Tensor], seed: int) -> tuple[Floats, Floats] | None:
+    """(points, clients) of max |λ(∇²F_i)| and of its residual ‖Hv - λv‖; None where every Hessian is zero."""
+    values = np.zeros((len(points), problem.clients))
+    residuals = np.zeros_like(values)
+    losses = _Losses(problem)
+    starts = torch.from_numpy(
+        rng.generator(seed, "curvature").standard_normal((problem.clients, problem.parameters))
+    ).to(points[0])
+    for k, x in enumerate(points):
+        for client in range(problem.clients):
+            v = starts[client] / starts[client].norm()
+            for _ in range(_ITERATIONS):
+                Hv, slope = losses.hessian_times(x, v, client)
+                size = float(Hv.norm())
+                if size <= _FLAT * slope:
+                    values[k, client] = residuals[k, client] = 0.0
+                    break
+                rayleigh = float(v @ Hv)
+                values[k, client], residuals[k, client] = abs(rayleigh), float((Hv - rayleigh * v).norm())
+                v = Hv / size
+                if residuals[k, client] <= _CLOSE * abs(rayleigh):
+                    break
+            if values[k, client]:
+                starts[client] = v  # the next point begins where this one ended
+        if k == 0 and not values.any():
+            return None  # one point in general position is enough to see a piecewise linear loss
+    return values, residuals
+
+
+class _Losses:
+    """F_i of one client as a differentiable function of a flat model."""
+
+    def __init__(self, problem: Learning) -> None:
+        self.problem = problem
+        self.module = copy.deepcopy(problem.model).float().eval()
+
+    def hessian_times(self, x: Tensor, v: Tensor, client: int) -> tuple[Tensor, float]:
+        """∇²F_i(x) v, and ‖∇F_i(x)‖."""
+        problem = self.problem
+        n = problem.parameters
+        running = problem.running.unflatten(x[n:])
+        share = torch.from_numpy(problem.shares[client])
+        product, gradient = torch.zeros(n), torch.zeros(n)
+        for rows in torch.split(share, _BLOCK):
+            inputs, targets = problem.samples.take(rows, x.dtype)
+            with torch.enable_grad():
+                theta = x[:n].detach().requires_grad_()
+                outputs = functional_call(self.module, problem.layout.unflatten(theta) | running, (inputs,))
+                loss = problem.loss(outputs, targets) * (len(rows) / len(share))
+                (g,) = torch.autograd.grad(loss, theta, create_graph=True)
+                gradient += g.detach()
+                if g.requires_grad:  # a loss that is linear in the model has a constant gradient
+                    (Hv,) = torch.autograd.grad(g @ v, theta, allow_unused=True)
+                    product += 0 if Hv is None else Hv
+        return product, float(gradient.norm())

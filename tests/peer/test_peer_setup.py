@@ -1,0 +1,217 @@
+"""Making a run: manifest, certificates, capacities, the command line, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.peer.world import World
+
+from spodgt.config import Config
+from spodgt.errors import InvalidConfig, InvalidInput, InvalidNetwork
+from spodgt.runtimes.peer import identity, setup
+from spodgt.runtimes.peer import manifest as manifests
+from spodgt.runtimes.peer.capacity import Budget, active_links, capacity
+from spodgt.runtimes.peer.runner import Options, Peer, run_peer
+
+CONFIG: dict[str, Any] = {
+    "run": {"methods": ["spod-gt-memory"], "step_size": 0.05, "seeds": 1},
+    "network": {"kind": "exponential", "clients": 5},
+    "participation": {"kind": "bernoulli", "p": 0.5, "p_hat": 0.7},
+    "problem": {"kind": "quadratic", "parameters": 6},
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    setup.init(tmp_path / "run", Config.parse(CONFIG))
+    return tmp_path / "run"
+
+
+def test_a_manifest_is_what_it_says(run: Path) -> None:
+    made = setup.load(run)
+    assert manifests.Manifest.parse(made.to_text()) == made
+    assert {link.p_hat for link in made.links} == {0.7}
+    assert made.client("p2").compute == {"kind": "bernoulli", "p": 0.5}
+    out, into = made.weights_of("p0")
+    assert set(out) == {link.receiver for link in made.links if link.sender == "p0"}
+    assert sum(into.values()) < 1
+
+
+def test_a_changed_manifest_is_refused(run: Path) -> None:
+    text = (run / "manifest.toml").read_text()
+    (run / "manifest.toml").write_text(text.replace("seed = 0", "seed = 1"))
+    with pytest.raises(InvalidInput, match="does not match its signature"):
+        setup.load(run)
+
+
+def test_a_client_leaves(run: Path) -> None:
+    after = setup.remove(run, "p3")
+    assert after.version == 2
+    assert after.epoch > setup.load(run).version
+    assert [client.place for client in after.clients] == [0, 1, 2, 4]
+    with pytest.raises(InvalidInput, match="'p3' is not in version 2"):
+        setup.remove(run, "p3")
+
+
+def test_the_others_must_stay_connected(tmp_path: Path) -> None:
+    setup.init(tmp_path / "ring", Config.parse({**CONFIG, "network": {"kind": "ring", "clients": 4}}))
+    made = setup.load(tmp_path / "ring")
+    one_way = manifests.replace(
+        made,
+        links=tuple(link for link in made.links if int(link.receiver[1]) == (int(link.sender[1]) + 1) % 4),
+    )
+    with pytest.raises(InvalidNetwork, match="strongly connected"):
+        one_way.without("p1")
+
+
+def test_certificates_say_what_is_wrong() -> None:
+    key, authority = identity.create_authority("run")
+    past = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=5)
+    future = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=5)
+    good = identity.issue(key, authority, "p0")
+    identity.check(good)
+    cases = {
+        "expired on": identity.issue(key, authority, "p0", days=1, start=past),
+        "set the clock": identity.issue(key, authority, "p0", start=future),
+        "names p1, not 'p0'": identity.Identity(
+            "p0", good.key, identity.issue(key, authority, "p1").certificate, authority
+        ),
+        "another authority": identity.Identity(
+            "p0", good.key, good.certificate, identity.create_authority("x")[1]
+        ),
+    }
+    for text, person in cases.items():
+        with pytest.raises(InvalidInput, match=text):
+            identity.check(person)
+
+
+def test_keys_are_for_their_owner_only(run: Path) -> None:
+    home = setup.issue(run, "p0")
+    for path in (run / "ca.key", home / "key.pem"):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_capacities(tmp_path: Path) -> None:
+    drawn = capacity({"kind": "bernoulli", "p": 0.3}, 0, 1)
+    assert 0.25 < sum(drawn.computes(k) for k in range(2000)) / 2000 < 0.35
+    now = [0.0]
+    budget = Budget(0.25, clock=lambda: now[0])
+    used = 0
+    for k in range(1000):
+        if budget.computes(k):
+            budget.spent(0.1)
+            now[0] += 0.1
+            used += 1
+        else:
+            now[0] += 0.01
+    assert used * 0.1 / now[0] == pytest.approx(0.25, abs=0.02)
+    trace = tmp_path / "trace.csv"
+    trace.write_text("round,receiver,sender,up\n0,0,0,1\n1,0,0,0\n2,0,0,1\n")
+    replayed = capacity({"kind": "trace", "path": str(trace)}, 0, 0)
+    assert [replayed.computes(k) for k in range(6)] == [True, False, True, True, False, True]
+    for bad in (
+        {"kind": "luck"},
+        {"kind": "bernoulli", "p": 0},
+        {"kind": "budget"},
+        {"kind": "budget", "share": "x"},
+    ):
+        with pytest.raises(InvalidConfig, match="compute"):
+            capacity(bad, 0, 0)
+
+
+def test_links_are_drawn_by_name_and_round() -> None:
+    chances = {"p1": 0.3, "p2": 1.0}
+    drawn = [active_links(chances, 0, 0, k) for k in range(1000)]
+    assert drawn == [active_links(chances, 0, 0, k) for k in range(1000)]
+    assert all("p2" in names for names in drawn)
+    assert 0.25 < sum("p1" in names for names in drawn) / 1000 < 0.35
+
+
+def test_rounds_between_peers_reach_the_optimum_of_all() -> None:
+    """The same algorithm file as in the simulator, over links in memory."""
+    world = World(5, n=4, rebase_every=16)
+    for _ in range(400):
+        for i in range(5):
+            world.tick(i)
+        while world.flying:
+            world.deliver(0)
+    assert (world.x() - world.optimum).abs().max() < 1e-5
+
+
+def test_a_peer_alone_waits_and_restarts_where_it_was(run: Path) -> None:
+    home = setup.issue(run, "p0")
+    for life, rounds in ((1, 30), (2, 60)):
+        peer = Peer(home, "p0", Options(durability="process", rounds=rounds))
+        run_peer(peer)
+        assert peer.node.stamp.incarnation == life
+        assert peer.node.state.k == rounds + 1
+    status = json.loads((home / "status.json").read_text())
+    assert status["k"] == 61
+    assert status["audit"] <= 1e-12
+    assert setup.audit_folders([home]).local["p0"] <= 1e-12
+    told = setup.export(home, run / "model.safetensors")
+    assert torch.equal(load_file(run / "model.safetensors")["x"], peer.node.state.method.x[0])
+    assert told["k"] == "61"
+
+
+def cli(
+    *arguments: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, str]:
+    from spodgt.cli import main
+
+    monkeypatch.setattr("sys.argv", ["spodgt", *arguments])
+    code = 0
+    try:
+        main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["start", "p0"], "has no certificate in"),
+        (["issue", "p9"], "client 'p9' is not in version 1 of the manifest; its clients are p0, p1"),
+        (["issue", "p0", "--days", "-1"], "days must be above 0, got -1.0"),
+        (["init"], "already holds a run"),
+        (["status"], "holds no client that has reported"),
+        (["remove", "x"], "client 'x' is not in"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_code_2(
+    run: Path,
+    arguments: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code, text = cli("peer", *arguments, "--run", str(run), capsys=capsys, monkeypatch=monkeypatch)
+    assert code == 2
+    assert sentence in text
+    assert "Traceback" not in text
+
+
+def test_init_issue_audit_by_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = str(tmp_path / "run")
+    call = lambda *a: cli("peer", *a, capsys=capsys, monkeypatch=monkeypatch)  # noqa: E731
+    code, text = call("init", "--run", run, "--clients", "3", "--set", "problem.kind=quadratic", "--json")
+    assert code == 0
+    assert json.loads(text)["clients"] == ["p0", "p1", "p2"]
+    assert call("issue", "all", "--run", run)[0] == 0
+    for name in ("p0", "p1", "p2"):
+        run_peer(Peer(Path(run) / name, name, Options(durability="process", rounds=5)))
+    code, text = call("audit", *(f"{run}/p{i}" for i in range(3)), "--json")
+    assert code == 0
+    assert json.loads(text)["error"] <= 1e-12
+    code, text = call("status", "--run", run, "--json")
+    assert [row["name"] for row in json.loads(text)] == ["p0", "p1", "p2"]

@@ -1,0 +1,98 @@
+"""Bytes from strangers: whatever they are, they are refused or they are a message."""
+
+from __future__ import annotations
+
+import random
+import resource
+import struct
+from typing import Any
+
+import pytest
+import torch
+
+from spodgt.runtimes.peer import wire
+from spodgt.runtimes.peer.protocol import Ack, Message, Refused, Stamp
+
+N = 40
+CONTEXT = wire.Context("run", b"\1" * 32, N, "a", "0.1")
+RECEIVER = wire.Context("run", b"\1" * 32, N, "b", "0.1")
+
+
+def message(n: int = N) -> Message:
+    return Message(3, 9, 2, 4, Stamp(1, 7), Stamp(2, 2**60), torch.randn(n), torch.randn(n))
+
+
+@pytest.mark.parametrize("n", [1, N, wire.CHUNK // 8, wire.CHUNK // 8 + 1, 700_001])
+def test_a_message_survives_the_wire(n: int) -> None:
+    a, b = (wire.Context("run", b"\1" * 32, n, name) for name in "ab")
+    sent, assembler = message(n), wire.Assembler(b, "a")
+    got = [assembler.add(chunk) for chunk in wire.pack(a, "b", sent, 5)]
+    assert got[:-1] == [None] * (len(got) - 1)
+    assert got[-1] is not None
+    assert got[-1][:6] == sent[:6]
+    assert torch.equal(got[-1].x, sent.x)
+    assert torch.equal(got[-1].total, sent.total)
+
+
+def test_an_ack_survives_the_wire() -> None:
+    ack = Ack(2**40, 9, Stamp(1, 2**62), Stamp(4, 5))
+    assert wire.unpack_ack(CONTEXT, wire.pack_ack(CONTEXT, ack)) == ack
+
+
+def mutated(good: list[bytes], draw: random.Random) -> bytes:
+    """One of the usual ways to spoil bytes."""
+    data = bytearray(draw.choice(good))
+    way = draw.randrange(7)
+    if way == 0:
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    elif way == 1:
+        del data[draw.randrange(len(data)) :]
+    elif way == 2:
+        data += draw.randbytes(draw.randrange(1, 64))
+    elif way == 3:
+        data = bytearray(draw.randbytes(draw.randrange(0, 300)))
+    elif way == 4:
+        data[:4] = struct.pack("<I", draw.choice([0, 1, 2**31, 2**32 - 1, len(data), draw.randrange(200)]))
+    elif way == 5:
+        at = draw.randrange(len(data))
+        data[at : at + 8] = draw.randbytes(8)
+    else:
+        a, b = draw.choice(good), draw.choice(good)
+        data = bytearray(a[: draw.randrange(len(a))] + b[draw.randrange(len(b)) :])
+    return bytes(data)
+
+
+def fuzz(count: int, seed: int) -> dict[str, int]:
+    draw = random.Random(seed)
+    good = [chunk for _ in range(5) for chunk in wire.pack(CONTEXT, "b", message(), draw.randrange(2**32))]
+    acks = [wire.pack_ack(CONTEXT, Ack(1, i, Stamp(1, 7), Stamp(2, 8))) for i in range(5)]
+    assembler, tally = wire.Assembler(RECEIVER, "a"), {"refused": 0, "message": 0, "part": 0, "ack": 0}
+    for n in range(count):
+        try:
+            if n % 4:
+                got: Any = assembler.add(mutated(good, draw))
+                tally["part" if got is None else "message"] += 1
+                if got is not None:
+                    assert got.x.shape == got.total.shape == (N,)
+                    assert got.number < 2**62
+            else:
+                wire.unpack_ack(RECEIVER, mutated(acks, draw))
+                tally["ack"] += 1
+        except Refused:
+            tally["refused"] += 1
+    return tally
+
+
+def test_mutated_bytes_are_refused_or_are_a_message() -> None:
+    tally = fuzz(20_000, 1)
+    assert tally["refused"] > 8_000
+
+
+@pytest.mark.slow
+def test_half_a_million_mutated_frames_and_bounded_memory() -> None:
+    fuzz(10_000, 0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tally = fuzz(500_000, 2)
+    print(tally)
+    assert sum(tally.values()) == 500_000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # KiB
