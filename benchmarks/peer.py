@@ -1,8 +1,8 @@
 """How fast peers are: local rounds per second, and the link against bare gRPC.
 
-    python benchmarks/peer.py rounds        five peers, linear model, durability `process`
-    python benchmarks/peer.py link          45 MB models over one link, against bare grpc.aio with mTLS
-    python benchmarks/peer.py profile       where one peer's time goes, alone on a core
+python benchmarks/peer.py rounds        five peers, linear model, durability `process`
+python benchmarks/peer.py link          45 MB models over one link, against bare grpc.aio with mTLS
+python benchmarks/peer.py profile       where one peer's time goes, alone on a core
 """
 
 from __future__ import annotations
@@ -31,16 +31,22 @@ CONFIG: dict[str, Any] = {
     "run": {"methods": ["spod-gt-memory"], "step_size": 0.01, "seeds": 1},
     "network": {"kind": "exponential", "clients": 5},
     "participation": {"kind": "always"},
-    "problem": {"data": "fashion-mnist-small", "model": "svm", "partition": {"kind": "labels-per-client", "labels": 1}},
+    "problem": {
+        "data": "fashion-mnist-small",
+        "model": "svm",
+        "partition": {"kind": "labels-per-client", "labels": 1},
+    },
 }
 
 
-def rounds(seconds: float = 15.0) -> dict[str, Any]:
+def rounds(seconds: float = 12.0, commit_every: int = 1) -> dict[str, Any]:
     """Five peers on this host, as fast as they can."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         setup.init(run, Config.parse(CONFIG))
-        options = Options(durability="process", evaluate_seconds=1e9, report_seconds=0.5)
+        options = Options(
+            durability="process", evaluate_seconds=1e9, report_seconds=0.5, commit_every=commit_every
+        )
         with Fleet(run, options) as fleet:
             fleet.start()
             fleet.rounds(50, 180)
@@ -50,12 +56,16 @@ def rounds(seconds: float = 15.0) -> dict[str, Any]:
             time.sleep(seconds)
             spent = time.monotonic() - begun
             after = {name: (fleet.status(name)["k"], cpu(pids[name])) for name in fleet.names}
-            sent = {n: sum(x["messages"] for x in fleet.status(n)["neighbours"] if x["way"] == "to") for n in fleet.names}
+            sent = {
+                n: sum(x["messages"] for x in fleet.status(n)["neighbours"] if x["way"] == "to")
+                for n in fleet.names
+            }
             fleet.stop()
             audit = fleet.audit().error
     done = {name: after[name][0] - before[name][0] for name in after}
     used = {name: after[name][1] - before[name][1] for name in after}
     return {
+        "commit_every": commit_every,
         "rounds_per_second": {name: round(done[name] / spent, 1) for name in done},
         "cpu_ms_per_round": {name: round(1000 * used[name] / max(1, done[name]), 2) for name in done},
         "cpu_share_of_two_cores": round(sum(used.values()) / spent / 2, 2),
@@ -83,7 +93,7 @@ async def link(n: int = 45_000_000 // 8, count: int = 12) -> dict[str, Any]:
             lives = Stamp(1, 1), Stamp(1, 2)
 
             def got(_: str, frame: Any, lives: Any = lives, arrived: Any = arrived) -> None:
-                server.send_ack("a", Ack(0, frame.number, lives[1], lives[0]))
+                server.send_ack("a", Ack(0, frame.number, lives[1], lives[0]))  # noqa: B023
                 arrived.release()
 
             server = GrpcPost(contexts[1], b, got, print)
@@ -92,8 +102,10 @@ async def link(n: int = 45_000_000 // 8, count: int = 12) -> dict[str, Any]:
             await client.start("127.0.0.1:0", {"b": f"127.0.0.1:{port}"}, set())
             x, total = torch.randn(n), torch.randn(n)
 
-            async def send(number: int, x: Any = x, total: Any = total, lives: Any = lives, arrived: Any = arrived) -> None:
-                client.send_latest("b", Message(0, number, 0, 0, lives[0], lives[1], x, total))
+            async def send(
+                number: int, x: Any = x, total: Any = total, lives: Any = lives, arrived: Any = arrived
+            ) -> None:
+                client.send_latest("b", Message(0, number, 0, 0, lives[0], lives[1], x, total))  # noqa: B023
                 await arrived.acquire()
 
             closers = [client.stop, server.stop]
@@ -133,7 +145,10 @@ async def link(n: int = 45_000_000 // 8, count: int = 12) -> dict[str, Any]:
             await send(number + 2)
         spent, now = time.monotonic() - begun, resource.getrusage(resource.RUSAGE_SELF)
         busy = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
-        results[kind] = {"MB/s": round(8e-6 * n * count / spent), "cpu_s_per_GB": round(busy / (8e-9 * n * count), 2)}
+        results[kind] = {
+            "MB/s": round(8e-6 * n * count / spent),
+            "cpu_s_per_GB": round(busy / (8e-9 * n * count), 2),
+        }
         for stop in closers:
             await stop()
     results["share"] = {
@@ -178,7 +193,12 @@ def profile(count: int = 500) -> dict[str, Any]:
 def main() -> None:
     which = sys.argv[1:] or ["rounds", "link", "profile"]
     for name in which:
-        result = {"rounds": rounds, "profile": profile, "link": lambda: asyncio.run(link())}[name]()
+        result = {
+            "rounds": rounds,
+            "grouped": lambda: rounds(commit_every=4),
+            "profile": profile,
+            "link": lambda: asyncio.run(link()),
+        }[name]()
         print(name, json.dumps(result), flush=True)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,3 +28,28 @@ def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("NO_COLOR", "1")
+
+
+class Cli:
+    """The real entry of the command line, in this process: `code, out, err = cli("compare", "--help")`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *args: object) -> tuple[int, str, str]:
+        from spodgt.cli import main
+
+        self.monkeypatch.setattr(sys, "argv", ["spodgt", *map(str, args)])
+        self.capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = self.capsys.readouterr()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, out, err
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
+    """Runs in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return Cli(monkeypatch, capsys)

@@ -284,3 +284,17 @@ def refused(group: Group, out: str) -> str:
     except InvalidInput as error:
         return str(error)
     return "taken"
+
+
+def test_processes_with_other_settings_are_refused(pool: Pool) -> None:
+    for answer in pool(3, differing):
+        assert "all processes must be alike, but rank 2 has other" in answer
+
+
+def differing(group: Group) -> str:
+    distributed_group._joined = group
+    try:
+        compared(rounds=8 if group.rank < 2 else 9)
+    except InvalidInput as error:
+        return str(error)
+    return "taken"

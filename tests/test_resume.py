@@ -1,4 +1,4 @@
-"""Never lose work: killed, interrupted, out of space or corrupted, a run goes on with the same bits or says why not."""
+"""Never lose work: killed, interrupted or out of space, a run goes on with the same bits or says why not."""
 
 from __future__ import annotations
 
@@ -140,20 +140,21 @@ def test_a_second_ctrl_c_does_not_wait(
 
 # --- killed ----------------------------------------------------------------------------------------
 KILL_LOOP = """
-import os, random, signal, sys, time, warnings
+import os, random, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
 from test_resume import run
 
+run(None)  # compiled once, here
 out, kills, random_wait = Path(sys.argv[2]), 0, random.Random(int(sys.argv[3]))
 while True:
     child = os.fork()
     if not child:
         run(out, resume=True)
         os._exit(0)
-    end = time.monotonic() + random_wait.uniform(0.01, 0.5)
+    end = time.monotonic() + (random_wait.uniform(0.05, 0.8) if kills < 12 else 100)
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -181,7 +182,8 @@ CONFIG = """
 [run]
 methods = ["spod-gt", "k-gt"]
 seeds = 2
-rounds = 400
+rounds = 120
+evaluations = 10
 [network]
 clients = 4
 radius = 0.8
@@ -194,25 +196,28 @@ def command(*args: Any) -> list[str]:
     return [sys.executable, "-m", "spodgt", *map(str, args)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT])
 def test_the_command_line_survives(tmp_path: Path, number: int) -> None:
     """The real entry, on images: stop it in the middle, resume, compare with an unbroken run."""
     (tmp_path / "small.toml").write_text(CONFIG)
-    common = ["run", tmp_path / "small.toml", "--checkpoint-every", "0", "--json"]
+    common = ["run", tmp_path / "small.toml", "--json"]
     out = tmp_path / "broken"
     with subprocess.Popen(
-        command(*common, "--out", out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(*common, "--out", out, "--checkpoint-every", "0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         while process.poll() is None and not (out / CHECKPOINT).exists():
             time.sleep(0.01)
-        time.sleep(0.3)
+        time.sleep(0.1)
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=60)
     if number == signal.SIGINT:
         assert process.returncode == 1, stderr
         assert not json.loads(stdout)["complete"]
         assert f"stopped early; go on with --out {out} --resume." in stderr
-        assert {path.name for path in out.iterdir()} == FILES
+        assert {path.name for path in out.iterdir()} >= FILES
         assert not json.loads((out / "summary.json").read_text())["complete"]
         pd.read_parquet(out / "metrics.parquet")
     else:
@@ -221,7 +226,7 @@ def test_the_command_line_survives(tmp_path: Path, number: int) -> None:
         command(*common, "--out", out, "--resume"), capture_output=True, text=True, timeout=120, check=False
     )
     assert resumed.returncode == 0, resumed.stderr
-    assert {path.name for path in out.iterdir()} == FILES
+    assert {path.name for path in out.iterdir()} >= FILES
     from spodgt.config import Config, build
 
     built = build(Config.read(tmp_path / "small.toml"))
@@ -265,7 +270,7 @@ def test_every_kind_of_state_comes_back(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_diverged_method_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spodgt.session._SHOW_EVERY", 0.0)
     methods = [spodgt.method("spod-gt", step_size=1e6), spodgt.method("spod-gt-memory")]
-    options = {"methods": methods, "delay": None, "rounds": 200}
+    options = {"methods": methods, "delay": None, "rounds": 60}
     whole = run(None, **options)
     assert len(whole.stopped) == 3
     run(tmp_path / "run", progress=StopAt("spod-gt-memory", 20), **options)
@@ -403,7 +408,8 @@ def test_two_runs_cannot_share_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
         ({"seeds": [0, 1]}, "seeds is [0, 1, 2] there and [0, 1] here"),
         ({"evaluations": 8}, "evaluations is 7 there and 8 here"),
         ({"dtype": torch.float64}, "dtype is 'torch.float32' there and 'torch.float64' here"),
-        ({"participation": spodgt.Always()}, "chances is"),
+        ({"participation": spodgt.Always()}, "participation is 'Beta' there and 'Always' here"),
+        ({"participation": spodgt.Beta(0.8, 0.7, floor=0.1)}, "chances is"),
         ({"x0": np.ones(4)}, "start is"),
         ({"methods": METHODS[:3]}, "methods is [{"),
     ],

@@ -357,7 +357,7 @@ def _difference(old: Any, new: Any, where: str) -> str:
 
     def walk(a: Any, b: Any, path: str) -> tuple[str, Any, Any] | None:
         if isinstance(a, dict) and isinstance(b, dict):
-            for key in sorted(a.keys() | b.keys()):
+            for key in dict.fromkeys([*a, *b]):  # what a user sets comes before check sums
                 found = walk(a.get(key), b.get(key), f"{path}.{key}" if path else key)
                 if found:
                     return found

@@ -114,13 +114,13 @@ def compare(
     runs = next(iter(batches.values()))
     described = config or {
         "methods": [describe(each) for each in methods],
-        **_describe(problem, network, participation, runs),
         "seeds": seed_list,
         "rounds": rounds,
         "delay": delay,
         "evaluations": evaluations,
         "every": every,
         "dtype": str(dtype),
+        **_describe(problem, network, participation, runs),
     }
     directory = None if out is None else RunDirectory(Path(out))
     if _distributed(runtime):
@@ -250,18 +250,15 @@ def _labels(methods: list[Algorithm]) -> list[str]:
 
 def _describe(problem: Any, network: Any, participation: Any, runs: list[Run]) -> dict[str, Any]:
     """A record of what was run from Python, enough to tell another run; configs are kept as they are."""
-    nets = [run.network for run in runs]
+    nets, worlds = [run.network for run in runs], [run.availability for run in runs]
+    fixed = f"Network({nets[0].clients} clients, {nets[0].links} links)"
     return {
         "problem": f"{type(problem).__name__}({problem.clients} clients, {problem.parameters} parameters)",
-        "start": _digest(*(run.start for run in runs)),
-        "network": str(network)
-        if isinstance(network, Recipe)
-        else f"Network({network.clients} clients, {network.links} links)",
+        "network": str(network) if isinstance(network, Recipe) else fixed,
+        "participation": type(participation).__name__,
         "links": _digest(*(array for net in nets for array in (net.receivers, net.senders, net.a, net.b))),
-        "participation": f"{type(participation).__name__}",
-        "chances": _digest(
-            *(array for run in runs for array in (run.availability.p, run.availability.p_hat))
-        ),
+        "chances": _digest(*(array for world in worlds for array in (world.p, world.p_hat))),
+        "start": _digest(*(run.start for run in runs)),
     }
 
 

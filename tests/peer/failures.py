@@ -430,6 +430,9 @@ ROWS: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
+    from tests.peer import netns
+
+    ROWS.update({n.removeprefix("row_"): getattr(netns, n) for n in dir(netns) if n.startswith("row_")})
     for name in sys.argv[1:] or sorted(ROWS, key=lambda n: (int("".join(filter(str.isdigit, n))), n)):
         begun = time.monotonic()
         try:

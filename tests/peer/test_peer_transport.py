@@ -66,7 +66,8 @@ class Server:
                 call = channel.stream_stream(f"/{SERVICE}/Talk")()
                 for chunk in chunks:
                     await call.write(chunk)
-                await asyncio.wait_for(call.read(), 0.5)
+                while await asyncio.wait_for(call.read(), 0.5) == b"":
+                    pass
                 await call.done_writing()
                 return f"{(await call.code()).name}: {await call.details()}"
             except asyncio.TimeoutError:

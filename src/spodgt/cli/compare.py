@@ -29,6 +29,7 @@ LabelsOption = Annotated[Optional[str], _checked_later("Classes each client hold
 DeviceOption = Annotated[Optional[str], _checked_later("cpu, cuda, mps, …", "DEVICE")]  # noqa: UP045
 MethodsOption = Annotated[Optional[str], _checked_later("Methods, comma-separated.", "NAMES")]  # noqa: UP045
 SaveOption = Annotated[str, _checked_later("Seconds between checkpoints.")]
+BoardOption = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")]
 
 
 @app.command(epilog="Example: [bold]spodgt compare --labels-per-client 10 --seeds 3 --out runs/iid[/]")
@@ -44,6 +45,7 @@ def compare(
     assign: SetOption = None,
     resume: ResumeOption = False,
     checkpoint_every: SaveOption = "30",
+    tensorboard: BoardOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare methods on the same networks, clients and data: a table, two pictures, a folder of results."""
@@ -59,7 +61,7 @@ def compare(
         device=device,
         assign=assign,
     )
-    carry_out(chosen.override(changes), out, "compare", resume, checkpoint_every, as_json)
+    carry_out(chosen.override(changes), out, "compare", resume, checkpoint_every, as_json, tensorboard)
 
 
 @app.command(epilog="Example: [bold]spodgt run experiment.toml --out runs/mine[/]")
@@ -75,6 +77,7 @@ def run(
     assign: SetOption = None,
     resume: ResumeOption = False,
     checkpoint_every: SaveOption = "30",
+    tensorboard: BoardOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run the experiment of a config file."""
@@ -89,7 +92,8 @@ def run(
         device=device,
         assign=assign,
     )
-    carry_out(Config.read(config).override(changes), out, config.stem, resume, checkpoint_every, as_json)
+    chosen = Config.read(config).override(changes)
+    carry_out(chosen, out, config.stem, resume, checkpoint_every, as_json, tensorboard)
 
 
 def changes_of(
@@ -129,12 +133,24 @@ def changes_of(
     return changes
 
 
-def carry_out(config: Any, out: Path | None, name: str, resume: bool, save_every: str, as_json: bool) -> None:
+def carry_out(
+    config: Any,
+    out: Path | None,
+    name: str,
+    resume: bool,
+    save_every: str,
+    as_json: bool,
+    tensorboard: bool = False,
+) -> None:
+    from spodgt import report
     from spodgt.config import build, value_of
     from spodgt.recorder import CHECKPOINT, summary_json
+    from spodgt.report import tensorboard as board
     from spodgt.runtimes.distributed_group import main_process, restarted
     from spodgt.training import compare
 
+    if tensorboard:
+        board.check()
     main = main_process()  # the one of several that writes and shows
     again = restarted() and (Path("runs") / name / "config.toml").exists()
     folder = out or (free_folder(Path("runs"), name, resume or again) if main else Path("runs"))
@@ -161,11 +177,14 @@ def carry_out(config: Any, out: Path | None, name: str, resume: bool, save_every
         metric = "accuracy" if result.frame["accuracy"].notna().any() else "loss"
         result.plot(folder / f"{metric}.png", metric)
         result.plot_network(folder / "network.png")
+        report.write(folder)
+        if tensorboard:
+            board.write(result.frame, folder / "tensorboard")
     if as_json:
         print(json.dumps(summary_json(result) | {"out": str(folder)}, indent=2))
     else:
         console.print(results_table(result))
-        console.print(f"Results, pictures and checkpoint: {folder}", soft_wrap=True, highlight=False)
+        console.print(f"Results, pictures and report.html: {folder}", soft_wrap=True, highlight=False)
     for stop in result.stopped:
         print(f"spodgt: warning: {stop}", file=sys.stderr)
     if not result.complete:
@@ -220,21 +239,20 @@ class Display:
 def results_table(result: Any) -> Table:
     """The end of a comparison, best first; 80 columns hold it."""
     known = result.frame["accuracy"].notna().any()
-    measure = "accuracy" if known else "loss"
-    caption = "accuracy: mean over clients; avg: of the average model; worst: of the worst client"
+    caption = "accuracy: mean over clients, of the average model, of the worst client"
     table = plain_table(caption=caption if known else None)
-    quality = ("± σ", "avg", "worst") if known else ()
     table.add_column("method", overflow="fold")
-    for heading in (measure, *quality, "rounds", "gradients", "messages"):
+    quality = ("mean", "± σ", "average", "worst") if known else ("loss",)
+    for heading in (*quality, "rounds", "gradients", "messages"):
         table.add_column(heading, justify="right", no_wrap=True)
     done = result.participation
     counts = done.groupby("algorithm")[["gradients", "messages"]].sum()
     stopped = {stop.algorithm for stop in result.stopped}
-    rows = result.summary().sort_values(measure, ascending=not known)
+    rows = result.summary().sort_values("accuracy" if known else "loss", ascending=not known)
     for row in rows.itertuples():
         spread = f"{row.accuracy_std:.3f}" if row.seeds > 1 else ""
         shown = [f"{row.accuracy:.3f}", spread, f"{row.accuracy_average:.3f}", f"{row.accuracy_worst:.3f}"]
-        work = [f"{short(counts.loc[row.name, c])}" if row.name in counts.index else "–" for c in counts]
+        work = [short(counts.loc[row.name, c]) if row.name in counts.index else "–" for c in counts]
         name = f"{row.name} (diverged)" if row.name in stopped else row.name
         table.add_row(name, *(shown if known else [f"{row.loss:.4g}"]), f"{row.rounds:,.0f}", *work)
     return table

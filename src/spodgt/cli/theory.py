@@ -155,7 +155,16 @@ def _exact(console: Console, found: Any) -> None:
         _text(console, "Note: with so many clients the dynamics would take too long; they are left out.")
         return
     table = plain_table()
-    columns = ("method", "stable\nbelow", "advised\nη", "digit\nin", "with\nadvised", "bias", "noise", "floor")
+    columns = (
+        "method",
+        "stable\nbelow",
+        "advised\nη",
+        "digit\nin",
+        "with\nadvised",
+        "bias",
+        "noise",
+        "floor",
+    )
     for column in columns:
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     for o in found.outlooks:
@@ -174,8 +183,8 @@ def _exact(console: Console, found: Any) -> None:
             _text(console, f"[red]{o.method} diverges with this step size[/]: the rate is {o.rate:.6g}.")
     _text(
         console,
-        "digit in: rounds until the distance falls tenfold, with the step size of the experiment, then with the "
-        "advised one. bias: from the optimum to where the mean goes. noise: root mean square about that, "
+        "digit in: rounds until the distance falls tenfold, with the step size of the experiment, then with "
+        "the advised one. bias: from the optimum to where the mean goes. noise: root mean square about that, "
         "for ever. floor: both together.",
     )
     if isinstance(found.setup.problem, Quadratic):
@@ -183,9 +192,9 @@ def _exact(console: Console, found: Any) -> None:
         idle = f"Idle clients move the limit of spod-gt by {_n(float(away.norm()))} from the optimum"
     else:
         idle = (
-            "Idle clients: at the last point the gradient that spod-gt follows, Σ p_i ∇F_i / Σ p_i, is off by "
-            f"{_n(found.gradient_bias)} of a client's typical gradient; in the model that moves the limit by "
-            f"{_n(zero.bias)}"
+            "Idle clients: at the last point the gradient that spod-gt follows, Σ p_i ∇F_i / Σ p_i, is off "
+            f"by {_n(found.gradient_bias)} of a client's typical gradient; in the model that moves the limit "
+            f"by {_n(zero.bias)}"
         )
     _text(console, f"{idle}; with memory (or importance weights) by 0.")
 

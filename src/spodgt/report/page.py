@@ -49,7 +49,7 @@ def render(page: Page) -> str:
     style, script = ((_ASSETS / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     parts = [_header(page), "<main>", _warnings(page)]
     if page.runs:
-        parts += [_sweep(page), _curves(page), _tables(page), _network(page)]
+        parts += [_sweep(page), _curves(page), _tables(page), _network(page), _theory(page)]
     parts += [_setting(page), "</main>", _footer(page)]
     return f"""<!doctype html>
 <html lang="en">
@@ -333,6 +333,16 @@ A method that waits for everyone lies above the diagonal; it pays for that with 
 <details><summary>Every client</summary><div class="scroll" id="clients"></div></details>
 </section>
 """
+
+
+def _theory(page: Page) -> str:
+    """Measured against predicted, where the theory can predict: a single run on quadratics."""
+    if page.grid or len(page.runs) != 1:
+        return ""
+    from spodgt.theory.section import section
+
+    found = section(page.runs[0].config, page.runs[0].frame)
+    return found.html() if found else ""
 
 
 def _setting(page: Page) -> str:

@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from spodgt import rng
 from spodgt.graphs import Floats
+from spodgt.models import stacked_loss
 from spodgt.problems import Learning
 
 _BLOCK = 2048  # samples of one product
@@ -20,8 +21,13 @@ _CLOSE = 1e-3  # residual relative to the eigenvalue at which to stop
 _FLAT = 1e-7  # curvature relative to the gradient below which there is none
 
 
-def largest_eigenvalues(problem: Learning, points: Sequence[Tensor], seed: int) -> tuple[Floats, Floats] | None:
-    """(points, clients) of max |λ(∇²F_i)| and of its residual ‖Hv - λv‖; None where every Hessian is zero."""
+def largest_eigenvalues(
+    problem: Learning, points: Sequence[Tensor], seed: int
+) -> tuple[Floats, Floats] | None:
+    """(points, clients) of max |λ(∇²F_i)| and of its residual ‖Hv - λv‖; None where every Hessian is zero.
+
+    NotImplementedError where torch cannot differentiate the loss twice.
+    """
     values = np.zeros((len(points), problem.clients))
     residuals = np.zeros_like(values)
     losses = _Losses(problem)
@@ -54,6 +60,8 @@ class _Losses:
 
     def __init__(self, problem: Learning) -> None:
         self.problem = problem
+        # the losses here can be differentiated twice, some of torch's own cannot
+        self.loss = stacked_loss(problem.loss) or problem.loss
         self.module = copy.deepcopy(problem.model).float().eval()
 
     def hessian_times(self, x: Tensor, v: Tensor, client: int) -> tuple[Tensor, float]:
@@ -68,10 +76,13 @@ class _Losses:
             with torch.enable_grad():
                 theta = x[:n].detach().requires_grad_()
                 outputs = functional_call(self.module, problem.layout.unflatten(theta) | running, (inputs,))
-                loss = problem.loss(outputs, targets) * (len(rows) / len(share))
+                loss = self.loss(outputs, targets) * (len(rows) / len(share))
                 (g,) = torch.autograd.grad(loss, theta, create_graph=True)
                 gradient += g.detach()
                 if g.requires_grad:  # a loss that is linear in the model has a constant gradient
-                    (Hv,) = torch.autograd.grad(g @ v, theta, allow_unused=True)
+                    try:
+                        (Hv,) = torch.autograd.grad(g @ v, theta, allow_unused=True)
+                    except RuntimeError as error:
+                        raise NotImplementedError(str(error)) from error
                     product += 0 if Hv is None else Hv
         return product, float(gradient.norm())

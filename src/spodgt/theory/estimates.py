@@ -254,7 +254,14 @@ class _Survey:
 
     def _lipschitz(self, xs: list[Tensor], gradients: list[Tensor]) -> tuple[Estimate, Method]:
         some = [xs[0], xs[len(xs) // 2], xs[-1]]
-        found = largest_eigenvalues(self.problem, some, self.seed)
+        try:
+            found = largest_eigenvalues(self.problem, some, self.seed)
+        except NotImplementedError:
+            self.notes.append(
+                "torch cannot differentiate this loss twice; L is the largest slope of the gradient between "
+                "points of the descent, so at least this"
+            )
+            return self._secants(xs, gradients), "secants"
         if found is None:
             self.notes.append(
                 "the loss is piecewise linear: its Hessian is zero almost everywhere and its gradient jumps, "
@@ -285,7 +292,9 @@ class _Survey:
         distance = np.array(lengths)
         enough = distance > _SHORTEST * distance.max(initial=0.0)
         if not enough.any():
-            raise InvalidInput("the gradient is zero at the initial model, so nothing can be estimated there.")
+            raise InvalidInput(
+                "the gradient is zero at the initial model, so nothing can be estimated there."
+            )
         rates = np.stack(slopes)[enough] / distance[enough, None]
         value = rates.max(0)
         value = np.where(value > 0, value, max(float(value.max()), 1e-12))  # one that never moved
@@ -313,7 +322,7 @@ def fit(square: Floats, response: Floats) -> tuple[Floats, Floats]:
 
 
 def _rotated(g: Tensor) -> Floats:
-    """(clients, at most clients): coordinates with the same inner products, so that a few numbers tell all."""
+    """(clients, at most clients): coordinates with the same inner products, so a few numbers tell all."""
     gram = (g.double() @ g.double().T).numpy()
     values, vectors = np.linalg.eigh(gram)
     keep = values > 1e-12 * max(values[-1], 1e-300)

@@ -163,7 +163,7 @@ class Dynamics:
         return float(np.exp(brentq(log_radius, np.log(low), np.log(high), xtol=tolerance)))
 
     def fastest_step(self, largest: float | None = None) -> float:
-        """The step size with the smallest mean-square radius; `largest` is the largest stable one, if known."""
+        """The step size with the smallest mean-square radius; `largest` is the largest stable one."""
         top = float(np.log(largest or self.largest_stable_step()))
         found = minimize_scalar(
             lambda u: self.mean_square_radius(np.exp(u)),
@@ -315,7 +315,7 @@ class _Part:
         return spectral_radius(self.homogeneous, start)
 
     def source(self) -> Floats:
-        """What a round adds to E[ssᵀ] at stationarity: E[s] = 0, so the constant enters by its square alone."""
+        """What a round adds to E[ssᵀ] at stationarity: E[s] = 0, so the constant enters by its square."""
         constant = np.zeros((self.states + 1, self.states + 1))
         constant[-1, -1] = 1
         return self.second_moment(constant)[:-1, :-1]

@@ -20,8 +20,8 @@ from spodgt.theory.record import Infeasible, Number
 class VanishingSchedule:
     """A step size, participation and batch sizes under which the stationarity gap falls like 1/√rounds.
 
-        plan = vanishing_schedule(1000, problem.shares.sizes)
-        train(SpodGT(plan.schedule), plan.batches(problem), network, plan.participation(), rounds=plan.rounds)
+    plan = vanishing_schedule(1000, problem.shares.sizes)
+    train(SpodGT(plan.schedule), plan.batches(problem), network, plan.participation(), rounds=plan.rounds)
     """
 
     rounds: int

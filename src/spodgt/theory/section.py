@@ -18,6 +18,7 @@ from spodgt.theory.exact import Dynamics, Rule
 from spodgt.theory.survey import METHODS, MOST_EXACT, rounds_per_digit, setup
 
 _SECONDS = 4.0  # for the curves of one method
+_BINS = 25
 _LEAST = 20  # rounds of a curve that is worth drawing
 
 
@@ -117,7 +118,9 @@ def section(config: dict[str, Any], frame: pd.DataFrame) -> Section | None:
 
 def _line(config: Any, frame: pd.DataFrame, rule: Rule, method: str) -> Line | None:
     rows = frame[(frame["algorithm"] == method) & np.isfinite(frame["distance"])]
-    step = {table.get("step_size", config.run.step_size) for table in _tables(config) if table["name"] == method}
+    step = {
+        table.get("step_size", config.run.step_size) for table in _tables(config) if table["name"] == method
+    }
     if not len(rows) or len(step) != 1 or not isinstance(eta := step.pop(), int | float):
         return None
     drawn = {int(seed): setup(config, int(seed)) for seed in rows["seed"].unique()}
@@ -146,8 +149,14 @@ def _line(config: Any, frame: pd.DataFrame, rule: Rule, method: str) -> Line | N
         small = s.network.clients * s.problem.parameters <= MOST_EXACT
         rates.append(dynamics.mean_square_radius(eta) if small else np.nan)
         floors.append(_floor(dynamics, eta) if small else np.nan)
-    square = rows[rows["seed"].isin(seeds)].assign(square=lambda some: some["distance"] ** 2)
-    measured = square.groupby("round")["square"].mean()
+    looks = rows[rows["seed"].isin(seeds)]
+    looks = looks.assign(square=looks["distance"] ** 2, at=looks["round"])
+    if (looks.groupby("round")["seed"].nunique() < len(seeds)).any():
+        # looked at by delay, so in other rounds for every seed: take rounds together
+        width = max(1, -(-rounds // _BINS))
+        middle = (looks["round"] // width * width + width // 2).clip(upper=rounds)
+        looks = looks.assign(at=middle.where(looks["round"] > 0, 0))
+    measured = looks.groupby("at")["square"].mean()
     with np.errstate(over="ignore"):
         predicted = np.sqrt(np.maximum(np.mean(squares, axis=0), 0.0))
     return Line(
@@ -173,7 +182,7 @@ def _tables(config: Any) -> list[dict[str, Any]]:
 
 
 def _reaches(line: Line) -> bool:
-    return len(line.predicted) > line.rounds[-1]
+    return bool(len(line.predicted) > line.rounds[-1])
 
 
 def _number(value: float, digits: int = 3) -> str:

@@ -96,7 +96,6 @@ class Survey:
     model: Model
     outlooks: tuple[Outlook, ...]  # none where there are too many clients
     gradient_bias: float  # |mean (p_i/p̄ - 1) ∇F_i| over the root mean square of the |∇F_i|, at the last point
-    seconds: float = math.nan
 
     @property
     def conditions(self) -> dict[str, list[Condition]]:
@@ -110,8 +109,9 @@ class Survey:
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; what is infinite or infeasible is text."""
         s = self.setup
-        return plain(
-            {
+        return {
+            name: plain(value)
+            for name, value in {
                 "seed": s.seed,
                 "notes": list(s.notes),
                 "clients": s.network.clients,
@@ -139,8 +139,8 @@ class Survey:
                 "rules": {each.rule: asdict(each) | {"stable": each.stable} for each in self.outlooks},
                 "gradient_bias": self.gradient_bias,
                 "constants": {"paper": self.paper.as_dict(), "corrected": self.corrected.as_dict()},
-            }
-        )
+            }.items()
+        }
 
 
 def plain(value: Any) -> Any:
@@ -175,7 +175,7 @@ def setup(config: Any, seed: int = 0) -> Setup:
     notes = []
     if not isinstance(experiment.participation, Always | Bernoulli | Beta):
         notes.append(
-            f"participation {experiment.participation.name} is taken for independent draws that are as frequent"
+            f"participation {experiment.participation.name} is taken for independent draws as frequent"
         )
     named = [each for each in experiment.methods if each.name.split("+")[0] in METHODS.values()]
     chosen = named[0] if named else method("spod-gt", step_size=config.run.step_size)
@@ -197,18 +197,16 @@ def survey(setup: Setup, *, exact: bool = False, say: Say = lambda _: None) -> S
     found = estimate(s.problem, seed=s.seed, most=most)
     say("constants of the paper")
     phi, pi = perron_vectors(s.network, s.p_hat)
-    data = found.bounding()
-    both = [
-        constants(s.network, s.p, s.p_hat, **data, step_size=s.step_size, variant=variant)  # type: ignore[arg-type]
-        for variant in ("paper", "corrected")
-    ]
+    data: dict[str, Any] = {**found.bounding(), "step_size": s.step_size}
+    paper = constants(s.network, s.p, s.p_hat, **data)
+    corrected = constants(s.network, s.p, s.p_hat, **data, variant="corrected")
     lowest = found.losses[-1] if isinstance(s.problem, Quadratic) else 0.0
     start = (found.losses[0] - lowest, 0.0, _tracking_error(s, found, pi), s.rounds)
     model = _model(s, found, exact)
     outlooks = []
     if s.network.clients <= MOST_EXACT:
-        for rule in METHODS:
-            say(f"exact dynamics of {METHODS[rule]}")
+        for rule, name in METHODS.items():
+            say(f"exact dynamics of {name}")
             outlooks.append(_outlook(s, model, rule))
     return Survey(
         s,
@@ -218,9 +216,10 @@ def survey(setup: Setup, *, exact: bool = False, say: Say = lambda _: None) -> S
         doubly_stochasticable(s.network, self_loops=False),
         contraction(s.network, s.p_hat),
         found,
-        *both,
-        theorem_terms(both[0], *start),
-        rigorous_bound(both[1], *start),
+        paper,
+        corrected,
+        theorem_terms(paper, *start),
+        rigorous_bound(corrected, *start),
         model,
         tuple(outlooks),
         _gradient_bias(s.p, found.gradients),

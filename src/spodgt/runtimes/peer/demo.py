@@ -84,7 +84,9 @@ def draw(
 
     figure = Figure(figsize=(7.6, 5.4), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    gaps = {(name, what): at for at, name, what in moments}
+    start = min((row["time"] for log in rows.values() for row in log), default=begun)
+    gaps = {(name, what): at + begun - start for at, name, what in moments}
+    begun = start
     for number, (name, log) in enumerate(rows.items()):
         colour = COLOURS[number % len(COLOURS)]
         times = [row["time"] - begun for row in log]
@@ -92,6 +94,7 @@ def draw(
         killed, back = gaps.get((name, "killed")), gaps.get((name, "back"))
         if killed is not None and back is not None:
             at = sum(t <= killed for t in times)
+            back = next((t for t in times if t > back), back)  # until it speaks again
             times.insert(at, killed)
             values.insert(at, float("nan"))  # no line while it is dead
             above.axvspan(killed, back, color=colour, alpha=0.12, linewidth=0)
@@ -129,7 +132,7 @@ def draw(
         color="0.4",
         transform=below.get_yaxis_transform(),
     )
-    below.set_ylabel("local audit |L|")
+    below.set_ylabel("local audit |L|\n(0 is drawn at 1e-20)")
     below.set_xlabel("seconds")
     for axes in (above, below):
         axes.grid(alpha=0.25)

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -106,10 +107,18 @@ class Fleet:
         self.kill()
 
 
+def _leave_with(parent: int) -> None:
+    """A client does not outlive the supervisor that was killed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
 def _child(folder: str, name: str, options: Options, env: dict[str, str]) -> None:
     from spodgt.errors import SpodgtError
     from spodgt.runtimes.peer import crash
 
+    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
     os.environ.update(env)
     crash.arm(env.get("SPODGT_CRASH", ""))
     try:

@@ -113,8 +113,8 @@ def check_life(own: Stamp, epoch: int, frame: Message | Ack) -> bool:
         return False
     if frame.seen.outlives(own):
         raise RolledBack(
-            f"a neighbour has met life {frame.seen.incarnation} of this client, this is life "
-            f"{own.incarnation}",
+            f"a neighbour has met another life {frame.seen.incarnation} of this client, "
+            f"this is life {own.incarnation}",
             frame.seen.incarnation,
         )
     return True

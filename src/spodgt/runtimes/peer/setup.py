@@ -7,6 +7,7 @@ RUN/NAME/                     one client's certificate, key, manifest, and later
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
 import socket
@@ -147,12 +148,12 @@ def export(folder: Path, target: Path, problem: Any = None) -> dict[str, Any]:
 
 
 def free_addresses(count: int) -> list[str]:
-    """Loopback addresses with ports that are free now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Loopback addresses with ports that are free now, below those the kernel gives to connections."""
+    found: list[str] = []
+    while len(found) < count:
+        address = ("127.0.0.1", 20_000 + secrets.randbelow(12_000))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(address)
+            text = f"{address[0]}:{address[1]}"
+            found += [] if text in found else [text]
+    return found

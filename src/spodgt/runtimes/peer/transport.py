@@ -28,6 +28,9 @@ SERVICE = "spodgt.peer.Links"
 CONNECT_SECONDS = 5.0
 CHUNK_SECONDS = 60.0  # a chunk of 1 MiB that takes longer is a dead link
 RESEND_SECONDS = 1.0
+SILENT_SECONDS = 10.0  # without a pulse after a message, beyond the time its bytes take at the slowest rate
+PULSE_SECONDS = 2.0  # a stream on which nothing was answered for so long gets a pulse
+SLOWEST = 16_000.0  # bytes per second that a link must carry
 TAKEOVER_SECONDS = 3.0  # a stream silent for so long gives way to a later life of the same client
 WINDOW = 2  # messages on their way before an acknowledgement is awaited
 _BACKOFF = (0.1, 3.0)
@@ -38,7 +41,8 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 2_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),  # members' keepalive is welcome
     ("grpc.http2.lookahead_bytes", 4 * wire.CHUNK),
     ("grpc.enable_http_proxy", 0),
     ("grpc.so_reuseport", 0),
@@ -158,7 +162,11 @@ class GrpcPost:
                 traffic.messages += 1
                 traffic.heard = end.heard = time.monotonic()
                 traffic.state, traffic.why = "up", ""
+                if time.monotonic() - end.answered > PULSE_SECONDS:
+                    end.wake.set()  # a pulse: we are alive, however long the committing round takes
                 self.hear(sender, message)
+        except asyncio.CancelledError:
+            return  # the sender went away, or a later life of it has come
         finally:
             if end is not None:
                 end.task.cancel()
@@ -221,6 +229,7 @@ class End:
         self.post, self.sender, self.life, self.context = post, sender, life, context
         self.ack: Ack | None = None
         self.heard = time.monotonic()
+        self.answered = 0.0
         self.wake = asyncio.Event()
         self.handler = asyncio.current_task()  # the stream's own task
         self.task = asyncio.create_task(self._answer())
@@ -231,8 +240,9 @@ class End:
                 await self.wake.wait()
                 self.wake.clear()
                 ack, self.ack = self.ack, None
+                self.answered = time.monotonic()
+                await self.context.write(b"" if ack is None else wire.pack_ack(self.post.context, ack))
                 if ack is not None:
-                    await self.context.write(wire.pack_ack(self.post.context, ack))
                     crash_point("ack sent")
 
 
@@ -247,6 +257,7 @@ class Pump:
         self.nudged = False
         self.under_way = 0
         self.writing = 0.0  # since when a chunk waits to leave
+        self.asked = 0.0  # since when a message waits for a pulse
         self.traffic = Traffic()
         self.task = asyncio.create_task(self._run())
 
@@ -283,11 +294,15 @@ class Pump:
             call.cancel()
 
     async def _watch(self) -> None:
-        """The deadline of chunks; one watcher is cheaper than a timer for each."""
-        self.writing = 0.0
-        while not self.writing or time.monotonic() - self.writing < CHUNK_SECONDS:
-            await asyncio.sleep(CHUNK_SECONDS / 10)
-        raise asyncio.TimeoutError
+        """The deadlines of a stream; one watcher is cheaper than a timer for each chunk."""
+        self.writing = self.asked = 0.0
+        patience = SILENT_SECONDS + 8 * self.post.context.n / SLOWEST
+        while True:
+            await asyncio.sleep(1)
+            now = time.monotonic()
+            stuck = self.writing and now - self.writing > CHUNK_SECONDS
+            if stuck or (self.asked and now - self.asked > patience):
+                raise asyncio.TimeoutError
 
     async def _send(self, call: Any) -> None:
         frame, last, sent_at = 0, None, 0.0
@@ -316,20 +331,24 @@ class Pump:
             self.writing = 0.0
             crash_point("message sent")
             last, sent_at = message, time.monotonic()
+            self.asked = self.asked or sent_at
             self.traffic.messages += 1
             self.under_way += 1
 
     async def _listen(self, call: Any) -> None:
         while (data := await call.read()) is not grpc.aio.EOF:
+            self.asked = 0.0
+            if self.traffic.state != "up":
+                self.traffic.state, self.traffic.why = "up", ""
+                self.post.notify("link up", f"{self.post.context.name} → {self.name}")
+            self.traffic.heard = time.monotonic()
+            if not data:
+                continue
             try:
                 ack = wire.unpack_ack(self.post.context, data)
             except Refused as error:
                 self.post.notify("refused", f"{self.name}: {error}")
                 continue
-            if self.traffic.state != "up":
-                self.traffic.state, self.traffic.why = "up", ""
-                self.post.notify("link up", f"{self.post.context.name} → {self.name}")
-            self.traffic.heard = time.monotonic()
             self.under_way = 0
             self.answered.set()
             latest = self.latest

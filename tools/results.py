@@ -1,0 +1,278 @@
+"""Write docs/results from the folders of `spodgt reproduce`: no number in them is typed by hand.
+
+    python tools/results.py runs/reproduce-laptop --out docs/results
+
+For every experiment that was run: NAME.md with the figure, the command, the time, the tables and what the
+paper says; NAME.csv (every cell, method and seed), NAME-summary.csv, NAME-differences.csv; the figure as
+PNG and PDF. `notes/NAME.md` in the same folder is written by a person and goes into the page as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from spodgt import experiments, report
+from spodgt.errors import SpodgtError
+from spodgt.metrics import METRICS
+from spodgt.report import collect, statistics
+from spodgt.report.page import duration
+from spodgt.report.pictures import words
+from spodgt.sweep import label
+
+PAPERS = ("spod-gt", "ab-push-pull", "g-push-pull", "k-gt", "sporadic-k-gt")  # the methods of the paper
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "runs", nargs="+", type=Path, help="folders of spodgt reproduce; the first that has one wins"
+    )
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    given = parser.parse_args()
+    (given.out / "notes").mkdir(parents=True, exist_ok=True)
+    done: dict[str, collect.Page] = {}
+    for name in experiments.names():
+        folder = next((runs / name for runs in given.runs if (runs / name / "sweep.json").exists()), None)
+        if folder is None:
+            print(f"{name}: not run")
+            continue
+        page = collect.read(folder)
+        if len(page.results):
+            done[name] = page
+            publish(name, page, given.out)
+            print(f"{name}: {given.out / name}.md")
+    (given.out / "README.md").write_text(index(done), encoding="utf-8")
+
+
+def publish(name: str, page: collect.Page, out: Path) -> None:
+    """One page with its tables and pictures."""
+    report.draw(page)
+    for suffix in ("png", "pdf"):
+        shutil.copyfile(page.folder / f"figure.{suffix}", out / f"{name}.{suffix}")
+    page.results.drop(columns="cell").to_csv(out / f"{name}.csv", index=False, float_format="%.6g")
+    summaries(page).to_csv(out / f"{name}-summary.csv", index=False, float_format="%.6g")
+    differences(page).to_csv(out / f"{name}-differences.csv", index=False, float_format="%.6g")
+    (out / f"{name}.md").write_text("\n".join(text(name, page, out)) + "\n", encoding="utf-8")
+
+
+def text(name: str, page: collect.Page, out: Path) -> Iterator[str]:
+    metric = statistics.measure_of(page.results)
+    yield f"# Figure {page.figure}: {page.title}\n"
+    yield f"![{page.title}]({name}.png)\n"
+    yield f"**The paper:** {page.paper}\n"
+    yield f"**Ours:** {verdict(page)}\n"
+    yield f"```\n{page.command}\n```\n"
+    yield f"{page.scale[:1].upper()}{page.scale[1:]}. {cost(page)}"
+    yield f"As PDF: [{name}.pdf]({name}.pdf).\n"
+    if page.failures or page.missing:
+        yield f"**Not complete:** {', '.join([*page.failures, *page.missing])}.\n"
+    diverged = page.results[page.results["diverged"]]
+    if len(diverged):
+        runs = ", ".join(f"{row.algorithm} (seed {row.seed})" for row in diverged.itertuples())
+        yield f"**Diverged:** {runs}; their last finite look is what counts.\n"
+    yield f"## {metric.capitalize()} at the end, mean ± sigma over seeds\n"
+    yield from mean_table(page, metric)
+    yield f"\n## Lead of {reference(page)} over the others, paired over seeds\n"
+    yield "Mean difference, Student's 95 % interval, and in how many seeds it is ahead.\n"
+    yield from lead_table(page)
+    if not page.grid:
+        yield "\n## Seed by seed\n"
+        yield from seed_table(page, metric)
+        yield "\n## What the seeds drew\n"
+        yield "A client that is hardly heard weighs next to nothing in what Spod-GT learns: it settles where "
+        yield "Σ p_i F_i is least, not Σ F_i. K is that of K-GT, ⌈mean 1/p⌉.\n"
+        yield from draw_table(page)
+    notes = out / "notes" / f"{name}.md"
+    if notes.exists():
+        yield f"\n## Where ours differs, and why\n\n{notes.read_text(encoding='utf-8').strip()}"
+    files = ", ".join(f"[{name}{part}.csv]({name}{part}.csv)" for part in ("", "-summary", "-differences"))
+    yield f"\nNumbers: {files}."
+
+
+def verdict(page: collect.Page) -> str:
+    """How the paper's claim fares among the paper's methods, in one sentence of numbers."""
+    table = summaries(page)
+    table = table[table["algorithm"].isin(PAPERS)]
+    leads = differences(page)
+    keys = list(page.grid)
+    cells = [((), table)] if not keys else [(at, part) for at, part in table.groupby(keys, sort=False)]
+    first, sentences = 0, []
+    for at, part in cells:
+        ranked = part.sort_values("accuracy", ascending=False)["algorithm"].tolist()
+        first += ranked[0] == "spod-gt"
+        rival = next(method for method in ranked if method != "spod-gt")
+        at = at if isinstance(at, tuple) else (at,)
+        here = leads[leads["method"] == rival]
+        for key, value in zip(keys, at, strict=True):
+            here = here[here[key] == value]
+        if not keys:
+            one = here.iloc[0]
+            sentences.append(
+                f"Spod-GT's lead over the best of the paper's baselines, {rival}, is {one['mean']:+.3f} "
+                f"in accuracy (95 % interval {one['low']:+.3f} to {one['high']:+.3f}, "
+                f"ahead in {one['ahead']} of {one['seeds']} seeds)."
+            )
+    if keys:
+        sentences.append(
+            f"Spod-GT has the highest mean of the paper's five methods in {first} of {len(cells)} settings."
+        )
+    winners = [statistics.summary(rows, ["accuracy"])["accuracy"].idxmax() for _, rows in groups(page)]
+    if not keys:
+        sentences.append(f"First of all six is {winners[0]}.")
+    else:
+        memory = winners.count("spod-gt-memory")
+        sentences.append(f"Of all six, Spod-GT with memory is first in {memory} of {len(cells)}.")
+    return " ".join(sentences)
+
+
+# --- tables -----------------------------------------------------------------------------------------
+def groups(page: collect.Page) -> list[tuple[dict[str, Any], pd.DataFrame]]:
+    keys = list(page.grid)
+    if not keys:
+        return [({}, page.results)]
+    parts = page.results.groupby(keys, sort=False)
+    return [
+        (dict(zip(keys, at if isinstance(at, tuple) else (at,), strict=True)), rows) for at, rows in parts
+    ]
+
+
+def reference(page: collect.Page) -> str:
+    return statistics.reference_of(statistics.methods_of(page.results))
+
+
+def summaries(page: collect.Page) -> pd.DataFrame:
+    known = [name for name in METRICS if name in page.results and page.results[name].notna().any()]
+    tables = [
+        statistics.summary(rows, [*known, "round", "delay"]).reset_index().assign(**point)
+        for point, rows in groups(page)
+    ]
+    table = pd.concat(tables, ignore_index=True)
+    return table[[*page.grid, *(name for name in table if name not in page.grid)]]
+
+
+def differences(page: collect.Page) -> pd.DataFrame:
+    metric = statistics.measure_of(page.results)
+    rows = [
+        {**point, **{key: getattr(one, key) for key in one.__dataclass_fields__}, "metric": metric}
+        for point, part in groups(page)
+        for one in statistics.paired(part, metric, reference(page))
+    ]
+    return pd.DataFrame(rows)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def mean_table(page: collect.Page, metric: str) -> Iterator[str]:
+    methods, rows = statistics.methods_of(page.results), []
+    for point, part in groups(page):
+        means = statistics.summary(part, [metric])
+        best = means[metric].max() if metric == "accuracy" else means[metric].min()
+        cells = [label(value) for value in point.values()]
+        for method in methods:
+            one: Any = means.loc[method] if method in means.index else None
+            shown = "–" if one is None else f"{one[metric]:.3f} ± {one[f'{metric}_std']:.3f}"
+            cells.append(f"**{shown}**" if one is not None and one[metric] == best else shown)
+        rows.append(cells)
+    yield from table([*(words(key) for key in page.grid), *methods], rows)
+
+
+def lead_table(page: collect.Page) -> Iterator[str]:
+    found = differences(page)
+    others, rows = list(dict.fromkeys(found["method"])), []
+    for point, _ in groups(page):
+        here = found
+        for key, value in point.items():
+            here = here[here[key] == value]
+        cells = [label(value) for value in point.values()]
+        for method in others:
+            one = here[here["method"] == method].iloc[0]
+            cells.append(
+                f"{one['mean']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}], {one['ahead']}/{one['seeds']}"
+            )
+        rows.append(cells)
+    yield from table([*(words(key) for key in page.grid), *others], rows)
+
+
+def seed_table(page: collect.Page, metric: str) -> Iterator[str]:
+    methods = statistics.methods_of(page.results)
+    wide = page.results.pivot_table(index="seed", columns="algorithm", values=metric)
+    rows = [[str(seed), *(f"{row[method]:.3f}" for method in methods)] for seed, row in wide.iterrows()]
+    yield from table(["seed", *methods], rows)
+
+
+def draw_table(page: collect.Page) -> Iterator[str]:
+    run = page.runs[0]
+    observed, rows = collect.seen(run).get(reference(page), {}), []
+    for seed, net in collect.networks(run).items():
+        shares = observed[seed]["clients"] if seed in observed else np.full(len(net["p"]), np.nan)
+        rare = [
+            f"{client} (p = {net['p'][client]:.1e})"
+            for client in np.argsort(net["p"])
+            if shares[client] < 0.01
+        ]
+        steps = int(np.ceil(np.mean(1 / net["p"])))
+        rows.append(
+            [
+                str(seed),
+                f"{net['p'].min():.1e}",
+                f"{net['p_hat'].min():.1e}",
+                f"{steps:,}",
+                ", ".join(rare) or "none",
+            ]
+        )
+    heads = ["seed", "least p", "least p̂", "K of K-GT", "clients heard in fewer than 1 % of rounds"]
+    yield from table(heads, rows)
+
+
+def cost(page: collect.Page) -> str:
+    """The time it took, counted in the processes that did it."""
+    note = json.loads((page.folder / "sweep.json").read_text(encoding="utf-8"))
+    times = [cell["seconds"] for cell in note["cells"] if cell["seconds"]]
+    if not times:
+        return ""
+    made = page.runs[0].versions
+    cells = f"{len(times)} cells, " if len(times) > 1 else ""
+    return f"{cells}{duration(sum(times))} of computing; spodgt {made['spodgt']}, torch {made['torch']}. "
+
+
+def index(done: dict[str, collect.Page]) -> str:
+    """All figures of the paper, also those that are not there yet."""
+    rows = []
+    for name in experiments.names():
+        spec = experiments.load(name)
+        if name not in done:
+            rows.append([spec.figure, spec.title, "not run yet", "", ""])
+            continue
+        page = done[name]
+        state = "done" if not (page.failures or page.missing) else "part"
+        seconds = duration(page.seconds) if page.seconds else ""
+        rows.append([spec.figure, f"[{spec.title}]({name}.md)", state, verdict(page), seconds])
+    lines = [
+        "# The paper's experiments, rerun",
+        "",
+        "Made by `tools/results.py` from real runs; every page names its command. The time is that of all "
+        "cells of a figure, added up; figures share cells, so all together take less than the sum.",
+        "",
+        *table(["figure", "experiment", "state", "what came out", "time"], rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except SpodgtError as error:
+        raise SystemExit(f"results: {error}") from None
