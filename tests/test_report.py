@@ -97,7 +97,9 @@ def test_only_seeds_of_both_are_paired():
     assert one.seeds == 1
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(2.34, "2.3 s"), (59.6, "60 s"), (75, "1 min 15 s"), (7300, "2 h 1 min")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(2.34, "2.3 s"), (59.6, "60 s"), (75, "1 min 15 s"), (7300, "2 h 1 min")]
+)
 def test_durations(seconds, text):
     assert duration(seconds) == text
 
@@ -218,10 +220,11 @@ def test_a_folder_of_something_else_is_one_sentence(tmp_path):
 
 # --- in a browser -----------------------------------------------------------------------------------
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --hide-scrollbars --virtual-time-budget=4000"
-).split()
+FLAGS = [
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--hide-scrollbars", "--virtual-time-budget=4000",
+]  # fmt: skip
 WATCH = """<script>
 window.complaints = [];
 addEventListener("error", (event) => complaints.push(String(event.message)));
@@ -231,12 +234,13 @@ for (const kind of ["error", "warn"]) console[kind] = (...words) => complaints.p
 HANDS = """<script>
 addEventListener("load", () => setTimeout(() => {
   const all = (what) => [...document.querySelectorAll(what)];
-  const drawn = (id) => all(`#${id} .series .line`).filter((line) => line.getAttribute("d").length > 20).length;
+  const shown = (line) => line.getAttribute("d").length > 20;
+  const drawn = (id) => all(`#${id} .series .line`).filter(shown).length;
   const button = (id, name) => all(`#${id}-legend button`).find((each) => each.dataset.method === name);
   const point = (id, kind, x, y, more) => {
     const picture = document.querySelector(`#${id} svg`), box = picture.getBoundingClientRect();
-    picture.dispatchEvent(new PointerEvent(kind, { clientX: box.left + x * box.width, clientY: box.top + y * box.height,
-      pointerType: "mouse", bubbles: true, ...more }));
+    const place = { clientX: box.left + x * box.width, clientY: box.top + y * box.height };
+    picture.dispatchEvent(new PointerEvent(kind, { ...place, pointerType: "mouse", bubbles: true, ...more }));
   };
   const choose = (id, value) => {
     const box = document.getElementById(id); box.value = value; box.dispatchEvent(new Event("change"));
@@ -279,7 +283,10 @@ addEventListener("load", () => setTimeout(() => {
   document.getElementById("theme").click();
   said.theme = document.documentElement.dataset.theme;
   said.complaints = complaints;
-  document.body.append(Object.assign(document.createElement("pre"), { id: "said", textContent: JSON.stringify(said) }));
+  const note = document.createElement("pre");
+  note.id = "said";
+  note.textContent = JSON.stringify(said);
+  document.body.append(note);
 }, 300));
 </script>"""
 

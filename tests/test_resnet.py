@@ -138,7 +138,7 @@ def simulate(
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_statistics_never_enter_a_state(name: str) -> None:
-    """Whatever they are at the start, every tensor of every method is the same, and variances stay above 0."""
+    """Whatever they start from, every tensor of every method is the same, and variances stay above 0."""
     odd = torch.full((CLIENTS, 16), 7.0, dtype=torch.float64)
     for (state, statistics, world), (other, _, _) in zip(
         simulate(name, 6), simulate(name, 6, statistics=odd), strict=True

@@ -191,7 +191,9 @@ def test_a_worker_that_dies_loses_only_its_own_job(spec, tmp_path):
     try:
         pool.submit(Job("long", long.to_dict(), str(tmp_path / "long")))
         pool.submit(Job("short", spec.config.to_dict(), str(tmp_path / "short")))
-        pool.submit(Job("next", spec.config.override({"run.step_size": 0.03}).to_dict(), str(tmp_path / "next")))
+        pool.submit(
+            Job("next", spec.config.override({"run.step_size": 0.03}).to_dict(), str(tmp_path / "next"))
+        )
         pool.wait(tell)
     finally:
         pool.close()

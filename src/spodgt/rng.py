@@ -69,7 +69,7 @@ def words(keys: ArrayLike, *coordinates: ArrayLike) -> Words:
 
 def uniform(keys: ArrayLike, *coordinates: ArrayLike) -> NDArray[np.float64]:
     """Uniform numbers in [0, 1) with 53 random bits, one for every (key, coordinates...)."""
-    return (words(keys, *coordinates) >> np.uint64(11)) * 2.0**-53
+    return np.asarray((words(keys, *coordinates) >> np.uint64(11)) * 2.0**-53, np.float64)
 
 
 def _finalise(z: Words) -> Words:

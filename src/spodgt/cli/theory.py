@@ -174,7 +174,7 @@ def _exact(console: Console, found: Any) -> None:
             _n(o.recommended_step),
             _rounds(o.rounds_per_digit),
             _rounds(o.recommended_rounds_per_digit),
-            *(_n(v) for v in ((o.bias, o.noise, o.floor) if o.stable else (o.bias, math.inf, math.inf))),
+            *(_n(v, 2) for v in ((o.bias, o.noise, o.floor) if o.stable else (o.bias, math.inf, math.inf))),
         )
     console.print(table)
     zero = found.outlooks[0]
@@ -219,10 +219,10 @@ def _mean(values: Any) -> float:
     return float(values.mean())
 
 
-def _n(value: float) -> str:
+def _n(value: float, digits: int = 3) -> str:
     if math.isnan(value):
         return "–"
-    return "∞" if math.isinf(value) else f"{value:.3g}"
+    return "∞" if math.isinf(value) else f"{value:.{digits}g}"
 
 
 def _rounds(value: float) -> str:

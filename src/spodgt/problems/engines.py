@@ -148,8 +148,8 @@ class VmapEngine:
 class LoopEngine:
     """One client after the other, on every thread: for convolutions, for dropout, for what `vmap` cannot do.
 
-    A client's tensors are put into an empty shell of the module, one shell per thread, which then runs as
-    any module does. Each client stays on one thread: threads that share an operator wait for each other at
+    A client's model is copied into a shell of the module, one shell per thread, which then runs as any
+    module does; its weights lie there as convolutions like them best. Each client stays on one thread: threads that share an operator wait for each other at
     its end, which on a busy machine takes ten times as long as the work.
     """
 
@@ -219,19 +219,24 @@ class LoopEngine:
 
     @contextlib.contextmanager
     def _filled(self, row: Tensor, *, training: bool) -> Iterator[Shell]:
-        """This thread's shell with the tensors of one client in it; statistics are changed in `row`."""
+        """This thread's shell with the model of one client in it; new statistics go back to `row`."""
         key = threading.get_ident(), row.device, row.dtype
         if key not in self.shells:
-            self.shells[key] = Shell(self.module, self.statistics, row)
+            self.shells[key] = Shell(self.module, self.statistics, row, channels_last=self._channels_last)
         shell = self.shells[key]
         if shell.module.training != training:
             shell.module.train(training)
         values, running = torch.split(row, [self.layout.size, self.statistics.size])
-        shell.fill([*self.layout.views(values), *self.statistics.views(running)])
-        try:
-            yield shell
-        finally:
-            shell.fill([row.new_empty(0)] * len(shell.slots))  # or it would hold on to the whole of x
+        kept = self.statistics.views(running)
+        with torch.no_grad():
+            for slot, value in zip(shell.parameters, self.layout.views(values), strict=True):
+                slot.copy_(value)
+            for slot, value in zip(shell.statistics, kept, strict=True):
+                slot.copy_(value)
+        yield shell
+        if training:
+            for slot, value in zip(shell.statistics, kept, strict=True):
+                value.copy_(slot)
 
     @cached_property
     def _channels_last(self) -> bool:
@@ -239,7 +244,7 @@ class LoopEngine:
         return bool(layers) and not any(map(_overruns, layers))
 
     def _image(self, batch: Tensor) -> Tensor:
-        """Channels last, which convolutions on a CPU like best."""
+        """Inputs with channels last, which on a CPU is faster for convolutions and what is between them."""
         if not self._channels_last or batch.ndim != 4:
             return batch
         _, channels, height, width = batch.shape
@@ -258,17 +263,15 @@ def _overruns(layer: nn.Conv2d) -> bool:
 
 
 class Shell:
-    """A copy of a module with slots for the tensors of one client."""
+    """A copy of a module whose memory one client after the other fills with its model."""
 
-    def __init__(self, module: nn.Module, statistics: Layout, like: Tensor) -> None:
+    def __init__(self, module: nn.Module, statistics: Layout, like: Tensor, *, channels_last: bool) -> None:
         self.module = copy.deepcopy(module).to(like.device, like.dtype)
+        if channels_last:
+            self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         buffers = dict(self.module.named_buffers())
         self.parameters = list(self.module.parameters())
-        self.slots = [*self.parameters, *(buffers[name] for name in statistics.names)]
-
-    def fill(self, values: Sequence[Tensor]) -> None:
-        for slot, value in zip(self.slots, values, strict=True):
-            slot.data = value
+        self.statistics = [buffers[name] for name in statistics.names]
 
 
 def choose(

@@ -21,7 +21,7 @@ from spodgt.types import Evaluation, Ints
 
 @dataclass(frozen=True, eq=False)
 class Quadratic:
-    """`H` is (clients, parameters, parameters), symmetric and positive semidefinite; `c` (clients, parameters).
+    """`H` is (clients, parameters, parameters), symmetric, positive semidefinite; `c` (clients, parameters).
 
     `noise` is the standard deviation of independent normal noise on every coordinate of a gradient.
     """
@@ -86,7 +86,8 @@ class Quadratic:
         H, c = self.H.double(), self.c.double()
         w = torch.ones(self.clients) if weights is None else torch.as_tensor(weights)
         w = w.double().to(H.device)
-        return torch.linalg.solve(torch.einsum("i,ijk->jk", w, H), torch.einsum("i,ijk,ik->j", w, H, c))
+        x: Tensor = torch.linalg.solve(torch.einsum("i,ijk->jk", w, H), torch.einsum("i,ijk,ik->j", w, H, c))
+        return x
 
     def draw(self, seed: int) -> Quadratic:
         return self

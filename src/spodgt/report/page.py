@@ -1,7 +1,7 @@
 """A report as one HTML file: style, script and data inside, nothing loaded from anywhere.
 
 Tables are made here, so that they can be read without scripts; the interactive parts are drawn by
-`assets/report.js` from the JSON in the page. Every text of a user is escaped.
+the scripts of `assets` from the JSON in the page. Every text of a user is escaped.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from spodgt.report.tables import difference_table, final_table, rare_clients, sw
 from spodgt.sweep import label
 
 _ASSETS = Path(__file__).parent / "assets"
+_SCRIPTS = ("tools", "chart", "report")  # in this order; they share a scope
 _LABELS = {
     "accuracy": "accuracy",
     "accuracy_average": "accuracy of the average model",
@@ -46,7 +47,8 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 def render(page: Page) -> str:
     """The whole file."""
-    style, script = ((_ASSETS / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    style = (_ASSETS / "report.css").read_text(encoding="utf-8")
+    script = "\n".join((_ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
     parts = [_header(page), "<main>", _warnings(page)]
     if page.runs:
         parts += [_sweep(page), _curves(page), _tables(page), _network(page), _theory(page)]
@@ -65,7 +67,10 @@ def render(page: Page) -> str:
 {"".join(parts)}
 <script type="application/json" id="data">{_json(payload(page))}</script>
 <script>
-{script}</script>
+"use strict";
+(() => {{
+{script}}})();
+</script>
 </body>
 </html>
 """
@@ -113,7 +118,7 @@ def _sweep_data(page: Page, names: Sequence[str]) -> dict[str, Any]:
         values = list(dict.fromkeys(page.results[key])) if len(page.results) else []
         numbers, logarithmic = places(values) if values else ([], False)
         keys[key] = {
-            "values": [_number(value) if isinstance(value, float) else value for value in values],
+            "values": values,
             "numbers": numbers == values,
             "log": logarithmic,
             "label": words(key),

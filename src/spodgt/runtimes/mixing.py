@@ -36,7 +36,8 @@ class Links:
     @cached_property
     def pointers(self) -> Ints:
         """Where each receiver's links begin: links are sorted by receiver."""
-        return np.r_[0, np.cumsum(np.bincount(self.receivers, minlength=self.clients))]
+        counts = np.bincount(self.receivers, minlength=self.clients)
+        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     @property
     def dense(self) -> bool:
@@ -46,7 +47,7 @@ class Links:
     def mix(self, x: Tensor, weights: Floats, active: Bools, *, keeper: Ints) -> Tensor:
         """Send along the `active` links; `keeper` is the end of each link that keeps what is not sent."""
         moved = np.where(active, weights, 0.0)
-        kept = 1.0 - np.bincount(keeper, moved, minlength=self.clients)
+        kept = np.subtract(1.0, np.bincount(keeper, moved, minlength=self.clients), dtype=np.float64)
         if usable(x):
             return mix(x, self.pointers, self.senders, weights, active, kept)
         return self.plain(x, moved, active, kept)
@@ -69,10 +70,11 @@ class Links:
         pointers = np.r_[0, np.cumsum(np.bincount(rows, minlength=self.clients))]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch calls its CSR support a beta
-            matrix = torch.sparse_csr_tensor(
+            sparse = torch.sparse_csr_tensor(
                 torch.from_numpy(pointers).to(x.device),
                 torch.from_numpy(columns).to(x.device),
                 torch.from_numpy(values).to(x),
                 (self.clients, self.clients),
             )
-            return matrix @ x
+            mixed: Tensor = sparse @ x
+            return mixed

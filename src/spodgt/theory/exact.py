@@ -121,11 +121,11 @@ class Dynamics:
     # --- how it goes ---------------------------------------------------------------------------------
     def mean_radius(self, step_size: ArrayLike) -> float:
         """Spectral radius of E[s⁺] as a function of E[s] on Σz = 0."""
-        return max(part.mean_radius() for part, *_ in self._alike(step_size))
+        return max(part.mean_radius() for part in self._leaders(step_size))
 
     def mean_square_radius(self, step_size: ArrayLike) -> float:
         """Spectral radius of E[s⁺s⁺ᵀ] as a function of E[ssᵀ] on Σz = 0; stable if below one."""
-        return max(part.mean_square_radius() for part, *_ in self._alike(step_size))
+        return max(part.mean_square_radius() for part in self._leaders(step_size))
 
     def variance(self, step_size: ArrayLike) -> float:
         """Stationary E‖x - limit‖² / clients; inf if not mean-square stable."""
@@ -135,9 +135,11 @@ class Dynamics:
 
     def _variance(self, step_size: ArrayLike) -> float:
         """As `variance`, of a step size known to be stable."""
-        groups = self._alike(step_size)
-        sources = [np.sum([part.source() for part in parts], axis=0) for parts in groups]
-        return float(np.sum([parts[0].variance(S) for parts, S in zip(groups, sources, strict=True)]))
+        eta, total = self._steps(step_size), 0.0
+        for same in self._alike:
+            parts = [_Part(self, eta, own) for own in same]
+            total += parts[0].variance(np.sum([part.source() for part in parts], axis=0))
+        return total
 
     def curve(self, step_size: ArrayLike, x0: ArrayLike, rounds: int) -> Floats:
         """(rounds + 1,) exact E‖x_k - optimum‖² / clients from the models `x0`, (n,) or (clients, n)."""
@@ -183,17 +185,28 @@ class Dynamics:
 
     def _parts(self, step_size: ArrayLike) -> list[_Part]:
         """Coordinates that no H_i couples evolve apart, and second moments across them decide nothing."""
+        eta = self._steps(step_size)
+        return [_Part(self, eta, own) for same in self._alike for own in same]
+
+    def _leaders(self, step_size: ArrayLike) -> list[_Part]:
+        """One part of each curvature: the others have the same radii."""
+        eta = self._steps(step_size)
+        return [_Part(self, eta, first) for first, *_ in self._alike]
+
+    def _steps(self, step_size: ArrayLike) -> Floats:
         eta = np.broadcast_to(np.asarray(step_size, dtype=np.float64), self.p.shape)
         if not ((eta > 0) & np.isfinite(eta)).all():
             raise InvalidInput(f"step_size is {step_size!r}, but must be positive.")
-        _, label = connected_components(np.any(self.H != 0, axis=0), directed=False)
-        return [_Part(self, eta, np.flatnonzero(label == group)) for group in range(label.max() + 1)]
+        return eta
 
-    def _alike(self, step_size: ArrayLike) -> list[list[_Part]]:
-        """The parts, those of equal curvature together: they share radii and one linear system."""
-        groups: dict[bytes, list[_Part]] = {}
-        for part in self._parts(step_size):
-            groups.setdefault(part.H.tobytes(), []).append(part)
+    @cached_property
+    def _alike(self) -> list[list[Ints]]:
+        """Coordinates of each part, those of equal curvature together: they share one linear system."""
+        _, label = connected_components(np.any(self.H != 0, axis=0), directed=False)
+        groups: dict[bytes, list[Ints]] = {}
+        for group in range(label.max() + 1):
+            own = np.flatnonzero(label == group)
+            groups.setdefault(self.H[:, own][:, :, own].tobytes(), []).append(own)
         return list(groups.values())
 
 

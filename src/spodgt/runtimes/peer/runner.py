@@ -24,7 +24,7 @@ from torch import Tensor
 from spodgt import rng
 from spodgt.algorithms import method
 from spodgt.algorithms.spod_gt import SpodGT, SpodGTState
-from spodgt.errors import Incompatible, InvalidInput, SpodgtError
+from spodgt.errors import Incompatible, InvalidInput
 from spodgt.runtimes.peer import identity as identities
 from spodgt.runtimes.peer import manifest as manifests
 from spodgt.runtimes.peer import wire
@@ -395,7 +395,4 @@ def run_peer(peer: Peer, view: Callable[[Peer], None] | None = None) -> None:
             loop.add_signal_handler(number, peer.halt.set)
         await peer.run(view)
 
-    try:
-        asyncio.run(main())
-    except SpodgtError:
-        raise
+    asyncio.run(main())
