@@ -23,7 +23,7 @@ from spodgt.participation import Always, Bernoulli, Participation
 from spodgt.problems import classification
 from spodgt.problems.augment import PADDING, Windows, crop_and_flip
 from spodgt.problems.engines import LoopEngine, flatten
-from spodgt.problems.learning import Samples
+from spodgt.problems.learning import Samples, without_replacement
 from spodgt.runtimes.loop import begin
 from spodgt.runtimes.simulator import Run, Simulation
 
@@ -97,7 +97,7 @@ def batch_norm_problem(**options: Any) -> Learning:
     """Three clouds of points, and a network with BatchNorm that tells them apart."""
     draws = torch.Generator().manual_seed(5)
     targets = torch.randint(CLASSES, (CLIENTS + 1, 24), generator=draws)
-    centres = 3 * torch.randn(CLASSES, 6, generator=draws)
+    centres = 6 * torch.randn(CLASSES, 6, generator=draws)
     inputs = 5 + centres[targets] + torch.randn(CLIENTS + 1, 24, 6, generator=draws)
     module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
     data = list(zip(inputs[:-1], targets[:-1], strict=True))
@@ -106,8 +106,10 @@ def batch_norm_problem(**options: Any) -> Learning:
 
 
 def two_way() -> Network:
-    ring = np.roll(np.eye(CLIENTS, dtype=bool), 1, 0)
-    return Network.from_adjacency(ring | ring.T)
+    """All but one pair are neighbours; with a symmetric W, as some methods need it."""
+    adjacency = ~np.eye(CLIENTS, dtype=bool)
+    adjacency[1, 3] = adjacency[3, 1] = False
+    return Network.from_adjacency(adjacency)
 
 
 def simulate(
@@ -282,9 +284,7 @@ def test_a_checkpoint_holds_the_statistics(tmp_path: Path) -> None:
     broken = train(tmp_path / "broken", checkpoint_every=0, progress=interrupt)
     assert not broken.complete
     resumed = train(tmp_path / "broken", resume=True).frame
-    assert resumed.drop(columns=["seed"]).equals(whole.drop(columns=["seed"])) or np.allclose(
-        resumed[["loss", "accuracy"]], whole[["loss", "accuracy"]], rtol=0, atol=0
-    )
+    assert resumed[["round", "loss", "accuracy"]].equals(whole[["round", "loss", "accuracy"]])
 
 
 # --- augmentation ----------------------------------------------------------------------------------------
@@ -369,18 +369,14 @@ def test_resnet_learns_cifar(norm: str) -> None:
         load("cifar-10")
     except InvalidData as error:
         pytest.skip(str(error))
-    problem = classification(
-        "cifar-10", "resnet18", clients=2, partition=IID(), batch_size=16, width=8, norm=norm, augment=True
-    )
+    problem = classification("cifar-10", "resnet18", clients=2, partition=IID(), width=8, norm=norm)
     assert isinstance(problem.engine, LoopEngine)
-    problem._set(test_samples=Samples(problem.samples.inputs[:64], problem.samples.targets[:64]))
     few = dataclasses.replace(problem.shares, numbers=np.arange(64), offsets=np.array([0, 32, 64]))
-    problem._set(shares=few, partition=None)  # a few pictures, to be learnt by heart
-    result = spodgt.train(
-        spodgt.SpodGT(step_size=0.1), problem, Network.complete(2), rounds=24, every=24, gradient_norm=False
-    )
-    losses = result.frame["loss"].tolist()
-    assert losses[-1] < 0.8 * losses[0]
+    seen = Samples(problem.samples.inputs[:64], problem.samples.targets[:64])
+    problem._set(shares=few, partition=None, test_samples=seen)  # a few pictures, to be learnt by heart
+    method, network = spodgt.SpodGT(step_size=0.05), Network.complete(2)
+    losses = spodgt.train(method, problem, network, rounds=30, every=30, gradient_norm=False).frame["loss"]
+    assert losses.iloc[-1] < 0.85 * losses.iloc[0]
 
 
 def test_resnet_gradients_are_plain_autograd() -> None:
@@ -389,8 +385,6 @@ def test_resnet_gradients_are_plain_autograd() -> None:
     x, rows, keys = problem.start(0).clone(), np.arange(3), np.repeat(rng.key(0, "batch"), 3)
     x += 0.01 * torch.randn_like(x)
     g = problem.grad(x, rows, keys, rows, 2)
-    from spodgt.problems.learning import without_replacement
-
     drawn = without_replacement(keys, rows, 2, problem.shares.sizes, 8)
     for client in rows:
         module = resnet18((1, 28, 28), 10, width=4)

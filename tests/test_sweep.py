@@ -249,4 +249,5 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     _, said = process.communicate(timeout=120)
     assert process.returncode == 1
     assert b"Traceback" not in said
+    assert b"the same command goes on" in said
     assert (tmp_path / "out/sweep.json").exists()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
+import json
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +30,7 @@ import torch
 from spodgt.algorithms import algorithms, method
 from spodgt.data import IID, Dirichlet, Explicit, LabelsPerClient
 from spodgt.data.datasets import NAMES as DATA
-from spodgt.errors import InvalidConfig
+from spodgt.errors import InvalidConfig, InvalidNetwork
 from spodgt.graphs import RECIPES, Recipe
 from spodgt.models import MODELS
 from spodgt.network import WEIGHTS, Network
@@ -132,9 +133,10 @@ class Config:
         except FileNotFoundError:
             raise InvalidConfig(f"config {path} does not exist; give the path of a TOML file.") from None
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidConfig(f"config {path} cannot be read: {error}.") from None
+            reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+            raise InvalidConfig(f"config {path} cannot be read: {reason}; give a TOML file.") from None
         except tomllib.TOMLDecodeError as error:
-            raise InvalidConfig(f"config {path} is not TOML: {error}.") from None
+            raise InvalidConfig(f"config {path} is not TOML: {error}; correct it there.") from None
 
     @classmethod
     def parse(cls, text: Mapping[str, Any]) -> Config:
@@ -177,7 +179,9 @@ class Config:
             for key in path:
                 table = table.setdefault(key, {})
                 if not isinstance(table, dict):
-                    raise InvalidConfig(f"{name!r} is not a key: {key} is {table!r}, not a table.")
+                    raise InvalidConfig(
+                        f"{name!r} is not a key: {key} is {table!r}, not a table; drop .{last}."
+                    )
             if last == "kind" and table.get("kind") != value:
                 kept = {key: table[key] for key in _SHARED if key in table and path == ["network"]}
                 table.clear()  # the keys of another kind mean nothing here
@@ -276,18 +280,26 @@ def _read_network(path: str, weights: str) -> Network:
     except FileNotFoundError:
         raise InvalidConfig(f"network.path={path!r} does not exist; give the path of a graph file.") from None
     except Exception as error:  # readers of graph formats raise whatever their parsers raise
-        reason = str(error).strip().split("\n")[0].rstrip(".")
+        reason = str(error).strip().split("\n")[0].split(";")[0].rstrip(".")
         raise InvalidConfig(
             f"network.path={path!r} cannot be read as {suffix}: {reason}; check the file."
         ) from None
-    if suffix == ".csv":
-        return Network.from_adjacency(graph, weights=weights)
-    if all(str(node).isdigit() for node in graph):  # in the order of their numbers, not of their first lines
-        ordered = graph.__class__()
-        ordered.add_nodes_from(sorted(graph, key=int))
-        ordered.add_edges_from(graph.edges)
-        graph = ordered
-    return Network.from_networkx(graph, weights=weights)
+    try:
+        if suffix == ".csv":
+            return Network.from_adjacency(graph, weights=weights)
+        return Network.from_networkx(_in_order(graph), weights=weights)
+    except InvalidNetwork as error:
+        raise InvalidNetwork(f"network.path={path!r} is no network: {error}") from None
+
+
+def _in_order(graph: Any) -> Any:
+    """Nodes that are numbers, by their numbers and not by their first lines."""
+    if not all(str(node).isdigit() for node in graph):
+        return graph
+    ordered = graph.__class__()
+    ordered.add_nodes_from(sorted(graph, key=int))
+    ordered.add_edges_from(graph.edges)
+    return ordered
 
 
 def build_participation(section: Mapping[str, Any]) -> Participation:
@@ -316,7 +328,9 @@ def build_problem(section: Mapping[str, Any], clients: int) -> Problem:
         fields, ("kind", "data", "model", "batch_size", "partition", *options), f"problem with model {model}"
     )
     if not isinstance(fields.get("augment", False), bool):
-        raise InvalidConfig(f"problem.augment must be true or false, got {fields['augment']!r}.")
+        raise InvalidConfig(
+            f"problem.augment must be true or false, got {fields['augment']!r}; use augment = true."
+        )
     for key, value in {"batch_size": batch_size, **fields}.items():
         least = 0 if key == "batch_size" else 1  # a batch size of 0 is everything a client holds
         if key in ("augment", "norm"):  # norm, a text, is checked by its model
@@ -376,6 +390,17 @@ _WORDS = {
     bool: "true or false",
     list: "a list",
 }
+_EXAMPLES = {  # of keys that have no default
+    "clients": 10,
+    "delay": 5000.0,
+    "rounds": 100,
+    "gradient_norm": "true",
+    "methods": '["spod-gt"]',
+    "path": '"file.csv"',
+    "labels": 1,
+    "alpha": 0.5,
+    "indices": "[[0, 1], [2]]",
+}
 
 
 def _typed(cls: Any, fields: dict[str, Any], where: str) -> Any:
@@ -387,7 +412,7 @@ def _typed(cls: Any, fields: dict[str, Any], where: str) -> Any:
         if key in fields:
             values[key] = _value(fields[key], hints[key], f"{where}.{key}", slot)
         elif slot.default is slot.default_factory is dataclasses.MISSING:
-            raise InvalidConfig(f"{where}.{key} is missing; add {key} = … to [{where}].")
+            raise InvalidConfig(f"{where}.{key} is missing; add {key} = {_EXAMPLES.get(key, '…')}.")
     return cls(**values)
 
 
@@ -399,8 +424,7 @@ def _value(value: Any, hint: Any, name: str, slot: Any) -> Any:
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-        example = (
-            "" if slot.default in (dataclasses.MISSING, None) else f"; use {slot.name} = {slot.default!r}"
-        )
-        raise InvalidConfig(f"{name} must be {_WORDS[wanted]}, got {value!r}{example}.")
+        known = slot.default not in (dataclasses.MISSING, None)
+        example = json.dumps(slot.default) if known else _EXAMPLES.get(slot.name, "…")
+        raise InvalidConfig(f"{name} must be {_WORDS[wanted]}, got {value!r}; use {slot.name} = {example}.")
     return value

@@ -11,11 +11,12 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import IO, Protocol
 
@@ -125,14 +126,15 @@ class Processes:
 
     def _start(self) -> _Worker:
         threads = str(self.threads)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "spodgt.worker", threads],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
-        )
+        with _deaf():
+            process = subprocess.Popen(
+                [sys.executable, "-m", "spodgt.worker", threads],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+            )
         worker = _Worker(process)
         self.workers.append(worker)
         threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
@@ -144,6 +146,19 @@ class Processes:
             for line in lines:
                 self.heard.put((worker, from_line(line)))
         self.heard.put((worker, None))
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """A process that is started now never hears Ctrl-C: it is the parent's, who ends it with SIGTERM."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _close(stream: IO[str] | None) -> None:

@@ -487,17 +487,26 @@ def _at(table: Bools, rounds: range, first: int) -> Bools:
     return out
 
 
+def _numbers(value: ArrayLike, name: str) -> Floats:
+    try:
+        return np.asarray(value, float)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{name} must be numbers in (0, 1], got {value!r:.60}; use {name}=0.5.") from None
+
+
 def _on_links(p_hat: ArrayLike, network: Network) -> Floats:
-    array = np.asarray(p_hat, float)
+    array = _numbers(p_hat, "p_hat")
     if array.shape == (network.clients, network.clients) and array.ndim == 2:
         return np.asarray(array[network.receivers, network.senders])
     return array
 
 
 def _probabilities(value: ArrayLike, count: int, name: str, each: str) -> Floats:
-    array = np.asarray(value, float)
+    array = _numbers(value, name)
     if array.shape not in ((), (count,)):
-        raise InvalidInput(f"{name} must be one number or {count} (one per {each}), got shape {array.shape}.")
+        raise InvalidInput(
+            f"{name} must be one number or {count} (one per {each}), got shape {array.shape}; use {name}=0.5."
+        )
     array = np.broadcast_to(array, (count,)).copy()
     bad = ~((array > 0) & (array <= 1))
     if bad.any():

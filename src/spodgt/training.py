@@ -90,6 +90,11 @@ def compare(
         why = "keep_states=True: its first states are gone" if out else "no out: nothing was kept"
         raise InvalidInput(f"resume=True cannot go with {why}; use resume=False.")
     place = _device(device, dtype)
+    if not callable(getattr(problem, "grad", None)):
+        raise InvalidInput(
+            f"problem must be a spodgt.Learning or spodgt.Quadratic, got {type(problem).__name__}; "
+            "use spodgt.problems.fashion_mnist_svm()."
+        )
     worlds = [(seed, as_network(network, seed, weights), problem.draw(seed)) for seed in seed_list]
     if problem.clients != worlds[0][1].clients:
         raise InvalidInput(
@@ -178,7 +183,7 @@ def _seeds(seeds: Any) -> list[int]:
         given = [seeds] if isinstance(seeds, Integral) else list(seeds)
         numbers = [-1 if isinstance(seed, bool) else operator.index(seed) for seed in given]
     except TypeError:
-        given, numbers = [seeds], []
+        given, numbers = seeds, []
     if not numbers or min(numbers) < 0:
         raise InvalidInput(f"seeds must be whole numbers of at least 0, got {given!r}; use seeds=range(5).")
     if len(set(numbers)) < len(numbers):

@@ -38,7 +38,8 @@ class KGT(Algorithm):
     server_step: float = 1.0  # η_s
 
     def fit(self, availability: Availability) -> KGT:
-        return replace(self, local_steps=self.local_steps or int(np.ceil(np.mean(1 / availability.p))))
+        mean = min(np.mean(1 / availability.p), 2**53)  # of a client that never computes: no exchange either
+        return replace(self, local_steps=self.local_steps or int(np.ceil(mean)))
 
     def uses(self, availability: Availability, network: Network) -> Availability:
         return Overlay(availability, all_clients=True, all_links=True, every=self.local_steps or 1)

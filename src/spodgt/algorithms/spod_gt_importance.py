@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from spodgt.algorithms.spod_gt import SpodGT
@@ -22,4 +23,5 @@ class SpodGTImportance(SpodGT):
     traits: ClassVar[Traits] = replace(SpodGT.traits, source="spodgt")
 
     def gradient(self, x: Tensor, g: Tensor, round: Round) -> Tensor:
-        return round.grad(x) / round.p
+        new = round.grad(x)
+        return torch.where(round.computes, new / round.p, new)  # a tiny p may be 0 in float32

@@ -34,7 +34,7 @@ def main() -> None:
     except _UsageError as error:
         if text := error.format_message():  # empty where help was shown instead
             command = error.ctx.command_path if getattr(error, "ctx", None) else "spodgt"
-            _say(f"error: {text.rstrip('.')}; see {command} --help.")
+            _say(f"error: {text.rstrip('.?')}; see {command} --help.")
         code = 2
     except KeyboardInterrupt:
         code = 130

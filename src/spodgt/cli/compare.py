@@ -225,7 +225,8 @@ class Display:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.progress.stop()
+        if self.tasks:
+            self.progress.stop()
 
     def show(self, glimpse: Any) -> None:
         self.progress.start()  # not before there is something to show: bad input is said on a clean line

@@ -142,8 +142,12 @@ def _run(spec: Any, folder: Path, home: Path | None, *, fresh: bool, quiet: bool
         sweeps.reset(sweeps.plan(spec, folder, home))
     cells = sweeps.plan(spec, folder, home)
     display = None if quiet else Display(spec.title or spec.name, cells)
-    with display or nullcontext():
-        done = sweeps.run(spec, folder, home=home, display=display.show if display else None, **options)
+    try:
+        with display or nullcontext():
+            done = sweeps.run(spec, folder, home=home, display=display.show if display else None, **options)
+    except KeyboardInterrupt:
+        print(f"spodgt: stopped; the same command goes on with what is saved in {folder}.", file=sys.stderr)
+        raise typer.Exit(1) from None
     reports.write(folder)
     if not quiet:
         print(f"{spec.name}: {folder / reports.NAME}")

@@ -149,8 +149,9 @@ class LoopEngine:
     """One client after the other, on every thread: for convolutions, for dropout, for what `vmap` cannot do.
 
     A client's model is copied into a shell of the module, one shell per thread, which then runs as any
-    module does; its weights lie there as convolutions like them best. Each client stays on one thread: threads that share an operator wait for each other at
-    its end, which on a busy machine takes ten times as long as the work.
+    module does; its weights lie there as convolutions like them best. Each client stays on one thread:
+    threads that share an operator wait for each other at its end, which on a busy machine takes ten times
+    as long as the work.
     """
 
     module: nn.Module
@@ -229,9 +230,7 @@ class LoopEngine:
         values, running = torch.split(row, [self.layout.size, self.statistics.size])
         kept = self.statistics.views(running)
         with torch.no_grad():
-            for slot, value in zip(shell.parameters, self.layout.views(values), strict=True):
-                slot.copy_(value)
-            for slot, value in zip(shell.statistics, kept, strict=True):
+            for slot, value in zip(shell.slots, [*self.layout.views(values), *kept], strict=True):
                 slot.copy_(value)
         yield shell
         if training:
@@ -272,6 +271,7 @@ class Shell:
         buffers = dict(self.module.named_buffers())
         self.parameters = list(self.module.parameters())
         self.statistics = [buffers[name] for name in statistics.names]
+        self.slots: list[Tensor] = [*self.parameters, *self.statistics]
 
 
 def choose(

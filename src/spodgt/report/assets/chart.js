@@ -58,9 +58,10 @@ function chart(host, reset, plan) {
         .map((_, n) => (drawable(values[n]) ? (drawable(values[n - 1]) ? "L" : "M") + place2d(n, values) : ""))
         .join("");
     const group = svg("g", { class: "series", "data-method": each.name, transform: `translate(${shift(place)} 0)` });
-    const inside = each.x.map((_, n) => n).filter((n) => drawable(each.low[n]) && drawable(each.high[n]));
+    const low = each.low.map((value) => (p.logY && value <= 0 ? Y.back(frame.y + frame.height) : value));
+    const inside = each.x.map((_, n) => n).filter((n) => drawable(low[n]) && drawable(each.high[n]));
     if (!p.bars && inside.length) {
-      const edge = [...inside.map((n) => place2d(n, each.high)), ...inside.reverse().map((n) => place2d(n, each.low))];
+      const edge = [...inside.map((n) => place2d(n, each.high)), ...inside.reverse().map((n) => place2d(n, low))];
       group.append(svg("path", { class: "band", style: fill, d: `M${edge.join("L")}Z` }));
     }
     group.append(...each.runs.map((run) => svg("path", { class: "run", style: stroke, d: path(run) })));
@@ -69,9 +70,8 @@ function chart(host, reset, plan) {
     );
     each.x.forEach((at, n) => {
       if (!p.bars || !drawable(each.middle[n])) return;
-      const low = drawable(each.low[n]) ? Y(each.low[n]) : frame.y + frame.height;
-      const high = Y(each.high[n]);
-      const shape = `M${X(at)} ${low}V${high}M${X(at) - 4} ${low}h8M${X(at) - 4} ${high}h8`;
+      const [bottom, top] = [Y(low[n]), Y(each.high[n])];
+      const shape = `M${X(at)} ${bottom}V${top}M${X(at) - 4} ${bottom}h8M${X(at) - 4} ${top}h8`;
       group.append(svg("path", { class: "bar", style: stroke, d: shape }));
       group.append(svg("circle", { cx: X(at), cy: Y(each.middle[n]), r: 3.4, style: fill }));
     });
