@@ -19,7 +19,7 @@ from rich.console import Console
 from conftest import Cli
 from spodgt.algorithms import ALGORITHMS
 from spodgt.cli import app
-from spodgt.cli.compare import Display, short
+from spodgt.cli.compare import Display, free_folder, short
 from spodgt.config import PAPER_METHODS, Config
 from spodgt.training import Glimpse
 
@@ -89,6 +89,13 @@ def test_compare_needs_no_arguments_but_takes_them(cli: Cli, tmp_path: Path) -> 
     assert out.endswith(": here\n")
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the report, which has tests of its own."""
+    monkeypatch.setattr("spodgt.report.write", lambda *_, **__: None)
+
+
+@pytest.mark.usefixtures("quick")
 def test_the_folder_holds_what_is_needed_to_run_again(cli: Cli, tmp_path: Path) -> None:
     """`spodgt run` on the saved config gives the same numbers."""
     options = ("--methods", "spod-gt,k-gt", "--rounds", 4, "--seeds", "[5, 2]", *SMALL)
@@ -100,6 +107,7 @@ def test_the_folder_holds_what_is_needed_to_run_again(cli: Cli, tmp_path: Path) 
     assert (tmp_path / "first/config.toml").read_text() == (tmp_path / "second/config.toml").read_text()
 
 
+@pytest.mark.usefixtures("quick")
 def test_json_is_json_and_nothing_else(cli: Cli, tmp_path: Path) -> None:
     code, out, err = cli("compare", "--rounds", 2, "--seeds", 1, "--json", "--out", "here", *QUADRATIC)
     assert (code, err) == (0, "")
@@ -115,18 +123,17 @@ def test_json_is_json_and_nothing_else(cli: Cli, tmp_path: Path) -> None:
         json.loads(out)
 
 
-def test_runs_are_numbered_and_the_last_is_resumed(cli: Cli, tmp_path: Path) -> None:
-    options = ("--rounds", 2, "--seeds", 1, "--methods", "spod-gt", *QUADRATIC)
-    for number in ("compare", "compare-2", "compare-3"):
-        assert cli("compare", *options)[1].endswith(f": runs/{number}\n")
-    before = (tmp_path / "runs/compare-3/metrics.parquet").read_bytes()
-    code, out, _ = cli("compare", *options, "--resume")
-    assert code == 0
-    assert out.endswith(": runs/compare-3\n")
-    assert (tmp_path / "runs/compare-3/metrics.parquet").read_bytes() == before
-    assert not (tmp_path / "runs/compare-4").exists()
+def test_runs_are_numbered_and_the_last_is_resumed(tmp_path: Path) -> None:
+    assert free_folder(tmp_path, "compare", resume=False) == tmp_path / "compare"
+    for number in ("compare", "compare-2"):
+        (tmp_path / number).mkdir()
+        (tmp_path / number / "config.toml").touch()
+    assert free_folder(tmp_path, "compare", resume=False) == tmp_path / "compare-3"
+    assert free_folder(tmp_path, "compare", resume=True) == tmp_path / "compare-2"
+    assert free_folder(tmp_path, "run", resume=False) == tmp_path / "run"
 
 
+@pytest.mark.usefixtures("quick")
 def test_resume_says_when_there_is_nothing_yet(cli: Cli) -> None:
     options = ("--rounds", 2, "--seeds", 1, "--methods", "spod-gt", *QUADRATIC)
     code, _, err = cli("compare", *options, "--out", "new", "--resume")
@@ -134,7 +141,7 @@ def test_resume_says_when_there_is_nothing_yet(cli: Cli) -> None:
     assert err == "spodgt: no checkpoint in new yet; beginning at round 0.\n"
 
 
-@pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:Degrees of freedom")  # of the report
+@pytest.mark.usefixtures("quick")
 def test_a_diverging_method_is_named_and_the_others_finish(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "wild.toml").write_text(
         """

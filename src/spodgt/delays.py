@@ -15,6 +15,8 @@ import numpy as np
 from spodgt.network import Network
 from spodgt.types import Availability, Bools, Floats
 
+_MOST = 1e250  # what waiting for a client that never comes costs: for ever, but sums stay finite
+
 
 @dataclass(frozen=True, eq=False)
 class Costs:
@@ -35,7 +37,7 @@ class Costs:
 def costs(network: Network, availability: Availability) -> Costs:
     # Each link is an in-link of its receiver and an out-link of its sender: both means are charged.
     share = 1.0 / network.in_degree[network.receivers] + 1.0 / network.out_degree[network.senders]
-    with np.errstate(over="ignore"):  # p of a client that never computes is tiny: its cost is never added
-        return Costs(
-            1.0 / (network.clients * availability.p), share / (network.clients * availability.p_hat)
-        )
+    return Costs(
+        np.minimum(1.0 / (network.clients * availability.p), _MOST),
+        np.minimum(share / (network.clients * availability.p_hat), _MOST),
+    )

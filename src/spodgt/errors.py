@@ -1,12 +1,12 @@
 """What can go wrong, and whose mistake it is.
 
-    SpodgtError
-    ├── InvalidInput          the caller's: one sentence with the name, the value and the fix (exit code 2)
-    │   ├── InvalidNetwork    graph or weights
-    │   ├── InvalidData       files, datasets, partitions
-    │   ├── InvalidConfig     keys and values of a configuration
-    │   └── Incompatible      a method that cannot run in this setting
-    └── Failed                the run's: it started well and could not finish (exit code 1)
+SpodgtError
+├── InvalidInput          the caller's: one sentence with the name, the value and the fix (exit code 2)
+│   ├── InvalidNetwork    graph or weights
+│   ├── InvalidData       files, datasets, partitions
+│   ├── InvalidConfig     keys and values of a configuration
+│   └── Incompatible      a method that cannot run in this setting
+└── Failed                the run's: it started well and could not finish (exit code 1)
 """
 
 from __future__ import annotations

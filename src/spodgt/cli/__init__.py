@@ -25,7 +25,7 @@ _UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__na
 def main() -> None:
     """Entry point: turn what went wrong into one sentence and an exit code."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="spodgt", standalone_mode=False)
         sys.stdout.flush()
     except SpodgtError as error:
         code = 2 if isinstance(error, InvalidInput) else 1

@@ -41,7 +41,9 @@ def data_get(
 ) -> None:
     """Download a data set and check its sums."""
     from spodgt.data import get
+    from spodgt.data.datasets import check_name
 
+    check_name(name)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         tasks: dict[str, Any] = {}
