@@ -18,6 +18,7 @@ from spodgt import Learning, Network, Trace, rng
 from spodgt.algorithms import ALGORITHMS
 from spodgt.data import IID, load
 from spodgt.errors import InvalidData, InvalidInput
+from spodgt.metrics import measure
 from spodgt.models import MODELS, cross_entropy
 from spodgt.participation import Always, Bernoulli, Participation
 from spodgt.problems import classification
@@ -260,6 +261,25 @@ def test_a_network_with_batch_norm_learns_and_its_average_does_too() -> None:
     assert last["accuracy"] > 0.9
     assert last["accuracy_average"] > 0.9  # it is evaluated with the average of the statistics
     assert last["loss"] < 0.5 * result.frame.iloc[0]["loss"]
+
+
+def test_a_client_is_measured_with_its_own_statistics_and_the_average_with_their_average() -> None:
+    *_, (state, statistics, world) = simulate("spod-gt", 5)
+    problem: Any = world.problem
+    inputs, targets = problem.test_samples.take(slice(None), torch.float64)
+
+    def by_hand(x: Tensor, running: Tensor) -> tuple[float, float]:
+        module = problem.model.double().eval()
+        nn.utils.vector_to_parameters(x, module.parameters())
+        module[1].running_mean, module[1].running_var = running[:8], running[8:]
+        outputs = module(inputs)
+        return float(cross_entropy(outputs, targets)), float((outputs.argmax(1) == targets).double().mean())
+
+    losses = [by_hand(*model)[0] for model in zip(state.x, statistics, strict=True)]
+    row = measure(problem, state, statistics, gradient=False)
+    assert row["loss"] == pytest.approx(np.mean(losses))
+    assert row["accuracy_average"] == by_hand(state.x.mean(0), statistics.mean(0))[1]
+    assert row["loss"] != pytest.approx(measure(problem, state, 0 * statistics + 1, gradient=False)["loss"])
 
 
 def test_a_checkpoint_holds_the_statistics(tmp_path: Path) -> None:

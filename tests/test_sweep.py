@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 from spodgt import executors, experiments, sweep
+from spodgt.cli import app
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.worker import Job, Outcome, Progress
 
@@ -146,6 +148,20 @@ def test_a_failing_cell_takes_no_other_with_it(tmp_path):
     assert "extra" in why
     note = json.loads((tmp_path / "out/sweep.json").read_text())
     assert [bool(cell["error"]) for cell in note["cells"]] == [False, True]
+
+
+def test_the_command_shows_failures_at_the_end(tmp_path):
+    text = QUADRATIC.format(delay=30).replace(
+        '"run.step_size" = [0.01, 0.02, 0.05]', '"run.methods" = [["extra"], ["spod-gt"]]'
+    )
+    spec_of(tmp_path, text)
+    words = ["sweep", str(tmp_path / "quadratics.toml"), "--out", str(tmp_path / "out"), "--workers", "1"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    assert "error: quadratics/methods-extra" in result.output
+    page = (tmp_path / "out/report.html").read_text()
+    assert "What went wrong" in page
+    assert "spod-gt" in page
 
 
 def test_a_folder_holds_one_sweep_at_a_time(spec, tmp_path):
