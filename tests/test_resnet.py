@@ -272,7 +272,8 @@ def test_a_client_is_measured_with_its_own_statistics_and_the_average_with_their
         module = problem.model.double().eval()
         nn.utils.vector_to_parameters(x, module.parameters())
         module[1].running_mean, module[1].running_var = running[:8], running[8:]
-        outputs = module(inputs)
+        with torch.no_grad():
+            outputs = module(inputs)
         return float(cross_entropy(outputs, targets)), float((outputs.argmax(1) == targets).double().mean())
 
     losses = [by_hand(*model)[0] for model in zip(state.x, statistics, strict=True)]
@@ -402,16 +403,17 @@ def test_resnet_learns_cifar(norm: str) -> None:
 def test_resnet_gradients_are_plain_autograd() -> None:
     torch.manual_seed(0)
     problem = classification("fashion-mnist-small", "resnet18", clients=3, width=4, batch_size=8)
-    x, rows, keys = problem.start(0).clone(), np.arange(3), np.repeat(rng.key(0, "batch"), 3)
-    x += 0.01 * torch.randn_like(x)
+    rows, keys = np.arange(3), np.repeat(rng.key(0, "batch"), 3)
+    x = problem.start(0).double()  # single precision flips a ReLU now and then
+    x = x + 0.01 * torch.randn_like(x)
     g = problem.grad(x, rows, keys, rows, 2)
     drawn = without_replacement(keys, rows, 2, problem.shares.sizes, 8)
     for client in rows:
-        module = resnet18((1, 28, 28), 10, width=4)
+        module = resnet18((1, 28, 28), 10, width=4).double()
         nn.utils.vector_to_parameters(x[client], module.parameters())
         inputs, targets = problem.samples.take(
             torch.from_numpy(problem.shares[client][drawn[client]]), x.dtype
         )
         nn.functional.cross_entropy(module(inputs), targets).backward()
         expected = flatten(p.grad for p in module.parameters() if p.grad is not None)
-        assert_close(g[client], expected, rtol=1e-3, atol=1e-5)
+        assert_close(g[client], expected)

@@ -279,6 +279,18 @@ def test_a_diverged_method_is_told_once(tmp_path: Path, monkeypatch: pytest.Monk
     same(tmp_path / "run", whole)
 
 
+def test_a_run_that_diverges_after_it_was_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.session._SHOW_EVERY", 0.0)
+    methods = [spodgt.method("spod-gt", step_size=8.0)]
+    options = {"methods": methods, "delay": None, "rounds": 400, "seeds": 0, "checkpoint_every": 1e9}
+    whole = run(None, **options)
+    (stop,) = whole.stopped
+    assert stop.finite_at > 0
+    run(tmp_path / "run", progress=StopAt("spod-gt", stop.round - 2), **options)
+    assert run(tmp_path / "run", resume=True, **options).stopped == [stop]
+    same(tmp_path / "run", whole)
+
+
 def test_resume_of_a_finished_run_changes_nothing(tmp_path: Path, unbroken: Any) -> None:
     run(tmp_path / "run")
     same(tmp_path / "run", unbroken)

@@ -191,6 +191,7 @@ def test_a_backend_is_one_entry(spec, tmp_path, monkeypatch):
 
 
 # --- processes --------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_worker_that_dies_loses_only_its_own_job(spec, tmp_path):
     pool = executors.Processes(2, 1)
     outcomes: dict[str, Outcome] = {}
@@ -233,7 +234,7 @@ def until(condition, process, seconds=120.0):
 
 
 def test_a_killed_sweep_goes_on_and_equals_an_unbroken_one(tmp_path):
-    spec = spec_of(tmp_path, QUADRATIC.format(delay=1500))
+    spec = spec_of(tmp_path, QUADRATIC.format(delay=600))
     file = tmp_path / "quadratics.toml"
     unbroken = sweep.run(spec, tmp_path / "unbroken", workers=1)
 

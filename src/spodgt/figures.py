@@ -69,7 +69,8 @@ def curves(frame: pd.DataFrame, metric: str = "accuracy", against: str = "delay"
         seeds = np.where(np.isfinite(seeds), seeds, np.nan)  # of a diverged run: no number to draw
         mean, sigma = seeds.mean(0), seeds.std(0)
         axes.fill_between(grid, mean - sigma, mean + sigma, color=look["color"], alpha=0.13, linewidth=0)
-        axes.plot(grid, mean, **look, linewidth=2, label=f"{algorithm}  {mean[-1]:.3g}")
+        final = f"{mean[-1]:.3f}" if metric.startswith("accuracy") else f"{mean[-1]:.3g}"
+        axes.plot(grid, mean, **look, linewidth=2, label=f"{algorithm}  {final}")
     axes.set_xlabel("total delay (the paper's clock)" if against == "delay" else against)
     axes.set_ylabel(_LABELS.get(metric, metric))
     if metric.startswith("accuracy"):
