@@ -38,9 +38,7 @@ class KGT(Algorithm):
     server_step: float = 1.0  # η_s
 
     def fit(self, availability: Availability) -> KGT:
-        mean = min(
-            float(np.mean(1 / availability.p)), 2.0**53
-        )  # of a client that never computes: no exchange either
+        mean = min(float(np.mean(1 / availability.p)), 2.0**53)  # p may be next to nothing
         return replace(self, local_steps=self.local_steps or int(np.ceil(mean)))
 
     def uses(self, availability: Availability, network: Network) -> Availability:
