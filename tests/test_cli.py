@@ -19,7 +19,7 @@ from rich.console import Console
 from conftest import Cli
 from spodgt.algorithms import ALGORITHMS
 from spodgt.cli import app
-from spodgt.cli.compare import Display, free_folder, short
+from spodgt.cli.compare import Display, changes_of, free_folder, short
 from spodgt.config import PAPER_METHODS, Config
 from spodgt.training import Glimpse
 
@@ -274,6 +274,18 @@ def test_set_reaches_every_key(cli: Cli) -> None:
         Config.parse({"problem": {"partition": {"labels": 3}}}).problem["partition"]["kind"]
         == "labels-per-client"
     )
+
+
+def test_delay_or_rounds_given_alone_replaces_the_other() -> None:
+    both = Config.parse({"run": {"delay": 10.0, "rounds": 5}})
+    for options, expected in (
+        ({"rounds": "7"}, (None, 7)),
+        ({"delay": "70"}, (70.0, None)),
+        ({"delay": "70", "rounds": "7"}, (70.0, 7)),
+        ({}, (10.0, 5)),
+    ):
+        run = both.override(changes_of(**options)).run
+        assert (run.delay, run.rounds) == expected
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes of a shell")

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,14 @@ def test_a_second_ctrl_c_does_not_wait(
 
     assert not run(tmp_path / "run", progress=impatient).complete
     run(tmp_path / "run", resume=True)
+    same(tmp_path / "run", unbroken)
+
+
+def test_a_thread_may_run_too(tmp_path: Path, unbroken: Any) -> None:
+    """Signals arrive in the main thread only; elsewhere a run just runs."""
+    thread = threading.Thread(target=run, args=(tmp_path / "run",))
+    thread.start()
+    thread.join()
     same(tmp_path / "run", unbroken)
 
 
