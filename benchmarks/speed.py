@@ -31,7 +31,7 @@ import spodgt
 from spodgt.models import cross_entropy
 from spodgt.problems.engines import LinearEngine
 from spodgt.problems.learning import Learning, without_replacement
-from spodgt.runtimes.loop import begin
+from spodgt.runtimes.loop import STRIDE, Marks, Moment, Stop, begin, run_rounds
 from spodgt.runtimes.mixing import Links
 from spodgt.runtimes.simulator import Run, Simulation
 
@@ -94,16 +94,27 @@ def make_runs(
     return runs
 
 
-def ours(runs: list[Run]) -> Callable[[], None]:
-    world = Simulation(runs)
-    state, k = begin(world).state, 0
+def ours(runs: list[Run], rounds: int = STRIDE) -> Callable[[], None]:
+    """Some rounds of the loop that `train` runs, with nothing to look at."""
+    moment = begin(Simulation(runs))
 
-    def round() -> None:
-        nonlocal state, k
-        k += 1
-        state = world.algorithm.step(state, world.round(k))
+    def go() -> None:
+        nonlocal moment
 
-    return round
+        def observe(now: Moment, due: Any, last: Any) -> Any:
+            nonlocal moment
+            moment = now
+            return np.zeros_like(last)
+
+        run_rounds(moment, Stop(rounds=moment.k + rounds), Marks(), observe)
+
+    return go
+
+
+def per_round(runs: list[Run], rounds: int = STRIDE, **options: Any) -> tuple[float, float]:
+    """Seconds per round, and the spread."""
+    seconds, spread = best(ours(runs, rounds), **options)
+    return seconds / rounds, spread
 
 
 def torch_loop(run: Run) -> Callable[[], None]:
@@ -221,7 +232,7 @@ def small(model: str, power: dict[str, Any]) -> list[dict[str, Any]]:
         slow, slow_spread = best(torch_loop(make_runs(problem, 1, chance, geometric(10))[0]))
         for count in (1, 5, 25):
             runs = make_runs(problem, count, chance, geometric(10))
-            fast, spread = best(ours(runs))
+            fast, spread = per_round(runs)
             stacked, _ = best(eager(runs))
             limit = roofline(runs, chance, power)
             rows.append(
@@ -245,7 +256,7 @@ def large(power: dict[str, Any]) -> list[dict[str, Any]]:
     for clients in (1_000, 10_000):
         problem = many_clients(clients)
         runs = make_runs(problem, 1, 0.5, sparse(clients))
-        fast, spread = best(ours(runs), repeats=3)
+        fast, spread = per_round(runs, repeats=3)
         stacked, _ = best(eager(runs), repeats=2)
         rows.append(
             {
@@ -301,7 +312,7 @@ def networks(power: dict[str, Any]) -> list[dict[str, Any]]:
         except spodgt.errors.InvalidData as error:
             CONSOLE.print(f"skipped {model}: {error}")
             continue
-        step = ours(make_runs(problem, 1, 1.0, geometric(10)))
+        step = ours(make_runs(problem, 1, 1.0, geometric(10)), rounds=1)
         step()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             step()
@@ -383,7 +394,7 @@ def growth(power: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _grown(axis: str, value: int, runs: list[Run]) -> dict[str, Any]:
-    seconds, spread = best(ours(runs), repeats=3)
+    seconds, spread = per_round(runs, repeats=3)
     states = 3 * sum(run.start.numel() for run in runs) * 4
     return {"axis": axis, "value": value, "seconds": seconds, "spread": spread, "state_bytes": states}
 

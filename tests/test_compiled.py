@@ -15,8 +15,8 @@ from spodgt.problems.engines import LinearEngine
 from spodgt.problems.learning import Learning, without_replacement
 from spodgt.problems.linear import Draw, _draw
 from spodgt.runtimes.fused import Fused
-from spodgt.runtimes.loop import begin
-from spodgt.runtimes.mixing import Links
+from spodgt.runtimes.loop import Marks, Stop, begin, run_rounds
+from spodgt.runtimes.mixing import Links, Memory
 from spodgt.runtimes.simulator import Run, Simulation
 
 FAMILY = ["spod-gt", "spod-gt-memory", "spod-gt-importance", "ab-push-pull", "g-push-pull", "sporadic-k-gt"]
@@ -71,6 +71,49 @@ def test_a_fused_step_serves_problems_without_a_compiled_gradient(name):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
+def test_many_rounds_in_one_call_are_the_rounds_one_by_one(name, sizes):
+    runs = runs_of(toy_problem(sizes=sizes), name, count=3)
+    one_by_one, tally = after(runs, 37, fuse=True)
+    world = Simulation(runs, dtype=torch.float64)
+    state = world.advance(begin(world).state, range(1, 17))
+    state = world.advance(state, range(17, 38))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(state, one_by_one, strict=True))
+    for ours, theirs in zip(world.tally, tally, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_whole_rows_for_many_clients_are_the_same_exchange(name, monkeypatch):
+    runs = runs_of(toy_problem(), name)
+    blocks, _ = after(runs, 9, fuse=True)
+    monkeypatch.setattr("spodgt.runtimes.fused._MANY", 1)
+    rows, _ = after(runs, 9, fuse=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(rows, blocks, strict=True))
+
+
+@pytest.mark.parametrize("stop", [Stop(rounds=45), Stop(delay=60.0), Stop(rounds=30, delay=70.0)], ids=str)
+@pytest.mark.parametrize("marks", [Marks(rounds=7), Marks(delay=9.0), Marks()], ids=str)
+def test_a_stride_passes_no_look_and_no_end(stop, marks):
+    """Long strides see the same models at the same moments as single rounds, for runs that end apart."""
+    seen: dict[int, list] = {}
+    for stride in (1, 16):
+        world = Simulation(runs_of(toy_problem(), "spod-gt", count=3, chance=0.4), dtype=torch.float64)
+        looks = seen[stride] = []
+
+        def observe(moment, due, last, looks=looks):
+            parts = moment.world.split(moment.state.x)
+            for at in np.flatnonzero(due):
+                looks.append((moment.k, int(moment.world.runs[at]), moment.delay[at], parts[at].clone()))
+            return np.zeros_like(last)
+
+        run_rounds(begin(world), stop, marks, observe, stride)
+    assert [look[:3] for look in seen[1]] == [look[:3] for look in seen[16]]
+    assert all(torch.equal(a[3], b[3]) for a, b in zip(seen[1], seen[16], strict=True))
+    assert len({look[1] for look in seen[1]}) == 3
+
+
 def test_a_run_is_the_same_bit_for_bit_alone_and_in_a_batch():
     runs = runs_of(toy_problem(), "spod-gt-memory", count=3)
     together, _ = after(runs, 20, fuse=True, dtype=torch.float32)
@@ -112,6 +155,18 @@ def test_compiled_mixing_is_torchs_mixing(clients, runs, seed, many):
         theirs = links.plain(x, moved, active, kept)
         ours = links.mix(x, weights, active, keeper=keeper)
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_memory_is_used_again_only_when_nobody_holds_it(monkeypatch):
+    monkeypatch.setattr("spodgt.runtimes.mixing._LARGE", 1)
+    memory, x = Memory(), torch.zeros(3, 4)
+    held = [memory.like(x), memory.like(x)[1], memory.like(x).numpy(), memory.like(x)]
+    places = {t.ctypes.data if isinstance(t, np.ndarray) else t.untyped_storage().data_ptr() for t in held}
+    assert len(places) == 4
+    assert memory.like(x).data_ptr() not in places  # all are held: one more, which the pool forgets
+    free = held.pop().data_ptr()
+    assert memory.like(x).data_ptr() == free
+    assert memory.like(x.double()).dtype == torch.float64
 
 
 @pytest.mark.parametrize("loss", [multi_margin, cross_entropy, one_vs_rest])

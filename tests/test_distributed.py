@@ -73,7 +73,7 @@ def trajectory(world: Simulation, stop: Stop) -> list[tuple[int, list[int], list
         assert isinstance(moment.world, Simulation)
         return moment.world
 
-    run_rounds(begin(world), stop, Marks(), observe)
+    run_rounds(begin(world), stop, Marks(), observe, stride=1)
     return seen
 
 

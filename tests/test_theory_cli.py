@@ -154,7 +154,7 @@ def test_vanishing_schedule_is_what_train_accepts():
     problem = Learning(nn.Linear(3, 2), nn.CrossEntropyLoss(), data)
     plan = theory.vanishing_schedule(50, problem.shares.sizes)
     planned = plan.batches(problem)
-    assert planned._batch(np.arange(3)).tolist() == plan.batch_size.tolist()
+    assert planned.batches(np.arange(3)).tolist() == plan.batch_size.tolist()
     algorithm = method("spod-gt", step_size=plan.schedule)
     result = train(
         algorithm, planned, Network.ring(3), plan.participation(0.9), rounds=plan.rounds, seeds=[0, 1]

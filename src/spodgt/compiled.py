@@ -21,8 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Array = NDArray[Any]
-_FAST = {"contract", "reassoc", "arcp", "nsz"}  # not nnan or ninf: divergence must stay visible
-jit = numba.njit(nogil=True, cache=True, fastmath=_FAST, boundscheck=False)
+_FUSE = {"contract", "nsz"}  # not nnan or ninf: divergence must stay visible
+_options: dict[str, Any] = {"nogil": True, "cache": True, "boundscheck": False}
+jit = numba.njit(fastmath=_FUSE, **_options)
+# Only sums along a row may change their order: they are not vectorised otherwise. Elsewhere this freedom
+# would let two loops that are the same on paper differ in the last bit, by what they were inlined into.
+jit_sum = numba.njit(fastmath=_FUSE | {"reassoc"}, **_options)
 
 _SERIAL = 40_000  # numbers below which waking a thread costs more than it saves
 

@@ -22,11 +22,10 @@ from spodgt.algorithms import describe
 from spodgt.errors import InvalidInput
 from spodgt.metrics import measure
 from spodgt.recorder import Result, RunDirectory, Stopped, table_to_tensor, tensor_to_table, versions
-from spodgt.runtimes.loop import Marks, Moment, Stop, begin, run_rounds
+from spodgt.runtimes.loop import STRIDE, Marks, Moment, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Run, Simulation, Tally
 from spodgt.types import Bools
 
-_FINITE_EVERY = 16  # rounds between two looks for NaN and infinity
 _SHOW_EVERY = 0.1  # seconds between two glimpses
 _CHEAP, _AFFORDABLE = 1e6, 1e9  # multiplications for a global gradient: at every look, at the last only
 _ACTIVITY = ("algorithm", "seed", "kind", "receiver", "sender", "chance", "gradients", "messages", "bytes")
@@ -109,7 +108,8 @@ class Session:
         for label, runs in self.batches.items():
             if label not in self.finished:
                 watch = Watch(self, label, runs)
-                run_rounds(watch.moment(), self.settings.stop, self.settings.marks, watch)
+                stride = 1 if self.settings.keep_states else STRIDE
+                run_rounds(watch.moment(), self.settings.stop, self.settings.marks, watch, stride)
                 watch.close()
 
     def result(self, draws: dict[int, Any]) -> Result:
@@ -285,7 +285,7 @@ class Watch:
     def _broken(self, moment: Moment, due: Bools) -> Bools:
         """Which runs have left the finite numbers."""
         broken = np.zeros(len(moment.world.runs), bool)
-        if moment.k % _FINITE_EVERY and not due.any():
+        if moment.k % STRIDE and not due.any():
             return broken
         world: Any = moment.world
         for at, (run, x) in enumerate(zip(moment.world.runs, world.split(moment.state.x), strict=True)):

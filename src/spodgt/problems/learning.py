@@ -36,7 +36,7 @@ from spodgt.problems.engines import (
     habits,
     multiplications,
 )
-from spodgt.problems.linear import LOSSES, Draw, gradients
+from spodgt.problems.linear import LOSSES, Draw, LinearData, gradients
 from spodgt.types import Evaluation, Ints
 
 _PROBE = 4  # samples used to try a module out
@@ -316,7 +316,7 @@ class Learning:
         shares = Shares.join([self.shares, *(other.shares for other in others)])
         sizes = self.batch_size
         if any(isinstance(part.batch_size, tuple) or part.batch_size != sizes for part in (self, *others)):
-            sizes = tuple(int(n) for part in (self, *others) for n in part._batch(np.arange(part.clients)))
+            sizes = tuple(int(n) for part in (self, *others) for n in part.batches(np.arange(part.clients)))
         return self._with(shares=shares, clients=len(shares), batch_size=sizes)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Learning:
@@ -333,7 +333,7 @@ class Learning:
         )
 
     def grad(self, x: Tensor, rows: Ints, keys: NDArray[np.uint64], places: Ints, k: int) -> Tensor:
-        sizes, batch = self.shares.sizes[rows], self._batch(rows)
+        sizes, batch = self.shares.sizes[rows], self.batches(rows)
         self._check_columns(x)
         g = x.new_empty(len(x), self.parameters)
         if self.grad_into(x, g, None, np.arange(len(x)), Draw(rows, keys, places, k), np.ones(len(x))):
@@ -364,30 +364,34 @@ class Learning:
 
         False where the compiled pass does not fit; then nothing was done.
         """
+        data = self.linear_data(x.dtype)
+        if data is None or not usable(x, g):
+            return False
+        batch = self.batches(draw.rows)
+        for size in np.unique(batch):
+            same = slice(None) if (batch == size).all() else np.flatnonzero(batch == size)
+            gradients(x, g, y, models[same], draw.part(same), data, int(size), weight[same])
+        return True
+
+    def linear_data(self, dtype: torch.dtype) -> LinearData | None:
+        """What compiled loops need for models of this kind, None where they do not fit."""
         engine, whole = self.engine, self.samples.inputs
-        if (
-            self.augment
-            or not isinstance(engine, LinearEngine)
-            or engine.loss not in LOSSES
-            or not usable(x, g)
-        ):
-            return False
-        if not whole.is_contiguous() or whole.dtype not in (torch.uint8, x.dtype):
-            return False
-        data = (
+        if self.augment or not isinstance(engine, LinearEngine) or engine.loss not in LOSSES:
+            return None
+        if whole.device.type != "cpu" or not whole.is_contiguous() or whole.dtype not in (torch.uint8, dtype):
+            return None
+        return LinearData(
             self.shares.numbers,
             self.shares.offsets,
             whole.flatten(1).numpy(),
             self.samples.targets.numpy(),
+            1 / 255 if whole.dtype == torch.uint8 else 1.0,
+            engine.classes,
+            engine.bias,
+            LOSSES[engine.loss],
         )
-        layer = engine.classes, engine.bias, LOSSES[engine.loss]
-        batch = self._batch(draw.rows)
-        for size in np.unique(batch):
-            same = slice(None) if (batch == size).all() else np.flatnonzero(batch == size)
-            gradients(x, g, y, models[same], draw.part(same), data, layer, int(size), weight[same])
-        return True
 
-    def _batch(self, rows: Ints) -> Ints:
+    def batches(self, rows: Ints) -> Ints:
         """How many samples each of the clients draws: fewer than a batch where it holds fewer."""
         sizes = self.shares.sizes[rows]
         wanted = np.asarray(self.batch_size)[rows] if isinstance(self.batch_size, tuple) else self.batch_size

@@ -7,13 +7,13 @@ model once and writes its gradient once. The draws are those of `learning.withou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spodgt.compiled import jit, share
+from spodgt.compiled import jit, jit_sum, share
 from spodgt.models import Loss, cross_entropy, multi_margin, one_vs_rest
 from spodgt.rng import word
 
@@ -39,6 +39,27 @@ def _draw(key, place, k, size, chosen):  # type: ignore[no-untyped-def]
                 pick = top
                 break
         chosen[column] = pick
+
+
+@jit_sum
+def _four(W, p0, p1, p2, p3):  # type: ignore[no-untyped-def]
+    """The scores of four samples."""
+    zero = W.dtype.type(0)
+    t0, t1, t2, t3 = zero, zero, zero, zero
+    for d in range(len(W)):
+        t0 += W[d] * p0[d]
+        t1 += W[d] * p1[d]
+        t2 += W[d] * p2[d]
+        t3 += W[d] * p3[d]
+    return t0, t1, t2, t3
+
+
+@jit_sum
+def _one(W, p):  # type: ignore[no-untyped-def]
+    total = W.dtype.type(0)
+    for d in range(len(W)):
+        total += W[d] * p[d]
+    return total
 
 
 @jit
@@ -74,7 +95,7 @@ def _slopes(loss, scores, target, batch):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _gradients(  # type: ignore[no-untyped-def]
+def linear_gradients(  # type: ignore[no-untyped-def]
     x,
     g,
     y,
@@ -84,19 +105,13 @@ def _gradients(  # type: ignore[no-untyped-def]
     keys,
     places,
     k,
-    numbers,
-    offsets,
-    inputs,
-    targets,
-    scale,
+    data,
     batch,
-    classes,
-    bias,
-    loss,
     weight,
     first,
     last,
 ):
+    numbers, offsets, inputs, targets, scale, classes, bias, loss = data
     features = inputs.shape[1]
     zero = x.dtype.type(0)
     pixels = np.empty((batch, features), x.dtype)
@@ -104,10 +119,10 @@ def _gradients(  # type: ignore[no-untyped-def]
     total = np.empty(features, x.dtype)
     chosen = np.empty(batch, np.int64)
     unit = x.dtype.type(scale)
-    for n in range(first, last):
-        row, at = rows[n], models[n]
+    for task in range(first, last):
+        row, at = rows[task], models[task]
         start, size = offsets[row], offsets[row + 1] - offsets[row]
-        _draw(keys[n], places[n], k, size, chosen)
+        _draw(keys[task], places[task], k, size, chosen)
         for s in range(batch):
             image, to = inputs[numbers[start + chosen[s]]], pixels[s]
             for d in range(features):
@@ -117,29 +132,16 @@ def _gradients(  # type: ignore[no-untyped-def]
             b = x[at, classes * features + c] if bias else zero
             s = 0
             while s + 4 <= batch:  # four samples share one pass over the weights
-                t0, t1, t2, t3 = zero, zero, zero, zero
-                p0, p1, p2, p3 = pixels[s], pixels[s + 1], pixels[s + 2], pixels[s + 3]
-                for d in range(features):
-                    t0 += W[d] * p0[d]
-                    t1 += W[d] * p1[d]
-                    t2 += W[d] * p2[d]
-                    t3 += W[d] * p3[d]
-                scores[s, c], scores[s + 1, c], scores[s + 2, c], scores[s + 3, c] = (
-                    t0 + b,
-                    t1 + b,
-                    t2 + b,
-                    t3 + b,
-                )
+                four = _four(W, pixels[s], pixels[s + 1], pixels[s + 2], pixels[s + 3])
+                for n in range(4):
+                    scores[s + n, c] = four[n] + b
                 s += 4
             while s < batch:
-                t0, p0 = zero, pixels[s]
-                for d in range(features):
-                    t0 += W[d] * p0[d]
-                scores[s, c] = t0 + b
+                scores[s, c] = _one(W, pixels[s]) + b
                 s += 1
         for s in range(batch):
             _slopes(loss, scores[s], targets[numbers[start + chosen[s]]], batch)
-        factor = x.dtype.type(weight[n])
+        factor = x.dtype.type(weight[task])
         for c in range(classes):
             for d in range(features):
                 total[d] = 0
@@ -187,28 +189,34 @@ class Draw:
         return Draw(self.rows[which], self.keys[which], self.places[which], self.k)
 
 
+class LinearData(NamedTuple):
+    """A linear problem as the compiled loops read it."""
+
+    numbers: Array  # client i holds the samples numbers[offsets[i] : offsets[i + 1]]
+    offsets: Array
+    inputs: Array  # (samples, features): bytes, or floats of the models' kind
+    targets: Array
+    scale: float  # what turns an input into a feature
+    classes: int
+    bias: bool
+    loss: int  # a value of LOSSES
+
+
 def gradients(
     x: Tensor,
     g: Tensor,
     y: Tensor | None,
     models: Array,
     draw: Draw,
-    data: tuple[Array, Array, Array, Array],
-    layer: tuple[int, bool, int],
+    data: LinearData,
     batch: int,
     weight: Array,
 ) -> None:
-    """Write gradients at `x[models]` to `g[models]`, times `weight`; with `y`, also add their change to it.
-
-    `data` is (numbers, offsets, inputs, targets): client i holds samples numbers[offsets[i]:offsets[i+1]].
-    `layer` is (classes, bias, loss number).
-    """
-    inputs = data[2]
-    scale = 1 / 255 if inputs.dtype == np.uint8 else 1.0
+    """Write gradients at `x[models]` to `g[models]`, times `weight`; with `y`, add their change to it."""
     views = x.numpy(), g.numpy(), (g if y is None else y).numpy(), y is not None
     who = models, draw.rows, draw.keys, draw.places, draw.k
     share(
         len(models),
         len(models) * x.shape[1] * batch,
-        lambda first, last: _gradients(*views, *who, *data, scale, batch, *layer, weight, first, last),
+        lambda first, last: linear_gradients(*views, *who, data, batch, weight, first, last),
     )

@@ -126,7 +126,8 @@ class Block:
         kept: Floats = np.asarray(1.0 - np.bincount(keeper, moved, len(self.owner)), np.float64)[self.own]
         links = self.within
         if usable(x):
-            return mix(x, self.inner.pointers, self.inner.senders, weights[links], active[links], kept)
+            out = self.inner.memory.like(x)
+            return mix(x, out, self.inner.pointers, self.inner.senders, weights[links], active[links], kept)
         return self.inner.plain(x, moved[links], active[links], kept)
 
     def add(self, out: Tensor, halo: Tensor, clients: Ints, weights: Floats, active: Bools) -> None:

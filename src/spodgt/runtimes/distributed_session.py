@@ -22,12 +22,11 @@ from spodgt.recorder import Result, Stopped, table_to_tensor, tensor_to_table, v
 from spodgt.runtimes.distributed import Distributed
 from spodgt.runtimes.distributed_group import Group, restarted
 from spodgt.runtimes.distributed_mail import Mail
-from spodgt.runtimes.loop import Moment, begin, run_rounds
+from spodgt.runtimes.loop import STRIDE, Moment, begin, run_rounds
 from spodgt.runtimes.simulator import Run, Simulation, Tally
 from spodgt.session import Patience, Session, Watch
 from spodgt.types import Bools, Evaluation, Ints, Problem
 
-_MEET_EVERY = 16  # rounds between two meetings where there is nothing to look at
 _CPU = torch.device("cpu")
 
 
@@ -92,7 +91,8 @@ class DistributedSession(Session):
         for label, runs in self.batches.items():
             if label not in self.finished:
                 follow = Follow(self, label, runs)
-                run_rounds(follow.moment(), self.settings.stop, self.settings.marks, follow)
+                stride = 1 if self.settings.keep_states else STRIDE
+                run_rounds(follow.moment(), self.settings.stop, self.settings.marks, follow, stride)
                 follow.close()
 
     def _shared(self, draws: dict[int, Any]) -> Result:
@@ -156,7 +156,7 @@ class Follow:
 
     def __call__(self, moment: Moment, due: Bools, last: Bools) -> Bools:
         count, look = len(moment.world.runs), bool(due.any()) or self.settings.keep_states
-        if not look and moment.k % _MEET_EVERY:
+        if not look and moment.k % STRIDE:
             return np.zeros(count, bool)
         odd, save, over = self._meet(moment)
         whole = None

@@ -25,9 +25,11 @@ from spodgt.algorithms.spod_gt_memory import SpodGTMemory
 from spodgt.algorithms.sporadic_k_gt import SporadicKGT
 from spodgt.compiled import usable
 from spodgt.problems.linear import Draw
-from spodgt.runtimes.kernels import exchange, kept
+from spodgt.runtimes.kernels import exchange, exchange_rows, kept, rounds
 from spodgt.types import Algorithm, Floats, Round
 
+_ALONE = 2**18  # numbers of a single run above which it pays to share each of its rounds among threads
+_MANY = 200  # clients of a run whose blocks of columns do not stay in a cache
 _FAMILY = (SpodGT, SpodGTMemory, SpodGTImportance, ABPushPull, GPushPull, SporadicKGT)
 
 
@@ -64,17 +66,61 @@ class Fused(Algorithm):
         round.count(active, y)
         round.count(active, x)
         drop = np.zeros_like(round.before) if memory else round.before
-        step = np.broadcast_to(np.asarray(self.method.step_size, dtype=np.float64).reshape(-1), (len(x),))
-        diagonal = kept(links.receivers, links.senders, a, b, active, len(x))
-        exchange(x, y, g, drop, step, world.starts, (links.pointers, links.senders, a, b, *diagonal), active)
-        rows = np.flatnonzero(round.active)
-        if len(rows):
+        step = self._steps(len(x))
+        diagonal = kept(links.pointers, links.senders, a, b, active)
+        rows = links.pointers, links.senders, a, b, *diagonal
+        if max(world.sizes) > _MANY:
+            spare = links.memory.spare if links.memory.spare is not None else torch.empty_like(x)
+            x, y, links.memory.spare = exchange_rows(x, y, g, spare, drop, step, rows, active)
+        else:
+            exchange(x, y, g, drop, step, world.starts, rows, active)
+        who = np.flatnonzero(round.active)
+        if len(who):
             world.tally.gradients[world.rows[0]] += round.active
-            weight = np.ones(len(rows))
-            if isinstance(self.method, SpodGTImportance):
-                weight = 1 / round.p.double().numpy()[rows, 0]
-            track(world.problem, x, g, y, Draw(rows, world.keys[rows], world.places[rows], round.k), weight)
-        return state
+            weight = self._weights(world)[who]
+            track(world.problem, x, g, y, Draw(who, world.keys[who], world.places[who], round.k), weight)
+        return SpodGTState(x, y, g)
+
+    def advance(self, state: SpodGTState, world: Any, k: int, activity: Any) -> bool:
+        """All rounds of `activity` from k on in one compiled call; False where that does not fit or pay."""
+        x, y, g = state
+        data = getattr(world.problem, "linear_data", lambda _: None)(x.dtype)
+        few = len(world.live) < torch.get_num_threads() and x.numel() > _ALONE
+        if few or data is None or world.statistics.shape[1] or not usable(x, y, g):
+            return False
+        batch = np.unique(world.problem.batches(np.arange(len(x))))
+        if len(batch) > 1 or activity.pull is not activity.push:
+            return False
+        links, sent = world.links, activity.pull.sum(0)
+        world.tally.gradients[world.rows[0]] += activity.computes[1:].sum(0)
+        world.tally.messages[world.rows[1]] += sent
+        world.tally.bytes[world.rows[1]] += sent * (2 * x.shape[1] * x.element_size())
+        rounds(
+            x,
+            y,
+            g,
+            activity.computes,
+            activity.pull,
+            isinstance(self.method, SpodGTMemory),
+            (self._steps(len(x)), self._weights(world), world.keys, world.places),
+            k,
+            world.starts,
+            (links.pointers, links.senders, world.weights["a"], world.weights["b"]),
+            data,
+            int(batch[0]),
+        )
+        return True
+
+    def _steps(self, clients: int) -> Floats:
+        each = np.asarray(self.method.step_size, dtype=np.float64).reshape(-1)
+        return np.ascontiguousarray(np.broadcast_to(each, (clients,)))
+
+    def _weights(self, world: Any) -> Floats:
+        """By what each client's gradient counts."""
+        p: Floats = world.p.double().numpy()[:, 0]
+        ones = np.ones(len(p))
+        # p = 0: a client that never computes has no gradient to weigh
+        return np.divide(1, p, out=ones, where=p > 0) if isinstance(self.method, SpodGTImportance) else ones
 
 
 def track(problem: Any, x: Tensor, g: Tensor, y: Tensor, draw: Draw, weight: Floats) -> None:

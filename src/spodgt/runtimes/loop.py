@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +23,10 @@ class World(Protocol):
     def statistics(self) -> Tensor: ...  # (clients, columns): running statistics, mostly no columns
     def start(self) -> Any: ...  # the initial models x
     def round(self, k: int) -> Round: ...
-    def cost(self, k: int) -> Floats: ...  # (runs,): delay between x[k-1] and x[k]
+    def costs(
+        self, k: int
+    ) -> Floats: ...  # (at least one, runs): delay between x[k-1] and x[k], and of rounds after k
+    def advance(self, state: Any, rounds: range) -> Any: ...  # the state after these rounds, one by one
     def keep(self, still: Bools, state: Any) -> tuple[World, Any]: ...
 
 
@@ -34,9 +37,9 @@ class Stop:
     rounds: int | None = None
     delay: float | None = None
 
-    def reached(self, k: int, then: Floats) -> Bools:
-        """Which runs end with x[k], given the delay at which x[k+1] would be available."""
-        done = np.zeros(len(then), bool)
+    def reached(self, k: Any, then: Floats) -> Bools:
+        """Which runs end with x[k], given the delay at which x[k+1] would be available; `k` may be (k, 1)."""
+        done = np.zeros(then.shape, bool)
         if self.rounds is not None:
             done |= k >= self.rounds
         if self.delay is not None:
@@ -51,8 +54,8 @@ class Marks:
     rounds: int | None = None
     delay: float | None = None
 
-    def due(self, k: int, now: Floats, then: Floats) -> Bools:
-        due = np.zeros(len(now), bool)
+    def due(self, k: Any, now: Floats, then: Floats) -> Bools:
+        due = np.zeros(now.shape, bool)
         if self.rounds is not None:
             due |= k % self.rounds == 0
         if self.delay is not None:
@@ -71,7 +74,9 @@ class Moment:
 
 
 Observer = Callable[[Moment, Bools, Bools], Bools]
-"""Told of every moment, with the runs due for a look and those ending; returns the runs to give up."""
+"""Told of moments, with the runs due for a look and those ending; returns the runs to give up."""
+
+STRIDE = 16  # rounds at most between two moments that are observed
 
 
 def begin(world: World) -> Moment:
@@ -79,16 +84,26 @@ def begin(world: World) -> Moment:
     return Moment(0, np.zeros(len(world.runs)), world, state)
 
 
-def run_rounds(moment: Moment, stop: Stop, marks: Marks, observe: Observer) -> None:
-    """Go on from `moment` until every run is over."""
+def run_rounds(moment: Moment, stop: Stop, marks: Marks, observe: Observer, stride: int = STRIDE) -> None:
+    """Go on from `moment` until every run is over.
+
+    Observed are all moments with a look or an end, and whatever happens every `stride` rounds.
+    """
     while True:
-        then = moment.delay + moment.world.cost(moment.k + 1)
-        last = stop.reached(moment.k, then)
-        last = last | observe(moment, marks.due(moment.k, moment.delay, then) | last, last)
+        k, world, state = moment.k, moment.world, moment.state
+        costs = world.costs(k + 1)[: stride + 1]
+        delay = np.add.accumulate(np.vstack([moment.delay, costs]))  # of x[k], x[k+1], …
+        last = stop.reached(k, delay[1])
+        last = last | observe(moment, marks.due(k, delay[0], delay[1]) | last, last)
         if last.all():
             return
         if last.any():
-            world, state = moment.world.keep(~last, moment.state)
-            moment, then = replace(moment, world=world, state=state), then[~last]
-        world, k = moment.world, moment.k + 1
-        moment = Moment(k, then, world, world.algorithm.step(moment.state, world.round(k)))
+            world, state = world.keep(~last, state)
+            delay = delay[:, ~last]
+        ahead = min(len(delay) - 1, stride - k % stride)
+        after = k + np.arange(1, ahead)[:, None]
+        now, then = delay[1:ahead], delay[2 : ahead + 1]
+        seen = (marks.due(after, now, then) | stop.reached(after, then)).any(1)
+        count = int(seen.argmax()) + 1 if seen.any() else ahead
+        state = world.advance(state, range(k + 1, k + count + 1))
+        moment = Moment(k + count, delay[count].copy(), world, state)

@@ -18,7 +18,7 @@ from torch import Tensor
 from spodgt import delays, rng
 from spodgt.algorithms import stack
 from spodgt.network import Network
-from spodgt.runtimes.fused import fused
+from spodgt.runtimes.fused import Fused, fused
 from spodgt.runtimes.mixing import Links
 from spodgt.types import Algorithm, Availability, Bools, Floats, Ints, LinkPair, Problem
 
@@ -47,6 +47,13 @@ class Activity:
     pull: Bools  # (rounds, links)
     push: Bools  # (rounds, links)
     cost: Floats  # (rounds, runs): delay between x[k-1] and x[k]
+
+    def part(self, rounds: range) -> Activity:
+        """Some of these rounds."""
+        low, high = rounds.start - self.first, rounds.stop - self.first
+        pull = self.pull[low:high]
+        push = pull if self.push is self.pull else self.push[low:high]
+        return Activity(rounds.start, self.computes[low : high + 1], pull, push, self.cost[low:high])
 
 
 class Tally(NamedTuple):
@@ -175,10 +182,19 @@ class Simulation:
         push = pull if activity.push is activity.pull else activity.push[at]  # one array says: one message
         return SimulatedRound(k, self, now, before, pull, push)
 
-    def cost(self, k: int) -> Floats:
+    def costs(self, k: int) -> Floats:
         activity = self._at(k)
-        cost: Floats = activity.cost[k - activity.first]
-        return cost
+        return activity.cost[k - activity.first :]
+
+    def advance(self, state: Any, rounds: range) -> Any:
+        algorithm = self.algorithm
+        if isinstance(algorithm, Fused) and len(rounds) > 1:
+            activity = self._at(rounds.start).part(rounds)
+            if algorithm.advance(state, self, rounds.start, activity):
+                return state
+        for k in rounds:
+            state = algorithm.step(state, self.round(k))
+        return state
 
     def keep(self, still: Bools, state: Any) -> tuple[Simulation, Any]:
         rows = torch.from_numpy(np.flatnonzero(np.repeat(still, self.sizes))).to(self.device)

@@ -177,7 +177,7 @@ class _Survey:
             delta0,
             delta1,
             samples=self.whole.shares.sizes.astype(np.float64),
-            batch=self.whole._batch(self.everyone).astype(np.float64),
+            batch=self.whole.batches(self.everyone).astype(np.float64),
             curvature=curvature,
             sigma_excess=sigma_excess,
             delta_excess=delta_excess,
