@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import spodgt
 from spodgt import rng
+from spodgt.metrics import finite, spread
 from spodgt.models import cross_entropy, linear, multi_margin, one_vs_rest
 from spodgt.problems.engines import LinearEngine
 from spodgt.problems.learning import Learning, without_replacement
@@ -184,6 +185,35 @@ def test_compiled_gradients_are_those_of_the_engine(loss, batch_size, dtype):
     inputs, targets = problem.samples.take(chosen, torch.float64)
     assert isinstance(problem.engine, LinearEngine)
     torch.testing.assert_close(g, problem.engine.grads(x[rows], inputs, targets, []), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", [multi_margin, cross_entropy, one_vs_rest])
+@pytest.mark.parametrize("bias", [True, False])
+def test_compiled_grades_are_the_plain_losses_and_accuracies(loss, bias, monkeypatch):
+    draws = torch.Generator().manual_seed(2)
+    test = torch.rand(50, 1, 3, 3, generator=draws), torch.randint(0, 3, (50,), generator=draws)
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(9, 3, bias=bias))
+    problem = Learning(module, loss, [test], test=test)
+    x = torch.randn(4, problem.parameters, dtype=torch.float64, generator=draws) * 3
+    ours = problem.evaluate(x)
+    monkeypatch.setattr("spodgt.problems.learning.usable", lambda *_: False)
+    theirs = problem.evaluate(x)
+    torch.testing.assert_close(ours.loss, theirs.loss)
+    assert torch.equal(ours.accuracy, theirs.accuracy) or torch.allclose(ours.accuracy, theirs.accuracy)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 6), st.integers(1, 40), st.integers(0, 2**32 - 1), st.booleans())
+def test_compiled_measures_are_plain_measures(clients, width, seed, double):
+    x = torch.from_numpy(np.random.default_rng(seed).standard_normal((clients, width)))
+    x = x if double else x.float()
+    plain = float((x - x.mean(0)).square().sum(1).mean().sqrt())
+    assert spread(x) == pytest.approx(plain, rel=1e-5, abs=1e-6)
+    assert finite(x)
+    for odd in (float("nan"), float("inf"), -float("inf")):
+        broken = x.clone()
+        broken[seed % clients, seed % width] = odd
+        assert not finite(broken)
 
 
 @settings(deadline=None, max_examples=50)

@@ -1,6 +1,6 @@
 """Decentralized federated learning over directed graphs, when clients and links come and go."""
 
-from spodgt import _threads, graphs, problems  # noqa: F401  (_threads comes before torch)
+from spodgt import _first, graphs, problems  # _first comes before torch
 from spodgt.algorithms import ALGORITHMS, method, register
 from spodgt.algorithms.ab_push_pull import ABPushPull
 from spodgt.algorithms.g_push_pull import GPushPull
@@ -41,3 +41,5 @@ __all__ = [
     "register",
     "train",
 ]
+
+_first.done()

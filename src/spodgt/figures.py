@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,11 @@ _POINTS = 201
 _SMALL = 60  # clients up to which they are numbered and arrows have heads
 _MOST_LINKS = 20_000  # of a larger network only so many are drawn: more would be a black square
 SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def prepare() -> None:
+    """Import what pictures need on another thread, while this one has better things to do."""
+    threading.Thread(target=lambda: import_module("matplotlib.figure"), daemon=True).start()
 
 
 def new(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]:
@@ -56,6 +63,12 @@ def on_grid(
     return grid, curves
 
 
+def mean_and_sigma(seeds: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Over seeds; NaN where one of them has left the numbers: a mean of the others would hide that."""
+    seeds = np.where(np.isfinite(seeds), seeds, np.nan)
+    return seeds.mean(0), seeds.std(0)
+
+
 def curves(frame: pd.DataFrame, metric: str = "accuracy", against: str = "delay") -> Figure:
     """Mean over seeds with a band of one standard deviation, one colour and dash per method."""
     for name, column in (("metric", metric), ("against", against)):
@@ -65,9 +78,7 @@ def curves(frame: pd.DataFrame, metric: str = "accuracy", against: str = "delay"
     figure, axes = new(7.2, 4.4)
     grid, values = on_grid(frame, metric, against)
     for number, (algorithm, seeds) in enumerate(values.items()):
-        look = style(number)
-        seeds = np.where(np.isfinite(seeds), seeds, np.nan)  # of a diverged run: no number to draw
-        mean, sigma = seeds.mean(0), seeds.std(0)
+        look, (mean, sigma) = style(number), mean_and_sigma(seeds)
         axes.fill_between(grid, mean - sigma, mean + sigma, color=look["color"], alpha=0.13, linewidth=0)
         final = f"{mean[-1]:.3f}" if metric.startswith("accuracy") else f"{mean[-1]:.3g}"
         axes.plot(grid, mean, **look, linewidth=2, label=f"{algorithm}  {final}")

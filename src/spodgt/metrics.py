@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from spodgt.compiled import jit, jit_sum, usable
 from spodgt.types import Problem
 
 METRICS: dict[str, str] = {
@@ -34,7 +36,7 @@ def measure(
     """
     x: Tensor = state.x
     models = x if statistics is None or not statistics.shape[1] else torch.cat([x, statistics], 1)
-    average = models.mean(0, keepdim=True)
+    average = mean(models)[None]
     quality = problem.evaluate(torch.cat([models, average]))
     row = {
         "loss": float(quality.loss[:-1].mean()),
@@ -46,7 +48,7 @@ def measure(
     if hasattr(state, "y"):
         row["consensus_y"] = spread(state.y)
     if hasattr(state, "y") and hasattr(state, "g"):
-        row["tracking"] = float((state.y.double().sum(0) - state.g.double().sum(0)).norm())
+        row["tracking"] = imbalance(state.y, state.g)
     if gradient:
         losses, grads = problem.full(average.expand_as(models), _everyone(problem))
         row["train_loss"] = float(losses.mean())
@@ -66,7 +68,63 @@ def _distance(x: Tensor, optimum: Callable[[], Tensor]) -> float:
 
 def spread(x: Tensor) -> float:
     """Root mean square distance of the rows from their average."""
+    if usable(x):
+        return math.sqrt(_square_distances(x.numpy()) / len(x))
     return float((x - x.mean(0)).square().sum(1).mean().sqrt())
+
+
+def mean(x: Tensor) -> Tensor:
+    """The average row."""
+    return torch.from_numpy(_sums(x.numpy()) / len(x)).to(x.dtype) if usable(x) else x.mean(0)
+
+
+def imbalance(y: Tensor, g: Tensor) -> float:
+    """|Σy - Σg| over the rows."""
+    if usable(y, g):
+        return float(torch.from_numpy(_sums(y.numpy()) - _sums(g.numpy())).norm())
+    return float((y.double().sum(0) - g.double().sum(0)).norm())
+
+
+def finite(x: Tensor) -> bool:
+    """No number of `x` is infinite or NaN."""
+    return bool(_finite(x.numpy()) if usable(x) else torch.isfinite(x).all())
+
+
+@jit
+def _sums(x):  # type: ignore[no-untyped-def]
+    """Of the columns."""
+    sums = np.zeros(x.shape[1])
+    for row in x:
+        for c in range(len(row)):
+            sums[c] += row[c]
+    return sums
+
+
+@jit
+def _square_distances(x):  # type: ignore[no-untyped-def]
+    mean, total = _sums(x) / len(x), 0.0
+    for i in range(len(x)):
+        total += _square_distance(x[i], mean)
+    return total
+
+
+@jit_sum
+def _square_distance(row, mean):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for c in range(len(row)):
+        total += (row[c] - mean[c]) ** 2
+    return total
+
+
+@jit
+def _finite(x):  # type: ignore[no-untyped-def]
+    for row in x:
+        odd = 0
+        for c in range(len(row)):
+            odd += not np.isfinite(row[c])
+        if odd:
+            return False
+    return True
 
 
 def _everyone(problem: Problem) -> Any:

@@ -9,8 +9,11 @@ import json
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,14 +22,17 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms import describe
+from spodgt.compiled import usable
 from spodgt.errors import InvalidInput
-from spodgt.metrics import measure
+from spodgt.metrics import finite, measure
 from spodgt.recorder import Result, RunDirectory, Stopped, table_to_tensor, tensor_to_table, versions
 from spodgt.runtimes.loop import STRIDE, Marks, Moment, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Run, Simulation, Tally
 from spodgt.types import Bools
 
 _SHOW_EVERY = 0.1  # seconds between two glimpses
+_SMALL = 2**22  # numbers of a state that is copied, so that it can be looked at while rounds go on
+_AHEAD = 4  # looks that may be under way
 _CHEAP, _AFFORDABLE = 1e6, 1e9  # multiplications for a global gradient: at every look, at the last only
 _ACTIVITY = ("algorithm", "seed", "kind", "receiver", "sender", "chance", "gradients", "messages", "bytes")
 
@@ -200,8 +206,9 @@ class Patience:
 class Watch:
     """The observer of one method's batch: looks, records, checks for NaN, saves, reports."""
 
-    def __init__(self, session: Session, label: str, runs: list[Run]) -> None:
+    def __init__(self, session: Session, label: str, runs: list[Run], *, beside: bool = True) -> None:
         self.session, self.label, self.runs = session, label, runs
+        self.looks = Looks() if beside else None
         self.settings = session.settings
         self.tally = Tally.zeros(runs)
         self.finite_at = 0
@@ -237,6 +244,7 @@ class Watch:
     def __call__(self, moment: Moment, due: Bools, last: Bools) -> Bools:
         now, over = time.monotonic(), self.session.patience.over
         if over or now - self.saved >= self.settings.checkpoint_every:
+            self._catch_up()
             self.session.save(self, moment)
             self.saved = time.monotonic()
         if over:
@@ -249,6 +257,7 @@ class Watch:
                 state = type(moment.state)(*part)
                 if due[at] and not broken[at]:
                     self._look(int(run), moment.k, moment.delay[at], (state, statistics), bool(last[at]))
+                    self._catch_up(_AHEAD)
                 if self.settings.keep_states:  # copies: a compiled step overwrites the state it is given
                     self.history[int(run)].append(type(state)(*(tensor.clone() for tensor in state)))
                 if last[at] or broken[at]:
@@ -260,6 +269,7 @@ class Watch:
 
     def close(self) -> None:
         """Fold a finished method into the session."""
+        self._catch_up()
         session = self.session
         session.finals[self.label] = torch.stack([self.last_x[n] for n in range(len(self.runs))])
         session.activity.append(participation_table(self.label, self.runs, self.tally))
@@ -276,11 +286,27 @@ class Watch:
         problem = run.problem.to(self.settings.device, self.settings.dtype)
         wish = self.settings.gradient_norm
         gradient = (problem.work <= (_AFFORDABLE if final else _CHEAP)) if wish is None else wish
-        row = measure(problem, *models, gradient=gradient)
-        self.accuracy[number] = row["accuracy"]
-        self.session.rows.append(
-            {"algorithm": self.label, "seed": run.seed, "round": k, "delay": float(delay), **row}
-        )
+
+        def look(state: Any, statistics: Tensor) -> None:
+            row = measure(problem, state, statistics, gradient=gradient)
+            self.accuracy[number] = row["accuracy"]
+            self.session.rows.append(
+                {"algorithm": self.label, "seed": run.seed, "round": k, "delay": float(delay), **row}
+            )
+
+        state, statistics = models
+        # Modules may draw random numbers or share memory with those that train; linear models do neither.
+        linear = getattr(problem, "linear_data", lambda _: None)(state.x.dtype) is not None
+        if self.looks and linear and usable(*state) and state.x.numel() * len(state) <= _SMALL:
+            copy = type(state)(*(tensor.clone() for tensor in state))  # rounds go on with the original
+            self.looks.add(partial(look, copy, statistics.clone()))
+        else:
+            look(*models)
+
+    def _catch_up(self, most: int = 0) -> None:
+        """Wait until at most so many looks are under way."""
+        if self.looks:
+            self.looks.wait(most)
 
     def _broken(self, moment: Moment, due: Bools) -> Bools:
         """Which runs have left the finite numbers."""
@@ -289,7 +315,7 @@ class Watch:
             return broken
         world: Any = moment.world
         for at, (run, x) in enumerate(zip(moment.world.runs, world.split(moment.state.x), strict=True)):
-            if not torch.isfinite(x.sum()) and not torch.isfinite(x).all():
+            if not finite(x):
                 broken[at] = True
                 step = str(describe(self.runs[run].algorithm).get("step_size"))
                 self.session.stopped.append(
@@ -317,6 +343,22 @@ class Watch:
             1.0 if over else min(1.0, max(parts, default=0.0)),
             float(seen.mean()) if len(seen) else float("nan"),
         )
+
+
+class Looks:
+    """Looks made on a thread beside the rounds: neither keeps two cores busy alone."""
+
+    def __init__(self) -> None:
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="look")
+        self.waiting: deque[Future[None]] = deque()
+
+    def add(self, look: Callable[[], None]) -> None:
+        self.waiting.append(self.thread.submit(look))
+
+    def wait(self, most: int) -> None:
+        """Until at most so many are under way; what failed there fails here."""
+        while len(self.waiting) > most:
+            self.waiting.popleft().result()
 
 
 # --- tables and messages ----------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def carry_out(
     as_json: bool,
     tensorboard: bool = False,
 ) -> None:
-    from spodgt import report
+    from spodgt import figures, report
     from spodgt.config import build, value_of
     from spodgt.recorder import CHECKPOINT, summary_json
     from spodgt.report import tensorboard as board
@@ -159,6 +159,7 @@ def carry_out(
     if resume and main and not (folder / CHECKPOINT).exists():
         print(f"spodgt: no checkpoint in {folder} yet; beginning at round 0.", file=sys.stderr)
     display = None if as_json or not main else Display(console)
+    figures.prepare()
     with display or nullcontext():
         result = compare(
             experiment.methods,

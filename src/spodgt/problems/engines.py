@@ -35,8 +35,10 @@ Noise = Sequence[int] | None  # a seed for each client's dropout; None for gradi
 class Engine(Protocol):
     """Everything a learning problem asks of a module; `inputs` is (clients, batch, …)."""
 
-    def losses(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor: ...  # (clients,)
     def grads(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> Tensor: ...
+    def with_losses(
+        self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise
+    ) -> tuple[Tensor, Tensor]: ...  # losses (clients,), and gradients
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor: ...  # shared inputs: (models, samples, …)
 
 
@@ -98,24 +100,28 @@ class LinearEngine:
         W, b = self._split(x)
         return torch.baddbmm(b, inputs.flatten(2), W.mT)
 
-    def losses(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(self._logits(x, inputs), targets)
-
     def grads(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> Tensor:
+        return self.with_losses(x, inputs, targets, noise)[1]
+
+    def with_losses(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             logits = self._logits(x.detach(), inputs).requires_grad_()
-            (slope,) = torch.autograd.grad(self.loss(logits, targets).sum(), logits)
+            losses = self.loss(logits, targets)
+            (slope,) = torch.autograd.grad(losses.sum(), logits)
         g = torch.empty_like(x)
         W = g[:, : self.classes * self.features].view(-1, self.classes, self.features)
         torch.bmm(slope.mT, inputs.flatten(2), out=W)
         if self.bias:
             g[:, self.classes * self.features :] = slope.sum(1)
-        return g
+        return losses.detach(), g
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
-        W, b = self._split(x)
-        flat = inputs.flatten(1) @ W.reshape(-1, self.features).T  # one product for all models
-        return flat.reshape(len(inputs), len(x), self.classes).transpose(0, 1) + b
+        return self.products(x, inputs).mT + self._split(x)[1]
+
+    def products(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """(models, classes, samples): outputs before the bias, one product for all models."""
+        flat = self._split(x)[0].reshape(-1, self.features) @ inputs.flatten(1).T
+        return flat.view(len(x), self.classes, len(inputs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,16 +135,16 @@ class VmapEngine:
     def _forward(self, x: Tensor, inputs: Tensor) -> Tensor:
         return functional_call(self.module, self.layout.unflatten(x), (inputs,))  # type: ignore[no-any-return]
 
-    def losses(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        outputs = vmap(self._forward)(x, inputs)
-        loss = stacked_loss(self.loss)
-        return loss(outputs, targets) if loss else vmap(self.loss)(outputs, targets)
-
     def grads(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> Tensor:
+        return self.with_losses(x, inputs, targets, noise)[1]
+
+    def with_losses(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        loss = stacked_loss(self.loss) or vmap(self.loss)
         with torch.enable_grad():
             x = x.detach().requires_grad_()
-            (g,) = torch.autograd.grad(self.losses(x, inputs, targets).sum(), x)
-        return g
+            losses = loss(vmap(self._forward)(x, inputs), targets)
+            (g,) = torch.autograd.grad(losses.sum(), x)
+        return losses.detach(), g
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         return vmap(self._forward, in_dims=(0, None))(x, inputs)
@@ -161,18 +167,11 @@ class LoopEngine:
     random: bool = False  # training passes draw random numbers
     shells: dict[tuple[int, torch.device, torch.dtype], Shell] = field(default_factory=dict, repr=False)
 
-    def losses(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        out = x.new_empty(len(x))
-
-        def one(client: int) -> None:
-            with torch.no_grad(), self._filled(x[client], training=False) as shell:
-                out[client] = self.loss(shell.module(self._image(inputs[client])), targets[client])
-
-        self._each(x, one)
-        return out
-
     def grads(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> Tensor:
-        g = x.new_empty(len(x), self.layout.size)
+        return self.with_losses(x, inputs, targets, noise)[1]
+
+    def with_losses(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        losses, g = x.new_empty(len(x)), x.new_empty(len(x), self.layout.size)
 
         def one(client: int) -> None:
             own = self.layout.views(g[client])
@@ -180,6 +179,7 @@ class LoopEngine:
                 if self.random and noise is not None:
                     torch.manual_seed(noise[client])  # dropout, too, is a function of (seed, round, client)
                 loss = self.loss(shell.module(self._image(inputs[client])), targets[client])
+                losses[client] = loss.detach()
                 trained = [part for part in shell.parameters if part.requires_grad]
                 slopes = iter(torch.autograd.grad(loss, trained, allow_unused=True))
                 for to, part in zip(own, shell.parameters, strict=True):
@@ -188,7 +188,7 @@ class LoopEngine:
 
         with torch.random.fork_rng(enabled=self.random):
             self._each(x, one)
-        return g
+        return losses, g
 
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
         inputs, out = self._image(inputs), dict[int, Tensor]()

@@ -36,7 +36,7 @@ from spodgt.problems.engines import (
     habits,
     multiplications,
 )
-from spodgt.problems.linear import LOSSES, Draw, LinearData, gradients
+from spodgt.problems.linear import LOSSES, Draw, LinearData, grade, gradients
 from spodgt.types import Evaluation, Ints
 
 _PROBE = 4  # samples used to try a module out
@@ -50,6 +50,7 @@ class Samples:
 
     inputs: Tensor
     targets: Tensor
+    kept: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -63,7 +64,17 @@ class Samples:
             return inputs.to(dtype).div_(255)
         return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
+    def floats(self, rows: slice, dtype: torch.dtype) -> Tensor:
+        """Scaled inputs, kept for the next time if they do not take much memory."""
+        if self.inputs.numel() > _CHUNK:
+            return self.scaled(self.inputs[rows], dtype)
+        if dtype not in self.kept:
+            self.kept[dtype] = self.scaled(self.inputs, dtype)
+        return self.kept[dtype][rows]
+
     def to(self, device: torch.device) -> Samples:
+        if self.inputs.device == device:
+            return self
         return Samples(self.inputs.to(device), self.targets.to(device))
 
 
@@ -405,8 +416,9 @@ class Learning:
             for piece in torch.split(share, self._block(1)):
                 inputs, targets = (t[None] for t in self.samples.take(piece, x.dtype))
                 weight = len(piece) / len(share)
-                losses[n] += weight * float(self.engine.losses(x[n : n + 1], inputs, targets)[0])
-                grads[n] += weight * self.engine.grads(x[n : n + 1], inputs, targets, None)[0]
+                loss, slope = self.engine.with_losses(x[n : n + 1], inputs, targets, None)
+                losses[n] += weight * float(loss[0])
+                grads[n] += weight * slope[0]
         return losses, grads
 
     def evaluate(self, x: Tensor) -> Evaluation:
@@ -415,6 +427,12 @@ class Learning:
         if self.test_samples is None:
             return Evaluation(nothing, nothing)
         loss, right = torch.zeros_like(nothing), torch.zeros_like(nothing)
+        if isinstance(self.engine, LinearEngine) and self.engine.loss in LOSSES and usable(x):
+            for start in range(0, len(self.test_samples), self._block(len(x))):
+                piece = slice(start, start + self._block(len(x)))
+                products = self.engine.products(x, self.test_samples.floats(piece, x.dtype))
+                grade(x, products, self.test_samples.targets[piece], self.engine, loss, right)
+            return Evaluation(loss / len(self.test_samples), right / len(self.test_samples))
         with torch.no_grad():
             for start in range(0, len(self.test_samples), self._block(len(x))):
                 piece = slice(start, start + self._block(len(x)))

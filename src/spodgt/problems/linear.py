@@ -189,6 +189,58 @@ class Draw:
         return Draw(self.rows[which], self.keys[which], self.places[which], self.k)
 
 
+@jit
+def _grade(x, products, targets, classes, bias, loss, losses, right, first, last):  # type: ignore[no-untyped-def]
+    left, count, zero = x.shape[1] - classes, len(targets), x.dtype.type(0)
+    own, top, total = np.empty(count, x.dtype), np.empty(count, x.dtype), np.empty(count, x.dtype)
+    best = np.empty(count, np.int32)
+    for n in range(first, last):
+        scores = products[n]
+        for c in range(classes):
+            b, row = x[n, left + c] if bias else zero, scores[c]
+            if c == 0:
+                for s in range(count):
+                    row[s] += b
+                    top[s], best[s], total[s] = row[s], 0, 0
+            else:
+                for s in range(count):
+                    row[s] += b
+                    higher = row[s] > top[s]
+                    top[s] = row[s] if higher else top[s]
+                    best[s] = c if higher else best[s]
+        for s in range(count):
+            own[s] = scores[targets[s], s]
+            right[n] += best[s] == targets[s]
+        for c in range(classes):
+            row = scores[c]
+            if loss == 0:
+                for s in range(count):
+                    total[s] += max(zero, 1 - own[s] + row[s])
+            elif loss == 1:
+                for s in range(count):
+                    total[s] += np.exp(row[s] - top[s])
+            else:
+                for s in range(count):
+                    total[s] += max(zero, 1 + row[s])
+        for s in range(count):
+            if loss == 0:
+                losses[n] += (total[s] - 1) / classes  # without the class itself
+            elif loss == 1:
+                losses[n] += np.log(total[s]) + top[s] - own[s]
+            else:
+                losses[n] += (total[s] - max(zero, 1 + own[s]) + max(zero, 1 - own[s])) / classes
+
+
+def grade(x: Tensor, products: Tensor, targets: Tensor, layer: Any, losses: Tensor, right: Tensor) -> None:
+    """Add each model's losses and right answers on some samples; changes `products` (models, classes, …).
+
+    `layer` tells classes, bias and loss.
+    """
+    how = layer.classes, layer.bias, LOSSES[layer.loss]
+    views = x.numpy(), products.numpy(), targets.numpy(), *how, losses.numpy(), right.numpy()
+    share(len(x), products.numel(), lambda first, last: _grade(*views, first, last))
+
+
 class LinearData(NamedTuple):
     """A linear problem as the compiled loops read it."""
 

@@ -50,7 +50,7 @@ def curves(
         figure, (axes,) = _new(1)
         grid, values = figures.on_grid(frame, metric)
         for number, (method, seeds) in enumerate(values.items()):
-            look, mean, sigma = figures.style(number), np.nanmean(seeds, 0), np.nanstd(seeds, 0)
+            look, (mean, sigma) = figures.style(number), figures.mean_and_sigma(seeds)
             axes.fill_between(grid, mean - sigma, mean + sigma, color=look["color"], alpha=0.12, linewidth=0)
             axes.plot(grid, mean, **look, linewidth=1.2, label=method)
         axes.set_xlim(0, end or grid[-1] or 1)
@@ -128,6 +128,8 @@ def save(figure: Figure, folder: Path, name: str = "figure") -> list[Path]:
     """Write the figure in every format."""
     paths = []
     with _style():
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # laid out once, not once per format
         for suffix in FORMATS:
             buffer = io.BytesIO()
             stamp = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[suffix]

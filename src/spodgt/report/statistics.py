@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy.special import stdtrit
 
 LEVEL = 0.95
 REFERENCE = "spod-gt"
@@ -86,4 +86,4 @@ def half_width(values: np.ndarray) -> float:
     if len(values) < 2:
         return float("nan")
     error = values.std(ddof=1) / np.sqrt(len(values))
-    return float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * error)
+    return float(stdtrit(len(values) - 1, (1 + LEVEL) / 2) * error)

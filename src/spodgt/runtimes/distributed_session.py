@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from spodgt.errors import Failed, InvalidInput, SpodgtError
+from spodgt.metrics import finite
 from spodgt.recorder import Result, Stopped, table_to_tensor, tensor_to_table, versions
 from spodgt.runtimes.distributed import Distributed
 from spodgt.runtimes.distributed_group import Group, restarted
@@ -120,7 +121,7 @@ class Follow:
         self.tally = Tally.zeros(runs)  # what happened in this block
         self.mail = Mail(self.group)
         self.saved = time.monotonic()
-        self.watch = Watch(session, label, runs) if self.group.rank == 0 else None
+        self.watch = Watch(session, label, runs, beside=False) if self.group.rank == 0 else None
         self.problems = [Shared(run.problem, self.group.device, self.settings.dtype) for run in runs]
 
     def moment(self) -> Moment:
@@ -191,7 +192,7 @@ class Follow:
         """The runs with numbers that are not finite, whether to save, and whether to stop: for all alike."""
         world: Any = moment.world
         models = world.split(moment.state.x)
-        odd = [not torch.isfinite(x.sum()) and not torch.isfinite(x).all() for x in models]
+        odd = [not finite(x) for x in models]
         waited = time.monotonic() - self.saved >= self.settings.checkpoint_every
         save = self.group.rank == 0 and self.session.kept and waited
         flags = self.group.sum(torch.tensor([*odd, save, self.session.signals.over], dtype=torch.int64)) > 0

@@ -188,7 +188,7 @@ class Simulation:
 
     def advance(self, state: Any, rounds: range) -> Any:
         algorithm = self.algorithm
-        if isinstance(algorithm, Fused) and len(rounds) > 1:
+        if isinstance(algorithm, Fused):
             activity = self._at(rounds.start).part(rounds)
             if algorithm.advance(state, self, rounds.start, activity):
                 return state
