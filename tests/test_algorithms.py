@@ -26,8 +26,9 @@ from helpers import (
     states,
 )
 from spodgt.algorithms import ALGORITHMS, method
+from spodgt.availability import Overlay, Woken, two_way
 from spodgt.network import Network
-from spodgt.participation import Always, Bernoulli, Overlay, Trace, Woken, two_way
+from spodgt.participation import Always, Bernoulli, Trace
 from spodgt.problems import Quadratic
 from spodgt.runtimes.simulator import Run, Simulation
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import spodgt
 from spodgt import rng
-from spodgt.metrics import finite, spread
+from spodgt.compiled import finite
+from spodgt.metrics import spread
 from spodgt.models import cross_entropy, linear, multi_margin, one_vs_rest
 from spodgt.problems.engines import LinearEngine
 from spodgt.problems.learning import Learning, without_replacement

@@ -18,15 +18,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from safetensors import safe_open
 
 from spodgt import experiments, report
+from spodgt.config import Config, build
 from spodgt.errors import SpodgtError
 from spodgt.metrics import METRICS
+from spodgt.recorder import CHECKPOINT
 from spodgt.report import collect, statistics
 from spodgt.report.page import duration
 from spodgt.report.pictures import words
 from spodgt.sweep import label
 
+_CHANCES = ["below 0.01", "0.01 to 0.1", "0.1 to 0.5", "above 0.5"]
 PAPERS = ("spod-gt", "ab-push-pull", "g-push-pull", "k-gt", "sporadic-k-gt")  # the methods of the paper
 
 
@@ -90,6 +95,7 @@ def text(name: str, page: collect.Page, out: Path) -> Iterator[str]:
         yield "A client that is hardly heard weighs next to nothing in what Spod-GT learns: it settles where "
         yield "Σ p_i F_i is least, not Σ F_i. K is that of K-GT, ⌈mean 1/p⌉.\n"
         yield from draw_table(page)
+        yield from recall_part(page)
     notes = out / "notes" / f"{name}.md"
     if notes.exists():
         yield f"\n## Where ours differs, and why\n\n{notes.read_text(encoding='utf-8').strip()}"
@@ -235,6 +241,40 @@ def draw_table(page: collect.Page) -> Iterator[str]:
         )
     heads = ["seed", "least p", "least p̂", "K of K-GT", "clients heard in fewer than 1 % of rounds"]
     yield from table(heads, rows)
+
+
+def recall_part(page: collect.Page) -> Iterator[str]:
+    """With one label per client: how well a class is known, by how often its client computes."""
+    run = page.runs[0]
+    if run.config["problem"].get("partition", {}).get("labels") != 1:
+        return
+    problem: Any = build(Config.parse(run.config)).problem
+    networks, found = collect.networks(run), []
+    methods = statistics.methods_of(page.results)
+    with safe_open(run.folder / CHECKPOINT, "pt") as saved:
+        models = {method: saved.get_tensor(f"final/{method}") for method in methods}
+    test = problem.test_samples
+    inputs, _ = test.take(slice(None), torch.float32)
+    for number, seed in enumerate(networks):
+        part = problem.draw(seed)
+        held = [int(part.samples.targets[part.shares[i]][0]) for i in range(part.clients)]
+        for method in methods:
+            guess = problem.engine.outputs(models[method][number : number + 1], inputs)[0].argmax(-1)
+            for client, held_label in enumerate(held):
+                right = float((guess[test.targets == held_label] == held_label).float().mean())
+                found.append((method, float(networks[seed]["p"][client]), right))
+    known = pd.DataFrame(found, columns=["method", "p", "recall"])
+    known["p of its client"] = pd.cut(known["p"], [0, 0.01, 0.1, 0.5, 1], labels=_CHANCES)
+    yield "\n## Whose classes are known\n"
+    yield "Recall of a class by the average model at the end, mean over the classes whose client computes so "
+    yield "often, all seeds together.\n"
+    wide = known.pivot_table(index="p of its client", columns="method", values="recall", observed=True)
+    count = known[known["method"] == methods[0]].groupby("p of its client", observed=True).size()
+    rows = [
+        [str(at), str(count[at]), *(f"{row[method]:.2f}" for method in methods)]
+        for at, row in wide.iterrows()
+    ]
+    yield from table(["p of its client", "classes", *methods], rows)
 
 
 def cost(page: collect.Page) -> str:

@@ -55,3 +55,21 @@ def usable(*tensors: Tensor) -> bool:
         t.device.type == "cpu" and t.is_contiguous() and t.dtype in (torch.float32, torch.float64)
         for t in tensors
     )
+
+
+def finite(x: Tensor) -> bool:
+    """No number of `x` is infinite or NaN."""
+    return bool(_finite(x.reshape(-1).numpy()) if usable(x) else torch.isfinite(x).all())
+
+
+@jit
+def _finite(numbers):  # type: ignore[no-untyped-def]
+    first = 0
+    while first < len(numbers):  # in pieces, so that the loop within is vectorised and the end comes early
+        last, odd = min(first + 4096, len(numbers)), 0
+        for n in range(first, last):
+            odd += not np.isfinite(numbers[n])
+        if odd:
+            return False
+        first = last
+    return True

@@ -85,11 +85,6 @@ def imbalance(y: Tensor, g: Tensor) -> float:
     return float((y.double().sum(0) - g.double().sum(0)).norm())
 
 
-def finite(x: Tensor) -> bool:
-    """No number of `x` is infinite or NaN."""
-    return bool(_finite(x.numpy()) if usable(x) else torch.isfinite(x).all())
-
-
 @jit
 def _sums(x):  # type: ignore[no-untyped-def]
     """Of the columns."""
@@ -116,16 +111,5 @@ def _square_distance(row, mean):  # type: ignore[no-untyped-def]
     return total
 
 
-@jit
-def _finite(x):  # type: ignore[no-untyped-def]
-    for row in x:
-        odd = 0
-        for c in range(len(row)):
-            odd += not np.isfinite(row[c])
-        if odd:
-            return False
-    return True
-
-
 def _everyone(problem: Problem) -> Any:
-    return torch.arange(problem.clients).numpy()
+    return np.arange(problem.clients)

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms import describe
-from spodgt.compiled import usable
+from spodgt.compiled import finite, usable
 from spodgt.errors import InvalidInput
-from spodgt.metrics import finite, measure
+from spodgt.metrics import measure
 from spodgt.recorder import Result, RunDirectory, Stopped, table_to_tensor, tensor_to_table, versions
 from spodgt.runtimes.loop import STRIDE, Marks, Moment, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Run, Simulation, Tally

@@ -171,7 +171,7 @@ def row_6b(kills: int = 100) -> str:
         return f"{exact(settled(f))}, {f.kills} kill -9 among 5 processes, {k} rounds"
 
 
-def row_7(seconds: float = 20) -> str:
+def row_7(seconds: float = 60) -> str:
     """SIGSTOP: a client that is there and does nothing"""
     with fleet() as f:
         f.start()

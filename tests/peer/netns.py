@@ -218,7 +218,7 @@ def rss(wires: Wires, name: str) -> int:
     return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1])
 
 
-def row_4(seconds: float = 20) -> str:
+def row_4(seconds: float = 60) -> str:
     """one-way partition, then full partition (nft)"""
     if not shutil.which("nft"):
         raise Skipped("nft is not installed")

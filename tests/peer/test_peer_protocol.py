@@ -75,6 +75,11 @@ class Schedules(RuleBasedStateMachine):
         else:
             self.world.tick(i, computes, chosen, crash=crash)
 
+    @rule(i=st.integers(0, 3))
+    def rest(self, i: int) -> None:
+        """A client that has done its rounds still takes what comes."""
+        self.world.rest(i % self.world.m)
+
     @rule(at=st.integers(0, 10**6), keep=st.booleans())
     def deliver(self, at: int, keep: bool) -> None:
         if self.world.flying:

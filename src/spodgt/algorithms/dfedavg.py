@@ -14,8 +14,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from spodgt.availability import Overlay
 from spodgt.network import Network
-from spodgt.participation import Overlay
 from spodgt.types import Algorithm, Availability, Rate, Round, Traits
 
 

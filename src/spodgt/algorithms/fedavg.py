@@ -16,8 +16,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from spodgt.availability import Served
 from spodgt.network import Network
-from spodgt.participation import Served
 from spodgt.types import Algorithm, Availability, Rate, Round, Traits
 
 

@@ -13,8 +13,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from spodgt.availability import Woken
 from spodgt.network import Network
-from spodgt.participation import Woken
 from spodgt.types import Algorithm, Availability, Round, Traits
 
 

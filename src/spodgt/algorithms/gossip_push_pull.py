@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from spodgt.algorithms.ab import AB, ABState
+from spodgt.availability import Woken
 from spodgt.network import Network
-from spodgt.participation import Woken
 from spodgt.types import Availability, Round, Traits
 
 

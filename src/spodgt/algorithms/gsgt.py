@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.gossip_push_pull import GossipPushPull
+from spodgt.availability import Woken
 from spodgt.network import Network
-from spodgt.participation import Woken
 from spodgt.types import Algorithm, Availability, Rate, Round, Traits
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.ab_push_pull import ABPushPull
+from spodgt.availability import Overlay
 from spodgt.network import Network
-from spodgt.participation import Overlay
 from spodgt.types import Algorithm, Availability, Rate, Round, Traits
 
 

@@ -16,8 +16,8 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from spodgt.availability import two_way
 from spodgt.network import Network
-from spodgt.participation import two_way
 from spodgt.types import Algorithm, Availability, Rate, Round, Traits
 
 

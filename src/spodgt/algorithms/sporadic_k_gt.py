@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from spodgt.algorithms.spod_gt import SpodGT
+from spodgt.availability import Overlay
 from spodgt.network import Network
-from spodgt.participation import Overlay
 from spodgt.types import Availability, Traits
 
 

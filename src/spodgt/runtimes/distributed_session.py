@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spodgt.compiled import finite
 from spodgt.errors import Failed, InvalidInput, SpodgtError
-from spodgt.metrics import finite
 from spodgt.recorder import Result, Stopped, table_to_tensor, tensor_to_table, versions
 from spodgt.runtimes.distributed import Distributed
 from spodgt.runtimes.distributed_group import Group, restarted

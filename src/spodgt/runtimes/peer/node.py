@@ -153,6 +153,16 @@ class Node:
             gradients=state.gradients + int(computes),
         )
 
+    def absorb(self) -> None:
+        """Take what has arrived without a step: mass that reaches a client at rest is not lost either."""
+        news = self._take()
+        if news:
+            y = self.state.method.y.clone()
+            for _, mass in news.values():
+                y += mass
+            self.state = self.state._replace(method=self.state.method._replace(y=y))
+            self.dirty.add("y")
+
     def commit(self) -> set[str]:
         """Make the round durable and show it; returns the in-links to acknowledge now."""
         vectors = vectors_of(self.state)

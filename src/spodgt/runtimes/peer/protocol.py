@@ -20,8 +20,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from spodgt.compiled import finite, jit
 
 
 class Stamp(NamedTuple):
@@ -123,9 +126,17 @@ def check_life(own: Stamp, epoch: int, frame: Message | Ack) -> bool:
 # --- the sender's end ----------------------------------------------------------------------------
 def put(link: OutLink, y: Tensor) -> tuple[OutLink, Tensor]:
     """Put b·y on the link: its next state, and the mass (float64) to take from y."""
-    new = (link.total.double() + link.weight * y).float()
-    # exactly the rounded amount that entered σ leaves y; the rest stays with the sender
-    return replace(link, total=new, number=link.number + 1), new.double() - link.total.double()
+    new, mass = torch.empty_like(link.total), torch.empty_like(y)
+    _put(link.total.numpy(), y.numpy(), link.weight, new.numpy(), mass.numpy())
+    return replace(link, total=new, number=link.number + 1), mass
+
+
+@jit
+def _put(total, y, weight, new, mass):  # type: ignore[no-untyped-def]
+    for c in range(len(y)):
+        new[c] = total[c] + weight * y[c]
+        # exactly the rounded amount that entered σ leaves y; the rest stays with the sender
+        mass[c] = np.float64(new[c]) - np.float64(total[c])
 
 
 def take_ack(link: OutLink, ack: Ack, own: Stamp) -> OutLink:
@@ -174,10 +185,10 @@ def take(link: InLink, message: Message, own: Stamp) -> Taken:
     link = replace(link, seen=message.sender)
     if message.number <= link.number:
         return Taken(link)
-    if not (torch.isfinite(message.total).all() and torch.isfinite(message.x).all()):
+    if not (finite(message.total) and finite(message.x)):
         raise Refused("the message holds NaN or infinite numbers")
     if message.base == link.base:
-        mass, folded = message.total.double() - link.total.double(), None
+        mass, folded = torch.sub(message.total.double(), link.total), None
     elif message.base == link.number:
         mass, folded = message.total.double(), link.total
     else:

@@ -198,10 +198,23 @@ class Peer:
             if self.node.dirty:
                 self._publish()
             self.finished = True
+            while self.options.linger and not self.halt.is_set():
+                self._rest()
         except BaseException as error:
             self.failure = error
         finally:
             self.loop.call_soon_threadsafe(self.idle.set)
+
+    def _rest(self) -> None:
+        """After the last round: take what neighbours send and acknowledge it."""
+        self.news.wait(0.2)
+        self.news.clear()
+        if self.update is not None:
+            self._adopt()
+        elif self.node.inbox or self.node.acks:
+            self.node.absorb()
+            self._publish()
+        self._report()
 
     def _over(self) -> bool:
         o, state = self.options, self.node.state
@@ -336,14 +349,11 @@ class Peer:
         worker = threading.Thread(target=self._rounds, name="rounds", daemon=True)
         worker.start()
         try:
-            while not self.halt.is_set() and (
-                not self.idle.is_set() or (self.options.linger and not self.failure)
-            ):
+            while not self.halt.is_set() and not self.idle.is_set():
                 if view:
                     view(self)
                 with contextlib.suppress(asyncio.TimeoutError):
-                    waiter = self.idle.wait() if not self.idle.is_set() else asyncio.sleep(0.5)
-                    await asyncio.wait_for(waiter, 0.5)
+                    await asyncio.wait_for(self.idle.wait(), 0.5)
         finally:
             self.halt.set()
             self.news.set()

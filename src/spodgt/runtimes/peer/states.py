@@ -50,21 +50,22 @@ class PeerRound:
         return self.gradient(x.float(), self.k).float()
 
     def pull(self, x: Tensor) -> Tensor:
-        return x + sum(
-            (self.state.into[j].weight * (X - x) for j, (X, _) in self.news.items()), torch.zeros_like(x)
-        )
+        pulled = x.clone()
+        for j, (X, _) in self.news.items():
+            pulled.add_(X - x, alpha=self.state.into[j].weight)
+        return pulled
 
     def push(self, y: Tensor) -> Tensor:
         if self.out:
             raise Incompatible(
                 "a peer's links carry one tracker, but the method pushes twice; use spod-gt-memory."
             )
-        pushed = y
+        pushed = y.clone()
         for _, mass in self.news.values():
-            pushed = pushed + mass
+            pushed += mass
         for name in self.active:
             self.out[name], mass = put(self.state.out[name], y[0])
-            pushed = pushed - mass
+            pushed -= mass
         return pushed
 
     def gossip(self, x: Tensor) -> Tensor:

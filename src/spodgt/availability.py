@@ -1,0 +1,287 @@
+"""Who computes and which links work, drawn for one network and one seed: a pure function of the round.
+
+Arrays are (rounds, clients) and (rounds, links); `Overlay`, `Woken` and `Served` are what methods make of
+the availability they are given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from spodgt import rng
+from spodgt.network import Network
+from spodgt.types import Availability, Bools, Floats, Ints, LinkPair
+
+
+@dataclass(frozen=True, eq=False)
+class Independent:
+    """Every client computes with its own p, every link works with its own p̂, all independent."""
+
+    p: Floats
+    p_hat: Floats
+    seed: int
+    length: int | None = None
+
+    @property
+    def idle_clients(self) -> bool:
+        return bool((self.p < 1).any())
+
+    @property
+    def idle_links(self) -> bool:
+        return bool((self.p_hat < 1).any())
+
+    def computes(self, rounds: range) -> Bools:
+        return rng.bernoulli(rng.key(self.seed, "clients"), rounds, self.p)
+
+    def links(self, rounds: range) -> LinkPair:
+        return same(rng.bernoulli(rng.key(self.seed, "links"), rounds, self.p_hat))
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """Availability read from arrays, round by round."""
+
+    p: Floats
+    p_hat: Floats
+    client_table: Bools  # (rounds + 1, clients)
+    link_table: Bools  # (rounds, links)
+    seed: int = 0
+
+    @property
+    def length(self) -> int | None:
+        return min(len(self.client_table) - 1, len(self.link_table))
+
+    @property
+    def idle_clients(self) -> bool:
+        return not self.client_table.all()
+
+    @property
+    def idle_links(self) -> bool:
+        return not self.link_table.all()
+
+    def computes(self, rounds: range) -> Bools:
+        return at(self.client_table, rounds, 0)
+
+    def links(self, rounds: range) -> LinkPair:
+        return same(at(self.link_table, rounds, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """One link a round, drawn uniformly; only its two ends compute. A two-way link carries both ways."""
+
+    p: Floats
+    p_hat: Floats
+    network: Network
+    seed: int
+    pairs: bool  # the reverse link works too
+    length: int | None = None
+    idle_clients: bool = True
+    idle_links: bool = True
+
+    def _link(self, rounds: range) -> Ints:
+        draw = rng.uniform(rng.key(self.seed, "links"), np.asarray(rounds))
+        return np.asarray((draw * self.network.links).astype(np.int64))
+
+    def computes(self, rounds: range) -> Bools:
+        link = self._link(rounds)
+        active = np.zeros((len(rounds), self.network.clients), bool)
+        active[np.arange(len(rounds)), self.network.receivers[link]] = True
+        active[np.arange(len(rounds)), self.network.senders[link]] = True
+        return active
+
+    def links(self, rounds: range) -> LinkPair:
+        link = self._link(rounds)
+        active = np.zeros((len(rounds), self.network.links), bool)
+        active[np.arange(len(rounds)), link] = True
+        if self.pairs and self.network.reverse is not None:
+            active[np.arange(len(rounds)), self.network.reverse[link]] = True
+        return same(active)
+
+
+@dataclass(frozen=True, eq=False)
+class Overlay:
+    """What a method makes of an availability; `p` and `p_hat` stay, so the clock still charges them."""
+
+    base: Availability
+    all_clients: bool = False
+    all_links: bool = False
+    every: int = 1  # links are used only in rounds divisible by it
+    pairs: Ints | None = None  # every link's reverse: both work as the lower-numbered one does
+
+    @property
+    def p(self) -> Floats:
+        return self.base.p
+
+    @property
+    def p_hat(self) -> Floats:
+        if self.pairs is None or self.all_links:
+            return self.base.p_hat
+        return self.base.p_hat[self._lower]  # a pair has one draw, so it has one probability
+
+    @property
+    def seed(self) -> int:
+        return self.base.seed
+
+    @property
+    def length(self) -> int | None:
+        return None if self.all_clients and self.all_links else self.base.length
+
+    @property
+    def idle_clients(self) -> bool:
+        return not self.all_clients and self.base.idle_clients
+
+    @property
+    def idle_links(self) -> bool:
+        return self.every > 1 or (not self.all_links and self.base.idle_links)
+
+    @cached_property
+    def _lower(self) -> Ints:
+        assert self.pairs is not None
+        return np.minimum(np.arange(len(self.pairs)), self.pairs)
+
+    def computes(self, rounds: range) -> Bools:
+        if self.all_clients:
+            return np.ones((len(rounds), len(self.p)), bool)
+        return self.base.computes(rounds)
+
+    def links(self, rounds: range) -> LinkPair:
+        if self.all_links:
+            pull, push = same(np.ones((len(rounds), len(self.p_hat)), bool))
+        else:
+            pull, push = self.base.links(rounds)
+            if self.pairs is not None:
+                pull, push = same(pull[:, self._lower])
+        if self.every == 1:
+            return pull, push
+        now = (np.asarray(rounds) % self.every == 0)[:, None]
+        return same(pull & now) if pull is push else (pull & now, push & now)
+
+
+def two_way(availability: Availability, network: Network) -> Availability:
+    """One draw for each pair of clients: a symmetric exchange needs both directions or none."""
+    return Overlay(availability, pairs=network.reverse)
+
+
+@dataclass(frozen=True, eq=False)
+class Woken:
+    """One client wakes in every round, drawn uniformly, and draws one in- and one out-neighbour.
+
+    It pulls from the first and pushes to the second; as a pair, it and the first exchange both ways.
+    Only the clients involved compute, and all of them in round 0. It waits for whom it has drawn.
+    """
+
+    base: Availability
+    network: Network
+    pairs: bool = False
+    computing: bool = True
+    length: int | None = None
+    idle_clients: bool = True
+    idle_links: bool = True
+
+    @property
+    def p(self) -> Floats:
+        return self.base.p
+
+    @property
+    def p_hat(self) -> Floats:
+        return self.base.p_hat
+
+    @property
+    def seed(self) -> int:
+        return self.base.seed
+
+    @cached_property
+    def _out(self) -> Ints:
+        """Links by sender; the network keeps them by receiver."""
+        return np.argsort(self.network.senders, kind="stable")
+
+    def _drawn(self, rounds: range) -> tuple[Ints, Ints, Ints]:
+        """Who wakes, and its in- and out-link, in every round."""
+        u = rng.uniform(rng.key(self.seed, "wake"), np.asarray(rounds)[:, None], np.arange(3)[None, :])
+        into, out = self.network.in_degree, self.network.out_degree
+        i = (u[:, 0] * self.network.clients).astype(np.int64)
+        pull = (np.cumsum(into) - into)[i] + (u[:, 1] * into[i]).astype(np.int64)
+        push = self._out[(np.cumsum(out) - out)[i] + (u[:, 2] * out[i]).astype(np.int64)]
+        return i, pull, push
+
+    def computes(self, rounds: range) -> Bools:
+        active = np.zeros((len(rounds), self.network.clients), bool)
+        if not self.computing:
+            return active
+        if self.network.links:
+            i, pull, push = self._drawn(rounds)
+            active[np.arange(len(rounds)), i] = True
+            active[np.arange(len(rounds)), self.network.senders[pull]] = True
+            if not self.pairs:
+                active[np.arange(len(rounds)), self.network.receivers[push]] = True
+        active[(np.asarray(rounds) == 0) | (not self.network.links)] = True
+        return active
+
+    def links(self, rounds: range) -> LinkPair:
+        pulled = np.zeros((len(rounds), self.network.links), bool)
+        if not self.network.links:
+            return same(pulled)
+        _, pull, push = self._drawn(rounds)
+        pulled[np.arange(len(rounds)), pull] = True
+        if self.pairs and self.network.reverse is not None:
+            pulled[np.arange(len(rounds)), self.network.reverse[pull]] = True
+            return same(pulled)
+        pushed = np.zeros_like(pulled)
+        pushed[np.arange(len(rounds)), push] = True
+        return pulled, pushed
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """No links are used: models meet at a server, which the clock does not charge for.
+
+    With `alone` one machine that never idles does all the work, so every client computes at p = 1.
+    """
+
+    base: Availability
+    alone: bool = False
+    idle_links: bool = True
+
+    @property
+    def p(self) -> Floats:
+        return np.ones_like(self.base.p) if self.alone else self.base.p
+
+    @property
+    def p_hat(self) -> Floats:
+        return self.base.p_hat
+
+    @property
+    def seed(self) -> int:
+        return self.base.seed
+
+    @property
+    def length(self) -> int | None:
+        return None if self.alone else self.base.length
+
+    @property
+    def idle_clients(self) -> bool:
+        return not self.alone and self.base.idle_clients
+
+    def computes(self, rounds: range) -> Bools:
+        return np.ones((len(rounds), len(self.p)), bool) if self.alone else self.base.computes(rounds)
+
+    def links(self, rounds: range) -> LinkPair:
+        return same(np.zeros((len(rounds), len(self.p_hat)), bool))
+
+
+def same(links: Bools) -> LinkPair:
+    """One indicator gates both the model and the tracker on a link."""
+    return links, links
+
+
+def at(table: Bools, rounds: range, first: int) -> Bools:
+    """Rows of a recorded table; before its first and after its last round nothing happens."""
+    rows = np.asarray(rounds) - first
+    known = (rows >= 0) & (rows < len(table))
+    out = np.zeros((len(rounds), table.shape[1]), bool)
+    out[known] = table[rows[known]]
+    return out
