@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import spodgt
 from spodgt import rng
-from spodgt.compiled import finite
+from spodgt.compiled import Memory, finite
 from spodgt.metrics import spread
 from spodgt.models import cross_entropy, linear, multi_margin, one_vs_rest
 from spodgt.problems.engines import LinearEngine
@@ -18,7 +18,7 @@ from spodgt.problems.learning import Learning, without_replacement
 from spodgt.problems.linear import Draw, _draw
 from spodgt.runtimes.fused import Fused
 from spodgt.runtimes.loop import Marks, Stop, begin, run_rounds
-from spodgt.runtimes.mixing import Links, Memory
+from spodgt.runtimes.mixing import Links
 from spodgt.runtimes.simulator import Run, Simulation
 
 FAMILY = ["spod-gt", "spod-gt-memory", "spod-gt-importance", "ab-push-pull", "g-push-pull", "sporadic-k-gt"]
@@ -160,7 +160,7 @@ def test_compiled_mixing_is_torchs_mixing(clients, runs, seed, many):
 
 
 def test_memory_is_used_again_only_when_nobody_holds_it(monkeypatch):
-    monkeypatch.setattr("spodgt.runtimes.mixing._LARGE", 1)
+    monkeypatch.setattr("spodgt.compiled._LARGE", 1)
     memory, x = Memory(), torch.zeros(3, 4)
     held = [memory.like(x), memory.like(x)[1], memory.like(x).numpy(), memory.like(x)]
     places = {t.ctypes.data if isinstance(t, np.ndarray) else t.untyped_storage().data_ptr() for t in held}

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from spodgt.compiled import share
+from spodgt.compiled import Memory, jit, share, usable
 from spodgt.errors import InvalidInput
 from spodgt.models import Loss, stacked_loss
 
@@ -165,13 +165,14 @@ class LoopEngine:
     loss: Loss
     statistics: Layout = field(default_factory=Layout)  # behind the parameters; training passes change them
     random: bool = False  # training passes draw random numbers
+    memory: Memory = field(default_factory=Memory, repr=False)
     shells: dict[tuple[int, torch.device, torch.dtype], Shell] = field(default_factory=dict, repr=False)
 
     def grads(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> Tensor:
         return self.with_losses(x, inputs, targets, noise)[1]
 
     def with_losses(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        losses, g = x.new_empty(len(x)), x.new_empty(len(x), self.layout.size)
+        losses, g = x.new_empty(len(x)), self.memory.like(x, self.layout.size)
 
         def one(client: int) -> None:
             own = self.layout.views(g[client])
@@ -184,7 +185,10 @@ class LoopEngine:
                 slopes = iter(torch.autograd.grad(loss, trained, allow_unused=True))
                 for to, part in zip(own, shell.parameters, strict=True):
                     slope = next(slopes) if part.requires_grad else None  # a frozen part stays as it is
-                    _ = to.zero_() if slope is None else to.copy_(slope)
+                    if slope is None:
+                        to.zero_()
+                    else:
+                        _copy(to, slope)
 
         with torch.random.fork_rng(enabled=self.random):
             self._each(x, one)
@@ -231,7 +235,7 @@ class LoopEngine:
         kept = self.statistics.views(running)
         with torch.no_grad():
             for slot, value in zip(shell.slots, [*self.layout.views(values), *kept], strict=True):
-                slot.copy_(value)
+                _copy(slot, value)
         yield shell
         if training:
             for slot, value in zip(shell.statistics, kept, strict=True):
@@ -250,6 +254,29 @@ class LoopEngine:
         if channels == 1:  # fits both layouts; these strides say which is meant
             return batch.contiguous().as_strided(batch.shape, (height * width, 1, width, 1))
         return batch.contiguous(memory_format=torch.channels_last)
+
+
+def _copy(to: Tensor, value: Tensor) -> None:
+    """to ← value; torch's own copy is slow where only one of them has its channels last."""
+    plain_floats = usable(to[:0], value[:0]) and to.dtype == value.dtype
+    if to.ndim == 4 and math.prod(to.shape[2:]) > 1 and plain_floats:
+        outer, inner, places = to.shape[0], to.shape[1], math.prod(to.shape[2:])
+        for there, here, swap in ((to, value, False), (value, to, True)):
+            if there.is_contiguous(memory_format=torch.channels_last) and here.is_contiguous():
+                last = there.detach().permute(0, 2, 3, 1).reshape(outer, places, inner).numpy()
+                plain = here.detach().view(outer, inner, places).numpy()
+                _turn(last, plain) if swap else _turn(plain, last)
+                return
+    to.copy_(value)
+
+
+@jit
+def _turn(source, target):  # type: ignore[no-untyped-def]
+    """target[o, b, a] ← source[o, a, b]"""
+    for o in range(source.shape[0]):
+        for b in range(source.shape[2]):
+            for a in range(source.shape[1]):
+                target[o, b, a] = source[o, a, b]
 
 
 def _overruns(layer: nn.Conv2d) -> bool:

@@ -346,7 +346,7 @@ class Learning:
     def grad(self, x: Tensor, rows: Ints, keys: NDArray[np.uint64], places: Ints, k: int) -> Tensor:
         sizes, batch = self.shares.sizes[rows], self.batches(rows)
         self._check_columns(x)
-        g = x.new_empty(len(x), self.parameters)
+        g = x.new_empty(len(x), self.parameters)  # its pages are taken only where something is written
         if self.grad_into(x, g, None, np.arange(len(x)), Draw(rows, keys, places, k), np.ones(len(x))):
             return g
         for size in np.unique(batch):  # one group, unless some client holds less than a batch

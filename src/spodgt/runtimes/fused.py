@@ -25,7 +25,7 @@ from spodgt.algorithms.spod_gt_memory import SpodGTMemory
 from spodgt.algorithms.sporadic_k_gt import SporadicKGT
 from spodgt.compiled import usable
 from spodgt.problems.linear import Draw
-from spodgt.runtimes.kernels import exchange, exchange_rows, kept, rounds
+from spodgt.runtimes.kernels import exchange, exchange_rows, kept, renew, rounds
 from spodgt.types import Algorithm, Floats, Round
 
 _ALONE = 2**18  # numbers of a single run above which it pays to share each of its rounds among threads
@@ -128,8 +128,5 @@ def track(problem: Any, x: Tensor, g: Tensor, y: Tensor, draw: Draw, weight: Flo
     into = getattr(problem, "grad_into", None)
     if into is not None and into(x, g, y, draw.rows, draw, weight):
         return
-    index = torch.from_numpy(draw.rows)
-    new = problem.grad(x[index], draw.rows, draw.keys, draw.places, draw.k)
-    new = new * torch.from_numpy(weight)[:, None].to(x.dtype)
-    y[index] += new - g[index]
-    g[index] = new
+    models = x if len(draw.rows) == len(x) else x[torch.from_numpy(draw.rows)]
+    renew(y, g, problem.grad(models, draw.rows, draw.keys, draw.places, draw.k), draw.rows, weight)

@@ -14,6 +14,7 @@ from spodgt.problems.linear import LinearData, linear_gradients
 
 Array = NDArray[Any]
 COLUMNS = 512  # of a block that is mixed in place: with ten clients it stays in the first-level cache
+_WIDE, _WIDE_COLUMNS = 2**17, 2048  # models so long that what counts is to read long pieces of them
 _NUMBERS = 2**16  # of a block mixed from one state into another: both stay in the second-level cache
 _FEW = 4096  # rows whose blocks of columns fit the second-level cache together
 
@@ -150,13 +151,14 @@ def exchange(
     `links` is (pointers, senders, a, b, kept_a, kept_b); `starts` are the first clients of the runs.
     """
     largest = int(np.diff(starts).max())
-    blocks = -(-x.shape[1] // COLUMNS)
+    columns = COLUMNS if x.shape[1] <= _WIDE else _WIDE_COLUMNS
+    blocks = -(-x.shape[1] // columns)
     views = x.numpy(), y.numpy(), g.numpy()
     pointers, senders, a, b, kept_a, kept_b = links
 
     def work(first: int, last: int) -> None:
         rows = pointers, senders, a, b, active, kept_a, kept_b
-        new = _scratch(largest, COLUMNS, views[0].dtype)
+        new = _scratch(largest, columns, views[0].dtype)
         _exchange(*views, drop, step, starts, blocks, *rows, *new, first, last)
 
     share(blocks * (len(starts) - 1), x.numel(), work)
@@ -209,6 +211,22 @@ def _scratch(rows: int, columns: int, dtype: Any) -> tuple[Array, Array]:
         _kept_by_thread.blocks = np.empty((rows, columns), dtype), np.empty((rows, columns), dtype)
     blocks: tuple[Array, Array] = _kept_by_thread.blocks
     return blocks
+
+
+@jit
+def _renew(y, g, new, rows, weight, first, last):  # type: ignore[no-untyped-def]
+    for n in range(first, last):
+        by, yi, gi, ni = new.dtype.type(weight[n]), y[rows[n]], g[rows[n]], new[n]
+        for c in range(len(ni)):
+            yi[c] += by * ni[c] - gi[c]
+        for c in range(len(ni)):
+            gi[c] = by * ni[c]
+
+
+def renew(y: Tensor, g: Tensor, new: Tensor, rows: Array, weight: Array) -> None:
+    """In place: y ← y + w g⁺ - g and g ← w g⁺ in some rows."""
+    views = y.numpy(), g.numpy(), new.contiguous().numpy(), rows, weight
+    share(len(rows), new.numel(), lambda first, last: _renew(*views, first, last))
 
 
 @jit

@@ -9,47 +9,19 @@ What a missing link would have carried stays on the diagonal.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from spodgt.compiled import usable
+from spodgt.compiled import Memory, usable
 from spodgt.runtimes.kernels import mix
 from spodgt.types import Bools, Floats, Ints
 
-_LARGE = 2**18  # numbers of a state above which its memory is used again
-_BLOCKS = 4  # of them at most: two states on their way, and the two they come from
 _DENSE = 64  # clients of a run up to which a dense matrix is faster
-
-
-class Memory:
-    """Memory for mixed states, used again once nobody holds it: fresh pages cost more than the mixing."""
-
-    def __init__(self) -> None:
-        self.blocks: list[NDArray[Any]] = []
-        self.spare: Tensor | None = None  # a whole state's, for steps that take turns with it
-
-    def like(self, x: Tensor) -> Tensor:
-        """A tensor of the same shape with any numbers in it."""
-        if x.numel() < _LARGE:
-            return torch.empty_like(x)
-        kind = torch.empty(0, dtype=x.dtype).numpy().dtype
-        same = [block for block in self.blocks if block.shape == x.shape and block.dtype == kind]
-        for block in same:
-            # A tensor made of a block holds it, and so does every view: then there are more than the two
-            # lists here, the loop's name and the call's own reference.
-            if sys.getrefcount(block) <= 4:
-                return torch.from_numpy(block)
-        block = np.empty(x.shape, kind)
-        self.blocks = [*same, block] if len(same) < _BLOCKS else same
-        return torch.from_numpy(block)
 
 
 @dataclass(frozen=True, eq=False)
