@@ -311,17 +311,16 @@ class Watch:
     def _broken(self, moment: Moment, due: Bools) -> Bools:
         """Which runs have left the finite numbers."""
         broken = np.zeros(len(moment.world.runs), bool)
-        if moment.k % STRIDE and not due.any():
-            return broken
+        suspects = due if moment.k % STRIDE else np.ones_like(due)
         world: Any = moment.world
         for at, (run, x) in enumerate(zip(moment.world.runs, world.split(moment.state.x), strict=True)):
-            if not finite(x):
+            if suspects[at] and not finite(x):
                 broken[at] = True
                 step = str(describe(self.runs[run].algorithm).get("step_size"))
                 self.session.stopped.append(
                     Stopped(self.label, self.runs[run].seed, moment.k, self.finite_at, step)
                 )
-        if not broken.any():
+        if suspects.all() and not broken.any():
             self.finite_at = moment.k
         return broken
 
@@ -346,14 +345,15 @@ class Watch:
 
 
 class Looks:
-    """Looks made on a thread beside the rounds: neither keeps two cores busy alone."""
+    """Looks made beside the rounds, each on one thread: nobody waits for the other half of an operation."""
 
     def __init__(self) -> None:
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="look")
+        alone = partial(torch.set_num_threads, 1)  # of the thread that says it
+        self.threads = ThreadPoolExecutor(torch.get_num_threads(), "look", alone)
         self.waiting: deque[Future[None]] = deque()
 
     def add(self, look: Callable[[], None]) -> None:
-        self.waiting.append(self.thread.submit(look))
+        self.waiting.append(self.threads.submit(look))
 
     def wait(self, most: int) -> None:
         """Until at most so many are under way; what failed there fails here."""

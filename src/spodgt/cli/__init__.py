@@ -26,7 +26,8 @@ _UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__na
 
 def main() -> None:
     """Entry point: turn what went wrong into one sentence and an exit code."""
-    atexit.register(gc.freeze)  # nobody needs what is left collected: half a second of every command
+    gc.freeze()  # what was imported stays: the collector need not look at it again and again,
+    atexit.register(gc.freeze)  # and at the end nobody needs anything collected
     try:
         code = app(prog_name="spodgt", standalone_mode=False)
         sys.stdout.flush()
