@@ -163,7 +163,7 @@ while True:
     if not child:
         run(out, resume=True)
         os._exit(0)
-    end = time.monotonic() + (random_wait.uniform(0.05, 0.8) if kills < 12 else 100)
+    end = time.monotonic() + (random_wait.uniform(0.02, 0.3) if kills < 12 else 100)
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
