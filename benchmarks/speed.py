@@ -459,6 +459,31 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
     CONSOLE.print(table)
 
 
+def write_page(results: dict[str, Any]) -> None:
+    """The same tables as Markdown, with the machine they were measured on."""
+    power = results["machine"]
+    lines = [
+        "# How fast the simulator is",
+        "",
+        "Written by `python benchmarks/speed.py`, whose docstring says what the yardsticks are: ratios, each "
+        "measured within one run, the best of several repeats; the spread is how far the median is above it. "
+        f"On {power['cpu']}, {power['threads']} threads of a shared machine, torch {power['torch']}; in the "
+        f"last run matrix products made {power['gemm_gflops']:.0f} GFLOP/s and copies "
+        f"{power['copy_gb_per_s']:.0f} GB/s.",
+    ]
+    for name in [name for name in results if isinstance(results[name], list)]:
+        columns = list(dict.fromkeys(key for row in results[name] for key in row))
+        lines += ["", f"## {name}", "", f"| {' | '.join(columns).replace('_', ' ')} |"]
+        lines.append(f"|{'---|' * len(columns)}")
+        for row in results[name]:
+            cells = (row.get(column, "") for column in columns)
+            lines.append(f"| {' | '.join(f'{v:.3g}' if isinstance(v, float) else str(v) for v in cells)} |")
+    if "slope_of_links" in results:
+        lines += ["", f"Slope of time against links, log-log: {results['slope_of_links']:.2f}."]
+        lines += ["", "![growth](growth.png)"]
+    (OUT / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def draw_growth(rows: list[dict[str, Any]]) -> float:
     """Time per round against each axis, and the slope against links on a log-log scale."""
     from matplotlib.figure import Figure
@@ -482,6 +507,8 @@ def draw_growth(rows: list[dict[str, Any]]) -> float:
         slope = fitted if name == "links" else slope
         axes.set_title(f"slope {fitted:.2f}", fontsize=10)
         axes.set_xlabel(name)
+        axes.set_xticks(value, [f"{v:,.0f}" for v in value], rotation=30)
+        axes.xaxis.minorticks_off()
         axes.grid(alpha=0.25, which="both")
     figure.axes[0].legend(fontsize=8)
     figure.savefig(OUT / "growth.png", dpi=140)
@@ -513,6 +540,7 @@ def main() -> None:
             results["slope_of_links"] = draw_growth(results[name])
             CONSOLE.print(f"slope of time against links: {results['slope_of_links']:.3f}")
         path.write_text(json.dumps(results, indent=1) + "\n")
+        write_page(results)
 
 
 if __name__ == "__main__":

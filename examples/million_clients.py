@@ -87,7 +87,7 @@ def main(clients: int = 1_000_000, rounds: int = 60) -> None:
     axes.plot(*zip(*seen, strict=True), marker="o", color=figures.COLOURS[0])
     axes.set_xlabel("round")
     axes.set_ylabel(f"test accuracy, mean of {SAMPLED} clients")
-    axes.set_title(f"spod-gt-memory, {clients:,} clients, {network.links:,} links, half active")
+    axes.set_title(f"spod-gt-memory, {clients:,} clients, {network.links:,} links", fontsize=11)
     axes.grid(alpha=0.25)
     figures.save(figure, Path("million_clients.png"))
 
