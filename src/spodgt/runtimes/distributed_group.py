@@ -24,7 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from spodgt.errors import Failed, InvalidInput
 
 TIMEOUT = 600.0  # seconds a process may take for its gradients, or rank 0 for a look
-_GRACE = 1.0  # seconds survivors have to say that they are there
+_GRACE = 5.0  # seconds survivors have at most to say that they are there
 _GATHER = 7  # tags; mixing counts up from 16
 
 
@@ -129,10 +129,12 @@ class Group:
         """Who does not answer, as well as can be told after a collective call failed."""
         try:
             self.store.set(f"spodgt/here/{self.rank}", "1")
-            time.sleep(_GRACE)
-            if self.store.check(["spodgt/lost"]):
-                return str(self.store.get("spodgt/lost").decode())
-            away = [r for r in range(self.size) if not self.store.check([f"spodgt/here/{r}"])]
+            begun, away = time.monotonic(), list(range(self.size))
+            while len(away) > 1 and time.monotonic() - begun < _GRACE:  # a busy rank answers late
+                time.sleep(0.1)
+                if self.store.check(["spodgt/lost"]):
+                    return str(self.store.get("spodgt/lost").decode())
+                away = [r for r in away if not self.store.check([f"spodgt/here/{r}"])]
         except Exception:
             away = []
         return " or ".join(f"rank {r}" for r in away) or "an unknown rank"
