@@ -132,10 +132,10 @@ def verdict(page: collect.Page) -> str:
         )
     winners = [statistics.summary(rows, ["accuracy"])["accuracy"].idxmax() for _, rows in groups(page)]
     if not keys:
-        sentences.append(f"First of all six is {winners[0]}.")
+        sentences.append(f"First of all is {winners[0]}.")
     else:
         memory = winners.count("spod-gt-memory")
-        sentences.append(f"Of all six, Spod-GT with memory is first in {memory} of {len(cells)}.")
+        sentences.append(f"Of all methods, Spod-GT with memory is first in {memory} of {len(cells)}.")
     return " ".join(sentences)
 
 
