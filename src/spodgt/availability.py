@@ -103,14 +103,10 @@ class Chosen:
 
 
 @dataclass(frozen=True, eq=False)
-class Overlay:
+class Derived:
     """What a method makes of an availability; `p` and `p_hat` stay, so the clock still charges them."""
 
     base: Availability
-    all_clients: bool = False
-    all_links: bool = False
-    every: int = 1  # links are used only in rounds divisible by it
-    pairs: Ints | None = None  # every link's reverse: both work as the lower-numbered one does
 
     @property
     def p(self) -> Floats:
@@ -118,13 +114,27 @@ class Overlay:
 
     @property
     def p_hat(self) -> Floats:
-        if self.pairs is None or self.all_links:
-            return self.base.p_hat
-        return self.base.p_hat[self._lower]  # a pair has one draw, so it has one probability
+        return self.base.p_hat
 
     @property
     def seed(self) -> int:
         return self.base.seed
+
+
+@dataclass(frozen=True, eq=False)
+class Overlay(Derived):
+    """Everybody computes, all links work, or links only now and then or both ways at once."""
+
+    all_clients: bool = False
+    all_links: bool = False
+    every: int = 1  # links are used only in rounds divisible by it
+    pairs: Ints | None = None  # every link's reverse: both work as the lower-numbered one does
+
+    @property
+    def p_hat(self) -> Floats:
+        if self.pairs is None or self.all_links:
+            return self.base.p_hat
+        return self.base.p_hat[self._lower]  # a pair has one draw, so it has one probability
 
     @property
     def length(self) -> int | None:
@@ -167,32 +177,19 @@ def two_way(availability: Availability, network: Network) -> Availability:
 
 
 @dataclass(frozen=True, eq=False)
-class Woken:
+class Woken(Derived):
     """One client wakes in every round, drawn uniformly, and draws one in- and one out-neighbour.
 
     It pulls from the first and pushes to the second; as a pair, it and the first exchange both ways.
     Only the clients involved compute, and all of them in round 0. It waits for whom it has drawn.
     """
 
-    base: Availability
     network: Network
     pairs: bool = False
     computing: bool = True
     length: int | None = None
     idle_clients: bool = True
     idle_links: bool = True
-
-    @property
-    def p(self) -> Floats:
-        return self.base.p
-
-    @property
-    def p_hat(self) -> Floats:
-        return self.base.p_hat
-
-    @property
-    def seed(self) -> int:
-        return self.base.seed
 
     @cached_property
     def _out(self) -> Ints:
@@ -236,27 +233,18 @@ class Woken:
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
+class Served(Derived):
     """No links are used: models meet at a server, which the clock does not charge for.
 
     With `alone` one machine that never idles does all the work, so every client computes at p = 1.
     """
 
-    base: Availability
     alone: bool = False
     idle_links: bool = True
 
     @property
     def p(self) -> Floats:
         return np.ones_like(self.base.p) if self.alone else self.base.p
-
-    @property
-    def p_hat(self) -> Floats:
-        return self.base.p_hat
-
-    @property
-    def seed(self) -> int:
-        return self.base.seed
 
     @property
     def length(self) -> int | None:
