@@ -64,7 +64,7 @@ class StopAt:
 
     def __call__(self, glimpse: Glimpse) -> None:
         if glimpse.algorithm == self.method and glimpse.k >= self.k:
-            os.kill(os.getpid(), self.number)
+            signal.raise_signal(self.number)
             self.k = 10**9
 
 
@@ -108,7 +108,7 @@ def test_stopped_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unb
             nonlocal count
             count += 1
             if count == 9:
-                os.kill(os.getpid(), signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
 
         result = run(out, resume=tries > 0, progress=progress, checkpoint_every=1e9)
         tries += 1
@@ -131,8 +131,8 @@ def test_a_second_ctrl_c_does_not_wait(
 
     def impatient(glimpse: Glimpse) -> None:
         if glimpse.algorithm == "spod-gt-memory" and glimpse.k == 5:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     assert not run(tmp_path / "run", progress=impatient).complete
     run(tmp_path / "run", resume=True)
