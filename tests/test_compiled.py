@@ -116,6 +116,26 @@ def test_a_stride_passes_no_look_and_no_end(stop, marks):
     assert len({look[1] for look in seen[1]}) == 3
 
 
+def test_strides_grow_where_rounds_are_short_and_never_where_they_are_long(monkeypatch):
+    """Someone who presses Ctrl-C while a large network trains must not wait for sixteen rounds of it."""
+
+    def observed(seconds):
+        clock = iter(np.arange(1000) * seconds)
+        monkeypatch.setattr("spodgt.runtimes.loop.time.monotonic", lambda: next(clock))
+        seen = []
+
+        def observe(moment, due, last):
+            seen.append(moment.k)
+            return np.zeros_like(last)
+
+        world = Simulation(runs_of(toy_problem(), "spod-gt"), dtype=torch.float64)
+        run_rounds(begin(world), Stop(rounds=48), Marks(), observe)
+        return seen
+
+    assert observed(1e-6) == [0, 1, 3, 7, 15, 16, 32, 48]
+    assert observed(5.0) == list(range(49))
+
+
 def test_a_run_is_the_same_bit_for_bit_alone_and_in_a_batch():
     runs = runs_of(toy_problem(), "spod-gt-memory", count=3)
     together, _ = after(runs, 20, fuse=True, dtype=torch.float32)

@@ -270,6 +270,8 @@ class Watch:
     def close(self) -> None:
         """Fold a finished method into the session."""
         self._catch_up()
+        if self.looks:
+            self.looks.threads.shutdown()
         session = self.session
         session.finals[self.label] = torch.stack([self.last_x[n] for n in range(len(self.runs))])
         session.activity.append(participation_table(self.label, self.runs, self.tally))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -77,6 +78,7 @@ Observer = Callable[[Moment, Bools, Bools], Bools]
 """Told of moments, with the runs due for a look and those ending; returns the runs to give up."""
 
 STRIDE = 16  # rounds at most between two moments that are observed
+_PAUSE = 0.1  # seconds at most between them, if rounds are shorter: a user who waits or interrupts is heard
 
 
 def begin(world: World) -> Moment:
@@ -87,8 +89,10 @@ def begin(world: World) -> Moment:
 def run_rounds(moment: Moment, stop: Stop, marks: Marks, observe: Observer, stride: int = STRIDE) -> None:
     """Go on from `moment` until every run is over.
 
-    Observed are all moments with a look or an end, and whatever happens every `stride` rounds.
+    Observed are all moments with a look or an end, and whatever happens every `stride` rounds; between
+    these, as many as keep an observer from waiting long.
     """
+    pace = 1
     while True:
         k, world, state = moment.k, moment.world, moment.state
         costs = world.costs(k + 1)[: stride + 1]
@@ -100,10 +104,13 @@ def run_rounds(moment: Moment, stop: Stop, marks: Marks, observe: Observer, stri
         if last.any():
             world, state = world.keep(~last, state)
             delay = delay[:, ~last]
-        ahead = min(len(delay) - 1, stride - k % stride)
+        ahead = min(len(delay) - 1, pace, stride - k % stride)
         after = k + np.arange(1, ahead)[:, None]
         now, then = delay[1:ahead], delay[2 : ahead + 1]
         seen = (marks.due(after, now, then) | stop.reached(after, then)).any(1)
         count = int(seen.argmax()) + 1 if seen.any() else ahead
+        began = time.monotonic()
         state = world.advance(state, range(k + 1, k + count + 1))
+        spent = max(time.monotonic() - began, 1e-9)
+        pace = max(1, min(2 * pace, int(_PAUSE * count / spent)))
         moment = Moment(k + count, delay[count].copy(), world, state)
