@@ -1,14 +1,17 @@
 """The processes of one job, over `torch.distributed`: gloo between CPUs, nccl between GPUs.
 
 Every operation has a time limit, and one that fails names the rank that was lost and the round. Whoever
-notices first writes the name into the store that `torchrun` keeps, so that all survivors name the same.
+notices first calls the roll in the store that `torchrun` keeps; a thread of every process answers, also
+where the process itself waits for another survivor. What comes out is the name that all survivors give.
 Nothing is pickled. The network is trusted: nothing is authenticated or encrypted here.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +28,7 @@ from spodgt.errors import Failed, InvalidInput
 
 TIMEOUT = 600.0  # seconds a process may take for its gradients, or rank 0 for a look
 _GRACE = 5.0  # seconds survivors have at most to say that they are there
+_LISTEN = 0.25  # seconds between two looks whether the roll is called
 _GATHER = 7  # tags; mixing counts up from 16
 
 
@@ -128,16 +132,32 @@ class Group:
     def _roll_call(self) -> str:
         """Who does not answer, as well as can be told after a collective call failed."""
         try:
-            self.store.set(f"spodgt/here/{self.rank}", "1")
-            begun, away = time.monotonic(), list(range(self.size))
+            self.store.set("spodgt/roll", "1")
+            begun, away = time.monotonic(), [r for r in range(self.size) if r != self.rank]
             while len(away) > 1 and time.monotonic() - begun < _GRACE:  # a busy rank answers late
-                time.sleep(0.1)
+                time.sleep(_LISTEN)
                 if self.store.check(["spodgt/lost"]):
                     return str(self.store.get("spodgt/lost").decode())
                 away = [r for r in away if not self.store.check([f"spodgt/here/{r}"])]
         except Exception:
             away = []
         return " or ".join(f"rank {r}" for r in away) or "an unknown rank"
+
+
+def _answer(store: Any, rank: int) -> None:
+    """Say that this process is there when the roll is called."""
+    store, over = store.clone(), threading.Event()  # clones may be used beside the original
+
+    def listen() -> None:
+        with suppress(Exception):  # the store goes with the job
+            while not over.wait(_LISTEN):
+                if store.check(["spodgt/roll"]):
+                    store.set(f"spodgt/here/{rank}", "1")
+                    return
+
+    thread = threading.Thread(target=listen, name="roll call", daemon=True)
+    thread.start()
+    atexit.register(lambda: (over.set(), thread.join(_GRACE)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,6 +225,7 @@ def _join(device: torch.device) -> Group:
             raise Failed(f"the processes could not meet: {reason}; see docs/distributed.md.") from error
     else:
         store = dist.distributed_c10d._get_default_store()
+    _answer(store, dist.get_rank())
     return Group(dist.get_rank(), dist.get_world_size(), device, timeout, store)
 
 
