@@ -30,7 +30,8 @@ from rich.table import Table
 import spodgt
 from spodgt.models import cross_entropy
 from spodgt.problems.engines import LinearEngine
-from spodgt.problems.learning import Learning, without_replacement
+from spodgt.problems.learning import Learning
+from spodgt.problems.samples import without_replacement
 from spodgt.runtimes.loop import STRIDE, Marks, Moment, Stop, begin, run_rounds
 from spodgt.runtimes.mixing import Links
 from spodgt.runtimes.simulator import Run, Simulation
@@ -292,7 +293,7 @@ def many_clients(clients: int, each: int = 16, side: int = 28) -> Learning:
         clients=min(clients, 1000),
         partition=IID(),
     )
-    from spodgt.problems.learning import Shares
+    from spodgt.problems.samples import Shares
 
     return problem._with(
         clients=clients, partition=None, shares=Shares(again.numpy(), np.arange(clients + 1) * each)

@@ -21,7 +21,8 @@ import spodgt
 from spodgt import figures
 from spodgt.data import load
 from spodgt.models import cross_entropy, linear
-from spodgt.problems.learning import Learning, Samples, Shares
+from spodgt.problems.learning import Learning
+from spodgt.problems.samples import Samples, Shares
 from spodgt.runtimes.loop import begin
 from spodgt.runtimes.simulator import Run, Simulation
 

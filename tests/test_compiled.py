@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -10,12 +11,13 @@ from hypothesis import strategies as st
 
 import spodgt
 from spodgt import rng
-from spodgt.compiled import Memory, finite
+from spodgt.compiled import Memory, announced, finite
 from spodgt.metrics import spread
 from spodgt.models import cross_entropy, linear, multi_margin, one_vs_rest
 from spodgt.problems.engines import LinearEngine
-from spodgt.problems.learning import Learning, without_replacement
+from spodgt.problems.learning import Learning
 from spodgt.problems.linear import Draw, _draw
+from spodgt.problems.samples import without_replacement
 from spodgt.runtimes.fused import Fused
 from spodgt.runtimes.loop import Marks, Stop, begin, run_rounds
 from spodgt.runtimes.mixing import Links
@@ -255,3 +257,19 @@ def test_compiled_bernoulli_draws_are_uniform_draws_below_the_chance(first, coun
     rounds = range(first, first + 4)
     theirs = rng.uniform(key, np.asarray(rounds)[:, None], np.arange(count)[None]) < chances
     np.testing.assert_array_equal(rng.bernoulli(key, rounds, chances), theirs)
+
+
+def test_compiling_is_announced_once_and_only_when_it_happens():
+
+    @numba.njit
+    def double(number):
+        return 2 * number
+
+    said = []
+    with announced(lambda: said.append("compiling")):
+        assert double(1) == 2
+        assert double(1.5) == 3.0
+    assert said == ["compiling"]
+    with announced(lambda: said.append("again")):
+        assert double(2) == 4
+    assert said == ["compiling"]

@@ -18,7 +18,7 @@ from spodgt import rng
 from spodgt.errors import InvalidInput
 from spodgt.models import cross_entropy, multi_margin, one_vs_rest
 from spodgt.problems import classification
-from spodgt.problems.learning import without_replacement
+from spodgt.problems.samples import without_replacement
 from strategies import SEEDS
 
 CLIENTS = 3

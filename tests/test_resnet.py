@@ -24,7 +24,7 @@ from spodgt.participation import Always, Bernoulli, Participation
 from spodgt.problems import classification
 from spodgt.problems.augment import PADDING, Windows, crop_and_flip
 from spodgt.problems.engines import LoopEngine, flatten
-from spodgt.problems.learning import Samples, without_replacement
+from spodgt.problems.samples import Samples, without_replacement
 from spodgt.runtimes.loop import begin
 from spodgt.runtimes.simulator import Run, Simulation
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+from numba.core import event
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -33,6 +35,25 @@ jit_sum = numba.njit(fastmath=_FUSE | {"reassoc"}, **_options)
 _LARGE = 2**18  # numbers of a state above which its memory is used again
 _BLOCKS = 4  # of them at most: two states on their way, and the two they come from
 _SERIAL = 200_000  # numbers below which waking a thread costs more than it saves
+
+
+@contextmanager
+def announced(say: Callable[[], None]) -> Iterator[None]:
+    """Call `say` if something must be compiled in here, which takes seconds; a later run finds it on disk."""
+
+    class First(event.Listener):
+        said = False
+
+        def on_start(self, _: Any) -> None:
+            if not self.said:
+                self.said = True
+                say()
+
+        def on_end(self, _: Any) -> None:
+            pass
+
+    with event.install_listener("numba:compile", First()):
+        yield
 
 
 @cache

@@ -63,7 +63,7 @@ class RunSection:
     seeds: Any = 5  # how many, or which
     delay: float | None = None
     rounds: int | None = None
-    evaluations: int = 50
+    evaluations: int = 25
     dtype: str = "float32"
     device: str = "cpu"
     gradient_norm: bool | None = None

@@ -251,17 +251,19 @@ class Watch:
             raise KeyboardInterrupt
         broken = self._broken(moment, due)
         world: Any = moment.world
-        if due.any() or self.settings.keep_states or broken.any():
-            parts = zip(*(world.split(tensor) for tensor in (world.statistics, *moment.state)), strict=True)
-            for at, (run, (statistics, *part)) in enumerate(zip(moment.world.runs, parts, strict=True)):
+        wanted = due | broken | self.settings.keep_states
+        if wanted.any():
+            parts = [world.split(tensor) for tensor in (world.statistics, *moment.state)]
+            for at in np.flatnonzero(wanted).tolist():
+                run, (statistics, *part) = int(world.runs[at]), (tensor[at] for tensor in parts)
                 state = type(moment.state)(*part)
                 if due[at] and not broken[at]:
-                    self._look(int(run), moment.k, moment.delay[at], (state, statistics), bool(last[at]))
+                    self._look(run, moment.k, moment.delay[at], (state, statistics), bool(last[at]))
                     self._catch_up(_AHEAD)
                 if self.settings.keep_states:  # copies: a compiled step overwrites the state it is given
-                    self.history[int(run)].append(type(state)(*(tensor.clone() for tensor in state)))
+                    self.history[run].append(type(state)(*(tensor.clone() for tensor in state)))
                 if last[at] or broken[at]:
-                    self.last_x[int(run)] = torch.cat([state.x.mean(0), statistics.mean(0)])
+                    self.last_x[run] = torch.cat([state.x.mean(0), statistics.mean(0)])
         if self.settings.progress and (now - self.shown >= _SHOW_EVERY or last.all()):
             self.shown = now
             self.settings.progress(self._glimpse(moment, bool(last.all())))
@@ -300,8 +302,9 @@ class Watch:
         # Modules may draw random numbers or share memory with those that train; linear models do neither.
         linear = getattr(problem, "linear_data", lambda _: None)(state.x.dtype) is not None
         if self.looks and linear and usable(*state) and state.x.numel() * len(state) <= _SMALL:
-            copy = type(state)(*(tensor.clone() for tensor in state))  # rounds go on with the original
-            self.looks.add(partial(look, copy, statistics.clone()))
+            # Rounds go on with the original. numpy copies on this thread; torch would wait for a busy one.
+            copies = [torch.from_numpy(tensor.numpy().copy()) for tensor in (*state, statistics)]
+            self.looks.add(partial(look, type(state)(*copies[:-1]), copies[-1]))
         else:
             look(*models)
 

@@ -55,7 +55,7 @@ def compare(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     keep_states: bool = False,
-    evaluations: int = 50,
+    evaluations: int = 25,
     every: int | None = None,
     gradient_norm: bool | None = None,
     weights: str = "degree",

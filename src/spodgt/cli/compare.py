@@ -143,6 +143,7 @@ def carry_out(
     tensorboard: bool = False,
 ) -> None:
     from spodgt import figures, report
+    from spodgt.compiled import announced
     from spodgt.config import build, value_of
     from spodgt.recorder import CHECKPOINT, summary_json
     from spodgt.report import tensorboard as board
@@ -160,7 +161,7 @@ def carry_out(
         print(f"spodgt: no checkpoint in {folder} yet; beginning at round 0.", file=sys.stderr)
     display = None if as_json or not main else Display(console)
     figures.prepare()
-    with display or nullcontext():
+    with display or nullcontext(), announced(_compiling if main else lambda: None):
         result = compare(
             experiment.methods,
             experiment.problem,
@@ -191,6 +192,10 @@ def carry_out(
     if not result.complete:
         print(f"spodgt: stopped early; go on with --out {folder} --resume.", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _compiling() -> None:
+    print("spodgt: compiling for this machine, once; takes some ten seconds.", file=sys.stderr)
 
 
 def free_folder(parent: Path, name: str, resume: bool) -> Path:

@@ -37,72 +37,11 @@ from spodgt.problems.engines import (
     multiplications,
 )
 from spodgt.problems.linear import LOSSES, Draw, LinearData, grade, gradients
+from spodgt.problems.samples import CHUNK, Samples, Shares, read_samples, without_replacement
 from spodgt.types import Evaluation, Ints
 
 _PROBE = 4  # samples used to try a module out
-_CHUNK = 2**24  # numbers in one evaluated block: 64 MB of float32
 _PICTURES = 128  # samples in a block of a deep network: what lies between layers should stay in the cache
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """Inputs and targets of many samples; uint8 inputs become floats in [0, 1] when they are used."""
-
-    inputs: Tensor
-    targets: Tensor
-    kept: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def take(self, rows: Tensor | slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return self.scaled(self.inputs[rows], dtype), self.targets[rows]
-
-    @staticmethod
-    def scaled(inputs: Tensor, dtype: torch.dtype) -> Tensor:
-        if inputs.dtype == torch.uint8:
-            return inputs.to(dtype).div_(255)
-        return inputs.to(dtype) if inputs.is_floating_point() else inputs
-
-    def floats(self, rows: slice, dtype: torch.dtype) -> Tensor:
-        """Scaled inputs, kept for the next time if they do not take much memory."""
-        if self.inputs.numel() > _CHUNK:
-            return self.scaled(self.inputs[rows], dtype)
-        if dtype not in self.kept:
-            self.kept[dtype] = self.scaled(self.inputs, dtype)
-        return self.kept[dtype][rows]
-
-    def to(self, device: torch.device) -> Samples:
-        if self.inputs.device == device:
-            return self
-        return Samples(self.inputs.to(device), self.targets.to(device))
-
-
-@dataclass(frozen=True, eq=False)
-class Shares:
-    """Which samples each client holds: one long list of sample numbers, cut at `offsets`."""
-
-    numbers: Ints  # (all shares together,)
-    offsets: Ints  # (clients + 1,)
-
-    @staticmethod
-    def of(parts: Sequence[Ints]) -> Shares:
-        return Shares(np.concatenate(parts), np.cumsum([0, *map(len, parts)]))
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def sizes(self) -> Ints:
-        return np.diff(self.offsets)
-
-    def __getitem__(self, client: int) -> Ints:
-        return self.numbers[self.offsets[client] : self.offsets[client + 1]]
-
-    @staticmethod
-    def join(parts: Sequence[Shares]) -> Shares:
-        sizes = np.concatenate([part.sizes for part in parts])
-        return Shares(np.concatenate([part.numbers for part in parts]), np.r_[0, np.cumsum(sizes)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +92,7 @@ class Learning:
         given = list(self.clients)
         if not given:
             raise InvalidData("clients must hold at least one dataset, got none.")
-        parts = [_samples(data, f"client {i}") for i, data in enumerate(given)]
+        parts = [read_samples(data, f"client {i}") for i, data in enumerate(given)]
         for i, part in enumerate(parts):
             if part.inputs.shape[1:] != parts[0].inputs.shape[1:]:
                 raise InvalidData(
@@ -163,7 +102,7 @@ class Learning:
         bounds = np.cumsum([0, *map(len, parts)])
         shares = Shares(np.arange(bounds[-1]), bounds)
         whole = Samples(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]))
-        self._settle(whole, shares, None if self.test is None else _samples(self.test, "test"))
+        self._settle(whole, shares, None if self.test is None else read_samples(self.test, "test"))
         self._check_batches()
 
     @classmethod
@@ -460,7 +399,7 @@ class Learning:
     def _block(self, models: int) -> int:
         if isinstance(self.engine, LoopEngine):
             return _PICTURES
-        return max(1, _CHUNK // max(1, self.samples.inputs[0].numel(), models * 64))
+        return max(1, CHUNK // max(1, self.samples.inputs[0].numel(), models * 64))
 
 
 def _batch_size(given: Any) -> int | tuple[int, ...] | None:
@@ -472,44 +411,3 @@ def _batch_size(given: Any) -> int | tuple[int, ...] | None:
                 f"batch_size must be a whole number of at least 1 or None, got {size!r}; use 16."
             )
     return tuple(int(size) for size in given) if several else given
-
-
-def without_replacement(keys: NDArray[np.uint64], places: Ints, k: int, sizes: Ints, count: int) -> Ints:
-    """For every row `count` distinct whole numbers below its size (Floyd's sampling, all rows at once)."""
-    if (sizes == count).all():
-        return np.broadcast_to(np.arange(count), (len(sizes), count))
-    u = rng.uniform(keys[:, None], k, places[:, None], np.arange(count)[None])
-    chosen = np.empty((len(sizes), count), np.int64)
-    for column in range(count):
-        top = sizes - count + column
-        pick = (u[:, column] * (top + 1)).astype(np.int64)
-        taken = (chosen[:, :column] == pick[:, None]).any(1)
-        chosen[:, column] = np.where(taken, top, pick)
-    return chosen
-
-
-def _samples(data: Any, who: str) -> Samples:
-    """Read a dataset into two tensors."""
-    if isinstance(data, torch.utils.data.TensorDataset):
-        data = data.tensors
-    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(t, Tensor) for t in data):
-        inputs, targets = data
-    else:
-        try:
-            pairs = [data[i] for i in range(len(data))]
-            inputs = torch.stack([torch.as_tensor(np.asarray(first)) for first, _ in pairs])
-            targets = torch.as_tensor(np.asarray([np.asarray(second) for _, second in pairs]))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InvalidData(
-                f"{who} must be a dataset of (input, target) pairs of equal shape or two tensors, "
-                f"got {type(data).__name__}: {str(error).splitlines()[0] if str(error) else 'empty'}."
-            ) from None
-    if len(inputs) != len(targets):
-        raise InvalidData(
-            f"{who} has {len(inputs)} inputs but {len(targets)} targets; give one target per input."
-        )
-    if not len(inputs):
-        raise InvalidData(f"{who} has no samples; give it data or leave it out of the network.")
-    if inputs.is_floating_point() and not torch.isfinite(inputs).all():
-        raise InvalidData(f"{who} has inputs that are NaN or infinite; clean the data.")
-    return Samples(inputs.contiguous(), targets.contiguous())

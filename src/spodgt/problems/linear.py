@@ -1,7 +1,7 @@
 """Gradients of a linear model in one compiled pass: draw the batch, score it, add up the slopes.
 
 Pixels are turned from bytes into floats inside the loop, so the data stay small; a client reads its
-model once and writes its gradient once. The draws are those of `learning.without_replacement`.
+model once and writes its gradient once. The draws are those of `samples.without_replacement`.
 """
 
 from __future__ import annotations

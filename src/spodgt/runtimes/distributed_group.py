@@ -157,7 +157,11 @@ def _answer(store: Any, rank: int) -> None:
 
     thread = threading.Thread(target=listen, name="roll call", daemon=True)
     thread.start()
-    atexit.register(lambda: (over.set(), thread.join(_GRACE)))
+
+    @atexit.register
+    def _() -> None:
+        over.set()
+        thread.join(_GRACE)
 
 
 @dataclass(frozen=True, eq=False)

@@ -287,12 +287,12 @@ def _rounds(  # type: ignore[no-untyped-def]
             rows = pointers, senders, a, b, on, kept_a, kept_b
             tasks = run * blocks, (run + 1) * blocks
             _exchange(x, y, g, drop, step, starts, blocks, *rows, new_x, new_y, *tasks)
-            count = 0
+            begin = count = low - low  # 0; as literals, 0 and True would have the gradients compiled anew
             for i in range(low, high):
                 if computes[r + 1, i]:
                     who[count], whose[count], where[count], by[count] = i, keys[i], places[i], weight[i]
                     count += 1
-            linear_gradients(x, g, y, True, who, who, whose, where, k + r, data, batch, by, 0, count)
+            linear_gradients(x, g, y, low >= 0, who, who, whose, where, k + r, data, batch, by, begin, count)
 
 
 def rounds(

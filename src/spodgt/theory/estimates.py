@@ -331,7 +331,7 @@ def _rotated(g: Tensor) -> Floats:
 
 def _thinned(problem: Learning, seed: int, most: int) -> Learning:
     """The same problem on at most `most` samples of each client."""
-    from spodgt.problems.learning import Shares
+    from spodgt.problems.samples import Shares
 
     parts = []
     for i in range(problem.clients):

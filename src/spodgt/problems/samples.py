@@ -1,0 +1,120 @@
+"""What clients hold: all samples in one place, whose they are, and how a mini-batch is drawn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from spodgt import rng
+from spodgt.errors import InvalidData
+from spodgt.types import Ints
+
+CHUNK = 2**24  # numbers in one evaluated block: 64 MB of float32
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Inputs and targets of many samples; uint8 inputs become floats in [0, 1] when they are used."""
+
+    inputs: Tensor
+    targets: Tensor
+    kept: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def take(self, rows: Tensor | slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return self.scaled(self.inputs[rows], dtype), self.targets[rows]
+
+    @staticmethod
+    def scaled(inputs: Tensor, dtype: torch.dtype) -> Tensor:
+        if inputs.dtype == torch.uint8:
+            return inputs.to(dtype).div_(255)
+        return inputs.to(dtype) if inputs.is_floating_point() else inputs
+
+    def floats(self, rows: slice, dtype: torch.dtype) -> Tensor:
+        """Scaled inputs, kept for the next time if they do not take much memory."""
+        if self.inputs.numel() > CHUNK:
+            return self.scaled(self.inputs[rows], dtype)
+        if dtype not in self.kept:
+            self.kept[dtype] = self.scaled(self.inputs, dtype)
+        return self.kept[dtype][rows]
+
+    def to(self, device: torch.device) -> Samples:
+        if self.inputs.device == device:
+            return self
+        return Samples(self.inputs.to(device), self.targets.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """Which samples each client holds: one long list of sample numbers, cut at `offsets`."""
+
+    numbers: Ints  # (all shares together,)
+    offsets: Ints  # (clients + 1,)
+
+    @staticmethod
+    def of(parts: Sequence[Ints]) -> Shares:
+        return Shares(np.concatenate(parts), np.cumsum([0, *map(len, parts)]))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Ints:
+        return np.diff(self.offsets)
+
+    def __getitem__(self, client: int) -> Ints:
+        return self.numbers[self.offsets[client] : self.offsets[client + 1]]
+
+    @staticmethod
+    def join(parts: Sequence[Shares]) -> Shares:
+        sizes = np.concatenate([part.sizes for part in parts])
+        return Shares(np.concatenate([part.numbers for part in parts]), np.r_[0, np.cumsum(sizes)])
+
+
+def read_samples(data: Any, who: str) -> Samples:
+    """Read a dataset into two tensors."""
+    if isinstance(data, torch.utils.data.TensorDataset):
+        data = data.tensors
+    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(t, Tensor) for t in data):
+        inputs, targets = data
+    else:
+        try:
+            pairs = [data[i] for i in range(len(data))]
+            inputs = torch.stack([torch.as_tensor(np.asarray(first)) for first, _ in pairs])
+            targets = torch.as_tensor(np.asarray([np.asarray(second) for _, second in pairs]))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidData(
+                f"{who} must be a dataset of (input, target) pairs of equal shape or two tensors, "
+                f"got {type(data).__name__}: {str(error).splitlines()[0] if str(error) else 'empty'}."
+            ) from None
+    if len(inputs) != len(targets):
+        raise InvalidData(
+            f"{who} has {len(inputs)} inputs but {len(targets)} targets; give one target per input."
+        )
+    if not len(inputs):
+        raise InvalidData(f"{who} has no samples; give it data or leave it out of the network.")
+    if inputs.is_floating_point() and not torch.isfinite(inputs).all():
+        raise InvalidData(f"{who} has inputs that are NaN or infinite; clean the data.")
+    return Samples(inputs.contiguous(), targets.contiguous())
+
+
+def without_replacement(keys: NDArray[np.uint64], places: Ints, k: int, sizes: Ints, count: int) -> Ints:
+    """For every row `count` distinct whole numbers below its size (Floyd's sampling, all rows at once)."""
+    if (sizes == count).all():
+        return np.broadcast_to(np.arange(count), (len(sizes), count))
+    u = rng.uniform(keys[:, None], k, places[:, None], np.arange(count)[None])
+    chosen = np.empty((len(sizes), count), np.int64)
+    for column in range(count):
+        top = sizes - count + column
+        pick = (u[:, column] * (top + 1)).astype(np.int64)
+        taken = (chosen[:, :column] == pick[:, None]).any(1)
+        chosen[:, column] = np.where(taken, top, pick)
+    return chosen
