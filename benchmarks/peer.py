@@ -20,30 +20,21 @@ from typing import Any
 import grpc
 import torch
 
-from spodgt.config import Config
 from spodgt.runtimes.peer import identity, setup, wire
+from spodgt.runtimes.peer.demo import five_peers
 from spodgt.runtimes.peer.fleet import Fleet
 from spodgt.runtimes.peer.protocol import Ack, Message, Stamp
 from spodgt.runtimes.peer.runner import Options
 from spodgt.runtimes.peer.transport import _OPTIONS, GrpcPost, secure_channel
 
-CONFIG: dict[str, Any] = {
-    "run": {"methods": ["spod-gt-memory"], "step_size": 0.01, "seeds": 1},
-    "network": {"kind": "exponential", "clients": 5},
-    "participation": {"kind": "always"},
-    "problem": {
-        "data": "fashion-mnist-small",
-        "model": "svm",
-        "partition": {"kind": "labels-per-client", "labels": 1},
-    },
-}
+CONFIG = five_peers(step_size=0.01, labels=1)
 
 
 def rounds(seconds: float = 12.0, commit_every: int = 1) -> dict[str, Any]:
     """Five peers on this host, as fast as they can."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        setup.init(run, Config.parse(CONFIG))
+        setup.init(run, CONFIG)
         options = Options(
             durability="process", evaluate_seconds=1e9, report_seconds=0.5, commit_every=commit_every
         )
@@ -165,7 +156,7 @@ def profile(count: int = 500) -> dict[str, Any]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        setup.init(run, Config.parse(CONFIG))
+        setup.init(run, CONFIG)
         peer = Peer(setup.issue(run, "p0"), "p0", Options(durability="process"))
         node = peer.node
         node.confirmed = set(node.state.out)  # as if all neighbours were there

@@ -14,23 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import spodgt
-from spodgt.config import Config
 from spodgt.runtimes.peer import setup
+from spodgt.runtimes.peer.demo import five_peers
 from spodgt.runtimes.peer.fleet import Fleet
 from spodgt.runtimes.peer.runner import Options
 
 STEP = 0.05
 WINDOW = 0.2  # accuracies from 0.8 to 1.2 times the gradients are averaged: single ones are noisy
-CONFIG: dict[str, Any] = {
-    "run": {"methods": ["spod-gt-memory"], "step_size": STEP, "seeds": 1},
-    "network": {"kind": "exponential", "clients": 5},
-    "participation": {"kind": "always"},
-    "problem": {
-        "data": "fashion-mnist-small",
-        "model": "svm",
-        "partition": {"kind": "labels-per-client", "labels": 1},
-    },
-}
 
 
 def simulator(gradients: int) -> float:
@@ -51,7 +41,9 @@ def peers(
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         # a client waits when it is alone, so all begin together
-        setup.init(run, Config.parse(CONFIG), options={"rounds_per_second": rate, "max_alone": 20})
+        setup.init(
+            run, five_peers(step_size=STEP, labels=1), options={"rounds_per_second": rate, "max_alone": 20}
+        )
         options = Options(durability="process", evaluate_seconds=1.0, report_seconds=0.5)
         with Fleet(run, options, {"SPODGT_CHAOS": chaos}) as fleet:
             fleet.start()

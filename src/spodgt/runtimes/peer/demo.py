@@ -17,16 +17,22 @@ from spodgt.runtimes.peer.fleet import Fleet
 from spodgt.runtimes.peer.runner import Options
 
 _START_SECONDS = 180.0
-_CONFIG = {
-    "run": {"methods": ["spod-gt-memory"], "step_size": 0.05, "seeds": 1},
-    "network": {"kind": "exponential", "clients": 5},
-    "participation": {"kind": "always"},
-    "problem": {
-        "data": "fashion-mnist-small",
-        "model": "svm",
-        "partition": {"kind": "labels-per-client", "labels": 2},
-    },
-}
+
+
+def five_peers(*, step_size: float, labels: int) -> Config:
+    """A linear model on images, `labels` classes per client."""
+    return Config.parse(
+        {
+            "run": {"methods": ["spod-gt-memory"], "step_size": step_size, "seeds": 1},
+            "network": {"kind": "exponential", "clients": 5},
+            "participation": {"kind": "always"},
+            "problem": {
+                "data": "fashion-mnist-small",
+                "model": "svm",
+                "partition": {"kind": "labels-per-client", "labels": labels},
+            },
+        }
+    )
 
 
 def demo(out: Path, seconds: float, console: Console) -> dict[str, Any]:
@@ -36,7 +42,7 @@ def demo(out: Path, seconds: float, console: Console) -> dict[str, Any]:
     run = out / "run"
     if run.exists():
         shutil.rmtree(run)
-    setup.init(run, Config.parse(_CONFIG), options={"rounds_per_second": 30.0})
+    setup.init(run, five_peers(step_size=0.05, labels=2), options={"rounds_per_second": 30.0})
     options = Options(durability="process", report_seconds=0.5, evaluate_seconds=1.0)
     moments: list[tuple[float, str, str]] = []
     with Fleet(run, options) as fleet:
