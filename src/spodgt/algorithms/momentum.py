@@ -9,7 +9,6 @@ DFedAvg the published heavy ball. Steps are 1/(1 - β) times longer, as in torch
 
 from __future__ import annotations
 
-import dataclasses
 from collections import namedtuple
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
+from spodgt.algorithms.wrapper import Wrapper
 from spodgt.errors import InvalidInput
-from spodgt.network import Network
-from spodgt.types import Algorithm, Availability, Rate, Round
+from spodgt.types import Rate, Round
 
 
 @dataclass
@@ -51,11 +50,10 @@ def _with_momentum(inner: Hashable) -> Any:
 
 
 @dataclass(frozen=True)
-class Momentum(Algorithm):
+class Momentum(Wrapper):
     """`base` with heavy-ball momentum β on every client's gradients."""
 
     name: ClassVar[str] = "momentum"
-    base: Algorithm
     beta: Rate = 0.9  # β
 
     def __post_init__(self) -> None:
@@ -71,19 +69,6 @@ class Momentum(Algorithm):
     @property
     def step_size(self) -> Rate:
         return getattr(self.base, "step_size", None)
-
-    @property
-    def local_steps(self) -> Any:
-        return getattr(self.base, "local_steps", None)
-
-    def fit(self, availability: Availability) -> Momentum:
-        return dataclasses.replace(self, base=self.base.fit(availability))
-
-    def uses(self, availability: Availability, network: Network) -> Availability:
-        return self.base.uses(availability, network)
-
-    def weighs(self, network: Network) -> Network:
-        return self.base.weighs(network)
 
     def init(self, x: Tensor, round: Round) -> Any:
         filtered = _Filtered(round, self.beta, x.new_zeros(x.shape))

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from spodgt.algorithms.wrapper import Wrapper
 from spodgt.errors import InvalidConfig
-from spodgt.network import Network
-from spodgt.types import Algorithm, Availability, Rate, Round, Schedule, positive
+from spodgt.types import Rate, Round, Schedule, positive
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,10 @@ def schedule(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Scheduled(Algorithm):
+class Scheduled(Wrapper):
     """`base` with the step size that `schedule` gives for the round."""
 
     name: ClassVar[str] = "scheduled"
-    base: Algorithm
     schedule: Schedule
 
     def __post_init__(self) -> None:
@@ -132,19 +131,6 @@ class Scheduled(Algorithm):
     @property
     def step_size(self) -> Schedule:
         return self.schedule
-
-    @property
-    def local_steps(self) -> Any:
-        return getattr(self.base, "local_steps", None)
-
-    def fit(self, availability: Availability) -> Scheduled:
-        return dataclasses.replace(self, base=self.base.fit(availability))
-
-    def uses(self, availability: Availability, network: Network) -> Availability:
-        return self.base.uses(availability, network)
-
-    def weighs(self, network: Network) -> Network:
-        return self.base.weighs(network)
 
     def init(self, x: Tensor, round: Round) -> Any:
         return self.base.init(x, round)
