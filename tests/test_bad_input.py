@@ -217,7 +217,10 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "participation.kind='sometimes' is not known; choose from always, bernoulli, beta, every-k, "
         "one-link, trace.",
     ),
-    "beta without alpha": ("[participation]\nalpha = 0", "alpha must be above 0, got 0.0; use alpha=0.5."),
+    "beta without alpha": (
+        "[participation]\nalpha = 0",
+        "alpha must be a number above 0, got 0.0; use alpha=0.5.",
+    ),
     "floor": ("[participation]\nfloor = 1.5", "floor must be in [0, 1), got 1.5; use floor=0.05."),
     "never": (
         "[participation]\nkind = 'bernoulli'\np = 0",
@@ -481,6 +484,18 @@ CALLS: dict[str, tuple[Any, str]] = {
     "no methods": (
         lambda: spodgt.compare([], PROBLEM, RING, rounds=3),
         'algorithms must name at least one method, got none; use ["spod-gt"].',
+    ),
+    "methods are a number": (
+        lambda: spodgt.compare(3, PROBLEM, RING, rounds=3),
+        'algorithms must be a list of methods, got int; use ["spod-gt"].',
+    ),
+    "beta of a word": (
+        lambda: spodgt.Beta("half"),
+        "alpha must be a number above 0, got 'half'; use alpha=0.5.",
+    ),
+    "beta with a floor in words": (
+        lambda: spodgt.Beta(floor="low"),
+        "floor must be in [0, 1), got 'low'; use floor=0.05.",
     ),
     "x0 of wrong shape": (
         lambda: train(x0=np.zeros((3, 2))),

@@ -6,7 +6,9 @@ only computing clients; the links of round k ≥ 1 mix x[k-1] into x[k].
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -72,10 +74,12 @@ class Beta:
 
     def __post_init__(self) -> None:
         for key in ("alpha", "beta"):
-            if not getattr(self, key) > 0:
-                raise InvalidInput(f"{key} must be above 0, got {getattr(self, key)!r}; use {key}=0.5.")
-        if not 0 <= self.floor < 1:
-            raise InvalidInput(f"floor must be in [0, 1), got {self.floor!r}; use floor=0.05.")
+            value: Any = getattr(self, key)
+            if not isinstance(value, Real) or not 0 < float(value) < math.inf:
+                raise InvalidInput(f"{key} must be a number above 0, got {value!r}; use {key}=0.5.")
+        floor: Any = self.floor
+        if not isinstance(floor, Real) or not 0 <= float(floor) < 1:
+            raise InvalidInput(f"floor must be in [0, 1), got {floor!r}; use floor=0.05.")
 
     def draw(self, network: Network, seed: int) -> Availability:
         least = max(self.floor, float(np.finfo(float).tiny))  # a draw may underflow to zero

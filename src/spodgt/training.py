@@ -75,6 +75,10 @@ def compare(
     `torchrun` the processes share the clients; `runtime="simulator"` lets each of them do all by itself.
     """
     given: Any = [algorithms] if isinstance(algorithms, str | Algorithm) else algorithms
+    if not isinstance(given, Iterable):
+        raise InvalidInput(
+            f'algorithms must be a list of methods, got {type(given).__name__}; use ["spod-gt"].'
+        )
     methods = [method(each) for each in given]
     seed_list = _seeds(seeds)
     if not methods:
