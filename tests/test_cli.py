@@ -295,3 +295,14 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert done.stdout.strip() == "["
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+def test_where_everything_diverges_the_table_and_the_advice_are_there(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    few = ("--methods", "spod-gt,dsgd", "--rounds", "200", "--seeds", "2", "--set", "run.step_size=10")
+    always = ("--set", "participation.kind=always")
+    code, printed, errors = cli("compare", *few, *always, *SMALL, *QUADRATIC, "--out", str(out))
+    assert code == 0, errors
+    assert "spod-gt" in printed
+    assert "use a smaller step_size" in errors
+    assert (out / "report.html").exists()

@@ -301,7 +301,7 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: spodgt.Learning(
             linear(), nn.CrossEntropyLoss(), [DATA[0], (torch.ones(4, 3), TARGETS[0][:4])]
         ),
-        "client 1 has inputs of shape (3,), client 0 of (2, 4, 4); all clients must have the same.",
+        "client 1 has inputs of shape (3,), client 0 of (2, 4, 4); all must have the same.",
     ),
     "not finite": (
         lambda: spodgt.Learning(linear(), nn.CrossEntropyLoss(), [(INPUTS[0] / 0, TARGETS[0])]),
@@ -335,3 +335,107 @@ def test_bad_learning_problems_are_refused_in_one_sentence(case: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         build()
     assert str(caught.value) == sentence
+
+
+# --- not what it looks like ---------------------------------------------------------------------------
+class Scaled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(3 * input)
+
+
+class Shifted(nn.Sequential):
+    def forward(self, input: Any) -> Any:
+        return 2 * super().forward(input) - 1
+
+
+class Focal(nn.CrossEntropyLoss):
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        chance = input.log_softmax(-1).gather(-1, target[:, None]).exp()
+        return (-((1 - chance) ** 2) * chance.log()).mean()
+
+
+@pytest.mark.parametrize(
+    ("module", "loss"),
+    [
+        (nn.Sequential(nn.Flatten(), Scaled(32, 5)), nn.CrossEntropyLoss()),
+        (Shifted(nn.Flatten(), nn.Linear(32, 5)), nn.CrossEntropyLoss()),
+        (linear(), Focal()),
+    ],
+    ids=["own linear layer", "own sequence", "own cross entropy"],
+)
+def test_subclasses_of_known_classes_are_taken_by_what_they_compute(module, loss):
+    problem = spodgt.Learning(module, loss, DATA, test=DATA[0], batch_size=None)
+    x = problem.start(0)
+    losses, grads = problem.full(x, np.arange(CLIENTS))
+    for client, (inputs, targets) in enumerate(DATA):
+        expected = reference(copy.deepcopy(module), loss, x[client], inputs, targets)
+        torch.testing.assert_close(grads[client], expected, rtol=1e-4, atol=1e-6)
+    again = copy.deepcopy(module)
+    nn.utils.vector_to_parameters(x[0], again.parameters())
+    true = float(loss(again(DATA[0][0]), DATA[0][1]).detach())
+    assert float(losses[0]) == pytest.approx(true, rel=1e-5)
+    assert float(problem.evaluate(x).loss[0]) == pytest.approx(true, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 10.0, 100.0])),
+        nn.CrossEntropyLoss(ignore_index=2),
+        nn.CrossEntropyLoss(reduction="sum"),
+    ],
+    ids=["mean", "weighted", "ignoring", "sum"],
+)
+def test_losses_of_many_samples_are_those_of_one_piece(loss):
+    """More samples than go through a network at once, sorted by class, so that pieces weigh differently."""
+    targets = torch.arange(3).repeat_interleave(100)
+    inputs = (
+        torch.randn(300, 1, 4, 4, generator=torch.Generator().manual_seed(1)) + targets[:, None, None, None]
+    )
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
+    problem = spodgt.Learning(module, loss, [(inputs, targets)], test=(inputs, targets))
+    x = problem.start(0)
+    losses, grads = problem.full(x, np.arange(1))
+    nn.utils.vector_to_parameters(x[0], module.parameters())
+    true = loss(module(inputs), targets)
+    true.backward()
+    slope = torch.cat([part.grad.flatten() for part in module.parameters()])
+    torch.testing.assert_close(losses[0], true.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(grads[0], slope, rtol=1e-4, atol=1e-5)
+    assert float(problem.evaluate(x).loss[0]) == pytest.approx(float(true.detach()), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int32, torch.int64])
+def test_classes_may_be_whole_numbers_of_any_kind(kind):
+    data = [(inputs, targets.to(kind)) for inputs, targets in DATA]
+    problem = spodgt.Learning(linear(), nn.CrossEntropyLoss(), data, test=data[0])
+    result = spodgt.train("spod-gt", problem, spodgt.Network.ring(CLIENTS), rounds=3, gradient_norm=True)
+    assert result.frame["gradient_norm"].notna().all()
+
+
+@pytest.mark.parametrize(
+    ("clients", "test", "message"),
+    [
+        (
+            [((INPUTS[0] * 9).byte(), TARGETS[0]), (INPUTS[1], TARGETS[1])],
+            None,
+            "client 1 has inputs of torch.float32, client 0 of torch.uint8; all must have the same.",
+        ),
+        (
+            [(INPUTS[0], TARGETS[0]), (INPUTS[1], TARGETS[1][:, None])],
+            None,
+            "client 1 has targets of shape (1,), client 0 of (); all must have the same.",
+        ),
+        (
+            [(INPUTS[0], TARGETS[0])],
+            (INPUTS[0, :, :1], TARGETS[0]),
+            "test has inputs of shape (1, 4, 4), client 0 of (2, 4, 4); all must have the same.",
+        ),
+    ],
+    ids=["bytes and floats", "shapes of targets", "test of another shape"],
+)
+def test_clients_and_test_must_be_alike(clients, test, message):
+    with pytest.raises(InvalidInput) as error:
+        spodgt.Learning(linear(), nn.CrossEntropyLoss(), clients, test=test)
+    assert str(error.value) == message

@@ -464,3 +464,38 @@ def test_nothing_is_pickled(half: Path) -> None:
     assert b"torch._utils" not in data
     size = int.from_bytes(data[:8], "little")
     assert json.loads(data[8 : 8 + size])["__metadata__"]["format"] == "2"
+
+
+def images(labels: int = 2, batch_size: int = 4) -> spodgt.Learning:
+    return spodgt.problems.fashion_mnist_svm(clients=5, labels_per_client=labels, batch_size=batch_size)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "what"),
+    [
+        ({"problem": images()}, {"problem": images(labels=1)}, "data is"),
+        ({"problem": images()}, {"problem": images(batch_size=8)}, "batch_size is '4' there and '8' here"),
+        ({}, {"problem": Quadratic.random(5, 4, seed=4, noise=0.3)}, "data is"),
+        ({}, {"problem": Quadratic.random(5, 4, seed=3, noise=0.2)}, "noise is '0.3' there and '0.2' here"),
+        ({"participation": spodgt.EveryK(2)}, {"participation": spodgt.EveryK(7)}, "who takes part is"),
+    ],
+    ids=["labels", "batch", "quadratic", "noise", "every k"],
+)
+def test_other_data_under_the_same_name_are_not_taken_up(tmp_path, before, after, what):
+    few: dict[str, Any] = {"methods": ["spod-gt"], "seeds": [0], "delay": 20.0, "evaluations": 1}
+    run(tmp_path / "run", **few, **before)
+    with pytest.raises(InvalidInput, match=what):
+        run(tmp_path / "run", resume=True, **few, **before | after)
+    run(tmp_path / "run", resume=True, **few, **before)
+
+
+def test_a_network_without_links_is_saved_like_any_other(tmp_path):
+    problem, alone = Quadratic.random(1, 3, seed=0), spodgt.Network.complete(1)
+    result = spodgt.train("spod-gt", problem, alone, rounds=30, out=tmp_path / "run", checkpoint_every=0)
+    assert result.complete
+
+
+def test_a_clock_that_stands_still_is_said():
+    problem, alone = Quadratic.random(1, 3, seed=0), spodgt.Network.complete(1)
+    with pytest.raises(InvalidInput, match="delay=100 is never reached: "):
+        spodgt.train("gossip", problem, alone, delay=100)

@@ -268,3 +268,55 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     assert b"Traceback" not in said
     assert b"the same command goes on" in said
     assert (tmp_path / "out/sweep.json").exists()
+
+
+# --- what is lost and what is not -------------------------------------------------------------------
+def test_fresh_forgets_nothing_before_everything_is_checked(tmp_path, spec):
+    sweep.run(spec, tmp_path / "out", workers=1)
+    cells = sorted((tmp_path / "out" / "cells").iterdir())
+    before = [stamps(cell) for cell in cells]
+    later = time.time() + 1
+    with pytest.raises(InvalidInput, match="--backend='nope' is not known"):
+        sweep.run(spec, tmp_path / "out", backend="nope", forget=later)
+    with sweep._alone(tmp_path / "out"), pytest.raises(InvalidInput, match="is in use"):
+        sweep.run(spec, tmp_path / "out", workers=1, forget=later)
+    assert [stamps(cell) for cell in cells] == before
+    sweep.run(spec, tmp_path / "out", workers=1, forget=1.0)  # all were begun after that
+    assert [stamps(cell) for cell in cells] == before
+    done = sweep.run(spec, tmp_path / "out", workers=1, forget=later)
+    assert done.complete
+    assert all(stamps(cell) != old for cell, old in zip(cells, before, strict=True))
+
+
+def test_a_changed_file_is_another_cell(tmp_path):
+    graph = tmp_path / "graph.csv"
+    text = QUADRATIC.format(delay=30).replace("clients = 4\nradius = 0.9", f"kind = 'file'\npath = '{graph}'")
+    graph.write_text("0,1,0\n0,0,1\n1,0,0\n")
+    spec = spec_of(tmp_path, text)
+    first = {cell.name for cell in sweep.plan(spec, tmp_path / "out")}
+    assert {cell.name for cell in sweep.plan(spec, tmp_path / "out")} == first
+    graph.write_text("0,1,1\n0,0,1\n1,0,0\n")
+    assert not first & {cell.name for cell in sweep.plan(spec, tmp_path / "out")}
+
+
+@pytest.mark.parametrize("clients", ["'ten'", "0"])
+def test_a_wrong_number_of_clients_is_one_sentence(tmp_path, clients):
+    spec_of(tmp_path, QUADRATIC.format(delay=30).replace("clients = 4", f"clients = {clients}"))
+    result = CliRunner().invoke(
+        app, ["sweep", str(tmp_path / "quadratics.toml"), "--out", str(tmp_path / "o")]
+    )
+    assert isinstance(result.exception, InvalidInput)
+    assert "clients" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--workers", "0"], "--workers must be at least 1, got 0"),
+        (["--address", "host:1"], "--address='host:1' is for --backend ray, got 'local'"),
+    ],
+)
+def test_options_that_cannot_be_meant(tmp_path, option, message):
+    spec_of(tmp_path, QUADRATIC.format(delay=30))
+    result = CliRunner().invoke(app, ["sweep", str(tmp_path / "quadratics.toml"), *option])
+    assert message in str(result.exception)

@@ -74,6 +74,13 @@ def share(tasks: int, numbers: int, work: Callable[[int, int], None]) -> None:
         other.result()
 
 
+def _holders(blocks: list[Array]) -> list[int]:
+    return [sys.getrefcount(block) for block in blocks]
+
+
+_ONE_LIST = _holders([np.empty(0)])[0]  # what is counted for a list alone; versions of Python differ
+
+
 class Memory:
     """Memory for mixed states, used again once nobody holds it: fresh pages cost more than the mixing."""
 
@@ -88,11 +95,10 @@ class Memory:
             return x.new_empty(shape)
         kind = torch.empty(0, dtype=x.dtype).numpy().dtype
         same = [block for block in self.blocks if block.shape == shape and block.dtype == kind]
-        for block in same:
-            # A tensor made of a block holds it, and so does every view: then there are more than the two
-            # lists here, the loop's name and the call's own reference.
-            if sys.getrefcount(block) <= 4:
-                return torch.from_numpy(block)
+        for number, holders in enumerate(_holders(same)):
+            # A tensor made of a block holds it, and so does every view; the two lists here do anyway.
+            if holders <= _ONE_LIST + 1:
+                return torch.from_numpy(same[number])
         block = np.empty(shape, kind)
         self.blocks = [*same, block] if len(same) < _BLOCKS else same
         return torch.from_numpy(block)

@@ -44,14 +44,11 @@ def stacked_loss(loss: Loss) -> Loss | None:
     if loss in (multi_margin, one_vs_rest, cross_entropy):
         return loss
     plain = getattr(loss, "weight", None) is None and getattr(loss, "reduction", None) == "mean"
-    if isinstance(loss, nn.MultiMarginLoss) and plain and loss.p == 1 and loss.margin == 1:
+    if type(loss) not in (nn.MultiMarginLoss, nn.CrossEntropyLoss) or not plain:
+        return None  # a subclass may be another loss
+    if isinstance(loss, nn.MultiMarginLoss) and loss.p == 1 and loss.margin == 1:
         return multi_margin
-    if (
-        isinstance(loss, nn.CrossEntropyLoss)
-        and plain
-        and loss.label_smoothing == 0
-        and loss.ignore_index < 0
-    ):
+    if isinstance(loss, nn.CrossEntropyLoss) and loss.label_smoothing == 0 and loss.ignore_index < 0:
         return cross_entropy
     return None
 

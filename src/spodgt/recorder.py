@@ -231,7 +231,8 @@ def _sum(tensors: Mapping[str, Tensor], notes: str) -> str:
     total = zlib.crc32(notes.encode())
     for name in sorted(tensors):
         total = zlib.crc32(name.encode(), total)
-        total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, total)
+        if tensors[name].numel():  # nothing cannot be viewed as bytes
+            total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, total)
     return f"{total:08x}"
 
 

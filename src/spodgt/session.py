@@ -75,6 +75,7 @@ class Session:
     settings: Settings
     config: dict[str, Any]
     directory: RunDirectory | None
+    contents: dict[str, Any] = field(default_factory=dict)  # what the config only names
     rows: list[dict[str, Any]] = field(default_factory=list)
     activity: list[pd.DataFrame] = field(default_factory=list)
     stopped: list[Stopped] = field(default_factory=list)
@@ -89,7 +90,7 @@ class Session:
 
     @property
     def fingerprint(self) -> str:
-        text = json.dumps(self.config, sort_keys=True, default=str)
+        text = json.dumps(self.config | self.contents, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def footprint(self) -> int:
@@ -140,7 +141,7 @@ class Session:
         tensors = {f"final/{label}": models for label, models in self.finals.items()}
         notes: dict[str, Any] = {
             "fingerprint": self.fingerprint,
-            "config": json.loads(json.dumps(self.config, default=str)),
+            "config": json.loads(json.dumps(self.config | self.contents, default=str)),
             "finished": self.finished,
             "stopped": [dataclasses.asdict(stop) for stop in self.stopped],
         }
@@ -165,8 +166,9 @@ class Session:
         if loaded is None:
             return
         tensors, notes = loaded
+        ours = self.config | self.contents
         if notes["fingerprint"] != self.fingerprint:
-            raise InvalidInput(_difference(notes["config"], self.config, str(self.directory.path)))
+            raise InvalidInput(_difference(notes["config"], ours, str(self.directory.path)))
         self.finished = list(notes["finished"])
         self.stopped = [Stopped(**stop) for stop in notes["stopped"]]
         self.finals = {

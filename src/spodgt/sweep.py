@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -51,9 +52,19 @@ class Cell:
         return is_complete(self.folder)
 
     @property
+    def begun(self) -> float:
+        """When it was first run, in seconds since 1970; infinity for one that was not."""
+        try:
+            return (self.folder / "config.toml").stat().st_mtime
+        except OSError:
+            return math.inf
+
+    @property
     def weight(self) -> float:
         """How much work it is, roughly: for the time left, and to begin with the longest."""
-        return float(self.config.network.get("clients", 10)) * len(self.config.run.seed_list)
+        clients = self.config.network.get("clients", 10)
+        known = isinstance(clients, int) and clients > 0  # if not, `check` will say so
+        return float(clients if known else 10) * len(self.config.run.seed_list)
 
 
 @dataclass(eq=False)
@@ -97,6 +108,9 @@ def plan(spec: Spec, folder: Path, home: Path | None = None) -> list[Cell]:
 def fingerprint(config: Config) -> str:
     """Twelve letters that every process and every version computes alike from the same config."""
     text = json.dumps(config.to_dict(), sort_keys=True, default=list)
+    for section in (config.network, config.participation):
+        with contextlib.suppress(OSError, TypeError, KeyError):  # most name no file; `build` misses one
+            text += hashlib.sha256(Path(section["path"]).read_bytes()).hexdigest()
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -116,19 +130,22 @@ def run(
     workers: int | None = None,
     backend: str = "local",
     save_every: float = 60.0,
+    forget: float | None = None,
     display: Display | None = None,
 ) -> Sweep:
     """Run every cell that is not finished, and write the tables of all that are.
 
-    `home` is the folder of the cells, inside `out` unless given. On Ctrl-C and SIGTERM the running
+    `home` is the folder of the cells, inside `out` unless given; those begun before the time `forget` are
+    run anew. On Ctrl-C and SIGTERM the running
     cells save what they have, the tables are written, and the same call goes on later.
     """
     folder = Path(out)
     cells = plan(spec, folder, None if home is None else Path(home))
-    open_cells = sorted((cell for cell in cells if not cell.complete), key=lambda cell: -cell.weight)
-    count = min(workers or cores(), max(1, len(open_cells)))
-    if count < 1:
+    if workers is not None and workers < 1:
         raise InvalidInput(f"--workers must be at least 1, got {workers}; use {cores()}.")
+    old = [cell for cell in cells if forget is not None and cell.begun < forget]
+    open_cells = [cell for cell in cells if cell in old or not cell.complete]
+    open_cells.sort(key=lambda cell: -cell.weight)
     if open_cells:
         check(spec)
     failures: dict[str, str] = {}
@@ -140,9 +157,11 @@ def run(
             display(event)
 
     with _alone(folder), _terminable():
-        write(folder / SOURCE, spec.to_toml().encode())
-        pool = executor(backend, count)
+        pool = executor(backend, min(workers or cores(), max(1, len(open_cells))))
         try:
+            for cell in old:  # now that nothing can go wrong any more
+                shutil.rmtree(cell.folder, ignore_errors=True)
+            write(folder / SOURCE, spec.to_toml().encode())
             for cell in open_cells:
                 pool.submit(Job(cell.name, cell.config.to_dict(), str(cell.folder), save_every))
             pool.wait(hear)
@@ -175,12 +194,6 @@ def last_looks(folder: Path) -> pd.DataFrame:
         for row in final.itertuples()
     ]
     return final
-
-
-def reset(cells: list[Cell]) -> None:
-    """Forget what cells have computed."""
-    for cell in cells:
-        shutil.rmtree(cell.folder, ignore_errors=True)
 
 
 def _save(sweep: Sweep) -> None:

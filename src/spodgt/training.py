@@ -29,6 +29,7 @@ __all__ = ["Glimpse", "Method", "Progress", "compare", "train"]
 
 Method = Algorithm | str
 _ALWAYS = Always()
+_TRIED = 2**22  # chances that are tried to tell one participation from another
 
 
 def train(
@@ -132,13 +133,14 @@ def compare(
         **_describe(problem, network, participation, runs),
     }
     directory = None if out is None else RunDirectory(Path(out))
+    contents = _contents(runs) if directory or _distributed(runtime) else {}
     if _distributed(runtime):
         from spodgt.runtimes.distributed_group import join
         from spodgt.runtimes.distributed_session import DistributedSession
 
-        together = DistributedSession(batches, settings, described, directory)
+        together = DistributedSession(batches, settings, described, directory, contents)
         return together.carry_out(join(place), draws, resume=resume)
-    session = Session(batches, settings, described, directory)
+    session = Session(batches, settings, described, directory, contents)
     if session.directory is None:
         session.run()
         return session.result(draws)
@@ -268,6 +270,22 @@ def _describe(problem: Any, network: Any, participation: Any, runs: list[Run]) -
         "links": _digest(*(array for net in nets for array in (net.receivers, net.senders, net.a, net.b))),
         "chances": _digest(*(array for world in worlds for array in (world.p, world.p_hat))),
         "start": _digest(*(run.start for run in runs)),
+    }
+
+
+def _contents(runs: list[Run]) -> dict[str, Any]:
+    """What a config only names: the data, the network in a file, who was there in a trace."""
+    told = [run.problem.identity for run in runs if hasattr(run.problem, "identity")]
+    numbers = {id(array): array for _, arrays in told for array in arrays}  # seeds share most of them
+    happens = []
+    for world in (run.availability for run in runs):
+        most = world.length if world.length is not None else _TRIED // (len(world.p) + len(world.p_hat))
+        span = range(1, 1 + (most if world.length is not None else min(max(most, 1), 256)))
+        happens += [world.computes(span), *world.links(span)]
+    return {
+        "problem's settings": told[0][0] if told else {},
+        "data": _digest(*numbers.values()),
+        "who takes part": _digest(*happens),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from tests.peer.world import World
 
+from spodgt.cli.peer import _factory
 from spodgt.config import Config
 from spodgt.errors import InvalidConfig, InvalidInput, InvalidNetwork
 from spodgt.runtimes.peer import identity, setup
@@ -215,3 +217,18 @@ def test_init_issue_audit_by_command(
     assert json.loads(text)["error"] <= 1e-12
     code, text = call("status", "--run", run, "--json")
     assert [row["name"] for row in json.loads(text)] == ["p0", "p1", "p2"]
+
+
+def test_a_problem_of_ones_own_is_found_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "problem_of_mine.py").write_text("def build(name):\n    return name * 2\n")
+    (tmp_path / "problem_broken.py").write_text("{}[3]\n")
+    made = _factory("problem_of_mine:build")
+    assert made is not None
+    assert made("p") == "pp"
+    for text, why in (("problem_broken:build", "3"), ("problem_of_mine:make", "no attribute 'make'")):
+        with pytest.raises(InvalidInput, match=f"--problem '{text}' must be module:function, but .*{why}"):
+            _factory(text)

@@ -68,11 +68,10 @@ def reproduce(
     changes = changes_of(methods=methods, seeds=seeds, assign=assign)
     specs = [experiments.load(each, scale).override(changes) for each in chosen]
     folder = out or Path("runs") / f"reproduce-{scale}"
-    options = {"workers": workers, "backend": backend, "save_every": save_every}
-    done = [
-        _run(spec, folder / spec.name, folder / "cells", fresh=not resume, quiet=as_json, **options)
-        for spec in specs
-    ]
+    # What an earlier figure of this command has computed is not old.
+    forget = None if resume else time.time()
+    options = {"workers": workers, "backend": backend, "save_every": save_every, "forget": forget}
+    done = [_run(spec, folder / spec.name, folder / "cells", quiet=as_json, **options) for spec in specs]
     _finish(done, as_json)
 
 
@@ -97,11 +96,14 @@ def sweep(
     from spodgt import experiments
 
     if address is not None:
+        if backend != "ray":
+            raise InvalidInput(f"--address={address!r} is for --backend ray, got {backend!r}; add it.")
         os.environ["RAY_ADDRESS"] = address  # where Ray itself looks
     spec = experiments.read(file).override(changes_of(assign=assign))
     folder = out or Path("runs") / spec.name
-    options = {"workers": workers, "backend": backend, "save_every": save_every}
-    _finish([_run(spec, folder, None, fresh=not resume, quiet=as_json, **options)], as_json)
+    forget = None if resume else time.time()
+    options = {"workers": workers, "backend": backend, "save_every": save_every, "forget": forget}
+    _finish([_run(spec, folder, None, quiet=as_json, **options)], as_json)
 
 
 @app.command(epilog="Example: [bold]spodgt report runs/compare[/]")
@@ -133,13 +135,11 @@ def _list(as_json: bool) -> None:
     Console().print(table)
 
 
-def _run(spec: Any, folder: Path, home: Path | None, *, fresh: bool, quiet: bool, **options: Any) -> Any:
+def _run(spec: Any, folder: Path, home: Path | None, *, quiet: bool, **options: Any) -> Any:
     """One sweep with its display, its report and its failures."""
     from spodgt import report as reports
     from spodgt import sweep as sweeps
 
-    if fresh:
-        sweeps.reset(sweeps.plan(spec, folder, home))
     cells = sweeps.plan(spec, folder, home)
     display = None if quiet else Display(spec.title or spec.name, cells)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -262,10 +263,12 @@ def _factory(text: str | None) -> Callable[[str], Any] | None:
     if text is None:
         return None
     module, _, function = text.partition(":")
+    sys.path.insert(0, os.getcwd())  # as `python -m` has it; a console script has only its own folder
     try:
         found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidInput(f"--problem {text!r} must be module:function, but {error}.") from None
+    except Exception as error:  # a user's module may raise anything
+        why = f"{type(error).__name__}: {error}" if not isinstance(error, ImportError) else str(error)
+        raise InvalidInput(f"--problem {text!r} must be module:function, but {why}.") from None
     return found  # type: ignore[no-any-return]
 
 

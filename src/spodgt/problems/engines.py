@@ -313,11 +313,12 @@ def choose(
     if frozen or random or statistics.names or any(isinstance(part, _CONVOLUTIONS) for part in parts):
         return plain
     stacked = stacked_loss(loss)
+    fast: list[Engine] = [VmapEngine(module, plain.layout, loss)]
     if len(parts) == 1 and isinstance(parts[0], nn.Linear) and stacked and targets.ndim == 1:
         layer = parts[0]
-        return LinearEngine(layer.in_features, layer.out_features, layer.bias is not None, stacked)
-    fast = VmapEngine(module, plain.layout, loss)
-    return fast if _agree(fast, plain, flatten(module.parameters()), inputs, targets) else plain
+        fast.insert(0, LinearEngine(layer.in_features, layer.out_features, layer.bias is not None, stacked))
+    x = flatten(module.parameters())  # a class of its own may do something else in its forward pass
+    return next((engine for engine in fast if _agree(engine, plain, x, inputs, targets)), plain)
 
 
 def _agree(fast: Engine, plain: Engine, x: Tensor, inputs: Tensor, targets: Tensor) -> bool:

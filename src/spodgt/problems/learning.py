@@ -93,16 +93,20 @@ class Learning:
         if not given:
             raise InvalidData("clients must hold at least one dataset, got none.")
         parts = [read_samples(data, f"client {i}") for i, data in enumerate(given)]
+        test = None if self.test is None else read_samples(self.test, "test")
         for i, part in enumerate(parts):
-            if part.inputs.shape[1:] != parts[0].inputs.shape[1:]:
+            _check_alike(part, f"client {i}", parts[0])
+            kinds = [each.inputs.dtype for each in (part, parts[0])]
+            if (kinds[0] == torch.uint8) != (kinds[1] == torch.uint8):  # of these, only bytes are scaled
                 raise InvalidData(
-                    f"client {i} has inputs of shape {tuple(part.inputs.shape[1:])}, client 0 of "
-                    f"{tuple(parts[0].inputs.shape[1:])}; all clients must have the same."
+                    f"client {i} has inputs of {kinds[0]}, client 0 of {kinds[1]}; all must have the same."
                 )
+        if test is not None:
+            _check_alike(test, "test", parts[0])
         bounds = np.cumsum([0, *map(len, parts)])
         shares = Shares(np.arange(bounds[-1]), bounds)
         whole = Samples(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]))
-        self._settle(whole, shares, None if self.test is None else read_samples(self.test, "test"))
+        self._settle(whole, shares, test)
         self._check_batches()
 
     @classmethod
@@ -282,6 +286,16 @@ class Learning:
             dtype=dtype,
         )
 
+    @property
+    def identity(self) -> tuple[dict[str, str], list[Any]]:
+        """What tells this problem from another: its settings in words, and its numbers."""
+        loss = str(self.loss) if isinstance(self.loss, nn.Module) else getattr(self.loss, "__name__", "")
+        settings = {"batch_size": self.batch_size, "loss": loss, "augment": self.augment, "model": self.model}
+        parts = [self.samples] if self.test_samples is None else [self.samples, self.test_samples]
+        arrays = [array for part in parts for array in (part.inputs, part.targets)]
+        words = {name: str(value) for name, value in settings.items()}
+        return words, [*arrays, self.shares.numbers, self.shares.offsets]
+
     def grad(self, x: Tensor, rows: Ints, keys: NDArray[np.uint64], places: Ints, k: int) -> Tensor:
         sizes, batch = self.shares.sizes[rows], self.batches(rows)
         self._check_columns(x)
@@ -352,9 +366,12 @@ class Learning:
         losses, grads = torch.zeros(len(rows), dtype=x.dtype), x.new_zeros(len(rows), self.parameters)
         for n, row in enumerate(rows):
             share = torch.from_numpy(self.shares[row]).to(x.device)
+            whole = _mass(self.loss, self.samples.targets[share]) or 1.0
             for piece in torch.split(share, self._block(1)):
                 inputs, targets = (t[None] for t in self.samples.take(piece, x.dtype))
-                weight = len(piece) / len(share)
+                weight = _mass(self.loss, targets[0]) / whole
+                if not weight:
+                    continue
                 loss, slope = self.engine.with_losses(x[n : n + 1], inputs, targets, None)
                 losses[n] += weight * float(loss[0])
                 grads[n] += weight * slope[0]
@@ -372,13 +389,15 @@ class Learning:
                 products = self.engine.products(x, self.test_samples.floats(piece, x.dtype))
                 grade(x, products, self.test_samples.targets[piece], self.engine, loss, right)
             return Evaluation(loss / len(self.test_samples), right / len(self.test_samples))
+        whole = _mass(self.loss, self.test_samples.targets) or 1.0
         with torch.no_grad():
             for start in range(0, len(self.test_samples), self._block(len(x))):
                 piece = slice(start, start + self._block(len(x)))
                 inputs, targets = self.test_samples.take(piece, x.dtype)
                 outputs = self.engine.outputs(x, inputs)
                 weight = len(targets) / len(self.test_samples)
-                loss += weight * torch.stack([self.loss(o, targets) for o in outputs]).double().cpu()
+                if mass := _mass(self.loss, targets) / whole:
+                    loss += mass * torch.stack([self.loss(o, targets) for o in outputs]).double().cpu()
                 if outputs.ndim == 3 and not targets.is_floating_point():
                     right += weight * (outputs.argmax(-1) == targets).double().mean(-1).cpu()
                 else:
@@ -400,6 +419,27 @@ class Learning:
         if isinstance(self.engine, LoopEngine):
             return _PICTURES
         return max(1, CHUNK // max(1, self.samples.inputs[0].numel(), models * 64))
+
+
+def _mass(loss: Loss, targets: Tensor) -> float:
+    """What the loss of some samples counts in that of all: most losses average, some by weight, some add."""
+    if getattr(loss, "reduction", "mean") == "sum":
+        return 1.0
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and not targets.is_floating_point():
+        targets = targets[targets != loss.ignore_index]
+        if loss.weight is not None:
+            return float(loss.weight[targets].sum())
+    return float(targets.numel())
+
+
+def _check_alike(part: Samples, who: str, first: Samples) -> None:
+    for what in ("inputs", "targets"):
+        ours, theirs = getattr(part, what), getattr(first, what)
+        if ours.shape[1:] != theirs.shape[1:]:
+            shapes = tuple(ours.shape[1:]), tuple(theirs.shape[1:])
+            raise InvalidData(
+                f"{who} has {what} of shape {shapes[0]}, client 0 of {shapes[1]}; all must have the same."
+            )
 
 
 def _batch_size(given: Any) -> int | tuple[int, ...] | None:

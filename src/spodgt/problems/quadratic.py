@@ -105,6 +105,11 @@ class Quadratic:
     def to(self, device: torch.device, dtype: torch.dtype) -> Quadratic:
         return replace(self, H=self.H.to(device, dtype), c=self.c.to(device, dtype))
 
+    @property
+    def identity(self) -> tuple[dict[str, str], list[Any]]:
+        """What tells this problem from another: its settings in words, and its numbers."""
+        return {"noise": str(self.noise)}, [self.H, self.c]
+
     def grad(self, x: Tensor, rows: Ints, keys: NDArray[np.uint64], places: Ints, k: int) -> Tensor:
         _, g = self.full(x, rows)
         if self.noise:

@@ -101,6 +101,8 @@ def read_samples(data: Any, who: str) -> Samples:
         )
     if not len(inputs):
         raise InvalidData(f"{who} has no samples; give it data or leave it out of the network.")
+    if not targets.is_floating_point() and not targets.is_complex():
+        targets = targets.long()  # whole numbers of any kind are classes
     if inputs.is_floating_point() and not torch.isfinite(inputs).all():
         raise InvalidData(f"{who} has inputs that are NaN or infinite; clean the data.")
     return Samples(inputs.contiguous(), targets.contiguous())

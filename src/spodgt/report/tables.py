@@ -60,7 +60,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, texts: bool = 
 def final_table(last: pd.DataFrame, activity: pd.DataFrame) -> str:
     """Mean ± sigma of the last models, best first, and the work each method did."""
     measure = measure_of(last)
-    metrics = [name for name in _HEADS if name in last and last[name].notna().any()]
+    metrics = [name for name in _HEADS if name in last and (name == measure or last[name].notna().any())]
     metrics.sort(key=lambda name: name != measure)
     means = summary(last, [*metrics, "round", "delay"])
     means = means.sort_values(measure, ascending=measure == "loss")

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from spodgt.errors import InvalidInput
 from spodgt.types import Algorithm, Bools, Floats, Ints, Round
 
 
@@ -78,6 +79,7 @@ Observer = Callable[[Moment, Bools, Bools], Bools]
 """Told of moments, with the runs due for a look and those ending; returns the runs to give up."""
 
 STRIDE = 16  # rounds at most between two moments that are observed
+_FREE = 10_000  # rounds that may go by before the clock begins to tick
 _PAUSE = 0.1  # seconds at most between them, if rounds are shorter: a user who waits or interrupts is heard
 
 
@@ -97,6 +99,10 @@ def run_rounds(moment: Moment, stop: Stop, marks: Marks, observe: Observer, stri
         k, world, state = moment.k, moment.world, moment.state
         costs = world.costs(k + 1)[: stride + 1]
         delay = np.add.accumulate(np.vstack([moment.delay, costs]))  # of x[k], x[k+1], …
+        if k >= _FREE and stop.rounds is None and not delay[1].all():
+            raise InvalidInput(
+                f"delay={stop.delay:g} is never reached: {k:,} rounds have cost nothing; use rounds=100."
+            )
         last = stop.reached(k, delay[1])
         last = last | observe(moment, marks.due(k, delay[0], delay[1]) | last, last)
         if last.all():
