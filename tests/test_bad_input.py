@@ -151,7 +151,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "no evaluations": (
         "[run]\nevaluations = 0",
-        "evaluations must be a whole number above 0, got 0; use evaluations=100.",
+        "evaluations must be a whole number above 0, got 0; use evaluations=25.",
     ),
     "dtype": ("[run]\ndtype = 'float16'", "run.dtype='float16' is not known; choose float32 or float64."),
     "device": (
@@ -159,6 +159,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "device='meta' cannot be used: Tensor.item() cannot be called on meta tensors; use cpu.",
     ),
     # --- methods
+    "a sweep": ("title = 'Mine'", "title='Mine' belongs to a sweep; use spodgt sweep FILE."),
     "methods is a text": (
         "[run]\nmethods = 'spod-gt'",
         "run.methods must be a list, got 'spod-gt'; use methods = [\"spod-gt\"].",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -20,7 +21,10 @@ from conftest import Cli
 from spodgt.algorithms import ALGORITHMS
 from spodgt.cli import app
 from spodgt.cli.compare import Display, changes_of, free_folder, short
-from spodgt.config import PAPER_METHODS, Config
+from spodgt.config import PAPER_METHODS, PARTITIONS, Config, tomllib
+from spodgt.graphs import RECIPES
+from spodgt.models import MODELS
+from spodgt.participation import PARTICIPATIONS
 from spodgt.training import Glimpse
 
 SMALL = ("--set", "network.clients=4", "--set", "network.radius=0.8", "--set", "run.evaluations=2")
@@ -241,6 +245,12 @@ def test_network_draws_and_tells(cli: Cli, tmp_path: Path) -> None:
     assert np.all(np.array(facts["p"]) > 0)
 
 
+def test_a_network_of_one_client(cli: Cli) -> None:
+    code, out, err = cli("network", "--kind", "complete", "--clients", "1")
+    assert (code, err) == (0, "")
+    assert "0 to 0" in out
+
+
 def test_a_network_from_a_file(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "links.txt").write_text("2 0\n0 1\n1 2\n1 0\n")
     (tmp_path / "matrix.csv").write_text("0,1,1\n1,0,0\n0,1,0\n")
@@ -306,3 +316,20 @@ def test_where_everything_diverges_the_table_and_the_advice_are_there(cli: Cli, 
     assert "spod-gt" in printed
     assert "use a smaller step_size" in errors
     assert (out / "report.html").exists()
+
+
+def test_the_page_about_the_configuration_is_true() -> None:
+    """Its file is the default, and it names every kind there is with its keys."""
+    page = (Path(__file__).parents[1] / "docs" / "config.md").read_text(encoding="utf-8")
+    block = page.split("```toml\n")[1].split("```")[0]
+    assert Config.parse(tomllib.loads(block)) == Config()
+    for kinds in (RECIPES, PARTICIPATIONS, PARTITIONS):
+        for kind, made in kinds.items():
+            assert f"`{kind}`" in page
+            keys = {f.name for f in dataclasses.fields(made) if f.init} - {"clients"}
+            assert kind == "trace" or all(f"`{key}`" in page for key in keys), kind
+    for model, entry in MODELS.items():
+        assert f"`{model}`" in page
+        assert all(f"`{key}`" in page for key in entry.options)
+    for slot in dataclasses.fields(Config().run):
+        assert f"{slot.name} = " in block, slot.name

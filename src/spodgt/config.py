@@ -141,6 +141,9 @@ class Config:
     @classmethod
     def parse(cls, text: Mapping[str, Any]) -> Config:
         """Check the sections and their keys; the values of other sections than run are checked by `build`."""
+        for key in ("title", "base", "figure", "paper", "sweep"):
+            if key in text:
+                raise InvalidConfig(f"{key}={text[key]!r} belongs to a sweep; use spodgt sweep FILE.")
         _only(text, [f.name for f in dataclasses.fields(cls)], "the config")
         for name, section in text.items():
             if not isinstance(section, Mapping):
@@ -337,7 +340,8 @@ def build_problem(section: Mapping[str, Any], clients: int) -> Problem:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InvalidConfig(
-                f"problem.{key} must be a whole number of at least {least}, got {value!r}; use {key} = 16."
+                f"problem.{key} must be a whole number of at least {least}, got {value!r}; "
+                f"use {key} = {1000 if key == 'test_samples' else 16}."
             )
     split = _kind(PARTITIONS, partition.pop("kind"), partition, "problem.partition")
     return classification(

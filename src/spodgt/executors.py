@@ -184,9 +184,13 @@ BACKENDS: dict[str, Callable[[int], Executor]] = {"local": _local, "ray": _ray}
 
 def executor(backend: str, workers: int) -> Executor:
     """An executor by the name of its backend."""
+    check_backend(backend)
+    return BACKENDS[backend](workers)
+
+
+def check_backend(backend: str) -> None:
     if backend not in BACKENDS:
         raise InvalidInput(f"--backend={backend!r} is not known; choose from {', '.join(BACKENDS)}.")
-    return BACKENDS[backend](workers)
 
 
 def cores() -> int:

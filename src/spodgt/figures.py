@@ -181,6 +181,9 @@ def save(figure: Figure, path: Path) -> Path:
     beside = path.with_name(f".{path.name}.part{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be written: {error.strerror}; choose another place.") from None
+    try:
         figure.savefig(beside, dpi=160)
         beside.replace(path)
     except (OSError, ValueError) as error:

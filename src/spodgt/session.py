@@ -268,6 +268,7 @@ class Watch:
                     self.last_x[run] = torch.cat([state.x.mean(0), statistics.mean(0)])
         if self.settings.progress and (now - self.shown >= _SHOW_EVERY or last.all()):
             self.shown = now
+            self._catch_up(0 if last.all() else _AHEAD)  # what is shown last is what came out
             self.settings.progress(self._glimpse(moment, bool(last.all())))
         return broken
 

@@ -26,7 +26,7 @@ import pandas as pd
 
 from spodgt.config import Config, build
 from spodgt.errors import InvalidInput
-from spodgt.executors import cores, executor
+from spodgt.executors import check_backend, cores, executor
 from spodgt.experiments import Spec
 from spodgt.recorder import parquet, versions, write
 from spodgt.worker import Event, Job, Outcome, seconds_of
@@ -143,6 +143,9 @@ def run(
     cells = plan(spec, folder, None if home is None else Path(home))
     if workers is not None and workers < 1:
         raise InvalidInput(f"--workers must be at least 1, got {workers}; use {cores()}.")
+    if not save_every >= 0:
+        raise InvalidInput(f"--checkpoint-every must be seconds of at least 0, got {save_every}; use 60.")
+    check_backend(backend)
     old = [cell for cell in cells if forget is not None and cell.begun < forget]
     open_cells = [cell for cell in cells if cell in old or not cell.complete]
     open_cells.sort(key=lambda cell: -cell.weight)

@@ -213,9 +213,8 @@ def _device(device: str | torch.device, dtype: Any) -> torch.device:
 def _check_numbers(**options: Any) -> None:
     """Whole numbers and numbers above 0, or None where the option may be left out."""
     for name, value in options.items():
-        wanted, kind, example = (
-            (Real, "a number", 5000) if name == "delay" else (Integral, "a whole number", 100)
-        )
+        wanted, kind = (Real, "a number") if name == "delay" else (Integral, "a whole number")
+        example = {"delay": 5000, "evaluations": 25}.get(name, 100)
         number: Any = 0 if isinstance(value, bool) or not isinstance(value, wanted) else value
         if value is not None and not 0 < number < float("inf"):
             raise InvalidInput(f"{name} must be {kind} above 0, got {value!r}; use {name}={example}.")

@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from tests.peer.world import World
 
+import spodgt
 from spodgt.cli.peer import _factory
 from spodgt.config import Config
 from spodgt.errors import InvalidConfig, InvalidInput, InvalidNetwork
 from spodgt.runtimes.peer import identity, setup
 from spodgt.runtimes.peer import manifest as manifests
 from spodgt.runtimes.peer.capacity import Budget, active_links, capacity
+from spodgt.runtimes.peer.demo import demo
 from spodgt.runtimes.peer.runner import Options, Peer, run_peer
 
 CONFIG: dict[str, Any] = {
@@ -232,3 +235,114 @@ def test_a_problem_of_ones_own_is_found_in_the_current_folder(
     for text, why in (("problem_broken:build", "3"), ("problem_of_mine:make", "no attribute 'make'")):
         with pytest.raises(InvalidInput, match=f"--problem '{text}' must be module:function, but .*{why}"):
             _factory(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--method", "fedavg"], "cannot run between peers"),
+        (["--method", "spod-gt,dsgd"], "run.methods must be one method, got spod-gt, dsgd"),
+        (["--set", 'run.step_size={schedule="inverse",start=0.1}'], "step_size must be one number"),
+        (["--set", "run.step_size=[0.1, 0.2, 0.3, 0.1, 0.1]"], "step_size must be one number"),
+        (["--addresses", "a,b,c,d,e"], "addresses must be host:port with a port below 65536, got 'a'"),
+        (["--addresses", "a:1,b:1,c:1,d:1,a:1"], "addresses must differ"),
+        (["--compute", "p9={kind='budget', share=0.5}"], "--compute names 'p9', which is no client"),
+        (["--compute", "p1={kind='budget', share=2}"], "compute.share must be in (0, 1], got 2"),
+        (["--compute", "p1"], "--compute 'p1' must be NAME="),
+    ],
+)
+def test_what_could_never_start_is_not_made(
+    tmp_path: Path,
+    arguments: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = tmp_path / "run"
+    small = ("--set", "problem.kind=quadratic", "--run", str(run))
+    code, text = cli("peer", "init", *small, *arguments, capsys=capsys, monkeypatch=monkeypatch)
+    assert code == 2
+    assert sentence in text
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        (["--listen", "127.0.0.1:99999"], "--listen must be host:port"),
+        (["--metrics-port", "99999999"], "--metrics-port must be a port below 65536"),
+        (["--evaluate-every", "-1"], "evaluate_every must be above 0"),
+    ],
+)
+def test_a_start_that_cannot_be_leaves_nothing(
+    run: Path,
+    option: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setup.issue(run, "p0")
+    code, text = cli(
+        "peer", "start", "p0", "--run", str(run), *option, capsys=capsys, monkeypatch=monkeypatch
+    )
+    assert code == 2
+    assert sentence in text
+    assert not (run / "p0" / "state").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match="cannot be made"):
+        setup.init(tmp_path / "file" / "run", Config.parse(CONFIG))
+
+
+def test_devices_are_what_they_are_said_to_be(tmp_path: Path) -> None:
+    made = setup.init(
+        tmp_path / "run", Config.parse(CONFIG), compute={"p1": {"kind": "budget", "share": 0.25}}
+    )
+    assert made.client("p1").compute == {"kind": "budget", "share": 0.25}
+    assert made.client("p0").compute == {"kind": "bernoulli", "p": 0.5}
+
+
+def test_a_manifest_put_into_the_folder_of_a_running_client_is_taken(run: Path) -> None:
+    setup.issue(run, "p0")
+    peer = Peer(run / "p0", "p0", Options(durability="process"))
+    peer._look_for_manifest()
+    assert peer.update is None
+    setup.remove(run, "p3")
+    (run / "p0" / "manifest.sig").write_bytes(b"half written")
+    peer._look_for_manifest()
+    assert peer.update is None
+    manifests.write(run / "p0", *((run / f"manifest.{end}").read_bytes() for end in ("toml", "sig")))
+    peer._look_for_manifest()
+    assert peer.update is not None
+    assert peer.update[2].version == 2
+    peer.store.close()
+
+
+def test_a_model_of_ones_own(tmp_path: Path) -> None:
+    def build(name: str) -> Any:
+        data = torch.randn(8, 3, generator=torch.Generator().manual_seed(int(name[1:])))
+        return spodgt.Learning(
+            torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), [(data, torch.arange(8) % 2)]
+        )
+
+    made = setup.init(tmp_path / "run", Config.parse(CONFIG), problem=build)
+    assert made.parameters == 8
+    setup.issue(tmp_path / "run", "p2")
+    peer = Peer(tmp_path / "run" / "p2", "p2", Options(durability="process", problem=build))
+    assert peer.problem.parameters == 8
+    peer.store.close()
+    with pytest.raises(InvalidInput, match="with other names or shapes than the 8 of the manifest"):
+        Peer(tmp_path / "run" / "p2", "p2", Options(durability="process"))
+    for wrong, why in ((lambda name: 1 / 0, "ZeroDivisionError"), (lambda name: name, "got str")):
+        with pytest.raises(InvalidInput, match=why):
+            setup.init(tmp_path / "other", Config.parse(CONFIG), problem=wrong)
+
+
+def test_a_demo_deletes_only_a_demo(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious.txt").write_text("mine")
+    with pytest.raises(InvalidInput, match="not of a demo"):
+        demo(tmp_path, 10, Console())
+    assert (tmp_path / "run" / "precious.txt").exists()

@@ -195,8 +195,7 @@ class Display:
         self._update()
 
     def __enter__(self) -> Display:
-        self.progress.start()
-        return self
+        return self  # the bar appears with the first news: a mistake should stand alone
 
     def __exit__(self, *_: Any) -> None:
         for task in self.running.values():
@@ -206,6 +205,7 @@ class Display:
     def show(self, event: Any) -> None:
         from spodgt.worker import Outcome
 
+        self.progress.start()
         if isinstance(event, Outcome):
             if event.name in self.running:
                 self.progress.remove_task(self.running.pop(event.name))

@@ -75,7 +75,7 @@ def network(
         "in-degree": f"{net.in_degree.min()} to {net.in_degree.max()}",
         "out-degree": f"{net.out_degree.min()} to {net.out_degree.max()}",
         "p": f"{availability.p.min():.3g} to {availability.p.max():.3g}",
-        "p_hat": f"{availability.p_hat.min():.3g} to {availability.p_hat.max():.3g}",
+        "p_hat": f"{availability.p_hat.min():.3g} to {availability.p_hat.max():.3g}" if net.links else "–",
         "picture": str(out),
     }
     if as_json:

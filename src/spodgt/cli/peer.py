@@ -51,6 +51,14 @@ def peer_init(
         ),
     ] = None,
     names: Annotated[Optional[str], typer.Option(help="Names of the clients, comma-separated.")] = None,  # noqa: UP045
+    compute: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="What a device can do: 'p0={kind = \"budget\", share = 0.25}'; repeatable."),
+    ] = None,
+    problem: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Your own model: module:function, called with a NAME."),
+    ] = None,
     rounds_per_second: Annotated[
         float, typer.Option(help="Upper limit of a client's local rounds; 0: none.")
     ] = 0.0,
@@ -78,6 +86,8 @@ def peer_init(
         chosen,
         names=_list(names),
         addresses=_list(addresses),
+        compute=_devices(compute or []),
+        problem=_factory(problem),
         options={"rounds_per_second": rounds_per_second, "max_alone": max_alone},
     )
     if as_json:
@@ -134,9 +144,14 @@ def peer_start(
         ("gradients", gradients),
         ("seconds", seconds),
         ("commit_every", commit_every),
+        ("evaluate_every", evaluate_every),
     ):
         if value is not None and value <= 0:
             raise InvalidInput(f"{key} must be above 0, got {value}; use --{key.replace('_', '-')} 100.")
+    if listen is not None:
+        _peer_module("setup").check_address(listen, "--listen")
+    if metrics_port is not None and not 0 <= metrics_port < 65536:
+        raise InvalidInput(f"--metrics-port must be a port below 65536, got {metrics_port}; use 9090.")
     options = runner.Options(
         durability=durability,
         rounds=rounds,
@@ -231,7 +246,7 @@ def peer_export(
 def peer_remove(
     name: Annotated[str, typer.Argument(help="The client that leaves.")], run: RunArgument = _RUN
 ) -> None:
-    """Sign a manifest without a client; copied to one running client, it spreads to all."""
+    """Sign a manifest without a client; put into the folder of one running client, it spreads to all."""
     made = _peer_module("setup").remove(run, name)
     print(f"version {made.version}: {', '.join(c.name for c in made.clients)}")
 
@@ -270,6 +285,19 @@ def _factory(text: str | None) -> Callable[[str], Any] | None:
         why = f"{type(error).__name__}: {error}" if not isinstance(error, ImportError) else str(error)
         raise InvalidInput(f"--problem {text!r} must be module:function, but {why}.") from None
     return found  # type: ignore[no-any-return]
+
+
+def _devices(given: list[str]) -> dict[str, Any]:
+    from spodgt.config import value_of
+
+    devices = {}
+    for text in given:
+        name, _, table = text.partition("=")
+        value = value_of(table)
+        if not isinstance(value, dict):
+            raise InvalidInput(f'--compute {text!r} must be NAME={{kind = "budget", share = 0.25}}.')
+        devices[name.strip()] = value
+    return devices
 
 
 def _list(text: str | None) -> list[str] | None:

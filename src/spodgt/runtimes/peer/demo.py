@@ -39,10 +39,13 @@ def demo(out: Path, seconds: float, console: Console) -> dict[str, Any]:
     """Run it, audit the disks, draw `demo.png`."""
     if not seconds >= 10:
         raise InvalidInput(f"seconds must be at least 10, got {seconds}; use --seconds 40.")
-    run = out / "run"
-    if run.exists():
-        shutil.rmtree(run)
+    run, mark = out / "run", out / "run" / ".demo"
+    if mark.exists():
+        shutil.rmtree(run)  # an earlier demo
+    elif run.exists():
+        raise InvalidInput(f"{run} is there and not of a demo; give another folder with --out.")
     setup.init(run, five_peers(step_size=0.05, labels=2), options={"rounds_per_second": 30.0})
+    mark.touch()
     options = Options(durability="process", report_seconds=0.5, evaluate_seconds=1.0)
     moments: list[tuple[float, str, str]] = []
     with Fleet(run, options) as fleet:

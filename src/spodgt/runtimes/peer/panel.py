@@ -6,6 +6,7 @@ import math
 import time
 from typing import Any
 
+from rich import box
 from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
@@ -50,18 +51,8 @@ def panel(status: Status, journal: Journal | None = None) -> Panel:
 
 def overview(rows: list[dict[str, Any]]) -> Table:
     """Several clients, one row each, from their status files."""
-    table = Table(
-        "client",
-        "round",
-        "gradients",
-        "rounds/s",
-        "loss",
-        "accuracy",
-        "consensus",
-        "audit",
-        "links up",
-        "age",
-    )
+    heads = "client", "round", "gradients", "/s", "loss", "acc", "consensus", "audit", "links", "age"
+    table = Table(*heads, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows:
         up = sum(n["state"] == "up" for n in row["neighbours"])
         age = time.time() - row["time"]
@@ -81,4 +72,4 @@ def overview(rows: list[dict[str, Any]]) -> Table:
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None or math.isnan(value) else f"{value:.4g}"
+    return "–" if value is None or math.isnan(value) else f"{value:.3g}"

@@ -93,13 +93,12 @@ class Peer:
 
     # --- making it -------------------------------------------------------------------------------
     def _problem(self) -> Problem:
-        make = self.options.problem
         places = self.manifest.places or len(self.manifest.clients)
-        problem = (
-            make(self.name)
-            if make
-            else manifests.as_problem(self.manifest.problem, places, self.manifest.seed)
-        )
+        make = self.options.problem
+        if make:
+            problem = own_problem(make, self.name)
+        else:
+            problem = manifests.as_problem(self.manifest.problem, places, self.manifest.seed)
         problem = problem.to(torch.device("cpu"), torch.float32)
         if problem.clients == 1:
             self.row = 0
@@ -112,9 +111,9 @@ class Peer:
             )
         if manifests.layout_of(problem) != self.manifest.layout:
             raise InvalidInput(
-                f"the model of {self.name} has {problem.parameters} parameters in another layout than the "
-                "manifest's "
-                f"{self.manifest.parameters}; use the model the run was made with."
+                f"the model of {self.name} has {problem.parameters} parameters, with other names or shapes "
+                f"than the {self.manifest.parameters} of the manifest; use the model the run was made with, "
+                "or make the run with spodgt peer init --problem."
             )
         return problem
 
@@ -286,6 +285,7 @@ class Peer:
         now, status = time.monotonic(), self.status
         if now - status.at < self.options.report_seconds:
             return
+        self._look_for_manifest()
         evaluated = now - status.evaluated >= self.options.evaluate_seconds
         if evaluated:
             scores = self.problem.evaluate(self.node.state.method.x)
@@ -325,16 +325,21 @@ class Peer:
             text, signature = await self.post.fetch_manifest(
                 self.manifest.client(neighbour).address, neighbour
             )
-            newer = manifests.verify(text, signature, self.identity.authority)
-            if (
-                newer.run == self.manifest.run
-                and newer.version > self.manifest.version
-                and newer.layout == self.manifest.layout
-            ):
-                newer.client(self.name)
-                self.update = (text, signature, newer)
-                self.news.set()
+            self._consider(manifests.verify(text, signature, self.identity.authority), text, signature)
         await asyncio.sleep(0.5)
+
+    def _consider(self, newer: Manifest, text: bytes, signature: bytes) -> None:
+        ours = self.manifest
+        if newer.run == ours.run and newer.version > ours.version and newer.layout == ours.layout:
+            newer.client(self.name)
+            self.update = (text, signature, newer)
+            self.news.set()
+
+    def _look_for_manifest(self) -> None:
+        """Somebody may have put a newer manifest into our folder."""
+        with contextlib.suppress(InvalidInput, OSError):  # half written, or not ours: the next look tells
+            if (self.folder / "manifest.toml").read_bytes() != self.text:
+                self._consider(*manifests.read(self.folder, self.identity.authority))
 
     async def run(self, view: Callable[[Peer], None] | None = None) -> None:
         """Run until the rounds are done or `halt` is set."""
@@ -342,10 +347,8 @@ class Peer:
         address = self.options.listen or self.manifest.client(self.name).address
         try:
             await self.post.start(address, *self._addresses())
-        except RuntimeError as error:
-            raise StoreFailed(
-                f"{self.name} cannot listen at {address}: {error}; is another process there?"
-            ) from None
+        except RuntimeError:
+            raise StoreFailed(f"{self.name} cannot listen at {address}; is another process there?") from None
         worker = threading.Thread(target=self._rounds, name="rounds", daemon=True)
         worker.start()
         try:
@@ -377,6 +380,19 @@ def load_identity(folder: Path, name: str) -> identities.Identity:
             f"{error.filename} cannot be read: {error.strerror}; make it with: spodgt peer issue {name}."
         ) from None
     return identities.Identity(name, *parts)
+
+
+def own_problem(make: Callable[[str], Any], name: str) -> Problem:
+    """What a user's function gives for a client, if it is a problem."""
+    try:
+        problem = make(name)
+    except Exception as error:
+        raise InvalidInput(f"--problem failed for {name!r}: {type(error).__name__}: {error}.") from error
+    if not callable(getattr(problem, "grad", None)):
+        raise InvalidInput(
+            f"--problem must return a spodgt.Learning for {name!r}, got {type(problem).__name__}."
+        )
+    return problem  # type: ignore[no-any-return]
 
 
 def as_method(manifest: Manifest) -> SpodGT:

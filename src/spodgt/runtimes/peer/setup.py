@@ -11,7 +11,7 @@ import contextlib
 import secrets
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ from spodgt.participation import as_availability
 from spodgt.runtimes.peer import identity, store
 from spodgt.runtimes.peer import manifest as manifests
 from spodgt.runtimes.peer.audit import Audit, audit
+from spodgt.runtimes.peer.capacity import capacity
 from spodgt.runtimes.peer.manifest import Client, Link, Manifest, layout_of
+from spodgt.runtimes.peer.runner import as_method, own_problem
 from spodgt.runtimes.peer.states import state_from
 
 
@@ -36,9 +38,15 @@ def init(
     *,
     names: list[str] | None = None,
     addresses: list[str] | None = None,
+    compute: Mapping[str, Mapping[str, Any]] | None = None,
+    problem: Callable[[str], Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Make a run's folder from an experiment: its network, first method, problem and participation."""
+    """Make a run's folder from an experiment: its network, method, problem and participation.
+
+    `compute` says what the devices of some clients can do, by name; `problem` makes a client's problem from
+    its name, in place of the experiment's.
+    """
     if (folder / "ca.key").exists():
         raise InvalidInput(f"{folder} already holds a run; give another folder.")
     experiment = build(config)
@@ -50,22 +58,37 @@ def init(
     for what, given in (("names", names), ("addresses", addresses)):
         if len(given) != network.clients:
             raise InvalidInput(f"{what} must be {network.clients}, one per client, got {len(given)}.")
-    method = experiment.methods[0]
-    problem = experiment.problem.draw(seed)
+    for address in addresses:
+        check_address(address, "addresses")
+    if len(set(addresses)) < len(addresses):
+        raise InvalidInput(f"addresses must differ, got {', '.join(addresses)}; give each client its own.")
+    if len(experiment.methods) != 1:
+        several = ", ".join(each.name for each in experiment.methods)
+        raise InvalidInput(f"run.methods must be one method, got {several}; use --method spod-gt-memory.")
+    method: Any = experiment.methods[0]
+    if not isinstance(method.step_size, float):
+        raise InvalidInput(f"step_size must be one number between peers, got {method.step_size}; use 0.01.")
+    drawn = own_problem(problem, names[0]) if problem else experiment.problem.draw(seed)
+    can = {name: {"kind": "bernoulli", "p": float(p)} for name, p in zip(names, available.p, strict=True)}
+    for name, table in (compute or {}).items():
+        if name not in can:
+            raise InvalidInput(f"--compute names {name!r}, which is no client; they are {', '.join(names)}.")
+        capacity(table, seed, names.index(name))  # says what is wrong with it
+        can[name] = dict(table)
     run = secrets.token_hex(8)
     manifest = Manifest(
         run=run,
         clients=tuple(
-            Client(name, address, place, {"kind": "bernoulli", "p": float(available.p[place])})
+            Client(name, address, place, can[name])
             for place, (name, address) in enumerate(zip(names, addresses, strict=True))
         ),
         links=tuple(
             Link(names[j], names[i], float(chance))
             for i, j, chance in zip(network.receivers, network.senders, available.p_hat, strict=True)
         ),
-        layout=layout_of(problem),
-        parameters=problem.parameters,
-        method={"name": method.name, "step_size": float(method.step_size)},  # type: ignore[attr-defined]
+        layout=layout_of(drawn),
+        parameters=drawn.parameters,
+        method={"name": method.name, "step_size": method.step_size},
         problem=dict(config.problem),
         seed=seed,
         weights=config.network.get("weights", "degree"),
@@ -73,8 +96,12 @@ def init(
         **dict(options or {}),
     )
     manifest.check()
+    as_method(manifest)
     key, authority = identity.create_authority(run)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"{folder} cannot be made: {error.strerror}; give another folder.") from None
     identity.write_secret(folder / "ca.key", key)
     (folder / "ca.pem").write_bytes(authority)
     publish(folder, manifest)
@@ -93,7 +120,7 @@ def publish(folder: Path, manifest: Manifest) -> None:
 
 def load(folder: Path) -> Manifest:
     if not (folder / "ca.pem").exists():
-        raise InvalidInput(f"{folder} holds no run; make one with spodgt peer init {folder}.")
+        raise InvalidInput(f"{folder} holds no run; make one with spodgt peer init --run {folder}.")
     return manifests.read(folder, (folder / "ca.pem").read_bytes())[0]
 
 
@@ -145,6 +172,12 @@ def export(folder: Path, target: Path, problem: Any = None) -> dict[str, Any]:
     notes = {key: str(meta[key]) for key in ("run", "name", "k", "epoch", "gradients", "layout")}
     save_file({name: torch.as_tensor(tensor) for name, tensor in tensors.items()}, target, notes)
     return {"file": str(target), "tensors": {name: list(t.shape) for name, t in tensors.items()}, **notes}
+
+
+def check_address(address: str, what: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidInput(f"{what} must be host:port with a port below 65536, got {address!r}.")
 
 
 def free_addresses(count: int) -> list[str]:

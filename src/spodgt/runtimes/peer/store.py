@@ -55,8 +55,7 @@ class Store:
         except OSError:
             os.close(self.lock)
             raise StoreFailed(
-                f"state directory {self.path} is in use by another process; stop it, or give another with "
-                "--state."
+                f"state directory {self.path} is in use by another process; stop that first."
             ) from None
         try:
             self.file = os.open(self.path / "vectors.bin", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

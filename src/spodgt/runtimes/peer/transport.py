@@ -85,6 +85,7 @@ class GrpcPost:
         self.into: dict[str, Traffic] = {}
         self.ends: dict[str, End] = {}
         self.server: Any = None
+        self.stopping = False
 
     async def start(self, address: str, out: dict[str, str], into: set[str]) -> int:
         """Listen, and connect to the out-links (name → address); returns the port."""
@@ -120,6 +121,7 @@ class GrpcPost:
                 end.handler.cancel()
 
     async def stop(self) -> None:
+        self.stopping = True
         for pump in self.out.values():
             pump.task.cancel()
         await asyncio.gather(*(pump.task for pump in self.out.values()), return_exceptions=True)
@@ -166,7 +168,9 @@ class GrpcPost:
                     end.wake.set()  # a pulse: we are alive, however long the committing round takes
                 self.hear(sender, message)
         except asyncio.CancelledError:
-            return  # the sender went away, or a later life of it has come
+            if self.stopping or context.cancelled():
+                raise  # gRPC ends the call itself
+            return  # a later life of the sender has come, or its link is gone
         finally:
             if end is not None:
                 end.task.cancel()
