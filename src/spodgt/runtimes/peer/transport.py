@@ -85,7 +85,6 @@ class GrpcPost:
         self.into: dict[str, Traffic] = {}
         self.ends: dict[str, End] = {}
         self.server: Any = None
-        self.stopping = False
 
     async def start(self, address: str, out: dict[str, str], into: set[str]) -> int:
         """Listen, and connect to the out-links (name → address); returns the port."""
@@ -121,10 +120,14 @@ class GrpcPost:
                 end.handler.cancel()
 
     async def stop(self) -> None:
-        self.stopping = True
         for pump in self.out.values():
             pump.task.cancel()
         await asyncio.gather(*(pump.task for pump in self.out.values()), return_exceptions=True)
+        handlers = [end.handler for end in self.ends.values() if end.handler is not None]
+        for handler in handlers:  # they end in order; what the server itself cut off, it would complain of
+            handler.cancel()
+        if handlers:
+            await asyncio.wait(handlers, timeout=1)
         if self.server is not None:
             await self.server.stop(0.2)
 
@@ -168,9 +171,7 @@ class GrpcPost:
                     end.wake.set()  # a pulse: we are alive, however long the committing round takes
                 self.hear(sender, message)
         except asyncio.CancelledError:
-            if self.stopping or context.cancelled():
-                raise  # gRPC ends the call itself
-            return  # a later life of the sender has come, or its link is gone
+            return  # the sender went away, a later life of it has come, or we end
         finally:
             if end is not None:
                 end.task.cancel()
