@@ -33,7 +33,7 @@ from spodgt.types import Algorithm, Availability, Rate, Round, Traits
 ROOT = Path(__file__).parent.parent
 ONE_WAY = Network.from_adjacency(golden()["digraph"])
 TWO_WAY = Network.from_adjacency(golden()["undirected"])
-SHARED = {"__init__", "checks", "momentum", "properties", "schedules"}  # not methods
+SHARED = {"__init__", "checks", "momentum", "properties", "schedules", "wrapper"}  # not methods
 
 
 # --- refusals ----------------------------------------------------------------------------------------
