@@ -67,7 +67,7 @@ def _serve(pipe: Connection, rank: int, port: int) -> None:
     groups = {SIZE: group}
     for size in range(1, SIZE):
         members = dist.new_group(list(range(size)))
-        groups[size] = Group(rank, size, group.device, group.timeout, group.store, members)
+        groups[size] = Group(rank, size, group.device, group.timeout, group.store, members, group.shared)
     while True:
         size, function, arguments, named = pipe.recv()
         try:

@@ -8,7 +8,6 @@ Nothing is pickled. The network is trusted: nothing is authenticated or encrypte
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import threading
@@ -25,6 +24,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from spodgt.errors import Failed, InvalidInput
+from spodgt.runtimes.distributed_shared import NOTE, Shared, meet
 
 TIMEOUT = 600.0  # seconds a process may take for its gradients, or rank 0 for a look
 _GRACE = 5.0  # seconds survivors have at most to say that they are there
@@ -45,11 +45,34 @@ class Group:
     timeout: float
     store: Any = field(repr=False)
     members: Any = field(default=None, repr=False)  # a torch group of the first ranks; None for all
+    shared: Shared | None = field(default=None, repr=False)  # memory, with processes of the same host
     k: int = 0  # the round at hand, for messages
 
     # --- sending ---------------------------------------------------------------------------------
     def post(self, sends: Sequence[Piece], receives: Sequence[Piece], tag: int) -> list[Work]:
         """Start all of these at once, and give a handle for each; every one must be waited for."""
+        if self.shared:
+            sends = [self._announced(*piece) for piece in sends]
+            wanted, receives = receives, [self._note(*piece) for piece in receives]
+            works = self._post(sends, receives, tag)
+            for work, note, (_, tensor) in zip(works[len(sends) :], receives, wanted, strict=True):
+                if note[1] is not tensor:
+                    work.taken = (note[1], tensor)
+            return works
+        return self._post(sends, receives, tag)
+
+    def _announced(self, peer: int, tensor: Tensor) -> Piece:
+        """A note in place of a large message to a process of this host."""
+        assert self.shared
+        return (peer, self.shared.put(peer, tensor) if self.shared.fits(self.rank, peer, tensor) else tensor)
+
+    def _note(self, peer: int, tensor: Tensor) -> Piece:
+        """Room for the note that comes in place of a large message."""
+        assert self.shared
+        note = torch.empty(NOTE, dtype=torch.int64)
+        return (peer, note if self.shared.fits(peer, self.rank, tensor) else tensor)
+
+    def _post(self, sends: Sequence[Piece], receives: Sequence[Piece], tag: int) -> list[Work]:
         both = [(dist.isend, *each) for each in sends] + [(dist.irecv, *each) for each in receives]
         operations = [dist.P2POp(call, tensor, peer, self.members, tag) for call, peer, tensor in both]
         if not operations:
@@ -129,6 +152,26 @@ class Group:
             "checkpoint is kept: start again with --resume, or let torchrun --max-restarts do it."
         )
 
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Say that this process is there when the roll is called, whatever it is waiting for."""
+        store, over = self.store.clone(), threading.Event()  # clones may be used beside the original
+
+        def listen() -> None:
+            with suppress(Exception):  # the store goes with the job
+                while not over.wait(_LISTEN):
+                    if store.check(["spodgt/roll"]):
+                        store.set(f"spodgt/here/{self.rank}", "1")
+                        return
+
+        thread = threading.Thread(target=listen, name="roll call", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(_GRACE)
+
     def _roll_call(self) -> str:
         """Who does not answer, as well as can be told after a collective call failed."""
         try:
@@ -144,37 +187,23 @@ class Group:
         return " or ".join(f"rank {r}" for r in away) or "an unknown rank"
 
 
-def _answer(store: Any, rank: int) -> None:
-    """Say that this process is there when the roll is called."""
-    store, over = store.clone(), threading.Event()  # clones may be used beside the original
-
-    def listen() -> None:
-        with suppress(Exception):  # the store goes with the job
-            while not over.wait(_LISTEN):
-                if store.check(["spodgt/roll"]):
-                    store.set(f"spodgt/here/{rank}", "1")
-                    return
-
-    thread = threading.Thread(target=listen, name="roll call", daemon=True)
-    thread.start()
-
-    @atexit.register
-    def _() -> None:
-        over.set()
-        thread.join(_GRACE)
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Work:
     """A message on its way to or from `peer`."""
 
     group: Group
     peer: int
     handle: Any
+    taken: tuple[Tensor, Tensor] | None = None  # the note that comes, and where its message belongs
 
     def wait(self) -> None:
         with self.group.named(self.peer):
             self.handle.wait()
+        if self.taken and self.group.shared:
+            try:
+                self.group.shared.take(self.peer, *self.taken)
+            except OSError as error:  # the sender has ended
+                raise self.group._lost(self.peer, error) from error
 
 
 def _short(reason: str) -> str:
@@ -229,8 +258,8 @@ def _join(device: torch.device) -> Group:
             raise Failed(f"the processes could not meet: {reason}; see docs/distributed.md.") from error
     else:
         store = dist.distributed_c10d._get_default_store()
-    _answer(store, dist.get_rank())
-    return Group(dist.get_rank(), dist.get_world_size(), device, timeout, store)
+    shared = meet(store, dist.get_rank(), dist.get_world_size())
+    return Group(dist.get_rank(), dist.get_world_size(), device, timeout, store, shared=shared)
 
 
 def _timeout() -> float:

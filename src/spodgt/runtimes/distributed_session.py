@@ -43,7 +43,7 @@ class DistributedSession(Session):
         self.group, self.signals, self.kept = group, Patience(), self.directory is not None
         self._check_alike()
         error: SpodgtError | None = None
-        with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack, group.answering():
             if group.rank:
                 self.directory = None
             if self.directory:
@@ -60,7 +60,7 @@ class DistributedSession(Session):
                 raise error or (InvalidInput if word["invalid"] else Failed)(word["error"])
             self.finished = word["done"]
             self.run()
-        return self._shared(draws)
+            return self._shared(draws)
 
     def _check_alike(self) -> None:
         """Processes with other settings or versions would wait for each other in vain."""
