@@ -93,7 +93,8 @@ def load(name: str, scale: str = "paper") -> Spec:
     grid = {key: _ends(values, most) for key, values in spec.grid.items()}
     # A key of the grid belongs to the figure, whatever the scale.
     changes = {key: value for key, value in changes.items() if key not in grid}
-    words = [_word(key, value, at(spec.config, key)) for key, value in changes.items()]
+    told = {key: value for key, value in changes.items() if key != "run.gradient_norm"}  # not in a figure
+    words = [_word(key, value, at(spec.config, key)) for key, value in told.items()]
     fewer = [key for key in grid if grid[key] != spec.grid[key]]
     words += [f"{len(grid[key])} of {len(spec.grid[key])} values of {key}" for key in fewer]
     note = f"{scale} scale: {', '.join(words)}" if words else f"{scale} scale: the paper's size"

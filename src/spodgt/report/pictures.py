@@ -165,5 +165,5 @@ def _finish(figure: Figure, axes: Any, metric: str, title: str, note: str) -> No
     if title and len(figure.axes) == 1:
         axes.set_title(title)
     if note:
-        width = int(26 * figure.get_figwidth())  # letters of this size in a line
+        width = int(23 * figure.get_figwidth())  # letters of this size in a line
         figure.supxlabel(textwrap.fill(note, width), fontsize=5.5, color="#555555")
