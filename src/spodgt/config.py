@@ -53,6 +53,20 @@ PARTITIONS: dict[str, type[Any]] = {
 _SHARED = ("clients", "weights")  # keys of every network, kept when its kind changes
 
 
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The tables of a file, or one sentence about what is wrong with it."""
+    path = Path(path)
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidConfig(f"config {path} does not exist; give the path of a TOML file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise InvalidConfig(f"config {path} cannot be read: {reason}; give a TOML file.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfig(f"config {path} is not TOML: {error}; correct it there.") from None
+
+
 @dataclass(frozen=True)
 class RunSection:
     """When to stop, how often, and on what."""
@@ -127,16 +141,7 @@ class Config:
 
     @classmethod
     def read(cls, path: str | Path) -> Config:
-        path = Path(path)
-        try:
-            return cls.parse(tomllib.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            raise InvalidConfig(f"config {path} does not exist; give the path of a TOML file.") from None
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
-            raise InvalidConfig(f"config {path} cannot be read: {reason}; give a TOML file.") from None
-        except tomllib.TOMLDecodeError as error:
-            raise InvalidConfig(f"config {path} is not TOML: {error}; correct it there.") from None
+        return cls.parse(read_toml(path))
 
     @classmethod
     def parse(cls, text: Mapping[str, Any]) -> Config:

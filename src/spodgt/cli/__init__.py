@@ -42,7 +42,7 @@ def main() -> None:
     except _UsageError as error:
         if text := error.format_message():  # empty where help was shown instead
             command = error.ctx.command_path if getattr(error, "ctx", None) else "spodgt"
-            _say(f"error: {text.rstrip('.?')}; see {command} --help.")
+            _say(f"error: {text.rstrip('.?')}{_given(error)}; see {command} --help.")
         code = 2
     except KeyboardInterrupt:
         code = 130
@@ -53,6 +53,17 @@ def main() -> None:
         _say("stopped.")
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _given(error: Any) -> str:
+    """What was typed for the option that an error is about."""
+    for option in getattr(getattr(error, "param", None), "opts", []):
+        for word, after in zip(sys.argv, [*sys.argv[1:], None], strict=True):
+            if word == option and after is not None:
+                return f", got {after!r}"
+            if word.startswith(f"{option}="):
+                return f", got {word.partition('=')[2]!r}"
+    return ""
 
 
 def _say(text: str) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,13 +23,8 @@ from typing import Any
 
 import tomli_w
 
-from spodgt.config import Config
+from spodgt.config import Config, read_toml
 from spodgt.errors import InvalidConfig
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FOLDER = Path(__file__).parent
 SCALES = ("smoke", "laptop", "paper")
@@ -77,7 +71,7 @@ class Spec:
 def names() -> list[str]:
     """The experiments that come with the package, in the paper's order."""
     found = [path.stem for path in FOLDER.glob("*.toml") if path.stem != "scales"]
-    return sorted(found, key=lambda name: _text(FOLDER / f"{name}.toml").get("figure", name))
+    return sorted(found, key=lambda name: read_toml(FOLDER / f"{name}.toml").get("figure", name))
 
 
 def load(name: str, scale: str = "paper") -> Spec:
@@ -87,7 +81,7 @@ def load(name: str, scale: str = "paper") -> Spec:
     if scale not in SCALES:
         raise InvalidConfig(f"--scale={scale!r} is not known; choose from {', '.join(SCALES)}.")
     spec = read(FOLDER / f"{name}.toml")
-    table = _text(FOLDER / "scales.toml").get(scale, {})
+    table = read_toml(FOLDER / "scales.toml").get(scale, {})
     changes = table.get(spec.config.problem["data"], {})
     most = table.get("values", math.inf)
     grid = {key: _ends(values, most) for key, values in spec.grid.items()}
@@ -104,7 +98,7 @@ def load(name: str, scale: str = "paper") -> Spec:
 def read(path: str | Path) -> Spec:
     """An experiment from a file of the form above; any config of `spodgt run` is one, too."""
     path = Path(path)
-    text = _text(path)
+    text = read_toml(path)
     grid = text.get("sweep", {})
     if not isinstance(grid, dict):
         raise InvalidConfig(f"sweep of {path.name} must be a table, got {grid!r}; write it as [sweep].")
@@ -141,7 +135,7 @@ def at(config: Config, key: str) -> Any:
 
 def _config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The config sections of a file on top of those of its base."""
-    text = _text(path)
+    text = read_toml(path)
     sections = {key: text[key] for key in _SECTIONS if key in text}
     if "base" not in text:
         return sections
@@ -171,14 +165,3 @@ def _word(key: str, value: Any, paper: Any) -> str:
 
 def _ends(values: list[Any], most: float) -> list[Any]:
     return values if len(values) <= most else [values[0], values[-1]]
-
-
-def _text(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InvalidConfig(f"{path} does not exist; give the path of a TOML file.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"{path} cannot be read: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidConfig(f"{path} is not TOML: {error}.") from None
