@@ -18,8 +18,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import spodgt
+from spodgt.cli import app
 from spodgt.errors import Failed, InvalidInput
 from spodgt.problems import Quadratic
 from spodgt.recorder import CHECKPOINT, RunDirectory
@@ -499,3 +501,26 @@ def test_a_clock_that_stands_still_is_said():
     problem, alone = Quadratic.random(1, 3, seed=0), spodgt.Network.complete(1)
     with pytest.raises(InvalidInput, match="delay=100 is never reached: "):
         spodgt.train("gossip", problem, alone, delay=100)
+
+
+def test_a_changed_network_file_is_not_taken_up(tmp_path):
+    """As many links as before, so only where they go tells."""
+    graph, text = tmp_path / "graph.csv", tmp_path / "config.toml"
+    text.write_text(
+        f"[run]\nmethods = ['spod-gt']\nseeds = 1\nrounds = 5\n[network]\nkind = 'file'\npath = '{graph}'\n"
+        "[problem]\nkind = 'quadratic'\n"
+    )
+    out = str(tmp_path / "run")
+    graph.write_text("0,1,0,1\n0,0,1,0\n0,0,0,1\n1,0,0,0\n")
+    cli = CliRunner()
+    assert cli.invoke(app, ["run", str(text), "--out", out]).exit_code == 0
+    graph.write_text("0,1,1,0\n0,0,1,0\n0,0,0,1\n1,0,0,0\n")
+    again = cli.invoke(app, ["run", str(text), "--out", out, "--resume"])
+    assert isinstance(again.exception, InvalidInput)
+    assert "links is" in str(again.exception)
+
+
+def test_half_precision_data_can_be_kept(tmp_path):
+    data = [(torch.randn(8, 3).bfloat16(), torch.arange(8) % 2) for _ in range(5)]
+    problem = spodgt.Learning(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), data)
+    assert run(tmp_path / "run", problem=problem, methods=["spod-gt"], seeds=[0], delay=10.0).complete

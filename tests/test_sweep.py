@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from spodgt import executors, experiments, sweep
 from spodgt.cli import app
+from spodgt.cli.experiments import Display
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.worker import Job, Outcome, Progress
 
@@ -320,3 +321,13 @@ def test_options_that_cannot_be_meant(tmp_path, option, message):
     spec_of(tmp_path, QUADRATIC.format(delay=30))
     result = CliRunner().invoke(app, ["sweep", str(tmp_path / "quadratics.toml"), *option])
     assert message in str(result.exception)
+
+
+def test_an_interrupted_cell_is_not_shown_as_done(tmp_path, spec):
+    cells = sweep.plan(spec, tmp_path / "out")
+    with Display("Sweep", cells) as display:
+        display.show(Progress(cells[0].name, 0.4, ""))
+        display.show(Outcome(cells[0].name, complete=False))
+        assert display.fractions[cells[0].name] == 0.4
+        display.show(Outcome(cells[0].name, complete=True))
+        assert display.fractions[cells[0].name] == 1.0

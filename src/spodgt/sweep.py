@@ -136,8 +136,8 @@ def run(
     """Run every cell that is not finished, and write the tables of all that are.
 
     `home` is the folder of the cells, inside `out` unless given; those begun before the time `forget` are
-    run anew. On Ctrl-C and SIGTERM the running
-    cells save what they have, the tables are written, and the same call goes on later.
+    run anew. On Ctrl-C and SIGTERM the running cells save what they have, the tables are written, and the
+    same call goes on later.
     """
     folder = Path(out)
     cells = plan(spec, folder, None if home is None else Path(home))

@@ -260,13 +260,13 @@ def _labels(methods: list[Algorithm]) -> list[str]:
 
 def _describe(problem: Any, network: Any, participation: Any, runs: list[Run]) -> dict[str, Any]:
     """A record of what was run from Python, enough to tell another run; configs are kept as they are."""
-    nets, worlds = [run.network for run in runs], [run.availability for run in runs]
-    fixed = f"Network({nets[0].clients} clients, {nets[0].links} links)"
+    net, worlds = runs[0].network, [run.availability for run in runs]
+    fixed = f"Network({net.clients} clients, {net.links} links)"
     return {
         "problem": f"{type(problem).__name__}({problem.clients} clients, {problem.parameters} parameters)",
         "network": str(network) if isinstance(network, Recipe) else fixed,
         "participation": type(participation).__name__,
-        "links": _digest(*(array for net in nets for array in (net.receivers, net.senders, net.a, net.b))),
+        "links": _links(runs),
         "chances": _digest(*(array for world in worlds for array in (world.p, world.p_hat))),
         "start": _digest(*(run.start for run in runs)),
     }
@@ -282,14 +282,22 @@ def _contents(runs: list[Run]) -> dict[str, Any]:
         span = range(1, 1 + (most if world.length is not None else min(max(most, 1), 256)))
         happens += [world.computes(span), *world.links(span)]
     return {
+        "links": _links(runs),
         "problem's settings": told[0][0] if told else {},
         "data": _digest(*numbers.values()),
         "who takes part": _digest(*happens),
     }
 
 
+def _links(runs: list[Run]) -> str:
+    nets = [run.network for run in runs]
+    return _digest(*(array for net in nets for array in (net.receivers, net.senders, net.a, net.b)))
+
+
 def _digest(*arrays: Any) -> str:
     total = 0
     for array in arrays:
+        if isinstance(array, torch.Tensor):  # of any kind, on any device; numpy knows fewer
+            array = array.detach().cpu().contiguous().flatten().view(torch.uint8) if array.numel() else []
         total = zlib.crc32(np.ascontiguousarray(array).tobytes(), total)
     return f"{total:08x}"

@@ -209,7 +209,8 @@ class Display:
         if isinstance(event, Outcome):
             if event.name in self.running:
                 self.progress.remove_task(self.running.pop(event.name))
-            self.fractions[event.name] = 1.0
+            if event.complete or event.error:  # else it was interrupted, and goes on another time
+                self.fractions[event.name] = 1.0
         else:
             if event.name not in self.running:
                 self.running[event.name] = self.progress.add_task("", total=1.0, note="", left=None)
