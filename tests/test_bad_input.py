@@ -65,13 +65,16 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "no clients": (
         "[network]\nclients = 0",
-        "clients must be a whole number of at least 1, got 0; use clients=10.",
+        "network.clients must be a whole number of at least 1, got 0; use clients=10.",
     ),
     "true for a number": (
         "[network]\nradius = true",
         "network.radius must be a number, got True; use radius = 0.4.",
     ),
-    "negative radius": ("[network]\nradius = -0.4", "radius must be above 0, got -0.4; use radius=0.4."),
+    "negative radius": (
+        "[network]\nradius = -0.4",
+        "network.radius must be above 0, got -0.4; use radius=0.4.",
+    ),
     "radius too small": (
         "[network]\nradius = 0.05",
         "RandomGeometric(clients=10, radius=0.05) gave no strongly connected graph in 1000 draws (seed 0); "
@@ -123,7 +126,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "from nobody; give it an in-link.",
     ),
     # --- run
-    "negative delay": ("[run]\ndelay = -5.0", "delay must be a number above 0, got -5.0; use delay=5000."),
+    "negative delay": ("[run]\ndelay = -5.0", "run.delay must be above 0, got -5.0; use delay = 5000."),
     "delay in words": (
         "[run]\ndelay = 'long'",
         "run.delay must be a number, got 'long'; use delay = 5000.0.",
@@ -132,7 +135,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "[run]\nrounds = 1.5",
         "run.rounds must be a whole number, got 1.5; use rounds = 100.",
     ),
-    "no rounds": ("[run]\nrounds = 0", "rounds must be a whole number above 0, got 0; use rounds=100."),
+    "no rounds": ("[run]\nrounds = 0", "run.rounds must be above 0, got 0; use rounds = 100."),
     "no seeds": (
         "[run]\nseeds = 0",
         "run.seeds must be how many, or a list of which, got 0; use 5.",
@@ -151,7 +154,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "no evaluations": (
         "[run]\nevaluations = 0",
-        "evaluations must be a whole number above 0, got 0; use evaluations=25.",
+        "run.evaluations must be above 0, got 0; use evaluations = 25.",
     ),
     "dtype": ("[run]\ndtype = 'float16'", "run.dtype='float16' is not known; choose float32 or float64."),
     "device": (
@@ -166,7 +169,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "no methods": (
         "[run]\nmethods = []",
-        'algorithms must name at least one method, got none; use ["spod-gt"].',
+        'run.methods must hold at least one, got []; use methods = ["spod-gt"].',
     ),
     "method is a number": (
         "[run]\nmethods = [3]",
@@ -220,9 +223,12 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "beta without alpha": (
         "[participation]\nalpha = 0",
-        "alpha must be a number above 0, got 0.0; use alpha=0.5.",
+        "participation.alpha must be a number above 0, got 0.0; use alpha=0.5.",
     ),
-    "floor": ("[participation]\nfloor = 1.5", "floor must be in [0, 1), got 1.5; use floor=0.05."),
+    "floor": (
+        "[participation]\nfloor = 1.5",
+        "participation.floor must be in [0, 1), got 1.5; use floor=0.05.",
+    ),
     "never": (
         "[participation]\nkind = 'bernoulli'\np = 0",
         "p must be in (0, 1], but client 0 has 0; "
@@ -295,7 +301,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "dirichlet zero": (
         "[problem.partition]\nkind = 'dirichlet'\nalpha = 0",
-        "alpha must be a number above 0 and at most 1000000, but is 0.0; "
+        "problem.partition.alpha must be a number above 0 and at most 1000000, but is 0.0; "
         "use 0.1 for clients that differ much, 10 for alike, or IID.",
     ),
     "dirichlet without alpha": (
@@ -347,7 +353,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "wrun={'seeds': 1} is not a key of the config; did you mean 'run'?",
     ),
     "seeds": ("compare --seeds abc", "run.seeds must be how many, or a list of which, got 'abc'; use 5."),
-    "delay": ("compare --delay -1", "delay must be a number above 0, got -1.0; use delay=5000."),
+    "delay": ("compare --delay -1", "run.delay must be above 0, got -1.0; use delay = 5000."),
     "rounds": (
         "compare --rounds ten",
         "run.rounds must be a whole number, got 'ten'; use rounds = 100.",
@@ -358,7 +364,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "no labels": (
         "compare --labels-per-client 0",
-        "labels must be a whole number of classes for each client from 1 on, but is 0; use 1.",
+        "problem.partition.labels must be a whole number of classes for each client from 1 on, but is 0; "
+        "use 1.",
     ),
     "labels of a quadratic": (
         "compare --labels-per-client 2 --set problem.kind=quadratic",

@@ -30,7 +30,7 @@ import torch
 from spodgt.algorithms import algorithms, method
 from spodgt.data import IID, Dirichlet, Explicit, LabelsPerClient
 from spodgt.data.datasets import NAMES as DATA
-from spodgt.errors import InvalidConfig, InvalidNetwork
+from spodgt.errors import InvalidConfig, InvalidInput, InvalidNetwork
 from spodgt.graphs import RECIPES, Recipe
 from spodgt.models import MODELS
 from spodgt.network import WEIGHTS, Network
@@ -88,6 +88,12 @@ class RunSection:
             raise InvalidConfig(f"run.seeds must be how many, or a list of which, got {self.seeds!r}; use 5.")
         if self.dtype not in ("float32", "float64"):
             raise InvalidConfig(f"run.dtype={self.dtype!r} is not known; choose float32 or float64.")
+        if not self.methods:
+            raise InvalidConfig('run.methods must hold at least one, got []; use methods = ["spod-gt"].')
+        for key, example in (("delay", 5000), ("rounds", 100), ("evaluations", 25)):
+            value = getattr(self, key)
+            if value is not None and not 0 < value < float("inf"):
+                raise InvalidConfig(f"run.{key} must be above 0, got {value!r}; use {key} = {example}.")
 
     @property
     def seed_list(self) -> list[int]:
@@ -422,7 +428,11 @@ def _typed(cls: Any, fields: dict[str, Any], where: str) -> Any:
             values[key] = _value(fields[key], hints[key], f"{where}.{key}", slot)
         elif slot.default is slot.default_factory is dataclasses.MISSING:
             raise InvalidConfig(f"{where}.{key} is missing; add {key} = {_EXAMPLES.get(key, '…')}.")
-    return cls(**values)
+    try:
+        return cls(**values)
+    except InvalidInput as error:  # it knows its fields, but not where they stand in a config
+        known = str(error).split(" ")[0] in values
+        raise type(error)(f"{where}.{error}" if known else str(error)) from None
 
 
 def _value(value: Any, hint: Any, name: str, slot: Any) -> Any:
