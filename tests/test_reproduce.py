@@ -99,6 +99,15 @@ def test_a_laptop_has_fashion_mnist_at_full_size():
         assert "paper's size" in laptop.scale
 
 
+def test_figures_of_many_cells_are_smaller_on_a_laptop():
+    one, many = (experiments.load(name, "laptop") for name in ("cifar-noniid", "cifar-labels"))
+    assert (one.config.problem["width"], many.config.problem["width"]) == (16, 8)
+    assert "width 8 (paper 64)" in many.scale
+    assert one.config.run.evaluations > many.config.run.evaluations
+    assert many.config.run.delay == one.config.run.delay == 5000
+    assert many.grid == experiments.load("cifar-labels").grid
+
+
 def test_what_a_scale_changes_is_said():
     spec = experiments.load("cifar-iid", "laptop")
     assert "width 16 (paper 64)" in spec.scale

@@ -82,7 +82,9 @@ def load(name: str, scale: str = "paper") -> Spec:
         raise InvalidConfig(f"--scale={scale!r} is not known; choose from {', '.join(SCALES)}.")
     spec = read(FOLDER / f"{name}.toml")
     table = read_toml(FOLDER / "scales.toml").get(scale, {})
-    changes = table.get(spec.config.problem["data"], {})
+    changes = dict(table.get(spec.config.problem["data"], {}))
+    for_grids = changes.pop("grids", {})
+    changes |= for_grids if spec.grid else {}
     most = table.get("values", math.inf)
     grid = {key: _ends(values, most) for key, values in spec.grid.items()}
     # A key of the grid belongs to the figure, whatever the scale.

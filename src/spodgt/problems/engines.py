@@ -212,13 +212,15 @@ class LoopEngine:
                 one(row)
             return
 
-        def some(first: int, last: int) -> None:
+        waiting = iter(range(len(x)))  # shared: a thread that other work slows down takes fewer of them
+
+        def some(*_: int) -> None:
             torch.set_num_threads(1)  # of this thread
-            for row in range(first, last):
+            for row in waiting:
                 one(row)
 
         try:
-            share(len(x), sys.maxsize, some)
+            share(min(threads, len(x)), sys.maxsize, some)
         finally:
             torch.set_num_threads(threads)
 
