@@ -32,6 +32,7 @@ from spodgt.report.pictures import words
 from spodgt.sweep import label
 
 _CHANCES = ["below 0.01", "0.01 to 0.1", "0.1 to 0.5", "above 0.5"]
+_LEARNED = 0.02  # a gain in accuracy that is no accident
 PAPERS = ("spod-gt", "ab-push-pull", "g-push-pull", "k-gt", "sporadic-k-gt")  # the methods of the paper
 
 
@@ -136,7 +137,20 @@ def verdict(page: collect.Page) -> str:
     else:
         memory = winners.count("spod-gt-memory")
         sentences.append(f"Of all methods, Spod-GT with memory is first in {memory} of {len(cells)}.")
+    idle = sum(not learned(run) for run in page.runs)
+    if idle:
+        where = f" in {idle} of {len(cells)} settings" if keys else ""
+        sentences.append(
+            f"But nothing was learned{where}: at the end no method's mean is {_LEARNED} above the start."
+        )
     return " ".join(sentences)
+
+
+def learned(run: collect.RunData) -> bool:
+    """Whether any method ended clearly above the accuracy that the models started with."""
+    looks = run.frame.groupby(["algorithm", "seed"], sort=False)["accuracy"]
+    gains = (looks.last() - looks.first()).groupby("algorithm").mean()
+    return bool(gains.max() >= _LEARNED)
 
 
 # --- tables -----------------------------------------------------------------------------------------
