@@ -15,11 +15,13 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -29,6 +31,7 @@ from spodgt.models import Loss, stacked_loss
 
 _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 _RUNNING = (nn.modules.batchnorm._NormBase,)
+_ALIGNED = 16  # numbers: tensors begin where vector instructions like them
 Noise = Sequence[int] | None  # a seed for each client's dropout; None for gradients without any
 
 
@@ -175,20 +178,12 @@ class LoopEngine:
         losses, g = x.new_empty(len(x)), self.memory.like(x, self.layout.size)
 
         def one(client: int) -> None:
-            own = self.layout.views(g[client])
             with torch.enable_grad(), self._filled(x[client], training=noise is not None) as shell:
                 if self.random and noise is not None:
                     torch.manual_seed(noise[client])  # dropout, too, is a function of (seed, round, client)
                 loss = self.loss(shell.module(self._image(inputs[client])), targets[client])
                 losses[client] = loss.detach()
-                trained = [part for part in shell.parameters if part.requires_grad]
-                slopes = iter(torch.autograd.grad(loss, trained, allow_unused=True))
-                for to, part in zip(own, shell.parameters, strict=True):
-                    slope = next(slopes) if part.requires_grad else None  # a frozen part stays as it is
-                    if slope is None:
-                        to.zero_()
-                    else:
-                        _copy(to, slope)
+                shell.gradient(loss, g[client])
 
         with torch.random.fork_rng(enabled=self.random):
             self._each(x, one)
@@ -233,15 +228,10 @@ class LoopEngine:
         shell = self.shells[key]
         if shell.module.training != training:
             shell.module.train(training)
-        values, running = torch.split(row, [self.layout.size, self.statistics.size])
-        kept = self.statistics.views(running)
-        with torch.no_grad():
-            for slot, value in zip(shell.slots, [*self.layout.views(values), *kept], strict=True):
-                _copy(slot, value)
+        shell.fill(row)
         yield shell
         if training:
-            for slot, value in zip(shell.statistics, kept, strict=True):
-                value.copy_(slot)
+            shell.return_statistics(row)
 
     @cached_property
     def _channels_last(self) -> bool:
@@ -258,29 +248,6 @@ class LoopEngine:
         return batch.contiguous(memory_format=torch.channels_last)
 
 
-def _copy(to: Tensor, value: Tensor) -> None:
-    """to ← value; torch's own copy is slow where only one of them has its channels last."""
-    plain_floats = usable(to[:0], value[:0]) and to.dtype == value.dtype
-    if to.ndim == 4 and math.prod(to.shape[2:]) > 1 and plain_floats:
-        outer, inner, places = to.shape[0], to.shape[1], math.prod(to.shape[2:])
-        for there, here, swap in ((to, value, False), (value, to, True)):
-            if there.is_contiguous(memory_format=torch.channels_last) and here.is_contiguous():
-                last = there.detach().permute(0, 2, 3, 1).reshape(outer, places, inner).numpy()
-                plain = here.detach().view(outer, inner, places).numpy()
-                _turn(last, plain) if swap else _turn(plain, last)
-                return
-    to.copy_(value)
-
-
-@jit
-def _turn(source, target):  # type: ignore[no-untyped-def]
-    """target[o, b, a] ← source[o, a, b]"""
-    for o in range(source.shape[0]):
-        for b in range(source.shape[2]):
-            for a in range(source.shape[1]):
-                target[o, b, a] = source[o, a, b]
-
-
 def _overruns(layer: nn.Conv2d) -> bool:
     """With channels last, the gradient of this layer's weights may write past its memory.
 
@@ -291,16 +258,118 @@ def _overruns(layer: nn.Conv2d) -> bool:
 
 
 class Shell:
-    """A copy of a module whose memory one client after the other fills with its model."""
+    """A copy of a module whose memory one client after the other fills with its model.
+
+    Its parameters and statistics lie in one block, its gradients in another, each tensor as convolutions like
+    it: a model comes and a gradient goes in one pass, whatever the number of layers.
+    """
 
     def __init__(self, module: nn.Module, statistics: Layout, like: Tensor, *, channels_last: bool) -> None:
         self.module = copy.deepcopy(module).to(like.device, like.dtype)
-        if channels_last:
-            self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         buffers = dict(self.module.named_buffers())
-        self.parameters = list(self.module.parameters())
-        self.statistics = [buffers[name] for name in statistics.names]
-        self.slots: list[Tensor] = [*self.parameters, *self.statistics]
+        parameters = list(self.module.parameters())
+        tensors = [*parameters, *(buffers[name] for name in statistics.names)]
+        self.places = Places.of(tensors, channels_last=channels_last)
+        self.trained = self.places[: len(parameters)]
+        self.tracked = self.places[len(parameters) :]
+        self.values, self.slopes = (like.new_zeros(self.places.size) for _ in range(2))
+        for tensor, value in zip(tensors, self.places.views(self.values), strict=True):
+            tensor.data = value
+        for part, slope in zip(parameters, self.trained.views(self.slopes), strict=True):
+            part.grad = slope if part.requires_grad else None  # what is frozen keeps a gradient of zero
+
+    def fill(self, row: Tensor) -> None:
+        self.places.spread(row, self.values)
+
+    def return_statistics(self, row: Tensor) -> None:
+        self.tracked.gather(self.values, row)
+
+    def gradient(self, loss: Tensor, row: Tensor) -> None:
+        """row ← the gradient of `loss`."""
+        self.slopes.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.trained.gather(self.slopes, row)
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where tensors lie in a flat model, and where in a shell's block.
+
+    A row of `table` is: start in the model, start in the block, and the sizes (outer, inner, places) of a
+    tensor that is (outer, inner, places) in the model and (outer, places, inner) in the block.
+    """
+
+    table: NDArray[np.int64]
+    shapes: tuple[torch.Size, ...]
+    size: int  # of the block
+    channels_last: bool
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor], *, channels_last: bool) -> Places:
+        rows, start, at = [], 0, 0
+        for tensor in tensors:
+            outer, inner, places = 1, tensor.numel(), 1
+            if channels_last and tensor.ndim == 4:
+                outer, inner, places = tensor.shape[0], tensor.shape[1], math.prod(tensor.shape[2:])
+            rows.append((start, at, outer, inner, places))
+            start += tensor.numel()
+            at += -(-tensor.numel() // _ALIGNED) * _ALIGNED
+        table, shapes = np.array(rows, np.int64).reshape(-1, 5), tuple(tensor.shape for tensor in tensors)
+        return Places(table, shapes, at, channels_last)
+
+    def __getitem__(self, some: slice) -> Places:
+        return replace(self, table=self.table[some], shapes=self.shapes[some])
+
+    def views(self, block: Tensor) -> list[Tensor]:
+        """The tensors in the block, shaped as their module knows them."""
+        found = []
+        for at, shape in zip(self.table[:, 1].tolist(), self.shapes, strict=True):
+            piece = block[at : at + shape.numel()]
+            if self.channels_last and len(shape) == 4:
+                found.append(piece.view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2))
+            else:
+                found.append(piece.view(shape))
+        return found
+
+    def spread(self, row: Tensor, block: Tensor) -> None:
+        """block ← row"""
+        if usable(row, block):
+            _spread(row.numpy(), block.numpy(), self.table)
+            return
+        for value, slot in self._pairs(row, block):
+            slot.copy_(value)
+
+    def gather(self, block: Tensor, row: Tensor) -> None:
+        """row ← block"""
+        if usable(row, block):
+            _gather(block.numpy(), row.numpy(), self.table)
+            return
+        for value, slot in self._pairs(row, block):
+            value.copy_(slot)
+
+    def _pairs(self, row: Tensor, block: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        for start, shape, slot in zip(self.table[:, 0].tolist(), self.shapes, self.views(block), strict=True):
+            yield row[start : start + shape.numel()].view(shape), slot
+
+
+@jit
+def _spread(row, block, table):  # type: ignore[no-untyped-def]
+    for n in range(len(table)):
+        start, at, outer, inner, places = table[n]
+        for o in range(outer):
+            for p in range(places):
+                for i in range(inner):
+                    block[at + (o * places + p) * inner + i] = row[start + (o * inner + i) * places + p]
+
+
+@jit
+def _gather(block, row, table):  # type: ignore[no-untyped-def]
+    for n in range(len(table)):
+        start, at, outer, inner, places = table[n]
+        for o in range(outer):
+            for i in range(inner):
+                for p in range(places):
+                    row[start + (o * inner + i) * places + p] = block[at + (o * places + p) * inner + i]
 
 
 def choose(
