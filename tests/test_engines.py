@@ -135,6 +135,16 @@ def test_the_number_of_threads_changes_nothing() -> None:
     assert torch.equal(found[0], found[2])
 
 
+@pytest.mark.parametrize("name", ["resnet", "tied", "frozen"])
+def test_without_compiled_copies_the_gradients_are_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, engine, x, inputs, targets = case(name)
+    compiled = engine.grads(x, inputs, targets, [0] * CLIENTS).clone()
+    monkeypatch.setattr("spodgt.problems.engines.usable", lambda *_: False)  # as on another device
+    assert torch.equal(engine.grads(x, inputs, targets, [0] * CLIENTS), compiled)
+
+
 def test_frozen_and_unused_parameters_have_no_gradient() -> None:
     _, engine, x, inputs, targets = case("frozen")
     first = engine.layout.sizes[0]
