@@ -12,10 +12,10 @@ logistic, large, networks, mixing, growth. Results: benchmarks/results/speed.jso
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import resource
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -517,10 +517,6 @@ def draw_growth(rows: list[dict[str, Any]]) -> float:
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or ["memory", "svm", "logistic", "large", "networks", "mixing", "growth"]
-    power = machine()
-    CONSOLE.print(power)
-    results: dict[str, Any] = {"machine": power}
     makers: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "memory": lambda: [memory()],
         "svm": lambda: small("svm", power),
@@ -530,6 +526,14 @@ def main() -> None:
         "mixing": lambda: mixing(power),
         "growth": lambda: growth(power),
     }
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("section", nargs="*", help=f"of {', '.join(makers)}; all if left out")
+    wanted = parser.parse_args().section or list(makers)
+    if unknown := set(wanted) - set(makers):
+        parser.error(f"section {min(unknown)!r} is not known; choose from {', '.join(makers)}.")
+    power = machine()
+    CONSOLE.print(power)
+    results: dict[str, Any] = {"machine": power}
     OUT.mkdir(exist_ok=True)
     path = OUT / "speed.json"
     if path.exists():

@@ -279,16 +279,16 @@ class Shell:
             part.grad = slope if part.requires_grad else None  # what is frozen keeps a gradient of zero
 
     def fill(self, row: Tensor) -> None:
-        self.places.spread(row, self.values)
+        self.places.move(row, self.values, inward=True)
 
     def return_statistics(self, row: Tensor) -> None:
-        self.tracked.gather(self.values, row)
+        self.tracked.move(row, self.values, inward=False)
 
     def gradient(self, loss: Tensor, row: Tensor) -> None:
         """row ← the gradient of `loss`."""
         self.slopes.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
-        self.trained.gather(self.slopes, row)
+        self.trained.move(row, self.slopes, inward=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,45 +331,29 @@ class Places:
                 found.append(piece.view(shape))
         return found
 
-    def spread(self, row: Tensor, block: Tensor) -> None:
-        """block ← row"""
+    def move(self, row: Tensor, block: Tensor, *, inward: bool) -> None:
+        """block ← row, or row ← block."""
         if usable(row, block):
-            _spread(row.numpy(), block.numpy(), self.table)
+            _move(row.numpy(), block.numpy(), self.table, inward)
             return
-        for value, slot in self._pairs(row, block):
-            slot.copy_(value)
-
-    def gather(self, block: Tensor, row: Tensor) -> None:
-        """row ← block"""
-        if usable(row, block):
-            _gather(block.numpy(), row.numpy(), self.table)
-            return
-        for value, slot in self._pairs(row, block):
-            value.copy_(slot)
-
-    def _pairs(self, row: Tensor, block: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        for start, shape, slot in zip(self.table[:, 0].tolist(), self.shapes, self.views(block), strict=True):
-            yield row[start : start + shape.numel()].view(shape), slot
+        starts = self.table[:, 0].tolist()
+        for start, shape, slot in zip(starts, self.shapes, self.views(block), strict=True):
+            value = row[start : start + shape.numel()].view(shape)
+            slot.copy_(value) if inward else value.copy_(slot)
 
 
 @jit
-def _spread(row, block, table):  # type: ignore[no-untyped-def]
-    for n in range(len(table)):
-        start, at, outer, inner, places = table[n]
-        for o in range(outer):
-            for p in range(places):
-                for i in range(inner):
-                    block[at + (o * places + p) * inner + i] = row[start + (o * inner + i) * places + p]
-
-
-@jit
-def _gather(block, row, table):  # type: ignore[no-untyped-def]
+def _move(row, block, table, inward):  # type: ignore[no-untyped-def]
     for n in range(len(table)):
         start, at, outer, inner, places = table[n]
         for o in range(outer):
             for i in range(inner):
                 for p in range(places):
-                    row[start + (o * inner + i) * places + p] = block[at + (o * places + p) * inner + i]
+                    here, there = start + (o * inner + i) * places + p, at + (o * places + p) * inner + i
+                    if inward:
+                        block[there] = row[here]
+                    else:
+                        row[here] = block[there]
 
 
 def choose(
