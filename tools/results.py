@@ -318,7 +318,8 @@ def index(done: dict[str, collect.Page]) -> str:
         "# The paper's experiments, rerun",
         "",
         "Made by `tools/results.py` from real runs; every page names its command. The time is that of all "
-        "cells of a figure, added up; figures share cells, so all together take less than the sum.",
+        "cells of a figure, added up, also of cells that ran side by side; figures share cells, so all "
+        "together take less than the sum.",
         "",
         *table(["figure", "experiment", "state", "what came out", "time"], rows),
     ]
