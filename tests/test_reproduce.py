@@ -142,6 +142,27 @@ def test_a_swept_key_can_be_fixed_by_hand():
     assert spec.changes == {"network.radius": 0.5}
 
 
+def test_a_list_for_a_swept_key_is_part_of_the_figure():
+    whole = experiments.load("fmnist-radius", "laptop")
+    part = whole.override({"network.radius": [0.3, 1.0]})
+    assert part.grid == {"network.radius": [0.3, 1.0]}
+    marks = {sweep.fingerprint(whole.config.override(point)) for point in whole.points()}
+    assert marks >= {sweep.fingerprint(part.config.override(point)) for point in part.points()}
+    with pytest.raises(InvalidConfig, match="a list of values"):
+        whole.override({"network.radius": []})
+    with pytest.raises(InvalidConfig, match="more than 10,000 cells"):
+        whole.override({"network.radius": [n / 20_000 for n in range(1, 10_002)]})
+
+
+def test_where_values_are_lists_one_list_is_one_value(tmp_path):
+    file = tmp_path / "methods.toml"
+    file.write_text('[sweep]\n"run.methods" = [["spod-gt"], ["k-gt"]]\n')
+    spec = experiments.read(file)
+    fixed = spec.override({"run.methods": ["spod-gt", "k-gt"]})
+    assert (fixed.grid, list(fixed.config.run.methods)) == ({}, ["spod-gt", "k-gt"])
+    assert spec.override({"run.methods": [["k-gt"]]}).grid == {"run.methods": [["k-gt"]]}
+
+
 # --- the commands -----------------------------------------------------------------------------------
 def test_the_list_names_every_figure():
     rows = json.loads(call("reproduce", "--list", "--json"))

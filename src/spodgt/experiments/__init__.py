@@ -53,13 +53,18 @@ class Spec:
         ]
 
     def override(self, changes: Mapping[str, Any]) -> Spec:
-        """Change config keys; a key of the grid is taken out of it."""
+        """Change config keys; of a key of the grid, a list replaces the values, one value takes it out."""
+        grid, fixed = dict(self.grid), dict[str, Any]()
         for key, value in changes.items():
-            if key in self.grid and value is None:
-                raise InvalidConfig(f"{key} is swept; give it one value, or edit the file.")
-        grid = {key: values for key, values in self.grid.items() if key not in changes}
+            if key in grid and value in (None, []):
+                raise InvalidConfig(f"{key} is swept; give it a value or a list of values, or edit the file.")
+            if key in grid and _are_values(value, grid[key]):
+                grid[key] = value
+            else:
+                grid.pop(key, None)
+                fixed[key] = value
         changed = {**self.changes, **changes}
-        return replace(self, config=self.config.override(changes), grid=grid, changes=changed)
+        return _checked(replace(self, config=self.config.override(fixed), grid=grid, changes=changed))
 
     def to_toml(self) -> str:
         """The whole of it as a file that `spodgt sweep` reads."""
@@ -110,8 +115,6 @@ def read(path: str | Path) -> Spec:
                 f"sweep key {key!r} of {path.name} must have a list of values, got {values!r}; "
                 'write it as "network.radius" = [0.3, 0.4].'
             )
-    if math.prod(map(len, grid.values())) > _MOST_CELLS:
-        raise InvalidConfig(f"sweep of {path.name} has more than {_MOST_CELLS:,} cells; make it smaller.")
     for key in _TEXTS:
         if not isinstance(text.get(key, ""), str):
             raise InvalidConfig(f"{key} of {path.name} must be text in quotes, got {text[key]!r}.")
@@ -119,12 +122,8 @@ def read(path: str | Path) -> Spec:
     if unknown:
         known = ", ".join((*_TEXTS, "base", "sweep", *_SECTIONS))
         raise InvalidConfig(f"{unknown[0]} is not a key of {path.name}; choose from {known}.")
-    spec = Spec(
-        path.stem, Config.parse(_config(path)), grid, **{key: text[key] for key in _TEXTS if key in text}
-    )
-    for point in spec.points():  # names that mean nothing are an error now, not after an hour
-        spec.config.override(point)
-    return spec
+    texts = {key: text[key] for key in _TEXTS if key in text}
+    return _checked(Spec(path.stem, Config.parse(_config(path)), grid, **texts))
 
 
 def at(config: Config, key: str) -> Any:
@@ -133,6 +132,20 @@ def at(config: Config, key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def _checked(spec: Spec) -> Spec:
+    if math.prod(map(len, spec.grid.values())) > _MOST_CELLS:
+        raise InvalidConfig(f"sweep of {spec.name} has more than {_MOST_CELLS:,} cells; make it smaller.")
+    for point in spec.points():  # names that mean nothing are an error now, not after an hour
+        spec.config.override(point)
+    return spec
+
+
+def _are_values(given: Any, before: list[Any]) -> bool:
+    """Whether `given` is a list of values like those `before`: if these are lists, one list is one value."""
+    lists = isinstance(before[0], list)
+    return isinstance(given, list) and all(isinstance(one, list) == lists for one in given)
 
 
 def _config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
