@@ -237,7 +237,11 @@ def test_results_pages_hold_the_numbers(reproduced, tmp_path, monkeypatch):
     assert f"{leads['mean'][0]:+.3f}" in page
     index = (tmp_path / "README.md").read_text()
     assert index.count("not run yet") == 10
-    assert "labels per client | spod-gt" in (tmp_path / "fmnist-labels.md").read_text()
+    labels = (tmp_path / "fmnist-labels.md").read_text()
+    assert "labels per client | spod-gt" in labels
+    assert "**Not complete:** labels per client 2, labels per client 3, labels per client 5 of" in labels
+    assert "| 2 of 5 cells |" in index  # at this scale
+    assert "| done |" in index
 
 
 # --- compare ----------------------------------------------------------------------------------------

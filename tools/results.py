@@ -78,8 +78,8 @@ def text(name: str, page: collect.Page, out: Path) -> Iterator[str]:
     yield f"```\n{page.command}\n```\n"
     yield f"{page.scale[:1].upper()}{page.scale[1:]}. {cost(page)}"
     yield f"As PDF: [{name}.pdf]({name}.pdf).\n"
-    if page.failures or page.missing:
-        yield f"**Not complete:** {', '.join([*page.failures, *page.missing])}.\n"
+    if missing(name, page):
+        yield f"**Not complete:** {', '.join(missing(name, page))} of this figure were not run.\n"
     diverged = page.results[page.results["diverged"]]
     if len(diverged):
         runs = ", ".join(f"{row.algorithm} (seed {row.seed})" for row in diverged.itertuples())
@@ -151,6 +151,16 @@ def learned(run: collect.RunData) -> bool:
     looks = run.frame.groupby(["algorithm", "seed"], sort=False)["accuracy"]
     gains = (looks.last() - looks.first()).groupby("algorithm").mean()
     return bool(gains.max() >= _LEARNED)
+
+
+def missing(name: str, page: collect.Page) -> list[str]:
+    """The settings of the experiment that the page does not have, in words."""
+    present = [point for point, _ in groups(page)]
+    return [
+        ", ".join(f"{words(key)} {label(value)}" for key, value in point.items())
+        for point in experiments.load(name).points()
+        if point not in present
+    ]
 
 
 # --- tables -----------------------------------------------------------------------------------------
@@ -311,7 +321,7 @@ def index(done: dict[str, collect.Page]) -> str:
             rows.append([spec.figure, spec.title, "not run yet", "", ""])
             continue
         page = done[name]
-        state = "done" if not (page.failures or page.missing) else "part"
+        state = f"{len(page.runs)} of {len(spec.points())} cells" if missing(name, page) else "done"
         seconds = duration(page.seconds) if page.seconds else ""
         rows.append([spec.figure, f"[{spec.title}]({name}.md)", state, verdict(page), seconds])
     lines = [
