@@ -239,7 +239,7 @@ def test_results_pages_hold_the_numbers(reproduced, tmp_path, monkeypatch):
     assert index.count("not run yet") == 10
     labels = (tmp_path / "fmnist-labels.md").read_text()
     assert "labels per client | spod-gt" in labels
-    assert "**Not complete:** labels per client 2, labels per client 3, labels per client 5 of" in labels
+    assert "**Not complete:** not run at labels per client = 2; 3; 5." in labels
     assert "| 2 of 5 cells |" in index  # at this scale
     assert "| done |" in index
 

@@ -79,7 +79,8 @@ def text(name: str, page: collect.Page, out: Path) -> Iterator[str]:
     yield f"{page.scale[:1].upper()}{page.scale[1:]}. {cost(page)}"
     yield f"As PDF: [{name}.pdf]({name}.pdf).\n"
     if missing(name, page):
-        yield f"**Not complete:** {', '.join(missing(name, page))} of this figure were not run.\n"
+        keys = ", ".join(map(words, page.grid))
+        yield f"**Not complete:** not run at {keys} = {'; '.join(missing(name, page))}.\n"
     diverged = page.results[page.results["diverged"]]
     if len(diverged):
         runs = ", ".join(f"{row.algorithm} (seed {row.seed})" for row in diverged.itertuples())
@@ -154,10 +155,10 @@ def learned(run: collect.RunData) -> bool:
 
 
 def missing(name: str, page: collect.Page) -> list[str]:
-    """The settings of the experiment that the page does not have, in words."""
+    """The settings of the experiment that the page does not have: the values of its keys."""
     present = [point for point, _ in groups(page)]
     return [
-        ", ".join(f"{words(key)} {label(value)}" for key, value in point.items())
+        label(point)
         for point in experiments.load(name).points()
         if point not in present
     ]
