@@ -157,11 +157,7 @@ def learned(run: collect.RunData) -> bool:
 def missing(name: str, page: collect.Page) -> list[str]:
     """The settings of the experiment that the page does not have: the values of its keys."""
     present = [point for point, _ in groups(page)]
-    return [
-        label(point)
-        for point in experiments.load(name).points()
-        if point not in present
-    ]
+    return [label(point) for point in experiments.load(name).points() if point not in present]
 
 
 # --- tables -----------------------------------------------------------------------------------------
