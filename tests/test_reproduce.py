@@ -16,7 +16,7 @@ from spodgt import experiments, sweep
 from spodgt.cli import app
 from spodgt.config import build
 from spodgt.errors import InvalidConfig, InvalidInput
-from spodgt.report import tensorboard
+from spodgt.report import collect, tensorboard
 
 NAMES = [
     f"{data}-{what}"
@@ -217,12 +217,45 @@ def test_a_report_is_made_anew(reproduced):
     assert path.exists()
 
 
-def test_results_pages_hold_the_numbers(reproduced, tmp_path, monkeypatch):
+def results_tool():
     source = Path(__file__).parents[1] / "tools/results.py"
-    module = importlib.util.module_from_spec(
-        spec := importlib.util.spec_from_file_location("results", source)
-    )
+    spec = importlib.util.spec_from_file_location("results", source)
+    module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_of_several_networks_say_what_a_step_counts_for(tmp_path):
+    (tmp_path / "kinds.toml").write_text(
+        """
+        [run]
+        methods = ["spod-gt"]
+        seeds = 2
+        rounds = 5
+        [network]
+        kind = "complete"
+        clients = 4
+        [participation]
+        kind = "bernoulli"
+        p_hat = 0.3
+        [problem]
+        kind = "quadratic"
+        parameters = 3
+        [sweep]
+        "network.kind" = ["complete", "star"]
+        """
+    )
+    call("sweep", tmp_path / "kinds.toml", "--workers", "1", "--out", tmp_path / "out")
+    page = collect.read(tmp_path / "out")
+    text = list(results_tool().step_part(page, "loss"))
+    loss = page.results.set_index(["network.kind", "seed"])["loss"]
+    for kind, step in (("complete", 1), ("star", 1.12)):  # star: φ = π = (2, 1, 1, 1)/5, 4 · 7/25
+        cells = [f"{step:.2f} ({loss[kind, seed]:.3f})" for seed in (0, 1)]
+        assert f"| {kind} | {cells[0]} | {cells[1]} |" in text
+
+
+def test_results_pages_hold_the_numbers(reproduced, tmp_path, monkeypatch):
+    module = results_tool()
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/fmnist-noniid.md").write_text("Seed 0 draws a client that is never heard.")
     monkeypatch.setattr(sys, "argv", ["results", str(reproduced), "--out", str(tmp_path)])

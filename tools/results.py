@@ -22,14 +22,17 @@ import torch
 from safetensors import safe_open
 
 from spodgt import experiments, report
-from spodgt.config import Config, build
+from spodgt.config import Config, build, build_network, build_participation
 from spodgt.errors import SpodgtError
 from spodgt.metrics import METRICS
+from spodgt.network import as_network
+from spodgt.participation import as_availability
 from spodgt.recorder import CHECKPOINT
 from spodgt.report import collect, statistics
 from spodgt.report.page import duration
 from spodgt.report.pictures import words
 from spodgt.sweep import label
+from spodgt.theory import perron_vectors
 
 _CHANCES = ["below 0.01", "0.01 to 0.1", "0.1 to 0.5", "above 0.5"]
 _LEARNED = 0.02  # a gain in accuracy that is no accident
@@ -98,6 +101,7 @@ def text(name: str, page: collect.Page, out: Path) -> Iterator[str]:
         yield "Σ p_i F_i is least, not Σ F_i. K is that of K-GT, ⌈mean 1/p⌉.\n"
         yield from draw_table(page)
         yield from recall_part(page)
+    yield from step_part(page, metric)
     notes = out / "notes" / f"{name}.md"
     if notes.exists():
         yield f"\n## Where ours differs, and why\n\n{notes.read_text(encoding='utf-8').strip()}"
@@ -262,6 +266,28 @@ def draw_table(page: collect.Page) -> Iterator[str]:
         )
     heads = ["seed", "least p", "least p̂", "K of K-GT", "clients heard in fewer than 1 % of rounds"]
     yield from table(heads, rows)
+
+
+def step_part(page: collect.Page, metric: str) -> Iterator[str]:
+    """Where the networks differ: what a step counts for on each, next to what Spod-GT made of it."""
+    keys = [key for key in page.grid if key.startswith("network.")]
+    if not keys:
+        return
+    yield "\n## What a step counts for, seed by seed\n"
+    yield "Gradients gather at clients by π̂, and models are heard by φ̂: on the average gradient a step "
+    yield "size counts for m φ̂ᵀπ̂ times itself, 1 where mixing is even, next to nothing where gradients "
+    yield f"gather at clients that nobody hears. In brackets the {metric} of {reference(page)} at the end.\n"
+    ends = page.results[page.results["algorithm"] == reference(page)].set_index(["cell", "seed"])[metric]
+    rows = []
+    for run in page.runs:
+        config, row = Config.parse(run.config), []
+        recipe, participation = build_network(config.network), build_participation(config.participation)
+        for seed, end in ends[run.folder.name].items():
+            network = as_network(recipe, int(str(seed)), config.network.get("weights", "degree"))
+            phi, pi = perron_vectors(network, as_availability(participation, network, int(str(seed))).p_hat)
+            row.append(f"{network.clients * phi @ pi:.2f} ({end:.3f})")
+        rows.append([*(str(config.network[key.removeprefix("network.")]) for key in keys), *row])
+    yield from table([*map(words, keys), *(f"seed {seed}" for seed in ends.index.unique("seed"))], rows)
 
 
 def recall_part(page: collect.Page) -> Iterator[str]:
