@@ -286,7 +286,7 @@ def step_part(page: collect.Page, metric: str) -> Iterator[str]:
             network = as_network(recipe, int(str(seed)), config.network.get("weights", "degree"))
             phi, pi = perron_vectors(network, as_availability(participation, network, int(str(seed))).p_hat)
             row.append(f"{network.clients * phi @ pi:.2f} ({end:.3f})")
-        rows.append([*(str(config.network[key.removeprefix("network.")]) for key in keys), *row])
+        rows.append([*(label(config.network[key.removeprefix("network.")]) for key in keys), *row])
     yield from table([*map(words, keys), *(f"seed {seed}" for seed in ends.index.unique("seed"))], rows)
 
 
