@@ -55,7 +55,7 @@ def main() -> None:
 
 # --- in every process --------------------------------------------------------------------------------
 def work(rounds: int, models: list[str], out: Path) -> None:
-    from spodgt.runtimes.distributed_group import join
+    from spodgt.runtimes.distributed.group import join
 
     group = join()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -67,8 +67,8 @@ def work(rounds: int, models: list[str], out: Path) -> None:
 
 
 def problem_of(model: str, clients: int) -> Any:
-    from spodgt.models import MODELS
     from spodgt.problems import classification
+    from spodgt.problems.models import MODELS
 
     if model != "resnet":
         return classification(model=model, clients=clients)
@@ -81,7 +81,7 @@ def train(group: Any, model: str, rounds: int) -> dict[str, Any]:
     from spodgt.algorithms import method
     from spodgt.network import Network
     from spodgt.participation import Bernoulli
-    from spodgt.runtimes.distributed import Distributed
+    from spodgt.runtimes.distributed.world import Distributed
     from spodgt.runtimes.simulator import Run
 
     clients = 10
@@ -114,8 +114,8 @@ def train(group: Any, model: str, rounds: int) -> dict[str, Any]:
 
 def exchange(group: Any, ways: int, repeats: int = 15) -> dict[str, Any]:
     """Vectors of 45 MB through the runtime's own messages, against a plain copy of as many bytes."""
-    from spodgt.runtimes.distributed_links import Traffic
-    from spodgt.runtimes.distributed_mail import Item, Mail
+    from spodgt.runtimes.distributed.blocks import Traffic
+    from spodgt.runtimes.distributed.messages import Item, Mail
 
     x, peer, row = torch.randn(1, LARGE // 4), 1 - group.rank, np.array([0])
     sends = {peer: row} if ways == 2 or group.rank == 0 else {}

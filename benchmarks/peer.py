@@ -20,12 +20,12 @@ from typing import Any
 import grpc
 import torch
 
-from spodgt.runtimes.peer import identity, setup, wire
-from spodgt.runtimes.peer.demo import five_peers
-from spodgt.runtimes.peer.fleet import Fleet
-from spodgt.runtimes.peer.protocol import Ack, Message, Stamp
-from spodgt.runtimes.peer.runner import Options
-from spodgt.runtimes.peer.transport import _OPTIONS, GrpcPost, secure_channel
+from spodgt.peer import identity, setup, wire
+from spodgt.peer.demo import five_peers
+from spodgt.peer.fleet import Fleet
+from spodgt.peer.protocol import Ack, Message, Stamp
+from spodgt.peer.runner import Options
+from spodgt.peer.transport import _OPTIONS, GrpcPost, secure_channel
 
 CONFIG = five_peers(step_size=0.01, labels=1)
 
@@ -151,7 +151,7 @@ async def link(n: int = 45_000_000 // 8, count: int = 12) -> dict[str, Any]:
 
 def profile(count: int = 500) -> dict[str, Any]:
     """CPU milliseconds of the parts of a round: step (with gradient), commit, packing a message."""
-    from spodgt.runtimes.peer.runner import Peer
+    from spodgt.peer.runner import Peer
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

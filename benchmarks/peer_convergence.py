@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import spodgt
-from spodgt.runtimes.peer import setup
-from spodgt.runtimes.peer.demo import five_peers
-from spodgt.runtimes.peer.fleet import Fleet
-from spodgt.runtimes.peer.runner import Options
+from spodgt.peer import setup
+from spodgt.peer.demo import five_peers
+from spodgt.peer.fleet import Fleet
+from spodgt.peer.runner import Options
 
 STEP = 0.05
 WINDOW = 0.2  # accuracies from 0.8 to 1.2 times the gradients are averaged: single ones are noisy

@@ -28,12 +28,12 @@ from rich.console import Console
 from rich.table import Table
 
 import spodgt
-from spodgt.models import cross_entropy
-from spodgt.problems.engines import LinearEngine
+from spodgt.kernels.mixing import Links
+from spodgt.problems.gradients.engines import LinearEngine
 from spodgt.problems.learning import Learning
+from spodgt.problems.models import cross_entropy
 from spodgt.problems.samples import without_replacement
 from spodgt.runtimes.loop import STRIDE, Marks, Moment, Stop, begin, run_rounds
-from spodgt.runtimes.mixing import Links
 from spodgt.runtimes.simulator import Run, Simulation
 
 OUT = Path(__file__).parent / "results"
@@ -273,9 +273,9 @@ def large(power: dict[str, Any]) -> list[dict[str, Any]]:
 
 def many_clients(clients: int, each: int = 16, side: int = 28) -> Learning:
     """The embedded images dealt out again and again, so that any number of clients holds some."""
-    from spodgt.data import IID, load
-    from spodgt.data.datasets import Dataset, Split
-    from spodgt.models import linear, multi_margin
+    from spodgt.problems.data import IID, load
+    from spodgt.problems.data.datasets import Dataset, Split
+    from spodgt.problems.models import linear, multi_margin
 
     small = load("fashion-mnist-small")
     again = torch.from_numpy(np.resize(np.arange(len(small.train.targets)), clients * each))

@@ -19,9 +19,9 @@ from rich.progress import track
 
 import spodgt
 from spodgt import figures
-from spodgt.data import load
-from spodgt.models import cross_entropy, linear
+from spodgt.problems.data import load
 from spodgt.problems.learning import Learning
+from spodgt.problems.models import cross_entropy, linear
 from spodgt.problems.samples import Samples, Shares
 from spodgt.runtimes.loop import begin
 from spodgt.runtimes.simulator import Run, Simulation

@@ -26,7 +26,7 @@ class Pool:
 
     def __init__(self) -> None:
         context, port = mp.get_context("forkserver"), free_port()
-        context.set_forkserver_preload(["spodgt.training", "spodgt.runtimes.distributed_session"])
+        context.set_forkserver_preload(["spodgt.training", "spodgt.runtimes.distributed.session"])
         self.pipes, self.processes = [], []
         for rank in range(SIZE):
             ours, theirs = context.Pipe()
@@ -60,7 +60,7 @@ def _serve(pipe: Connection, rank: int, port: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from spodgt.runtimes.distributed_group import Group, join
+    from spodgt.runtimes.distributed.group import Group, join
 
     torch.set_num_threads(1)
     group = join()

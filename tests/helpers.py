@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from spodgt.algorithms import ALGORITHMS, method
+from spodgt.algorithms.base import Algorithm
 from spodgt.network import Network
 from spodgt.participation import Always, Participation, Trace
 from spodgt.problems import Quadratic
 from spodgt.runtimes.loop import Marks, Moment, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Run, Simulation
-from spodgt.types import Algorithm
 
 NAMES = tuple(ALGORITHMS)
 STEPPING = tuple(name for name in NAMES if ALGORITHMS[name].traits.steps != "none")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import spodgt
 from spodgt.algorithms import method
-from spodgt.graphs import Graph
 from spodgt.network import Network
+from spodgt.network.recipes import Graph
 from spodgt.participation import as_availability
 from spodgt.problems import Quadratic
 from spodgt.runtimes.simulator import Run

@@ -2,7 +2,7 @@
 
     python tools/make_embedded.py FOLDER_WITH_THE_FOUR_FILES
 
-Deterministic: `spodgt.data.embedded.choose` picks 600 + 100 images of every class, and they are
+Deterministic: `spodgt.problems.data.embedded.choose` picks 600 + 100 images of every class, and they are
 written in their old order as IDX files packed by xz, which makes them a seventh smaller than gzip.
 (Another version of liblzma may pack the same contents into other bytes.)
 """
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from spodgt.data import embedded
-from spodgt.data.datasets import load
-from spodgt.data.formats import Bytes
+from spodgt.problems.data import embedded
+from spodgt.problems.data.datasets import load
+from spodgt.problems.data.formats import Bytes
 
 
 def pack_idx(array: Bytes) -> bytes:

@@ -21,17 +21,18 @@ import pandas as pd
 import torch
 from safetensors import safe_open
 
-from spodgt import experiments, report
-from spodgt.config import Config, build, build_network, build_participation
+from spodgt import report
 from spodgt.errors import SpodgtError
-from spodgt.metrics import METRICS
+from spodgt.experiment.config import Config, build, build_network, build_participation
 from spodgt.network import as_network
 from spodgt.participation import as_availability
-from spodgt.recorder import CHECKPOINT
+from spodgt.record.metrics import METRICS
+from spodgt.record.record import CHECKPOINT
 from spodgt.report import collect, statistics
 from spodgt.report.page import duration
 from spodgt.report.pictures import words
-from spodgt.sweep import label
+from spodgt.sweeps import grid as experiments
+from spodgt.sweeps.sweep import label
 from spodgt.theory import perron_vectors
 
 _CHANCES = ["below 0.01", "0.01 to 0.1", "0.1 to 0.5", "above 0.5"]

@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from spodgt.config import Config
-from spodgt.runtimes.peer import crash, setup
-from spodgt.runtimes.peer.fleet import Fleet
-from spodgt.runtimes.peer.runner import Options
+from spodgt.experiment.config import Config
+from spodgt.peer import crash, setup
+from spodgt.peer.fleet import Fleet
+from spodgt.peer.runner import Options
 
 EXACT = 1e-12
 QUADRATIC = {"kind": "quadratic", "parameters": 20, "seed": 1}
@@ -264,7 +264,7 @@ def row_9() -> str:
 
 def row_10() -> str:
     """torn write: the newest slot of y damaged"""
-    from spodgt.runtimes.peer.store import Store
+    from spodgt.peer.store import Store
 
     with fleet(clients=3) as f:
         f.start()

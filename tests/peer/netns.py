@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.peer.failures import Skipped, exact, make
 
-from spodgt.runtimes.peer import setup
+from spodgt.peer import setup
 
 
 def sh(*command: str, check: bool = True) -> str:

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from tests.peer.world import World
 
-from spodgt.runtimes.peer import protocol
-from spodgt.runtimes.peer.audit import local_error
-from spodgt.runtimes.peer.node import Node
+from spodgt.peer import protocol
+from spodgt.peer.audit import local_error
+from spodgt.peer.node import Node
 
 EXACT = 1e-12
 CRASHES = ("", "", "", "before commit", "after commit", "after send")

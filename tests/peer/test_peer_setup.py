@@ -16,13 +16,13 @@ from tests.peer.world import World
 
 import spodgt
 from spodgt.cli.peer import _factory
-from spodgt.config import Config
 from spodgt.errors import InvalidConfig, InvalidInput, InvalidNetwork
-from spodgt.runtimes.peer import identity, setup
-from spodgt.runtimes.peer import manifest as manifests
-from spodgt.runtimes.peer.capacity import Budget, active_links, capacity
-from spodgt.runtimes.peer.demo import demo
-from spodgt.runtimes.peer.runner import Options, Peer, run_peer
+from spodgt.experiment.config import Config
+from spodgt.peer import identity, setup
+from spodgt.peer import manifest as manifests
+from spodgt.peer.capacity import Budget, active_links, capacity
+from spodgt.peer.demo import demo
+from spodgt.peer.runner import Options, Peer, run_peer
 
 CONFIG: dict[str, Any] = {
     "run": {"methods": ["spod-gt-memory"], "step_size": 0.05, "seeds": 1},

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from spodgt.errors import InvalidInput
-from spodgt.runtimes.peer import crash
-from spodgt.runtimes.peer import store as stores
-from spodgt.runtimes.peer.store import Store, StoreFailed
+from spodgt.peer import crash
+from spodgt.peer import store as stores
+from spodgt.peer.store import Store, StoreFailed
 
 
 def vectors(value: float) -> dict[str, torch.Tensor]:

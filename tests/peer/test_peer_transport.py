@@ -12,11 +12,11 @@ import grpc
 import pytest
 import torch
 
-from spodgt.runtimes.peer import identity, wire
-from spodgt.runtimes.peer import wire_pb2 as pb
-from spodgt.runtimes.peer.identity import Identity
-from spodgt.runtimes.peer.protocol import Ack, Message, Stamp
-from spodgt.runtimes.peer.transport import SERVICE, GrpcPost, secure_channel
+from spodgt.peer import identity, wire
+from spodgt.peer import wire_pb2 as pb
+from spodgt.peer.identity import Identity
+from spodgt.peer.protocol import Ack, Message, Stamp
+from spodgt.peer.transport import SERVICE, GrpcPost, secure_channel
 
 pytestmark = pytest.mark.network
 N = 50
@@ -202,7 +202,7 @@ def test_a_frame_beyond_the_limit_is_never_buffered() -> None:
 
 
 def test_one_stream_for_each_name_and_a_later_life_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.runtimes.peer.transport.TAKEOVER_SECONDS", 0.6)
+    monkeypatch.setattr("spodgt.peer.transport.TAKEOVER_SECONDS", 0.6)
 
     async def work() -> None:
         async with Server() as server, secure_channel(who("a"), server.address, "b") as old:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from spodgt.runtimes.peer import wire
-from spodgt.runtimes.peer.protocol import Ack, Message, Refused, Stamp
+from spodgt.peer import wire
+from spodgt.peer.protocol import Ack, Message, Refused, Stamp
 
 N = 40
 CONTEXT = wire.Context("run", b"\1" * 32, N, "a", "0.1")

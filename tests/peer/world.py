@@ -9,10 +9,10 @@ import torch
 
 import spodgt
 from spodgt.algorithms.spod_gt import SpodGTState
-from spodgt.runtimes.peer.audit import Audit, audit
-from spodgt.runtimes.peer.node import Node
-from spodgt.runtimes.peer.protocol import Ack, Message, Stamp
-from spodgt.runtimes.peer.states import begin, meta_of, state_from, vectors_of
+from spodgt.peer.audit import Audit, audit
+from spodgt.peer.node import Node
+from spodgt.peer.protocol import Ack, Message, Stamp
+from spodgt.peer.states import begin, meta_of, state_from, vectors_of
 
 
 class MemoryVault:

@@ -12,6 +12,17 @@ import torch
 
 from spodgt.algorithms.ab import AB
 from spodgt.algorithms.ab_push_pull import ABPushPull
+from spodgt.algorithms.base import Algorithm, Schedule
+from spodgt.algorithms.compose.momentum import Momentum
+from spodgt.algorithms.compose.schedules import (
+    Constant,
+    Cosine,
+    Inverse,
+    InverseSqrt,
+    Mixed,
+    Scheduled,
+    schedule,
+)
 from spodgt.algorithms.d2 import D2
 from spodgt.algorithms.dfedavg import DFedAvg
 from spodgt.algorithms.dgd import DGD
@@ -27,12 +38,9 @@ from spodgt.algorithms.gossip_push_pull import GossipPushPull
 from spodgt.algorithms.gsgt import GSGT
 from spodgt.algorithms.gt_dsgd import GTDSGD
 from spodgt.algorithms.k_gt import KGT
-from spodgt.algorithms.momentum import Momentum
 from spodgt.algorithms.next import Next
-from spodgt.algorithms.properties import markdown, table
 from spodgt.algorithms.push_diging import PushDIGing
 from spodgt.algorithms.push_pull import PushPull
-from spodgt.algorithms.schedules import Constant, Cosine, Inverse, InverseSqrt, Mixed, Scheduled, schedule
 from spodgt.algorithms.sgd import SGD
 from spodgt.algorithms.sgp import SGP
 from spodgt.algorithms.spod_gt import SpodGT
@@ -40,8 +48,8 @@ from spodgt.algorithms.spod_gt_importance import SpodGTImportance
 from spodgt.algorithms.spod_gt_memory import SpodGTMemory
 from spodgt.algorithms.sporadic_k_gt import SporadicKGT
 from spodgt.algorithms.subgradient_push import SubgradientPush
+from spodgt.algorithms.table import markdown, table
 from spodgt.errors import InvalidConfig
-from spodgt.types import Algorithm, Schedule
 
 __all__ = [
     "AB",

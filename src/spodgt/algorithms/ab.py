@@ -14,7 +14,8 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from spodgt.types import Algorithm, Rate, Round, Traits
+from spodgt.algorithms.base import Algorithm, Rate, Traits
+from spodgt.types import Round
 
 
 class ABState(NamedTuple):

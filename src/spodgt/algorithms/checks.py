@@ -10,9 +10,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
+from spodgt.algorithms.base import Algorithm, Schedule, Traits
 from spodgt.errors import Incompatible, InvalidInput
 from spodgt.network import Network
-from spodgt.types import Algorithm, Availability, Schedule, Traits
+from spodgt.types import Availability
 
 _INSTEAD = {
     True: ("diging", "push-pull", "spod-gt-memory"),

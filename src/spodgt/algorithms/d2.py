@@ -14,10 +14,11 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from spodgt.algorithms.base import Algorithm, Rate, Traits
 from spodgt.algorithms.checks import smallest_eigenvalue
 from spodgt.errors import Incompatible
 from spodgt.network import Network
-from spodgt.types import Algorithm, Rate, Round, Traits
+from spodgt.types import Round
 
 
 class D2State(NamedTuple):

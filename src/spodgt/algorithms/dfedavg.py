@@ -14,9 +14,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from spodgt.availability import Overlay
+from spodgt.algorithms.base import Algorithm, Rate, Traits
 from spodgt.network import Network
-from spodgt.types import Algorithm, Availability, Rate, Round, Traits
+from spodgt.participation.availability import Overlay
+from spodgt.types import Availability, Round
 
 
 class DFedAvgState(NamedTuple):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from spodgt.algorithms.base import Traits
 from spodgt.algorithms.dsgd import DSGD
-from spodgt.types import Traits
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from spodgt.types import Algorithm, Rate, Round, Traits
+from spodgt.algorithms.base import Algorithm, Rate, Traits
+from spodgt.types import Round
 
 
 class FrostState(NamedTuple):

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from spodgt.algorithms.base import Traits
 from spodgt.algorithms.spod_gt import SpodGT
-from spodgt.availability import Overlay
 from spodgt.network import Network
-from spodgt.types import Availability, Traits
+from spodgt.participation.availability import Overlay
+from spodgt.types import Availability
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from spodgt.availability import Woken
+from spodgt.algorithms.base import Algorithm, Traits
 from spodgt.network import Network
-from spodgt.types import Algorithm, Availability, Round, Traits
+from spodgt.participation.availability import Woken
+from spodgt.types import Availability, Round
 
 
 class GossipState(NamedTuple):

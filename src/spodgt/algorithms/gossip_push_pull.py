@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from spodgt.algorithms.ab import AB, ABState
-from spodgt.availability import Woken
+from spodgt.algorithms.base import Traits
 from spodgt.network import Network
-from spodgt.types import Availability, Round, Traits
+from spodgt.participation.availability import Woken
+from spodgt.types import Availability, Round
 
 
 @dataclass(frozen=True)

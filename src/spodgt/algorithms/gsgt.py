@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spodgt.algorithms.base import Algorithm, Rate, Traits
 from spodgt.algorithms.gossip_push_pull import GossipPushPull
-from spodgt.availability import Woken
 from spodgt.network import Network
-from spodgt.types import Algorithm, Availability, Rate, Round, Traits
+from spodgt.participation.availability import Woken
+from spodgt.types import Availability, Round
 
 
 class GSGTState(NamedTuple):

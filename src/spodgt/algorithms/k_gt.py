@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.ab_push_pull import ABPushPull
-from spodgt.availability import Overlay
+from spodgt.algorithms.base import Algorithm, Rate, Traits
 from spodgt.network import Network
-from spodgt.types import Algorithm, Availability, Rate, Round, Traits
+from spodgt.participation.availability import Overlay
+from spodgt.types import Availability, Round
 
 
 class KGTState(NamedTuple):

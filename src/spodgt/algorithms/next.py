@@ -16,9 +16,10 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from spodgt.availability import two_way
+from spodgt.algorithms.base import Algorithm, Rate, Traits
 from spodgt.network import Network
-from spodgt.types import Algorithm, Availability, Rate, Round, Traits
+from spodgt.participation.availability import two_way
+from spodgt.types import Availability, Round
 
 
 class NextState(NamedTuple):

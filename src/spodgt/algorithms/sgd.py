@@ -13,9 +13,10 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from spodgt.availability import Served
+from spodgt.algorithms.base import Algorithm, Rate, Traits
 from spodgt.network import Network
-from spodgt.types import Algorithm, Availability, Rate, Round, Traits
+from spodgt.participation.availability import Served
+from spodgt.types import Availability, Round
 
 
 class SGDState(NamedTuple):

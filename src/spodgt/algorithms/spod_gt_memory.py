@@ -15,8 +15,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from spodgt.algorithms.base import Traits
 from spodgt.algorithms.spod_gt import SpodGT
-from spodgt.types import Round, Traits
+from spodgt.types import Round
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare methods on the same networks, clients and data: a table, two pictures, a folder of results."""
-    from spodgt.config import Config
+    from spodgt.experiment.config import Config
 
     chosen = Config.read(config) if config else Config()
     changes = changes_of(
@@ -81,7 +81,7 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Run the experiment of a config file."""
-    from spodgt.config import Config
+    from spodgt.experiment.config import Config
 
     changes = changes_of(
         methods=methods,
@@ -107,7 +107,7 @@ def changes_of(
     assign: list[str] | None = None,
 ) -> dict[str, Any]:
     """Command-line options as changes of config keys."""
-    from spodgt.config import value_of
+    from spodgt.experiment.config import value_of
 
     changes: dict[str, Any] = {}
     if methods is not None:
@@ -144,10 +144,10 @@ def carry_out(
 ) -> None:
     from spodgt import figures, report
     from spodgt.compiled import announced
-    from spodgt.config import build, value_of
-    from spodgt.recorder import CHECKPOINT, summary_json
+    from spodgt.experiment.config import build, value_of
+    from spodgt.record.record import CHECKPOINT, summary_json
     from spodgt.report import tensorboard as board
-    from spodgt.runtimes.distributed_group import main_process, restarted
+    from spodgt.runtimes.distributed.group import main_process, restarted
     from spodgt.training import compare
 
     if tensorboard:

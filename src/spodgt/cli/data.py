@@ -20,7 +20,7 @@ app.add_typer(data_app, name="data")
 @data_app.command("list", epilog="Example: [bold]spodgt data list[/]")
 def data_list(as_json: JsonOption = False) -> None:
     """Which data sets are here, and how to get the others."""
-    from spodgt.data import available
+    from spodgt.problems.data import available
 
     rows = available()
     if as_json:
@@ -40,8 +40,8 @@ def data_get(
     directory: Annotated[Optional[Path], typer.Option(help="Where to.")] = None,  # noqa: UP045
 ) -> None:
     """Download a data set and check its sums."""
-    from spodgt.data import get
-    from spodgt.data.datasets import check_name
+    from spodgt.problems.data import get
+    from spodgt.problems.data.datasets import check_name
 
     check_name(name)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
@@ -64,6 +64,6 @@ def data_import(
     directory: Annotated[Optional[Path], typer.Option(help="Where to.")] = None,  # noqa: UP045
 ) -> None:
     """Check and convert a data set you already have."""
-    from spodgt.data import import_
+    from spodgt.problems.data import import_
 
     print(import_(name, source, directory))

@@ -57,7 +57,7 @@ def reproduce(
 
     Cells that figures have in common are computed once; a run that was broken off goes on where it was.
     """
-    from spodgt import experiments
+    from spodgt.sweeps import grid as experiments
 
     if listing:
         _list(as_json)
@@ -93,7 +93,7 @@ def sweep(
     as_json: JsonOption = False,
 ) -> None:
     """Run a grid of settings; a killed sweep goes on with the same command."""
-    from spodgt import experiments
+    from spodgt.sweeps import grid as experiments
 
     if address is not None:
         if backend != "ray":
@@ -119,7 +119,7 @@ def report(
 
 
 def _list(as_json: bool) -> None:
-    from spodgt import experiments
+    from spodgt.sweeps import grid as experiments
 
     specs = [experiments.load(each) for each in experiments.names()]
     rows = [
@@ -138,7 +138,7 @@ def _list(as_json: bool) -> None:
 def _run(spec: Any, folder: Path, home: Path | None, *, quiet: bool, **options: Any) -> Any:
     """One sweep with its display, its report and its failures."""
     from spodgt import report as reports
-    from spodgt import sweep as sweeps
+    from spodgt.sweeps import sweep as sweeps
 
     cells = sweeps.plan(spec, folder, home)
     display = None if quiet else Display(spec.title or spec.name, cells)
@@ -203,7 +203,7 @@ class Display:
         self.progress.stop()
 
     def show(self, event: Any) -> None:
-        from spodgt.worker import Outcome
+        from spodgt.sweeps.cell import Outcome
 
         self.progress.start()
         if isinstance(event, Outcome):

@@ -55,7 +55,7 @@ def network(
 ) -> None:
     """Draw a network with its probabilities and say what it is like."""
     from spodgt import figures
-    from spodgt.config import Config, build_network, build_participation, value_of
+    from spodgt.experiment.config import Config, build_network, build_participation, value_of
     from spodgt.network import as_network
     from spodgt.participation import as_availability
 

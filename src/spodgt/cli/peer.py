@@ -70,7 +70,7 @@ def peer_init(
 ) -> None:
     """Make a run: an authority and a signed manifest."""
     setup = _peer_module("setup")
-    from spodgt.config import Config
+    from spodgt.experiment.config import Config
 
     changes = {} if config else dict(_PEER_DEFAULTS)
     changes |= {"network.clients": clients} if clients is not None else {}
@@ -183,7 +183,7 @@ def peer_start(
     if quiet:
         runner.run_peer(client)
         return
-    from spodgt.runtimes.peer.panel import panel
+    from spodgt.peer.panel import panel
 
     with Live(console=Console(), auto_refresh=False, transient=False) as live:
         runner.run_peer(client, lambda peer: live.update(panel(peer.status, peer.journal), refresh=True))
@@ -204,7 +204,7 @@ def peer_status(run: RunArgument = _RUN, as_json: JsonOption = False) -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    from spodgt.runtimes.peer.panel import overview
+    from spodgt.peer.panel import overview
 
     Console().print(overview(rows))
 
@@ -265,7 +265,7 @@ def peer_demo(
 
 def _peer_module(name: str) -> Any:
     try:
-        return importlib.import_module(f"spodgt.runtimes.peer.{name}")
+        return importlib.import_module(f"spodgt.peer.{name}")
     except ImportError as error:
         if error.name and error.name.split(".")[0] in ("grpc", "google", "cryptography", "prometheus_client"):
             raise InvalidInput(
@@ -288,7 +288,7 @@ def _factory(text: str | None) -> Callable[[str], Any] | None:
 
 
 def _devices(given: list[str]) -> dict[str, Any]:
-    from spodgt.config import value_of
+    from spodgt.experiment.config import value_of
 
     devices = {}
     for text in given:

@@ -27,7 +27,7 @@ def theory(
     as_json: JsonOption = False,
 ) -> None:
     """Say what the theory promises for an experiment, and what is exactly true of it."""
-    from spodgt.config import Config
+    from spodgt.experiment.config import Config
     from spodgt.theory.survey import setup, survey
 
     if not seed.isdigit():

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from spodgt.data import IID, LabelsPerClient, Partition, Split, load
-from spodgt.models import MODELS
+from spodgt.problems.data import IID, LabelsPerClient, Partition, Split, load
 from spodgt.problems.learning import Learning
+from spodgt.problems.models import MODELS
 from spodgt.problems.quadratic import Quadratic
 
 __all__ = ["Learning", "Quadratic", "classification", "fashion_mnist_svm"]

@@ -21,11 +21,10 @@ from torch import Tensor, nn
 
 from spodgt import rng
 from spodgt.compiled import usable
-from spodgt.data import Dataset, Partition
 from spodgt.errors import InvalidData, InvalidInput
-from spodgt.models import Loss, stacked_loss
 from spodgt.problems.augment import Windows, crop_and_flip
-from spodgt.problems.engines import (
+from spodgt.problems.data import Dataset, Partition
+from spodgt.problems.gradients.engines import (
     Engine,
     Layout,
     LinearEngine,
@@ -36,7 +35,8 @@ from spodgt.problems.engines import (
     habits,
     multiplications,
 )
-from spodgt.problems.linear import LOSSES, Draw, LinearData, grade, gradients
+from spodgt.problems.gradients.linear import LOSSES, Draw, LinearData, grade, gradients
+from spodgt.problems.models import Loss, stacked_loss
 from spodgt.problems.samples import CHUNK, Samples, Shares, read_samples, without_replacement
 from spodgt.types import Evaluation, Ints
 

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from spodgt.errors import InvalidInput, SpodgtError
-from spodgt.sweep import SOURCE, SUMMARY, label, last_looks
-from spodgt.worker import seconds_of
+from spodgt.sweeps.cell import seconds_of
+from spodgt.sweeps.sweep import SOURCE, SUMMARY, label, last_looks
 
 MOST_RUNS = 24  # of a sweep: more would make the page too heavy, they have their own folders
 
@@ -174,7 +174,7 @@ def networks(run: RunData) -> dict[int, dict[str, Any]]:
 def _places(run: RunData, seed: int, clients: int, links: np.ndarray) -> np.ndarray:
     """The drawn positions where the config tells them and they are those of this run, else a layout."""
     from spodgt import figures
-    from spodgt.config import Config, build_network
+    from spodgt.experiment.config import Config, build_network
     from spodgt.network import as_network
 
     try:

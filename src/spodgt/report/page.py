@@ -17,13 +17,13 @@ import numpy as np
 import pandas as pd
 
 from spodgt import figures
-from spodgt.metrics import METRICS
-from spodgt.recorder import versions
+from spodgt.record.metrics import METRICS
+from spodgt.record.record import versions
 from spodgt.report.collect import Page, RunData, networks, seen
 from spodgt.report.pictures import places, words
 from spodgt.report.statistics import final, measure_of, methods_of
 from spodgt.report.tables import difference_table, final_table, rare_clients, sweep_tables
-from spodgt.sweep import label
+from spodgt.sweeps.sweep import label
 
 _ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("tools", "chart", "report")  # in this order; they share a scope

@@ -19,7 +19,7 @@ from spodgt.report.statistics import (
     reference_of,
     summary,
 )
-from spodgt.sweep import label
+from spodgt.sweeps.sweep import label
 
 _RARE = 0.01  # a client that computes in fewer rounds than this share is hardly heard
 _HEADS = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from spodgt.errors import InvalidInput
-from spodgt.metrics import METRICS
+from spodgt.record.metrics import METRICS
 
 
 def check() -> None:

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from spodgt.algorithms.base import Algorithm
 from spodgt.errors import InvalidInput
-from spodgt.types import Algorithm, Bools, Floats, Ints, Round
+from spodgt.types import Bools, Floats, Ints, Round
 
 
 class World(Protocol):

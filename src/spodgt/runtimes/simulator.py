@@ -15,12 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spodgt import delays, rng
+from spodgt import rng
 from spodgt.algorithms import stack
+from spodgt.algorithms.base import Algorithm
+from spodgt.kernels.fused import Fused, fused
+from spodgt.kernels.mixing import Links
 from spodgt.network import Network
-from spodgt.runtimes.fused import Fused, fused
-from spodgt.runtimes.mixing import Links
-from spodgt.types import Algorithm, Availability, Bools, Floats, Ints, LinkPair, Problem
+from spodgt.participation import delay as delays
+from spodgt.types import Availability, Bools, Floats, Ints, LinkPair, Problem
 
 _CHUNK = 2**20  # draws made at once
 _CARRIERS = {"pull+push": "a", "pull": "a", "gossip": "w", "push": "b"}  # weights by which models travel

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spodgt.graphs import Floats
+from spodgt.network.recipes import Floats
 from spodgt.theory.record import Constants, Infeasible, Number
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.linalg import eigh, null_space
 
-from spodgt.graphs import Floats
 from spodgt.network import Network
+from spodgt.network.recipes import Floats
 from spodgt.theory.graph import Links, edge_utility, expected_matrices, perron_vectors
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from spodgt import rng
-from spodgt.graphs import Floats
-from spodgt.models import stacked_loss
+from spodgt.network.recipes import Floats
 from spodgt.problems import Learning
+from spodgt.problems.models import stacked_loss
 
 _BLOCK = 2048  # samples of one product
 _ITERATIONS = 60

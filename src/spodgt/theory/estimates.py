@@ -19,7 +19,7 @@ from torch import Tensor
 
 from spodgt import rng
 from spodgt.errors import InvalidInput
-from spodgt.graphs import Floats
+from spodgt.network.recipes import Floats
 from spodgt.problems import Learning, Quadratic
 from spodgt.theory.curvature import largest_eigenvalues
 

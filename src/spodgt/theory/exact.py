@@ -27,8 +27,8 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
 from spodgt.errors import InvalidInput
-from spodgt.graphs import Floats, Ints
 from spodgt.network import Network
+from spodgt.network.recipes import Floats, Ints
 from spodgt.theory.graph import Links, perron_vectors, probabilities
 from spodgt.theory.moments import Fluctuations, Stage, spectral_radius, stationary_moment
 

@@ -19,8 +19,8 @@ from scipy.sparse import csgraph
 from scipy.sparse.linalg import splu
 
 from spodgt.errors import InvalidInput, InvalidNetwork
-from spodgt.graphs import Floats, Ints
 from spodgt.network import Network
+from spodgt.network.recipes import Floats, Ints
 
 DENSE = 1000  # clients up to which the Perron vectors are eliminated densely
 

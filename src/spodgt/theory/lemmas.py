@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq
 
-from spodgt.graphs import Floats
 from spodgt.network import Network
+from spodgt.network.recipes import Floats
 from spodgt.theory.graph import Links, edge_utility, expected_matrices, perron_vectors
 from spodgt.theory.setting import Setting
 

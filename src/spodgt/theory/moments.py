@@ -16,7 +16,7 @@ import numpy as np
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, gmres
 
 from spodgt.errors import Failed
-from spodgt.graphs import Floats, Ints
+from spodgt.network.recipes import Floats, Ints
 
 DENSE = 120  # unknowns of a symmetric matrix up to which writing the operator out beats iterating
 Map = Callable[[Floats], Floats]

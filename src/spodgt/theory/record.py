@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from spodgt.graphs import Floats
+from spodgt.network.recipes import Floats
 
 Variant = Literal["paper", "corrected"]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from spodgt.algorithms.schedules import Constant
+from spodgt.algorithms.compose.schedules import Constant
 from spodgt.errors import InvalidInput
-from spodgt.graphs import Floats, Ints
+from spodgt.network.recipes import Floats, Ints
 from spodgt.participation import Bernoulli
 from spodgt.problems import Learning
 from spodgt.theory.record import Infeasible, Number

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from spodgt.errors import Failed, SpodgtError
-from spodgt.graphs import Floats, Ints
+from spodgt.network.recipes import Floats, Ints
 from spodgt.problems import Quadratic
 from spodgt.theory.exact import Dynamics, Rule
 from spodgt.theory.survey import METHODS, MOST_EXACT, rounds_per_digit, setup
@@ -101,7 +101,7 @@ style="max-width:100%;background:#fff" src="data:image/svg+xml;base64,{image}"><
 
 def section(config: dict[str, Any], frame: pd.DataFrame) -> Section | None:
     """The section for a run with this config and these metrics; None where there is nothing to predict."""
-    from spodgt.config import Config
+    from spodgt.experiment.config import Config
 
     try:
         chosen = Config.parse(config)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from spodgt.errors import InvalidInput
-from spodgt.graphs import Floats
 from spodgt.network import Network
+from spodgt.network.recipes import Floats
 from spodgt.theory.graph import Links, probabilities
 from spodgt.theory.record import Variant
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from spodgt.errors import Failed, InvalidInput
-from spodgt.graphs import Floats
 from spodgt.network import Network
+from spodgt.network.recipes import Floats
 from spodgt.problems import Quadratic
 from spodgt.theory.conditions import Condition, conditions
 from spodgt.theory.constants import constants
@@ -159,10 +159,10 @@ def plain(value: Any) -> Any:
 def setup(config: Any, seed: int = 0) -> Setup:
     """The draw of an experiment for one seed."""
     from spodgt.algorithms import method
-    from spodgt.config import build
+    from spodgt.algorithms.base import Schedule
+    from spodgt.experiment.config import build
     from spodgt.network import as_network
     from spodgt.participation import Always, Bernoulli, Beta, as_availability
-    from spodgt.types import Schedule
 
     experiment = build(config)
     network = as_network(experiment.network, seed, experiment.options["weights"])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from spodgt.errors import InvalidInput
-from spodgt.graphs import Floats
+from spodgt.network.recipes import Floats
 from spodgt.theory.record import Constants, Infeasible, Number
 from spodgt.theory.setting import Setting
 

@@ -1,0 +1,1 @@
+"""Layers around a method: step size schedules and momentum."""

@@ -1,0 +1,1 @@
+"""What is run: the Experiment, its TOML form, and the draw of one seed."""

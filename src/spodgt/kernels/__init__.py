@@ -1,0 +1,1 @@
+"""Compiled loops, each beside its plain twin, and the registry of compiled steps."""

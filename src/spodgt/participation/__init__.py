@@ -1,0 +1,25 @@
+"""Who takes part in a round, and what a round costs: recipes, availability, the delay clock."""
+
+from spodgt.participation.recipes import (
+    PARTICIPATIONS,
+    Always,
+    Bernoulli,
+    Beta,
+    EveryK,
+    OneLink,
+    Participation,
+    Trace,
+    as_availability,
+)
+
+__all__ = [
+    "PARTICIPATIONS",
+    "Always",
+    "Bernoulli",
+    "Beta",
+    "EveryK",
+    "OneLink",
+    "Participation",
+    "Trace",
+    "as_availability",
+]

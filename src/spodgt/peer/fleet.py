@@ -1,0 +1,129 @@
+"""Several peers on this host under one supervisor: for the demo, the failure tests and benchmarks.
+
+Processes come from a fork server that has imported everything, so a killed client is back at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spodgt.peer import setup
+from spodgt.peer.audit import Audit
+from spodgt.peer.runner import Options, Peer, run_peer
+
+
+class Fleet:
+    """The clients of a run's folder."""
+
+    def __init__(self, run: Path, options: Options = Options(), env: Mapping[str, str] | None = None) -> None:  # noqa: B008
+        self.run, self.options, self.env = Path(run), options, dict(env or {})
+        self.names = [client.name for client in setup.load(self.run).clients]
+        for name in self.names:
+            if not (self.run / name / "cert.pem").exists():
+                setup.issue(self.run, name)
+        self.processes: dict[str, Any] = {}
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["spodgt.peer.fleet", "spodgt.problems.data.embedded"])
+        self.kills = 0
+
+    def start(
+        self, *names: str, env: Mapping[str, str] | None = None, options: Options | None = None
+    ) -> None:
+        for name in names or self.names:
+            arguments = (str(self.run / name), name, options or self.options, {**self.env, **(env or {})})
+            process = self.context.Process(target=_child, args=arguments, name=name, daemon=True)
+            process.start()
+            self.processes[name] = process
+
+    def kill(self, *names: str, number: int = signal.SIGKILL) -> None:
+        for name in names or self.names:
+            process = self.processes.get(name)
+            if process is not None and process.pid and process.is_alive():
+                os.kill(process.pid, number)
+                self.kills += number == signal.SIGKILL
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            for name in names or self.names:
+                if name in self.processes:
+                    self.processes[name].join(20)
+
+    def stop(self) -> None:
+        """End all cleanly."""
+        self.kill(number=signal.SIGTERM)
+        self.kill()
+
+    def alive(self, name: str) -> bool:
+        return name in self.processes and self.processes[name].is_alive()
+
+    def status(self, name: str) -> dict[str, Any]:
+        with contextlib.suppress(OSError, json.JSONDecodeError):
+            return json.loads((self.run / name / "status.json").read_text())  # type: ignore[no-any-return]
+        return {}
+
+    def log(self, name: str, event: str = "") -> list[dict[str, Any]]:
+        path = self.run / name / "log.jsonl"
+        if not path.exists():
+            return []
+        rows = []
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(
+                json.JSONDecodeError
+            ):  # a kill may cut a line of the log; the log is not the state
+                rows.append(json.loads(line))
+        return [row for row in rows if not event or row["event"] == event]
+
+    def wait(self, condition: Any, seconds: float, what: str = "") -> float:
+        """Wait until `condition()`; returns how long it took, raises if it takes longer than `seconds`."""
+        begun = time.monotonic()
+        while not condition():
+            if time.monotonic() - begun > seconds:
+                raise TimeoutError(f"not within {seconds} s: {what or condition}")
+            time.sleep(0.05)
+        return time.monotonic() - begun
+
+    def rounds(self, at_least: int, seconds: float, *names: str) -> float:
+        """Wait until the clients have reached a local round."""
+        return self.wait(
+            lambda: all(self.status(n).get("k", 0) >= at_least for n in names or self.names), seconds
+        )
+
+    def audit(self, *names: str) -> Audit:
+        """From the disks; the clients must have stopped."""
+        return setup.audit_folders([self.run / name for name in names or self.names])
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.kill()
+
+
+def _leave_with(parent: int) -> None:
+    """A client does not outlive the supervisor that was killed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def _child(folder: str, name: str, options: Options, env: dict[str, str]) -> None:
+    from spodgt.errors import SpodgtError
+    from spodgt.peer import crash
+
+    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+    os.environ.update(env)
+    crash.arm(env.get("SPODGT_CRASH", ""))
+    try:
+        run_peer(Peer(folder, name, options))
+    except SpodgtError as error:
+        (Path(folder) / "error.txt").write_text(str(error))
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,215 @@
+"""The manifest: what all clients of a run have agreed on, as TOML signed by the run's authority.
+
+A higher version replaces a lower one and spreads from peer to peer; it begins a new epoch. That is how
+a client joins, leaves or loses its certificate. The epoch is (version, resets) in one number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from spodgt.errors import InvalidConfig, InvalidInput
+from spodgt.network import Network
+from spodgt.peer import identity
+from spodgt.types import Problem
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FORMAT = 1
+RESETS = 2**32  # epochs that one version has room for
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client: where it listens and how often it can compute."""
+
+    name: str
+    address: str  # host:port
+    place: int  # its number in the problem; never used again when it leaves
+    compute: dict[str, Any] = field(default_factory=lambda: {"kind": "bernoulli", "p": 1.0})
+
+
+@dataclass(frozen=True)
+class Link:
+    """A directed link and how often it is used."""
+
+    sender: str
+    receiver: str
+    p_hat: float = 1.0
+
+
+@dataclass(frozen=True)
+class Manifest:
+    run: str
+    clients: tuple[Client, ...]
+    links: tuple[Link, ...]
+    layout: str
+    parameters: int
+    method: dict[str, Any]
+    problem: dict[str, Any]
+    version: int = 1
+    seed: int = 0
+    weights: str = "degree"
+    places: int = 0  # clients the problem was divided among at the beginning
+    rounds_per_second: float = 0.0  # 0: as fast as the device can
+    max_alone: int = 200  # rounds without news after which a client waits; 0: never
+
+    # --- text ------------------------------------------------------------------------------------
+    def to_text(self) -> bytes:
+        body = asdict(self)
+        body["clients"], body["links"] = list(body["clients"]), list(body["links"])
+        return tomli_w.dumps({"format": FORMAT, **body}).encode()
+
+    @classmethod
+    def parse(cls, text: bytes) -> Manifest:
+        try:
+            body = tomllib.loads(text.decode())
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise InvalidConfig(f"the manifest is not TOML: {error}.") from None
+        form = body.pop("format", None)
+        if form != FORMAT:
+            raise InvalidConfig(
+                f"the manifest has format {form!r}, this version reads {FORMAT}; use the same version."
+            )
+        try:
+            body["clients"] = tuple(Client(**client) for client in body["clients"])
+            body["links"] = tuple(Link(**link) for link in body["links"])
+            manifest = cls(**body)
+        except (KeyError, TypeError) as error:
+            raise InvalidConfig(
+                f"the manifest lacks or does not know a key: {error}; write it with spodgt peer init."
+            ) from None
+        manifest.check()
+        return manifest
+
+    def check(self) -> None:
+        names = [client.name for client in self.clients]
+        for name in names:
+            if (
+                not name
+                or names.count(name) > 1
+                or not all(c.isalnum() or c in "-_" for c in name)
+                or len(name) > 63
+            ):
+                raise InvalidConfig(
+                    f"client {name!r} must have a name of its own made of letters, digits, - and _; rename "
+                    "it."
+                )
+        for link in self.links:
+            for end in (link.sender, link.receiver):
+                if end not in names:
+                    raise InvalidConfig(
+                        f"link {link.sender} → {link.receiver} names {end!r}, which is no client; add it."
+                    )
+            if not 0 < link.p_hat <= 1:
+                raise InvalidConfig(
+                    f"link {link.sender} → {link.receiver} has p_hat={link.p_hat!r}; use (0, 1]."
+                )
+
+    # --- views -----------------------------------------------------------------------------------
+    def client(self, name: str) -> Client:
+        for client in self.clients:
+            if client.name == name:
+                return client
+        known = ", ".join(client.name for client in self.clients)
+        raise InvalidInput(
+            f"client {name!r} is not in version {self.version} of the manifest; its clients are {known}."
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The first epoch of this version."""
+        return self.version * RESETS
+
+    @property
+    def network(self) -> Network:
+        index = {client.name: i for i, client in enumerate(self.clients)}
+        adjacency = np.zeros((len(index), len(index)), bool)
+        for link in self.links:
+            adjacency[index[link.receiver], index[link.sender]] = True
+        return Network.from_adjacency(adjacency, weights=self.weights, seed=self.seed)
+
+    def weights_of(self, name: str) -> tuple[dict[str, float], dict[str, float]]:
+        """b of the out-links and a of the in-links of a client."""
+        network, names = self.network, [client.name for client in self.clients]
+        out, into = {}, {}
+        for i, j, a, b in zip(network.receivers, network.senders, network.a, network.b, strict=True):
+            if names[j] == name:
+                out[names[i]] = float(b)
+            if names[i] == name:
+                into[names[j]] = float(a)
+        return out, into
+
+    def chances(self, name: str) -> dict[str, float]:
+        """p̂ of the out-links of a client."""
+        return {link.receiver: link.p_hat for link in self.links if link.sender == name}
+
+    # --- changes ---------------------------------------------------------------------------------
+    def without(self, name: str) -> Manifest:
+        """The next version, in which a client has left."""
+        self.client(name)
+        after = replace(
+            self,
+            version=self.version + 1,
+            clients=tuple(client for client in self.clients if client.name != name),
+            links=tuple(link for link in self.links if name not in (link.sender, link.receiver)),
+        )
+        _ = after.network  # says so if the others are no longer strongly connected
+        return after
+
+
+def layout_of(problem: Problem) -> str:
+    """A hash of what a flat vector of parameters means."""
+    layout = getattr(problem, "layout", None)
+    text = f"flat {problem.parameters}"
+    if layout is not None:
+        pairs = zip(layout.names, layout.shapes, strict=True)
+        text = ";".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in pairs)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# --- files -------------------------------------------------------------------------------------------
+def write(folder: Path, text: bytes, signature: bytes) -> None:
+    """Replace a folder's manifest; never half of it."""
+    for name, data in (("manifest.sig", signature), ("manifest.toml", text)):
+        temporary = folder / f".{name}"
+        temporary.write_bytes(data)
+        temporary.replace(folder / name)
+
+
+def read(folder: Path, authority: bytes) -> tuple[Manifest, bytes, bytes]:
+    """A folder's manifest, checked against the authority; with its text and signature."""
+    try:
+        text, signature = (folder / "manifest.toml").read_bytes(), (folder / "manifest.sig").read_bytes()
+    except FileNotFoundError as error:
+        raise InvalidInput(
+            f"{error.filename} does not exist; make it with spodgt peer init and spodgt peer issue."
+        ) from None
+    return verify(text, signature, authority), text, signature
+
+
+def verify(text: bytes, signature: bytes, authority: bytes) -> Manifest:
+    if not identity.verified(authority, text, signature):
+        raise InvalidInput(
+            "manifest.toml does not match its signature; take it from the authority again, unchanged."
+        )
+    return Manifest.parse(text)
+
+
+def as_problem(section: Mapping[str, Any], clients: int, seed: int) -> Problem:
+    """The problem a manifest describes, divided among its clients."""
+    from spodgt.experiment.config import Config, build
+
+    network = {"kind": "complete", "clients": clients}
+    return build(Config.parse({"network": network, "problem": dict(section)})).problem.draw(seed)

@@ -1,0 +1,209 @@
+"""A client's state on disk, written so that no crash can tear it.
+
+Every vector has two slots in `vectors.bin`. A commit writes changed vectors to the slots *not* in use,
+then one row of `state.db` (sqlite, WAL) that says which slots count, their checksums and all numbers:
+that row is the commit point. The row before it stays, so a damaged slot costs one commit, not the run.
+
+Durability `power` survives loss of power (fsync of both files in every commit); `process` survives
+kill -9 only, and does not wait for the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import sqlite3
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spodgt.errors import Failed, InvalidInput
+from spodgt.peer.crash import crash_point
+
+DURABILITY = ("power", "process")
+_FORMAT = 1
+_DTYPES: dict[str, Any] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
+
+
+class StoreFailed(Failed):
+    """The state could not be written or read; nothing was sent."""
+
+
+class Store:
+    """One state directory, open in one process at a time."""
+
+    def __init__(self, directory: str | Path, *, durability: str = "power") -> None:
+        if durability not in DURABILITY:
+            raise InvalidInput(
+                f"durability must be power or process, got {durability!r}; use durability=power."
+            )
+        self.path, self.durability = Path(directory), durability
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreFailed(f"state directory {self.path} cannot be used: {_reason(error)}.") from None
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self.lock)
+            raise StoreFailed(
+                f"state directory {self.path} is in use by another process; stop that first."
+            ) from None
+        try:
+            self.file = os.open(self.path / "vectors.bin", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self.db = _database(self.path / "state.db", durability)
+        except (OSError, sqlite3.Error) as error:
+            os.close(self.lock)
+            raise StoreFailed(f"state directory {self.path} cannot be used: {_reason(error)}.") from None
+        self.slots: dict[str, dict[str, Any]] = {}
+        self.generation = 0
+        self.bytes_written = 0
+
+    # --- writing ---------------------------------------------------------------------------------
+    def commit(self, vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Write vectors and numbers as one: all of it is there after a crash, or none."""
+        slots, generation = dict(self.slots), self.generation + 1
+        try:
+            for name, vector in vectors.items():
+                slots[name] = self._write(name, vector, slots.get(name), generation)
+            crash_point("vectors written")
+            if self.durability == "power":
+                os.fdatasync(self.file)
+            body = json.dumps({"format": _FORMAT, "slots": slots, "meta": meta}, separators=(",", ":"))
+            self.db.execute("BEGIN IMMEDIATE")
+            # the state before this one stays; older ones go, and later ones that were found damaged
+            self.db.execute("DELETE FROM commits WHERE generation != ?", (self.generation,))
+            self.db.execute("INSERT INTO commits VALUES (?, ?)", (generation, body))
+            crash_point("before commit")
+            self.db.execute("COMMIT")
+        except (OSError, sqlite3.Error) as error:
+            raise StoreFailed(
+                f"state directory {self.path} could not be written: {_reason(error)}; nothing was sent. "
+                "Free the disk and start again."
+            ) from None
+        crash_point("after commit")
+        self.slots, self.generation = slots, generation
+
+    def _write(
+        self, name: str, vector: Tensor, old: dict[str, Any] | None, generation: int
+    ) -> dict[str, Any]:
+        kind = str(vector.dtype).removeprefix("torch.")
+        data = vector.contiguous().numpy().astype(_DTYPES[kind], copy=False)
+        if old is None or old["n"] != len(data) or old["dtype"] != kind:
+            old = {"at": self._room(2 * data.nbytes), "n": len(data), "dtype": kind, "slot": 1, "crc": [0, 0]}
+        slot = 1 - old["slot"]
+        view = data.data.cast("B")
+        _pwrite(self.file, view, old["at"] + slot * data.nbytes)
+        self.bytes_written += data.nbytes
+        crc = list(old["crc"])
+        crc[slot] = zlib.crc32(view)
+        return {**old, "slot": slot, "crc": crc, "generation": generation}
+
+    def _room(self, size: int) -> int:
+        """Space at the end of the file, taken now: a full disk shows here and not in the middle of a run."""
+        at = os.fstat(self.file).st_size
+        at += -at % 4096
+        os.posix_fallocate(self.file, at, size)
+        return at
+
+    # --- reading ---------------------------------------------------------------------------------
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The newest state that is whole; None in a new directory."""
+        try:
+            rows = self.db.execute("SELECT generation, body FROM commits ORDER BY generation DESC").fetchall()
+        except sqlite3.Error as error:
+            raise StoreFailed(f"{self.path}/state.db cannot be read: {_reason(error)}.") from None
+        damaged = ""
+        for generation, text in rows:
+            try:
+                body = json.loads(text)
+                if body["format"] != _FORMAT:
+                    raise StoreFailed(
+                        f"{self.path} has format {body['format']}, "
+                        f"this version reads {_FORMAT}; use the version "
+                        "that wrote it."
+                    )
+                vectors = {name: self._read(name, slot) for name, slot in body["slots"].items()}
+            except (ValueError, KeyError) as error:
+                damaged = damaged or str(error)
+                continue
+            self.slots, self.generation = body["slots"], generation
+            self.damaged = damaged
+            return vectors, body["meta"]
+        if rows:
+            raise StoreFailed(
+                f"state in {self.path} is damaged ({damaged}); remove the directory: the client joins again "
+                "with an epoch reset."
+            )
+        self.damaged = ""
+        return None
+
+    damaged = ""  # why the newest commit could not be used, if so
+
+    def _read(self, name: str, slot: dict[str, Any]) -> Tensor:
+        kind = _DTYPES[slot["dtype"]]
+        size = slot["n"] * kind.itemsize
+        data = _pread(self.file, size, slot["at"] + slot["slot"] * size)
+        if len(data) != size or zlib.crc32(data) != slot["crc"][slot["slot"]]:
+            raise ValueError(f"checksum of {name} is wrong")
+        return torch.from_numpy(np.frombuffer(data, kind).astype(kind.newbyteorder("="), copy=True))
+
+    def close(self) -> None:
+        self.db.close()
+        os.close(self.file)
+        os.close(self.lock)
+
+
+def read(directory: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The committed state of a directory that no process has open."""
+    if not (Path(directory) / "state.db").exists():
+        raise InvalidInput(f"{directory} holds no peer state; give the state directory of a client.")
+    store = Store(directory, durability="process")
+    try:
+        loaded = store.load()
+    finally:
+        store.close()
+    if loaded is None:
+        raise InvalidInput(f"{directory} holds no committed state; start the client first.")
+    return loaded
+
+
+def _database(path: Path, durability: str) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute(f"PRAGMA synchronous={'FULL' if durability == 'power' else 'OFF'}")
+    db.execute("CREATE TABLE IF NOT EXISTS commits (generation INTEGER PRIMARY KEY, body TEXT NOT NULL)")
+    return db
+
+
+def _pwrite(file: int, data: memoryview, at: int) -> None:
+    while len(data):  # a write may be short
+        done = os.pwrite(file, data, at)
+        data, at = data[done:], at + done
+
+
+def _pread(file: int, size: int, at: int) -> bytes:
+    parts = []
+    while size:
+        part = os.pread(file, min(size, 2**30), at)
+        if not part:
+            break
+        parts.append(part)
+        size, at = size - len(part), at + len(part)
+    return b"".join(parts)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "the disk is full"
+    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES):
+        return f"it is read-only ({error.strerror})"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

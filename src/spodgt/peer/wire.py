@@ -1,0 +1,176 @@
+"""Frames as bytes: a small protobuf header and raw little-endian numbers, in chunks of 1 MiB.
+
+Whatever arrives is checked before it is believed, and costs no more memory than one message of the
+size the manifest says. Nothing here can run code: no pickle.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from google.protobuf.message import DecodeError
+
+from spodgt.peer import wire_pb2 as pb
+from spodgt.peer.protocol import Ack, Message, Refused, Stamp
+
+PROTOCOL = 1
+CHUNK = 2**20
+LIMIT = CHUNK + 4096  # of one gRPC message
+_LENGTH = struct.Struct("<I")
+_FLOATS = np.dtype("<f4")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What both ends of every link agree on; taken from the manifest."""
+
+    run: str
+    layout: bytes
+    n: int
+    name: str
+    version: str = ""
+
+
+def pack(context: Context, receiver: str, message: Message, frame: int) -> Iterator[bytes]:
+    """A message as chunks."""
+    # two views and no copy of the whole: models may be large
+    x, total = (t.numpy().astype(_FLOATS, copy=False).data.cast("B") for t in (message.x, message.total))
+    size = len(x) + len(total)
+    header = pb.Header(
+        protocol=PROTOCOL,
+        run=context.run,
+        layout=context.layout,
+        epoch=message.epoch,
+        sender=context.name,
+        receiver=receiver,
+        number=message.number,
+        base=message.base,
+        acked=message.acked,
+        life=_stamp(message.sender),
+        seen=_stamp(message.seen),
+        dtype="float32",
+        n=context.n,
+        frame=frame % 2**32,
+        version=context.version,
+    )
+    for offset in range(0, max(1, size), CHUNK):
+        header.offset = offset
+        text = header.SerializeToString()
+        second = slice(max(0, offset - len(x)), max(0, offset + CHUNK - len(x)))
+        yield b"".join((_LENGTH.pack(len(text)), text, x[offset : offset + CHUNK], total[second]))
+
+
+class Assembler:
+    """Chunks of one in-link put together; holds one message at most."""
+
+    def __init__(self, context: Context, sender: str) -> None:
+        self.context, self.sender = context, sender
+        self.size = 2 * context.n * _FLOATS.itemsize
+        self.data = np.empty(0, np.uint8)
+        self.header: pb.Header | None = None
+        self.filled = 0
+
+    def add(self, chunk: bytes) -> Message | None:
+        """The message, once its last chunk is here; `Refused` for what an honest peer does not send."""
+        if len(chunk) < _LENGTH.size:
+            raise Refused("the frame is shorter than its length field")
+        (length,) = _LENGTH.unpack_from(chunk)
+        if length > len(chunk) - _LENGTH.size:
+            raise Refused(f"the header claims {length} bytes, the frame has {len(chunk) - _LENGTH.size}")
+        try:
+            header = pb.Header.FromString(chunk[_LENGTH.size : _LENGTH.size + length])
+        except DecodeError:
+            raise Refused("the header cannot be decoded") from None
+        body = memoryview(chunk)[_LENGTH.size + length :]
+        if header.offset == 0:
+            check_header(header, self.context, self.sender)
+            self.header, self.filled = header, 0
+            self.data = np.empty(
+                self.size, np.uint8
+            )  # as large as the manifest says, whatever the header says
+        first = self.header
+        if (
+            first is None
+            or header.frame != first.frame
+            or header.offset != self.filled
+            or header.number != first.number
+        ):
+            self.header = None
+            raise Refused(
+                f"the chunk at {header.offset} of message {header.number} does not follow the one before"
+            )
+        if self.filled + len(body) > self.size or (
+            len(body) < CHUNK and self.filled + len(body) != self.size
+        ):
+            self.header = None
+            raise Refused(f"the message has {self.filled + len(body)} bytes so far, {self.size} are expected")
+        self.data[self.filled : self.filled + len(body)] = np.frombuffer(body, np.uint8)
+        self.filled += len(body)
+        if self.filled < self.size:
+            return None
+        self.header = None
+        numbers = torch.from_numpy(self.data.view(_FLOATS).astype(np.float32, copy=False))
+        x, total = numbers[: self.context.n], numbers[self.context.n :]
+        return Message(
+            first.epoch, first.number, first.base, first.acked, _from(first.life), _from(first.seen), x, total
+        )
+
+
+def check_header(header: pb.Header, context: Context, sender: str) -> None:
+    """Is this from the sender the certificate names, for us, of this run, model and protocol?"""
+    if header.protocol != PROTOCOL:
+        raise Refused(
+            f"{sender} speaks protocol {header.protocol} (spodgt {header.version or 'unknown'}), "
+            f"we speak {PROTOCOL} (spodgt {context.version}); use the same version"
+        )
+    if header.sender != sender:
+        raise Refused(f"the certificate names {sender!r}, the message claims to be from {header.sender!r}")
+    if header.receiver != context.name:
+        raise Refused(f"the message is for {header.receiver!r}, this is {context.name!r}")
+    if header.run != context.run:
+        raise Refused(f"the message is of run {header.run!r}, this is run {context.run!r}")
+    if header.layout != context.layout or header.n != context.n or header.dtype != "float32":
+        raise Refused(
+            f"the layout differs: {header.n} {header.dtype} parameters with hash "
+            f"{header.layout.hex()[:12] or 'none'}, "
+            f"we have {context.n} float32 with {context.layout.hex()[:12]}"
+        )
+    if (
+        not header.base <= header.number
+        or not header.acked <= header.number
+        or max(header.epoch, header.number) >= 2**62
+    ):
+        raise Refused(f"the numbers contradict each other: {header.base}, {header.acked}, {header.number}")
+
+
+def pack_ack(context: Context, ack: Ack) -> bytes:
+    return pb.Ack(
+        protocol=PROTOCOL,
+        run=context.run,
+        epoch=ack.epoch,
+        number=ack.number,
+        life=_stamp(ack.sender),
+        seen=_stamp(ack.seen),
+    ).SerializeToString()
+
+
+def unpack_ack(context: Context, data: bytes) -> Ack:
+    try:
+        ack = pb.Ack.FromString(data)
+    except DecodeError:
+        raise Refused("the acknowledgement cannot be decoded") from None
+    if ack.protocol != PROTOCOL or ack.run != context.run or max(ack.epoch, ack.number) >= 2**62:
+        raise Refused(f"the acknowledgement is of run {ack.run!r} and protocol {ack.protocol}")
+    return Ack(ack.epoch, ack.number, _from(ack.life), _from(ack.seen))
+
+
+def _stamp(stamp: Stamp) -> pb.Stamp:
+    return pb.Stamp(incarnation=stamp.incarnation, boot=stamp.boot)
+
+
+def _from(stamp: pb.Stamp) -> Stamp:
+    return Stamp(stamp.incarnation, stamp.boot)

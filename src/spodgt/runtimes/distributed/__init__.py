@@ -1,0 +1,1 @@
+"""A block of the clients in every process, on `torch.distributed`."""

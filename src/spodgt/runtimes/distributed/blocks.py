@@ -1,0 +1,166 @@
+"""Which clients a process holds, what crosses between processes in a round, and the mixing of one block.
+
+Everything here is computed, alike in every process, from the networks and the round's active links:
+no process ever asks another what it is going to send.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spodgt.compiled import jit, share, usable
+from spodgt.errors import InvalidInput
+from spodgt.kernels.loops import mix
+from spodgt.kernels.mixing import Links
+from spodgt.types import Availability, Bools, Floats, Ints
+
+_LOOK_AHEAD = 256  # rounds from which it is told how often a client computes
+_HOLDING = 20  # clients kept and mixed for the price of one gradient
+
+
+def effort(problem: Any, availability: Availability) -> Ints:
+    """(clients,): p × cost, how much work a client is in a round; whole numbers, exact on every host."""
+    length = availability.length
+    rounds = range(_LOOK_AHEAD if length is None else min(length + 1, _LOOK_AHEAD))
+    often = availability.computes(rounds).sum(0)  # as the method uses it: it may wake everybody
+    shares, batch = getattr(problem, "shares", None), getattr(problem, "batch_size", None)
+    cost = np.ones(len(often), np.int64) if shares is None else shares.sizes
+    cost = cost if batch is None else np.minimum(cost, batch)
+    return np.asarray(_HOLDING * often * cost + len(rounds) * cost.max(), np.int64)
+
+
+def blocks(efforts: Ints, size: int) -> Ints:
+    """(clients,): the process of each client; neighbours in number stay together, efforts are about equal.
+
+    Every process holds at least one client of every run, so all of them take the same path through a step.
+    """
+    clients = len(efforts)
+    if size > clients:
+        raise InvalidInput(
+            f"{size} processes are too many for {clients} clients; use torchrun --nproc-per-node {clients}."
+        )
+    total = np.r_[0, np.cumsum(efforts)]
+    cuts = [0]
+    for process in range(1, size):
+        nearest = int(np.abs(total * size - total[-1] * process).argmin())
+        cuts.append(min(max(nearest, cuts[-1] + 1), clients - size + process))
+    return np.repeat(np.arange(size), np.diff([*cuts, clients]))
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """What this process sends and receives for one mixing: a client goes to each process at most once."""
+
+    sends: dict[int, Ints]  # process → rows of this block, in the order of clients
+    receives: dict[int, Ints]  # process → clients of the batch, in order
+
+    @cached_property
+    def peers(self) -> list[int]:
+        return sorted(self.sends.keys() | self.receives.keys())
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The clients of one process in a batch of runs, and the links that touch them."""
+
+    rank: int
+    owner: Ints  # (clients of the batch,)
+    receivers: Ints
+    senders: Ints
+
+    @cached_property
+    def own(self) -> Ints:
+        return np.flatnonzero(self.owner == self.rank)
+
+    @cached_property
+    def row(self) -> Ints:
+        """(clients of the batch,): the row of each in this block, -1 for those of others."""
+        row = np.full(len(self.owner), -1)
+        row[self.own] = np.arange(len(self.own))
+        return row
+
+    @cached_property
+    def into(self) -> Ints:
+        """Links that end in this block."""
+        return np.flatnonzero(self.owner[self.receivers] == self.rank)
+
+    @cached_property
+    def within(self) -> Ints:
+        return np.asarray(self.into[self.owner[self.senders[self.into]] == self.rank])
+
+    @cached_property
+    def arriving(self) -> Ints:
+        return np.asarray(self.into[self.owner[self.senders[self.into]] != self.rank])
+
+    @cached_property
+    def leaving(self) -> Ints:
+        ends = self.owner[self.senders], self.owner[self.receivers]
+        return np.flatnonzero((ends[0] == self.rank) & (ends[1] != self.rank))
+
+    def crossing(self, active: Bools) -> int:
+        """Active links between any two processes: each would cost one vector if none were shared."""
+        return int((active & (self.owner[self.receivers] != self.owner[self.senders])).sum())
+
+    def traffic(self, active: Bools) -> Traffic:
+        out, into = self.leaving[active[self.leaving]], self.arriving[active[self.arriving]]
+        sends = _by_process(self.owner[self.receivers[out]], self.senders[out], len(self.owner))
+        receives = _by_process(self.owner[self.senders[into]], self.senders[into], len(self.owner))
+        return Traffic({peer: self.row[clients] for peer, clients in sends.items()}, receives)
+
+    @cached_property
+    def inner(self) -> Links:
+        """The links within this block, by its own rows."""
+        links = self.within
+        return Links(1, len(self.own), self.row[self.receivers[links]], self.row[self.senders[links]])
+
+    def mix_own(self, x: Tensor, weights: Floats, active: Bools, keeper: Ints) -> Tensor:
+        """What this block's clients keep and send to each other; needs no message."""
+        moved = np.where(active, weights, 0.0)
+        # B_ii keeps what the missing links to other processes would have carried, too
+        kept: Floats = np.asarray(1.0 - np.bincount(keeper, moved, len(self.owner)), np.float64)[self.own]
+        links = self.within
+        if usable(x):
+            out = self.inner.memory.like(x)
+            return mix(x, out, self.inner.pointers, self.inner.senders, weights[links], active[links], kept)
+        return self.inner.plain(x, moved[links], active[links], kept)
+
+    def add(self, out: Tensor, halo: Tensor, clients: Ints, weights: Floats, active: Bools) -> None:
+        """Weigh in the rows `halo` of some `clients`, which another process sent."""
+        links = self.arriving[active[self.arriving]]
+        links = links[np.isin(self.senders[links], clients)]
+        rows, columns = self.row[self.receivers[links]], np.searchsorted(clients, self.senders[links])
+        if usable(out, halo):
+            a, b, w = out.numpy(), halo.numpy(), weights[links]
+            share(out.shape[1], out.numel(), lambda first, last: _add(a, b, rows, columns, w, first, last))
+        else:
+            factor = torch.from_numpy(weights[links])[:, None].to(halo)
+            index = torch.from_numpy(columns).to(halo.device)
+            out.index_add_(0, torch.from_numpy(rows).to(out.device), factor * halo[index])
+
+
+@jit
+def _add(out, halo, rows, columns, weights, first, last):  # type: ignore[no-untyped-def]
+    for link in range(len(rows)):
+        i, j, w = rows[link], columns[link], out.dtype.type(weights[link])
+        for c in range(first, last):
+            out[i, c] += w * halo[j, c]
+
+
+def _by_process(process: Ints, clients: Ints, count: int) -> dict[int, Ints]:
+    """Each process's clients, every one once and in order."""
+    codes = np.unique(process * count + clients)
+    found = codes // count
+    return {int(peer): codes[found == peer] % count for peer in np.unique(found)}
+
+
+def spans(rows: Ints) -> slice | None:
+    """Rows as one slice, if they follow each other."""
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return None

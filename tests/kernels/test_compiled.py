@@ -1,0 +1,275 @@
+"""Compiled loops against their plain counterparts: equal to rounding, whatever the threads and the batch."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import spodgt
+from spodgt import rng
+from spodgt.compiled import Memory, announced, finite
+from spodgt.kernels.fused import Fused
+from spodgt.kernels.mixing import Links
+from spodgt.problems.gradients.engines import LinearEngine
+from spodgt.problems.gradients.linear import Draw, _draw
+from spodgt.problems.learning import Learning
+from spodgt.problems.models import cross_entropy, linear, multi_margin, one_vs_rest
+from spodgt.problems.samples import without_replacement
+from spodgt.record.metrics import spread
+from spodgt.runtimes.loop import Marks, Stop, begin, run_rounds
+from spodgt.runtimes.simulator import Run, Simulation
+
+FAMILY = ["spod-gt", "spod-gt-memory", "spod-gt-importance", "ab-push-pull", "g-push-pull", "sporadic-k-gt"]
+
+
+def toy_problem(loss=multi_margin, *, clients=4, batch_size=5, dtype=torch.uint8, sizes=None) -> Learning:
+    draws = torch.Generator().manual_seed(1)
+    data = []
+    for size in sizes or [12] * clients:
+        inputs = torch.randint(0, 256, (size, 1, 3, 3), generator=draws, dtype=torch.uint8)
+        inputs = inputs if dtype == torch.uint8 else inputs.to(dtype) / 255
+        data.append((inputs, torch.randint(0, 3, (size,), generator=draws)))
+    return Learning(linear((1, 3, 3), 3), loss, data, batch_size=batch_size)
+
+
+def runs_of(problem, name, count=2, *, chance=0.6, step_size=0.3) -> list[Run]:
+    runs = []
+    for seed in range(count):
+        network = spodgt.Network.erdos_renyi(problem.clients, 0.6, seed=seed, weights="random")
+        available = spodgt.Bernoulli(chance, chance).draw(network, seed)
+        method = spodgt.method(name, step_size=step_size * (seed + 1)).fit(available)
+        draws = torch.Generator().manual_seed(seed)
+        start = torch.randn(problem.clients, problem.parameters, generator=draws)
+        runs.append(Run(seed, method, network, method.uses(available, network), problem, start))
+    return runs
+
+
+def after(runs, rounds, *, fuse, dtype=torch.float64):
+    world = Simulation(runs, dtype=dtype, fuse=fuse)
+    assert isinstance(world.algorithm, Fused) == fuse
+    state = begin(world).state
+    for k in range(1, rounds + 1):
+        state = world.algorithm.step(state, world.round(k))
+    return state, world.tally
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
+def test_a_fused_step_is_the_step_of_the_method(name, sizes):
+    runs = runs_of(toy_problem(sizes=sizes), name)
+    (fast, fast_tally), (plain, plain_tally) = after(runs, 25, fuse=True), after(runs, 25, fuse=False)
+    for ours, theirs in zip(fast, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(fast_tally, plain_tally, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_fused_step_serves_problems_without_a_compiled_gradient(name):
+    runs = runs_of(spodgt.Quadratic.random(5, 3, noise=0.1), name, step_size=0.05)
+    for ours, theirs in zip(after(runs, 25, fuse=True)[0], after(runs, 25, fuse=False)[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
+def test_many_rounds_in_one_call_are_the_rounds_one_by_one(name, sizes):
+    runs = runs_of(toy_problem(sizes=sizes), name, count=3)
+    one_by_one, tally = after(runs, 37, fuse=True)
+    world = Simulation(runs, dtype=torch.float64)
+    state = world.advance(begin(world).state, range(1, 17))
+    state = world.advance(state, range(17, 38))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(state, one_by_one, strict=True))
+    for ours, theirs in zip(world.tally, tally, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_whole_rows_for_many_clients_are_the_same_exchange(name, monkeypatch):
+    runs = runs_of(toy_problem(), name)
+    blocks, _ = after(runs, 9, fuse=True)
+    monkeypatch.setattr("spodgt.kernels.fused._MANY", 1)
+    rows, _ = after(runs, 9, fuse=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(rows, blocks, strict=True))
+
+
+@pytest.mark.parametrize("stop", [Stop(rounds=45), Stop(delay=60.0), Stop(rounds=30, delay=70.0)], ids=str)
+@pytest.mark.parametrize("marks", [Marks(rounds=7), Marks(delay=9.0), Marks()], ids=str)
+def test_a_stride_passes_no_look_and_no_end(stop, marks):
+    """Long strides see the same models at the same moments as single rounds, for runs that end apart."""
+    seen: dict[int, list] = {}
+    for stride in (1, 16):
+        world = Simulation(runs_of(toy_problem(), "spod-gt", count=3, chance=0.4), dtype=torch.float64)
+        looks = seen[stride] = []
+
+        def observe(moment, due, last, looks=looks):
+            parts = moment.world.split(moment.state.x)
+            for at in np.flatnonzero(due):
+                looks.append((moment.k, int(moment.world.runs[at]), moment.delay[at], parts[at].clone()))
+            return np.zeros_like(last)
+
+        run_rounds(begin(world), stop, marks, observe, stride)
+    assert [look[:3] for look in seen[1]] == [look[:3] for look in seen[16]]
+    assert all(torch.equal(a[3], b[3]) for a, b in zip(seen[1], seen[16], strict=True))
+    assert len({look[1] for look in seen[1]}) == 3
+
+
+def test_strides_grow_where_rounds_are_short_and_never_where_they_are_long(monkeypatch):
+    """Someone who presses Ctrl-C while a large network trains must not wait for sixteen rounds of it."""
+
+    def observed(seconds):
+        clock = iter(np.arange(1000) * seconds)
+        monkeypatch.setattr("spodgt.runtimes.loop.time.monotonic", lambda: next(clock))
+        seen = []
+
+        def observe(moment, due, last):
+            seen.append(moment.k)
+            return np.zeros_like(last)
+
+        world = Simulation(runs_of(toy_problem(), "spod-gt"), dtype=torch.float64)
+        run_rounds(begin(world), Stop(rounds=48), Marks(), observe)
+        return seen
+
+    assert observed(1e-6) == [0, 1, 3, 7, 15, 16, 32, 48]
+    assert observed(5.0) == list(range(49))
+
+
+def test_a_run_is_the_same_bit_for_bit_alone_and_in_a_batch():
+    runs = runs_of(toy_problem(), "spod-gt-memory", count=3)
+    together, _ = after(runs, 20, fuse=True, dtype=torch.float32)
+    for number, run in enumerate(runs):
+        alone, _ = after([run], 20, fuse=True, dtype=torch.float32)
+        for whole, own in zip(together, alone, strict=True):
+            assert torch.equal(whole[4 * number : 4 * number + 4], own)
+
+
+def test_the_number_of_threads_changes_nothing():
+    problem = spodgt.problems.fashion_mnist_svm(6, 10)
+    runs = runs_of(problem, "spod-gt", count=2, step_size=0.01)
+    threads, states = torch.get_num_threads(), []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            states.append(after(runs, 5, fuse=True, dtype=torch.float32)[0])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 8), st.integers(1, 3), st.integers(0, 2**32 - 1), st.booleans())
+def test_compiled_mixing_is_torchs_mixing(clients, runs, seed, many):
+    draws = np.random.default_rng(seed)
+    ends = [(i, j) for i in range(clients) for j in range(clients) if i != j]
+    pairs = sorted(
+        (r * clients + i, r * clients + j) for r in range(runs) for i, j in ends if draws.random() < 0.5
+    )
+    receivers, senders = (np.array([p[end] for p in pairs], np.int64) for end in (0, 1))
+    total = runs * clients
+    links = Links(1 if many else runs, total, receivers, senders)
+    weights, active = draws.random(len(pairs)) / clients, draws.random(len(pairs)) < 0.5
+    x = torch.from_numpy(draws.standard_normal((total, 3)))
+    for keeper in (receivers, senders):
+        moved = np.where(active, weights, 0.0)
+        kept = 1 - np.bincount(keeper, moved, minlength=total)
+        theirs = links.plain(x, moved, active, kept)
+        ours = links.mix(x, weights, active, keeper=keeper)
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_memory_is_used_again_only_when_nobody_holds_it(monkeypatch):
+    monkeypatch.setattr("spodgt.compiled._LARGE", 1)
+    memory, x = Memory(), torch.zeros(3, 4)
+    held = [memory.like(x), memory.like(x)[1], memory.like(x).numpy(), memory.like(x)]
+    places = {t.ctypes.data if isinstance(t, np.ndarray) else t.untyped_storage().data_ptr() for t in held}
+    assert len(places) == 4
+    assert memory.like(x).data_ptr() not in places  # all are held: one more, which the pool forgets
+    free = held.pop().data_ptr()
+    assert memory.like(x).data_ptr() == free
+    assert memory.like(x.double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("loss", [multi_margin, cross_entropy, one_vs_rest])
+@pytest.mark.parametrize("batch_size", [1, 4, 7, None])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64])
+def test_compiled_gradients_are_those_of_the_engine(loss, batch_size, dtype):
+    problem = toy_problem(loss, batch_size=batch_size, dtype=dtype)
+    x = torch.randn(4, problem.parameters, dtype=torch.float64)
+    rows, keys = np.array([0, 2, 3]), np.full(3, rng.key(5, "batch"))
+    g = torch.zeros(3, problem.parameters, dtype=torch.float64)
+    assert problem.grad_into(x[rows], g, None, np.arange(3), Draw(rows, keys, rows, 9), np.ones(3))
+    size = batch_size or 12
+    drawn = without_replacement(keys, rows, 9, np.full(3, 12), size)
+    chosen = torch.from_numpy(problem.shares.numbers[problem.shares.offsets[rows, None] + drawn])
+    inputs, targets = problem.samples.take(chosen, torch.float64)
+    assert isinstance(problem.engine, LinearEngine)
+    torch.testing.assert_close(g, problem.engine.grads(x[rows], inputs, targets, []), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", [multi_margin, cross_entropy, one_vs_rest])
+@pytest.mark.parametrize("bias", [True, False])
+def test_compiled_grades_are_the_plain_losses_and_accuracies(loss, bias, monkeypatch):
+    draws = torch.Generator().manual_seed(2)
+    test = torch.rand(50, 1, 3, 3, generator=draws), torch.randint(0, 3, (50,), generator=draws)
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(9, 3, bias=bias))
+    problem = Learning(module, loss, [test], test=test)
+    x = torch.randn(4, problem.parameters, dtype=torch.float64, generator=draws) * 3
+    ours = problem.evaluate(x)
+    monkeypatch.setattr("spodgt.problems.learning.usable", lambda *_: False)
+    theirs = problem.evaluate(x)
+    torch.testing.assert_close(ours.loss, theirs.loss)
+    assert torch.equal(ours.accuracy, theirs.accuracy) or torch.allclose(ours.accuracy, theirs.accuracy)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 6), st.integers(1, 40), st.integers(0, 2**32 - 1), st.booleans())
+def test_compiled_measures_are_plain_measures(clients, width, seed, double):
+    x = torch.from_numpy(np.random.default_rng(seed).standard_normal((clients, width)))
+    x = x if double else x.float()
+    plain = float((x - x.mean(0)).square().sum(1).mean().sqrt())
+    assert spread(x) == pytest.approx(plain, rel=1e-5, abs=1e-6)
+    assert finite(x)
+    for odd in (float("nan"), float("inf"), -float("inf")):
+        broken = x.clone()
+        broken[seed % clients, seed % width] = odd
+        assert not finite(broken)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 2**20), st.integers(0, 2**32 - 1))
+def test_compiled_draws_are_the_vectorised_draws(count, more, k, seed):
+    key, size, chosen = rng.key(seed, "batch"), count + more, np.empty(count, np.int64)
+    _draw(key, 3, k, size, chosen)
+    theirs = without_replacement(np.array([key]), np.array([3]), k, np.array([size]), count)[0]
+    assert chosen.tolist() == theirs.tolist()
+    assert len(set(chosen.tolist())) == count
+    assert 0 <= chosen.min() <= chosen.max() < size
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**40), st.integers(0, 30), st.integers(0, 2**32 - 1))
+def test_compiled_bernoulli_draws_are_uniform_draws_below_the_chance(first, count, seed):
+    chances, key = np.random.default_rng(seed).random(count), rng.key(seed, "links")
+    rounds = range(first, first + 4)
+    theirs = rng.uniform(key, np.asarray(rounds)[:, None], np.arange(count)[None]) < chances
+    np.testing.assert_array_equal(rng.bernoulli(key, rounds, chances), theirs)
+
+
+def test_compiling_is_announced_once_and_only_when_it_happens():
+
+    @numba.njit
+    def double(number):
+        return 2 * number
+
+    said = []
+    with announced(lambda: said.append("compiling")):
+        assert double(1) == 2
+        assert double(1.5) == 3.0
+    assert said == ["compiling"]
+    with announced(lambda: said.append("again")):
+        assert double(2) == 4
+    assert said == ["compiling"]

@@ -1,0 +1,291 @@
+"""Every engine computes what plain autograd computes, one client at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from spodgt import Learning, rng
+from spodgt.errors import InvalidInput
+from spodgt.problems.gradients.engines import (
+    Layout,
+    LinearEngine,
+    LoopEngine,
+    VmapEngine,
+    choose,
+    flatten,
+    habits,
+    multiplications,
+)
+from spodgt.problems.models import MODELS, cross_entropy
+
+CLIENTS, BATCH, CLASSES = 3, 5, 4
+
+
+class Tied(nn.Module):
+    """One layer used twice, and a parameter that the output does not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.unused = nn.Linear(12, 12), nn.Parameter(torch.ones(2))
+        self.last = nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.layer(torch.tanh(self.layer(x.flatten(1))))))
+
+
+class FunctionalDropout(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(nn.functional.dropout(x.flatten(1), 0.5, self.training))
+
+
+def frozen() -> nn.Module:
+    module = MODELS["mlp"].build((1, 3, 4), CLASSES, hidden=6)
+    next(module.parameters()).requires_grad_(False)
+    return module
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], type]] = {
+    "linear": (lambda: MODELS["svm"].build((1, 3, 4), CLASSES), (1, 3, 4), LinearEngine),
+    "mlp": (lambda: MODELS["mlp"].build((1, 3, 4), CLASSES, hidden=6), (1, 3, 4), VmapEngine),
+    "grey cnn": (lambda: MODELS["cnn"].build((1, 8, 8), CLASSES, width=2), (1, 8, 8), LoopEngine),
+    "colour cnn": (lambda: MODELS["cnn"].build((3, 8, 8), CLASSES, width=2), (3, 8, 8), LoopEngine),
+    "resnet": (lambda: MODELS["resnet18"].build((3, 8, 8), CLASSES, width=2), (3, 8, 8), LoopEngine),
+    "strided 1×1": (  # with channels last this one writes past its memory: see `engines._overruns`
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 1, stride=2), nn.Flatten(), nn.Linear(64, CLASSES)),
+        (3, 8, 8),
+        LoopEngine,
+    ),
+    "1-d": (
+        lambda: nn.Sequential(nn.Conv1d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, CLASSES)),
+        (2, 6),
+        LoopEngine,
+    ),
+    "tied": (Tied, (12,), VmapEngine),
+    "frozen": (frozen, (1, 3, 4), LoopEngine),
+}
+
+
+def case(name: str) -> tuple[nn.Module, LoopEngine, Tensor, Tensor, Tensor]:
+    """A module, the engine chosen for it, models, inputs and targets, all of them different per client."""
+    torch.manual_seed(3)
+    build, shape, _ = CASES[name]
+    module = build().eval()
+    inputs = torch.rand(CLIENTS, BATCH, *shape)
+    targets = torch.randint(CLASSES, (CLIENTS, BATCH))
+    statistics, random = habits(module, inputs[0])
+    engine = choose(module, cross_entropy, inputs[0], targets[0], statistics, random=random)
+    x = flatten(module.parameters()).double()
+    x = x + 0.1 * torch.randn(CLIENTS, len(x), dtype=torch.float64)
+    return module.double(), engine, x, inputs.double(), targets  # type: ignore[return-value]
+
+
+def by_hand(module: nn.Module, row: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss and gradient of one client with nothing but torch."""
+    nn.utils.vector_to_parameters(row, module.parameters())
+    module.zero_grad()
+    loss = nn.functional.cross_entropy(module(inputs), targets)
+    loss.backward()
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters()]
+    return loss.detach(), flatten(parts)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_losses_and_outputs_are_plain_autograd(name: str, threads: int) -> None:
+    module, engine, x, inputs, targets = case(name)
+    assert type(engine) is CASES[name][2]
+    kept = x.clone()
+    grads = engine.grads(x, inputs, targets, [0] * CLIENTS)
+    losses, outputs = engine.with_losses(x, inputs, targets, None)[0], engine.outputs(x, inputs[0])
+    assert torch.equal(x, kept)
+    assert grads.shape == x.shape
+    for client in range(CLIENTS):
+        loss, slope = by_hand(module, x[client], inputs[client], targets[client])
+        assert_close(losses[client], loss)
+        assert_close(grads[client], slope)
+        assert_close(outputs[client], module(inputs[0]).detach())
+    assert torch.get_num_threads() == threads
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    _, engine, x, inputs, targets = case("resnet")
+    before, found = torch.get_num_threads(), []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        found.append(engine.grads(x.float(), inputs.float(), targets, [0] * CLIENTS))
+    torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("name", ["resnet", "tied", "frozen"])
+def test_without_compiled_copies_the_gradients_are_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, engine, x, inputs, targets = case(name)
+    compiled = engine.grads(x, inputs, targets, [0] * CLIENTS).clone()
+    monkeypatch.setattr("spodgt.problems.gradients.engines.usable", lambda *_: False)  # as on another device
+    assert torch.equal(engine.grads(x, inputs, targets, [0] * CLIENTS), compiled)
+
+
+def test_frozen_and_unused_parameters_have_no_gradient() -> None:
+    _, engine, x, inputs, targets = case("frozen")
+    first = engine.layout.sizes[0]
+    g = engine.grads(x, inputs, targets, [0] * CLIENTS)
+    assert not g[:, :first].any()
+    assert g[:, first:].any()
+    _, engine, x, inputs, targets = case("tied")
+    unused = engine.layout.names.index("unused")
+    views = engine.layout.views(engine.grads(x, inputs, targets, [0] * CLIENTS)[0])
+    assert not views[unused].any()
+
+
+def test_nothing_of_one_client_is_left_for_the_next() -> None:
+    _, engine, x, inputs, targets = case("resnet")
+    alone = [engine.grads(x[n : n + 1], inputs[n : n + 1], targets[n : n + 1], [0]) for n in range(CLIENTS)]
+    engine.outputs(torch.full_like(x, torch.nan), inputs[0])
+    assert torch.equal(engine.grads(x, inputs, targets, [0] * CLIENTS)[1:2], alone[1])
+    assert len(engine.shells) <= torch.get_num_threads()
+
+
+def test_layout_finds_every_parameter() -> None:
+    module = MODELS["cnn"].build((1, 8, 8), CLASSES)
+    layout, row = Layout.of(module), flatten(module.parameters())
+    assert layout.size == len(row)
+    for view, (name, parameter) in zip(layout.views(row), module.named_parameters(), strict=True):
+        assert torch.equal(view, parameter)
+        assert torch.equal(layout.unflatten(row[None])[name][0], parameter)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Dropout(), nn.Linear(8, 4)), FunctionalDropout()],
+)
+def test_dropout_is_a_function_of_the_seed_it_is_given(module: nn.Module) -> None:
+    inputs, targets = torch.rand(CLIENTS, BATCH, 12), torch.randint(CLASSES, (CLIENTS, BATCH))
+    statistics, random = habits(module, inputs[0])
+    assert random
+    engine = choose(module.eval(), cross_entropy, inputs[0], targets[0], statistics, random=random)
+    x = flatten(module.parameters()).expand(CLIENTS, -1)
+    state = torch.get_rng_state()
+    first = engine.grads(x, inputs, targets, [5, 6, 7])
+    again = engine.grads(x[:2], inputs[:2], targets[:2], [5, 9])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first[0], again[0])
+    assert not torch.equal(first[1], again[1])
+    without = engine.grads(x, inputs, targets, None)
+    plain = by_hand(module, x[0], inputs[0], targets[0])[1]
+    assert_close(without[0], plain)
+
+
+def test_batch_norm_is_refused_unless_its_buffers_are_pulled() -> None:
+    module = nn.Sequential(
+        nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES)
+    )
+    data = [(torch.rand(6, 12), torch.randint(CLASSES, (6,))) for _ in range(2)]
+    with pytest.raises(InvalidInput, match=r"'2.running_mean' changes.*GroupNorm.*buffers=\"pull\""):
+        Learning(module, nn.CrossEntropyLoss(), data)
+    with pytest.raises(InvalidInput, match=r"buffers must be 'pull' or None, got 'mix'"):
+        Learning(module, nn.CrossEntropyLoss(), data, buffers="mix")  # type: ignore[arg-type]
+    problem = Learning(module, nn.CrossEntropyLoss(), data, buffers="pull")
+    assert problem.running.names == ("2.running_mean", "2.running_var")  # not num_batches_tracked
+    assert problem.parameters == sum(p.numel() for p in module.parameters())
+    assert_close(problem.statistics(0), torch.tensor([[0.0] * 8 + [1.0] * 8] * 2))
+    with pytest.raises(InvalidInput, match=r"columns, got .* of them running statistics"):
+        problem.evaluate(problem.start(0))
+
+
+def test_constant_buffers_are_no_statistics() -> None:
+    module = MODELS["resnet18"].build((3, 8, 8), CLASSES, width=2)
+    assert list(module.buffers())
+    statistics, random = habits(module, torch.rand(2, 3, 8, 8))
+    assert statistics.names == ()
+    assert not random
+
+
+def test_statistics_are_found_even_where_a_few_samples_do_not_change_them() -> None:
+    layer = nn.Linear(3, 3)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    found, _ = habits(nn.Sequential(layer, nn.BatchNorm1d(3)), torch.rand(4, 3))
+    assert found.names == ("1.running_mean", "1.running_var")
+    assert habits(nn.BatchNorm1d(3, track_running_stats=False), torch.rand(4, 3))[0].names == ()
+
+
+def test_averages_that_count_batches_are_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"momentum to average over rounds, got None; use momentum=0.1"):
+        habits(nn.Sequential(nn.BatchNorm1d(3, momentum=None)), torch.rand(4, 3))
+
+
+def test_a_module_that_cannot_train_says_so_in_a_sentence() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    with pytest.raises(InvalidInput, match=r"model in training mode failed on a few samples"):
+        Learning(
+            module, cross_entropy, [(torch.rand(1, 3), torch.zeros(1, dtype=torch.int64))], buffers="pull"
+        )
+
+
+def batch_norm_gradients(sizes: list[int], places: list[int]) -> tuple[Tensor, Tensor, Tensor, Learning]:
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, CLASSES))
+    data = [(torch.randn(n, 6), torch.randint(CLASSES, (n,))) for n in sizes]
+    problem = Learning(module, cross_entropy, data, buffers="pull", batch_size=4, same_start=False)
+    rows = np.array(places)
+    x = torch.cat([problem.start(0), problem.statistics(0)], 1)[places]
+    before = x.clone()
+    g = problem.grad(x, rows, np.repeat(rng.key(0, "batch"), len(rows)), rows, 1)
+    return before, x, g, problem
+
+
+def test_a_training_pass_refreshes_the_statistics_of_each_client_and_nothing_else() -> None:
+    sizes, places = [4, 3, 4], [0, 1, 2]  # one client holds less than a batch
+    before, after, g, problem = batch_norm_gradients(sizes, places)
+    n = problem.parameters
+    assert g.shape == (3, n)
+    assert torch.equal(before[:, :n], after[:, :n])
+    for client in places:
+        module = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, CLASSES))
+        nn.utils.vector_to_parameters(before[client, :n], module.parameters())
+        mine = problem.shares[client]
+        cross_entropy(module(problem.samples.inputs[mine]), problem.samples.targets[mine]).backward()
+        assert_close(g[client], flatten(p.grad for p in module.parameters() if p.grad is not None))
+        assert_close(after[client, n:], flatten([module[1].running_mean, module[1].running_var]))  # type: ignore[list-item]
+
+
+def test_exact_gradients_and_evaluation_use_the_statistics_and_leave_them() -> None:
+    _, x, _, problem = batch_norm_gradients([4, 4], [0, 1])
+    kept, n = x.clone(), problem.parameters
+    losses, grads = problem.full(x, np.arange(2))
+    assert torch.equal(x, kept)
+    module = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, CLASSES)).eval()
+    nn.utils.vector_to_parameters(x[1, :n], module.parameters())
+    module[1].running_mean, module[1].running_var = x[1, n : n + 5].clone(), x[1, n + 5 :].clone()  # type: ignore[union-attr]
+    loss = cross_entropy(module(problem.samples.inputs[4:]), problem.samples.targets[4:])
+    loss.backward()
+    assert_close(losses[1], loss.detach())
+    assert_close(grads[1], flatten(p.grad for p in module.parameters() if p.grad is not None))
+
+
+def test_work_counts_every_place_a_convolution_visits() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.Flatten(), nn.Linear(2 * 16, 5))
+    conv, bias, dense = 2 * 3 * 9, 2, 32 * 5 + 5
+    assert multiplications(module, torch.rand(2, 3, 4, 4)) == 16 * conv + bias + dense
+    data = [(torch.rand(7, 3, 4, 4), torch.randint(5, (7,)))]
+    assert Learning(module, cross_entropy, data).work == 7 * (16 * conv + bias + dense)

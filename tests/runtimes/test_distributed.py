@@ -1,0 +1,340 @@
+"""The distributed runtime, in real processes, held to the simulator."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distributed_pool import Pool
+from helpers import build, make_run
+from spodgt.algorithms import ALGORITHMS
+from spodgt.errors import InvalidInput
+from spodgt.network import Network
+from spodgt.network.recipes import DirectedGeometric, RandomGeometric
+from spodgt.participation import Bernoulli
+from spodgt.problems import Quadratic, fashion_mnist_svm
+from spodgt.runtimes import distributed_group, distributed_shared
+from spodgt.runtimes.distributed.blocks import blocks
+from spodgt.runtimes.distributed.group import Group
+from spodgt.runtimes.distributed.world import Distributed
+from spodgt.runtimes.loop import Marks, Moment, Stop, begin, run_rounds
+from spodgt.runtimes.simulator import Run, Simulation
+from spodgt.training import compare
+from spodgt.types import Bools
+
+pytestmark = pytest.mark.network
+CLIENTS = 7
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    pool = Pool()
+    yield pool
+    pool.close()
+
+
+# --- what the processes do ---------------------------------------------------------------------------
+def runs_of(name: str, seeds: range = range(2), **fields: Any) -> list[Run]:
+    """Runs that are as sporadic as the method bears, with unequal clients."""
+    traits = ALGORITHMS[name].traits
+    p = np.linspace(0.3, 1.0, CLIENTS) if traits.sporadic_clients != "no" else 1.0
+    p_hat = 0.6 if traits.sporadic_links != "no" else 1.0
+    recipe: Any = RandomGeometric(CLIENTS, 0.6) if traits.mixing == "gossip" else DirectedGeometric(CLIENTS)
+    problem = Quadratic.random(CLIENTS, 5, noise=0.1)
+    runs = []
+    for seed in seeds:
+        network = Network.draw(recipe, seed=seed)
+        algorithm = build(name, **({"step_size": 0.05} | fields))
+        x0 = torch.from_numpy(np.random.default_rng(seed).standard_normal((CLIENTS, 5)))
+        runs.append(make_run(algorithm, problem, network, Bernoulli(p, p_hat), x0=x0, seed=seed))
+    return runs
+
+
+def trajectory(world: Simulation, stop: Stop) -> list[tuple[int, list[int], list[list[torch.Tensor]]]]:
+    """After every round, the live runs and each field of the state, one tensor per run."""
+    seen: list[Any] = []
+
+    def observe(moment: Moment, due: Bools, last: Bools) -> Bools:
+        fields = [[part.clone() for part in world_of(moment).split(t)] for t in moment.state]
+        seen.append((moment.k, moment.world.runs.tolist(), fields))
+        return np.zeros(len(moment.world.runs), bool)
+
+    def world_of(moment: Moment) -> Simulation:
+        assert isinstance(moment.world, Simulation)
+        return moment.world
+
+    run_rounds(begin(world), stop, Marks(), observe, stride=1)
+    return seen
+
+
+def farthest(group: Group, name: str, stop: Stop, **fields: Any) -> float:
+    """The largest difference between this block and its rows in the simulator, over the whole run."""
+    runs = runs_of(name, **fields)
+    there = trajectory(Simulation(runs, dtype=torch.float64, fuse=False), stop)
+    world = Distributed(runs, group, dtype=torch.float64)
+    here = trajectory(world, stop)
+    world.mail.drain()
+    owner = np.split(world.block.owner, len(runs))
+    worst = 0.0
+    assert [entry[:2] for entry in here] == [entry[:2] for entry in there]
+    for (_, live, ours), (_, _, theirs) in zip(here, there, strict=True):
+        for field, whole in zip(ours, theirs, strict=True):
+            for run, block, everyone in zip(live, field, whole, strict=True):
+                rows = everyone[owner[run] == group.rank]
+                worst = max(worst, float(((block - rows).abs() / (1 + rows.abs())).max()))
+    return worst
+
+
+# --- laws --------------------------------------------------------------------------------------------
+SOME = ("spod-gt", "k-gt", "frost", "gossip-push-pull", "dsgd", "sgd")
+SIZES = [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2, 4))]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_trajectory_is_the_simulators(pool: Pool, name: str, size: int) -> None:
+    """Two runs, of which one ends before the other."""
+    assert max(pool(size, farthest, name, Stop(rounds=30, delay=60.0))) <= 1e-12
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", SOME)
+def test_any_number_of_processes(pool: Pool, name: str, size: int) -> None:
+    assert max(pool(size, farthest, name, Stop(rounds=20))) <= 1e-12
+
+
+def farthest_by_memory(group: Group, name: str, stop: Stop) -> tuple[float, int, bool]:
+    """As `farthest`, with all messages through shared memory; how many segments, and whether all are read."""
+    assert group.shared is not None
+    least, distributed_shared.LEAST = distributed_shared.LEAST, 1
+    try:
+        worst = farthest(group, name, stop)
+        group.sum(torch.zeros(1))  # all have read all
+    finally:
+        distributed_shared.LEAST = least
+    segments = [segment for some in group.shared.own.values() for segment in some]
+    return worst, len(segments), all(segment.free for segment in segments)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory without a name is Linux's")
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", SOME[:-1])
+def test_messages_through_shared_memory_are_the_same(pool: Pool, name: str, size: int) -> None:
+    for worst, segments, read in pool(size, farthest_by_memory, name, Stop(rounds=20)):
+        assert worst <= 1e-12
+        assert 0 < segments <= 24  # some sizes for each of three others, used again and again
+        assert read
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory without a name is Linux's")
+def test_memory_is_written_again_only_when_it_was_read() -> None:
+    shared = distributed_shared.Shared(0, [os.getpid()] * 2, [[False, False], [True, False]])
+    messages = [torch.full((300_000,), float(n)) for n in range(3)]
+    assert shared.fits(0, 1, messages[0])
+    assert not shared.fits(1, 0, messages[0])
+    assert not shared.fits(0, 1, messages[0][:10])
+    notes = [shared.put(1, message) for message in messages[:2]]
+    target = torch.empty(300_000)
+    shared.take(0, notes[0], target)
+    notes.append(shared.put(1, messages[2]))
+    assert len(shared.own[1]) == 2
+    for number in (1, 2):
+        shared.take(0, notes[number], target)
+        assert torch.equal(target, messages[number])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"momentum": 0.5},
+        {"step_size": {"schedule": "inverse-sqrt", "start": 0.05}},
+        {"step_size": np.linspace(0.01, 0.05, CLIENTS)},
+    ],
+    ids=["momentum", "schedule", "per client"],
+)
+def test_values_per_client_are_cut_with_the_block(pool: Pool, fields: dict[str, Any]) -> None:
+    assert max(pool(3, farthest, "spod-gt", Stop(rounds=20), **fields)) <= 1e-12
+
+
+@given(efforts=st.lists(st.integers(0, 1000), min_size=1, max_size=40), size=st.integers(1, 8))
+@settings(deadline=None)
+def test_blocks_hold_everybody_and_nobody_is_idle(efforts: list[int], size: int) -> None:
+    if size > len(efforts):
+        with pytest.raises(InvalidInput, match="too many"):
+            blocks(np.array(efforts), size)
+        return
+    owner = blocks(np.array(efforts), size)
+    assert (np.diff(owner) >= 0).all()
+    assert set(owner.tolist()) == set(range(size))
+
+
+def test_blocks_are_balanced_by_effort_and_not_by_number() -> None:
+    owner = blocks(np.array([100, 1, 1, 1, 1, 1, 95]), 2)
+    loads = np.bincount(owner, [100, 1, 1, 1, 1, 1, 95])
+    assert abs(loads[0] - loads[1]) <= 10
+    assert np.bincount(blocks(np.array([300, 100, 100, 100]), 2)).tolist() == [1, 3]
+
+
+# --- what is sent ------------------------------------------------------------------------------------
+def sent(group: Group, name: str, rounds: int, together: bool = True) -> dict[str, Any]:
+    """What this process sent, and the bound: one vector for every active link to another process."""
+    runs = runs_of(name, range(1))
+    world = Distributed(runs, group, dtype=torch.float64)
+    world.mail.together = together
+    bound, links, pairs = 0, 0, 0
+    for k in range(1, rounds + 1):
+        now = world.round(k)
+        vectors = (now.pull_links, now.push_links) if name not in ("dsgd", "extra") else (now.pull_links,)
+        ends = world.block.owner[world.links.receivers], world.block.owner[world.links.senders]
+        out = (ends[1] == group.rank) & (ends[0] != group.rank)
+        bound += sum(int((active & out).sum()) for active in vectors) * 5 * 8
+        links += int((now.pull_links & out).sum())
+        pairs += len(set(ends[0][(now.pull_links | now.push_links) & out].tolist()))
+    run_rounds(begin(world), Stop(rounds=rounds), Marks(), lambda moment, due, last: np.zeros(1, bool))
+    mail = world.mail
+    early = mail.flight is not None
+    mail.drain()
+    return {"bytes": mail.bytes, "messages": mail.messages, "bound": bound, "pairs": pairs, "early": early}
+
+
+@pytest.mark.parametrize("name", ["spod-gt", "ab", "dsgd", "extra", "gossip-push-pull"])
+def test_no_more_is_sent_than_active_links_need(pool: Pool, name: str) -> None:
+    for one in pool(3, sent, name, 60):
+        assert 0 < one["bytes"] <= 1.05 * one["bound"]
+        # One message for each pair and round, but for the first, from which the habit is learned, and the
+        # one after the last, which may have left early.
+        assert one["messages"] <= one["pairs"] + 4
+
+
+def test_models_travel_while_gradients_are_computed_where_nothing_else_is_mixed(pool: Pool) -> None:
+    assert all(one["early"] for one in pool(2, sent, "dsgd", 10))
+    assert not any(one["early"] for one in pool(2, sent, "spod-gt", 10))
+
+
+# --- sessions ----------------------------------------------------------------------------------------
+def trained(group: Group, out: str | None, **options: Any) -> Any:
+    """A comparison in the processes of `group`; the tables that every process gets."""
+    distributed_group._joined = group
+    return compared(out=out, **options)
+
+
+def compared(methods: Any = ("spod-gt", "dsgd"), stop_at: int | None = None, **options: Any) -> Any:
+    def progress(glimpse: Any) -> None:
+        if stop_at is not None and glimpse.k >= stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    usual = {"rounds": 60, "seeds": range(2), "dtype": torch.float64, "every": 8, "progress": progress}
+    result = compare(
+        [build(name, step_size=0.05) if isinstance(name, str) else name for name in methods],
+        Quadratic.random(CLIENTS, 5, noise=0.1),
+        RandomGeometric(CLIENTS, 0.6),
+        Bernoulli(1.0, 0.6),
+        **(usual | options),
+    )
+    stopped = [str(stop) for stop in result.stopped]
+    return result.frame, result.participation, stopped, result.complete, result.states
+
+
+def same(ours: Any, theirs: Any, tolerance: float = 1e-12) -> None:
+    """Tables are alike, counts are equal."""
+    pd.testing.assert_frame_equal(ours[0], theirs[0], rtol=tolerance, atol=tolerance, check_dtype=False)
+    pd.testing.assert_frame_equal(ours[1], theirs[1], check_dtype=False)
+    assert ours[2:4] == theirs[2:4]
+
+
+@pytest.mark.parametrize("stop", [{"rounds": 60}, {"rounds": None, "delay": 150.0, "every": None}])
+def test_every_process_gets_the_simulators_tables(pool: Pool, tmp_path: Path, stop: dict[str, Any]) -> None:
+    theirs = compared(out=tmp_path / "simulator", **stop)
+    for ours in pool(4, trained, str(tmp_path / "processes"), **stop):
+        same(ours, theirs)
+    files = [{path.name for path in (tmp_path / name).iterdir()} for name in ("simulator", "processes")]
+    assert files[0] == files[1]
+
+
+def test_states_are_kept_on_rank_0(pool: Pool) -> None:
+    ours, theirs = pool(2, trained, None, keep_states=True), compared(keep_states=True)
+    torch.testing.assert_close(ours[0][4][1].x, theirs[4][1].x, rtol=1e-12, atol=1e-12)
+
+
+def test_a_run_is_taken_up_by_another_number_of_processes(pool: Pool, tmp_path: Path) -> None:
+    """By a signal to rank 0 all stop and save; three go on, then two, then the simulator."""
+    out, whole = str(tmp_path / "run"), {"rounds": 200, "every": 40, "seeds": 0}
+    theirs = compared(**whole)
+    stops = pool(4, trained, out, **whole, stop_at=40)
+    assert not any(one[3] for one in stops)
+    assert not pool(3, trained, out, **whole, resume=True, stop_at=80)[0][3]
+    assert not pool(2, trained, out, **whole, resume=True, stop_at=160)[0][3]
+    same(compared(out=out, **whole, resume=True), theirs)
+
+
+def test_a_run_of_the_simulator_is_finished_by_processes(pool: Pool, tmp_path: Path) -> None:
+    out, whole = str(tmp_path / "run"), {"rounds": 200, "every": 40, "seeds": 0}
+    assert not compared(out=out, **whole, stop_at=40)[3]
+    same(pool(3, trained, out, **whole, resume=True)[0], compared(**whole))
+
+
+def test_a_run_that_diverges_is_given_up_everywhere(pool: Pool) -> None:
+    methods = [build("spod-gt", step_size=1e3)]
+    theirs = compared(methods, rounds=200, every=50)
+    assert theirs[2]
+    for ours in pool(3, trained, None, methods=methods, rounds=200, every=50):
+        # What should be zero is the rounding of huge numbers.
+        frames = [tables[0].drop(columns="tracking") for tables in (ours, theirs)]
+        same((frames[0], *ours[1:]), (frames[1], *theirs[1:]))
+
+
+def learned(group: Group | None) -> Any:
+    if group is not None:
+        distributed_group._joined = group
+    result = compare(
+        [build("spod-gt", step_size=0.05)],
+        fashion_mnist_svm(clients=5, labels_per_client=2),
+        RandomGeometric(5, 0.7),
+        Bernoulli(0.7, 0.7),
+        rounds=30,
+        dtype=torch.float64,
+    )
+    return result.frame, result.participation, [], True
+
+
+def test_models_are_evaluated_where_they_are(pool: Pool) -> None:
+    same(pool(3, learned)[0], learned(None), 1e-9)
+
+
+def test_bad_input_is_refused_by_all(pool: Pool, tmp_path: Path) -> None:
+    """What only rank 0 can see, such as a folder that holds another run, all of them say."""
+    compared(out=tmp_path, rounds=8)
+    for answer in pool(2, refused, str(tmp_path)):
+        assert "already holds a run" in answer
+
+
+def refused(group: Group, out: str) -> str:
+    try:
+        trained(group, out)
+    except InvalidInput as error:
+        return str(error)
+    return "taken"
+
+
+def test_processes_with_other_settings_are_refused(pool: Pool) -> None:
+    for answer in pool(3, differing):
+        assert "all processes must be alike, but rank 2 has other" in answer
+
+
+def differing(group: Group) -> str:
+    distributed_group._joined = group
+    try:
+        compared(rounds=8 if group.rank < 2 else 9)
+    except InvalidInput as error:
+        return str(error)
+    return "taken"

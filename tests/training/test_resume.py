@@ -1,0 +1,526 @@
+"""Never lose work: killed, interrupted or out of space, a run goes on with the same bits or says why not."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import spodgt
+from spodgt.cli import app
+from spodgt.errors import Failed, InvalidInput
+from spodgt.problems import Quadratic
+from spodgt.record.record import CHECKPOINT, RunDirectory
+from spodgt.training import Glimpse
+
+METHODS = ["spod-gt", "spod-gt-memory", "g-push-pull", "k-gt", spodgt.method("dsgd", step_size=0.01)]
+RECIPE = spodgt.graphs.RandomGeometric(5, 0.7)
+OPTIONS: dict[str, Any] = {"delay": 60.0, "seeds": [0, 1, 2], "evaluations": 7, "checkpoint_every": 0}
+
+
+def run(out: Path | None, **options: Any) -> spodgt.Result:
+    """Three seeds that end in different rounds, noise in the gradients, methods with other states."""
+    settings = OPTIONS | {"participation": spodgt.Beta(0.7, 0.7, floor=0.1), "methods": METHODS[:4]} | options
+    problem = settings.pop("problem", Quadratic.random(5, 4, seed=3, noise=0.3))
+    methods, participation = settings.pop("methods"), settings.pop("participation")
+    return spodgt.compare(methods, problem, RECIPE, participation, out=out, **settings)
+
+
+@pytest.fixture(scope="module")
+def unbroken() -> spodgt.Result:
+    return run(None)
+
+
+def same(out: Path, expected: spodgt.Result) -> None:
+    """What lies in the folder is what an unbroken run gives, bit for bit."""
+    pd.testing.assert_frame_equal(
+        pd.read_parquet(out / "metrics.parquet"), expected.frame, check_exact=True, check_column_type=False
+    )
+    activity = pd.read_parquet(out / "participation.parquet")
+    pd.testing.assert_frame_equal(activity, expected.participation, check_exact=True)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["complete"]
+    assert summary["stopped"] == [str(stop) for stop in expected.stopped]
+    assert not [path for path in out.iterdir() if path.name.startswith(".")], "nothing half-written stays"
+
+
+class StopAt:
+    """Sends a signal to ourselves when one method reaches a round."""
+
+    def __init__(self, method: str, k: int, number: int = signal.SIGINT) -> None:
+        self.method, self.k, self.number = method, k, number
+
+    def __call__(self, glimpse: Glimpse) -> None:
+        if glimpse.algorithm == self.method and glimpse.k >= self.k:
+            signal.raise_signal(self.number)
+            self.k = 10**9
+
+
+# --- interrupted -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("method", "k", "number"),
+    [
+        ("spod-gt", 0, signal.SIGINT),
+        ("spod-gt", 7, signal.SIGTERM),
+        ("spod-gt-memory", 11, signal.SIGINT),
+        ("g-push-pull", 2, signal.SIGINT),
+        ("k-gt", 5, signal.SIGINT),
+    ],
+)
+def test_ctrl_c_leaves_a_valid_part_and_resume_completes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Any, method: str, k: int, number: int
+) -> None:
+    monkeypatch.setattr("spodgt.training.session._SHOW_EVERY", 0.0)
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    out = tmp_path / "run"
+    part = run(out, progress=StopAt(method, k, number), checkpoint_every=1e9)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    assert not part.complete
+    assert not json.loads((out / "summary.json").read_text())["complete"]
+    rows = pd.read_parquet(out / "metrics.parquet")
+    whole = unbroken.frame.set_index(["algorithm", "seed", "round"])
+    assert rows.set_index(["algorithm", "seed", "round"]).index.isin(whole.index).all(), "a part of the whole"
+    result = run(out, resume=True)
+    assert result.complete
+    assert result.frame.equals(unbroken.frame)
+    same(out, unbroken)
+
+
+def test_stopped_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Any) -> None:
+    monkeypatch.setattr("spodgt.training.session._SHOW_EVERY", 0.0)
+    out, tries = tmp_path / "run", 0
+    while True:
+        count = 0
+
+        def progress(_: Glimpse) -> None:
+            nonlocal count
+            count += 1
+            if count == 9:
+                signal.raise_signal(signal.SIGINT)
+
+        result = run(out, resume=tries > 0, progress=progress, checkpoint_every=1e9)
+        tries += 1
+        if result.complete:
+            break
+    assert tries > 4
+    same(out, unbroken)
+
+
+def test_without_a_folder_ctrl_c_is_the_callers(unbroken: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(None, progress=StopAt("spod-gt", 0))
+
+
+def test_a_second_ctrl_c_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Any
+) -> None:
+    """Even then the folder holds a valid part, and what the last checkpoint had is not lost."""
+    monkeypatch.setattr("spodgt.training.session._SHOW_EVERY", 0.0)
+
+    def impatient(glimpse: Glimpse) -> None:
+        if glimpse.algorithm == "spod-gt-memory" and glimpse.k == 5:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    assert not run(tmp_path / "run", progress=impatient).complete
+    run(tmp_path / "run", resume=True)
+    same(tmp_path / "run", unbroken)
+
+
+def test_a_thread_may_run_too(tmp_path: Path, unbroken: Any) -> None:
+    """Signals arrive in the main thread only; elsewhere a run just runs."""
+    thread = threading.Thread(target=run, args=(tmp_path / "run",))
+    thread.start()
+    thread.join()
+    same(tmp_path / "run", unbroken)
+
+
+# --- killed ----------------------------------------------------------------------------------------
+KILL_LOOP = """
+import os, random, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from test_resume import run
+
+run(None)  # compiled once, here
+out, kills, random_wait = Path(sys.argv[2]), 0, random.Random(int(sys.argv[3]))
+while True:
+    child = os.fork()
+    if not child:
+        run(out, resume=True)
+        os._exit(0)
+    end = time.monotonic() + (random_wait.uniform(0.02, 0.3) if kills < 12 else 100)
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            assert os.waitstatus_to_exitcode(status) == 0
+            print(kills)
+            sys.exit()
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    kills += 1
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the children are forks, so that many kills take seconds")
+def test_kill_9_at_random_moments(tmp_path: Path, unbroken: Any) -> None:
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", KILL_LOOP, here, str(tmp_path / "run"), "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 2, "it was killed at all"
+    same(tmp_path / "run", unbroken)
+
+
+CONFIG = """
+[run]
+methods = ["spod-gt", "k-gt"]
+seeds = 2
+rounds = 120
+evaluations = 10
+[network]
+clients = 4
+radius = 0.8
+[problem]
+batch_size = 4
+"""
+
+
+def command(*args: Any) -> list[str]:
+    return [sys.executable, "-m", "spodgt", *map(str, args)]
+
+
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT])
+def test_the_command_line_survives(tmp_path: Path, number: int) -> None:
+    """The real entry, on images: stop it in the middle, resume, compare with an unbroken run."""
+    (tmp_path / "small.toml").write_text(CONFIG)
+    common = ["run", tmp_path / "small.toml", "--json"]
+    out = tmp_path / "broken"
+    with subprocess.Popen(
+        command(*common, "--out", out, "--checkpoint-every", "0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while process.poll() is None and not (out / CHECKPOINT).exists():
+            time.sleep(0.01)
+        time.sleep(0.1)
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=60)
+    if number == signal.SIGINT:
+        assert process.returncode == 1, stderr
+        assert not json.loads(stdout)["complete"]
+        assert f"stopped early; go on with --out {out} --resume." in stderr
+        assert {path.name for path in out.iterdir()} >= FILES
+        assert not json.loads((out / "summary.json").read_text())["complete"]
+        pd.read_parquet(out / "metrics.parquet")
+    else:
+        assert process.returncode == -signal.SIGKILL
+    resumed = subprocess.run(
+        command(*common, "--out", out, "--resume"), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert {path.name for path in out.iterdir()} >= FILES
+    from spodgt.experiment.config import Config, build
+
+    built = build(Config.read(tmp_path / "small.toml"))
+    whole = spodgt.compare(
+        built.methods,
+        built.problem,
+        built.network,
+        built.participation,
+        **built.options,
+        out=tmp_path / "whole",
+    )
+    pd.testing.assert_frame_equal(pd.read_parquet(out / "metrics.parquet"), whole.frame, check_exact=True)
+    assert (
+        json.loads(resumed.stdout)["algorithms"]
+        == json.loads((out / "summary.json").read_text())["algorithms"]
+    )
+
+
+FILES = {CHECKPOINT, "config.toml", "metrics.parquet", "participation.parquet", "summary.json"}
+FILES |= {"accuracy.png", "network.png"}
+
+
+# --- what a checkpoint can hold --------------------------------------------------------------------
+def test_every_kind_of_state_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States in which two parts are one tensor, momentum, schedules, statistics of none."""
+    monkeypatch.setattr("spodgt.training.session._SHOW_EVERY", 0.0)
+    methods = [
+        spodgt.method("spod-gt", momentum=0.5),
+        spodgt.method("k-gt", local_steps=3),
+        spodgt.method("push-diging", step_size={"schedule": "inverse-sqrt", "start": 0.05}),
+    ]
+    options = {"participation": spodgt.Always(), "delay": None, "rounds": 25, "methods": methods}
+    whole = run(None, **options)
+    for name in whole.algorithms:
+        out = tmp_path / name
+        assert not run(out, progress=StopAt(name, 13), **options).complete
+        run(out, resume=True, **options)
+        same(out, whole)
+
+
+def test_a_diverged_method_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.training.session._SHOW_EVERY", 0.0)
+    methods = [spodgt.method("spod-gt", step_size=1e6), spodgt.method("spod-gt-memory")]
+    options = {"methods": methods, "delay": None, "rounds": 60}
+    whole = run(None, **options)
+    assert len(whole.stopped) == 3
+    run(tmp_path / "run", progress=StopAt("spod-gt-memory", 20), **options)
+    result = run(tmp_path / "run", resume=True, **options)
+    assert result.stopped == whole.stopped
+    same(tmp_path / "run", whole)
+
+
+def test_a_run_that_diverges_after_it_was_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.training.session._SHOW_EVERY", 0.0)
+    methods = [spodgt.method("spod-gt", step_size=8.0)]
+    options = {"methods": methods, "delay": None, "rounds": 400, "seeds": 0, "checkpoint_every": 1e9}
+    whole = run(None, **options)
+    (stop,) = whole.stopped
+    assert stop.finite_at > 0
+    run(tmp_path / "run", progress=StopAt("spod-gt", stop.round - 2), **options)
+    assert run(tmp_path / "run", resume=True, **options).stopped == [stop]
+    same(tmp_path / "run", whole)
+
+
+def test_resume_of_a_finished_run_changes_nothing(tmp_path: Path, unbroken: Any) -> None:
+    run(tmp_path / "run")
+    same(tmp_path / "run", unbroken)
+    before = (tmp_path / "run" / CHECKPOINT).read_bytes()
+    assert run(tmp_path / "run", resume=True).frame.equals(unbroken.frame)
+    assert (tmp_path / "run" / CHECKPOINT).read_bytes() == before
+
+
+def test_resume_before_the_first_checkpoint_begins_anew(tmp_path: Path, unbroken: Any) -> None:
+    """A kill may come before anything was saved."""
+    assert run(tmp_path / "run", resume=True).frame.equals(unbroken.frame)
+
+
+# --- what can be wrong with the folder -------------------------------------------------------------
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped in the middle; copy it."""
+    out = tmp_path_factory.mktemp("half") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spodgt.training.session._SHOW_EVERY", 0.0)
+        run(out, progress=StopAt("spod-gt-memory", 5))
+    return out
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: b"",
+        lambda data: b"not a checkpoint",
+        lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:],
+        lambda data: data.replace(b'\\"finished\\"', b'\\"finnished\\"'),
+    ],
+    ids=["cut", "empty", "text", "one bit", "notes"],
+)
+def test_a_corrupted_checkpoint_is_one_sentence(tmp_path: Path, half: Path, damage: Any) -> None:
+    out = Path(shutil.copytree(half, tmp_path / "run"))
+    broken = damage((out / CHECKPOINT).read_bytes())
+    (out / CHECKPOINT).write_bytes(broken)
+    with pytest.raises(InvalidInput) as caught:
+        run(out, resume=True)
+    assert str(caught.value).startswith(f"{out / CHECKPOINT} is not a whole checkpoint (")
+    assert str(caught.value).endswith("); remove it to begin anew, or use another folder.")
+    assert "\n" not in str(caught.value)
+    assert (out / CHECKPOINT).read_bytes() == broken, "it is left for the user to look at"
+
+
+def test_a_checkpoint_of_another_version(tmp_path: Path, half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Path(shutil.copytree(half, tmp_path / "run"))
+    monkeypatch.setattr("spodgt.record.record._FORMAT", "99")
+    with pytest.raises(
+        InvalidInput, match=r"has format '\d', but this version of spodgt reads '99'; begin anew"
+    ):
+        run(out, resume=True)
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_checkpoint(
+    tmp_path: Path, half: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Any, call: str
+) -> None:
+    out = Path(shutil.copytree(half, tmp_path / "run"))
+    before = (out / CHECKPOINT).read_bytes()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        with pytest.raises(Failed) as caught:
+            run(out, resume=True)
+    assert str(caught.value) == (
+        f"{out / CHECKPOINT} could not be written: No space left on device; "
+        "free some space or choose another folder, then run again with --resume."
+    )
+    assert (out / CHECKPOINT).read_bytes() == before
+    run(out, resume=True)
+    same(out, unbroken)
+
+
+def test_no_space_is_said_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+    with pytest.raises(
+        InvalidInput, match=r"out='.*' has 1 MB free, but this run may need 10 MB; free some space"
+    ):
+        run(tmp_path / "run")
+
+
+def test_a_folder_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for out, reason in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "run", "Not a directory")):
+        with pytest.raises(InvalidInput) as caught:
+            run(out)
+        assert str(caught.value) == f"out={str(out)!r} cannot be written: {reason}; choose another folder."
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path, half: Path) -> None:
+    out = Path(shutil.copytree(half, tmp_path / "run"))
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(InvalidInput) as caught:
+        run(out)
+    assert str(caught.value) == (
+        f"out={str(out)!r} already holds a run; go on with it by --resume, or use another folder."
+    )
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_two_runs_cannot_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fcntl")
+    monkeypatch.setattr("spodgt.training.session._SHOW_EVERY", 0.0)
+    seen: list[str] = []
+
+    def intrude(glimpse: Glimpse) -> None:
+        if not seen:
+            with pytest.raises(InvalidInput) as caught:
+                run(tmp_path / "run", resume=True)
+            seen.append(str(caught.value))
+
+    run(tmp_path / "run", progress=intrude)
+    assert seen == [f"out={str(tmp_path / 'run')!r} is in use by a run that is still going; wait for it."]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"delay": 70.0}, "delay is 60.0 there and 70.0 here"),
+        ({"seeds": [0, 1]}, "seeds is [0, 1, 2] there and [0, 1] here"),
+        ({"evaluations": 8}, "evaluations is 7 there and 8 here"),
+        ({"dtype": torch.float64}, "dtype is 'torch.float32' there and 'torch.float64' here"),
+        ({"participation": spodgt.Always()}, "participation is 'Beta' there and 'Always' here"),
+        ({"participation": spodgt.Beta(0.8, 0.7, floor=0.1)}, "chances is"),
+        ({"x0": np.ones(4)}, "start is"),
+        ({"methods": METHODS[:3]}, "methods is [{"),
+    ],
+)
+def test_resume_with_other_settings_names_the_key(
+    tmp_path: Path, half: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    out = Path(shutil.copytree(half, tmp_path / "run"))
+    with pytest.raises(InvalidInput) as caught:
+        run(out, resume=True, **changes)
+    assert str(caught.value).startswith(f"{out} holds another run: {sentence}")
+    assert str(caught.value).endswith("; use the same settings or another folder.")
+
+
+def test_resume_needs_a_folder_and_keeps_no_states(tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidInput, match="resume=True cannot go with no out: nothing was kept; use resume=False"
+    ):
+        run(None, resume=True)
+    with pytest.raises(
+        InvalidInput, match="resume=True cannot go with keep_states=True: its first states are gone"
+    ):
+        run(tmp_path / "run", resume=True, keep_states=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_is_pickled(half: Path) -> None:
+    loaded = RunDirectory(half).load()
+    assert loaded is not None
+    data = (half / CHECKPOINT).read_bytes()
+    assert b"torch._utils" not in data
+    size = int.from_bytes(data[:8], "little")
+    assert json.loads(data[8 : 8 + size])["__metadata__"]["format"] == "2"
+
+
+def images(labels: int = 2, batch_size: int = 4) -> spodgt.Learning:
+    return spodgt.problems.fashion_mnist_svm(clients=5, labels_per_client=labels, batch_size=batch_size)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "what"),
+    [
+        ({"problem": images()}, {"problem": images(labels=1)}, "data is"),
+        ({"problem": images()}, {"problem": images(batch_size=8)}, "batch_size is '4' there and '8' here"),
+        ({}, {"problem": Quadratic.random(5, 4, seed=4, noise=0.3)}, "data is"),
+        ({}, {"problem": Quadratic.random(5, 4, seed=3, noise=0.2)}, "noise is '0.3' there and '0.2' here"),
+        ({"participation": spodgt.EveryK(2)}, {"participation": spodgt.EveryK(7)}, "who takes part is"),
+    ],
+    ids=["labels", "batch", "quadratic", "noise", "every k"],
+)
+def test_other_data_under_the_same_name_are_not_taken_up(tmp_path, before, after, what):
+    few: dict[str, Any] = {"methods": ["spod-gt"], "seeds": [0], "delay": 20.0, "evaluations": 1}
+    run(tmp_path / "run", **few, **before)
+    with pytest.raises(InvalidInput, match=what):
+        run(tmp_path / "run", resume=True, **few, **before | after)
+    run(tmp_path / "run", resume=True, **few, **before)
+
+
+def test_a_network_without_links_is_saved_like_any_other(tmp_path):
+    problem, alone = Quadratic.random(1, 3, seed=0), spodgt.Network.complete(1)
+    result = spodgt.train("spod-gt", problem, alone, rounds=30, out=tmp_path / "run", checkpoint_every=0)
+    assert result.complete
+
+
+def test_a_clock_that_stands_still_is_said():
+    problem, alone = Quadratic.random(1, 3, seed=0), spodgt.Network.complete(1)
+    with pytest.raises(InvalidInput, match="delay=100 is never reached: "):
+        spodgt.train("gossip", problem, alone, delay=100)
+
+
+def test_a_changed_network_file_is_not_taken_up(tmp_path):
+    """As many links as before, so only where they go tells."""
+    graph, text = tmp_path / "graph.csv", tmp_path / "config.toml"
+    text.write_text(
+        f"[run]\nmethods = ['spod-gt']\nseeds = 1\nrounds = 5\n[network]\nkind = 'file'\npath = '{graph}'\n"
+        "[problem]\nkind = 'quadratic'\n"
+    )
+    out = str(tmp_path / "run")
+    graph.write_text("0,1,0,1\n0,0,1,0\n0,0,0,1\n1,0,0,0\n")
+    cli = CliRunner()
+    assert cli.invoke(app, ["run", str(text), "--out", out]).exit_code == 0
+    graph.write_text("0,1,1,0\n0,0,1,0\n0,0,0,1\n1,0,0,0\n")
+    again = cli.invoke(app, ["run", str(text), "--out", out, "--resume"])
+    assert isinstance(again.exception, InvalidInput)
+    assert "links is" in str(again.exception)
+
+
+def test_half_precision_data_can_be_kept(tmp_path):
+    data = [(torch.randn(8, 3).bfloat16(), torch.arange(8) % 2) for _ in range(5)]
+    problem = spodgt.Learning(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), data)
+    assert run(tmp_path / "run", problem=problem, methods=["spod-gt"], seeds=[0], delay=10.0).complete

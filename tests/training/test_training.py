@@ -1,0 +1,246 @@
+"""`train` and `compare`: what comes back, what is refused, and what happens to a run that diverges."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import spodgt
+from spodgt.problems import Quadratic
+from spodgt.record.metrics import METRICS
+from spodgt.training import Glimpse
+
+PROBLEM = Quadratic.random(4, 3, seed=1)
+NETWORK = spodgt.Network.directed_geometric(4, 0.5, 1.0)
+SOME = spodgt.Bernoulli(0.6, 0.6)
+
+
+def run(*names: Any, **options: Any) -> spodgt.Result:
+    settings = {"rounds": 20, "dtype": torch.float64} | options
+    return spodgt.compare(
+        names or ["spod-gt"], PROBLEM, NETWORK, settings.pop("participation", SOME), **settings
+    )
+
+
+def test_the_frame_is_tidy() -> None:
+    result = run("spod-gt", "k-gt", seeds=[2, 0], every=5)
+    frame = result.frame
+    assert list(frame.columns[:4]) == ["algorithm", "seed", "round", "delay"]
+    assert set(frame.columns[4:]) <= set(METRICS), "every column is explained"
+    assert frame["algorithm"].unique().tolist() == ["spod-gt", "k-gt"], "in the order given"
+    assert not frame.duplicated(["algorithm", "seed", "round"]).any()
+    for _, rows in frame.groupby(["algorithm", "seed"]):
+        assert rows["round"].tolist() == [0, 5, 10, 15, 20]
+        assert rows["delay"].is_monotonic_increasing
+    assert frame["distance"].notna().all()
+    assert frame.loc[frame["algorithm"] == "k-gt", "tracking"].isna().all(), "k-gt has no tracker y"
+    assert result.algorithms == ["spod-gt", "k-gt"]
+    assert result.complete
+    assert len(result.final()) == 4
+    summary = result.summary()
+    assert summary["name"].tolist() == ["spod-gt", "k-gt"]
+    assert {"accuracy", "accuracy_std", "delay", "rounds", "seeds"} <= set(summary.columns)
+    assert summary["seeds"].tolist() == [2, 2]
+
+
+def test_metrics_are_what_they_say() -> None:
+    result = run(keep_states=True, every=4)
+    x, y = result.states[0].x, result.states[0].y
+    for row in result.frame.to_dict("records"):
+        models, average = x[row["round"]], x[row["round"]].mean(0)
+        losses = [
+            (0.5 * torch.einsum("ij,ijk,ik->i", z - PROBLEM.c, PROBLEM.H, z - PROBLEM.c)).mean()
+            for z in models
+        ]
+        assert row["loss"] == pytest.approx(float(torch.stack(losses).mean()))
+        assert row["consensus_x"] == pytest.approx(float(((models - average) ** 2).sum(1).mean().sqrt()))
+        spread = y[row["round"]] - y[row["round"]].mean(0)
+        assert row["consensus_y"] == pytest.approx(float((spread**2).sum(1).mean().sqrt()))
+        gradient = torch.einsum("ijk,ik->ij", PROBLEM.H, average - PROBLEM.c).mean(0)
+        assert row["gradient_norm"] == pytest.approx(float(gradient.norm()))
+        away = models - PROBLEM.optimum()
+        assert row["distance"] == pytest.approx(float((away**2).sum(1).mean().sqrt()))
+
+
+def test_looks_are_spread_over_rounds_or_delay() -> None:
+    assert len(run(rounds=100, evaluations=10).frame) == 11
+    assert run(rounds=7, every=3).frame["round"].tolist() == [0, 3, 6, 7], "the end is always looked at"
+    frame = run(rounds=None, delay=200, evaluations=10).frame
+    grid = np.arange(11) * 20.0
+    full = run(rounds=None, delay=200, every=1).frame
+    for mark in grid:  # at every mark, the last model that is available by then was looked at
+        last = full[full["delay"] <= mark]["round"].max()
+        assert last in frame["round"].to_numpy()
+
+
+@pytest.mark.parametrize("seeds", [3, [3], range(3, 4), np.arange(3, 4), np.int64(3), (np.uint8(3),)])
+def test_seeds_in_every_form(seeds: Any) -> None:
+    assert run(seeds=seeds).frame.equals(run(seeds=3).frame)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert run(rounds=np.int64(20)).frame.equals(run().frame)
+    assert run(rounds=None, delay=np.float32(20)).frame["delay"].max() <= 20
+
+
+def test_x0_for_all_or_for_each() -> None:
+    one, each = run(x0=[1.0, 2, 3], keep_states=True), run(x0=np.tile([1, 2, 3], (4, 1)), keep_states=True)
+    torch.testing.assert_close(one.states[0].x, each.states[0].x)
+    digits = [0.1, 0.2, 0.3]  # a list keeps its digits in float64
+    assert run(x0=digits, keep_states=True).states[0].x[0, 0].tolist() == digits
+
+
+def test_the_start_is_not_changed_by_the_run() -> None:
+    x0 = torch.ones(4, 3, dtype=torch.float64)
+    run(x0=x0)
+    assert (x0 == 1).all()
+
+
+def test_kept_states_are_all_different() -> None:
+    """A compiled step works in place: what is kept must be a copy."""
+    for name in ("spod-gt", "spod-gt-memory", "k-gt"):
+        x = run(name, keep_states=True, participation=spodgt.Always()).states[0].x
+        assert len(x) == 21
+        assert all(not torch.equal(a, b) for a, b in itertools.pairwise(x))
+
+
+def test_float32_is_the_default_and_near_float64() -> None:
+    single, double = run(dtype=torch.float32, keep_states=True), run(keep_states=True)
+    assert single.states[0].x.dtype == torch.float32
+    torch.testing.assert_close(single.states[0].x.double(), double.states[0].x, rtol=1e-4, atol=1e-5)
+
+
+def test_one_method_needs_no_list() -> None:
+    assert spodgt.compare("spod-gt", PROBLEM, NETWORK, rounds=3).algorithms == ["spod-gt"]  # type: ignore[arg-type]
+    assert spodgt.compare(spodgt.KGT(), PROBLEM, NETWORK, rounds=3).algorithms == ["k-gt"]  # type: ignore[arg-type]
+
+
+def test_two_of_a_name_are_told_apart_by_what_differs() -> None:
+    result = run(spodgt.SpodGT(step_size=0.1), spodgt.SpodGT(step_size=0.2), "k-gt")
+    assert result.algorithms == ["spod-gt step_size=0.1", "spod-gt step_size=0.2", "k-gt"]
+
+
+def test_step_size_per_client_and_recipes_of_weights() -> None:
+    steps = [0.01, 0.02, 0.03, 0.04]
+    result = run(spodgt.method("spod-gt", step_size=steps), weights="random")
+    assert np.isfinite(result.frame["loss"]).all()
+
+
+def test_a_run_is_a_pure_function_of_its_arguments() -> None:
+    torch.manual_seed(0)
+    first = run("spod-gt", "k-gt", seeds=range(3))
+    torch.manual_seed(1)
+    np.random.seed(7)  # noqa: NPY002
+    second = run("spod-gt", "k-gt", seeds=range(3))
+    assert first.frame.equals(second.frame)
+    assert first.participation.equals(second.participation)
+
+
+def test_a_diverging_method_stops_alone() -> None:
+    wild = spodgt.method("spod-gt", step_size=1e6)
+    result = run(wild, "spod-gt-memory", seeds=[0, 1], rounds=400, dtype=torch.float32)
+    assert {stop.algorithm for stop in result.stopped} == {"spod-gt"}
+    assert {stop.seed for stop in result.stopped} == {0, 1}
+    for stop in result.stopped:
+        assert 0 <= stop.finite_at < stop.round < 400
+        assert str(stop) == (
+            f"spod-gt (seed {stop.seed}) diverged by round {stop.round}, finite at round {stop.finite_at}, "
+            "with step_size=1000000.0; use a smaller step_size."
+        )
+    assert result.complete
+    tame = result.frame[result.frame["algorithm"] == "spod-gt-memory"]
+    assert tame["round"].max() == 400
+    alone = run("spod-gt-memory", seeds=[0, 1], rounds=400, dtype=torch.float32).frame
+    assert tame.reset_index(drop=True)[alone.columns].equals(alone)
+    assert (result.frame.loc[result.frame["algorithm"] == "spod-gt", "round"] < 400).all()
+
+
+def test_one_run_of_a_batch_diverges_and_the_others_go_on(tmp_path: Path) -> None:
+    """Seed by seed: only the client of one seed has a step that is too long."""
+
+    class Steep(Quadratic):
+        def draw(self, seed: int) -> Quadratic:
+            return Quadratic(self.H * (1e6 if seed == 1 else 1), self.c)
+
+    problem = Steep(PROBLEM.H, PROBLEM.c)
+    result = spodgt.train("spod-gt", problem, NETWORK, SOME, rounds=300, seeds=[0, 1, 2])
+    assert [stop.seed for stop in result.stopped] == [1]
+    ends = result.final().set_index("seed")["round"]
+    assert ends[0] == ends[2] == 300
+    assert ends[1] < 300
+    alone = spodgt.train("spod-gt", problem, NETWORK, SOME, rounds=300, seeds=2).frame
+    kept = result.frame[result.frame["seed"] == 2].reset_index(drop=True)
+    np.testing.assert_allclose(kept["loss"], alone["loss"], rtol=1e-5)
+    result.plot(tmp_path / "loss.png", "loss")
+
+
+def test_a_trace_ends_the_run() -> None:
+    trace = spodgt.Trace(np.ones((9, 4)), np.ones((8, NETWORK.links)))
+    assert run(rounds=None, delay=1e9, participation=trace).frame["round"].max() == 8
+    assert run(rounds=5, participation=trace).frame["round"].max() == 5
+    assert run("ab-push-pull", rounds=20, participation=trace).frame["round"].max() == 20, "it needs no trace"
+
+
+def test_progress_is_told() -> None:
+    seen: list[Glimpse] = []
+    run("spod-gt", "k-gt", rounds=30, progress=seen.append)
+    assert [(g.algorithm, g.number, g.total, g.k, g.fraction) for g in seen if g.fraction == 1] == [
+        ("spod-gt", 1, 2, 30, 1.0),
+        ("k-gt", 2, 2, 30, 1.0),
+    ]
+    assert all(0 <= glimpse.fraction <= 1 for glimpse in seen)
+
+
+def test_a_singular_quadratic_has_no_distance_but_trains() -> None:
+    flat = Quadratic(torch.zeros(4, 2, 2), torch.zeros(4, 2))
+    result = spodgt.train("spod-gt", flat, NETWORK, rounds=3)
+    assert result.frame["distance"].isna().all()
+
+
+def test_plots(tmp_path: Path) -> None:
+    result = run("spod-gt", "k-gt", seeds=range(3))
+    for suffix in (".png", ".svg", ".pdf"):
+        assert result.plot(tmp_path / f"loss{suffix}", "loss").stat().st_size > 1000
+    assert result.plot(tmp_path / "deep" / "rounds.png", "distance", "round").exists()
+    assert result.plot_network(tmp_path / "network.png").exists()
+    assert not list(tmp_path.rglob(".*")), "nothing half-drawn stays"
+
+
+def test_plot_of_a_run_that_was_stopped_at_once(tmp_path: Path) -> None:
+    result = run(rounds=3)
+    result.frame = result.frame[result.frame["round"] == 0]
+    result.plot(tmp_path / "loss.png", "loss")
+    result.frame = result.frame.assign(loss=np.inf)
+    result.plot(tmp_path / "loss.png", "loss")
+
+
+def test_many_curves_have_different_looks() -> None:
+    from spodgt.figures import style
+
+    looks = [tuple(style(n).values()) for n in range(40)]
+    assert len(set(looks)) == 40
+
+
+def test_a_large_network_is_drawn_quickly(tmp_path: Path) -> None:
+    from spodgt import figures
+
+    large = spodgt.Network.k_regular(5000, 20)
+    figure = figures.network(large, np.full(5000, 0.5), np.full(large.links, 0.5))
+    assert "(20,000 drawn)" in figure.axes[0].get_title()
+    figures.save(figure, tmp_path / "large.png")
+
+
+def test_empty_result_has_its_columns() -> None:
+    from spodgt.training.session import Session
+
+    assert Session  # the tables of a run that was stopped before its first look are empty, not broken
+    result = run(rounds=1)
+    empty = spodgt.Result(result.frame.iloc[:0], result.participation.iloc[:0], {}, {})
+    assert isinstance(empty.summary(), pd.DataFrame)
+    assert len(empty.summary()) == 0
