@@ -95,7 +95,7 @@ def train(group: Any, model: str, rounds: int) -> dict[str, Any]:
     before, bound, times = (world.mail.bytes, world.mail.messages), 0, []
     for k in range(2, rounds + 2):
         now = world.round(k)
-        bound += 2 * world.block.crossing(now.pull_links) * problem.parameters * 4
+        bound += 2 * world.block.crossing(now.active_links.pull) * problem.parameters * 4
         began = time.perf_counter()
         state = world.algorithm.step(state, now)
         times.append(time.perf_counter() - began)

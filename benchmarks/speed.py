@@ -186,8 +186,8 @@ def eager(runs: list[Run]) -> Callable[[], None]:
         nonlocal x, y, g, k
         k += 1
         now = world.round(k)
-        y = plain(y, world.weights["b"], now.push_links, links.senders)
-        x = plain(x, world.weights["a"], now.pull_links, links.receivers) - 0.01 * y
+        y = plain(y, world.weights["b"], now.links.pushing, links.senders)
+        x = plain(x, world.weights["a"], now.links.pull, links.receivers) - 0.01 * y
         rows = np.flatnonzero(now.active)
         new = torch.zeros_like(x)
         if len(rows):

@@ -1,6 +1,6 @@
-"""The contract, on one screen: what flows between the parts of the house.
+"""The contract, on one screen: what flows between the rooms of the house.
 
-    problem + network + participation ──rounds──▶ algorithm.step ──state──▶ recorder
+    Experiment ──draw(seed)──▶ Draw ──runtime──▶ World ──rounds: algorithm.step──▶ observer ──▶ Record
 
 Tensors are (clients, parameters). The leading axis is *the clients this process holds*: all of
 them, of all runs of a batch, in the simulator; a block in the distributed runtime; one in a peer.
@@ -9,7 +9,7 @@ them, of all runs of a batch, in the simulator; a block in the distributed runti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-LinkPair = tuple[Bools, Bools]  # links that carry models and links that carry trackers: mostly one array
+Words = NDArray[np.uint64]
 P = TypeVar("P", bound="Problem")
 
 
@@ -31,7 +31,7 @@ class Round(Protocol):
     @property
     def computes(self) -> Tensor: ...  # (clients, 1) bool: who takes a gradient in this round
     @property
-    def p(self) -> Tensor: ...  # (clients, 1): how often each client computes
+    def p(self) -> Tensor: ...  # (clients, 1): the probability that a client computes
     @property
     def place(self) -> Tensor: ...  # (clients,): a client's number in its own run
     @property
@@ -41,6 +41,26 @@ class Round(Protocol):
     def push(self, y: Tensor) -> Tensor: ...  # B̂ y: senders weigh, columns sum to one
     def gossip(self, x: Tensor) -> Tensor: ...  # Ŵ x: symmetric and doubly stochastic
     def average(self, x: Tensor) -> Tensor: ...  # the mean over all clients of a run: what a server sees
+
+
+class ActiveLinks(NamedTuple):
+    """The links that work: (links,) in one round, or (rounds, links)."""
+
+    pull: Bools  # links that carry models
+    push: Bools | None = None  # links that carry trackers; None: the same, in one message
+
+    @property
+    def pushing(self) -> Bools:
+        return self.pull if self.push is None else self.push
+
+    @property
+    def used(self) -> Bools:
+        """Links that carry anything."""
+        return self.pull if self.push is None else self.pull | self.push
+
+    def at(self, which: int | slice) -> ActiveLinks:
+        """One round or a range of rounds."""
+        return ActiveLinks(self.pull[which], None if self.push is None else self.push[which])
 
 
 class Availability(Protocol):
@@ -63,7 +83,7 @@ class Availability(Protocol):
     @property
     def idle_links(self) -> bool: ...  # some link may be down
     def computes(self, rounds: range) -> Bools: ...
-    def links(self, rounds: range) -> LinkPair: ...
+    def links(self, rounds: range) -> ActiveLinks: ...
 
 
 class Evaluation(NamedTuple):
@@ -71,6 +91,18 @@ class Evaluation(NamedTuple):
 
     loss: Tensor
     accuracy: Tensor  # NaN where nothing is classified
+
+
+class Minibatches(NamedTuple):
+    """Whose mini-batches of round k are drawn: all the randomness there is in a gradient."""
+
+    rows: Ints  # (n,) the client in this problem
+    keys: Words  # (n,) the key of its run's stream "batch"
+    places: Ints  # (n,) its number in its own run
+    k: int
+
+    def part(self, which: Ints | slice) -> Minibatches:
+        return Minibatches(self.rows[which], self.keys[which], self.places[which], self.k)
 
 
 class Problem(Protocol):
@@ -89,22 +121,40 @@ class Problem(Protocol):
     def work(self) -> float: ...  # multiplications in one `full` call, to decide what is affordable
     def draw(self: P, seed: int) -> P: ...  # the problem of one run: partitions are drawn here
     def start(self, seed: int) -> Tensor: ...  # (clients, parameters) initial models
-    def statistics(
-        self, seed: int
-    ) -> Tensor: ...  # (clients, columns) initial running statistics, mostly none
+    def statistics(self, seed: int) -> Tensor: ...  # (clients, columns) running statistics, mostly none
     def join(self: P, others: Sequence[P]) -> P: ...  # several runs side by side, this one first
     def to(self: P, device: torch.device, dtype: torch.dtype) -> P: ...
-    def grad(self, x: Tensor, rows: Ints, keys: NDArray[np.uint64], places: Ints, k: int) -> Tensor:
-        """Stochastic gradients in round k at `x` (rows, parameters), for clients `rows`.
+    def grad(self, x: Tensor, batches: Minibatches) -> Tensor: ...  # stochastic gradients at x (n, columns)
+    def full(self, x: Tensor, rows: Ints) -> tuple[Tensor, Tensor]: ...  # exact F_i(x_i), ∇F_i(x_i) of `rows`
+    def evaluate(self, x: Tensor) -> Evaluation: ...  # test loss and accuracy of models (n, columns)
 
-        `keys` and `places` name each row's run and its number there: all the randomness there is.
-        """
-        ...
 
-    def full(self, x: Tensor, rows: Ints) -> tuple[Tensor, Tensor]:
-        """Exact local losses F_i(x_i) and gradients ∇F_i(x_i) of clients `rows`."""
-        ...
+# --- what a problem may also be able to do; ask with isinstance -----------------------------------------
+@runtime_checkable
+class HasOptimum(Protocol):
+    def optimum(self, weights: Any = None) -> Tensor: ...  # (parameters,) the minimiser of Σ w_i F_i
 
-    def evaluate(self, x: Tensor) -> Evaluation:
-        """Test loss and accuracy of every model in `x` (models, parameters)."""
-        ...
+
+@runtime_checkable
+class HasIdentity(Protocol):
+    """Can be told from another problem when a run is resumed."""
+
+    @property
+    def identity(self) -> tuple[dict[str, str], list[Any]]: ...  # settings in words, and its numbers
+
+
+@runtime_checkable
+class HasBatches(Protocol):
+    """Holds samples, of which a gradient reads some."""
+
+    def batches(self, rows: Ints) -> Ints: ...  # how many samples a gradient of each client reads
+
+
+@runtime_checkable
+class CompiledGradient(HasBatches, Protocol):
+    """Has gradients that compiled loops may take themselves, where `linear_data` is not None."""
+
+    def linear_data(self, dtype: torch.dtype) -> Any: ...
+    def grad_into(
+        self, x: Tensor, g: Tensor, y: Tensor | None, models: Ints, batches: Minibatches, weight: Floats
+    ) -> bool: ...  # g[models] ← weight ⊙ gradient, y += its change; False: does not fit, nothing was done

@@ -269,7 +269,7 @@ def test_a_pair_has_one_draw_and_one_probability() -> None:
     network = Network.random_geometric(6, 0.6, seed=1)
     base = Bernoulli(0.5, np.linspace(0.1, 0.9, network.links)).draw(network, 3)
     pairs = two_way(base, network)
-    pull, push = pairs.links(range(200))
+    pull, push = pairs.links(range(200)).pull, pairs.links(range(200)).pushing
     assert pull is push
     assert np.array_equal(pull, pull[:, network.reverse])
     assert np.array_equal(pairs.p_hat, pairs.p_hat[network.reverse])

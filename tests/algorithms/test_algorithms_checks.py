@@ -34,7 +34,7 @@ from spodgt.types import Availability, Round
 ROOT = Path(__file__).parents[2]
 ONE_WAY = Network.from_adjacency(golden()["digraph"])
 TWO_WAY = Network.from_adjacency(golden()["undirected"])
-SHARED = {"__init__", "checks", "momentum", "properties", "schedules", "wrapper"}  # not methods
+SHARED = {"__init__", "base", "checks", "table"}  # not methods
 
 
 # --- refusals ----------------------------------------------------------------------------------------

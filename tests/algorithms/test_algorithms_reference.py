@@ -36,7 +36,8 @@ class Bench:
 
     def active(self, k: int) -> tuple[Any, list[tuple[int, int]], list[tuple[int, int]]]:
         """Who computes, and the links (receiver, sender) that pull and push."""
-        pull, push = self.run.availability.links(range(k, k + 1))
+        links = self.run.availability.links(range(k, k + 1))
+        pull, push = links.pull, links.pushing
         ends = list(zip(self.network.receivers.tolist(), self.network.senders.tolist(), strict=True))
         chosen = [[ends[n] for n in np.flatnonzero(links[0])] for links in (pull, push)]
         return self.run.availability.computes(range(k, k + 1))[0], chosen[0], chosen[1]

@@ -23,6 +23,7 @@ from spodgt.problems.gradients.engines import (
     multiplications,
 )
 from spodgt.problems.models import MODELS, cross_entropy
+from spodgt.types import Minibatches
 
 CLIENTS, BATCH, CLASSES = 3, 5, 4
 
@@ -250,7 +251,7 @@ def batch_norm_gradients(sizes: list[int], places: list[int]) -> tuple[Tensor, T
     rows = np.array(places)
     x = torch.cat([problem.start(0), problem.statistics(0)], 1)[places]
     before = x.clone()
-    g = problem.grad(x, rows, np.repeat(rng.key(0, "batch"), len(rows)), rows, 1)
+    g = problem.grad(x, Minibatches(rows, np.repeat(rng.key(0, "batch"), len(rows)), rows, 1))
     return before, x, g, problem
 
 

@@ -19,6 +19,7 @@ from spodgt.errors import InvalidInput
 from spodgt.problems import classification
 from spodgt.problems.models import cross_entropy, multi_margin, one_vs_rest
 from spodgt.problems.samples import without_replacement
+from spodgt.types import Minibatches
 from strategies import SEEDS
 
 CLIENTS = 3
@@ -72,7 +73,7 @@ def test_full_gradients_are_plain_autograd(name: str, loss: str) -> None:
         CLIENTS, problem.parameters, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
     rows, keys = np.arange(CLIENTS), np.repeat(rng.key(0, "batch"), CLIENTS)
-    ours = problem.grad(x, rows, keys, rows, 1)
+    ours = problem.grad(x, Minibatches(rows, keys, rows, 1))
     losses, full = problem.full(x, rows)
     for i in range(CLIENTS):
         expected = reference(module, measure, x[i], INPUTS[i], TARGETS[i])
@@ -80,7 +81,7 @@ def test_full_gradients_are_plain_autograd(name: str, loss: str) -> None:
         torch.testing.assert_close(full[i], expected, rtol=1e-9, atol=1e-11)
     assert losses.shape == (CLIENTS,)
     some = np.array([0, 2])  # a part of the clients is asked for, as when one is idle
-    torch.testing.assert_close(problem.grad(x[some], some, keys[some], some, 1), ours[some])
+    torch.testing.assert_close(problem.grad(x[some], Minibatches(some, keys[some], some, 1)), ours[some])
 
 
 @given(SEEDS, st.integers(2, 6), st.integers(1, 9))
@@ -120,9 +121,9 @@ def test_mini_batches_are_gradients_of_their_samples_and_average_to_the_full_one
     x = torch.zeros(CLIENTS, problem.parameters, dtype=torch.float64)
     problem = problem.to(torch.device("cpu"), torch.float64)
     rows, keys = np.arange(CLIENTS), np.repeat(rng.key(0, "batch"), CLIENTS)
-    seen = torch.stack([problem.grad(x, rows, keys, rows, k) for k in range(200)])
+    seen = torch.stack([problem.grad(x, Minibatches(rows, keys, rows, k)) for k in range(200)])
     assert (seen[0] != seen[1]).any()
-    torch.testing.assert_close(seen[7], problem.grad(x, rows, keys, rows, 7))
+    torch.testing.assert_close(seen[7], problem.grad(x, Minibatches(rows, keys, rows, 7)))
     error = (seen.mean(0) - problem.full(x, rows)[1]).norm() / seen.std(0).norm()
     assert error < 4 / np.sqrt(200)
 
@@ -133,7 +134,7 @@ def test_a_client_with_less_than_a_batch_gives_all_it_has() -> None:
     assert problem.shares.sizes.tolist() == [12, 3, 1]
     rows, keys = np.arange(CLIENTS), np.repeat(rng.key(5, "batch"), CLIENTS)
     x = problem.start(0).contiguous()
-    g, (_, full) = problem.grad(x, rows, keys, rows, 2), problem.full(x, rows)
+    g, (_, full) = problem.grad(x, Minibatches(rows, keys, rows, 2)), problem.full(x, rows)
     torch.testing.assert_close(g[1:], full[1:])
     result = spodgt.train("spod-gt", problem, spodgt.Network.ring(3), spodgt.Bernoulli(0.5, 0.5), rounds=10)
     assert np.isfinite(result.frame["gradient_norm"]).all()
@@ -242,7 +243,7 @@ def test_dropout_is_reproducible_and_alive() -> None:
     assert first.equals(again)
     rows, keys = np.arange(CLIENTS), np.repeat(rng.key(0, "batch"), CLIENTS)
     x = problem.start(0).contiguous()
-    one, two = (problem.grad(x, rows, keys, rows, k) for k in (1, 2))
+    one, two = (problem.grad(x, Minibatches(rows, keys, rows, k)) for k in (1, 2))
     assert (one != two).any(), "full batches, so only the masks differ"
     torch.testing.assert_close(problem.evaluate(x).loss, problem.evaluate(x).loss)
 

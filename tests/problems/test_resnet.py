@@ -27,6 +27,7 @@ from spodgt.problems.samples import Samples, without_replacement
 from spodgt.record.metrics import measure
 from spodgt.runtimes.loop import begin
 from spodgt.runtimes.simulator import Run, Simulation
+from spodgt.types import Minibatches
 
 resnet18 = MODELS["resnet18"].build
 CLIENTS, CLASSES = 4, 3
@@ -369,12 +370,12 @@ def test_training_is_on_augmented_pictures_and_nothing_else_is() -> None:
             Learning(module, recipe.loss, data, data[0], batch_size=4, augment=flag) for flag in (False, True)
         )
         x, rows, keys = plain.start(0).clone(), np.arange(2), np.repeat(rng.key(0, "batch"), 2)
-        grads = [problem.grad(x, rows, keys, rows, 1) for problem in (plain, augmented)]
+        grads = [problem.grad(x, Minibatches(rows, keys, rows, 1)) for problem in (plain, augmented)]
         assert not torch.allclose(*grads)
         for ours, theirs in zip(plain.full(x, rows), augmented.full(x, rows), strict=True):
             assert torch.equal(ours, theirs)
         assert torch.equal(plain.evaluate(x).loss, augmented.evaluate(x).loss)
-        assert torch.equal(grads[1][1:], augmented.grad(x[1:], rows[1:], keys[1:], rows[1:], 1))
+        assert torch.equal(grads[1][1:], augmented.grad(x[1:], Minibatches(rows[1:], keys[1:], rows[1:], 1)))
 
 
 def test_only_images_are_augmented() -> None:
@@ -406,7 +407,7 @@ def test_resnet_gradients_are_plain_autograd() -> None:
     rows, keys = np.arange(3), np.repeat(rng.key(0, "batch"), 3)
     x = problem.start(0).double()  # single precision flips a ReLU now and then
     x = x + 0.01 * torch.randn_like(x)
-    g = problem.grad(x, rows, keys, rows, 2)
+    g = problem.grad(x, Minibatches(rows, keys, rows, 2))
     drawn = without_replacement(keys, rows, 2, problem.shares.sizes, 8)
     for client in rows:
         module = resnet18((1, 28, 28), 10, width=4).double()

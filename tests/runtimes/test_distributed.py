@@ -23,7 +23,8 @@ from spodgt.network import Network
 from spodgt.network.recipes import DirectedGeometric, RandomGeometric
 from spodgt.participation import Bernoulli
 from spodgt.problems import Quadratic, fashion_mnist_svm
-from spodgt.runtimes import distributed_group, distributed_shared
+from spodgt.runtimes.distributed import group as distributed_group
+from spodgt.runtimes.distributed import shared_memory as distributed_shared
 from spodgt.runtimes.distributed.blocks import blocks
 from spodgt.runtimes.distributed.group import Group
 from spodgt.runtimes.distributed.world import Distributed
@@ -194,12 +195,13 @@ def sent(group: Group, name: str, rounds: int, together: bool = True) -> dict[st
     bound, links, pairs = 0, 0, 0
     for k in range(1, rounds + 1):
         now = world.round(k)
-        vectors = (now.pull_links, now.push_links) if name not in ("dsgd", "extra") else (now.pull_links,)
+        up = now.active_links
+        vectors = (up.pull, up.pushing) if name not in ("dsgd", "extra") else (up.pull,)
         ends = world.block.owner[world.links.receivers], world.block.owner[world.links.senders]
         out = (ends[1] == group.rank) & (ends[0] != group.rank)
         bound += sum(int((active & out).sum()) for active in vectors) * 5 * 8
-        links += int((now.pull_links & out).sum())
-        pairs += len(set(ends[0][(now.pull_links | now.push_links) & out].tolist()))
+        links += int((now.active_links.pull & out).sum())
+        pairs += len(set(ends[0][(now.active_links.pull | now.active_links.pushing) & out].tolist()))
     run_rounds(begin(world), Stop(rounds=rounds), Marks(), lambda moment, due, last: np.zeros(1, bool))
     mail = world.mail
     early = mail.flight is not None

@@ -14,11 +14,12 @@ from torch import Tensor
 
 import spodgt
 from spodgt.algorithms import ALGORITHMS, method
+from spodgt.kernels import mixing
 from spodgt.kernels.mixing import Links
 from spodgt.problems import Quadratic, classification
 from spodgt.problems.data import IID, Dirichlet, LabelsPerClient
-from spodgt.runtimes import mixing
 from spodgt.runtimes.simulator import Simulation
+from spodgt.types import Minibatches
 from strategies import METHODS, SEEDS, as_run, networks, participations, worlds
 
 
@@ -296,10 +297,10 @@ class Watched(Quadratic):
 
     asked: list[tuple[int, tuple[int, ...]]] = []  # noqa: RUF012
 
-    def grad(self, x: Tensor, rows: Any, keys: Any, places: Any, k: int) -> Tensor:
-        Watched.asked.append((k, tuple(map(int, rows))))
-        assert len(x) == len(rows)
-        return super().grad(x, rows, keys, places, k)
+    def grad(self, x: Tensor, batches: Minibatches) -> Tensor:
+        Watched.asked.append((batches.k, tuple(map(int, batches.rows))))
+        assert len(x) == len(batches.rows)
+        return super().grad(x, batches)
 
 
 @given(worlds(), st.sampled_from(METHODS))

@@ -9,6 +9,7 @@ from spodgt import Learning, Quadratic, theory
 from spodgt.errors import InvalidInput
 from spodgt.theory.curvature import largest_eigenvalues
 from spodgt.theory.estimates import fit
+from spodgt.types import Minibatches
 
 
 def clients(count=3, samples=40, features=4, classes=3, seed=0):
@@ -84,7 +85,7 @@ def test_noise_of_mini_batches():
     _, full = problem.full(x, rows)
     square = np.zeros(3)
     for k in range(rounds):
-        g = problem.grad(x, rows, np.full(3, 7, np.uint64), rows, k)
+        g = problem.grad(x, Minibatches(rows, np.full(3, 7, np.uint64), rows, k))
         square += (g - full).square().sum(1).double().numpy() / rounds
     s = (1 - 5 / 40) / 5
     bounding = found.bounding()

@@ -47,6 +47,11 @@ def positive(value: Any, name: str, *, whole: bool = False) -> Rate:
     raise InvalidInput(f"{name} must be {kind} above 0, got {value!r}; use {field}={example}.")
 
 
+# What an idle client's gradient counts as: zero, zero with others weighed by 1/p, or its last one.
+Rule = Literal["zero", "importance", "memory"]
+
+Mixing = Literal["pull", "push", "gossip"]
+
 # What a method does where some are idle: goes on without them, waits for them and pays for it, or refuses.
 Sporadic = Literal["yes", "waits", "no"]
 
@@ -66,6 +71,10 @@ class Traits:
     talks: Literal["all", "pair", "client"] = "all"  # in a round: everybody, a random pair or a random client
     steps: Literal["per client", "common", "constant", "none"] = "common"  # the freest step size it allows
     momentum: Literal["kept", "restarted", "none"] = "kept"  # restarted: by every exchange after local steps
+    state: tuple[str, ...] = ("x",)  # the fields of its state, in order
+    mixes: tuple[tuple[Mixing, str], ...] = ()  # fields that a step mixes as they are, in its order
+    rule: Rule | None = None  # for idle clients' gradients, where the state is x, y, g of gradient tracking
+    compiled: str | None = None  # the compiled step of `kernels.STEPS` that does what `step` does
 
 
 class Algorithm(ABC):

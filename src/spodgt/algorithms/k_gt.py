@@ -33,7 +33,9 @@ class KGTState(NamedTuple):
 @dataclass(frozen=True)
 class KGT(Algorithm):
     name: ClassVar[str] = "k-gt"
-    traits: ClassVar[Traits] = replace(ABPushPull.traits, source="liu2025decentralized", local_steps=True)
+    traits: ClassVar[Traits] = replace(
+        ABPushPull.traits, source="liu2025decentralized", local_steps=True, mixes=(), rule=None, compiled=None
+    )
     step_size: Rate = 0.01  # η
     local_steps: Any = None  # K
     server_step: float = 1.0  # η_s

@@ -37,6 +37,10 @@ class SpodGT(Algorithm):
         exact="all active",
         vectors=2,
         steps="per client",
+        state=("x", "y", "g"),
+        mixes=(("push", "y"), ("pull", "x")),
+        rule="zero",
+        compiled="gradient-tracking",
     )
     step_size: Rate = 0.01  # η
 

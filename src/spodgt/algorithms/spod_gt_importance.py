@@ -21,7 +21,7 @@ from spodgt.types import Round
 @dataclass(frozen=True)
 class SpodGTImportance(SpodGT):
     name: ClassVar[str] = "spod-gt-importance"
-    traits: ClassVar[Traits] = replace(SpodGT.traits, source="spodgt")
+    traits: ClassVar[Traits] = replace(SpodGT.traits, source="spodgt", rule="importance")
 
     def gradient(self, x: Tensor, g: Tensor, round: Round) -> Tensor:
         new = round.grad(x)

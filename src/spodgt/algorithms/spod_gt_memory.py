@@ -23,7 +23,7 @@ from spodgt.types import Round
 @dataclass(frozen=True)
 class SpodGTMemory(SpodGT):
     name: ClassVar[str] = "spod-gt-memory"
-    traits: ClassVar[Traits] = replace(SpodGT.traits, source="spodgt", exact="yes")
+    traits: ClassVar[Traits] = replace(SpodGT.traits, source="spodgt", exact="yes", rule="memory")
 
     def gradient(self, x: Tensor, g: Tensor, round: Round) -> Tensor:
         return torch.where(round.computes, round.grad(x), g)

@@ -26,8 +26,7 @@ from spodgt.algorithms.spod_gt_memory import SpodGTMemory
 from spodgt.algorithms.sporadic_k_gt import SporadicKGT
 from spodgt.compiled import usable
 from spodgt.kernels.loops import exchange, exchange_rows, kept, renew, rounds
-from spodgt.problems.gradients.linear import Draw
-from spodgt.types import Floats, Round
+from spodgt.types import Floats, Minibatches, Round
 
 _ALONE = 2**18  # numbers of a single run above which it pays to share each of its rounds among threads
 _MANY = 200  # clients of a run whose blocks of columns do not stay in a cache
@@ -59,9 +58,9 @@ class Fused(Algorithm):
     def step(self, state: SpodGTState, round: Any) -> SpodGTState:
         x, y, g = state
         running = round.world.statistics.shape[1]  # only the method's own calls carry these along
-        if running or not usable(x, y, g) or round.pull_links is not round.push_links:
+        if running or not usable(x, y, g) or round.links.push is not None:
             return self.method.step(state, round)  # type: ignore[no-any-return]
-        world, active = round.world, round.pull_links
+        world, active = round.world, round.links.pull
         links, a, b = world.links, world.weights["a"], world.weights["b"]
         memory = isinstance(self.method, SpodGTMemory)
         round.count(active, y)
@@ -79,7 +78,9 @@ class Fused(Algorithm):
         if len(who):
             world.tally.gradients[world.rows[0]] += round.active
             weight = self._weights(world)[who]
-            track(world.problem, x, g, y, Draw(who, world.keys[who], world.places[who], round.k), weight)
+            track(
+                world.problem, x, g, y, Minibatches(who, world.keys[who], world.places[who], round.k), weight
+            )
         return SpodGTState(x, y, g)
 
     def advance(self, state: SpodGTState, world: Any, k: int, activity: Any) -> bool:
@@ -90,9 +91,9 @@ class Fused(Algorithm):
         if few or data is None or world.statistics.shape[1] or not usable(x, y, g):
             return False
         batch = np.unique(world.problem.batches(np.arange(len(x))))
-        if len(batch) > 1 or activity.pull is not activity.push:
+        if len(batch) > 1 or activity.links.push is not None:
             return False
-        links, sent = world.links, activity.pull.sum(0)
+        links, sent = world.links, activity.links.pull.sum(0)
         world.tally.gradients[world.rows[0]] += activity.computes[1:].sum(0)
         world.tally.messages[world.rows[1]] += sent
         world.tally.bytes[world.rows[1]] += sent * (2 * x.shape[1] * x.element_size())
@@ -101,7 +102,7 @@ class Fused(Algorithm):
             y,
             g,
             activity.computes,
-            activity.pull,
+            activity.links.pull,
             isinstance(self.method, SpodGTMemory),
             (self._steps(len(x)), self._weights(world), world.keys, world.places),
             k,
@@ -124,10 +125,10 @@ class Fused(Algorithm):
         return np.divide(1, p, out=ones, where=p > 0) if isinstance(self.method, SpodGTImportance) else ones
 
 
-def track(problem: Any, x: Tensor, g: Tensor, y: Tensor, draw: Draw, weight: Floats) -> None:
+def track(problem: Any, x: Tensor, g: Tensor, y: Tensor, draw: Minibatches, weight: Floats) -> None:
     """y ← y + g⁺ - g and g ← g⁺ in the rows drawn, in one pass where the problem can."""
     into = getattr(problem, "grad_into", None)
     if into is not None and into(x, g, y, draw.rows, draw, weight):
         return
     models = x if len(draw.rows) == len(x) else x[torch.from_numpy(draw.rows)]
-    renew(y, g, problem.grad(models, draw.rows, draw.keys, draw.places, draw.k), draw.rows, weight)
+    renew(y, g, problem.grad(models, draw), draw.rows, weight)

@@ -13,7 +13,7 @@ import numpy as np
 
 from spodgt import rng
 from spodgt.network import Network
-from spodgt.types import Availability, Bools, Floats, Ints, LinkPair
+from spodgt.types import ActiveLinks, Availability, Bools, Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +36,8 @@ class Independent:
     def computes(self, rounds: range) -> Bools:
         return rng.bernoulli(rng.key(self.seed, "clients"), rounds, self.p)
 
-    def links(self, rounds: range) -> LinkPair:
-        return same(rng.bernoulli(rng.key(self.seed, "links"), rounds, self.p_hat))
+    def links(self, rounds: range) -> ActiveLinks:
+        return ActiveLinks(rng.bernoulli(rng.key(self.seed, "links"), rounds, self.p_hat))
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +65,8 @@ class Recorded:
     def computes(self, rounds: range) -> Bools:
         return at(self.client_table, rounds, 0)
 
-    def links(self, rounds: range) -> LinkPair:
-        return same(at(self.link_table, rounds, 1))
+    def links(self, rounds: range) -> ActiveLinks:
+        return ActiveLinks(at(self.link_table, rounds, 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,13 +93,13 @@ class Chosen:
         active[np.arange(len(rounds)), self.network.senders[link]] = True
         return active
 
-    def links(self, rounds: range) -> LinkPair:
+    def links(self, rounds: range) -> ActiveLinks:
         link = self._link(rounds)
         active = np.zeros((len(rounds), self.network.links), bool)
         active[np.arange(len(rounds)), link] = True
         if self.pairs and self.network.reverse is not None:
             active[np.arange(len(rounds)), self.network.reverse[link]] = True
-        return same(active)
+        return ActiveLinks(active)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,17 +158,17 @@ class Overlay(Derived):
             return np.ones((len(rounds), len(self.p)), bool)
         return self.base.computes(rounds)
 
-    def links(self, rounds: range) -> LinkPair:
+    def links(self, rounds: range) -> ActiveLinks:
         if self.all_links:
-            pull, push = same(np.ones((len(rounds), len(self.p_hat)), bool))
+            links = ActiveLinks(np.ones((len(rounds), len(self.p_hat)), bool))
         else:
-            pull, push = self.base.links(rounds)
+            links = self.base.links(rounds)
             if self.pairs is not None:
-                pull, push = same(pull[:, self._lower])
+                links = ActiveLinks(links.pull[:, self._lower])
         if self.every == 1:
-            return pull, push
+            return links
         now = (np.asarray(rounds) % self.every == 0)[:, None]
-        return same(pull & now) if pull is push else (pull & now, push & now)
+        return ActiveLinks(links.pull & now, None if links.push is None else links.push & now)
 
 
 def two_way(availability: Availability, network: Network) -> Availability:
@@ -218,18 +218,18 @@ class Woken(Derived):
         active[(np.asarray(rounds) == 0) | (not self.network.links)] = True
         return active
 
-    def links(self, rounds: range) -> LinkPair:
+    def links(self, rounds: range) -> ActiveLinks:
         pulled = np.zeros((len(rounds), self.network.links), bool)
         if not self.network.links:
-            return same(pulled)
+            return ActiveLinks(pulled)
         _, pull, push = self._drawn(rounds)
         pulled[np.arange(len(rounds)), pull] = True
         if self.pairs and self.network.reverse is not None:
             pulled[np.arange(len(rounds)), self.network.reverse[pull]] = True
-            return same(pulled)
+            return ActiveLinks(pulled)
         pushed = np.zeros_like(pulled)
         pushed[np.arange(len(rounds)), push] = True
-        return pulled, pushed
+        return ActiveLinks(pulled, pushed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,13 +257,8 @@ class Served(Derived):
     def computes(self, rounds: range) -> Bools:
         return np.ones((len(rounds), len(self.p)), bool) if self.alone else self.base.computes(rounds)
 
-    def links(self, rounds: range) -> LinkPair:
-        return same(np.zeros((len(rounds), len(self.p_hat)), bool))
-
-
-def same(links: Bools) -> LinkPair:
-    """One indicator gates both the model and the tracker on a link."""
-    return links, links
+    def links(self, rounds: range) -> ActiveLinks:
+        return ActiveLinks(np.zeros((len(rounds), len(self.p_hat)), bool))
 
 
 def at(table: Bools, rounds: range, first: int) -> Bools:

@@ -39,7 +39,7 @@ from spodgt.peer.report import Journal, Status
 from spodgt.peer.states import begin, state_from, vectors_of
 from spodgt.peer.store import Store, StoreFailed
 from spodgt.peer.transport import GrpcPost
-from spodgt.types import Problem
+from spodgt.types import Minibatches, Problem
 
 SUSPECT = 1e-9  # a local audit above this means broken memory or a bug: stop rather than spread it
 
@@ -176,7 +176,7 @@ class Peer:
 
     def gradient(self, x: Tensor, k: int) -> Tensor:
         begun = time.perf_counter()
-        g = self.problem.grad(x, np.array([self.row]), self.key, np.array([self.place]), k)
+        g = self.problem.grad(x, Minibatches(np.array([self.row]), self.key, np.array([self.place]), k))
         self.capacity.spent(time.perf_counter() - begun)
         return g
 

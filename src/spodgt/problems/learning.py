@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from spodgt import rng
@@ -35,10 +34,10 @@ from spodgt.problems.gradients.engines import (
     habits,
     multiplications,
 )
-from spodgt.problems.gradients.linear import LOSSES, Draw, LinearData, grade, gradients
+from spodgt.problems.gradients.linear import LOSSES, LinearData, grade, gradients
 from spodgt.problems.models import Loss, stacked_loss
 from spodgt.problems.samples import CHUNK, Samples, Shares, read_samples, without_replacement
-from spodgt.types import Evaluation, Ints
+from spodgt.types import Evaluation, Floats, Ints, Minibatches
 
 _PROBE = 4  # samples used to try a module out
 _PICTURES = 128  # samples in a block of a deep network: what lies between layers should stay in the cache
@@ -296,11 +295,12 @@ class Learning:
         words = {name: str(value) for name, value in settings.items()}
         return words, [*arrays, self.shares.numbers, self.shares.offsets]
 
-    def grad(self, x: Tensor, rows: Ints, keys: NDArray[np.uint64], places: Ints, k: int) -> Tensor:
+    def grad(self, x: Tensor, batches: Minibatches) -> Tensor:
+        rows, keys, places, k = batches
         sizes, batch = self.shares.sizes[rows], self.batches(rows)
         self._check_columns(x)
         g = x.new_empty(len(x), self.parameters)  # its pages are taken only where something is written
-        if self.grad_into(x, g, None, np.arange(len(x)), Draw(rows, keys, places, k), np.ones(len(x))):
+        if self.grad_into(x, g, None, np.arange(len(x)), batches, np.ones(len(x))):
             return g
         for size in np.unique(batch):  # one group, unless some client holds less than a batch
             same = np.flatnonzero(batch == size)
@@ -322,7 +322,7 @@ class Learning:
         return g
 
     def grad_into(
-        self, x: Tensor, g: Tensor, y: Tensor | None, models: Ints, draw: Draw, weight: NDArray[np.float64]
+        self, x: Tensor, g: Tensor, y: Tensor | None, models: Ints, batches: Minibatches, weight: Floats
     ) -> bool:
         """For linear models: g[models] ← weight ⊙ gradients at x[models], and add their change to y[models].
 
@@ -331,10 +331,10 @@ class Learning:
         data = self.linear_data(x.dtype)
         if data is None or not usable(x, g):
             return False
-        batch = self.batches(draw.rows)
+        batch = self.batches(batches.rows)
         for size in np.unique(batch):
             same = slice(None) if (batch == size).all() else np.flatnonzero(batch == size)
-            gradients(x, g, y, models[same], draw.part(same), data, int(size), weight[same])
+            gradients(x, g, y, models[same], batches.part(same), data, int(size), weight[same])
         return True
 
     def linear_data(self, dtype: torch.dtype) -> LinearData | None:

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from spodgt import rng
 from spodgt.errors import InvalidInput
-from spodgt.types import Evaluation, Ints
+from spodgt.types import Evaluation, Floats, Ints, Minibatches
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,10 +109,10 @@ class Quadratic:
         """What tells this problem from another: its settings in words, and its numbers."""
         return {"noise": str(self.noise)}, [self.H, self.c]
 
-    def grad(self, x: Tensor, rows: Ints, keys: NDArray[np.uint64], places: Ints, k: int) -> Tensor:
-        _, g = self.full(x, rows)
+    def grad(self, x: Tensor, batches: Minibatches) -> Tensor:
+        _, g = self.full(x, batches.rows)
         if self.noise:
-            g = g + self.noise * torch.from_numpy(normal(keys, places, k, self.parameters)).to(g)
+            g = g + self.noise * torch.from_numpy(normal(batches, self.parameters)).to(g)
         return g
 
     def full(self, x: Tensor, rows: Ints) -> tuple[Tensor, Tensor]:
@@ -128,9 +127,9 @@ class Quadratic:
         return Evaluation(loss, torch.full_like(loss, torch.nan))
 
 
-def normal(keys: NDArray[np.uint64], places: Ints, k: int, count: int) -> NDArray[np.float64]:
-    """Standard normal draws (rows, count) of round k, by Box and Muller."""
+def normal(batches: Minibatches, count: int) -> Floats:
+    """Standard normal draws (rows, count), by Box and Muller."""
     draw = np.arange(2 * count)
-    u = rng.uniform(keys[:, None], k, places[:, None], draw[None])
+    u = rng.uniform(batches.keys[:, None], batches.k, batches.places[:, None], draw[None])
     radius = np.sqrt(-2 * np.log1p(-u[:, :count]))
     return np.asarray(radius * np.cos(2 * np.pi * u[:, count:]))

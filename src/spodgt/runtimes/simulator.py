@@ -22,7 +22,7 @@ from spodgt.kernels.fused import Fused, fused
 from spodgt.kernels.mixing import Links
 from spodgt.network import Network
 from spodgt.participation import delay as delays
-from spodgt.types import Availability, Bools, Floats, Ints, LinkPair, Problem
+from spodgt.types import ActiveLinks, Availability, Bools, Floats, Ints, Minibatches, Problem
 
 _CHUNK = 2**20  # draws made at once
 _CARRIERS = {"pull+push": "a", "pull": "a", "gossip": "w", "push": "b"}  # weights by which models travel
@@ -46,16 +46,14 @@ class Activity:
 
     first: int
     computes: Bools  # (1 + rounds, clients): the round before the first, too
-    pull: Bools  # (rounds, links)
-    push: Bools  # (rounds, links)
+    links: ActiveLinks  # (rounds, links)
     cost: Floats  # (rounds, runs): delay between x[k-1] and x[k]
 
     def part(self, rounds: range) -> Activity:
         """Some of these rounds."""
         low, high = rounds.start - self.first, rounds.stop - self.first
-        pull = self.pull[low:high]
-        push = pull if self.push is self.pull else self.push[low:high]
-        return Activity(rounds.start, self.computes[low : high + 1], pull, push, self.cost[low:high])
+        links = self.links.at(slice(low, high))
+        return Activity(rounds.start, self.computes[low : high + 1], links, self.cost[low:high])
 
 
 class Tally(NamedTuple):
@@ -180,9 +178,7 @@ class Simulation:
         activity = self._at(k)
         at = k - activity.first
         before, now = activity.computes[at : at + 2]
-        pull = activity.pull[at]
-        push = pull if activity.push is activity.pull else activity.push[at]  # one array says: one message
-        return SimulatedRound(k, self, now, before, pull, push)
+        return SimulatedRound(k, self, now, before, activity.links.at(at))
 
     def costs(self, k: int) -> Floats:
         activity = self._at(k)
@@ -217,7 +213,7 @@ class Simulation:
 
     def _at(self, k: int) -> Activity:
         activity = self._activity
-        if activity is None or not activity.first <= k < activity.first + len(activity.pull):
+        if activity is None or not activity.first <= k < activity.first + len(activity.cost):
             activity = self._activity = self._draw(k)
         return activity
 
@@ -225,27 +221,25 @@ class Simulation:
         width = self.links.clients + len(self.links.receivers)
         rounds = range(k, k + max(1, min(256, _CHUNK // width)))
         drawn = [_activity(run, rounds) for run in self.live]
-        pull = np.concatenate([links[0] for _, links, _ in drawn], 1)
-        same = all(links[0] is links[1] for _, links, _ in drawn)
-        push = pull if same else np.concatenate([links[1] for _, links, _ in drawn], 1)
-        return Activity(
-            k, np.concatenate([v for v, _, _ in drawn], 1), pull, push, np.stack([c for _, _, c in drawn], 1)
-        )
+        computes, links, cost = zip(*drawn, strict=True)
+        together = all(each.push is None for each in links)
+        pull = np.concatenate([each.pull for each in links], 1)
+        push = None if together else np.concatenate([each.pushing for each in links], 1)
+        return Activity(k, np.concatenate(computes, 1), ActiveLinks(pull, push), np.stack(cost, 1))
 
 
-def _activity(run: Run, rounds: range) -> tuple[Bools, LinkPair, Floats]:
+def _activity(run: Run, rounds: range) -> tuple[Bools, ActiveLinks, Floats]:
     """Clients (from one round before), links and delays of some rounds of one run.
 
     Round 0 has no links, no delay and nothing before it.
     """
     availability, clock = run.availability, delays.costs(run.network, run.availability)
     v = availability.computes(range(max(0, rounds.start - 1), rounds.stop))
-    pull, push = availability.links(rounds)
+    links = availability.links(rounds)
     if rounds.start == 0:
         v = np.concatenate([np.zeros_like(v[:1]), v])
-        pull[0] = push[0] = False
-    used = pull if pull is push else pull | push
-    return v, (pull, push), clock.processing(v[:-1]) + clock.transmission(used)
+        links.pull[0] = links.pushing[0] = False
+    return v, links, clock.processing(v[:-1]) + clock.transmission(links.used)
 
 
 @dataclass(eq=False)
@@ -256,8 +250,7 @@ class SimulatedRound:
     world: Simulation
     active: Bools  # (clients,)
     before: Bools  # (clients,): who computed in the round before
-    pull_links: Bools
-    push_links: Bools
+    links: ActiveLinks
     sent: Bools | None = None
     refreshed: bool = False  # this round's gradients have changed the running statistics
     carried: bool = False  # this round's models have taken the running statistics along
@@ -284,21 +277,21 @@ class SimulatedRound:
         if world.statistics.shape[1]:
             return self._refresh(x, rows)
         if len(rows) == len(x):
-            return world.problem.grad(x, rows, world.keys, world.places, self.k)
+            return world.problem.grad(x, Minibatches(rows, world.keys, world.places, self.k))
         g = torch.zeros_like(x)
         if len(rows):
             index = torch.from_numpy(rows).to(x.device)
-            g[index] = world.problem.grad(x[index], rows, world.keys[rows], world.places[rows], self.k)
+            g[index] = world.problem.grad(x[index], self._batches(rows))
         return g
 
     def pull(self, x: Tensor) -> Tensor:
-        return self._mix(x, "a", self.pull_links, self.world.links.receivers)
+        return self._mix(x, "a", self.links.pull, self.world.links.receivers)
 
     def push(self, y: Tensor) -> Tensor:
-        return self._mix(y, "b", self.push_links, self.world.links.senders)
+        return self._mix(y, "b", self.links.pushing, self.world.links.senders)
 
     def gossip(self, x: Tensor) -> Tensor:
-        return self._mix(x, "w", self.pull_links, self.world.links.receivers)
+        return self._mix(x, "w", self.links.pull, self.world.links.receivers)
 
     def average(self, x: Tensor) -> Tensor:
         if not self.carried and self.world.statistics.shape[1]:
@@ -306,12 +299,15 @@ class SimulatedRound:
             self.world.statistics = self.average(self.world.statistics)
         return torch.cat([part.mean(0, keepdim=True).expand_as(part) for part in self.world.split(x)])
 
+    def _batches(self, rows: Ints) -> Minibatches:
+        return Minibatches(rows, self.world.keys[rows], self.world.places[rows], self.k)
+
     def _refresh(self, x: Tensor, rows: Ints) -> Tensor:
         """Gradients of models with running statistics; the first of a round bring these up to date."""
         world, g, index = self.world, torch.zeros_like(x), torch.from_numpy(rows).to(x.device)
         models = torch.cat([x[index], world.statistics[index]], 1)
         if len(rows):
-            g[index] = world.problem.grad(models, rows, world.keys[rows], world.places[rows], self.k)
+            g[index] = world.problem.grad(models, self._batches(rows))
         if not self.refreshed:
             self.refreshed = True
             world.statistics = world.statistics.index_copy(0, index, models[:, x.shape[1] :])

@@ -281,7 +281,7 @@ def _contents(runs: list[Run]) -> dict[str, Any]:
     for world in (run.availability for run in runs):
         most = world.length if world.length is not None else _TRIED // (len(world.p) + len(world.p_hat))
         span = range(1, 1 + (most if world.length is not None else min(max(most, 1), 256)))
-        happens += [world.computes(span), *world.links(span)]
+        happens += [world.computes(span), world.links(span).pull, world.links(span).pushing]
     return {
         "links": _links(runs),
         "problem's settings": told[0][0] if told else {},

@@ -6,7 +6,6 @@ model once and writes its gradient once. The draws are those of `samples.without
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch import Tensor
 from spodgt.compiled import jit, jit_sum, share
 from spodgt.problems.models import Loss, cross_entropy, multi_margin, one_vs_rest
 from spodgt.rng import word
+from spodgt.types import Minibatches
 
 Array = NDArray[Any]
 LOSSES: dict[Loss, int] = {multi_margin: 0, cross_entropy: 1, one_vs_rest: 2}
@@ -176,19 +176,6 @@ def linear_gradients(  # type: ignore[no-untyped-def]
                 g[at, left] = factor * slope
 
 
-@dataclass(frozen=True, eq=False)
-class Draw:
-    """Whose mini-batches of round k: client `rows[n]`, which is number `places[n]` of the run `keys[n]`."""
-
-    rows: Array
-    keys: Array
-    places: Array
-    k: int
-
-    def part(self, which: Any) -> Draw:
-        return Draw(self.rows[which], self.keys[which], self.places[which], self.k)
-
-
 @jit
 def _grade(x, products, targets, classes, bias, loss, losses, right, first, last):  # type: ignore[no-untyped-def]
     left, count, zero = x.shape[1] - classes, len(targets), x.dtype.type(0)
@@ -259,14 +246,14 @@ def gradients(
     g: Tensor,
     y: Tensor | None,
     models: Array,
-    draw: Draw,
+    batches: Minibatches,
     data: LinearData,
     batch: int,
     weight: Array,
 ) -> None:
     """Write gradients at `x[models]` to `g[models]`, times `weight`; with `y`, add their change to it."""
     views = x.numpy(), g.numpy(), (g if y is None else y).numpy(), y is not None
-    who = models, draw.rows, draw.keys, draw.places, draw.k
+    who = models, *batches
     share(
         len(models),
         len(models) * x.shape[1] * batch,

@@ -27,7 +27,7 @@ from spodgt.runtimes.distributed.blocks import Block, Traffic, blocks, effort
 from spodgt.runtimes.distributed.group import Group
 from spodgt.runtimes.distributed.messages import Flight, Item, Key, Mail, Parcel
 from spodgt.runtimes.simulator import Run, Simulation, Tally
-from spodgt.types import Bools, Ints
+from spodgt.types import ActiveLinks, Bools, Ints, Minibatches
 
 
 class Distributed(Simulation):
@@ -92,7 +92,7 @@ class Distributed(Simulation):
         self.group.k = k
         activity = self._at(k)
         at = k - activity.first
-        return DistributedRound(k, self, activity.computes[at + 1], activity.pull[at], activity.push[at])
+        return DistributedRound(k, self, activity.computes[at + 1], activity.links.at(at))
 
     def keep(self, still: Bools, state: Any) -> tuple[Distributed, Any]:
         self.mail.drain()
@@ -113,8 +113,7 @@ class DistributedRound:
     k: int
     world: Distributed
     active: Bools  # (clients of the batch,)
-    pull_links: Bools
-    push_links: Bools
+    active_links: ActiveLinks
     state: Any = ()
     together: tuple[Key, ...] = ()  # what went, or goes, in one message at the start
     parcels: dict[int, Parcel] = field(default_factory=dict)  # from and to each process
@@ -146,13 +145,13 @@ class DistributedRound:
         self.gradients.append(x)
         self._send_early(x)
         here, rows = np.flatnonzero(active), own[active]
-        keys, places = world.keys[rows], world.places[rows]
+        batches = Minibatches(rows, world.keys[rows], world.places[rows], self.k)
         if len(here) == len(x):
-            return world.problem.grad(x, rows, keys, places, self.k)
+            return world.problem.grad(x, batches)
         g = torch.zeros_like(x)
         if len(here):
             index = torch.from_numpy(here).to(x.device)
-            g[index] = world.problem.grad(x[index], rows, keys, places, self.k)
+            g[index] = world.problem.grad(x[index], batches)
         return g
 
     def pull(self, x: Tensor) -> Tensor:
@@ -172,16 +171,17 @@ class DistributedRound:
 
     # --- messages --------------------------------------------------------------------------------
     def links(self, kind: str) -> Bools:
-        return self.pull_links if kind == "pull" else self.push_links
+        return self.active_links.pull if kind == "pull" else self.active_links.pushing
 
     @cached_property
     def _pull_traffic(self) -> Traffic:
-        return self.world.block.traffic(self.pull_links)
+        return self.world.block.traffic(self.active_links.pull)
 
     @cached_property
     def _push_traffic(self) -> Traffic:
-        same = self.push_links is self.pull_links or bool((self.push_links == self.pull_links).all())
-        return self._pull_traffic if same else self.world.block.traffic(self.push_links)
+        push = self.active_links.push
+        same = push is None or bool((push == self.active_links.pull).all())
+        return self._pull_traffic if same else self.world.block.traffic(self.active_links.pushing)
 
     def traffic(self, kind: str) -> Traffic:
         return self._pull_traffic if kind == "pull" else self._push_traffic
