@@ -15,13 +15,14 @@ from spodgt.compiled import Memory, announced, finite
 from spodgt.kernels.fused import Fused
 from spodgt.kernels.mixing import Links
 from spodgt.problems.gradients.engines import LinearEngine
-from spodgt.problems.gradients.linear import Draw, _draw
+from spodgt.problems.gradients.linear import _draw
 from spodgt.problems.learning import Learning
 from spodgt.problems.models import cross_entropy, linear, multi_margin, one_vs_rest
 from spodgt.problems.samples import without_replacement
 from spodgt.record.metrics import spread
 from spodgt.runtimes.loop import Marks, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Run, Simulation
+from spodgt.types import Minibatches
 
 FAMILY = ["spod-gt", "spod-gt-memory", "spod-gt-importance", "ab-push-pull", "g-push-pull", "sporadic-k-gt"]
 
@@ -201,7 +202,7 @@ def test_compiled_gradients_are_those_of_the_engine(loss, batch_size, dtype):
     x = torch.randn(4, problem.parameters, dtype=torch.float64)
     rows, keys = np.array([0, 2, 3]), np.full(3, rng.key(5, "batch"))
     g = torch.zeros(3, problem.parameters, dtype=torch.float64)
-    assert problem.grad_into(x[rows], g, None, np.arange(3), Draw(rows, keys, rows, 9), np.ones(3))
+    assert problem.grad_into(x[rows], g, None, np.arange(3), Minibatches(rows, keys, rows, 9), np.ones(3))
     size = batch_size or 12
     drawn = without_replacement(keys, rows, 9, np.full(3, 12), size)
     chosen = torch.from_numpy(problem.shares.numbers[problem.shares.offsets[rows, None] + drawn])

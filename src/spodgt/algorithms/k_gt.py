@@ -3,8 +3,7 @@
     z ← z - η (∇L(z) + c)            one local step is one round
     every K rounds: d = (x - z)/(Kη);  c⁺ = c - d + B d;  x⁺ = A (x - η_s K η d);  z = x⁺
 
-With A = B = W it is the published method; here models are pulled and corrections pushed. The state's x
-is z; `anchor` is the x it set out from. K = ⌈mean(1/p)⌉ unless given.
+With A = B = W it is the published method. The state's x is z, `anchor` is x. K = ⌈mean(1/p)⌉ by default.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ class KGT(Algorithm):
     server_step: float = 1.0  # η_s
 
     def fit(self, availability: Availability) -> KGT:
-        mean = min(float(np.mean(1 / availability.p)), 2.0**53)  # p may be next to nothing
-        return replace(self, local_steps=self.local_steps or int(np.ceil(mean)))
+        K = int(np.ceil(min(np.mean(1 / availability.p), 2.0**53)))  # p may be next to nothing
+        return replace(self, local_steps=self.local_steps or K)
 
     def uses(self, availability: Availability, network: Network) -> Availability:
         return Overlay(availability, all_clients=True, all_links=True, every=self.local_steps or 1)
