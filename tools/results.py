@@ -26,8 +26,8 @@ from spodgt.errors import SpodgtError
 from spodgt.experiment.config import Config, build, build_network, build_participation
 from spodgt.network import as_network
 from spodgt.participation import as_availability
+from spodgt.record.folder import CHECKPOINT
 from spodgt.record.metrics import METRICS
-from spodgt.record.record import CHECKPOINT
 from spodgt.report import collect, statistics
 from spodgt.report.page import duration
 from spodgt.report.pictures import words

@@ -13,8 +13,8 @@ from spodgt.network import Network
 from spodgt.network import recipes as graphs
 from spodgt.participation import Always, Bernoulli, Beta, EveryK, OneLink, Trace
 from spodgt.problems import Learning, Quadratic
-from spodgt.record.record import Result
 from spodgt.training import compare, train
+from spodgt.training.result import Result
 
 __all__ = [
     "ALGORITHMS",

@@ -74,7 +74,7 @@ def test_what_really_happened_is_counted() -> None:
     activity = result.participation
     clients = activity[activity["kind"] == "client"]
     np.testing.assert_array_equal(clients["gradients"], np.sum(GOLDEN["computes"], 0))
-    np.testing.assert_allclose(clients["chance"], GOLDEN["p"])
+    np.testing.assert_allclose(clients["probability"], GOLDEN["p"])
     links = activity[activity["kind"] == "link"]
     used = np.sum(GOLDEN["links"], 0)[links["receiver"], links["sender"]]
     np.testing.assert_array_equal(links["messages"], used)

@@ -166,7 +166,7 @@ def test_a_diverging_method_is_named_and_the_others_finish(cli: Cli, tmp_path: P
     assert err.startswith("spodgt: warning: spod-gt (seed 0) diverged by round ")
     assert err.endswith("with step_size=100000000.0; use a smaller step_size.\n")
     summary = json.loads((tmp_path / "here" / "summary.json").read_text())
-    assert len(summary["stopped"]) == 1
+    assert len(summary["diverged"]) == 1
     assert summary["algorithms"][1]["rounds"] == 60
 
 
@@ -184,7 +184,8 @@ def test_tables_fit_80_columns_whatever_the_numbers(cli: Cli) -> None:
 
 def test_results_of_long_names_and_long_runs_are_not_cut() -> None:
     from spodgt.cli.compare import results_table
-    from spodgt.record.record import Result, Stopped
+    from spodgt.record.record import Diverged
+    from spodgt.training.result import Result
 
     names = ["spod-gt-importance step_size=0.0123456789", "spod-gt-importance", "sporadic-k-gt"]
     frame = pd.DataFrame(
@@ -204,7 +205,7 @@ def test_results_of_long_names_and_long_runs_are_not_cut() -> None:
         ]
     )
     done = pd.DataFrame({"algorithm": names, "gradients": 123_456_789, "messages": 98_765_432_100})
-    result = Result(frame, done, {}, {}, [Stopped(names[1], 0, 9, 8, "0.1")])
+    result = Result(frame, done, pd.DataFrame(), {}, {}, [Diverged(names[1], 0, 9, 8, "0.1")])
     screen = io.StringIO()
     Console(file=screen, width=80).print(results_table(result))
     fits(screen.getvalue())

@@ -24,7 +24,7 @@ from spodgt.problems.data import IID, load
 from spodgt.problems.gradients.engines import LoopEngine, flatten
 from spodgt.problems.models import MODELS, cross_entropy
 from spodgt.problems.samples import Samples, without_replacement
-from spodgt.record.metrics import measure
+from spodgt.record.metrics import Snapshot, measure
 from spodgt.runtimes.loop import begin
 from spodgt.runtimes.simulator import Run, Simulation
 from spodgt.types import Minibatches
@@ -278,10 +278,11 @@ def test_a_client_is_measured_with_its_own_statistics_and_the_average_with_their
         return float(cross_entropy(outputs, targets)), float((outputs.argmax(1) == targets).double().mean())
 
     losses = [by_hand(*model)[0] for model in zip(state.x, statistics, strict=True)]
-    row = measure(problem, state, statistics, gradient=False)
+    row = measure(Snapshot.take(problem, state._fields, state, statistics, gradient=False))
     assert row["loss"] == pytest.approx(np.mean(losses))
     assert row["accuracy_average"] == by_hand(state.x.mean(0), statistics.mean(0))[1]
-    assert row["loss"] != pytest.approx(measure(problem, state, 0 * statistics + 1, gradient=False)["loss"])
+    other = Snapshot.take(problem, state._fields, state, 0 * statistics + 1, gradient=False)
+    assert row["loss"] != pytest.approx(measure(other)["loss"])
 
 
 def test_a_checkpoint_holds_the_statistics(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def compared(methods: Any = ("spod-gt", "dsgd"), stop_at: int | None = None, **o
         Bernoulli(1.0, 0.6),
         **(usual | options),
     )
-    stopped = [str(stop) for stop in result.stopped]
+    stopped = [str(stop) for stop in result.diverged]
     return result.frame, result.participation, stopped, result.complete, result.states
 
 

@@ -44,10 +44,10 @@ def test_a_client_that_never_comes_breaks_nothing() -> None:
     trace = spodgt.Trace(computes, np.ones((8, 4, 4)))
     network, problem = spodgt.Network.complete(4), Quadratic.random(4, 2)
     result = spodgt.compare(METHODS, problem, network, trace, rounds=8, dtype=torch.float32)
-    assert not result.stopped
+    assert not result.diverged
     assert np.isfinite(result.frame[["delay", "loss"]]).all(axis=None)
     tiny = spodgt.compare(METHODS, problem, network, spodgt.Beta(0.001, 0.001), rounds=8, seeds=range(4))
-    assert not tiny.stopped
+    assert not tiny.diverged
     assert np.isfinite(tiny.frame[["delay", "loss"]]).all(axis=None)
 
 
@@ -337,7 +337,7 @@ def test_data_of_idle_clients_are_never_touched(model: str) -> None:
             gradient_norm=False,
             evaluations=1,
         )
-        assert not result.stopped
+        assert not result.diverged
         assert np.isfinite(result.frame["loss"]).all()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -24,7 +25,7 @@ import spodgt
 from spodgt.cli import app
 from spodgt.errors import Failed, InvalidInput
 from spodgt.problems import Quadratic
-from spodgt.record.record import CHECKPOINT, RunDirectory
+from spodgt.record.folder import CHECKPOINT, RunDirectory
 from spodgt.training import Glimpse
 
 METHODS = ["spod-gt", "spod-gt-memory", "g-push-pull", "k-gt", spodgt.method("dsgd", step_size=0.01)]
@@ -54,7 +55,7 @@ def same(out: Path, expected: spodgt.Result) -> None:
     pd.testing.assert_frame_equal(activity, expected.participation, check_exact=True)
     summary = json.loads((out / "summary.json").read_text())
     assert summary["complete"]
-    assert summary["stopped"] == [str(stop) for stop in expected.stopped]
+    assert summary["diverged"] == [dataclasses.asdict(each) for each in expected.diverged]
     assert not [path for path in out.iterdir() if path.name.startswith(".")], "nothing half-written stays"
 
 
@@ -283,10 +284,10 @@ def test_a_diverged_method_is_told_once(tmp_path: Path, monkeypatch: pytest.Monk
     methods = [spodgt.method("spod-gt", step_size=1e6), spodgt.method("spod-gt-memory")]
     options = {"methods": methods, "delay": None, "rounds": 60}
     whole = run(None, **options)
-    assert len(whole.stopped) == 3
+    assert len(whole.diverged) == 3
     run(tmp_path / "run", progress=StopAt("spod-gt-memory", 20), **options)
     result = run(tmp_path / "run", resume=True, **options)
-    assert result.stopped == whole.stopped
+    assert result.diverged == whole.diverged
     same(tmp_path / "run", whole)
 
 
@@ -295,10 +296,10 @@ def test_a_run_that_diverges_after_it_was_resumed(tmp_path: Path, monkeypatch: p
     methods = [spodgt.method("spod-gt", step_size=8.0)]
     options = {"methods": methods, "delay": None, "rounds": 400, "seeds": 0, "checkpoint_every": 1e9}
     whole = run(None, **options)
-    (stop,) = whole.stopped
+    (stop,) = whole.diverged
     assert stop.finite_at > 0
     run(tmp_path / "run", progress=StopAt("spod-gt", stop.round - 2), **options)
-    assert run(tmp_path / "run", resume=True, **options).stopped == [stop]
+    assert run(tmp_path / "run", resume=True, **options).diverged == [stop]
     same(tmp_path / "run", whole)
 
 
@@ -351,7 +352,7 @@ def test_a_corrupted_checkpoint_is_one_sentence(tmp_path: Path, half: Path, dama
 
 def test_a_checkpoint_of_another_version(tmp_path: Path, half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = Path(shutil.copytree(half, tmp_path / "run"))
-    monkeypatch.setattr("spodgt.record.record._FORMAT", "99")
+    monkeypatch.setattr("spodgt.record.folder._FORMAT", "99")
     with pytest.raises(
         InvalidInput, match=r"has format '\d', but this version of spodgt reads '99'; begin anew"
     ):

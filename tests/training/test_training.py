@@ -145,9 +145,9 @@ def test_a_run_is_a_pure_function_of_its_arguments() -> None:
 def test_a_diverging_method_stops_alone() -> None:
     wild = spodgt.method("spod-gt", step_size=1e6)
     result = run(wild, "spod-gt-memory", seeds=[0, 1], rounds=400, dtype=torch.float32)
-    assert {stop.algorithm for stop in result.stopped} == {"spod-gt"}
-    assert {stop.seed for stop in result.stopped} == {0, 1}
-    for stop in result.stopped:
+    assert {stop.algorithm for stop in result.diverged} == {"spod-gt"}
+    assert {stop.seed for stop in result.diverged} == {0, 1}
+    for stop in result.diverged:
         assert 0 <= stop.finite_at < stop.round < 400
         assert str(stop) == (
             f"spod-gt (seed {stop.seed}) diverged by round {stop.round}, finite at round {stop.finite_at}, "
@@ -170,7 +170,7 @@ def test_one_run_of_a_batch_diverges_and_the_others_go_on(tmp_path: Path) -> Non
 
     problem = Steep(PROBLEM.H, PROBLEM.c)
     result = spodgt.train("spod-gt", problem, NETWORK, SOME, rounds=300, seeds=[0, 1, 2])
-    assert [stop.seed for stop in result.stopped] == [1]
+    assert [stop.seed for stop in result.diverged] == [1]
     ends = result.final().set_index("seed")["round"]
     assert ends[0] == ends[2] == 300
     assert ends[1] < 300
@@ -241,6 +241,8 @@ def test_empty_result_has_its_columns() -> None:
 
     assert Session  # the tables of a run that was stopped before its first look are empty, not broken
     result = run(rounds=1)
-    empty = spodgt.Result(result.frame.iloc[:0], result.participation.iloc[:0], {}, {})
+    empty = spodgt.Result(
+        result.frame.iloc[:0], result.participation.iloc[:0], result.networks.iloc[:0], {}, {}
+    )
     assert isinstance(empty.summary(), pd.DataFrame)
     assert len(empty.summary()) == 0

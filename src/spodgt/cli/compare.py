@@ -145,7 +145,7 @@ def carry_out(
     from spodgt import figures, report
     from spodgt.compiled import announced
     from spodgt.experiment.config import build, value_of
-    from spodgt.record.record import CHECKPOINT, summary_json
+    from spodgt.record.folder import CHECKPOINT
     from spodgt.report import tensorboard as board
     from spodgt.runtimes.distributed.group import main_process, restarted
     from spodgt.training import compare
@@ -183,11 +183,11 @@ def carry_out(
         if tensorboard:
             board.write(result.frame, folder / "tensorboard")
     if as_json:
-        print(json.dumps(summary_json(result) | {"out": str(folder)}, indent=2))
+        print(json.dumps(result.as_dict() | {"out": str(folder)}, indent=2))
     else:
         console.print(results_table(result))
         console.print(f"Results, pictures and report.html: {folder}", soft_wrap=True, highlight=False)
-    for stop in result.stopped:
+    for stop in result.diverged:
         print(f"spodgt: warning: {stop}", file=sys.stderr)
     if not result.complete:
         print(f"spodgt: stopped early; go on with --out {folder} --resume.", file=sys.stderr)
@@ -254,7 +254,7 @@ def results_table(result: Any) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     done = result.participation
     counts = done.groupby("algorithm")[["gradients", "messages"]].sum()
-    stopped = {stop.algorithm for stop in result.stopped}
+    stopped = {stop.algorithm for stop in result.diverged}
     rows = result.summary().sort_values("accuracy" if known else "loss", ascending=not known)
     for row in rows.itertuples():
         spread = f"{row.accuracy_std:.3f}" if row.seeds > 1 else ""

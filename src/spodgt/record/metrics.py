@@ -1,71 +1,149 @@
-"""What is measured when a run is looked at: one row per run and look."""
+"""The one table of metrics: what is computed when a run is evaluated, and how it is shown.
+
+A new metric is one row of `METRICS`; tables, figures and the report read everything from there.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from spodgt.compiled import jit, jit_sum, usable
-from spodgt.types import Problem
-
-METRICS: dict[str, str] = {
-    "loss": "test loss, mean over clients (the objective itself where there is no test set)",
-    "accuracy": "test accuracy, mean over clients",
-    "accuracy_average": "test accuracy of the average model",
-    "accuracy_worst": "test accuracy of the worst client",
-    "consensus_x": "root mean square distance of models from their average",
-    "consensus_y": "root mean square distance of trackers from their average",
-    "tracking": "|Σy - Σg|: zero up to rounding, or something is broken",
-    "train_loss": "global training loss F of the average model, where affordable",
-    "gradient_norm": "|∇F| of the average model, where affordable",
-    "distance": "root mean square distance of models from the optimum, where it is known",
-}
+from spodgt.types import Evaluation, HasOptimum, Problem
 
 
-def measure(
-    problem: Problem, state: Any, statistics: Tensor | None = None, *, gradient: bool
-) -> dict[str, float]:
-    """Measure one run; `state` holds its clients only, `gradient` asks for a pass over all data.
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """One evaluation of one run: everything a metric may be computed from.
 
-    `statistics` (clients, columns) are the running statistics of its clients, if they have any.
+    Args:
+        problem: The problem of this run, on the device of the tensors.
+        x: The clients' models, (clients, parameters).
+        y: Their trackers; None where the method declares no field `y`.
+        g: The gradients that the trackers sum; None where the method declares no field `g`.
+        statistics: Running statistics (BatchNorm), (clients, columns); mostly no columns.
+        clients: The evaluation of the clients' models, one entry each.
+        average: The evaluation of the average model, one entry.
+        gradient: Whether the global gradient, a pass over all data, is affordable.
     """
-    x: Tensor = state.x
-    models = x if statistics is None or not statistics.shape[1] else torch.cat([x, statistics], 1)
-    average = mean(models)[None]
-    quality = problem.evaluate(torch.cat([models, average]))
-    row = {
-        "loss": float(quality.loss[:-1].mean()),
-        "accuracy": float(quality.accuracy[:-1].mean()),
-        "accuracy_average": float(quality.accuracy[-1]),
-        "accuracy_worst": float(quality.accuracy[:-1].min()),
-        "consensus_x": spread(x),
-    }
-    if hasattr(state, "y"):
-        row["consensus_y"] = spread(state.y)
-    if hasattr(state, "y") and hasattr(state, "g"):
-        row["tracking"] = imbalance(state.y, state.g)
-    if gradient:
-        losses, grads = problem.full(average.expand_as(models), _everyone(problem))
-        row["train_loss"] = float(losses.mean())
-        row["gradient_norm"] = float(grads.mean(0).norm())
-    optimum = getattr(problem, "optimum", None)
-    if optimum is not None:
-        row["distance"] = _distance(x, optimum)
-    return row
+
+    problem: Problem
+    x: Tensor
+    y: Tensor | None
+    g: Tensor | None
+    statistics: Tensor
+    clients: Evaluation
+    average: Evaluation
+    gradient: bool
+
+    @classmethod
+    def take(
+        cls,
+        problem: Problem,
+        fields: Sequence[str],
+        state: Sequence[Tensor],
+        statistics: Tensor | None = None,
+        *,
+        gradient: bool,
+    ) -> Snapshot:
+        """Evaluate a run whose clients are all here.
+
+        Args:
+            problem: The problem of this run.
+            fields: The names of the state's fields, as the method declares them (`traits.state`).
+            state: The state: one tensor for each name, maybe more.
+            statistics: Running statistics of the clients, if there are any.
+            gradient: Whether the global gradient is affordable.
+        """
+        named = dict(zip(fields, state, strict=False))
+        x = named["x"]
+        statistics = x.new_zeros(len(x), 0) if statistics is None else statistics
+        every = torch.cat([with_statistics(x, statistics), average_model(x, statistics)])
+        quality = problem.evaluate(every)
+        clients, average = (
+            Evaluation(*(part[cut] for part in quality)) for cut in (slice(-1), slice(-1, None))
+        )
+        y, g = named.get("y"), named.get("g")
+        return cls(problem, x, y, g, statistics, clients, average, gradient)
+
+    @cached_property
+    def full(self) -> tuple[float, float]:
+        """The global training loss F of the average model, and |∇F|."""
+        average = average_model(self.x, self.statistics)
+        everyone = np.arange(self.problem.clients)
+        losses, grads = self.problem.full(average.expand(len(everyone), -1), everyone)
+        return float(losses.mean()), float(grads.mean(0).norm())
 
 
-def _distance(x: Tensor, optimum: Callable[[], Tensor]) -> float:
-    try:
-        return float((x - optimum().to(x)).square().sum(1).mean().sqrt())
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # flat somewhere: no single optimum
-        return math.nan
+@dataclass(frozen=True)
+class Metric:
+    """One row of the table.
+
+    Args:
+        name: The column of the frame.
+        label: What menus and axes call it.
+        description: What it is, in one line.
+        compute: Its value in a snapshot; None where it does not apply.
+        better: Whether higher ("up") or lower ("down") values are better.
+        log: Whether it is drawn on a logarithmic axis.
+        unit: "fraction" for values between 0 and 1, "" for plain numbers.
+        column: Its heading in tables of final values; "" keeps it out of them.
+        combine: How the values of several seeds become one.
+    """
+
+    name: str
+    label: str
+    description: str
+    compute: Callable[[Snapshot], float | None]
+    better: Literal["up", "down"] = "down"
+    log: bool = False
+    unit: Literal["fraction", ""] = ""
+    column: str = ""
+    combine: Literal["mean", "min", "max"] = "mean"
+
+    def as_dict(self) -> dict[str, str | bool]:
+        """What a record keeps of it, so that a reader needs no table."""
+        return {"label": self.label, "unit": self.unit, "better": self.better, "log": self.log}
 
 
+def measure(snapshot: Snapshot) -> dict[str, float]:
+    """The values of the metrics that apply, in the order of the table.
+
+    Args:
+        snapshot: The evaluation to be measured.
+    """
+    values = ((name, metric.compute(snapshot)) for name, metric in METRICS.items())
+    return {name: value for name, value in values if value is not None}
+
+
+def with_statistics(x: Tensor, statistics: Tensor) -> Tensor:
+    """Models with their running statistics as further columns, as problems take them.
+
+    Args:
+        x: Models, (clients, parameters).
+        statistics: Running statistics, (clients, columns).
+    """
+    return torch.cat([x, statistics], 1) if statistics.shape[1] else x
+
+
+def average_model(x: Tensor, statistics: Tensor) -> Tensor:
+    """The average model with the average statistics, (1, parameters + columns).
+
+    Args:
+        x: Models, (clients, parameters).
+        statistics: Running statistics, (clients, columns).
+    """
+    return mean(with_statistics(x, statistics))[None]
+
+
+# --- the sums behind them ---------------------------------------------------------------------------
 def spread(x: Tensor) -> float:
     """Root mean square distance of the rows from their average."""
     if usable(x):
@@ -83,6 +161,16 @@ def imbalance(y: Tensor, g: Tensor) -> float:
     if usable(y, g):
         return float(torch.from_numpy(_sums(y.numpy()) - _sums(g.numpy())).norm())
     return float((y.double().sum(0) - g.double().sum(0)).norm())
+
+
+def _distance(snapshot: Snapshot) -> float | None:
+    if not isinstance(snapshot.problem, HasOptimum):
+        return None
+    try:
+        optimum = snapshot.problem.optimum().to(snapshot.x)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # flat somewhere: no single optimum
+        return math.nan
+    return float((snapshot.x - optimum).square().sum(1).mean().sqrt())
 
 
 @jit
@@ -111,5 +199,83 @@ def _square_distance(row, mean):  # type: ignore[no-untyped-def]
     return total
 
 
-def _everyone(problem: Problem) -> Any:
-    return np.arange(problem.clients)
+# --- the table --------------------------------------------------------------------------------------
+_TABLE = (
+    Metric(
+        "loss",
+        "test loss",
+        "test loss, mean over clients (the objective itself where there is no test set)",
+        lambda s: float(s.clients.loss.mean()),
+        column="loss",
+    ),
+    Metric(
+        "accuracy",
+        "test accuracy",
+        "test accuracy, mean over clients",
+        lambda s: float(s.clients.accuracy.mean()),
+        better="up",
+        unit="fraction",
+        column="accuracy",
+    ),
+    Metric(
+        "accuracy_average",
+        "accuracy of the average model",
+        "test accuracy of the average model",
+        lambda s: float(s.average.accuracy[0]),
+        better="up",
+        unit="fraction",
+        column="average model",
+    ),
+    Metric(
+        "accuracy_worst",
+        "accuracy of the worst client",
+        "test accuracy of the worst client",
+        lambda s: float(s.clients.accuracy.min()),
+        better="up",
+        unit="fraction",
+        column="worst client",
+    ),
+    Metric(
+        "consensus_x",
+        "distance of models from their average",
+        "root mean square distance of models from their average",
+        lambda s: spread(s.x),
+        log=True,
+    ),
+    Metric(
+        "consensus_y",
+        "distance of trackers from their average",
+        "root mean square distance of trackers from their average",
+        lambda s: None if s.y is None else spread(s.y),
+        log=True,
+    ),
+    Metric(
+        "tracking",
+        "tracking error |Σy − Σg|",
+        "|Σy - Σg|: zero up to rounding, or something is broken",
+        lambda s: None if s.y is None or s.g is None else imbalance(s.y, s.g),
+        log=True,
+    ),
+    Metric(
+        "train_loss",
+        "training loss",
+        "global training loss F of the average model, where affordable",
+        lambda s: s.full[0] if s.gradient else None,
+    ),
+    Metric(
+        "gradient_norm",
+        "gradient norm |∇F|",
+        "|∇F| of the average model, where affordable",
+        lambda s: s.full[1] if s.gradient else None,
+        log=True,
+    ),
+    Metric(
+        "distance",
+        "distance from the optimum",
+        "root mean square distance of models from the optimum, where it is known",
+        _distance,
+        log=True,
+        column="distance to optimum",
+    ),
+)
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}

@@ -1,42 +1,46 @@
-"""Results: tidy tables in memory, and a run directory that survives anything.
+"""The record of a run: tidy tables and facts, complete in memory and on disk.
 
-A run directory holds `config.toml`, `metrics.parquet`, `participation.parquet`, `summary.json` and
-`checkpoint.safetensors`. Every file is written beside its place, flushed and renamed, so a reader
-finds the old one or the new one, whatever happens in between. Nothing is ever pickled.
+A run folder holds `metrics.parquet`, `participation.parquet`, `networks.parquet` and `summary.json`;
+everything a report shows is in them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import os
 import platform
-import shutil
-import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-import tomli_w
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as serialise
-from torch import Tensor
+import numpy as np
 
-from spodgt import figures
-from spodgt.errors import Failed, InvalidInput
+from spodgt.errors import InvalidInput
+from spodgt.network import Network
+from spodgt.record import statistics
+from spodgt.record.folder import parquet, plain, write
+from spodgt.record.metrics import METRICS
+from spodgt.types import Availability
 
-CHECKPOINT = "checkpoint.safetensors"
-_FORMAT = "2"
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUMMARY = "summary.json"
+_TABLES = {"frame": "metrics", "participation": "participation", "networks": "networks"}
 
 
 @dataclass(frozen=True)
-class Stopped:
-    """A run that was given up because its numbers stopped being finite."""
+class Diverged:
+    """A run that was ended because its numbers stopped being finite.
+
+    Args:
+        algorithm: The method's label in the frame.
+        seed: The seed of the run.
+        round: The round in which this was found.
+        finite_at: The last round at which all numbers were known to be finite.
+        step_size: The method's step size, as text.
+    """
 
     algorithm: str
     seed: int
@@ -52,215 +56,149 @@ class Stopped:
 
 
 @dataclass(eq=False)
-class Result:
-    """What `train` and `compare` return."""
+class Record:
+    """What happened in a run: all methods, all seeds.
 
-    frame: pd.DataFrame  # algorithm, seed, round, delay and the metrics
-    participation: pd.DataFrame  # what every client and link really did
+    Args:
+        frame: One row per evaluation: algorithm, seed, round, delay and the metrics.
+        participation: One row per method, seed and client or link: its probability, and what it really did.
+        networks: One row per seed and client or link: probability, and position of a client.
+        config: The settings, as the tables of a TOML file.
+        versions: The versions of Python and of the packages that matter.
+        diverged: The runs that left the finite numbers.
+        complete: Whether every method reached its end.
+        seconds: How long the run took; None where it was not measured.
+        prediction: What the theory predicts for this run, if somebody asked: {"lines": [{method, seeds,
+            rounds, measured, predicted, floor, rate}]}.
+    """
+
+    frame: pd.DataFrame
+    participation: pd.DataFrame
+    networks: pd.DataFrame
     config: dict[str, Any]
     versions: dict[str, str]
-    stopped: list[Stopped] = field(default_factory=list)
-    states: dict[int, Any] = field(default_factory=dict)  # of the (last) method, with keep_states=True
-    draws: dict[int, Any] = field(default_factory=dict)  # seed → (network, availability)
+    diverged: list[Diverged] = field(default_factory=list)
     complete: bool = True
+    seconds: float | None = None
+    prediction: dict[str, Any] | None = None
 
     @property
     def algorithms(self) -> list[str]:
-        return list(dict.fromkeys(self.frame["algorithm"]))
+        """The methods' labels, in the order of the run."""
+        return statistics.methods(self.frame)
+
+    @property
+    def budget(self) -> float | None:
+        """The delay at which runs end, where the settings name one."""
+        section = self.config.get("run")
+        return section.get("delay") if isinstance(section, dict) else None
 
     def final(self) -> pd.DataFrame:
-        """The last look at every run."""
-        return self.frame.groupby(["algorithm", "seed"], sort=False).tail(1).reset_index(drop=True)
+        """The last evaluation of every run, and whether the run diverged."""
+        gone = {(each.algorithm, each.seed) for each in self.diverged}
+        last = statistics.final(self.frame)
+        last["diverged"] = [pair in gone for pair in zip(last["algorithm"], last["seed"], strict=True)]
+        return last
 
     def summary(self) -> pd.DataFrame:
         """One row per algorithm: accuracy mean and standard deviation over seeds, delay, rounds, seeds."""
-        groups = self.final().groupby("algorithm", sort=False)
-        table = pd.DataFrame(
-            {
-                "accuracy": groups["accuracy"].mean(),
-                "accuracy_std": groups["accuracy"].std(ddof=0),
-                "accuracy_average": groups["accuracy_average"].mean(),
-                "accuracy_worst": groups["accuracy_worst"].mean(),
-                "loss": groups["loss"].mean(),
-                "delay": groups["delay"].mean(),
-                "rounds": groups["round"].mean(),
-                "seeds": groups.size(),
-            }
+        metrics = ["accuracy", "accuracy_average", "accuracy_worst", "loss", "delay", "round"]
+        table = statistics.summary(statistics.final(self.frame), metrics).reset_index()
+        names = {"algorithm": "name", "round": "rounds"}
+        columns = ["algorithm", "accuracy", "accuracy_std", *metrics[1:], "seeds"]
+        return table[columns].rename(columns=names)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything but the tables, as `summary.json` holds it."""
+        facts = {
+            "algorithms": json.loads(self.summary().to_json(orient="records")),
+            "complete": self.complete,
+            "diverged": [asdict(each) for each in self.diverged],
+            "config": plain(self.config),
+            "versions": self.versions,
+            "seconds": self.seconds,
+            "metrics": {name: METRICS[name].as_dict() for name in METRICS if name in self.frame},
+        }
+        return facts if self.prediction is None else facts | {"prediction": self.prediction}
+
+    def write(self, folder: str | Path) -> None:
+        """Write the tables, then the summary.
+
+        Args:
+            folder: The run folder; it exists.
+        """
+        folder = Path(folder)
+        for name, file in _TABLES.items():
+            write(folder / f"{file}.parquet", parquet(getattr(self, name)))
+        write(folder / SUMMARY, json.dumps(self.as_dict(), indent=2).encode())
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Record:
+        """The record of a run folder; `config.toml` is not needed.
+
+        Args:
+            folder: The run folder.
+        """
+        import pandas as pd
+
+        folder = Path(folder)
+        try:
+            facts = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+            tables = {name: pd.read_parquet(folder / f"{file}.parquet") for name, file in _TABLES.items()}
+            return cls(
+                **tables,
+                config=dict(facts["config"]),
+                versions=dict(facts["versions"]),
+                diverged=[Diverged(**each) for each in facts["diverged"]],
+                complete=facts["complete"] is True,
+                seconds=facts["seconds"],
+                prediction=facts.get("prediction"),
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InvalidInput(f"{folder} is not a whole run directory ({reason}); run it again.") from None
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a folder holds a run that reached its end.
+
+    Args:
+        folder: The run folder; it may be missing.
+    """
+    try:
+        return json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["complete"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def networks_table(drawn: Iterable[tuple[int, Network, Availability]]) -> pd.DataFrame:
+    """One row per seed and client or link: the table of networks of a record.
+
+    Args:
+        drawn: (seed, network, availability) for every seed.
+    """
+    import pandas as pd
+
+    columns = ("seed", "kind", "receiver", "sender", "probability", "x", "y")
+    tables = [pd.DataFrame(columns=columns)]
+    for seed, network, availability in drawn:
+        m, everyone = network.clients, np.arange(network.clients)
+        place = np.full((m + network.links, 2), np.nan)
+        if network.positions is not None:
+            place[:m] = network.positions[:, :2]
+        values = (
+            seed,
+            ["client"] * m + ["link"] * network.links,
+            np.r_[everyone, network.receivers],
+            np.r_[everyone, network.senders],
+            np.r_[availability.p, availability.p_hat],
+            *place.T,
         )
-        return table.reset_index().rename(columns={"algorithm": "name"})
-
-    def plot(self, path: str | Path, metric: str = "accuracy", against: str = "delay") -> Path:
-        """Draw `metric` against delay, mean and one-sigma band over seeds; the suffix picks the format."""
-        figures.check_suffix(path)
-        return figures.save(figures.curves(self.frame, metric, against), Path(path))
-
-    def plot_network(self, path: str | Path, seed: int | None = None) -> Path:
-        """Draw the network of one seed (the first unless given): links by p̂, clients by p."""
-        figures.check_suffix(path)
-        seed = next(iter(self.draws)) if seed is None else seed
-        if seed not in self.draws:
-            known = ", ".join(map(str, self.draws))
-            raise InvalidInput(f"seed={seed!r} is not one of this result; choose from {known}.")
-        network, availability = self.draws[seed]
-        figure = figures.network(network, availability.p, availability.p_hat, title=f"seed {seed}")
-        return figures.save(figure, Path(path))
+        tables.append(pd.DataFrame(dict(zip(columns, values, strict=True))))
+    return pd.concat(tables[1:] or tables, ignore_index=True)
 
 
 def versions() -> dict[str, str]:
+    """The versions of Python and of the packages whose numbers a result depends on."""
     names = ("spodgt", "torch", "numpy", "scipy", "networkx", "pandas")
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}
-
-
-# --- the run directory -----------------------------------------------------------------------------
-def write(path: Path, data: bytes) -> None:
-    """Write beside, flush, rename: `path` is the old file or the new one, never a part."""
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        with open(beside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise Failed(
-            f"{path} could not be written: {error.strerror or error}; "
-            "free some space or choose another folder, then run again with --resume."
-        ) from error
-
-
-def parquet(frame: pd.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    frame.to_parquet(buffer, index=False)
-    return buffer.getvalue()
-
-
-@dataclass(frozen=True)
-class RunDirectory:
-    """Where a run keeps its work."""
-
-    path: Path
-
-    @contextlib.contextmanager
-    def prepared(self, config: Mapping[str, Any], needed: int, *, resume: bool) -> Iterator[None]:
-        """Make the folder ours, and say now, not after an hour, if it cannot be written."""
-        name, old = f"out={str(self.path)!r}", self.path / CHECKPOINT
-        if old.exists() and not resume:
-            raise InvalidInput(
-                f"{name} already holds a run; go on with it by --resume, or use another folder."
-            )
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / f".probe.{os.getpid()}"
-            probe.write_bytes(b"x")
-            probe.unlink()
-        except OSError as error:
-            reason = error.strerror or error
-            raise InvalidInput(f"{name} cannot be written: {reason}; choose another folder.") from None
-        free = shutil.disk_usage(self.path).free
-        if free < needed:
-            raise InvalidInput(
-                f"{name} has {free / 1e6:.0f} MB free, but this run may need {needed / 1e6:.0f} MB; "
-                "free some space or choose another folder."
-            )
-        with self._locked(name):
-            if not old.exists():
-                write(self.path / "config.toml", tomli_w.dumps(_plain(config)).encode())
-            yield
-
-    @contextlib.contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
-        """One process at a time; the lock goes with the process, however it ends."""
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            yield
-            return
-        folder = os.open(self.path, os.O_RDONLY)
-        try:
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InvalidInput(f"{name} is in use by a run that is still going; wait for it.") from None
-            except OSError:
-                pass  # a file system without locks
-            yield
-        finally:
-            os.close(folder)
-
-    def save(self, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
-        """Replace the checkpoint; tables go in as Parquet bytes, so one rename moves everything on."""
-        # Copies: two parts of a state may be one tensor, which the format refuses.
-        data = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-        text = {"format": _FORMAT, "notes": json.dumps(notes)}
-        write(self.path / CHECKPOINT, serialise(data, text | {"sum": _sum(data, text["notes"])}))
-
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        path = self.path / CHECKPOINT
-        if not path.exists():
-            return None
-        try:
-            with safe_open(path, "pt") as file:
-                text = file.metadata() or {}
-                # Clones are aligned as in an unbroken run, so sums are the same bit for bit.
-                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-            version = text.get("format")
-            if version == _FORMAT and text["sum"] != _sum(tensors, text["notes"]):
-                raise ValueError("its check sum is wrong")
-            notes = json.loads(text["notes"]) if version == _FORMAT else {}
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise InvalidInput(
-                f"{path} is not a whole checkpoint ({error}); remove it to begin anew, or use another folder."
-            ) from None
-        if version != _FORMAT:
-            raise InvalidInput(
-                f"{path} has format {version!r}, but this version of spodgt reads {_FORMAT!r}; "
-                "begin anew in another folder."
-            )
-        return tensors, notes
-
-    def finish(self, result: Result) -> None:
-        """Tables and summary of a result, whole or partial."""
-        write(self.path / "metrics.parquet", parquet(result.frame))
-        write(self.path / "participation.parquet", parquet(result.participation))
-        write(self.path / "summary.json", json.dumps(summary_json(result), indent=2).encode())
-
-
-def _sum(tensors: Mapping[str, Tensor], notes: str) -> str:
-    total = zlib.crc32(notes.encode())
-    for name in sorted(tensors):
-        total = zlib.crc32(name.encode(), total)
-        if tensors[name].numel():  # nothing cannot be viewed as bytes
-            total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, total)
-    return f"{total:08x}"
-
-
-def summary_json(result: Result) -> dict[str, Any]:
-    rows = json.loads(result.summary().to_json(orient="records"))
-    return {
-        "algorithms": rows,
-        "complete": result.complete,
-        "stopped": [str(stop) for stop in result.stopped],
-        "config": _plain(result.config),
-        "versions": result.versions,
-    }
-
-
-def _plain(value: Any) -> Any:
-    """What TOML and JSON can hold: no None (an absent key), tuples as lists."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple | range):
-        return [_plain(item) for item in value]
-    if isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
-
-
-def table_to_tensor(frame: pd.DataFrame) -> Tensor:
-    return torch.frombuffer(bytearray(parquet(frame)), dtype=torch.uint8)
-
-
-def tensor_to_table(tensor: Tensor) -> pd.DataFrame:
-    return pd.read_parquet(io.BytesIO(tensor.numpy().tobytes()))

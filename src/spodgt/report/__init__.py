@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from spodgt.record.record import write as write_file
+from spodgt.record.folder import write as write_file
 from spodgt.report import pictures
 from spodgt.report.collect import Page, read
 from spodgt.report.page import render

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from spodgt.errors import InvalidInput, SpodgtError
+from spodgt.record.record import Diverged
 from spodgt.sweeps.cell import seconds_of
 from spodgt.sweeps.sweep import SOURCE, SUMMARY, label, last_looks
 
@@ -90,7 +91,7 @@ def read_run(folder: Path, name: str = "", keys: dict[str, Any] | None = None) -
             summary["config"],
             summary["versions"],
             bool(summary["complete"]),
-            list(summary["stopped"]),
+            [str(Diverged(**each)) for each in summary["diverged"]],
             seconds_of(folder),
             keys or {},
         )
@@ -164,9 +165,9 @@ def networks(run: RunData) -> dict[int, dict[str, Any]]:
         pairs = links[["sender", "receiver"]].to_numpy(int)
         drawn[int(str(seed))] = {
             "places": _places(run, int(str(seed)), len(clients), pairs),
-            "p": clients["chance"].to_numpy(float),
+            "p": clients["probability"].to_numpy(float),
             "links": pairs,
-            "p_hat": links["chance"].to_numpy(float),
+            "p_hat": links["probability"].to_numpy(float),
         }
     return drawn
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from spodgt import figures
-from spodgt.record.record import write
+from spodgt.record.folder import write
 from spodgt.report.statistics import methods_of
 
 if TYPE_CHECKING:

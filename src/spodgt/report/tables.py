@@ -180,7 +180,7 @@ def rare_clients(run: RunData) -> str:
     rows: list[list[str]] = []
     chances = run.activity[(run.activity["algorithm"] == reference) & (run.activity["kind"] == "client")]
     for seed, one in observed[reference].items():
-        p = chances.loc[chances["seed"] == seed, "chance"].to_numpy()
+        p = chances.loc[chances["seed"] == seed, "probability"].to_numpy()
         shares: Any = one["clients"]
         rare = [client for client in np.argsort(p) if shares[client] < _RARE]
         if rare:

@@ -87,7 +87,7 @@ def _add_time(folder: Path, seconds: float) -> None:
     """Note the time this sitting took, on top of earlier ones."""
     import torch
 
-    from spodgt.record.record import write
+    from spodgt.record.folder import write
 
     before = seconds_of(folder) or 0.0
     note = {"seconds": round(before + seconds, 3), "threads": torch.get_num_threads()}

@@ -26,7 +26,8 @@ import pandas as pd
 
 from spodgt.errors import InvalidInput
 from spodgt.experiment.config import Config, build
-from spodgt.record.record import parquet, versions, write
+from spodgt.record.folder import parquet, write
+from spodgt.record.record import Record, versions
 from spodgt.sweeps.cell import Event, Job, Outcome, seconds_of
 from spodgt.sweeps.executors import check_backend, cores, executor
 from spodgt.sweeps.grid import Spec
@@ -189,14 +190,7 @@ def collect(cells: list[Cell]) -> pd.DataFrame:
 
 def last_looks(folder: Path) -> pd.DataFrame:
     """The last look at every run of a run directory, and whether the run diverged."""
-    frame = pd.read_parquet(folder / "metrics.parquet")
-    final = frame.groupby(["algorithm", "seed"], sort=False).tail(1).reset_index(drop=True)
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    final["diverged"] = [
-        any(text.startswith(f"{row.algorithm} (seed {row.seed})") for text in summary.get("stopped", []))
-        for row in final.itertuples()
-    ]
-    return final
+    return Record.read(folder).final()
 
 
 def _save(sweep: Sweep) -> None:

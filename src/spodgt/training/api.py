@@ -20,9 +20,11 @@ from spodgt.errors import InvalidInput
 from spodgt.network import Network, as_network
 from spodgt.network.recipes import Recipe
 from spodgt.participation import Always, Participation, as_availability
-from spodgt.record.record import Result, RunDirectory
+from spodgt.record.folder import RunDirectory
+from spodgt.record.record import networks_table
 from spodgt.runtimes.loop import Marks, Stop
 from spodgt.runtimes.simulator import Run
+from spodgt.training.result import Result
 from spodgt.training.session import Glimpse, Progress, Session, Settings
 from spodgt.types import Availability, Problem
 
@@ -135,13 +137,14 @@ def compare(
     }
     directory = None if out is None else RunDirectory(Path(out))
     contents = _contents(runs) if directory or _distributed(runtime) else {}
+    networks = networks_table((seed, *pair) for seed, pair in draws.items())
     if _distributed(runtime):
         from spodgt.runtimes.distributed.group import join
         from spodgt.runtimes.distributed.session import DistributedSession
 
-        together = DistributedSession(batches, settings, described, directory, contents)
+        together = DistributedSession(batches, settings, described, directory, networks, contents)
         return together.carry_out(join(place), draws, resume=resume)
-    session = Session(batches, settings, described, directory, contents)
+    session = Session(batches, settings, described, directory, networks, contents)
     if session.directory is None:
         session.run()
         return session.result(draws)

@@ -24,17 +24,29 @@ from torch import Tensor
 from spodgt.algorithms import describe
 from spodgt.compiled import finite, usable
 from spodgt.errors import InvalidInput
-from spodgt.record.metrics import measure
-from spodgt.record.record import Result, RunDirectory, Stopped, table_to_tensor, tensor_to_table, versions
+from spodgt.record.folder import RunDirectory, table_to_tensor, tensor_to_table
+from spodgt.record.metrics import Snapshot, measure
+from spodgt.record.record import Diverged, versions
 from spodgt.runtimes.loop import STRIDE, Marks, Moment, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Run, Simulation, Tally
+from spodgt.training.result import Result
 from spodgt.types import Bools
 
 _SHOW_EVERY = 0.1  # seconds between two glimpses
 _SMALL = 2**22  # numbers of a state that is copied, so that it can be looked at while rounds go on
 _AHEAD = 4  # looks that may be under way
 _CHEAP, _AFFORDABLE = 1e6, 1e9  # multiplications for a global gradient: at every look, at the last only
-_ACTIVITY = ("algorithm", "seed", "kind", "receiver", "sender", "chance", "gradients", "messages", "bytes")
+_ACTIVITY = (
+    "algorithm",
+    "seed",
+    "kind",
+    "receiver",
+    "sender",
+    "probability",
+    "gradients",
+    "messages",
+    "bytes",
+)
 
 
 @dataclass(frozen=True)
@@ -75,10 +87,11 @@ class Session:
     settings: Settings
     config: dict[str, Any]
     directory: RunDirectory | None
+    networks: pd.DataFrame
     contents: dict[str, Any] = field(default_factory=dict)  # what the config only names
     rows: list[dict[str, Any]] = field(default_factory=list)
     activity: list[pd.DataFrame] = field(default_factory=list)
-    stopped: list[Stopped] = field(default_factory=list)
+    diverged: list[Diverged] = field(default_factory=list)
     finals: dict[str, Tensor] = field(default_factory=dict)  # average models, (runs, parameters)
     states: dict[int, Any] = field(default_factory=dict)
     finished: list[str] = field(default_factory=list)
@@ -109,7 +122,7 @@ class Session:
         with self.patience:
             with contextlib.suppress(KeyboardInterrupt):  # what is saved is on disk by then
                 self._go()
-            self.directory.finish(self.result({}))
+            self.result({}).write(self.directory.path)
 
     def _go(self) -> None:
         for label, runs in self.batches.items():
@@ -132,7 +145,17 @@ class Session:
             self.activity or [participation_table("", [], Tally.zeros([]))], ignore_index=True
         )
         done = len(self.finished) == len(self.batches)
-        return Result(frame, activity, self.config, versions(), self.stopped, self.states, draws, done)
+        return Result(
+            frame,
+            activity,
+            self.networks,
+            self.config,
+            versions(),
+            self.diverged,
+            done,
+            states=self.states,
+            draws=draws,
+        )
 
     # --- checkpoints -----------------------------------------------------------------------------
     def save(self, watch: Watch | None, moment: Moment | None = None) -> None:
@@ -143,7 +166,7 @@ class Session:
             "fingerprint": self.fingerprint,
             "config": json.loads(json.dumps(self.config | self.contents, default=str)),
             "finished": self.finished,
-            "stopped": [dataclasses.asdict(stop) for stop in self.stopped],
+            "diverged": [dataclasses.asdict(each) for each in self.diverged],
         }
         if self.rows:
             tensors["table/metrics"] = table_to_tensor(pd.DataFrame(self.rows))
@@ -170,7 +193,7 @@ class Session:
         if notes["fingerprint"] != self.fingerprint:
             raise InvalidInput(_difference(notes["config"], ours, str(self.directory.path)))
         self.finished = list(notes["finished"])
-        self.stopped = [Stopped(**stop) for stop in notes["stopped"]]
+        self.diverged = [Diverged(**each) for each in notes["diverged"]]
         self.finals = {
             name.removeprefix("final/"): t for name, t in tensors.items() if name.startswith("final/")
         }
@@ -295,7 +318,7 @@ class Watch:
         gradient = (problem.work <= (_AFFORDABLE if final else _CHEAP)) if wish is None else wish
 
         def look(state: Any, statistics: Tensor) -> None:
-            row = measure(problem, state, statistics, gradient=gradient)
+            row = measure(Snapshot.take(problem, state._fields, state, statistics, gradient=gradient))
             self.accuracy[number] = row["accuracy"]
             self.session.rows.append(
                 {"algorithm": self.label, "seed": run.seed, "round": k, "delay": float(delay), **row}
@@ -325,8 +348,8 @@ class Watch:
             if suspects[at] and not finite(x):
                 broken[at] = True
                 step = str(describe(self.runs[run].algorithm).get("step_size"))
-                self.session.stopped.append(
-                    Stopped(self.label, self.runs[run].seed, moment.k, self.finite_at, step)
+                self.session.diverged.append(
+                    Diverged(self.label, self.runs[run].seed, moment.k, self.finite_at, step)
                 )
         if suspects.all() and not broken.any():
             self.finite_at = moment.k
@@ -371,7 +394,7 @@ class Looks:
 
 # --- tables and messages ----------------------------------------------------------------------------
 def participation_table(label: str, runs: list[Run], tally: Tally) -> pd.DataFrame:
-    """One row per client and per link of every run: its chance, and what it really did."""
+    """One row per client and per link of every run: its probability, and what it really did."""
     tables, client, link = [pd.DataFrame(columns=_ACTIVITY)] if not runs else [], 0, 0
     for run in runs:
         net, av = run.network, run.availability
@@ -387,7 +410,7 @@ def participation_table(label: str, runs: list[Run], tally: Tally) -> pd.DataFra
                     "kind": ["client"] * net.clients + ["link"] * net.links,
                     "receiver": np.r_[everyone, net.receivers],
                     "sender": np.r_[everyone, net.senders],
-                    "chance": np.r_[av.p, av.p_hat],
+                    "probability": np.r_[av.p, av.p_hat],
                     "gradients": np.r_[tally.gradients[own], np.zeros(net.links, np.int64)],
                     "messages": np.r_[np.zeros(net.clients, np.int64), tally.messages[out]],
                     "bytes": np.r_[np.zeros(net.clients, np.int64), tally.bytes[out]],

@@ -19,12 +19,14 @@ from torch import Tensor
 
 from spodgt.compiled import finite
 from spodgt.errors import Failed, InvalidInput, SpodgtError
-from spodgt.record.record import Result, Stopped, table_to_tensor, tensor_to_table, versions
+from spodgt.record.folder import table_to_tensor, tensor_to_table
+from spodgt.record.record import Diverged, versions
 from spodgt.runtimes.distributed.group import Group, restarted
 from spodgt.runtimes.distributed.messages import Mail
 from spodgt.runtimes.distributed.world import Distributed
 from spodgt.runtimes.loop import STRIDE, Moment, begin, run_rounds
 from spodgt.runtimes.simulator import Run, Simulation, Tally
+from spodgt.training.result import Result
 from spodgt.training.session import Patience, Session, Watch
 from spodgt.types import Bools, Evaluation, Ints, Problem
 
@@ -86,7 +88,7 @@ class DistributedSession(Session):
             with contextlib.suppress(KeyboardInterrupt):
                 self._go()
             if self.directory:
-                self.directory.finish(self.result({}))
+                self.result({}).write(self.directory.path)
 
     def _go(self) -> None:
         for label, runs in self.batches.items():
@@ -99,7 +101,7 @@ class DistributedSession(Session):
     def _shared(self, draws: dict[int, Any]) -> Result:
         here = self.result(draws)
         notes = self.group.share(
-            {"stopped": [dataclasses.asdict(stop) for stop in here.stopped], "complete": here.complete}
+            {"diverged": [dataclasses.asdict(each) for each in here.diverged], "complete": here.complete}
         )
         tables = [
             tensor_to_table(self.group.share_bytes(table_to_tensor(table).numpy().tobytes()))
@@ -107,9 +109,18 @@ class DistributedSession(Session):
         ]
         if self.group.rank == 0:
             return here
-        stopped = [Stopped(**stop) for stop in notes["stopped"]]
-        frame, participation = tables
-        return Result(frame, participation, self.config, versions(), stopped, {}, draws, notes["complete"])
+        diverged = [Diverged(**each) for each in notes["diverged"]]
+        frame, activity = tables
+        return Result(
+            frame,
+            activity,
+            self.networks,
+            self.config,
+            versions(),
+            diverged,
+            notes["complete"],
+            draws=draws,
+        )
 
 
 class Follow:

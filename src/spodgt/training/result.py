@@ -1,0 +1,35 @@
+"""What `train` and `compare` return: the record, and what is only there in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spodgt import figures
+from spodgt.errors import InvalidInput
+from spodgt.record.record import Record
+
+
+@dataclass(eq=False)
+class Result(Record):
+    """A record with the states that were kept and the draws of every seed."""
+
+    states: dict[int, Any] = field(default_factory=dict)  # of the (last) method, with keep_states=True
+    draws: dict[int, Any] = field(default_factory=dict)  # seed → (network, availability)
+
+    def plot(self, path: str | Path, metric: str = "accuracy", against: str = "delay") -> Path:
+        """Draw `metric` against delay, mean and one-sigma band over seeds; the suffix picks the format."""
+        figures.check_suffix(path)
+        return figures.save(figures.curves(self.frame, metric, against), Path(path))
+
+    def plot_network(self, path: str | Path, seed: int | None = None) -> Path:
+        """Draw the network of one seed (the first unless given): links by p̂, clients by p."""
+        figures.check_suffix(path)
+        seed = next(iter(self.draws)) if seed is None else seed
+        if seed not in self.draws:
+            known = ", ".join(map(str, self.draws))
+            raise InvalidInput(f"seed={seed!r} is not one of this result; choose from {known}.")
+        network, availability = self.draws[seed]
+        figure = figures.network(network, availability.p, availability.p_hat, title=f"seed {seed}")
+        return figures.save(figure, Path(path))
