@@ -29,9 +29,9 @@ from rich.table import Table
 
 import spodgt
 from spodgt.kernels.mixing import Links
-from spodgt.problems.gradients.engines import LinearEngine
+from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.learning import Learning
-from spodgt.problems.models import cross_entropy
+from spodgt.problems.losses import cross_entropy
 from spodgt.problems.samples import without_replacement
 from spodgt.runtimes.loop import STRIDE, Marks, Moment, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Run, Simulation
@@ -127,7 +127,7 @@ def torch_loop(run: Run) -> Callable[[], None]:
     optimisers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
     loss = torch.nn.CrossEntropyLoss() if problem.loss is cross_entropy else torch.nn.MultiMarginLoss()
     inputs, targets = problem.samples.inputs, problem.samples.targets
-    shares = [torch.from_numpy(problem.shares[i]) for i in range(network.clients)]
+    shares = [torch.from_numpy(problem.holdings[i]) for i in range(network.clients)]
     y = [[torch.zeros_like(p) for p in model.parameters()] for model in models]
     g = [[torch.zeros_like(p) for p in model.parameters()] for model in models]
     hears = {i: [] for i in range(network.clients)}
@@ -192,9 +192,9 @@ def eager(runs: list[Run]) -> Callable[[], None]:
         new = torch.zeros_like(x)
         if len(rows):
             drawn = without_replacement(
-                world.keys[rows], world.places[rows], k, problem.shares.sizes[rows], 16
+                world.keys[rows], world.places[rows], k, problem.holdings.sizes[rows], 16
             )
-            chosen = torch.from_numpy(problem.shares.numbers[problem.shares.offsets[rows, None] + drawn])
+            chosen = torch.from_numpy(problem.holdings.numbers[problem.holdings.offsets[rows, None] + drawn])
             inputs, targets = problem.samples.take(chosen, x.dtype)
             index = torch.from_numpy(rows)
             new[index] = engine.grads(x[index], inputs, targets, [])
@@ -275,7 +275,8 @@ def many_clients(clients: int, each: int = 16, side: int = 28) -> Learning:
     """The embedded images dealt out again and again, so that any number of clients holds some."""
     from spodgt.problems.data import IID, load
     from spodgt.problems.data.datasets import Dataset, Split
-    from spodgt.problems.models import linear, multi_margin
+    from spodgt.problems.losses import multi_margin
+    from spodgt.problems.models import linear
 
     small = load("fashion-mnist-small")
     again = torch.from_numpy(np.resize(np.arange(len(small.train.targets)), clients * each))
@@ -293,11 +294,9 @@ def many_clients(clients: int, each: int = 16, side: int = 28) -> Learning:
         clients=min(clients, 1000),
         partition=IID(),
     )
-    from spodgt.problems.samples import Shares
+    from spodgt.problems.samples import Holdings
 
-    return problem._with(
-        clients=clients, partition=None, shares=Shares(again.numpy(), np.arange(clients + 1) * each)
-    )
+    return problem.with_holdings(Holdings(again.numpy(), np.arange(clients + 1) * each))
 
 
 def networks(power: dict[str, Any]) -> list[dict[str, Any]]:

@@ -21,8 +21,9 @@ import spodgt
 from spodgt import figures
 from spodgt.problems.data import load
 from spodgt.problems.learning import Learning
-from spodgt.problems.models import cross_entropy, linear
-from spodgt.problems.samples import Samples, Shares
+from spodgt.problems.losses import cross_entropy
+from spodgt.problems.models import linear
+from spodgt.problems.samples import Holdings
 from spodgt.runtimes.loop import begin
 from spodgt.runtimes.simulator import Run, Simulation
 
@@ -46,8 +47,7 @@ def tiny_images(clients: int) -> Learning:
         batch_size=EACH,
     )
     order = spodgt.rng.generator(0, "million").integers(0, len(train), clients * EACH)
-    shares = Shares(order, np.arange(clients + 1) * EACH)
-    return problem._with(clients=clients, shares=shares, samples=Samples(train, small.train.targets))
+    return problem.with_holdings(Holdings(order, np.arange(clients + 1) * EACH))
 
 
 def main(clients: int = 1_000_000, rounds: int = 60) -> None:

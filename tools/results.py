@@ -305,7 +305,7 @@ def recall_part(page: collect.Page) -> Iterator[str]:
     inputs, _ = test.take(slice(None), torch.float32)
     for number, seed in enumerate(networks):
         part = problem.draw(seed)
-        held = [int(part.samples.targets[part.shares[i]][0]) for i in range(part.clients)]
+        held = [int(part.samples.targets[part.holdings[i]][0]) for i in range(part.clients)]
         for method in methods:
             guess = problem.engine.outputs(models[method][number : number + 1], inputs)[0].argmax(-1)
             for client, held_label in enumerate(held):

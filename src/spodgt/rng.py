@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -70,6 +70,25 @@ def words(keys: ArrayLike, *coordinates: ArrayLike) -> Words:
 def uniform(keys: ArrayLike, *coordinates: ArrayLike) -> NDArray[np.float64]:
     """Uniform numbers in [0, 1) with 53 random bits, one for every (key, coordinates...)."""
     return np.asarray((words(keys, *coordinates) >> np.uint64(11)) * 2.0**-53, np.float64)
+
+
+def distinct(
+    sizes: NDArray[np.int64], count: int, pick: Callable[[int, NDArray[np.int64]], ArrayLike]
+) -> NDArray[np.int64]:
+    """(rows, count) whole numbers below each row's size, none twice in a row: Floyd's sampling.
+
+    Args:
+        sizes: (rows,) at least `count` each.
+        count: how many numbers to draw for every row.
+        pick: `pick(column, tops)` gives a uniform number from 0 to tops[row] for every row.
+    """
+    chosen = np.empty((len(sizes), count), np.int64)
+    for column in range(count):
+        tops = sizes - count + column
+        picked = np.asarray(pick(column, tops))
+        taken = (chosen[:, :column] == picked[:, None]).any(1)
+        chosen[:, column] = np.where(taken, tops, picked)
+    return chosen
 
 
 def _finalise(z: Words) -> Words:

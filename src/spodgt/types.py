@@ -9,11 +9,11 @@ them, of all runs of a batch, in the simulator; a block in the distributed runti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 Bools = NDArray[np.bool_]
@@ -132,15 +132,17 @@ class Problem(Protocol):
 # --- what a problem may also be able to do; ask with isinstance -----------------------------------------
 @runtime_checkable
 class HasOptimum(Protocol):
-    def optimum(self, weights: Any = None) -> Tensor: ...  # (parameters,) the minimiser of Σ w_i F_i
+    """Knows the minimiser of Σ w_i F_i, (parameters,)."""
+
+    def optimum(self, weights: ArrayLike | None = None) -> Tensor: ...
 
 
 @runtime_checkable
 class HasIdentity(Protocol):
-    """Can be told from another problem when a run is resumed."""
+    """Can be told from another problem when a run is resumed: by its settings in words, and its numbers."""
 
     @property
-    def identity(self) -> tuple[dict[str, str], list[Any]]: ...  # settings in words, and its numbers
+    def identity(self) -> tuple[dict[str, str], list[Tensor | Ints]]: ...
 
 
 @runtime_checkable
@@ -150,11 +152,41 @@ class HasBatches(Protocol):
     def batches(self, rows: Ints) -> Ints: ...  # how many samples a gradient of each client reads
 
 
+class TensorLayout(Protocol):
+    """Named tensors that lie one after the other in a flat vector."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def shapes(self) -> tuple[torch.Size, ...]: ...
+
+
+@runtime_checkable
+class HasLayout(Protocol):
+    """Its flat vectors hold named tensors, about which processes that exchange them must agree."""
+
+    @property
+    def layout(self) -> TensorLayout: ...
+
+
+class LinearData(NamedTuple):
+    """A linear problem as compiled loops read it."""
+
+    numbers: Ints  # client i holds the samples numbers[offsets[i] : offsets[i + 1]]
+    offsets: Ints  # (clients + 1,)
+    inputs: NDArray[np.generic]  # (samples, features): bytes, or floats of the models' type
+    targets: Ints  # (samples,) classes
+    scale: float  # what turns an input into a feature
+    classes: int
+    bias: bool
+    loss: int  # its number in `problems.losses.LOSSES`
+
+
 @runtime_checkable
 class CompiledGradient(HasBatches, Protocol):
     """Has gradients that compiled loops may take themselves, where `linear_data` is not None."""
 
-    def linear_data(self, dtype: torch.dtype) -> Any: ...
+    def linear_data(self, dtype: torch.dtype) -> LinearData | None: ...
     def grad_into(
         self, x: Tensor, g: Tensor, y: Tensor | None, models: Ints, batches: Minibatches, weight: Floats
     ) -> bool: ...  # g[models] ← weight ⊙ gradient, y += its change; False: does not fit, nothing was done

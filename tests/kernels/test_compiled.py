@@ -14,11 +14,11 @@ from spodgt import rng
 from spodgt.compiled import Memory, announced, finite
 from spodgt.kernels.fused import Fused
 from spodgt.kernels.mixing import Links
-from spodgt.problems.gradients.engines import LinearEngine
-from spodgt.problems.gradients.linear import _draw
+from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.learning import Learning
-from spodgt.problems.models import cross_entropy, linear, multi_margin, one_vs_rest
-from spodgt.problems.samples import without_replacement
+from spodgt.problems.losses import cross_entropy, multi_margin, one_vs_rest
+from spodgt.problems.models import linear
+from spodgt.problems.samples import draw_batch, without_replacement
 from spodgt.record.metrics import spread
 from spodgt.runtimes.loop import Marks, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Run, Simulation
@@ -205,7 +205,7 @@ def test_compiled_gradients_are_those_of_the_engine(loss, batch_size, dtype):
     assert problem.grad_into(x[rows], g, None, np.arange(3), Minibatches(rows, keys, rows, 9), np.ones(3))
     size = batch_size or 12
     drawn = without_replacement(keys, rows, 9, np.full(3, 12), size)
-    chosen = torch.from_numpy(problem.shares.numbers[problem.shares.offsets[rows, None] + drawn])
+    chosen = torch.from_numpy(problem.holdings.numbers[problem.holdings.offsets[rows, None] + drawn])
     inputs, targets = problem.samples.take(chosen, torch.float64)
     assert isinstance(problem.engine, LinearEngine)
     torch.testing.assert_close(g, problem.engine.grads(x[rows], inputs, targets, []), rtol=1e-10, atol=1e-12)
@@ -244,7 +244,7 @@ def test_compiled_measures_are_plain_measures(clients, width, seed, double):
 @given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 2**20), st.integers(0, 2**32 - 1))
 def test_compiled_draws_are_the_vectorised_draws(count, more, k, seed):
     key, size, chosen = rng.key(seed, "batch"), count + more, np.empty(count, np.int64)
-    _draw(key, 3, k, size, chosen)
+    draw_batch(key, 3, k, size, chosen)
     theirs = without_replacement(np.array([key]), np.array([3]), k, np.array([size]), count)[0]
     assert chosen.tolist() == theirs.tolist()
     assert len(set(chosen.tolist())) == count

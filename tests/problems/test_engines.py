@@ -12,17 +12,13 @@ from torch.testing import assert_close
 
 from spodgt import Learning, rng
 from spodgt.errors import InvalidInput
-from spodgt.problems.gradients.engines import (
-    Layout,
-    LinearEngine,
-    LoopEngine,
-    VmapEngine,
-    choose,
-    flatten,
-    habits,
-    multiplications,
-)
-from spodgt.problems.models import MODELS, cross_entropy
+from spodgt.problems.gradients.choose import choose, multiplications, side_effects
+from spodgt.problems.gradients.layout import Layout, flatten
+from spodgt.problems.gradients.linear import LinearEngine
+from spodgt.problems.gradients.loop import LoopEngine
+from spodgt.problems.gradients.vmap import VmapEngine
+from spodgt.problems.losses import cross_entropy
+from spodgt.problems.models import MODELS
 from spodgt.types import Minibatches
 
 CLIENTS, BATCH, CLASSES = 3, 5, 4
@@ -61,7 +57,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], type]] = {
     "grey cnn": (lambda: MODELS["cnn"].build((1, 8, 8), CLASSES, width=2), (1, 8, 8), LoopEngine),
     "colour cnn": (lambda: MODELS["cnn"].build((3, 8, 8), CLASSES, width=2), (3, 8, 8), LoopEngine),
     "resnet": (lambda: MODELS["resnet18"].build((3, 8, 8), CLASSES, width=2), (3, 8, 8), LoopEngine),
-    "strided 1×1": (  # with channels last this one writes past its memory: see `engines._overruns`
+    "strided 1×1": (  # with channels last this one writes past its memory: see `loop._overruns`
         lambda: nn.Sequential(nn.Conv2d(3, 4, 1, stride=2), nn.Flatten(), nn.Linear(64, CLASSES)),
         (3, 8, 8),
         LoopEngine,
@@ -83,7 +79,7 @@ def case(name: str) -> tuple[nn.Module, LoopEngine, Tensor, Tensor, Tensor]:
     module = build().eval()
     inputs = torch.rand(CLIENTS, BATCH, *shape)
     targets = torch.randint(CLASSES, (CLIENTS, BATCH))
-    statistics, random = habits(module, inputs[0])
+    statistics, random = side_effects(module, inputs[0])
     engine = choose(module, cross_entropy, inputs[0], targets[0], statistics, random=random)
     x = flatten(module.parameters()).double()
     x = x + 0.1 * torch.randn(CLIENTS, len(x), dtype=torch.float64)
@@ -142,7 +138,7 @@ def test_without_compiled_copies_the_gradients_are_the_same(
 ) -> None:
     _, engine, x, inputs, targets = case(name)
     compiled = engine.grads(x, inputs, targets, [0] * CLIENTS).clone()
-    monkeypatch.setattr("spodgt.problems.gradients.engines.usable", lambda *_: False)  # as on another device
+    monkeypatch.setattr("spodgt.problems.gradients.layout.usable", lambda *_: False)  # as on another device
     assert torch.equal(engine.grads(x, inputs, targets, [0] * CLIENTS), compiled)
 
 
@@ -181,7 +177,7 @@ def test_layout_finds_every_parameter() -> None:
 )
 def test_dropout_is_a_function_of_the_seed_it_is_given(module: nn.Module) -> None:
     inputs, targets = torch.rand(CLIENTS, BATCH, 12), torch.randint(CLASSES, (CLIENTS, BATCH))
-    statistics, random = habits(module, inputs[0])
+    statistics, random = side_effects(module, inputs[0])
     assert random
     engine = choose(module.eval(), cross_entropy, inputs[0], targets[0], statistics, random=random)
     x = flatten(module.parameters()).expand(CLIENTS, -1)
@@ -216,7 +212,7 @@ def test_batch_norm_is_refused_unless_its_buffers_are_pulled() -> None:
 def test_constant_buffers_are_no_statistics() -> None:
     module = MODELS["resnet18"].build((3, 8, 8), CLASSES, width=2)
     assert list(module.buffers())
-    statistics, random = habits(module, torch.rand(2, 3, 8, 8))
+    statistics, random = side_effects(module, torch.rand(2, 3, 8, 8))
     assert statistics.names == ()
     assert not random
 
@@ -225,14 +221,14 @@ def test_statistics_are_found_even_where_a_few_samples_do_not_change_them() -> N
     layer = nn.Linear(3, 3)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
-    found, _ = habits(nn.Sequential(layer, nn.BatchNorm1d(3)), torch.rand(4, 3))
+    found, _ = side_effects(nn.Sequential(layer, nn.BatchNorm1d(3)), torch.rand(4, 3))
     assert found.names == ("1.running_mean", "1.running_var")
-    assert habits(nn.BatchNorm1d(3, track_running_stats=False), torch.rand(4, 3))[0].names == ()
+    assert side_effects(nn.BatchNorm1d(3, track_running_stats=False), torch.rand(4, 3))[0].names == ()
 
 
 def test_averages_that_count_batches_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"momentum to average over rounds, got None; use momentum=0.1"):
-        habits(nn.Sequential(nn.BatchNorm1d(3, momentum=None)), torch.rand(4, 3))
+        side_effects(nn.Sequential(nn.BatchNorm1d(3, momentum=None)), torch.rand(4, 3))
 
 
 def test_a_module_that_cannot_train_says_so_in_a_sentence() -> None:
@@ -264,7 +260,7 @@ def test_a_training_pass_refreshes_the_statistics_of_each_client_and_nothing_els
     for client in places:
         module = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, CLASSES))
         nn.utils.vector_to_parameters(before[client, :n], module.parameters())
-        mine = problem.shares[client]
+        mine = problem.holdings[client]
         cross_entropy(module(problem.samples.inputs[mine]), problem.samples.targets[mine]).backward()
         assert_close(g[client], flatten(p.grad for p in module.parameters() if p.grad is not None))
         assert_close(after[client, n:], flatten([module[1].running_mean, module[1].running_var]))  # type: ignore[list-item]

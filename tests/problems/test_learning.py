@@ -17,7 +17,7 @@ import spodgt
 from spodgt import rng
 from spodgt.errors import InvalidInput
 from spodgt.problems import classification
-from spodgt.problems.models import cross_entropy, multi_margin, one_vs_rest
+from spodgt.problems.losses import cross_entropy, multi_margin, one_vs_rest
 from spodgt.problems.samples import without_replacement
 from spodgt.types import Minibatches
 from strategies import SEEDS
@@ -131,7 +131,7 @@ def test_mini_batches_are_gradients_of_their_samples_and_average_to_the_full_one
 def test_a_client_with_less_than_a_batch_gives_all_it_has() -> None:
     few = [(INPUTS[0], TARGETS[0]), (INPUTS[1][:3], TARGETS[1][:3]), (INPUTS[2][:1], TARGETS[2][:1])]
     problem = spodgt.Learning(linear(), nn.MultiMarginLoss(), few, batch_size=8)
-    assert problem.shares.sizes.tolist() == [12, 3, 1]
+    assert problem.holdings.sizes.tolist() == [12, 3, 1]
     rows, keys = np.arange(CLIENTS), np.repeat(rng.key(5, "batch"), CLIENTS)
     x = problem.start(0).contiguous()
     g, (_, full) = problem.grad(x, Minibatches(rows, keys, rows, 2)), problem.full(x, rows)

@@ -21,8 +21,10 @@ from spodgt.participation import Always, Bernoulli, Participation
 from spodgt.problems import classification
 from spodgt.problems.augment import PADDING, Windows, crop_and_flip
 from spodgt.problems.data import IID, load
-from spodgt.problems.gradients.engines import LoopEngine, flatten
-from spodgt.problems.models import MODELS, cross_entropy
+from spodgt.problems.gradients.layout import flatten
+from spodgt.problems.gradients.loop import LoopEngine
+from spodgt.problems.losses import cross_entropy
+from spodgt.problems.models import MODELS
 from spodgt.problems.samples import Samples, without_replacement
 from spodgt.record.metrics import Snapshot, measure
 from spodgt.runtimes.loop import begin
@@ -394,9 +396,9 @@ def test_resnet_learns_cifar(norm: str) -> None:
         pytest.skip(str(error))
     problem = classification("cifar-10", "resnet18", clients=2, partition=IID(), width=8, norm=norm)
     assert isinstance(problem.engine, LoopEngine)
-    few = dataclasses.replace(problem.shares, numbers=np.arange(64), offsets=np.array([0, 32, 64]))
+    few = dataclasses.replace(problem.holdings, numbers=np.arange(64), offsets=np.array([0, 32, 64]))
     seen = Samples(problem.samples.inputs[:64], problem.samples.targets[:64])
-    problem._set(shares=few, partition=None, test_samples=seen)  # a few pictures, to be learnt by heart
+    problem._set(holdings=few, partition=None, test_samples=seen)  # a few pictures, to be learnt by heart
     method, network = spodgt.SpodGT(step_size=0.05), Network.complete(2)
     losses = spodgt.train(method, problem, network, rounds=30, every=30, gradient_norm=False).frame["loss"]
     assert losses.iloc[-1] < 0.85 * losses.iloc[0]
@@ -409,12 +411,12 @@ def test_resnet_gradients_are_plain_autograd() -> None:
     x = problem.start(0).double()  # single precision flips a ReLU now and then
     x = x + 0.01 * torch.randn_like(x)
     g = problem.grad(x, Minibatches(rows, keys, rows, 2))
-    drawn = without_replacement(keys, rows, 2, problem.shares.sizes, 8)
+    drawn = without_replacement(keys, rows, 2, problem.holdings.sizes, 8)
     for client in rows:
         module = resnet18((1, 28, 28), 10, width=4).double()
         nn.utils.vector_to_parameters(x[client], module.parameters())
         inputs, targets = problem.samples.take(
-            torch.from_numpy(problem.shares[client][drawn[client]]), x.dtype
+            torch.from_numpy(problem.holdings[client][drawn[client]]), x.dtype
         )
         nn.functional.cross_entropy(module(inputs), targets).backward()
         expected = flatten(p.grad for p in module.parameters() if p.grad is not None)

@@ -324,7 +324,7 @@ def test_data_of_idle_clients_are_never_touched(model: str) -> None:
     for seed in (0, 1):
         drawn = problem.draw(seed)
         poisoned = drawn.samples.inputs.double() / 255
-        poisoned[drawn.shares[2]] = torch.nan
+        poisoned[drawn.holdings[2]] = torch.nan
         sick = drawn._with(samples=type(drawn.samples)(poisoned, drawn.samples.targets), partition=None)
         result = spodgt.train(
             "spod-gt",
@@ -346,9 +346,9 @@ def test_data_of_idle_clients_are_never_touched(model: str) -> None:
 def test_every_sample_goes_to_at_most_one_client(clients: int, seed: int, kind: str) -> None:
     partition = {"iid": IID(), "labels": LabelsPerClient(2), "dirichlet": Dirichlet(0.5)}[kind]
     drawn = classification(clients=clients, partition=partition).draw(seed)
-    assert len(drawn.shares) == clients
-    assert drawn.shares.sizes.min() >= 1
-    assert len(np.unique(drawn.shares.numbers)) == len(drawn.shares.numbers)
+    assert len(drawn.holdings) == clients
+    assert drawn.holdings.sizes.min() >= 1
+    assert len(np.unique(drawn.holdings.numbers)) == len(drawn.holdings.numbers)
 
 
 # --- limits ----------------------------------------------------------------------------------------

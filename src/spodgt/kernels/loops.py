@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spodgt.compiled import jit, share
-from spodgt.problems.gradients.linear import LinearData, linear_gradients
+from spodgt.problems.gradients.linear import linear_gradients
+from spodgt.types import LinearData
 
 Array = NDArray[Any]
 COLUMNS = 512  # of a block that is mixed in place: with ten clients it stays in the first-level cache

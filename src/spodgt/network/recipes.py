@@ -18,7 +18,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.spatial import cKDTree
 
 from spodgt.errors import InvalidNetwork
-from spodgt.rng import generator
+from spodgt.rng import distinct, generator
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -252,7 +252,11 @@ class KOut:
 
     def draw(self, seed: int) -> Graph:
         def attempt(draws: np.random.Generator) -> Graph:
-            others = _distinct(draws, self.clients, self.clients - 1, self.out)
+            others = distinct(
+                np.full(self.clients, self.clients - 1),
+                min(self.out, self.clients - 1),
+                lambda _, tops: draws.integers(0, tops[0] + 1, self.clients),
+            )
             senders = np.repeat(np.arange(self.clients), self.out)
             receivers = (others.ravel() + senders + 1) % self.clients  # never oneself
             return Graph.of(self.clients, receivers, senders)
@@ -310,16 +314,6 @@ def _successes(draws: np.random.Generator, trials: int, probability: float) -> I
         last = int(found[-1][-1])
     chosen = np.concatenate(found)
     return chosen[chosen < trials]
-
-
-def _distinct(draws: np.random.Generator, rows: int, size: int, count: int) -> Ints:
-    """For every row `count` distinct whole numbers below `size` (Floyd's sampling, all rows at once)."""
-    chosen = np.empty((rows, min(count, size)), np.int64)
-    for column, top in enumerate(range(size - chosen.shape[1], size)):
-        pick = draws.integers(0, top + 1, rows)
-        taken = (chosen[:, :column] == pick[:, None]).any(1)
-        chosen[:, column] = np.where(taken, top, pick)
-    return chosen
 
 
 RECIPES: dict[str, type[Recipe]] = {

@@ -1,6 +1,6 @@
 """Any `torch.nn.Module`, any loss, one dataset per client.
 
-All samples lie in one tensor; a client is the list of its sample numbers, so a batch of runs shares
+All samples lie in one tensor; a client is the list of its sample numbers, so a batch of runs holdings
 the data. A mini-batch is drawn without replacement, as a pure function of (seed, round, client).
 
 Running statistics (BatchNorm's) are columns behind the parameters in the models a problem is given, and
@@ -23,21 +23,14 @@ from spodgt.compiled import usable
 from spodgt.errors import InvalidData, InvalidInput
 from spodgt.problems.augment import Windows, crop_and_flip
 from spodgt.problems.data import Dataset, Partition
-from spodgt.problems.gradients.engines import (
-    Engine,
-    Layout,
-    LinearEngine,
-    LoopEngine,
-    check_call,
-    choose,
-    flatten,
-    habits,
-    multiplications,
-)
-from spodgt.problems.gradients.linear import LOSSES, LinearData, grade, gradients
-from spodgt.problems.models import Loss, stacked_loss
-from spodgt.problems.samples import CHUNK, Samples, Shares, read_samples, without_replacement
-from spodgt.types import Evaluation, Floats, Ints, Minibatches
+from spodgt.problems.gradients import Engine
+from spodgt.problems.gradients.choose import check_call, choose, multiplications, side_effects
+from spodgt.problems.gradients.layout import Layout, flatten
+from spodgt.problems.gradients.linear import LinearEngine, grade, gradients
+from spodgt.problems.gradients.loop import LoopEngine
+from spodgt.problems.losses import LOSSES, Loss, mass, stacked_loss
+from spodgt.problems.samples import CHUNK, Holdings, Samples, read_samples, without_replacement
+from spodgt.types import Evaluation, Floats, Ints, LinearData, Minibatches
 
 _PROBE = 4  # samples used to try a module out
 _PICTURES = 128  # samples in a block of a deep network: what lies between layers should stay in the cache
@@ -69,7 +62,7 @@ class Learning:
     buffers: Literal["pull"] | None = None
     # What the arguments above become; `join`, `to` and `draw` pass these on.
     samples: Samples = field(init=False, repr=False)
-    shares: Shares = field(init=False, repr=False)
+    holdings: Holdings = field(init=False, repr=False)
     test_samples: Samples | None = field(init=False, repr=False)
     engine: Engine = field(init=False, repr=False)
     layout: Layout = field(init=False, repr=False)
@@ -103,9 +96,9 @@ class Learning:
         if test is not None:
             _check_alike(test, "test", parts[0])
         bounds = np.cumsum([0, *map(len, parts)])
-        shares = Shares(np.arange(bounds[-1]), bounds)
+        holdings = Holdings(np.arange(bounds[-1]), bounds)
         whole = Samples(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]))
-        self._settle(whole, shares, test)
+        self._settle(whole, holdings, test)
         self._check_batches()
 
     @classmethod
@@ -152,7 +145,7 @@ class Learning:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def _settle(self, samples: Samples, shares: Shares, test: Samples | None) -> None:
+    def _settle(self, samples: Samples, holdings: Holdings, test: Samples | None) -> None:
         model = copy.deepcopy(self.model).eval()
         if not any(p.numel() for p in model.parameters() if p.requires_grad):
             raise InvalidInput("model must have parameters to train, got none.")
@@ -173,18 +166,18 @@ class Learning:
             return loss
 
         check_call(attempt, "model and loss")
-        self._set(samples=samples, shares=shares, test_samples=test)
+        self._set(samples=samples, holdings=holdings, test_samples=test)
         self._check_targets(model(inputs).shape[-1])
-        running, random = habits(model, inputs)
+        running, random = side_effects(model, inputs)
         if running.names and self.buffers != "pull":
             raise InvalidInput(
                 f"model must not change buffers while it trains, but {running.names[0]!r} changes; replace "
                 'BatchNorm by torch.nn.GroupNorm, or use buffers="pull" to exchange them with the models.'
             )
         self._set(
-            clients=len(shares),
+            clients=len(holdings),
             samples=samples,
-            shares=shares,
+            holdings=holdings,
             test_samples=test,
             engine=choose(model, self.loss, inputs, targets, running, random=random),
             layout=Layout.of(model),
@@ -201,7 +194,7 @@ class Learning:
             if len(wrong):
                 number = int(wrong[0])
                 if who == "train":  # clients lie one after the other, unless a partition deals samples out
-                    client = int(np.searchsorted(self.shares.offsets, number, side="right")) - 1
+                    client = int(np.searchsorted(self.holdings.offsets, number, side="right")) - 1
                     who = f"client {client}" if self.partition is None else "train"
                 raise InvalidData(
                     f"{who} has target {int(part.targets[number])}, but the model has {classes} outputs, so "
@@ -221,6 +214,12 @@ class Learning:
         other._check_batches()
         return other
 
+    def with_holdings(self, holdings: Holdings) -> Learning:
+        """The same problem with other clients: each holds the samples given here, for every seed."""
+        other = self._with(holdings=holdings, clients=len(holdings), partition=None)
+        other._check_batches()
+        return other
+
     def _with(self, **values: Any) -> Learning:
         other = copy.copy(self)
         other._set(**values)
@@ -233,13 +232,13 @@ class Learning:
 
     @property
     def work(self) -> float:
-        return float(len(self.shares.numbers)) * self.effort
+        return float(len(self.holdings.numbers)) * self.effort
 
     def draw(self, seed: int) -> Learning:
         if self.partition is None:
             return self
         parts = self.partition.split(self.samples.targets.cpu(), self.clients, seed)
-        return self._with(shares=Shares.of(parts))
+        return self._with(holdings=Holdings.of(parts))
 
     def start(self, seed: int) -> Tensor:
         starts = 1 if self.same_start or self.keep_weights else self.clients
@@ -266,11 +265,11 @@ class Learning:
     def join(self, others: Sequence[Learning]) -> Learning:
         if any(other.samples is not self.samples for other in others):
             raise InvalidInput("runs of one batch must share their data; train them in separate calls.")
-        shares = Shares.join([self.shares, *(other.shares for other in others)])
+        holdings = Holdings.join([self.holdings, *(other.holdings for other in others)])
         sizes = self.batch_size
         if any(isinstance(part.batch_size, tuple) or part.batch_size != sizes for part in (self, *others)):
             sizes = tuple(int(n) for part in (self, *others) for n in part.batches(np.arange(part.clients)))
-        return self._with(shares=shares, clients=len(shares), batch_size=sizes)
+        return self._with(holdings=holdings, clients=len(holdings), batch_size=sizes)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Learning:
         loss, engine = self.loss, self.engine
@@ -293,11 +292,11 @@ class Learning:
         parts = [self.samples] if self.test_samples is None else [self.samples, self.test_samples]
         arrays = [array for part in parts for array in (part.inputs, part.targets)]
         words = {name: str(value) for name, value in settings.items()}
-        return words, [*arrays, self.shares.numbers, self.shares.offsets]
+        return words, [*arrays, self.holdings.numbers, self.holdings.offsets]
 
     def grad(self, x: Tensor, batches: Minibatches) -> Tensor:
         rows, keys, places, k = batches
-        sizes, batch = self.shares.sizes[rows], self.batches(rows)
+        sizes, batch = self.holdings.sizes[rows], self.batches(rows)
         self._check_columns(x)
         g = x.new_empty(len(x), self.parameters)  # its pages are taken only where something is written
         if self.grad_into(x, g, None, np.arange(len(x)), batches, np.ones(len(x))):
@@ -306,7 +305,7 @@ class Learning:
             same = np.flatnonzero(batch == size)
             who = keys[same], places[same], k
             drawn = without_replacement(*who, sizes[same], int(size))
-            chosen = torch.from_numpy(self.shares.numbers[self.shares.offsets[rows[same], None] + drawn])
+            chosen = torch.from_numpy(self.holdings.numbers[self.holdings.offsets[rows[same], None] + drawn])
             inputs, targets = (t[chosen.to(x.device)] for t in (self.samples.inputs, self.samples.targets))
             if self.augment:
                 inputs = crop_and_flip(inputs, Windows.draw(*who, drawn))
@@ -345,8 +344,8 @@ class Learning:
         if whole.device.type != "cpu" or not whole.is_contiguous() or whole.dtype not in (torch.uint8, dtype):
             return None
         return LinearData(
-            self.shares.numbers,
-            self.shares.offsets,
+            self.holdings.numbers,
+            self.holdings.offsets,
             whole.flatten(1).numpy(),
             self.samples.targets.numpy(),
             1 / 255 if whole.dtype == torch.uint8 else 1.0,
@@ -357,7 +356,7 @@ class Learning:
 
     def batches(self, rows: Ints) -> Ints:
         """How many samples each of the clients draws: fewer than a batch where it holds fewer."""
-        sizes = self.shares.sizes[rows]
+        sizes = self.holdings.sizes[rows]
         wanted = np.asarray(self.batch_size)[rows] if isinstance(self.batch_size, tuple) else self.batch_size
         return sizes if wanted is None else np.minimum(sizes, wanted)
 
@@ -365,11 +364,11 @@ class Learning:
         self._check_columns(x)
         losses, grads = torch.zeros(len(rows), dtype=x.dtype), x.new_zeros(len(rows), self.parameters)
         for n, row in enumerate(rows):
-            share = torch.from_numpy(self.shares[row]).to(x.device)
-            whole = _mass(self.loss, self.samples.targets[share]) or 1.0
-            for piece in torch.split(share, self._block(1)):
+            own = torch.from_numpy(self.holdings[row]).to(x.device)
+            whole = mass(self.loss, self.samples.targets[own]) or 1.0
+            for piece in torch.split(own, self._block(1)):
                 inputs, targets = (t[None] for t in self.samples.take(piece, x.dtype))
-                weight = _mass(self.loss, targets[0]) / whole
+                weight = mass(self.loss, targets[0]) / whole
                 if not weight:
                     continue
                 loss, slope = self.engine.with_losses(x[n : n + 1], inputs, targets, None)
@@ -386,18 +385,18 @@ class Learning:
         if isinstance(self.engine, LinearEngine) and self.engine.loss in LOSSES and usable(x):
             for start in range(0, len(self.test_samples), self._block(len(x))):
                 piece = slice(start, start + self._block(len(x)))
-                products = self.engine.products(x, self.test_samples.floats(piece, x.dtype))
-                grade(x, products, self.test_samples.targets[piece], self.engine, loss, right)
+                inputs, targets = self.test_samples.floats(piece, x.dtype), self.test_samples.targets[piece]
+                grade(self.engine, x, inputs, targets, loss, right)
             return Evaluation(loss / len(self.test_samples), right / len(self.test_samples))
-        whole = _mass(self.loss, self.test_samples.targets) or 1.0
+        whole = mass(self.loss, self.test_samples.targets) or 1.0
         with torch.no_grad():
             for start in range(0, len(self.test_samples), self._block(len(x))):
                 piece = slice(start, start + self._block(len(x)))
                 inputs, targets = self.test_samples.take(piece, x.dtype)
                 outputs = self.engine.outputs(x, inputs)
                 weight = len(targets) / len(self.test_samples)
-                if mass := _mass(self.loss, targets) / whole:
-                    loss += mass * torch.stack([self.loss(o, targets) for o in outputs]).double().cpu()
+                if weighs := mass(self.loss, targets) / whole:
+                    loss += weighs * torch.stack([self.loss(o, targets) for o in outputs]).double().cpu()
                 if outputs.ndim == 3 and not targets.is_floating_point():
                     right += weight * (outputs.argmax(-1) == targets).double().mean(-1).cpu()
                 else:
@@ -419,17 +418,6 @@ class Learning:
         if isinstance(self.engine, LoopEngine):
             return _PICTURES
         return max(1, CHUNK // max(1, self.samples.inputs[0].numel(), models * 64))
-
-
-def _mass(loss: Loss, targets: Tensor) -> float:
-    """What the loss of some samples counts in that of all: most losses average, some by weight, some add."""
-    if getattr(loss, "reduction", "mean") == "sum":
-        return 1.0
-    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and not targets.is_floating_point():
-        targets = targets[targets != loss.ignore_index]
-        if loss.weight is not None:
-            return float(loss.weight[targets].sum())
-    return float(targets.numel())
 
 
 def _check_alike(part: Samples, who: str, first: Samples) -> None:

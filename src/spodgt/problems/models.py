@@ -1,9 +1,4 @@
-"""Models and losses by name, for configs and the shipped problems.
-
-A model is built from the shape of one input and the number of classes. Losses here take outputs
-(…, batch, classes) and targets (…, batch) and give one mean per leading index, so that the losses of
-all clients are one call.
-"""
+"""Models by name, for configs and the shipped problems: built from the shape of one input and the classes."""
 
 from __future__ import annotations
 
@@ -15,42 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spodgt.errors import InvalidInput
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-def multi_margin(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The multi-class hinge of `torch.nn.MultiMarginLoss`: mean over classes of max(0, 1 - s_y + s_c)."""
-    own = outputs.gather(-1, targets[..., None])
-    margins = (1 - own + outputs).clamp_min(0)
-    margins = margins.scatter(-1, targets[..., None], 0.0)
-    return margins.sum(-1).mean(-1) / outputs.shape[-1]
-
-
-def one_vs_rest(outputs: Tensor, targets: Tensor) -> Tensor:
-    """One binary hinge per class, max(0, 1 - t_c s_c) with t = ±1, mean over classes."""
-    signs = torch.full_like(outputs, -1.0).scatter(-1, targets[..., None], 1.0)
-    return (1 - signs * outputs).clamp_min(0).mean(-1).mean(-1)
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The logistic loss of `torch.nn.CrossEntropyLoss`."""
-    own = outputs.gather(-1, targets[..., None])[..., 0]
-    return (outputs.logsumexp(-1) - own).mean(-1)
-
-
-def stacked_loss(loss: Loss) -> Loss | None:
-    """The many-clients form of a loss module with default settings, None if there is none here."""
-    if loss in (multi_margin, one_vs_rest, cross_entropy):
-        return loss
-    plain = getattr(loss, "weight", None) is None and getattr(loss, "reduction", None) == "mean"
-    if type(loss) not in (nn.MultiMarginLoss, nn.CrossEntropyLoss) or not plain:
-        return None  # a subclass may be another loss
-    if isinstance(loss, nn.MultiMarginLoss) and loss.p == 1 and loss.margin == 1:
-        return multi_margin
-    if isinstance(loss, nn.CrossEntropyLoss) and loss.label_smoothing == 0 and loss.ignore_index < 0:
-        return cross_entropy
-    return None
+from spodgt.problems.losses import Loss, cross_entropy, multi_margin, one_vs_rest
 
 
 def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -118,7 +78,7 @@ class Residual(nn.Module):
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != after:
-            self.shortcut = nn.Sequential(  # a strided 1×1 convolution, but see `engines._overruns`
+            self.shortcut = nn.Sequential(  # a strided 1×1 convolution, but see `gradients.loop._overruns`
                 nn.AvgPool2d(1, stride),
                 nn.Conv2d(before, after, 1, bias=False),
                 _normalisation(norm, after),

@@ -1,4 +1,4 @@
-"""What clients hold: all samples in one place, whose they are, and how a mini-batch is drawn from them."""
+"""What clients hold: all samples in two tensors, whose they are, and how a mini-batch is drawn from them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from spodgt import rng
+from spodgt.compiled import jit
 from spodgt.errors import InvalidData
-from spodgt.types import Ints
+from spodgt.rng import word
+from spodgt.types import Ints, Words
 
 CHUNK = 2**24  # numbers in one evaluated block: 64 MB of float32
 
@@ -53,30 +54,34 @@ class Samples:
 
 
 @dataclass(frozen=True, eq=False)
-class Shares:
+class Holdings:
     """Which samples each client holds: one long list of sample numbers, cut at `offsets`."""
 
-    numbers: Ints  # (all shares together,)
+    numbers: Ints  # (samples of all clients,)
     offsets: Ints  # (clients + 1,)
 
     @staticmethod
-    def of(parts: Sequence[Ints]) -> Shares:
-        return Shares(np.concatenate(parts), np.cumsum([0, *map(len, parts)]))
+    def of(parts: Sequence[Ints]) -> Holdings:
+        """One array of sample numbers per client."""
+        return Holdings(np.concatenate(parts), np.cumsum([0, *map(len, parts)]))
+
+    @staticmethod
+    def join(several: Sequence[Holdings]) -> Holdings:
+        """The clients of several runs, one run after the other."""
+        sizes = np.concatenate([holdings.sizes for holdings in several])
+        return Holdings(
+            np.concatenate([holdings.numbers for holdings in several]), np.r_[0, np.cumsum(sizes)]
+        )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @property
-    def sizes(self) -> Ints:
-        return np.diff(self.offsets)
-
     def __getitem__(self, client: int) -> Ints:
         return self.numbers[self.offsets[client] : self.offsets[client + 1]]
 
-    @staticmethod
-    def join(parts: Sequence[Shares]) -> Shares:
-        sizes = np.concatenate([part.sizes for part in parts])
-        return Shares(np.concatenate([part.numbers for part in parts]), np.r_[0, np.cumsum(sizes)])
+    @property
+    def sizes(self) -> Ints:
+        return np.diff(self.offsets)
 
 
 def read_samples(data: Any, who: str) -> Samples:
@@ -108,15 +113,29 @@ def read_samples(data: Any, who: str) -> Samples:
     return Samples(inputs.contiguous(), targets.contiguous())
 
 
-def without_replacement(keys: NDArray[np.uint64], places: Ints, k: int, sizes: Ints, count: int) -> Ints:
-    """For every row `count` distinct whole numbers below its size (Floyd's sampling, all rows at once)."""
+def without_replacement(keys: Words, places: Ints, k: int, sizes: Ints, count: int) -> Ints:
+    """(clients, count): distinct whole numbers below each client's size, a function of (key, k, place)."""
     if (sizes == count).all():
         return np.broadcast_to(np.arange(count), (len(sizes), count))
     u = rng.uniform(keys[:, None], k, places[:, None], np.arange(count)[None])
-    chosen = np.empty((len(sizes), count), np.int64)
+    return rng.distinct(sizes, count, lambda column, tops: (u[:, column] * (tops + 1)).astype(np.int64))
+
+
+@jit
+def draw_batch(key, place, k, size, chosen):  # type: ignore[no-untyped-def]
+    """`without_replacement` for one client, compiled: fills chosen (count,) with numbers below `size`."""
+    count = len(chosen)
+    if size == count:
+        for column in range(count):
+            chosen[column] = column
+        return
+    base = word(word(key, k), place)
     for column in range(count):
-        top = sizes - count + column
-        pick = (u[:, column] * (top + 1)).astype(np.int64)
-        taken = (chosen[:, :column] == pick[:, None]).any(1)
-        chosen[:, column] = np.where(taken, top, pick)
-    return chosen
+        top = size - count + column
+        u = np.float64(word(base, column) >> np.uint64(11)) * 2.0**-53
+        pick = np.int64(u * (top + 1))
+        for before in range(column):
+            if chosen[before] == pick:
+                pick = top
+                break
+        chosen[column] = pick

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from spodgt import rng
 from spodgt.network.recipes import Floats
 from spodgt.problems import Learning
-from spodgt.problems.models import stacked_loss
+from spodgt.problems.losses import stacked_loss
 
 _BLOCK = 2048  # samples of one product
 _ITERATIONS = 60
@@ -69,7 +69,7 @@ class _Losses:
         problem = self.problem
         n = problem.parameters
         running = problem.running.unflatten(x[n:])
-        share = torch.from_numpy(problem.shares[client])
+        share = torch.from_numpy(problem.holdings[client])
         product, gradient = torch.zeros(n), torch.zeros(n)
         for rows in torch.split(share, _BLOCK):
             inputs, targets = problem.samples.take(rows, x.dtype)

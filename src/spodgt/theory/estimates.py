@@ -21,6 +21,7 @@ from spodgt import rng
 from spodgt.errors import InvalidInput
 from spodgt.network.recipes import Floats
 from spodgt.problems import Learning, Quadratic
+from spodgt.problems.samples import Holdings
 from spodgt.theory.curvature import largest_eigenvalues
 
 Method = Literal["exact", "power iteration", "secants"]
@@ -156,7 +157,7 @@ class _Survey:
         self.problem = problem if most is None else _thinned(problem, seed, most)
         self.everyone = np.arange(problem.clients)
         self.notes: list[str] = []
-        used, all_of = self.problem.shares.sizes, problem.shares.sizes
+        used, all_of = self.problem.holdings.sizes, problem.holdings.sizes
         if (used < all_of).any():
             self.notes.append(f"from {used.max()} samples a client at most, drawn from up to {all_of.max()}")
         if problem.augment:
@@ -176,7 +177,7 @@ class _Survey:
             sigma1,
             delta0,
             delta1,
-            samples=self.whole.shares.sizes.astype(np.float64),
+            samples=self.whole.holdings.sizes.astype(np.float64),
             batch=self.whole.batches(self.everyone).astype(np.float64),
             curvature=curvature,
             sigma_excess=sigma_excess,
@@ -222,7 +223,7 @@ class _Survey:
         problem, found = self.problem, np.zeros(len(self.everyone))
         draw = rng.generator(self.seed, "estimates", k)
         for i in self.everyone:
-            share = problem.shares[i]
+            share = problem.holdings[i]
             if len(share) < 2:
                 continue  # a single sample does not vary
             chosen = draw.choice(share, min(self.draws, len(share)), replace=False)
@@ -331,11 +332,9 @@ def _rotated(g: Tensor) -> Floats:
 
 def _thinned(problem: Learning, seed: int, most: int) -> Learning:
     """The same problem on at most `most` samples of each client."""
-    from spodgt.problems.samples import Shares
-
     parts = []
     for i in range(problem.clients):
-        share, draw = problem.shares[i], rng.generator(seed, "estimates:thin", i)
+        share, draw = problem.holdings[i], rng.generator(seed, "estimates:thin", i)
         few = len(share) <= most
         parts.append(share if few else np.sort(draw.choice(share, most, replace=False)))
-    return problem._with(shares=Shares.of(parts))
+    return problem.with_holdings(Holdings.of(parts))

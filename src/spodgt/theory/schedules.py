@@ -20,7 +20,7 @@ from spodgt.theory.record import Infeasible, Number
 class VanishingSchedule:
     """A step size, participation and batch sizes under which the stationarity gap falls like 1/√rounds.
 
-    plan = vanishing_schedule(1000, problem.shares.sizes)
+    plan = vanishing_schedule(1000, problem.holdings.sizes)
     train(SpodGT(plan.schedule), plan.batches(problem), network, plan.participation(), rounds=plan.rounds)
     """
 

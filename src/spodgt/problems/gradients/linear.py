@@ -1,49 +1,68 @@
-"""Gradients of a linear model in one compiled pass: draw the batch, score it, add up the slopes.
+"""Gradients of a linear model: the closed form in torch, and one compiled pass that does the same.
 
-Pixels are turned from bytes into floats inside the loop, so the data stay small; a client reads its
-model once and writes its gradient once. The draws are those of `samples.without_replacement`.
+The compiled pass draws the batch, scores it and adds up the slopes. Pixels are turned from bytes into floats
+inside the loop, so the data stay small; a client reads its model once and writes its gradient once.
+A model is (classes × features) weights, class by class, then `classes` biases if the layer has any.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import Tensor
 
 from spodgt.compiled import jit, jit_sum, share
-from spodgt.problems.models import Loss, cross_entropy, multi_margin, one_vs_rest
-from spodgt.rng import word
-from spodgt.types import Minibatches
-
-Array = NDArray[Any]
-LOSSES: dict[Loss, int] = {multi_margin: 0, cross_entropy: 1, one_vs_rest: 2}
+from spodgt.problems.gradients import Engine, Noise
+from spodgt.problems.losses import LOSSES, Loss, add_losses, slopes
+from spodgt.problems.samples import draw_batch
+from spodgt.types import Floats, Ints, LinearData, Minibatches
 
 
-@jit
-def _draw(key, place, k, size, chosen):  # type: ignore[no-untyped-def]
-    """Floyd's sampling without replacement of len(chosen) numbers below size."""
-    count = len(chosen)
-    if size == count:
-        for column in range(count):
-            chosen[column] = column
-        return
-    base = word(word(key, k), place)
-    for column in range(count):
-        top = size - count + column
-        u = np.float64(word(base, column) >> np.uint64(11)) * 2.0**-53
-        pick = np.int64(u * (top + 1))
-        for before in range(column):
-            if chosen[before] == pick:
-                pick = top
-                break
-        chosen[column] = pick
+@dataclass(frozen=True, eq=False)
+class LinearEngine(Engine):
+    """A single linear layer: logits and gradients are batched matrix products."""
+
+    features: int
+    classes: int
+    bias: bool
+    loss: Loss
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        W = x[:, : self.classes * self.features].reshape(-1, self.classes, self.features)
+        b = x[:, self.classes * self.features :] if self.bias else x.new_zeros(len(x), self.classes)
+        return W, b[:, None]
+
+    def _logits(self, x: Tensor, inputs: Tensor) -> Tensor:
+        W, b = self._split(x)
+        return torch.baddbmm(b, inputs.flatten(2), W.mT)
+
+    def with_losses(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            logits = self._logits(x.detach(), inputs).requires_grad_()
+            losses = self.loss(logits, targets)
+            (slope,) = torch.autograd.grad(losses.sum(), logits)
+        g = torch.empty_like(x)
+        W = g[:, : self.classes * self.features].view(-1, self.classes, self.features)
+        torch.bmm(slope.mT, inputs.flatten(2), out=W)
+        if self.bias:
+            g[:, self.classes * self.features :] = slope.sum(1)
+        return losses.detach(), g
+
+    def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
+        return self.products(x, inputs).mT + self._split(x)[1]
+
+    def products(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """(models, classes, samples): outputs before the bias, one product for all models."""
+        flat = self._split(x)[0].reshape(-1, self.features) @ inputs.flatten(1).T
+        return flat.view(len(x), self.classes, len(inputs))
 
 
+# --- compiled gradients -------------------------------------------------------------------------------
 @jit_sum
 def _four(W, p0, p1, p2, p3):  # type: ignore[no-untyped-def]
-    """The scores of four samples."""
+    """The scores of four samples p (features,) with the weights W (features,) of one class."""
     zero = W.dtype.type(0)
     t0, t1, t2, t3 = zero, zero, zero, zero
     for d in range(len(W)):
@@ -56,6 +75,7 @@ def _four(W, p0, p1, p2, p3):  # type: ignore[no-untyped-def]
 
 @jit_sum
 def _one(W, p):  # type: ignore[no-untyped-def]
+    """The score of one sample."""
     total = W.dtype.type(0)
     for d in range(len(W)):
         total += W[d] * p[d]
@@ -63,57 +83,64 @@ def _one(W, p):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _slopes(loss, scores, target, batch):  # type: ignore[no-untyped-def]
-    """Turn the scores of one sample into the derivative of the mean loss by them, in place."""
-    classes = len(scores)
-    one = scores.dtype.type(1)
-    if loss == 0:
-        unit = one / scores.dtype.type(classes * batch)
-        own, total = scores[target], scores.dtype.type(0)
-        for c in range(classes):
-            hit = c != target and one - own + scores[c] > 0
-            scores[c] = unit if hit else 0
-            total += scores[c]
-        scores[target] = -total
-    elif loss == 1:
-        top = scores[0]
-        for c in range(1, classes):
-            top = max(top, scores[c])
-        total = scores.dtype.type(0)
-        for c in range(classes):
-            scores[c] = np.exp(scores[c] - top)
-            total += scores[c]
-        unit = one / (total * scores.dtype.type(batch))
-        for c in range(classes):
-            scores[c] *= unit
-        scores[target] -= one / scores.dtype.type(batch)
-    else:
-        unit = one / scores.dtype.type(classes * batch)
-        for c in range(classes):
-            sign = one if c == target else -one
-            scores[c] = -sign * unit if one - sign * scores[c] > 0 else 0
+def _score(model, pixels, bias, scores):  # type: ignore[no-untyped-def]
+    """scores (batch, classes) ← the outputs of `model` (parameters,) on `pixels` (batch, features)."""
+    batch, features = pixels.shape
+    classes = scores.shape[1]
+    for c in range(classes):
+        W = model[c * features : (c + 1) * features]
+        b = model[classes * features + c] if bias else model.dtype.type(0)
+        s = 0
+        while s + 4 <= batch:  # four samples share one pass over the weights
+            four = _four(W, pixels[s], pixels[s + 1], pixels[s + 2], pixels[s + 3])
+            for n in range(4):
+                scores[s + n, c] = four[n] + b
+            s += 4
+        while s < batch:
+            scores[s, c] = _one(W, pixels[s]) + b
+            s += 1
+
+
+@jit
+def _weigh(slope, pixels, total):  # type: ignore[no-untyped-def]
+    """total (features,) ← Σ_s slope[s] pixels[s], the gradient of the weights of one class.
+
+    Returns Σ_s slope[s], the gradient of its bias.
+    """
+    batch, features = pixels.shape
+    zero = total.dtype.type(0)
+    for d in range(features):
+        total[d] = 0
+    sum_, s = zero, 0
+    while s < batch:
+        four = s + 4 <= batch
+        u0 = slope[s]
+        u1, u2, u3 = (slope[s + 1], slope[s + 2], slope[s + 3]) if four else (zero, zero, zero)
+        sum_ += u0 + u1 + u2 + u3
+        p0 = pixels[s]
+        if not four:
+            for d in range(features):
+                total[d] += u0 * p0[d]
+        elif u0 != 0 or u1 != 0 or u2 != 0 or u3 != 0:  # hinges leave most slopes at zero
+            p1, p2, p3 = pixels[s + 1], pixels[s + 2], pixels[s + 3]
+            for d in range(features):
+                total[d] += u0 * p0[d] + u1 * p1[d] + u2 * p2[d] + u3 * p3[d]
+        s += 4 if four else 1
+    return sum_
 
 
 @jit
 def linear_gradients(  # type: ignore[no-untyped-def]
-    x,
-    g,
-    y,
-    add,
-    models,
-    rows,
-    keys,
-    places,
-    k,
-    data,
-    batch,
-    weight,
-    first,
-    last,
+    x, g, y, add, models, rows, keys, places, k, data, batch, weight, first, last
 ):
+    """g[at] ← weight × gradient at x[at] for at = models[first:last]; with `add`, y[at] += its change.
+
+    x, g, y are (models, parameters). For every task, `models` is the row of x, `rows` the client in `data`,
+    `keys` and `places` with the round k name its draw, `weight` multiplies its gradient; all are (tasks,).
+    `data` is a LinearData; every client draws `batch` samples.
+    """
     numbers, offsets, inputs, targets, scale, classes, bias, loss = data
     features = inputs.shape[1]
-    zero = x.dtype.type(0)
     pixels = np.empty((batch, features), x.dtype)
     scores = np.empty((batch, classes), x.dtype)
     total = np.empty(features, x.dtype)
@@ -122,46 +149,17 @@ def linear_gradients(  # type: ignore[no-untyped-def]
     for task in range(first, last):
         row, at = rows[task], models[task]
         start, size = offsets[row], offsets[row + 1] - offsets[row]
-        _draw(keys[task], places[task], k, size, chosen)
+        draw_batch(keys[task], places[task], k, size, chosen)
         for s in range(batch):
             image, to = inputs[numbers[start + chosen[s]]], pixels[s]
             for d in range(features):
                 to[d] = unit * x.dtype.type(image[d])
-        for c in range(classes):
-            W = x[at, c * features : (c + 1) * features]
-            b = x[at, classes * features + c] if bias else zero
-            s = 0
-            while s + 4 <= batch:  # four samples share one pass over the weights
-                four = _four(W, pixels[s], pixels[s + 1], pixels[s + 2], pixels[s + 3])
-                for n in range(4):
-                    scores[s + n, c] = four[n] + b
-                s += 4
-            while s < batch:
-                scores[s, c] = _one(W, pixels[s]) + b
-                s += 1
+        _score(x[at], pixels, bias, scores)
         for s in range(batch):
-            _slopes(loss, scores[s], targets[numbers[start + chosen[s]]], batch)
+            slopes(loss, scores[s], targets[numbers[start + chosen[s]]], batch)
         factor = x.dtype.type(weight[task])
         for c in range(classes):
-            for d in range(features):
-                total[d] = 0
-            slope, s = zero, 0
-            while s < batch:
-                four = s + 4 <= batch
-                u0 = scores[s, c]
-                u1, u2, u3 = (
-                    (scores[s + 1, c], scores[s + 2, c], scores[s + 3, c]) if four else (zero, zero, zero)
-                )
-                slope += u0 + u1 + u2 + u3
-                p0 = pixels[s]
-                if not four:
-                    for d in range(features):
-                        total[d] += u0 * p0[d]
-                elif u0 != 0 or u1 != 0 or u2 != 0 or u3 != 0:  # hinges leave most slopes at zero
-                    p1, p2, p3 = pixels[s + 1], pixels[s + 2], pixels[s + 3]
-                    for d in range(features):
-                        total[d] += u0 * p0[d] + u1 * p1[d] + u2 * p2[d] + u3 * p3[d]
-                s += 4 if four else 1
+            slope = _weigh(scores[:, c], pixels, total)
             part = slice(c * features, (c + 1) * features)
             to_y, to_g = y[at, part], g[at, part]
             if add:
@@ -176,9 +174,35 @@ def linear_gradients(  # type: ignore[no-untyped-def]
                 g[at, left] = factor * slope
 
 
+def gradients(
+    x: Tensor,
+    g: Tensor,
+    y: Tensor | None,
+    models: Ints,
+    batches: Minibatches,
+    data: LinearData,
+    batch: int,
+    weight: Floats,
+) -> None:
+    """Write gradients at `x[models]` to `g[models]`, times `weight`; with `y`, add their change to it."""
+    views = x.numpy(), g.numpy(), (g if y is None else y).numpy(), y is not None
+    who = models, *batches
+    share(
+        len(models),
+        len(models) * x.shape[1] * batch,
+        lambda first, last: linear_gradients(*views, *who, data, batch, weight, first, last),
+    )
+
+
+# --- compiled evaluation ------------------------------------------------------------------------------
 @jit
-def _grade(x, products, targets, classes, bias, loss, losses, right, first, last):  # type: ignore[no-untyped-def]
-    left, count, zero = x.shape[1] - classes, len(targets), x.dtype.type(0)
+def _grade(x, products, targets, bias, loss, losses, right, first, last):  # type: ignore[no-untyped-def]
+    """losses[n] += losses and right[n] += right answers of the models n = first … last - 1; see `grade`.
+
+    `products` (models, classes, samples) become scores here, by adding the bias where there is one.
+    """
+    _, classes, count = products.shape
+    left, zero = x.shape[1] - classes, x.dtype.type(0)
     own, top, total = np.empty(count, x.dtype), np.empty(count, x.dtype), np.empty(count, x.dtype)
     best = np.empty(count, np.int32)
     for n in range(first, last):
@@ -198,64 +222,14 @@ def _grade(x, products, targets, classes, bias, loss, losses, right, first, last
         for s in range(count):
             own[s] = scores[targets[s], s]
             right[n] += best[s] == targets[s]
-        for c in range(classes):
-            row = scores[c]
-            if loss == 0:
-                for s in range(count):
-                    total[s] += max(zero, 1 - own[s] + row[s])
-            elif loss == 1:
-                for s in range(count):
-                    total[s] += np.exp(row[s] - top[s])
-            else:
-                for s in range(count):
-                    total[s] += max(zero, 1 + row[s])
-        for s in range(count):
-            if loss == 0:
-                losses[n] += (total[s] - 1) / classes  # without the class itself
-            elif loss == 1:
-                losses[n] += np.log(total[s]) + top[s] - own[s]
-            else:
-                losses[n] += (total[s] - max(zero, 1 + own[s]) + max(zero, 1 - own[s])) / classes
+        add_losses(loss, scores, own, top, total, losses, n)
 
 
-def grade(x: Tensor, products: Tensor, targets: Tensor, layer: Any, losses: Tensor, right: Tensor) -> None:
-    """Add each model's losses and right answers on some samples; changes `products` (models, classes, …).
-
-    `layer` tells classes, bias and loss.
-    """
-    how = layer.classes, layer.bias, LOSSES[layer.loss]
-    views = x.numpy(), products.numpy(), targets.numpy(), *how, losses.numpy(), right.numpy()
-    share(len(x), products.numel(), lambda first, last: _grade(*views, first, last))
-
-
-class LinearData(NamedTuple):
-    """A linear problem as the compiled loops read it."""
-
-    numbers: Array  # client i holds the samples numbers[offsets[i] : offsets[i + 1]]
-    offsets: Array
-    inputs: Array  # (samples, features): bytes, or floats of the models' kind
-    targets: Array
-    scale: float  # what turns an input into a feature
-    classes: int
-    bias: bool
-    loss: int  # a value of LOSSES
-
-
-def gradients(
-    x: Tensor,
-    g: Tensor,
-    y: Tensor | None,
-    models: Array,
-    batches: Minibatches,
-    data: LinearData,
-    batch: int,
-    weight: Array,
+def grade(
+    layer: LinearEngine, x: Tensor, inputs: Tensor, targets: Tensor, losses: Tensor, right: Tensor
 ) -> None:
-    """Write gradients at `x[models]` to `g[models]`, times `weight`; with `y`, add their change to it."""
-    views = x.numpy(), g.numpy(), (g if y is None else y).numpy(), y is not None
-    who = models, *batches
-    share(
-        len(models),
-        len(models) * x.shape[1] * batch,
-        lambda first, last: linear_gradients(*views, *who, data, batch, weight, first, last),
-    )
+    """Add each model's losses and right answers on some samples to `losses` and `right` (models,)."""
+    products = layer.products(x, inputs)
+    how = targets.numpy(), layer.bias, LOSSES[layer.loss]
+    views = x.numpy(), products.numpy(), *how, losses.numpy(), right.numpy()
+    share(len(x), products.numel(), lambda first, last: _grade(*views, first, last))

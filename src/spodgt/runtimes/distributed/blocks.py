@@ -18,7 +18,7 @@ from spodgt.compiled import jit, share, usable
 from spodgt.errors import InvalidInput
 from spodgt.kernels.loops import mix
 from spodgt.kernels.mixing import Links
-from spodgt.types import Availability, Bools, Floats, Ints
+from spodgt.types import Availability, Bools, Floats, HasBatches, Ints
 
 _LOOK_AHEAD = 256  # rounds from which it is told how often a client computes
 _HOLDING = 20  # clients kept and mixed for the price of one gradient
@@ -29,9 +29,8 @@ def effort(problem: Any, availability: Availability) -> Ints:
     length = availability.length
     rounds = range(_LOOK_AHEAD if length is None else min(length + 1, _LOOK_AHEAD))
     often = availability.computes(rounds).sum(0)  # as the method uses it: it may wake everybody
-    shares, batch = getattr(problem, "shares", None), getattr(problem, "batch_size", None)
-    cost = np.ones(len(often), np.int64) if shares is None else shares.sizes
-    cost = cost if batch is None else np.minimum(cost, batch)
+    everyone = np.arange(len(often))
+    cost = problem.batches(everyone) if isinstance(problem, HasBatches) else np.ones_like(everyone)
     return np.asarray(_HOLDING * often * cost + len(rounds) * cost.max(), np.int64)
 
 

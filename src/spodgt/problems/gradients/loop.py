@@ -1,0 +1,153 @@
+"""One client after the other, through a copy of the module that belongs to the thread."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from spodgt.compiled import share
+from spodgt.problems.gradients import Engine, Noise
+from spodgt.problems.gradients.layout import Layout, Packing
+from spodgt.problems.losses import Loss
+
+
+@dataclass(frozen=True, eq=False)
+class LoopEngine(Engine):
+    """One client after the other, on every thread: for convolutions, for dropout, for what `vmap` cannot do.
+
+    A client's model is copied into a shell of the module, one shell per thread, which then runs as any
+    module does; its weights lie there as convolutions like them best. Each client stays on one thread:
+    threads that share an operator wait for each other at its end, which on a busy machine takes ten times
+    as long as the work.
+    """
+
+    module: nn.Module
+    layout: Layout
+    loss: Loss
+    statistics: Layout = field(default_factory=Layout)  # behind the parameters; training passes change them
+    random: bool = False  # training passes draw random numbers
+    shells: dict[tuple[int, torch.device, torch.dtype], Shell] = field(default_factory=dict, repr=False)
+
+    def with_losses(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        losses, g = x.new_empty(len(x)), x.new_empty(len(x), self.layout.size)
+
+        def one(client: int) -> None:
+            with torch.enable_grad(), self._filled(x[client], training=noise is not None) as shell:
+                if self.random and noise is not None:
+                    torch.manual_seed(noise[client])  # dropout, too, is a function of (seed, round, client)
+                loss = self.loss(shell.module(self._image(inputs[client])), targets[client])
+                losses[client] = loss.detach()
+                shell.gradient(loss, g[client])
+
+        with torch.random.fork_rng(enabled=self.random):
+            self._each(x, one)
+        return losses, g
+
+    def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
+        inputs, out = self._image(inputs), dict[int, Tensor]()
+
+        def one(model: int) -> None:
+            with torch.no_grad(), self._filled(x[model], training=False) as shell:
+                out[model] = shell.module(inputs)
+
+        self._each(x, one)
+        return torch.stack([out[model] for model in range(len(x))])
+
+    def _each(self, x: Tensor, one: Callable[[int], None]) -> None:
+        """Call `one` with the number of every row; random numbers are drawn for one after the other."""
+        threads = torch.get_num_threads()
+        if len(x) == 1 or threads == 1 or self.random or x.device.type != "cpu":
+            for row in range(len(x)):
+                one(row)
+            return
+
+        waiting = iter(range(len(x)))  # shared: a thread that other work slows down takes fewer of them
+
+        def some(*_: int) -> None:
+            torch.set_num_threads(1)  # of this thread
+            for row in waiting:
+                one(row)
+
+        try:
+            share(min(threads, len(x)), sys.maxsize, some)
+        finally:
+            torch.set_num_threads(threads)
+
+    @contextlib.contextmanager
+    def _filled(self, row: Tensor, *, training: bool) -> Iterator[Shell]:
+        """This thread's shell with the model of one client in it; new statistics go back to `row`."""
+        key = threading.get_ident(), row.device, row.dtype
+        if key not in self.shells:
+            self.shells[key] = Shell(self.module, self.statistics, row, channels_last=self._channels_last)
+        shell = self.shells[key]
+        if shell.module.training != training:
+            shell.module.train(training)
+        shell.fill(row)
+        yield shell
+        if training:
+            shell.return_statistics(row)
+
+    @cached_property
+    def _channels_last(self) -> bool:
+        layers = [part for part in self.module.modules() if isinstance(part, nn.Conv2d)]
+        return bool(layers) and not any(map(_overruns, layers))
+
+    def _image(self, batch: Tensor) -> Tensor:
+        """Inputs with channels last, which on a CPU is faster for convolutions and what is between them."""
+        if not self._channels_last or batch.ndim != 4:
+            return batch
+        _, channels, height, width = batch.shape
+        if channels == 1:  # fits both layouts; these strides say which is meant
+            return batch.contiguous().as_strided(batch.shape, (height * width, 1, width, 1))
+        return batch.contiguous(memory_format=torch.channels_last)
+
+
+def _overruns(layer: nn.Conv2d) -> bool:
+    """With channels last, the gradient of this layer's weights may write past its memory.
+
+    So it is with strided 1×1 convolutions of fewer channels than oneDNN takes at once, which is 8 or 16
+    (https://github.com/uxlfoundation/oneDNN/issues/6035).
+    """
+    return layer.kernel_size == (1, 1) and max(layer.stride) > 1 and layer.in_channels // layer.groups < 16
+
+
+class Shell:
+    """A copy of a module whose memory one client after the other fills with its model.
+
+    Its parameters and statistics lie in one block, its gradients in another, each tensor as convolutions like
+    it: a model comes and a gradient goes in one pass, whatever the number of layers.
+    """
+
+    def __init__(self, module: nn.Module, statistics: Layout, like: Tensor, *, channels_last: bool) -> None:
+        self.module = copy.deepcopy(module).to(like.device, like.dtype)
+        buffers = dict(self.module.named_buffers())
+        parameters = list(self.module.parameters())
+        tensors = [*parameters, *(buffers[name] for name in statistics.names)]
+        self.packing = Packing.of(tensors, channels_last=channels_last)
+        self.trained = self.packing[: len(parameters)]
+        self.tracked = self.packing[len(parameters) :]
+        self.values, self.slopes = (like.new_zeros(self.packing.size) for _ in range(2))
+        for tensor, value in zip(tensors, self.packing.views(self.values), strict=True):
+            tensor.data = value
+        for part, slope in zip(parameters, self.trained.views(self.slopes), strict=True):
+            part.grad = slope if part.requires_grad else None  # what is frozen keeps a gradient of zero
+
+    def fill(self, row: Tensor) -> None:
+        self.packing.move(row, self.values, inward=True)
+
+    def return_statistics(self, row: Tensor) -> None:
+        self.tracked.move(row, self.values, inward=False)
+
+    def gradient(self, loss: Tensor, row: Tensor) -> None:
+        """row ← the gradient of `loss`."""
+        self.slopes.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.trained.move(row, self.slopes, inward=False)

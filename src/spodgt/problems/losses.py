@@ -1,0 +1,131 @@
+"""Losses: the torch definition of each, and the compiled form that the loops of linear models use.
+
+Losses take outputs (…, batch, classes) and targets (…, batch) and give one mean per leading index, so that
+the losses of all clients are one call. A test holds the compiled values and slopes to the torch definitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from spodgt.compiled import jit
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def multi_margin(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The multi-class hinge of `torch.nn.MultiMarginLoss`: mean over classes of max(0, 1 - s_y + s_c)."""
+    own = outputs.gather(-1, targets[..., None])
+    margins = (1 - own + outputs).clamp_min(0)
+    margins = margins.scatter(-1, targets[..., None], 0.0)
+    return margins.sum(-1).mean(-1) / outputs.shape[-1]
+
+
+def one_vs_rest(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One binary hinge per class, max(0, 1 - t_c s_c) with t = ±1, mean over classes."""
+    signs = torch.full_like(outputs, -1.0).scatter(-1, targets[..., None], 1.0)
+    return (1 - signs * outputs).clamp_min(0).mean(-1).mean(-1)
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The logistic loss of `torch.nn.CrossEntropyLoss`."""
+    own = outputs.gather(-1, targets[..., None])[..., 0]
+    return (outputs.logsumexp(-1) - own).mean(-1)
+
+
+def stacked_loss(loss: Loss) -> Loss | None:
+    """The many-clients form of a loss module with default settings, None if there is none here."""
+    if loss in (multi_margin, one_vs_rest, cross_entropy):
+        return loss
+    # The exact type: a subclass may be another loss.
+    if type(loss) not in (nn.MultiMarginLoss, nn.CrossEntropyLoss):
+        return None
+    assert isinstance(loss, nn.MultiMarginLoss | nn.CrossEntropyLoss)
+    if loss.weight is not None or loss.reduction != "mean":
+        return None
+    if isinstance(loss, nn.MultiMarginLoss):
+        return multi_margin if loss.p == 1 and loss.margin == 1 else None
+    return cross_entropy if loss.label_smoothing == 0 and loss.ignore_index < 0 else None
+
+
+def mass(loss: Loss, targets: Tensor) -> float:
+    """What the loss of some samples counts in that of all: most losses average, some by weight, some add."""
+    if getattr(loss, "reduction", "mean") == "sum":
+        return 1.0
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and not targets.is_floating_point():
+        targets = targets[targets != loss.ignore_index]
+        if loss.weight is not None:
+            return float(loss.weight[targets].sum())
+    return float(targets.numel())
+
+
+# --- compiled -----------------------------------------------------------------------------------------
+LOSSES: dict[Loss, int] = {multi_margin: 0, cross_entropy: 1, one_vs_rest: 2}  # their numbers in the loops
+
+
+@jit
+def slopes(loss, scores, target, batch):  # type: ignore[no-untyped-def]
+    """In place: scores (classes,) of one sample ← the derivative of the mean loss of `batch` samples by them.
+
+    `loss` is a value of LOSSES, `target` the sample's class.
+    """
+    classes = len(scores)
+    one = scores.dtype.type(1)
+    if loss == 0:
+        unit = one / scores.dtype.type(classes * batch)
+        own, total = scores[target], scores.dtype.type(0)
+        for c in range(classes):
+            hit = c != target and one - own + scores[c] > 0
+            scores[c] = unit if hit else 0
+            total += scores[c]
+        scores[target] = -total
+    elif loss == 1:
+        top = scores[0]
+        for c in range(1, classes):
+            top = max(top, scores[c])
+        total = scores.dtype.type(0)
+        for c in range(classes):
+            scores[c] = np.exp(scores[c] - top)
+            total += scores[c]
+        unit = one / (total * scores.dtype.type(batch))
+        for c in range(classes):
+            scores[c] *= unit
+        scores[target] -= one / scores.dtype.type(batch)
+    else:
+        unit = one / scores.dtype.type(classes * batch)
+        for c in range(classes):
+            sign = one if c == target else -one
+            scores[c] = -sign * unit if one - sign * scores[c] > 0 else 0
+
+
+@jit
+def add_losses(loss, scores, own, top, total, losses, n):  # type: ignore[no-untyped-def]
+    """losses[n] += the losses of all samples.
+
+    `scores` is (classes, samples); for every sample, `own` is the score of its class, `top` the highest
+    score and `total` zero, used as memory. Classes are the outer loop, so that the inner ones vectorise.
+    """
+    classes, count = scores.shape
+    zero = scores.dtype.type(0)
+    for c in range(classes):
+        row = scores[c]
+        if loss == 0:
+            for s in range(count):
+                total[s] += max(zero, 1 - own[s] + row[s])
+        elif loss == 1:
+            for s in range(count):
+                total[s] += np.exp(row[s] - top[s])
+        else:
+            for s in range(count):
+                total[s] += max(zero, 1 + row[s])
+    for s in range(count):
+        if loss == 0:
+            losses[n] += (total[s] - 1) / classes  # without the class itself
+        elif loss == 1:
+            losses[n] += np.log(total[s]) + top[s] - own[s]
+        else:
+            losses[n] += (total[s] - max(zero, 1 + own[s]) + max(zero, 1 - own[s])) / classes
