@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coverings import greedy_covering
 from spodgt import theory
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.theory import Infeasible
+from spodgt.record.folder import plain
+from spodgt.theory import Data, Infeasible, Start
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "theory.json").read_text())
 CASES = {case["inputs"]["name"]: case for case in GOLDEN["cases"]}
@@ -29,15 +31,13 @@ def network_of(entry):
 def constants_of(case, variant):
     given_, network = case["inputs"], network_of(case["inputs"])
     p_hat = np.array(given_["p_hat_matrix_receiver_sender"])[network.receivers, network.senders]
-    data = {name: given_[name] for name in ("L", "sigma0", "sigma1", "delta0", "delta1")}
+    assumed = {name: given_[name] for name in ("L", "sigma0", "sigma1", "delta0", "delta1")}
     return theory.constants(
         network,
         given_["p"],
         p_hat,
-        **data,
-        samples=given_["D"],
-        batch=given_["B"],
-        step_size=given_["eta"],
+        Data(**assumed, samples=given_["D"], batch=given_["B"]),
+        given_["eta"],
         gamma2=given_["G2"],
         gamma3=given_["G3"],
         variant=variant,
@@ -46,13 +46,14 @@ def constants_of(case, variant):
 
 def start_of(case):
     start = case["theorem_terms"]
-    return start["F0_minus_Fstar"], start["model_error0"], start["tracking_error0"], start["k"] + 1
+    errors = Start(start["F0_minus_Fstar"], start["model_error0"], start["tracking_error0"])
+    return errors, start["k"] + 1
 
 
 @pytest.mark.parametrize("graph", GOLDEN["graphs"], ids=lambda graph: graph["name"])
 def test_graph_quantities(graph):
     network = network_of(graph)
-    found = asdict(theory.edge_utility(network)) | {"greedy_covering": theory.greedy_covering(network)}
+    found = asdict(theory.edge_utility(network)) | {"greedy_covering": greedy_covering(network)}
     assert found == {name: graph[name] for name in found}
 
 
@@ -95,9 +96,9 @@ def test_what_is_infeasible_says_why():
     found = constants_of(CASES["irregular5_infeasible"], "paper")
     assert not found.kappa6
     assert str(found.kappa6).startswith("infeasible: 1 - rho_tilde_A = -11.2 must be positive")
-    plain = found.as_dict()
-    assert plain["kappa6"] == str(found.kappa6)
-    assert json.loads(json.dumps(plain, allow_nan=False))["phi"] == found.phi.tolist()
+    written = plain(vars(found))
+    assert written["kappa6"] == str(found.kappa6)
+    assert json.loads(json.dumps(written, allow_nan=False))["phi"] == found.phi.tolist()
 
 
 @pytest.mark.parametrize(
@@ -105,17 +106,17 @@ def test_what_is_infeasible_says_why():
 )
 def test_thresholds_beyond_the_floats(m, log_A, log_B):
     ones = np.ones(m)
-    found = theory.constants(Network.complete(m), 1, 1, ones, 0, 0, 0, 0, 1, 1, 0.1)
+    found = theory.constants(Network.complete(m), 1, 1, Data(ones, 0, 0, 0, 0, 1, 1), 0.1)
     assert math.exp(found.log_one_minus_r_A) == pytest.approx(log_A, rel=0.05)
     assert math.exp(found.log_one_minus_r_B) == pytest.approx(log_B, rel=0.05)
-    almost = theory.constants(Network.complete(m), 1, 1 - 2**-53, ones, 0, 0, 0, 0, 1, 1, 0.1)
+    almost = theory.constants(Network.complete(m), 1, 1 - 2**-53, Data(ones, 0, 0, 0, 0, 1, 1), 0.1)
     assert almost.p_hat_ge_r_A == (m == 4)
 
 
 def test_centralised_step_size():
     """B18: the claimed 1/(16 √5 max L) is what the bound gives for one client; no client has to wait."""
     L = 3.0
-    found = theory.constants(Network.from_adjacency([[0]]), 1, [], L, 0, 0, 0, 0, 1, 1, 1e-3)
+    found = theory.constants(Network.from_adjacency([[0]]), 1, [], Data(L, 0, 0, 0, 0, 1, 1), 1e-3)
     assert found.lr_bound_prop1 == pytest.approx(1 / (16 * math.sqrt(5) * L), rel=1e-12)
     assert isinstance(found.q, float)
     assert isinstance(found.term_const, Infeasible)
@@ -123,42 +124,43 @@ def test_centralised_step_size():
 
 positive = st.floats(1e-150, 1e150)
 small = st.floats(0, 1e150)
-chance = st.floats(1e-300, 1)
+probability = st.floats(1e-300, 1)
 
 
 @settings(deadline=None, max_examples=150)
 @given(
     seed=st.integers(0, 99),
     clients=st.integers(1, 5),
-    chances=st.tuples(chance, chance),
+    probabilities=st.tuples(probability, probability),
     data=st.tuples(positive, small, small, small, small),
+    batch=st.integers(1, 7),
     run=st.fixed_dictionaries(
         {
-            "batch": st.integers(1, 7),
             "step_size": st.floats(1e-320, 1e150),
             "variant": st.sampled_from(["paper", "corrected"]),
         }
     ),
 )
-def test_no_exception_and_no_nan(seed, clients, chances, data, run):
+def test_no_exception_and_no_nan(seed, clients, probabilities, data, batch, run):
     network = Network.erdos_renyi(clients, 0.7, seed=seed) if clients > 1 else Network.from_adjacency([[0]])
-    p, p_hat = chances
-    found = theory.constants(network, p, p_hat, *data, samples=7, **run)
+    p, p_hat = probabilities
+    assumed = Data(*data, samples=7, batch=batch)
+    found = theory.constants(network, p, p_hat, assumed, **run)
     uneven = 10.0 ** np.random.default_rng(seed).uniform(-40, 0, network.links)
     assert_sound(found)
-    assert_sound(theory.constants(network, p, uneven, *data, samples=7, **run))
+    assert_sound(theory.constants(network, p, uneven, assumed, **run))
 
 
 def assert_sound(found):
     for field in fields(found):
         value = getattr(found, field.name)
         assert isinstance(value, Infeasible | str) or not np.isnan(value).any(), field.name
-    json.dumps(found.as_dict(), allow_nan=False)
+    json.dumps(plain(vars(found)), allow_nan=False)
     for condition in theory.conditions(found):
         assert condition.factor >= 0
         assert condition.holds <= (condition.factor <= 1)
-    theory.theorem_terms(found, 1.0, 1.0, 1.0, 10)
-    theory.rigorous_bound(found, 1.0, 1.0, 1.0, 10)
+    theory.theorem_terms(found, Start(1.0, 1.0, 1.0), 10)
+    theory.rigorous_bound(found, Start(1.0, 1.0, 1.0), 10)
 
 
 def test_conditions_say_by_what_factor():
@@ -179,18 +181,21 @@ def test_conditions_say_by_what_factor():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"variant": "printed"}, "variant"),
-        ({"p": [1, 0, 1]}, r"p\[1\] is 0.0"),
-        ({"p": [1, 1]}, "p has shape"),
-        ({"p_hat": 1.5}, r"p_hat\[0\]"),
-        ({"L": -1}, r"L\[0\]"),
-        ({"batch": 8}, r"batch\[0\] is 8"),
-        ({"gamma3": 1.0}, "gamma3"),
-        ({"step_size": math.nan}, r"step_size\[0\]"),
+        ({"variant": "printed"}, "variant must be 'paper' or 'corrected', got 'printed'; use "),
+        ({"p": [1, 0, 1]}, r"p\[1\] must be in \(0, 1\], got 0.0; "),
+        ({"p": [1, 1]}, r"p must be one number or 3, got shape \(2,\); use p=1.0"),
+        ({"p_hat": 1.5}, r"p_hat\[0\] must be in \(0, 1\], got 1.5; "),
+        ({"L": -1}, r"L\[0\] must be positive and finite, got -1.0; use L=1"),
+        ({"L": [1, 1]}, r"L must be one number or 3 \(one per client\), got shape \(2,\); use L=1"),
+        ({"batch": 8}, r"batch\[0\] must be from 1 to 7, the client's samples, got 8; use batch=1"),
+        ({"gamma3": 1.0}, "gamma3 must be a finite number above 1, got 1.0; use gamma3=2.0"),
+        ({"step_size": math.nan}, r"step_size\[0\] must be positive and finite, got nan; use "),
     ],
 )
 def test_bad_input_is_named(change, message):
-    inputs = {"p": 1, "p_hat": 1, "L": 1, "samples": 7, "batch": 1, "step_size": 0.1}
-    inputs |= dict.fromkeys(("sigma0", "sigma1", "delta0", "delta1"), 1.0)
+    assumed = {"L": 1, "samples": 7, "batch": 1}
+    assumed |= dict.fromkeys(("sigma0", "sigma1", "delta0", "delta1"), 1.0)
+    data = Data(**(assumed | {name: value for name, value in change.items() if name in assumed}))
+    others = {name: value for name, value in change.items() if name not in assumed}
     with pytest.raises(InvalidInput, match=message):
-        theory.constants(Network.ring(3), **(inputs | change))
+        theory.constants(Network.ring(3), **({"p": 1, "p_hat": 1, "data": data, "step_size": 0.1} | others))

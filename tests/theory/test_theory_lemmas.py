@@ -37,9 +37,12 @@ def uniform_links(network, seed, low=0.02):
 
 
 def constants(network, p_hat, variant="corrected", **inputs):
+    p, step_size = inputs.pop("p", 1.0), inputs.pop("step_size", 1e-3)
     default = dict.fromkeys(("sigma0", "sigma1", "delta0", "delta1"), 0.0)
-    default |= {"p": 1.0, "L": 1.0, "samples": 1, "batch": 1, "step_size": 1e-3}
-    return theory.constants(network, p_hat=p_hat, variant=variant, **(default | inputs))
+    default |= {"L": 1.0, "samples": 1, "batch": 1}
+    return theory.constants(
+        network, p, p_hat, theory.Data(**(default | inputs)), step_size, variant=variant
+    )
 
 
 # --- mixing ----------------------------------------------------------------------------------------
@@ -198,8 +201,8 @@ class OneRound:
         weight = np.where(v, p, 1 - p).prod(1) / 2**m
         g = v * (self.L * (x - self.c) + sign * np.sqrt(self.noise(x)))
         y = self.z + g
-        chance, A, B = draws(self.network, self.p_hat)
-        weights = chance[:, None] * weight
+        probability, A, B = draws(self.network, self.p_hat)
+        weights = probability[:, None] * weight
         half = np.einsum("kij,vj->kvi", B, y)
         after = (A @ x)[:, None, :] - step_size * half
         mean = after @ phi

@@ -70,10 +70,9 @@ def test_rate_of_train(rule):
 def test_floor_of_train(rule):
     work = setting(rule, noise=0.3)
     eta = 0.2 * work[3].largest_stable_step()
-    found = work[3].analyse(eta)
-    rounds = int(10 / -math.log(found.rate)) + 400
+    rounds = int(10 / -math.log(work[3].mean_square_radius(eta))) + 400
     measured, _ = squares(rule, work, eta, rounds=rounds, seeds=100, x0=float(work[3].limit[0]))
-    assert measured[-400:].mean() == pytest.approx(found.floor, rel=0.05)
+    assert measured[-400:].mean() == pytest.approx(work[3].floor(eta), rel=0.05)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Which conditions of the theory a configuration meets, and by how much the others are missed."""
+"""The conditions of the theory: which hold for a configuration, and by what factor others are missed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spodgt.network.recipes import Floats
-from spodgt.theory.record import Constants, Infeasible, Number
+from spodgt.theory.constants import Constants, Infeasible, Number
+from spodgt.types import Floats
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,13 @@ class Condition:
 
 
 def conditions(constants: Constants) -> list[Condition]:
-    """The conditions in the order of the proofs, those of the constants' variant.
+    """List the conditions in the order of the proofs.
 
     All are phrased as something that must be small: for p̂ >= r that is 1 - p̂ <= 1 - r, which keeps its
     digits when r is 1 - 1e-30.
+
+    Args:
+        constants: of either variant; each has its own conditions.
     """
     c = constants
     idle_links = 1 - c.min_p_hat

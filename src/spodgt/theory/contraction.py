@@ -1,4 +1,4 @@
-"""How fast mixing really contracts, from the second moments of the random matrices.
+"""How fast mixing contracts, exactly, from the second moments of the random matrices.
 
 Links fail independently, so with q_l = p̂_l (1 - p̂_l) for link l: j -> i
 
@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike
 from scipy.linalg import eigh, null_space
 
 from spodgt.network import Network
-from spodgt.network.recipes import Floats
 from spodgt.theory.graph import Links, edge_utility, expected_matrices, perron_vectors
+from spodgt.types import Floats
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,13 @@ class Contraction:
 
 
 def pull_second_moment(network: Network, p_hat: ArrayLike, weights: Floats) -> Floats:
-    """E[AᵀΦA] with Φ = diag(`weights`), clients × clients."""
+    """Return E[AᵀΦA] with Φ = diag(weights), (clients, clients).
+
+    Args:
+        network: the graph and its weights A.
+        p_hat: probability that a link works; one number or (links,).
+        weights: (clients,), such as φ̂.
+    """
     links = Links.of(network, p_hat)
     A = expected_matrices(network, p_hat)[0].toarray()
     moment = np.asarray(A.T @ (weights[:, None] * A))
@@ -44,7 +50,13 @@ def pull_second_moment(network: Network, p_hat: ArrayLike, weights: Floats) -> F
 
 
 def push_second_moment(network: Network, p_hat: ArrayLike, weights: Floats) -> Floats:
-    """E[BᵀΠ⁻¹B] with Π = diag(`weights`), clients × clients."""
+    """Return E[BᵀΠ⁻¹B] with Π = diag(weights), (clients, clients).
+
+    Args:
+        network: the graph and its weights B.
+        p_hat: probability that a link works; one number or (links,).
+        weights: (clients,), positive, such as π̂.
+    """
     links = Links.of(network, p_hat)
     B = expected_matrices(network, p_hat)[1].toarray()
     moment = np.asarray(B.T @ (B / weights[:, None]))
@@ -54,7 +66,12 @@ def push_second_moment(network: Network, p_hat: ArrayLike, weights: Floats) -> F
 
 
 def contraction(network: Network, p_hat: ArrayLike = 1.0) -> Contraction:
-    """The exact contraction of pulling and pushing over failing links."""
+    """Compute the exact contraction of pulling and pushing over failing links.
+
+    Args:
+        network: the graph and its weights A and B.
+        p_hat: probability that a link works; one number or (links,).
+    """
     links = Links.of(network, p_hat)
     m = links.m
     if m == 1:

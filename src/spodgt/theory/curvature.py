@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from spodgt import rng
-from spodgt.network.recipes import Floats
 from spodgt.problems import Learning
 from spodgt.problems.losses import stacked_loss
+from spodgt.types import Floats
 
 _BLOCK = 2048  # samples of one product
 _ITERATIONS = 60

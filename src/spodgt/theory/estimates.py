@@ -19,10 +19,11 @@ from torch import Tensor
 
 from spodgt import rng
 from spodgt.errors import InvalidInput
-from spodgt.network.recipes import Floats
 from spodgt.problems import Learning, Quadratic
 from spodgt.problems.samples import Holdings
 from spodgt.theory.curvature import largest_eigenvalues
+from spodgt.theory.inputs import Data
+from spodgt.types import Floats
 
 Method = Literal["exact", "power iteration", "secants"]
 ENDLESS = 1e15  # samples of a client whose noise is drawn afresh: (1 - B/D)/B is one for B = 1
@@ -66,17 +67,17 @@ class Estimates:
     gradient_norms: Floats  # (points,) ‖∇F‖
     notes: tuple[str, ...] = ()
 
-    def bounding(self) -> dict[str, Floats]:
+    def bounding(self) -> Data:
         """The data of `constants`, with σ₀ and δ₀ raised until the bounds hold at every point seen."""
-        return {
-            "L": self.L.value,
-            "sigma0": np.sqrt(self.sigma0.value**2 + self.sigma_excess),
-            "sigma1": self.sigma1.value,
-            "delta0": np.sqrt(self.delta0.value**2 + self.delta_excess),
-            "delta1": self.delta1.value,
-            "samples": self.samples,
-            "batch": self.batch,
-        }
+        return Data(
+            L=self.L.value,
+            sigma0=np.sqrt(self.sigma0.value**2 + self.sigma_excess),
+            sigma1=self.sigma1.value,
+            delta0=np.sqrt(self.delta0.value**2 + self.delta_excess),
+            delta1=self.delta1.value,
+            samples=self.samples,
+            batch=self.batch,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         fitted = {n: getattr(self, n).as_dict() for n in ("L", "sigma0", "sigma1", "delta0", "delta1")}

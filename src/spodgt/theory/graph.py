@@ -1,4 +1,4 @@
-"""What the graph and its expected mixing matrices are worth: Perron vectors, diameter, edge utility.
+"""The graph and its expected mixing matrices: Perron vectors, diameter, edge utility.
 
 A link j -> i has receiver i and sender j; matrices are [receiver, sender]. With p̂ the probability
 that a link works in a round,
@@ -10,7 +10,6 @@ that a link works in a round,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,7 +19,7 @@ from scipy.sparse.linalg import splu
 
 from spodgt.errors import InvalidInput, InvalidNetwork
 from spodgt.network import Network
-from spodgt.network.recipes import Floats, Ints
+from spodgt.types import Floats, Ints
 
 DENSE = 1000  # clients up to which the Perron vectors are eliminated densely
 
@@ -59,20 +58,27 @@ def probabilities(name: str, value: ArrayLike, count: int) -> Floats:
     """`value` as `count` probabilities in (0, 1], or say which one is not."""
     p = np.asarray(value, dtype=np.float64)
     if p.shape not in ((), (1,), (count,)):
-        raise InvalidInput(f"{name} has shape {p.shape}, but {count} numbers (or a single one) are needed.")
+        raise InvalidInput(f"{name} must be one number or {count}, got shape {p.shape}; use {name}=1.0.")
     p = np.broadcast_to(p, (count,))
     outside = np.flatnonzero(~((p > 0) & (p <= 1)))
     if len(outside):
         worst = int(outside[0])
         raise InvalidInput(
-            f"{name}[{worst}] is {p[worst]}, but probabilities must lie in (0, 1]: "
-            "remove a link that never works, and clip a client that never computes."
+            f"{name}[{worst}] must be in (0, 1], got {p[worst]}; "
+            "remove a link that never works, and raise p of a client that never computes."
         )
     return p
 
 
-def expected_matrices(network: Network, p_hat: ArrayLike = 1.0) -> tuple[Any, Any]:
-    """Â and B̂ (eqn:expected_mat) as scipy CSR matrices; `.toarray()` where clients are few."""
+def expected_matrices(
+    network: Network, p_hat: ArrayLike = 1.0
+) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
+    """Return Â and B̂ (eqn:expected_mat), (clients, clients) each; `.toarray()` makes them dense.
+
+    Args:
+        network: the graph and its weights A and B.
+        p_hat: probability that a link works; one number or (links,).
+    """
     links = Links.of(network, p_hat)
     diagonal_a, diagonal_b = links.diagonals(links.p_hat)
     shape, where = (links.m, links.m), (links.i, links.j)
@@ -82,9 +88,13 @@ def expected_matrices(network: Network, p_hat: ArrayLike = 1.0) -> tuple[Any, An
 
 
 def perron_vectors(network: Network, p_hat: ArrayLike = 1.0) -> tuple[Floats, Floats]:
-    """φ̂ with φ̂ᵀÂ = φ̂ᵀ and π̂ with B̂π̂ = π̂ (eqn:eigenvectors), both positive with sum one.
+    """Return φ̂ with φ̂ᵀÂ = φ̂ᵀ and π̂ with B̂π̂ = π̂ (eqn:eigenvectors), (clients,), positive with sum one.
 
     ‖φ̂ᵀÂ - φ̂ᵀ‖₁ and ‖B̂π̂ - π̂‖₁ stay below 1e-14, also for sparse networks of 10⁴ clients.
+
+    Args:
+        network: the graph and its weights A and B; must be strongly connected.
+        p_hat: probability that a link works; one number or (links,).
     """
     links = Links.of(network, p_hat)
     # φ is the stationary law of the chain that steps i -> j with probability â_ij; π of b̂_ij: j -> i
@@ -128,7 +138,7 @@ def _eliminate(m: int, source: Ints, target: Ints, weight: Floats) -> Floats:
     return np.asarray(law / law.sum())
 
 
-def _factorise(m: int, P_T: Any) -> Floats:
+def _factorise(m: int, P_T: sparse.csr_matrix) -> Floats:
     """The slowly mixing sparse case: fix law[0] = 1 and solve the rest, an M-matrix that needs no pivots."""
     system = sparse.identity(m, format="csc") - P_T.tocsc()
     lu = splu(
@@ -141,7 +151,11 @@ def _factorise(m: int, P_T: Any) -> Floats:
 
 
 def distances(network: Network) -> Ints:
-    """Number of links on a shortest directed path, [from, to]; a missing path is an error."""
+    """Return the number of links on a shortest directed path, (clients, clients) [from, to].
+
+    Args:
+        network: the graph; a missing path is an error.
+    """
     links = Links.of(network)
     ones = np.ones(len(links.i))
     graph = sparse.csr_matrix((ones, (links.j, links.i)), (links.m, links.m))
@@ -157,7 +171,7 @@ def distances(network: Network) -> Ints:
 
 @dataclass(frozen=True)
 class EdgeUtility:
-    """D(G), K(G) and what brackets K(G); every covering's utility is valid in the contraction lemmas."""
+    """D(G), K(G) and bounds on K(G); any covering's utility is valid in the contraction lemmas."""
 
     diameter: int  # D(G): longest shortest path
     edge_utility: int  # K(G): most shortest paths that one link can be on, one path per ordered pair
@@ -166,10 +180,13 @@ class EdgeUtility:
 
 
 def edge_utility(network: Network) -> EdgeUtility:
-    """Diameter and maximal edge utility, in O(|E| m²).
+    """Compute diameter and maximal edge utility, in links × clients² steps.
 
     A pair's path may be chosen without regard to the others, so
     K(G) = max over links (u,v) of #{(s,t): d(s,u) + 1 + d(v,t) = d(s,t)}.
+
+    Args:
+        network: the graph; must be strongly connected.
     """
     links, d = Links.of(network), distances(network)
     m, tails, heads = links.m, links.j, links.i
@@ -180,64 +197,16 @@ def edge_utility(network: Network) -> EdgeUtility:
     return EdgeUtility(int(d.max()), int(max(through)), lower, m * m - 3 * m + 3)
 
 
-def greedy_covering(network: Network) -> int:
-    """Utility of a covering built pair by pair, each on the path that adds least to Σ utility².
-
-    As valid as K(G) in the contraction lemmas, and never larger.
-    """
-    m, d = network.clients, distances(network)
-    if m == 1:
-        return 0
-    successors: list[list[int]] = [[] for _ in range(m)]
-    for u, v in zip(network.senders.tolist(), network.receivers.tolist(), strict=True):
-        successors[u].append(v)
-    use = np.zeros((m, m), dtype=np.int64)
-    paths: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    pairs = [(int(s), int(t)) for s, t in np.argwhere(d > 0)]
-    pairs.sort(key=lambda pair: d[pair])  # short paths have the least choice
-    best = -1
-    for _ in range(5):  # then reroute while it helps
-        for s, t in pairs:
-            for link in paths.get((s, t), ()):
-                use[link] -= 1
-            paths[s, t] = _cheapest_path(d, successors, use, s, t)
-            for link in paths[s, t]:
-                use[link] += 1
-        if best in (int(use.max()), 1):
-            break
-        best = int(use.max()) if best < 0 else min(best, int(use.max()))
-    return best
-
-
-def _cheapest_path(d: Ints, successors: list[list[int]], use: Ints, s: int, t: int) -> list[tuple[int, int]]:
-    """Among the shortest paths from s to t, the one whose links are used least."""
-    cost, before = {s: 0}, {s: s}
-    layer = [s]
-    for left in range(int(d[s, t]) - 1, -1, -1):
-        following: list[int] = []
-        for u in layer:
-            for v in successors[u]:
-                if d[v, t] != left:
-                    continue
-                through_u = cost[u] + 2 * int(use[u, v]) + 1
-                if v not in cost:
-                    following.append(v)
-                if v not in cost or through_u < cost[v]:
-                    cost[v], before[v] = through_u, u
-        layer = following
-    path, v = [], t
-    while v != s:
-        path.append((before[v], v))
-        v = before[v]
-    return path
-
-
 def doubly_stochasticable(network: Network, self_loops: bool = True) -> bool:
-    """Whether some positive weights on exactly these links make the matrix doubly stochastic.
+    """Return whether some positive weights on exactly these links make the matrix doubly stochastic.
 
     By the theorem of Perfect and Mirsky this asks for total support: every link must lie on a set of disjoint
     cycles through all clients. With self-loops that is strong connectivity: close the link to a cycle and let
     the others keep to themselves. Without them (Gharesifard and Cortés 2010) it is rarer: a star has none.
+
+    Args:
+        network: the graph; its weights do not matter.
+        self_loops: whether clients may give weight to themselves.
     """
     links = Links.of(network)
     m = links.m

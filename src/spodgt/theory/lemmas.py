@@ -1,45 +1,91 @@
-"""The lemmas' constants, one formula a line in the paper's letters.
+"""The constants of the lemmas, stage by stage in the order of the proofs, in the paper's letters.
 
-Gaps such as 1 - ρ are computed as such and never by subtracting a computed ρ from one; what exceeds
-the floats lives in logarithms. Values are numpy scalars on the way: an overflow is inf, not an exception.
+Lemmas and equations are named by the labels of the paper's source. s_i = (1 - B_i/D_i)/B_i is what sampling
+without replacement leaves of the variance, and mean(·) is over clients. Gaps such as 1 - ρ are computed as
+such and never by subtracting a computed ρ from one; what exceeds the floats lives in logarithms.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Generic, TypeVar
 
 import numpy as np
 from scipy.optimize import brentq
 
 from spodgt.network import Network
-from spodgt.network.recipes import Floats
 from spodgt.theory.graph import Links, edge_utility, expected_matrices, perron_vectors
-from spodgt.theory.setting import Setting
+from spodgt.theory.inputs import Inputs
+from spodgt.types import Floats
 
-Values = dict[str, Any]
+N = TypeVar("N")  # a float while it is computed, float | Infeasible in `Constants`
+V = TypeVar("V")  # an array, or array | Infeasible
 
 
-def network_values(network: Network, setting: Setting) -> Values:
-    p_hat = setting.links.p_hat
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Some constants. Floats are kept as numpy scalars: an overflow is inf, not an exception."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float):
+                object.__setattr__(self, field.name, np.float64(value))
+
+
+# --- network -------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Graph(Stage):
+    m: int  # clients
+    diameter: int  # D(G), Lemma expected_contraction
+    edge_utility: int  # K(G), Lemma expected_contraction
+    A_hat: Floats  # Â, eqn:expected_mat
+    B_hat: Floats  # B̂, eqn:expected_mat
+    phi: Floats  # φ̂ᵀÂ = φ̂ᵀ, eqn:eigenvectors
+    pi: Floats  # B̂π̂ = π̂, eqn:eigenvectors
+
+
+def graph_constants(network: Network, inputs: Inputs) -> Graph:
+    p_hat = inputs.links.p_hat
     A_hat, B_hat = expected_matrices(network, p_hat)
     phi, pi = perron_vectors(network, p_hat)
     graph = edge_utility(network)
-    return {
-        "m": network.clients,
-        "diameter": graph.diameter,
-        "edge_utility": graph.edge_utility,
-        "A_hat": A_hat.toarray(),
-        "B_hat": B_hat.toarray(),
-        "phi": phi,
-        "pi": pi,
-    }
+    return Graph(
+        network.clients, graph.diameter, graph.edge_utility, A_hat.toarray(), B_hat.toarray(), phi, pi
+    )
 
 
-def contraction(setting: Setting, v: Values) -> Values:
+# --- contraction ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Mixing(Stage):
     """Lemmas expected_contraction and sporadic_contraction."""
-    links, m, phi, pi = setting.links, v["m"], v["phi"], v["pi"]
-    D, K = v["diameter"], v["edge_utility"]
+
+    one_minus_rho_A: float  # 1 - ρ̂_A, Lemma expected_contraction (i)
+    one_minus_rho_B: float  # 1 - ρ̂_B, Lemma expected_contraction (ii)
+    rho_A: float
+    rho_B: float
+    rho0_A: float  # ρ̂_0A, Lemma sporadic_contraction (i)
+    rho0_B: float  # ρ̂_0B, Lemma sporadic_contraction (ii)
+    one_minus_rho_tilde_A: float  # 1 - ρ̃_A, ρ̃_A = ρ̂_A + 2ρ̂_0A, Lemma xdispersion; may be negative
+    one_minus_rho_tilde_B: float  # 1 - ρ̃_B, ρ̃_B = ρ̂_B + ρ̂_0B, Lemma ydispersion; may be negative
+    rho_tilde_A: float
+    rho_tilde_B: float
+    lemma_A_ok: bool  # ρ̂_0A <= (1 - ρ̂_A)/4, Lemma sporadic_contraction (i)
+    lemma_B_ok: bool  # ρ̂_0B <= (1 - ρ̂_B)/2, Lemma sporadic_contraction (ii)
+    log_tau_A: float  # log τ̂_A, Lemma sporadic_contraction (i)
+    log_tau_B: float  # log τ̂_B, Lemma sporadic_contraction (ii)
+    log_one_minus_r_A: float  # log(1 - r̂_A), root of x^(2m+2) + τ̂_A x - τ̂_A
+    log_one_minus_r_B: float  # log(1 - r̂_B), root of x^(3m+2) + τ̂_B x - τ̂_B
+    min_p_hat: float
+    p_hat_ge_r_A: bool  # min p̂ >= r̂_A
+    p_hat_ge_r_B: bool  # min p̂ >= r̂_B
+
+
+def mixing_constants(inputs: Inputs, graph: Graph) -> Mixing:
+    links, m, phi, pi = inputs.links, graph.m, graph.phi, graph.pi
+    D, K = graph.diameter, graph.edge_utility
     if m == 1:  # nothing to contract and no link to fail
         gap_A, gap_B, rho0_A, rho0_B, log_tau_A, log_tau_B = 1.0, 1.0, 0.0, 0.0, -math.inf, -math.inf
     else:
@@ -57,30 +103,30 @@ def contraction(setting: Setting, v: Values) -> Values:
     gap_tilde_A, gap_tilde_B = gap_A - 2 * rho0_A, gap_B - rho0_B
     min_p_hat = float(links.p_hat.min(initial=1.0))
     log_idle = math.log1p(-min_p_hat) if min_p_hat < 1 else -math.inf
-    return {
-        "one_minus_rho_A": np.float64(gap_A),
-        "one_minus_rho_B": np.float64(gap_B),
-        "rho_A": np.float64(1 - gap_A),
-        "rho_B": np.float64(1 - gap_B),
-        "rho0_A": np.float64(rho0_A),
-        "rho0_B": np.float64(rho0_B),
-        "one_minus_rho_tilde_A": np.float64(gap_tilde_A),
-        "one_minus_rho_tilde_B": np.float64(gap_tilde_B),
-        "rho_tilde_A": np.float64(1 - gap_tilde_A),
-        "rho_tilde_B": np.float64(1 - gap_tilde_B),
-        "lemma_A_ok": bool(rho0_A <= gap_A / 4),
-        "lemma_B_ok": bool(rho0_B <= gap_B / 2),
-        "log_tau_A": np.float64(log_tau_A),
-        "log_tau_B": np.float64(log_tau_B),
-        "log_one_minus_r_A": log_r_A,
-        "log_one_minus_r_B": log_r_B,
-        "min_p_hat": min_p_hat,
-        "p_hat_ge_r_A": log_idle <= log_r_A,
-        "p_hat_ge_r_B": log_idle <= log_r_B,
-    }
+    return Mixing(
+        one_minus_rho_A=gap_A,
+        one_minus_rho_B=gap_B,
+        rho_A=1 - gap_A,
+        rho_B=1 - gap_B,
+        rho0_A=rho0_A,
+        rho0_B=rho0_B,
+        one_minus_rho_tilde_A=gap_tilde_A,
+        one_minus_rho_tilde_B=gap_tilde_B,
+        rho_tilde_A=1 - gap_tilde_A,
+        rho_tilde_B=1 - gap_tilde_B,
+        lemma_A_ok=bool(rho0_A <= gap_A / 4),
+        lemma_B_ok=bool(rho0_B <= gap_B / 2),
+        log_tau_A=log_tau_A,
+        log_tau_B=log_tau_B,
+        log_one_minus_r_A=log_r_A,
+        log_one_minus_r_B=log_r_B,
+        min_p_hat=min_p_hat,
+        p_hat_ge_r_A=log_idle <= log_r_A,
+        p_hat_ge_r_B=log_idle <= log_r_B,
+    )
 
 
-def _extreme(links: Links, p_hat: Floats | float, pick: Any) -> tuple[float, float]:
+def _extreme(links: Links, p_hat: Floats | float, pick: Callable[[Floats], float]) -> tuple[float, float]:
     """Smallest or largest weight of A and of B when links count `p_hat`, diagonals included."""
     diagonal_a, diagonal_b = links.diagonals(p_hat)
     return (
@@ -98,135 +144,196 @@ def _log_root(n: int, log_tau: float) -> float:
     return float(brentq(lambda u: n * math.log(-math.expm1(u)) - log_tau - u, low, high, xtol=1e-13))
 
 
-def data(setting: Setting, v: Values) -> Values:
-    """κ1 to κ5, κ8 and the terms of Lemma trackingeffect (iii)."""
-    m, phi, pi, links = v["m"], v["phi"], v["pi"], setting.links
-    p, s, L, eta = setting.p, setting.s, setting.L, setting.step_size
+# --- gradients -----------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Gradients(Stage):
+    """Lemmas descenteffect and trackingeffect: what the data and the step sizes contribute."""
+
+    L_bar: float  # mean L_i, Assumption lipschitz
+    noise: float  # S = mean(σ₀² p s), Theorem constant
+    sporadicity: float  # T = mean((1-p) δ₀²), Theorem constant
+    eta_max: float
+    eta_bar: float
+    kappa1: float  # Lemma descenteffect (i)
+    kappa2: float  # Lemma descenteffect (i)
+    kappa3: float  # Lemma descenteffect (iii)
+    kappa4: float  # Lemma trackingeffect (iii)
+    kappa5: float  # Lemma trackingeffect (iii)
+    kappa8: float  # Lemma loss
+    change_constant: float  # constant term of Lemma trackingeffect (iii)
+    change_gradient: float  # coefficient of E‖∇F‖² in Lemma trackingeffect (iii)
+
+
+def gradient_constants(inputs: Inputs, graph: Graph) -> Gradients:
+    m, phi, pi, links = graph.m, graph.phi, graph.pi, inputs.links
+    p, s, L, eta = inputs.p, inputs.s, inputs.L, inputs.step_size
     L_bar = L.mean()
-    s1 = s * setting.sigma1**2
-    idle0, idle1 = (1 - p) * setting.delta0**2, (1 - p) * setting.delta1**2
+    s1 = s * inputs.sigma1**2
+    idle0, idle1 = (1 - p) * inputs.delta0**2, (1 - p) * inputs.delta1**2
     # m overline(b² p̂ (1-p̂)) is a plain sum over the out-links of j
     link_variance = np.bincount(links.j, links.b**2 * links.variance, m)
-    values = {
-        "L_bar": L_bar,
-        "noise": (setting.sigma0**2 * p * s).mean(),
-        "sporadicity": idle0.mean(),
-        "eta_max": eta.max(),
-        "eta_bar": eta.mean(),
-        "kappa1": (p / phi * (2 * s1 * L_bar**2 + 3 * L**2)).max(),
-        "kappa2": 2 * (p * s1).mean() + 3 * idle1.mean() + 3,
-        "kappa3": phi.max() * (pi.max() ** 2 / pi.min() + 2 * (pi * link_variance).max()),
-        "kappa8": (p * (2 * s1 * L_bar**2 + 3 * L**2)).max(),
-    }
-    if setting.variant == "paper":
-        values |= {
-            "kappa4": (p / phi * (2 * s1 * L_bar**2 + 5 * L**2)).max(),
-            "kappa5": 2 * (p * (2 * s1 + 5 * idle1)).mean() * L_bar**2 + 5 * (p**2 * L**2).mean(),
-            "change_constant": 2 * m * (p * (setting.sigma0**2 * s + 5 * idle0)).mean(),
-            "change_gradient": 3 * m * (p * (2 * s1 + 5 * idle1)).mean(),
-        }
+    if inputs.variant == "paper":
+        kappa4 = (p / phi * (2 * s1 * L_bar**2 + 5 * L**2)).max()
+        kappa5 = 2 * (p * (2 * s1 + 5 * idle1)).mean() * L_bar**2 + 5 * (p**2 * L**2).mean()
+        change_constant = 2 * m * (p * (inputs.sigma0**2 * s + 5 * idle0)).mean()
+        change_gradient = 3 * m * (p * (2 * s1 + 5 * idle1)).mean()
     else:  # X^(k+1) depends on G^(k) and v^(k), so the cross terms stay
-        values |= {
-            "kappa4": (p / phi * (4 * s1 * L_bar**2 + 8 * L**2)).max(),
-            "kappa5": (p * (4 * s1 * L_bar**2 + 8 * L**2)).mean(),
-            "change_constant": m * (p * (3 * setting.sigma0**2 * s + 16 * idle0)).mean(),
-            "change_gradient": 8 * m * (p * (s1 + 2 * idle1)).mean(),
-        }
-    return {name: np.float64(value) for name, value in values.items()}
+        kappa4 = (p / phi * (4 * s1 * L_bar**2 + 8 * L**2)).max()
+        kappa5 = (p * (4 * s1 * L_bar**2 + 8 * L**2)).mean()
+        change_constant = m * (p * (3 * inputs.sigma0**2 * s + 16 * idle0)).mean()
+        change_gradient = 8 * m * (p * (s1 + 2 * idle1)).mean()
+    return Gradients(
+        L_bar=L_bar,
+        noise=(inputs.sigma0**2 * p * s).mean(),
+        sporadicity=idle0.mean(),
+        eta_max=eta.max(),
+        eta_bar=eta.mean(),
+        kappa1=(p / phi * (2 * s1 * L_bar**2 + 3 * L**2)).max(),
+        kappa2=2 * (p * s1).mean() + 3 * idle1.mean() + 3,
+        kappa3=phi.max() * (pi.max() ** 2 / pi.min() + 2 * (pi * link_variance).max()),
+        kappa4=kappa4,
+        kappa5=kappa5,
+        kappa8=(p * (2 * s1 * L_bar**2 + 3 * L**2)).max(),
+        change_constant=change_constant,
+        change_gradient=change_gradient,
+    )
 
 
-def recursion(setting: Setting, v: Values) -> Values:
-    """Ψ, γ, ω of Lemmas xdispersion and ydispersion, and Lemma loss."""
-    m, phi, pi, eta = v["m"], v["phi"], v["pi"], setting.step_size
-    k1, k2, k3, k4, k5 = (v[f"kappa{n}"] for n in range(1, 6))
-    gap_A, gap_B = v["one_minus_rho_tilde_A"], v["one_minus_rho_tilde_B"]
-    rho_B, rho0_A, rho0_B = v["rho_tilde_B"], v["rho0_A"], v["rho0_B"]
-    h = v["eta_max"] ** 2
-    noise = v["noise"] + 3 * v["sporadicity"]
-    corrected = setting.variant == "corrected"
-    k6 = (1 + v["rho_A"]) / gap_A
-    k7 = (1 / pi.min() if corrected else 2 * (m + 1)) * (1 + rho_B) / gap_B
+# --- the recursion ς⁺ <= Ψς + γ E‖∇F‖² + ω, eqn:varsigma -------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Recursion(Stage, Generic[N]):
+    """Lemmas xdispersion and ydispersion."""
+
+    kappa6: N  # Lemma xdispersion
+    kappa7: N  # Lemma ydispersion
+    kappa9: N  # Proposition loss, which stands only in the printed variant
+    kappa10: N  # Proposition loss
+    psi11: N  # Lemma xdispersion
+    psi12: N
+    psi21: N  # Lemma ydispersion
+    psi22: N
+    gamma1: N  # Lemma xdispersion
+    gamma2: N  # Lemma ydispersion
+    omega1: N  # Lemma xdispersion
+    omega2: N  # Lemma ydispersion
+    rho_Psi: N  # spectral radius of Ψ, Corollary constant
+    one_minus_rho_Psi: N  # det(I-Ψ)/(1-λ₂)
+
+
+def recursion(inputs: Inputs, graph: Graph, mixing: Mixing, gradients: Gradients) -> Recursion[float]:
+    m, g = graph.m, gradients
+    k1, k2, k3, k4, k5 = g.kappa1, g.kappa2, g.kappa3, g.kappa4, g.kappa5
+    rho_B, rho0_A, rho0_B = mixing.rho_tilde_B, mixing.rho0_A, mixing.rho0_B
+    h, noise = g.eta_max**2, g.noise + 3 * g.sporadicity
+    corrected = inputs.variant == "corrected"
+    k6 = (1 + mixing.rho_A) / mixing.one_minus_rho_tilde_A
+    k7 = (1 / graph.pi.min() if corrected else 2 * (m + 1)) * (1 + rho_B) / mixing.one_minus_rho_tilde_B
     # |Y|² = |consensus error|² + m²|ȳ|²: the printed lemma loses this m², and the whole ȳ term of the mixing
     m2 = m**2 if corrected else 1
     x = (1 + rho_B) / (2 * rho_B) * m**2 * rho0_B if corrected and rho0_B > 0 else 0.0
     psi12 = k6 * k3 * h
     gamma1 = m**2 * k2 * psi12
     omega1 = m**2 * noise * psi12
-    rise11 = m * k1 * psi12
-    rise22 = k7 * k4 * psi12 + m * k7 * k5 * k3 * h
-    psi11 = 1 - gap_A / 2 + rise11
-    psi22 = 1 - gap_B / 2 + rise22
-    psi21 = k7 * k4 * (1 + psi11) + m2 * k7 * k5 * k3 * k1 * h + m * k7 * k5 * rho0_A + x * k1 / m
-    gamma2 = k7 * k4 * gamma1 + k7 * v["change_gradient"] + m * m2 * k7 * k5 * k3 * k2 * h + x * k2
-    omega2 = k7 * k4 * omega1 + k7 * v["change_constant"] + m * m2 * k7 * k5 * k3 * noise * h + x * noise
-    values = {
-        "kappa6": k6,
-        "kappa7": k7,
-        # κ9 and κ10 serve Proposition loss alone, which stands only in the printed variant
-        "kappa9": (m * (1 + 3 * rho0_B) / (3 * k7 * rho_B) + 1) * k4 * k6 + k5 / m if rho_B > 0 else math.inf,
-        "kappa10": 8 / (3 * k2 * k3) * (phi * pi).max() / phi.max(),
-        "psi11": psi11,
-        "psi12": psi12,
-        "psi21": psi21,
-        "psi22": psi22,
-        "gamma1": gamma1,
-        "gamma2": gamma2,
-        "omega1": omega1,
-        "omega2": omega2,
-    }
-    s1 = setting.p * setting.s * setting.sigma1**2
-    idle1 = (1 - setting.p) * setting.delta1**2
-    if corrected:
-        step = (phi * eta).max()  # taken out of the sum, as the proof's last line does
-        move = v["L_bar"] * k3 * h / 2  # the dropped (L̄/2)|x̄⁺-x̄|²
-        spread = 2 * s1.mean() + 3 * idle1.mean() + 3 * rho0_B * k2
-        values |= {
-            "psi01": step * (1 + 3 * rho0_B) * k1 / 2 + v["L_bar"] / 2 * rho0_A + move * m * k1,
-            "psi02": 3 * step * rho_B / (2 * m) + move,
-            "gamma0": m**2 / 2 * (phi * pi * eta).mean() - m / 2 * step * spread - move * m**2 * k2,
-            "omega0": m / 2 * step * (1 + 3 * rho0_B) * noise + move * m**2 * noise,
-        }
-    else:
-        per_client = setting.sigma0**2 * setting.p * setting.s + 3 * (1 - setting.p) * setting.delta0**2
-        values |= {
-            "psi01": (1 + 3 * rho0_B) * v["kappa8"] * v["eta_max"] / 2,
-            "psi02": 3 * phi.max() * rho_B / (2 * m) * v["eta_max"],
-            "gamma0": m / 2 * (phi * eta * (m * pi - 2 * s1 - 3 * idle1 - 3 * rho0_B * k2)).mean(),
-            "omega0": m / 2 * (1 + 3 * rho0_B) * (phi * eta * per_client).mean(),
-        }
-    gap = _radius_gap(gap_A / 2 - rise11, gap_B / 2 - rise22, psi12 * psi21)
-    values |= {"rho_Psi": 1 - gap, "one_minus_rho_Psi": gap}
-    return {name: np.float64(value) for name, value in values.items()}
+    g1, g2 = _gaps(graph, mixing, gradients, k7, psi12)
+    psi21 = k7 * k4 * (2 - g1) + m2 * k7 * k5 * k3 * k1 * h + m * k7 * k5 * rho0_A + x * k1 / m
+    gap = _radius_gap(g1, g2, psi12 * psi21)
+    return Recursion(
+        kappa6=k6,
+        kappa7=k7,
+        kappa9=(m * (1 + 3 * rho0_B) / (3 * k7 * rho_B) + 1) * k4 * k6 + k5 / m if rho_B > 0 else math.inf,
+        kappa10=8 / (3 * k2 * k3) * (graph.phi * graph.pi).max() / graph.phi.max(),
+        psi11=1 - g1,
+        psi12=psi12,
+        psi21=psi21,
+        psi22=1 - g2,
+        gamma1=gamma1,
+        gamma2=k7 * k4 * gamma1 + k7 * g.change_gradient + m * m2 * k7 * k5 * k3 * k2 * h + x * k2,
+        omega1=omega1,
+        omega2=k7 * k4 * omega1 + k7 * g.change_constant + m * m2 * k7 * k5 * k3 * noise * h + x * noise,
+        rho_Psi=1 - gap,
+        one_minus_rho_Psi=gap,
+    )
 
 
-def _radius_gap(g1: Any, g2: Any, coupling: Any) -> Any:
+def _gaps(graph: Graph, mixing: Mixing, g: Gradients, k7: float, psi12: float) -> tuple[float, float]:
+    """1 - ψ11 and 1 - ψ22."""
+    rise22 = k7 * (g.kappa4 * psi12 + graph.m * g.kappa5 * g.kappa3 * g.eta_max**2)
+    return (
+        mixing.one_minus_rho_tilde_A / 2 - graph.m * g.kappa1 * psi12,
+        mixing.one_minus_rho_tilde_B / 2 - rise22,
+    )
+
+
+def _radius_gap(g1: float, g2: float, coupling: float) -> float:
     """1 - ρ(Ψ) from 1-ψ11, 1-ψ22 and ψ12ψ21: the smaller eigenvalue of I - Ψ, without cancellation."""
     larger = (g1 + g2 + np.sqrt((g1 - g2) ** 2 + 4 * coupling)) / 2
     if not larger > 0:
-        return (g1 + g2 - np.sqrt((g1 - g2) ** 2 + 4 * coupling)) / 2
-    return (g1 * g2 - coupling) / larger
+        return float((g1 + g2 - np.sqrt((g1 - g2) ** 2 + 4 * coupling)) / 2)
+    return float((g1 * g2 - coupling) / larger)
 
 
-def sums(v: Values) -> Values:
-    """What the sums over powers of Ψ come to, by (I-Ψ)⁻¹."""
-    rho_gap = v["one_minus_rho_Psi"]
-    h = v["eta_max"] ** 2
-    g1 = v["one_minus_rho_tilde_A"] / 2 - v["m"] * v["kappa1"] * v["psi12"]
-    rise22 = v["kappa7"] * (v["kappa4"] * v["psi12"] + v["m"] * v["kappa5"] * v["kappa3"] * h)
-    g2 = v["one_minus_rho_tilde_B"] / 2 - rise22
-    # det(I-Ψ) = (1-ρ_Ψ)(1-λ₂), and the two factors sum to g1 + g2
-    det = rho_gap * (g1 + g2 - rho_gap)
-    psi0 = np.array(
-        [
-            (v["psi01"] * g2 + v["psi02"] * v["psi21"]) / det,
-            (v["psi01"] * v["psi12"] + v["psi02"] * g1) / det,
-        ]
+# --- the loss, eqn:loss_redefined --------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Loss(Stage, Generic[N]):
+    """Lemma loss."""
+
+    psi01: N
+    psi02: N
+    gamma0: N
+    omega0: N
+
+
+def loss_constants(inputs: Inputs, graph: Graph, mixing: Mixing, gradients: Gradients) -> Loss[float]:
+    m, phi, pi, eta, g = graph.m, graph.phi, graph.pi, inputs.step_size, gradients
+    rho_B, rho0_B = mixing.rho_tilde_B, mixing.rho0_B
+    links = 1 + 3 * rho0_B
+    s1 = inputs.p * inputs.s * inputs.sigma1**2
+    idle1 = (1 - inputs.p) * inputs.delta1**2
+    if inputs.variant == "paper":
+        per_client = inputs.sigma0**2 * inputs.p * inputs.s + 3 * (1 - inputs.p) * inputs.delta0**2
+        return Loss(
+            psi01=links * g.kappa8 * g.eta_max / 2,
+            psi02=3 * phi.max() * rho_B / (2 * m) * g.eta_max,
+            gamma0=m / 2 * (phi * eta * (m * pi - 2 * s1 - 3 * idle1 - 3 * rho0_B * g.kappa2)).mean(),
+            omega0=m / 2 * links * (phi * eta * per_client).mean(),
+        )
+    step = (phi * eta).max()  # taken out of the sum, as the proof's last line does
+    move = g.L_bar * g.kappa3 * g.eta_max**2 / 2  # the dropped (L̄/2)|x̄⁺-x̄|²
+    spread = 2 * s1.mean() + 3 * idle1.mean() + 3 * rho0_B * g.kappa2
+    noise = g.noise + 3 * g.sporadicity
+    return Loss(
+        psi01=step * links * g.kappa1 / 2 + g.L_bar / 2 * mixing.rho0_A + move * m * g.kappa1,
+        psi02=3 * step * rho_B / (2 * m) + move,
+        gamma0=m**2 / 2 * (phi * pi * eta).mean() - m / 2 * step * spread - move * m**2 * g.kappa2,
+        omega0=m / 2 * step * links * noise + move * m**2 * noise,
     )
-    gamma = psi0 @ [v["gamma1"], v["gamma2"]]
-    return {
-        "neumann_psi0": psi0,
-        "neumann_gamma": gamma,
-        "neumann_gamma_paper": (v["psi01"] * v["gamma1"] + v["psi02"] * v["gamma2"]) / rho_gap,
-        "neumann_omega": psi0 @ [v["omega1"], v["omega2"]],
-        "descent_exact": v["gamma0"] - gamma,
-    }
+
+
+# --- sums over powers of Ψ -----------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Sums(Stage, Generic[N, V]):
+    """What the sums in the proof of the Theorem come to, by (I-Ψ)⁻¹."""
+
+    neumann_psi0: V  # ψ₀ᵀ(I-Ψ)⁻¹, (2,)
+    neumann_gamma: N  # ψ₀ᵀ(I-Ψ)⁻¹γ
+    neumann_gamma_paper: N  # ψ₀ᵀγ/(1-ρ_Ψ), which the proof of Proposition loss takes for it
+    neumann_omega: N  # ψ₀ᵀ(I-Ψ)⁻¹ω
+    descent_exact: N  # γ₀ - ψ₀ᵀ(I-Ψ)⁻¹γ, to be positive in eqn:loss_expanded
+
+
+def sums(
+    graph: Graph, mixing: Mixing, gradients: Gradients, r: Recursion[float], loss: Loss[float]
+) -> Sums[float, Floats]:
+    g1, g2 = _gaps(graph, mixing, gradients, r.kappa7, r.psi12)
+    gap = r.one_minus_rho_Psi
+    # det(I-Ψ) = (1-ρ_Ψ)(1-λ₂), and the two factors sum to g1 + g2
+    det = gap * (g1 + g2 - gap)
+    psi0 = np.array([loss.psi01 * g2 + loss.psi02 * r.psi21, loss.psi01 * r.psi12 + loss.psi02 * g1]) / det
+    gamma = float(psi0 @ [r.gamma1, r.gamma2])
+    return Sums(
+        neumann_psi0=psi0,
+        neumann_gamma=gamma,
+        neumann_gamma_paper=(loss.psi01 * r.gamma1 + loss.psi02 * r.gamma2) / gap,
+        neumann_omega=float(psi0 @ [r.omega1, r.omega2]),
+        descent_exact=loss.gamma0 - gamma,
+    )

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_matrix
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, gmres
 
 from spodgt.errors import Failed
-from spodgt.network.recipes import Floats, Ints
+from spodgt.types import Floats, Ints
 
 DENSE = 120  # unknowns of a symmetric matrix up to which writing the operator out beats iterating
 Map = Callable[[Floats], Floats]
@@ -40,7 +40,7 @@ class Fluctuations:
 class Stage:
     """One random linear map: its mean and its fluctuations."""
 
-    mean: Any  # (out, in), sparse: a round touches neighbours only
+    mean: csr_matrix  # (out, in): a round touches neighbours only
     fluctuations: tuple[Fluctuations, ...]
 
     def second_moment(self, S: Floats) -> Floats:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from spodgt.algorithms.base import Rule
 from spodgt.errors import Failed, SpodgtError
-from spodgt.network.recipes import Floats, Ints
 from spodgt.problems import Quadratic
-from spodgt.theory.exact import Dynamics, Rule
+from spodgt.theory.dynamics import Dynamics
 from spodgt.theory.survey import METHODS, MOST_EXACT, rounds_per_digit, setup
+from spodgt.types import Floats, Ints
 
 _SECONDS = 4.0  # for the curves of one method
 _BINS = 25
@@ -172,7 +173,7 @@ def _line(config: Any, frame: pd.DataFrame, rule: Rule, method: str) -> Line | N
 
 def _floor(dynamics: Dynamics, eta: float) -> float:
     try:
-        return dynamics.variance(eta) + float(dynamics.bias @ dynamics.bias)
+        return dynamics.floor(eta)
     except Failed:
         return float("nan")
 

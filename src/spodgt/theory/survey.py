@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from spodgt.algorithms.base import Rule
 from spodgt.errors import Failed, InvalidInput
 from spodgt.network import Network
-from spodgt.network.recipes import Floats
 from spodgt.problems import Quadratic
+from spodgt.theory.bounds import Start, rigorous_bound, theorem_terms
 from spodgt.theory.conditions import Condition, conditions
-from spodgt.theory.constants import constants
+from spodgt.theory.constants import Constants, Infeasible, constants
 from spodgt.theory.contraction import Contraction, contraction
+from spodgt.theory.dynamics import Dynamics
 from spodgt.theory.estimates import Estimates, estimate
-from spodgt.theory.exact import Dynamics, Rule
 from spodgt.theory.graph import EdgeUtility, doubly_stochasticable, edge_utility, perron_vectors
-from spodgt.theory.record import Constants, Infeasible
-from spodgt.theory.theorem import rigorous_bound, theorem_terms
+from spodgt.types import Floats
 
 METHODS: dict[Rule, str] = {
     "zero": "spod-gt",
@@ -138,7 +138,7 @@ class Survey:
                 "model": {"exact": self.model.exact, "what": self.model.text},
                 "rules": {each.rule: asdict(each) | {"stable": each.stable} for each in self.outlooks},
                 "gradient_bias": self.gradient_bias,
-                "constants": {"paper": self.paper.as_dict(), "corrected": self.corrected.as_dict()},
+                "constants": {"paper": vars(self.paper), "corrected": vars(self.corrected)},
             }.items()
         }
 
@@ -197,11 +197,10 @@ def survey(setup: Setup, *, exact: bool = False, say: Say = lambda _: None) -> S
     found = estimate(s.problem, seed=s.seed, most=most)
     say("constants of the paper")
     phi, pi = perron_vectors(s.network, s.p_hat)
-    data: dict[str, Any] = {**found.bounding(), "step_size": s.step_size}
-    paper = constants(s.network, s.p, s.p_hat, **data)
-    corrected = constants(s.network, s.p, s.p_hat, **data, variant="corrected")
+    given = s.network, s.p, s.p_hat, found.bounding(), s.step_size
+    paper, corrected = constants(*given), constants(*given, variant="corrected")
     lowest = found.losses[-1] if isinstance(s.problem, Quadratic) else 0.0
-    start = (found.losses[0] - lowest, 0.0, _tracking_error(s, found, pi), s.rounds)
+    start = Start(found.losses[0] - lowest, 0.0, _tracking_error(s, found, pi))
     model = _model(s, found, exact)
     outlooks = []
     if s.network.clients <= MOST_EXACT:
@@ -218,8 +217,8 @@ def survey(setup: Setup, *, exact: bool = False, say: Say = lambda _: None) -> S
         found,
         paper,
         corrected,
-        theorem_terms(paper, *start),
-        rigorous_bound(corrected, *start),
+        theorem_terms(paper, start, s.rounds),
+        rigorous_bound(corrected, start, s.rounds),
         model,
         tuple(outlooks),
         _gradient_bias(s.p, found.gradients),

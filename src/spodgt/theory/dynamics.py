@@ -1,4 +1,4 @@
-"""What Spod-GT really does on quadratics F_i(x) = ½(x-c_i)ᵀH_i(x-c_i): exact mean and mean square.
+"""Exact mean and mean square of Spod-GT on quadratics F_i(x) = ½(x-c_i)ᵀH_i(x-c_i).
 
     y½ = B^(k) y;  x⁺ = A^(k) x - η y½;  y⁺ = y½ + g⁺ - g,
     g = v ⊙ ∇F(x) (zero), v ⊙ ∇F(x)/p (importance), or where(v, ∇F(x), last g) (memory),
@@ -16,9 +16,8 @@ the method. So every operator here is projected on Σz = 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,47 +25,28 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
+from spodgt.algorithms.base import Rule
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.network.recipes import Floats, Ints
 from spodgt.theory.graph import Links, perron_vectors, probabilities
 from spodgt.theory.moments import Fluctuations, Stage, spectral_radius, stationary_moment
-
-Rule = Literal["zero", "importance", "memory"]
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """What to expect of a run with this step size."""
-
-    mean_radius: float  # factor per round of E[x_k] - limit
-    mean_square_radius: float  # factor per round of E‖s - s'‖² for two runs with the same draws
-    limit: Floats  # (n,) lim E[x_k], the same on all clients; only if stable
-    bias: Floats  # (n,) limit minus the true optimum
-    variance: float  # stationary E‖x - limit‖² / clients; inf if unstable
-    floor: float  # stationary E‖x - optimum‖² / clients = variance + ‖bias‖²; inf if unstable
-    largest_stable_step: float
-
-    @property
-    def stable(self) -> bool:
-        return self.mean_square_radius < 1
-
-    @property
-    def rate(self) -> float:
-        """Factor per round by which the mean-square error falls towards the floor.
-
-        Near the floor, zero and importance may end at the slower `mean_radius`: their noise depends on E[x].
-        """
-        return self.mean_square_radius
+from spodgt.types import Floats, Ints
 
 
 class Dynamics:
     """Exact moments of Spod-GT on quadratics under independent Bernoulli clients and links.
 
-    `H` is (clients, n, n), or (clients, n) or (clients,) for diagonal ones, `c` (clients, n) or (clients,).
-    `noise` is the standard deviation of each coordinate of a gradient, one or one per client. Step sizes are
-    one number or one per client. Coordinates that no H_i couples are treated apart, so diagonal H of any
-    size cost little; a coupled block of n coordinates costs like n times as many clients.
+    Coordinates that no H_i couples are treated apart, so diagonal H of any size cost little; a coupled block
+    of n coordinates costs as much as n times as many clients. Step sizes are one number or (clients,).
+
+    Args:
+        network: the graph and its weights A and B.
+        p: probability in (0, 1] that a client computes in a round; one number or (clients,).
+        p_hat: probability in (0, 1] that a link works; one number or (links,).
+        H: curvatures, symmetric: (clients, n, n), or (clients, n) or (clients,) for diagonal ones.
+        c: minimisers of the F_i, (clients, n) or (clients,).
+        rule: what an idle client's gradient counts as: "zero", "importance" or "memory".
+        noise: standard deviation of each coordinate of a gradient; one number or (clients,).
     """
 
     def __init__(
@@ -81,7 +61,9 @@ class Dynamics:
         noise: ArrayLike = 0.0,
     ) -> None:
         if rule not in get_args(Rule):
-            raise InvalidInput(f"rule is {rule!r}; choose one of {', '.join(get_args(Rule))}.")
+            raise InvalidInput(
+                f"rule must be one of {', '.join(get_args(Rule))}, got {rule!r}; use rule='zero'."
+            )
         self.network, self.rule = network, rule
         self.p = probabilities("p", p, network.clients)
         self.p_hat = probabilities("p_hat", p_hat, network.links)
@@ -90,10 +72,10 @@ class Dynamics:
         for weight, what in ((np.ones_like(self.p), "H"), (self.mean_weight, "p_i H_i")):
             if not np.linalg.eigvalsh(np.einsum("i,iab->ab", weight, self.H))[0] > 0:
                 raise InvalidInput(
-                    f"the sum of {what} over clients must be positive definite, or nothing is stable."
+                    f"the sum of {what} over clients must be positive definite; add curvature to some client."
                 )
 
-    # --- where it goes -----------------------------------------------------------------------------
+    # --- limits ------------------------------------------------------------------------------------
     @property
     def mean_weight(self) -> Floats:
         """μ_i: how much of client i's gradient an average round counts."""
@@ -111,14 +93,14 @@ class Dynamics:
 
     @property
     def bias(self) -> Floats:
-        """(n,) where idle clients pull the mean: limit minus optimum."""
+        """(n,) what idle clients shift the mean by: limit minus optimum."""
         return self.limit - self.optimum
 
     def _minimiser(self, weight: Floats) -> Floats:
         total = np.einsum("i,iab->ab", weight, self.H)
         return np.asarray(np.linalg.solve(total, np.einsum("i,iab,ib->a", weight, self.H, self.c)))
 
-    # --- how it goes ---------------------------------------------------------------------------------
+    # --- rates and errors --------------------------------------------------------------------------
     def mean_radius(self, step_size: ArrayLike) -> float:
         """Spectral radius of E[s⁺] as a function of E[s] on Σz = 0."""
         return max(part.mean_radius() for part in self._leaders(step_size))
@@ -128,18 +110,21 @@ class Dynamics:
         return max(part.mean_square_radius() for part in self._leaders(step_size))
 
     def variance(self, step_size: ArrayLike) -> float:
-        """Stationary E‖x - limit‖² / clients; inf if not mean-square stable."""
+        """Stationary E‖x - limit‖² / clients; inf if not mean-square stable.
+
+        `Failed` where the step size is so close to the stability limit that no solver converges.
+        """
         if self.mean_square_radius(step_size) >= 1:
             return float("inf")
-        return self._variance(step_size)
-
-    def _variance(self, step_size: ArrayLike) -> float:
-        """As `variance`, of a step size known to be stable."""
         eta, total = self._steps(step_size), 0.0
         for same in self._alike:
             parts = [_Part(self, eta, own) for own in same]
             total += parts[0].variance(np.sum([part.source() for part in parts], axis=0))
         return total
+
+    def floor(self, step_size: ArrayLike) -> float:
+        """Stationary E‖x - optimum‖² / clients = variance + ‖bias‖²; inf if not mean-square stable."""
+        return self.variance(step_size) + float(self.bias @ self.bias)
 
     def curve(self, step_size: ArrayLike, x0: ArrayLike, rounds: int) -> Floats:
         """(rounds + 1,) exact E‖x_k - optimum‖² / clients from the models `x0`, (n,) or (clients, n)."""
@@ -175,28 +160,22 @@ class Dynamics:
         )
         return float(np.exp(found.x))
 
-    def analyse(self, step_size: ArrayLike) -> Analysis:
-        """All predictions for one step size."""
-        mean, mean_square = self.mean_radius(step_size), self.mean_square_radius(step_size)
-        variance = self._variance(step_size) if mean_square < 1 else float("inf")
-        floor = variance + float(self.bias @ self.bias)
-        limit = self.largest_stable_step()
-        return Analysis(mean, mean_square, self.limit, self.bias, variance, floor, limit)
-
     def _parts(self, step_size: ArrayLike) -> list[_Part]:
         """Coordinates that no H_i couples evolve apart, and second moments across them decide nothing."""
         eta = self._steps(step_size)
         return [_Part(self, eta, own) for same in self._alike for own in same]
 
     def _leaders(self, step_size: ArrayLike) -> list[_Part]:
-        """One part of each curvature: the others have the same radii."""
+        """One part per distinct curvature: parts of equal curvature have equal radii."""
         eta = self._steps(step_size)
         return [_Part(self, eta, first) for first, *_ in self._alike]
 
     def _steps(self, step_size: ArrayLike) -> Floats:
         eta = np.broadcast_to(np.asarray(step_size, dtype=np.float64), self.p.shape)
         if not ((eta > 0) & np.isfinite(eta)).all():
-            raise InvalidInput(f"step_size is {step_size!r}, but must be positive.")
+            raise InvalidInput(
+                f"step_size must be positive and finite, got {step_size!r}; use step_size=0.01."
+            )
         return eta
 
     @cached_property
@@ -364,15 +343,19 @@ def _quadratics(m: int, H: ArrayLike, c: ArrayLike) -> tuple[Floats, Floats]:
         hessians = hessians[:, :, None] * np.eye(n)
     if hessians.shape != (m, n, n) or centres.shape != (m, n):
         raise InvalidInput(
-            f"H has shape {np.shape(H)} and c {np.shape(c)}, but {m} clients need ({m}, n, n) and ({m}, n)."
+            f"H must be ({m}, n, n) and c ({m}, n) for {m} clients, got {np.shape(H)} and {np.shape(c)}; "
+            "give one entry per client."
         )
     if not np.allclose(hessians, hessians.swapaxes(1, 2)):
-        raise InvalidInput("H must be symmetric for every client; use (H + H.T) / 2.")
+        worst = int(np.abs(hessians - hessians.swapaxes(1, 2)).max((1, 2)).argmax())
+        raise InvalidInput(f"H must be symmetric, but H[{worst}] is not; use (H + H.T) / 2.")
     return hessians, centres
 
 
 def _noise(m: int, noise: ArrayLike) -> Floats:
     deviation = np.asarray(noise, dtype=np.float64)
     if deviation.shape not in ((), (1,), (m,)) or not ((deviation >= 0) & np.isfinite(deviation)).all():
-        raise InvalidInput(f"noise is {noise!r}, but must be zero or positive, one number or one per client.")
+        raise InvalidInput(
+            f"noise must be zero or positive, one number or {m}, got {noise!r}; use noise=0.0."
+        )
     return np.broadcast_to(deviation, (m,))
