@@ -249,7 +249,10 @@ def test_power_iteration_is_a_fallback(monkeypatch):
         ({"H": np.ones((2, 1))}, r"H must be \(3, n, n\) and c \(3, n\) for 3 clients, got \(2, 1\)"),
         ({"H": [1.0, -2.0, 0.5]}, "sum of H over clients must be positive definite"),
         ({"H": [5.0, -2.0, 0.5], "p": [0.1, 1.0, 1.0]}, "sum of p_i H_i"),
-        ({"H": np.full((3, 2, 2), [[1.0, 1.0], [0.0, 1.0]]), "c": np.zeros((3, 2))}, r"H must be symmetric, but H\[0\] is not; use "),
+        (
+            {"H": np.full((3, 2, 2), [[1.0, 1.0], [0.0, 1.0]]), "c": np.zeros((3, 2))},
+            r"H must be symmetric, but H\[0\] is not; use ",
+        ),
         ({"noise": -1.0}, "noise must be zero or positive, one number or 3, got -1.0; use "),
         ({"p": 0.0}, r"p\[0\]"),
     ],

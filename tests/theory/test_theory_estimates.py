@@ -89,7 +89,7 @@ def test_noise_of_mini_batches():
         square += (g - full).square().sum(1).double().numpy() / rounds
     s = (1 - 5 / 40) / 5
     bounding = found.bounding()
-    bound = s * (bounding["sigma0"] ** 2 + bounding["sigma1"] ** 2 * found.gradient_norms[0] ** 2)
+    bound = s * (bounding.sigma0**2 + bounding.sigma1**2 * found.gradient_norms[0] ** 2)
     assert (square <= bound * 1.1).all()
     fitted = s * (found.sigma0.value**2 + found.sigma1.value**2 * found.gradient_norms[0] ** 2)
     assert square == pytest.approx(fitted, rel=0.3)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from coverings import greedy_covering
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coverings import greedy_covering
 from spodgt import theory
 from spodgt.errors import InvalidInput
 from spodgt.network import Network

@@ -6,11 +6,11 @@ from dataclasses import replace
 import networkx as nx
 import numpy as np
 import pytest
+from coverings import greedy_covering
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from coverings import greedy_covering
 from spodgt import theory
 from spodgt.errors import InvalidNetwork
 from spodgt.network import Network

@@ -40,9 +40,7 @@ def constants(network, p_hat, variant="corrected", **inputs):
     p, step_size = inputs.pop("p", 1.0), inputs.pop("step_size", 1e-3)
     default = dict.fromkeys(("sigma0", "sigma1", "delta0", "delta1"), 0.0)
     default |= {"L": 1.0, "samples": 1, "batch": 1}
-    return theory.constants(
-        network, p, p_hat, theory.Data(**(default | inputs)), step_size, variant=variant
-    )
+    return theory.constants(network, p, p_hat, theory.Data(**(default | inputs)), step_size, variant=variant)
 
 
 # --- mixing ----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import shutil
 import zlib
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tomli_w
 import torch
 from safetensors import SafetensorError, safe_open
@@ -151,14 +153,16 @@ def _sum(tensors: Mapping[str, Tensor], notes: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """What TOML and JSON can hold: no None (an absent key), tuples as lists."""
+    """What TOML and JSON can hold: no None (an absent key), tuples and arrays as lists, infinity as text."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple | range):
         return [plain(item) for item in value]
-    if isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def table_to_tensor(frame: pd.DataFrame) -> Tensor:

@@ -13,6 +13,7 @@ from spodgt.algorithms.base import Rule
 from spodgt.errors import Failed, InvalidInput
 from spodgt.network import Network
 from spodgt.problems import Quadratic
+from spodgt.record.folder import plain
 from spodgt.theory.bounds import Start, rigorous_bound, theorem_terms
 from spodgt.theory.conditions import Condition, conditions
 from spodgt.theory.constants import Constants, Infeasible, constants
@@ -141,18 +142,6 @@ class Survey:
                 "constants": {"paper": vars(self.paper), "corrected": vars(self.corrected)},
             }.items()
         }
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())
-    if isinstance(value, Infeasible) or (isinstance(value, float) and not math.isfinite(value)):
-        return str(value)
-    return value.item() if isinstance(value, np.generic) else value
 
 
 # --- from a config -------------------------------------------------------------------------------------
