@@ -21,8 +21,8 @@ from spodgt.runtimes.simulator import Run, Simulation
 
 NAMES = tuple(ALGORITHMS)
 STEPPING = tuple(name for name in NAMES if ALGORITHMS[name].traits.steps != "none")
-TRACKERS = ("spod-gt", "spod-gt-memory", "spod-gt-importance", "ab-push-pull", "g-push-pull", "sporadic-k-gt")
-TRACKERS += ("ab", "push-pull", "gossip-push-pull", "push-diging", "next", "diging", "gsgt")  # Σy = Σg
+TRACKERS = tuple(name for name in NAMES if {"y", "g"} <= set(ALGORITHMS[name].traits.state))  # Σy = Σg
+FAMILY = tuple(name for name in NAMES if ALGORITHMS[name].traits.rule is not None)  # Spod-GT's step
 
 
 @cache

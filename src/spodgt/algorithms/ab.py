@@ -10,28 +10,23 @@ Steps may differ between clients, because y goes to zero.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-from torch import Tensor
-
-from spodgt.algorithms.base import Algorithm, Rate, Traits
+from spodgt.algorithms.base import Rate, TrackingState, Traits
+from spodgt.algorithms.shared import Tracking
 from spodgt.types import Round
 
 
-class ABState(NamedTuple):
-    x: Tensor
-    y: Tensor
-    g: Tensor
-
-
 @dataclass(frozen=True)
-class AB(Algorithm):
+class AB(Tracking):
     name: ClassVar[str] = "ab"
     traits: ClassVar[Traits] = Traits(
         source="xin2018linear",
         mixing="pull+push",
         sporadic_clients="no",
         sporadic_links="yes",
+        state=TrackingState._fields,
+        mixes=(("pull", "x"), ("push", "y")),
         tracking=True,
         exact="yes",
         vectors=2,
@@ -39,12 +34,8 @@ class AB(Algorithm):
     )
     step_size: Rate = 0.01  # α
 
-    def init(self, x: Tensor, round: Round) -> ABState:
-        g = round.grad(x)
-        return ABState(x, g, g)
-
-    def step(self, state: ABState, round: Round) -> ABState:
+    def step(self, state: TrackingState, round: Round) -> TrackingState:
         x = round.pull(state.x) - self.step_size * state.y
         g = round.grad(x)
         y = round.push(state.y) + g - state.g
-        return ABState(x, y, g)
+        return TrackingState(x, y, g)

@@ -1,52 +1,160 @@
-"""What every method is: `Algorithm`, its declared `Traits`, and step sizes."""
+"""What every method is: `Algorithm`, the `Traits` it declares, its state and its step sizes."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from inspect import isfunction
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    get_args,
+    get_type_hints,
+    runtime_checkable,
+)
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
+from spodgt.participation.availability import Overlay, Served, two_way
 from spodgt.types import Availability, Round
 
-Rate = Any  # a step size: a number, a (clients, 1) tensor with one per client, or a schedule
+
+# --- states ------------------------------------------------------------------------------------------
+class State(Protocol):
+    """What a method carries from round to round: a NamedTuple of (clients, …) tensors that begins with x."""
+
+    @property
+    def x(self) -> Tensor: ...  # (clients, parameters): the models
+    @property
+    def _fields(self) -> tuple[str, ...]: ...
+    def __iter__(self) -> Iterator[Tensor]: ...
 
 
-class Schedule(ABC):
-    """A step size that changes with the rounds; a frozen dataclass of numbers."""
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def at(self, k: Any) -> Rate:
-        """The step size of round k ≥ 1, the one that leads to x[k]; `k` may be (clients, 1)."""
+S = TypeVar("S", bound=State, default=Any)
 
 
-def positive(value: Any, name: str, *, whole: bool = False) -> Rate:
-    """A number above 0, or one per client as a (clients, 1) tensor; anything else is the caller's mistake."""
+class GradientState(NamedTuple):
+    """Models and the gradients taken there."""
+
+    x: Tensor
+    g: Tensor
+
+
+class TrackingState(NamedTuple):
+    """Models, trackers of the global gradient, and the gradients that the trackers hold."""
+
+    x: Tensor
+    y: Tensor
+    g: Tensor
+
+
+# --- fields ------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Check:
+    """A note on a field's type, `Annotated[float, Check()]`: the field takes what `positive` takes."""
+
+    whole: bool = False
+    zero: bool = False
+
+
+Number = float | Tensor  # one for all clients, or (clients, 1)
+Positive = Annotated[float, Check()]
+Count = Annotated[int, Check(whole=True)]
+
+
+def positive(value: object, name: str, *, whole: bool = False, zero: bool = False) -> Rate:
+    """A number above 0, or one per client as a (clients, 1) tensor; anything else is the caller's mistake.
+
+    Args:
+        value: what was given.
+        name: the argument and its owner for the error message, such as "step_size of spod-gt".
+        whole: only a whole number will do.
+        zero: 0 will do as well.
+    """
     if isinstance(value, Schedule):
         return value
-    number: Any = None if isinstance(value, bool) else value
-    if isinstance(number, Integral if whole else Real) and 0 < float(number) < math.inf:
-        return int(float(number)) if whole else float(number)
+    if not isinstance(value, bool) and isinstance(value, Integral if whole else Real):
+        number = int(value) if isinstance(value, Integral) and whole else float(value)
+        if 0 < number < math.inf or (zero and number == 0):
+            return number
     if isinstance(value, list | tuple | np.ndarray) and not whole:
         with contextlib.suppress(TypeError, ValueError):
             value = torch.from_numpy(np.array(value, np.float64).reshape(-1, 1))
     if isinstance(value, Tensor) and value.numel() and bool(((value > 0) & (value < math.inf)).all()):
         return value
     kind, example = ("a whole number", 5) if whole else ("a number", 0.01)
-    field = name.split(maxsplit=1)[0]
-    raise InvalidInput(f"{name} must be {kind} above 0, got {value!r}; use {field}={example}.")
+    argument = name.split(maxsplit=1)[0]
+    raise InvalidInput(f"{name} must be {kind} above 0, got {value!r}; use {argument}={example}.")
 
 
+@cache
+def _checks(owner: type[Algorithm | Schedule]) -> dict[str, Check]:
+    """The checks that the types of the fields ask for, by field."""
+    return {
+        name: note
+        for name, hint in get_type_hints(owner, include_extras=True).items()
+        for part in (hint, *get_args(hint))  # the type, or the parts of `Count | None`
+        for note in get_args(part)
+        if isinstance(note, Check)
+    }
+
+
+def _check_fields(owner: Algorithm | Schedule) -> None:
+    for each in fields(owner):  # type: ignore[arg-type]
+        value, check = getattr(owner, each.name), _checks(type(owner)).get(each.name)
+        if check is not None and value is not each.default:
+            name = f"{each.name} of {owner.name}"
+            object.__setattr__(owner, each.name, positive(value, name, whole=check.whole, zero=check.zero))
+
+
+# --- step sizes --------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Schedule(ABC):
+    """A step size that changes with the rounds; a frozen dataclass of numbers."""
+
+    name: ClassVar[str]
+    start: Annotated[Number, Check()]  # in round 1
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+
+    @abstractmethod
+    def at(self, k: int | Tensor) -> Number:
+        """The step size of round k ≥ 1, the one that leads to x[k]; `k` may be (clients, 1)."""
+
+    def __mul__(self, other: Tensor) -> NoReturn:
+        raise InvalidInput(f"{self} has no value outside a round; build the method with spodgt.method.")
+
+    __rtruediv__ = __mul__
+
+
+# A step size: a number, one per client, or a schedule of these.
+Rate = Annotated[float | Tensor | Schedule, Check()]
+
+
+@runtime_checkable
+class HasStepSize(Protocol):
+    @property
+    def step_size(self) -> Rate | None: ...
+
+
+# --- declarations ------------------------------------------------------------------------------------
 # What an idle client's gradient counts as: zero, zero with others weighed by 1/p, or its last one.
 Rule = Literal["zero", "importance", "memory"]
 
@@ -56,14 +164,16 @@ Mixing = Literal["pull", "push", "gossip"]
 Sporadic = Literal["yes", "waits", "no"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What a method needs and gives; checks, tables and tests read it."""
+    """What a method needs and gives; checks, tables, runtimes and tests read it."""
 
-    source: str  # citation key of docs/references.md
+    source: str  # citation key of docs/references.md; "spodgt" for methods without a paper
     mixing: Literal["pull+push", "pull", "push", "gossip", "none", "server"]
     sporadic_clients: Sporadic
     sporadic_links: Sporadic
+    state: tuple[str, ...]  # the fields of its state, in order
+    mixes: tuple[tuple[Mixing, str], ...] = ()  # fields that a step mixes as they are, in its order
     tracking: bool = False  # follows the global gradient, not the client's own
     local_steps: bool = False  # several gradients between two exchanges
     exact: Literal["yes", "all active", "no"] = "no"  # reaches the optimum with a constant step
@@ -71,45 +181,80 @@ class Traits:
     talks: Literal["all", "pair", "client"] = "all"  # in a round: everybody, a random pair or a random client
     steps: Literal["per client", "common", "constant", "none"] = "common"  # the freest step size it allows
     momentum: Literal["kept", "restarted", "none"] = "kept"  # restarted: by every exchange after local steps
-    state: tuple[str, ...] = ("x",)  # the fields of its state, in order
-    mixes: tuple[tuple[Mixing, str], ...] = ()  # fields that a step mixes as they are, in its order
-    rule: Rule | None = None  # for idle clients' gradients, where the state is x, y, g of gradient tracking
+    rule: Rule | None = None  # for idle clients' gradients, where the state is that of gradient tracking
     compiled: str | None = None  # the compiled step of `kernels.STEPS` that does what `step` does
 
 
-class Algorithm(ABC):
+class Algorithm(ABC, Generic[S]):
     """A method: a frozen dataclass whose fields are hyperparameters; `init` and `step` are pure.
 
-    It never loops, counts, logs or draws randomness. State is a NamedTuple of (clients, …) tensors
-    that begins with x.
+    It never loops over rounds, counts, logs or draws randomness.
     """
 
     name: ClassVar[str]
     traits: ClassVar[Traits]
 
+    def __init_subclass__(cls) -> None:
+        """A subclass with a step of its own keeps no claim to a compiled one, unless it declares it."""
+        super().__init_subclass__()
+        hooks = {"fit", "uses", "weighs"}  # these set the scene and leave the step alone
+        own = {key for key, value in vars(cls).items() if isfunction(value) and not key.startswith("__")}
+        inherits = any("traits" in vars(parent) for parent in cls.__mro__[1:])
+        if own - hooks and inherits and "traits" not in vars(cls):
+            cls.traits = replace(cls.traits, rule=None, compiled=None)
+
     def __post_init__(self) -> None:
-        for field in ("step_size", "server_step", "averaging", "local_steps"):
-            value = getattr(self, field, None)
-            if value is not None:
-                whole = field == "local_steps"
-                object.__setattr__(self, field, positive(value, f"{field} of {self.name}", whole=whole))
+        _check_fields(self)
 
     @abstractmethod
-    def init(self, x: Tensor, round: Round) -> Any:
-        """The state after round 0, in which clients only compute."""
+    def init(self, x: Tensor, round: Round) -> S:
+        """The state after round 0, in which clients only compute.
+
+        Args:
+            x: (clients, parameters) initial models.
+            round: round 0.
+        """
 
     @abstractmethod
-    def step(self, state: Any, round: Round) -> Any:
-        """The state after this round."""
+    def step(self, state: S, round: Round) -> S:
+        """The state after a round.
+
+        Args:
+            state: the state before it, which stays as it is.
+            round: the round, k ≥ 1.
+        """
 
     def fit(self, availability: Availability) -> Algorithm:
-        """The same method with the fields that depend on a run filled in, such as K of `k-gt`."""
+        """The same method with the fields that depend on a run filled in, such as K of `k-gt`.
+
+        Args:
+            availability: who computes and which links work in this run.
+        """
         return self
 
     def uses(self, availability: Availability, network: Network) -> Availability:
-        """What the method makes of the availability: some use every link in every round."""
+        """What the method makes of the availability, by default what its traits say.
+
+        A server or nobody: no links. "waits": everybody, in every round. Gossip: one draw per pair.
+
+        Args:
+            availability: who computes and which links work in this run.
+            network: who can talk.
+        """
+        traits = self.traits
+        if traits.mixing in ("none", "server"):
+            return Served(availability)
+        clients, links = traits.sporadic_clients == "waits", traits.sporadic_links == "waits"
+        if clients or links:
+            return Overlay(availability, all_clients=clients, all_links=links)
+        if traits.mixing == "gossip" and traits.sporadic_links == "yes":
+            return two_way(availability, network)
         return availability
 
     def weighs(self, network: Network) -> Network:
-        """The network with the weights the method prescribes: two who gossip meet halfway."""
+        """The network with the mixing weights that the method prescribes, such as ½ for pairwise gossip.
+
+        Args:
+            network: the network with its own weights.
+        """
         return network

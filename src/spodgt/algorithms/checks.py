@@ -6,50 +6,59 @@ The message is one sentence: the method, what it needs, what it got, and what to
 from __future__ import annotations
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, Schedule, Traits
+from spodgt.algorithms.base import Algorithm, HasStepSize, Schedule, Traits
+from spodgt.algorithms.compose.momentum import Momentum
+from spodgt.algorithms.registry import ALGORITHMS
 from spodgt.errors import Incompatible, InvalidInput
 from spodgt.network import Network
 from spodgt.types import Availability
 
-_INSTEAD = {
-    True: ("diging", "push-pull", "spod-gt-memory"),
-    False: ("dspodfl", "sgp", "spod-gt"),
-}  # by tracking
-
 
 def check(algorithm: Algorithm, network: Network, availability: Availability) -> None:
-    """Raise `Incompatible` unless the method can run here; `availability` is the world's, before `uses`."""
+    """Raise `Incompatible` unless the method can run here.
+
+    Args:
+        algorithm: the method.
+        network: who can talk.
+        availability: the run's own, before `uses`.
+    """
     traits, name = algorithm.traits, algorithm.name
     instead = _instead(traits, network, availability)
-    if one_way(traits, network):
-        got = network.one_way().replace("a method for directed graphs", instead)
-        raise Incompatible(f"{name} needs a reverse for every link, and {got}")
+    if _one_way(traits, network):
+        j, i = network.one_way_link()
+        raise Incompatible(
+            f"{name} needs a reverse for every link, and link {j} → {i} has none; "
+            f"add link {i} → {j} or use {instead}."
+        )
     if traits.sporadic_clients == "no" and availability.idle_clients:
         client = int(np.argmin(availability.p))
-        got = _chance(
+        got = _probability(
             f"client {client} computes", availability.p[client], "some clients are idle in some rounds"
         )
         raise Incompatible(f"{name} needs every client in every round, but {got}; use {instead}.")
     if traits.sporadic_links == "no" and availability.idle_links:
         link = int(np.argmin(availability.p_hat))
         which = f"link {network.senders[link]} → {network.receivers[link]} works"
-        got = _chance(which, availability.p_hat[link], "some links are down in some rounds")
+        got = _probability(which, availability.p_hat[link], "some links are down in some rounds")
         raise Incompatible(f"{name} needs every link in every round, but {got}; use {instead}.")
     check_steps(algorithm, network)
     algorithm.weighs(network)
 
 
 def check_steps(algorithm: Algorithm, network: Network) -> None:
-    """Raise unless the method's step size and momentum are of a kind that it is meant for."""
+    """Raise unless the method's step size and momentum are of a kind that it is meant for.
+
+    Args:
+        algorithm: the method.
+        network: who can talk.
+    """
     traits, name = algorithm.traits, algorithm.name
-    step = getattr(algorithm, "step_size", None)
-    start = getattr(step, "start", step)
+    step = algorithm.step_size if isinstance(algorithm, HasStepSize) else None
+    start = step.start if isinstance(step, Schedule) else step
     count = start.numel() if isinstance(start, Tensor) else 1
-    if hasattr(algorithm, "beta") and traits.momentum == "none":
+    if isinstance(algorithm, Momentum) and traits.momentum == "none":
         raise Incompatible(f"{name} needs gradients to filter, but the method takes none; drop momentum.")
     if traits.steps == "constant" and isinstance(step, Schedule):
         raise Incompatible(f"{name} needs a constant step size, but got {step}; use a number, or gt-dsgd.")
@@ -64,35 +73,35 @@ def check_steps(algorithm: Algorithm, network: Network) -> None:
         )
 
 
-def one_way(traits: Traits, network: Network) -> bool:
+def _one_way(traits: Traits, network: Network) -> bool:
     return traits.mixing == "gossip" and not network.two_way
 
 
-def smallest_eigenvalue(network: Network) -> float:
-    """λ_min of W, dense where the network is small."""
-    if network.w is None or network.clients <= 100:
-        return float(np.linalg.eigvalsh(network.W)[0])
-    own = 1 - np.bincount(network.receivers, network.w, minlength=network.clients)
-    i = np.arange(network.clients)
-    rows, columns = np.r_[network.receivers, i], np.r_[network.senders, i]
-    W = coo_array((np.r_[network.w, own], (rows, columns)), shape=(network.clients, network.clients))
-    return float(eigsh(W.tocsr(), 1, which="SA", return_eigenvectors=False)[0])
-
-
-def _chance(what: str, p: float, otherwise: str) -> str:
+def _probability(what: str, p: float, otherwise: str) -> str:
     return f"{what} with probability {p:.3g}" if p < 1 else otherwise
 
 
-def _instead(traits: Traits, network: Network, availability: Availability) -> str:
-    """The nearest method that can run here."""
-    from spodgt.algorithms import ALGORITHMS
+def _instead(refused: Traits, network: Network, availability: Availability) -> str:
+    """The nearest method that runs here and waits for nobody; among equals, the first of the list."""
 
-    *names, last = _INSTEAD[traits.tracking]
-    for name in names:
-        other = ALGORITHMS[name].traits
-        idle = (other.sporadic_clients == "no" and availability.idle_clients) or (
-            other.sporadic_links == "no" and availability.idle_links
+    def runs(traits: Traits) -> bool:
+        clients, links = (
+            traits.sporadic_clients == "yes" or not availability.idle_clients,
+            traits.sporadic_links == "yes" or not availability.idle_links,
         )
-        if not idle and not one_way(other, network):
-            return name
-    return last
+        plain = traits.talks == "all" and not traits.local_steps and traits.mixing not in ("none", "server")
+        waits = "waits" in (traits.sporadic_clients, traits.sporadic_links)
+        return plain and not waits and clients and links and not _one_way(traits, network)
+
+    def distance(traits: Traits) -> tuple[bool, ...]:
+        return (
+            traits.tracking != refused.tracking,
+            traits.mixing != refused.mixing,
+            traits.rule != refused.rule,
+            traits.exact != refused.exact,
+            traits.sporadic_clients != "yes",
+        )
+
+    return min(
+        (cls for cls in ALGORITHMS.values() if runs(cls.traits)), key=lambda cls: distance(cls.traits)
+    ).name

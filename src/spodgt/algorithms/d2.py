@@ -15,7 +15,8 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, Rate, Traits
-from spodgt.algorithms.checks import smallest_eigenvalue
+from spodgt.algorithms.extra import Extra
+from spodgt.algorithms.shared import smallest_eigenvalue
 from spodgt.errors import Incompatible
 from spodgt.network import Network
 from spodgt.types import Round
@@ -29,11 +30,9 @@ class D2State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class D2(Algorithm):
+class D2(Algorithm[D2State]):
     name: ClassVar[str] = "d2"
-    traits: ClassVar[Traits] = Traits(
-        "tang2018d", "gossip", "no", "no", tracking=True, exact="yes", steps="constant"
-    )
+    traits: ClassVar[Traits] = replace(Extra.traits, source="tang2018d", state=D2State._fields, mixes=())
     step_size: Rate = 0.01  # γ
     lazy: bool = False
 

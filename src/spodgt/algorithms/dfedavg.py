@@ -9,42 +9,36 @@ With `momentum=θ` it is DFedAvgM: z ← z - η g(z) + θ (z - z₋), started an
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, Rate, Traits
-from spodgt.network import Network
-from spodgt.participation.availability import Overlay
-from spodgt.types import Availability, Round
-
-
-class DFedAvgState(NamedTuple):
-    x: Tensor
-    g: Tensor
+from spodgt.algorithms.base import Count, GradientState, Rate, Traits
+from spodgt.algorithms.shared import LocalSteps, exchanges
+from spodgt.types import Round
 
 
 @dataclass(frozen=True)
-class DFedAvg(Algorithm):
+class DFedAvg(LocalSteps[GradientState]):
     name: ClassVar[str] = "dfedavg"
     traits: ClassVar[Traits] = Traits(
-        "sun2022decentralized", "gossip", "no", "no", local_steps=True, momentum="restarted"
+        source="sun2022decentralized",
+        mixing="gossip",
+        sporadic_clients="no",
+        sporadic_links="no",
+        state=GradientState._fields,
+        local_steps=True,
+        momentum="restarted",
     )
     step_size: Rate = 0.01  # η
-    local_steps: int = 5  # K
+    local_steps: Count = 5  # K
 
-    def uses(self, availability: Availability, network: Network) -> Availability:
-        return Overlay(availability, every=self.local_steps)
+    def init(self, x: Tensor, round: Round) -> GradientState:
+        return GradientState(x, round.grad(x))
 
-    def init(self, x: Tensor, round: Round) -> DFedAvgState:
-        return DFedAvgState(x, round.grad(x))
-
-    def step(self, state: DFedAvgState, round: Round) -> DFedAvgState:
+    def step(self, state: GradientState, round: Round) -> GradientState:
         z = state.x - self.step_size * state.g
-        exchange = (
-            round.k % torch.as_tensor(self.local_steps, device=z.device) == 0
-        )  # K may differ between runs
-        if exchange.any():
+        if (exchange := exchanges(round.k, self.local_steps)).any():
             z = torch.where(exchange, round.gossip(z), z)
-        return DFedAvgState(z, round.grad(z))
+        return GradientState(z, round.grad(z))

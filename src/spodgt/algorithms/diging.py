@@ -9,40 +9,25 @@ Links may come and go, one draw for each pair. Steps that differ between clients
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from torch import Tensor
-
-from spodgt.algorithms.base import Algorithm, Rate, Traits
-from spodgt.network import Network
-from spodgt.participation.availability import two_way
-from spodgt.types import Availability, Round
-
-
-class DIGingState(NamedTuple):
-    x: Tensor
-    y: Tensor
-    g: Tensor
+from spodgt.algorithms.ab import AB
+from spodgt.algorithms.base import Rate, TrackingState, Traits
+from spodgt.algorithms.shared import Tracking
+from spodgt.types import Round
 
 
 @dataclass(frozen=True)
-class DIGing(Algorithm):
+class DIGing(Tracking):
     name: ClassVar[str] = "diging"
-    traits: ClassVar[Traits] = Traits(
-        "nedic2017achieving", "gossip", "no", "yes", tracking=True, exact="yes", vectors=2, steps="per client"
+    traits: ClassVar[Traits] = replace(
+        AB.traits, source="nedic2017achieving", mixing="gossip", mixes=(("gossip", "x"), ("gossip", "y"))
     )
     step_size: Rate = 0.01  # α
 
-    def uses(self, availability: Availability, network: Network) -> Availability:
-        return two_way(availability, network)
-
-    def init(self, x: Tensor, round: Round) -> DIGingState:
-        g = round.grad(x)
-        return DIGingState(x, g, g)
-
-    def step(self, state: DIGingState, round: Round) -> DIGingState:
+    def step(self, state: TrackingState, round: Round) -> TrackingState:
         x = round.gossip(state.x) - self.step_size * state.y
         g = round.grad(x)
         y = round.gossip(state.y) + g - state.g
-        return DIGingState(x, y, g)
+        return TrackingState(x, y, g)

@@ -9,33 +9,30 @@ different clients it stops a distance of order γ from the optimum.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, Rate, Traits
-from spodgt.network import Network
-from spodgt.participation.availability import two_way
-from spodgt.types import Availability, Round
-
-
-class DSGDState(NamedTuple):
-    x: Tensor
-    g: Tensor
+from spodgt.algorithms.base import Algorithm, GradientState, Rate, Traits
+from spodgt.types import Round
 
 
 @dataclass(frozen=True)
-class DSGD(Algorithm):
+class DSGD(Algorithm[GradientState]):
     name: ClassVar[str] = "dsgd"
-    traits: ClassVar[Traits] = Traits("lian2017can", "gossip", "no", "yes")
+    traits: ClassVar[Traits] = Traits(
+        source="lian2017can",
+        mixing="gossip",
+        sporadic_clients="no",
+        sporadic_links="yes",
+        state=GradientState._fields,
+        mixes=(("gossip", "x"),),
+    )
     step_size: Rate = 0.01  # γ
 
-    def uses(self, availability: Availability, network: Network) -> Availability:
-        return two_way(availability, network)
+    def init(self, x: Tensor, round: Round) -> GradientState:
+        return GradientState(x, round.grad(x))
 
-    def init(self, x: Tensor, round: Round) -> DSGDState:
-        return DSGDState(x, round.grad(x))
-
-    def step(self, state: DSGDState, round: Round) -> DSGDState:
+    def step(self, state: GradientState, round: Round) -> GradientState:
         x = round.gossip(state.x) - self.step_size * state.g
-        return DSGDState(x, round.grad(x))
+        return GradientState(x, round.grad(x))

@@ -26,10 +26,18 @@ class ExtraState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Extra(Algorithm):
+class Extra(Algorithm[ExtraState]):
     name: ClassVar[str] = "extra"
     traits: ClassVar[Traits] = Traits(
-        "shi2015extra", "gossip", "no", "no", tracking=True, exact="yes", steps="constant"
+        source="shi2015extra",
+        mixing="gossip",
+        sporadic_clients="no",
+        sporadic_links="no",
+        state=ExtraState._fields,
+        mixes=(("gossip", "x"),),
+        tracking=True,
+        exact="yes",
+        steps="constant",
     )
     step_size: Rate = 0.01  # α
 

@@ -3,50 +3,44 @@
     z ← z - η g(z)                 one local step is one round; an idle client takes none
     every K rounds: z = mean_i z_i
 
-A ceiling: what perfect communication would bring. No link of the network is used, and the clock charges
-the gradients only; 2 messages for every client in every K rounds go to the server and back. All clients
+An upper bound: what perfect communication would bring. No link of the network is used, and the clock
+charges gradients only; 2 messages per client go to the server and back in every K rounds. All clients
 weigh the same, whatever they hold.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, Rate, Traits
-from spodgt.network import Network
-from spodgt.participation.availability import Served
-from spodgt.types import Availability, Round
-
-
-class FedAvgState(NamedTuple):
-    x: Tensor
-    g: Tensor
+from spodgt.algorithms.base import Count, GradientState, Rate, Traits
+from spodgt.algorithms.shared import LocalSteps, exchanges
+from spodgt.types import Round
 
 
 @dataclass(frozen=True)
-class FedAvg(Algorithm):
+class FedAvg(LocalSteps[GradientState]):
     name: ClassVar[str] = "fedavg"
     traits: ClassVar[Traits] = Traits(
-        "mcmahan2017communication", "server", "yes", "yes", local_steps=True, momentum="restarted"
+        source="mcmahan2017communication",
+        mixing="server",
+        sporadic_clients="yes",
+        sporadic_links="yes",
+        state=GradientState._fields,
+        local_steps=True,
+        momentum="restarted",
     )
     step_size: Rate = 0.01  # η
-    local_steps: int = 5  # K
+    local_steps: Count = 5  # K
 
-    def uses(self, availability: Availability, network: Network) -> Availability:
-        return Served(availability)
+    def init(self, x: Tensor, round: Round) -> GradientState:
+        return GradientState(x, round.grad(x))
 
-    def init(self, x: Tensor, round: Round) -> FedAvgState:
-        return FedAvgState(x, round.grad(x))
-
-    def step(self, state: FedAvgState, round: Round) -> FedAvgState:
+    def step(self, state: GradientState, round: Round) -> GradientState:
         z = state.x - self.step_size * state.g
-        exchange = (
-            round.k % torch.as_tensor(self.local_steps, device=z.device) == 0
-        )  # K may differ between runs
-        if exchange.any():
+        if (exchange := exchanges(round.k, self.local_steps)).any():
             z = torch.where(exchange, round.average(z), z)
-        return FedAvgState(z, round.grad(z))
+        return GradientState(z, round.grad(z))

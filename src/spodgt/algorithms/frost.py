@@ -28,10 +28,19 @@ class FrostState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Frost(Algorithm):
+class Frost(Algorithm[FrostState]):
     name: ClassVar[str] = "frost"
     traits: ClassVar[Traits] = Traits(
-        "xin2019frost", "pull", "no", "no", tracking=True, exact="yes", vectors=2, steps="per client"
+        source="xin2019frost",
+        mixing="pull",
+        sporadic_clients="no",
+        sporadic_links="no",
+        state=FrostState._fields,
+        mixes=(("pull", "x"), ("pull", "e"), ("pull", "z")),
+        tracking=True,
+        exact="yes",
+        vectors=2,
+        steps="per client",
     )
     step_size: Rate = 0.01  # α
 

@@ -7,13 +7,13 @@ There are no gradients: the models tend to the average of the x⁰. The yardstic
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, Traits
+from spodgt.algorithms.shared import halves
 from spodgt.network import Network
 from spodgt.participation.availability import Woken
 from spodgt.types import Availability, Round
@@ -24,17 +24,25 @@ class GossipState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Gossip(Algorithm):
+class Gossip(Algorithm[GossipState]):
     name: ClassVar[str] = "gossip"
     traits: ClassVar[Traits] = Traits(
-        "boyd2006randomized", "gossip", "waits", "waits", talks="pair", steps="none", momentum="none"
+        source="boyd2006randomized",
+        mixing="gossip",
+        sporadic_clients="waits",
+        sporadic_links="waits",
+        state=GossipState._fields,
+        mixes=(("gossip", "x"),),
+        talks="pair",
+        steps="none",
+        momentum="none",
     )
 
     def uses(self, availability: Availability, network: Network) -> Availability:
         return Woken(availability, network, pairs=True, computing=False)
 
     def weighs(self, network: Network) -> Network:
-        return replace(network, w=np.full(network.links, 0.5))
+        return halves(network)
 
     def init(self, x: Tensor, round: Round) -> GossipState:
         return GossipState(x)

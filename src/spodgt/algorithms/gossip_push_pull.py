@@ -1,12 +1,13 @@
-"""G-Push-Pull proper: push-pull by random gossip over directed graphs [pu2020push].
+"""A gossip form of push-pull over directed graphs, after [pu2020push]; not the listing of that paper.
 
     client i wakes, pulls from an in-neighbour j and pushes to an out-neighbour l
-    x⁺ = R̂ x - α c⊙y                     R̂: x_i meets x_j halfway
+    x⁺ = R̂ x - α c⊙y                     R̂: x_i becomes the mean of x_i and x_j
     y⁺ = Ĉ y + g⁺ - g                     Ĉ: half of y_i goes to l
     g⁺ = where(c, ∇f(x⁺), g)              c = 1 for i, j and l: only they step
 
-Chosen here, the paper's listing not being at hand: one neighbour each way, weights of one half, and j
-steps as well, though its model does not move. `g-push-pull` is what the Spod-GT paper compares with.
+From the paper: push-pull's recursion with random R̂ and Ĉ, where few clients act in a round. Ours: who
+talks to whom (one neighbour each way, drawn uniformly), the weights of one half, and that j steps too.
+`g-push-pull` is what the Spod-GT paper compares with.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 
-from spodgt.algorithms.ab import AB, ABState
-from spodgt.algorithms.base import Traits
+from spodgt.algorithms.ab import AB
+from spodgt.algorithms.base import TrackingState, Traits
+from spodgt.algorithms.shared import halves
 from spodgt.network import Network
 from spodgt.participation.availability import Woken
 from spodgt.types import Availability, Round
@@ -40,10 +41,10 @@ class GossipPushPull(AB):
         return Woken(availability, network)
 
     def weighs(self, network: Network) -> Network:
-        return replace(network, a=np.full(network.links, 0.5), b=np.full(network.links, 0.5))
+        return halves(network)
 
-    def step(self, state: ABState, round: Round) -> ABState:
+    def step(self, state: TrackingState, round: Round) -> TrackingState:
         x = round.pull(state.x) - self.step_size * (round.computes * state.y)
         g = torch.where(round.computes, round.grad(x), state.g)
         y = round.push(state.y) + g - state.g
-        return ABState(x, y, g)
+        return TrackingState(x, y, g)

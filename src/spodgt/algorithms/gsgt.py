@@ -1,39 +1,37 @@
-"""GSGT: gradient tracking by gossip, one random pair in a round [pu2021distributed].
+"""Gradient tracking by pairwise gossip, after GSGT [pu2021distributed]; not the listing of that paper.
 
     for the pair i, j that meets:  x_i⁺ = (x_i + x_j)/2 - α y_i
                                    y_i⁺ = (y_i + y_j)/2 + g_i(x_i⁺) - g_i(x_i)
     and the same for j; nothing changes elsewhere, and old gradients are kept, not redrawn
 
-Chosen here, the paper's listing not being at hand: who wakes always meets a neighbour, drawn uniformly.
+From the paper: stochastic gradient tracking where one random pair averages in a round. Ours: the client that
+wakes always meets a neighbour, drawn uniformly, and both step with the tracker they had before they met.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, Rate, Traits
-from spodgt.algorithms.gossip_push_pull import GossipPushPull
+from spodgt.algorithms.base import Rate, TrackingState, Traits
+from spodgt.algorithms.diging import DIGing
+from spodgt.algorithms.shared import Tracking, halves
 from spodgt.network import Network
 from spodgt.participation.availability import Woken
 from spodgt.types import Availability, Round
 
 
-class GSGTState(NamedTuple):
-    x: Tensor
-    y: Tensor
-    g: Tensor
-
-
 @dataclass(frozen=True)
-class GSGT(Algorithm):
+class GSGT(Tracking):
     name: ClassVar[str] = "gsgt"
     traits: ClassVar[Traits] = replace(
-        GossipPushPull.traits, source="pu2021distributed", mixing="gossip", vectors=2, talks="pair"
+        DIGing.traits,
+        source="pu2021distributed",
+        sporadic_clients="waits",
+        sporadic_links="waits",
+        talks="pair",
     )
     step_size: Rate = 0.01  # α
 
@@ -41,14 +39,10 @@ class GSGT(Algorithm):
         return Woken(availability, network, pairs=True)
 
     def weighs(self, network: Network) -> Network:
-        return replace(network, w=np.full(network.links, 0.5))
+        return halves(network)
 
-    def init(self, x: Tensor, round: Round) -> GSGTState:
-        g = round.grad(x)
-        return GSGTState(x, g, g)
-
-    def step(self, state: GSGTState, round: Round) -> GSGTState:
+    def step(self, state: TrackingState, round: Round) -> TrackingState:
         x = round.gossip(state.x) - self.step_size * (round.computes * state.y)
         g = torch.where(round.computes, round.grad(x), state.g)
         y = round.gossip(state.y) + g - state.g
-        return GSGTState(x, y, g)
+        return TrackingState(x, y, g)

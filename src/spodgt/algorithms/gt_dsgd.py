@@ -25,10 +25,18 @@ class GTDSGDState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GTDSGD(Algorithm):
+class GTDSGD(Algorithm[GTDSGDState]):
     name: ClassVar[str] = "gt-dsgd"
     traits: ClassVar[Traits] = Traits(
-        "xin2021improved", "gossip", "no", "no", tracking=True, exact="yes", vectors=2, steps="per client"
+        source="xin2021improved",
+        mixing="gossip",
+        sporadic_clients="no",
+        sporadic_links="no",
+        state=GTDSGDState._fields,
+        tracking=True,
+        exact="yes",
+        vectors=2,
+        steps="per client",
     )
     step_size: Rate = 0.01  # α
 

@@ -11,41 +11,25 @@ x̃ = x - η y with η = m/τ. The paper lets α decay; a constant one is exact 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from torch import Tensor
-
-from spodgt.algorithms.base import Algorithm, Rate, Traits
-from spodgt.network import Network
-from spodgt.participation.availability import two_way
-from spodgt.types import Availability, Round
-
-
-class NextState(NamedTuple):
-    x: Tensor
-    y: Tensor
-    g: Tensor
+from spodgt.algorithms.base import Rate, TrackingState, Traits
+from spodgt.algorithms.diging import DIGing
+from spodgt.algorithms.shared import Tracking
+from spodgt.types import Round
 
 
 @dataclass(frozen=True)
-class Next(Algorithm):
+class Next(Tracking):
     name: ClassVar[str] = "next"
-    traits: ClassVar[Traits] = Traits(
-        "di2016next", "gossip", "no", "yes", tracking=True, exact="yes", vectors=2, steps="per client"
-    )
+    traits: ClassVar[Traits] = replace(DIGing.traits, source="di2016next", mixes=(("gossip", "y"),))
     step_size: Rate = 0.01  # η
     averaging: Rate = 1.0  # α
 
-    def uses(self, availability: Availability, network: Network) -> Availability:
-        return two_way(availability, network)
-
-    def init(self, x: Tensor, round: Round) -> NextState:
-        g = round.grad(x)
-        return NextState(x, g, g)
-
-    def step(self, state: NextState, round: Round) -> NextState:
+    def step(self, state: TrackingState, round: Round) -> TrackingState:
         best = state.x - self.step_size * state.y  # x̃
         x = round.gossip(state.x + self.averaging * (best - state.x))
         g = round.grad(x)
-        return NextState(x, round.gossip(state.y) + g - state.g, g)
+        y = round.gossip(state.y) + g - state.g
+        return TrackingState(x, y, g)

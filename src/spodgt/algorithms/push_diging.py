@@ -28,10 +28,19 @@ class PushDIGingState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PushDIGing(Algorithm):
+class PushDIGing(Algorithm[PushDIGingState]):
     name: ClassVar[str] = "push-diging"
     traits: ClassVar[Traits] = Traits(
-        "nedic2017achieving", "push", "no", "yes", tracking=True, exact="yes", vectors=2, steps="per client"
+        source="nedic2017achieving",
+        mixing="push",
+        sporadic_clients="no",
+        sporadic_links="yes",
+        state=PushDIGingState._fields,
+        mixes=(("push", "v"), ("push", "y")),
+        tracking=True,
+        exact="yes",
+        vectors=2,
+        steps="per client",
     )
     step_size: Rate = 0.01  # α
 

@@ -10,33 +10,22 @@ over changing links it is AB/Push-Pull [nedic2025ab].
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
-
-from torch import Tensor
+from typing import ClassVar
 
 from spodgt.algorithms.ab import AB
-from spodgt.algorithms.base import Algorithm, Rate, Traits
+from spodgt.algorithms.base import Rate, TrackingState, Traits
+from spodgt.algorithms.shared import Tracking
 from spodgt.types import Round
 
 
-class PushPullState(NamedTuple):
-    x: Tensor
-    y: Tensor
-    g: Tensor
-
-
 @dataclass(frozen=True)
-class PushPull(Algorithm):
+class PushPull(Tracking):
     name: ClassVar[str] = "push-pull"
-    traits: ClassVar[Traits] = replace(AB.traits, source="pu2020push")
+    traits: ClassVar[Traits] = replace(AB.traits, source="pu2020push", mixes=(("push", "y"),))
     step_size: Rate = 0.01  # α
 
-    def init(self, x: Tensor, round: Round) -> PushPullState:
-        g = round.grad(x)
-        return PushPullState(x, g, g)
-
-    def step(self, state: PushPullState, round: Round) -> PushPullState:
+    def step(self, state: TrackingState, round: Round) -> TrackingState:
         x = round.pull(state.x - self.step_size * state.y)
         g = round.grad(x)
         y = round.push(state.y) + g - state.g
-        return PushPullState(x, y, g)
+        return TrackingState(x, y, g)

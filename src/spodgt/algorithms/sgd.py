@@ -1,4 +1,4 @@
-"""SGD on one machine that holds all data [robbins1951stochastic]: the ceiling.
+"""SGD on one machine that holds all data [robbins1951stochastic]: an upper bound.
 
     x⁺ = x - η mean_i g_i(x)       x⁰ = mean_i x_i⁰
 
@@ -9,34 +9,36 @@ never idle: a round costs one gradient at p = 1 and no message, whatever the par
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, Rate, Traits
+from spodgt.algorithms.base import Algorithm, GradientState, Rate, Traits
 from spodgt.network import Network
 from spodgt.participation.availability import Served
 from spodgt.types import Availability, Round
 
 
-class SGDState(NamedTuple):
-    x: Tensor
-    g: Tensor
-
-
 @dataclass(frozen=True)
-class SGD(Algorithm):
+class SGD(Algorithm[GradientState]):
     name: ClassVar[str] = "sgd"
-    traits: ClassVar[Traits] = Traits("robbins1951stochastic", "none", "yes", "yes", exact="yes")
+    traits: ClassVar[Traits] = Traits(
+        source="robbins1951stochastic",
+        mixing="none",
+        sporadic_clients="yes",
+        sporadic_links="yes",
+        state=GradientState._fields,
+        exact="yes",
+    )
     step_size: Rate = 0.01  # η
 
     def uses(self, availability: Availability, network: Network) -> Availability:
         return Served(availability, alone=True)
 
-    def init(self, x: Tensor, round: Round) -> SGDState:
+    def init(self, x: Tensor, round: Round) -> GradientState:
         x = round.average(x)
-        return SGDState(x, round.average(round.grad(x)))
+        return GradientState(x, round.average(round.grad(x)))
 
-    def step(self, state: SGDState, round: Round) -> SGDState:
+    def step(self, state: GradientState, round: Round) -> GradientState:
         x = state.x - self.step_size * state.g
-        return SGDState(x, round.average(round.grad(x)))
+        return GradientState(x, round.average(round.grad(x)))

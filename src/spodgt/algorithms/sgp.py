@@ -28,9 +28,16 @@ class SGPState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SGP(Algorithm):
+class SGP(Algorithm[SGPState]):
     name: ClassVar[str] = "sgp"
-    traits: ClassVar[Traits] = Traits("assran2019stochastic", "push", "no", "yes")
+    traits: ClassVar[Traits] = Traits(
+        source="assran2019stochastic",
+        mixing="push",
+        sporadic_clients="no",
+        sporadic_links="yes",
+        state=SGPState._fields,
+        mixes=(("push", "s"),),
+    )
     step_size: Rate = 0.01  # γ
 
     def init(self, x: Tensor, round: Round) -> SGPState:

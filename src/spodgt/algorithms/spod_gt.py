@@ -11,34 +11,28 @@ the method settles near the minimiser of Σ p_i F_i.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, Rate, Traits
+from spodgt.algorithms.base import Algorithm, Rate, TrackingState, Traits
 from spodgt.types import Round
 
 
-class SpodGTState(NamedTuple):
-    x: Tensor
-    y: Tensor
-    g: Tensor
-
-
 @dataclass(frozen=True)
-class SpodGT(Algorithm):
+class SpodGT(Algorithm[TrackingState]):
     name: ClassVar[str] = "spod-gt"
     traits: ClassVar[Traits] = Traits(
         source="zehtabi2026sporadic",
         mixing="pull+push",
         sporadic_clients="yes",
         sporadic_links="yes",
+        state=TrackingState._fields,
+        mixes=(("push", "y"), ("pull", "x")),
         tracking=True,
         exact="all active",
         vectors=2,
         steps="per client",
-        state=("x", "y", "g"),
-        mixes=(("push", "y"), ("pull", "x")),
         rule="zero",
         compiled="gradient-tracking",
     )
@@ -47,12 +41,15 @@ class SpodGT(Algorithm):
     def gradient(self, x: Tensor, g: Tensor, round: Round) -> Tensor:
         return round.grad(x)
 
-    def init(self, x: Tensor, round: Round) -> SpodGTState:
+    def init(self, x: Tensor, round: Round) -> TrackingState:
         g = self.gradient(x, x.new_zeros(x.shape), round)
-        return SpodGTState(x, g, g)
+        return TrackingState(x, g, g)
 
-    def step(self, state: SpodGTState, round: Round) -> SpodGTState:
+    def step(self, state: TrackingState, round: Round) -> TrackingState:
         y = round.push(state.y)
         x = round.pull(state.x) - self.step_size * y
         g = self.gradient(x, state.g, round)
-        return SpodGTState(x, y + g - state.g, g)
+        return TrackingState(x, y + g - state.g, g)
+
+
+SpodGTState = TrackingState

@@ -27,9 +27,16 @@ class SubgradientPushState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SubgradientPush(Algorithm):
+class SubgradientPush(Algorithm[SubgradientPushState]):
     name: ClassVar[str] = "subgradient-push"
-    traits: ClassVar[Traits] = Traits("nedic2014distributed", "push", "no", "yes")
+    traits: ClassVar[Traits] = Traits(
+        source="nedic2014distributed",
+        mixing="push",
+        sporadic_clients="no",
+        sporadic_links="yes",
+        state=SubgradientPushState._fields,
+        mixes=(("push", "u"), ("push", "s")),
+    )
     step_size: Rate = 0.01  # α
 
     def init(self, x: Tensor, round: Round) -> SubgradientPushState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from spodgt.algorithms.base import Traits
+from spodgt.algorithms.registry import algorithms
 
 COLUMNS: dict[str, str] = {
     "method": "method",
@@ -23,8 +24,6 @@ _BEGIN, _END = "<!-- methods: generated -->", "<!-- methods: end -->"
 
 def table() -> list[dict[str, str]]:
     """One row per method, its keys those of `COLUMNS`."""
-    from spodgt.algorithms import algorithms
-
     return [_row(name, cls.traits) for name, cls in algorithms().items()]
 
 

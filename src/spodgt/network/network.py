@@ -202,15 +202,19 @@ class Network:
     def W(self) -> Floats:
         """Symmetric and doubly stochastic (clients, clients); only where links are two-way."""
         if self.w is None:
-            raise InvalidNetwork("W exists only where every link has its reverse, and " + self.one_way())
+            j, i = self.one_way_link()
+            raise InvalidNetwork(
+                f"W exists only where every link has its reverse, and link {j} → {i} has none; "
+                f"add link {i} → {j} or use a method for directed graphs."
+            )
         matrix = self._dense(self.w)
         return matrix + np.diag(1 - matrix.sum(1))
 
-    def one_way(self) -> str:
-        """Name a link without its reverse, for error messages."""
+    def one_way_link(self) -> tuple[int, int]:
+        """The first link without its reverse, as (sender, receiver); only where not all links are two-way."""
         pairs = set(zip(self.receivers.tolist(), self.senders.tolist(), strict=True))
         i, j = next((i, j) for i, j in sorted(pairs) if (j, i) not in pairs)
-        return f"link {j} → {i} has none; add link {i} → {j} or use a method for directed graphs."
+        return j, i
 
     def _dense(self, values: Floats) -> Floats:
         if self.clients > DENSE_LIMIT:

@@ -1,6 +1,6 @@
 """Momentum for any method that takes gradients [polyak1964some].
 
-    m⁺ = β m + g        where a client computes; an idle client's m waits
+    m⁺ = β m + g        where a client computes; an idle client keeps its m
 
 The method is given m in place of g. A linear filter keeps fixed points, so an exact method stays exact: in
 DSGD this is [yu2019linear], in a tracker momentum tracking [takezawa2022momentum], in D² [hu2025bias], in
@@ -18,8 +18,9 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Rate
+from spodgt.algorithms.base import State
 from spodgt.algorithms.compose.wrapper import Wrapper
+from spodgt.algorithms.shared import exchanges
 from spodgt.errors import InvalidInput
 from spodgt.types import Round
 
@@ -29,7 +30,7 @@ class _Filtered:
     """A round whose gradients have gone through the filter; everything else is the round's own."""
 
     round: Round
-    beta: Rate
+    beta: float
     m: Tensor
 
     def grad(self, x: Tensor) -> Tensor:
@@ -37,17 +38,15 @@ class _Filtered:
         self.m = torch.where(computes, self.beta * self.m + self.round.grad(x), self.m)
         return torch.where(computes, self.m, torch.zeros_like(self.m))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.round, name)
 
 
 @cache
-def _with_momentum(inner: Hashable) -> Any:
+def _with_momentum(inner: type[State]) -> Any:
     """The state's type with one field more: flat, so that it is cut, stored and shown like any other."""
-    state: Any = inner
-    fields: Any = [*state._fields, "momentum"]
-    wider = namedtuple("Wider", fields)  # type: ignore[misc]
-    return type(f"{state.__name__}WithMomentum", (wider,), {"inner": state, "__slots__": ()})
+    wider = namedtuple("Wider", [*inner._fields, "momentum"])  # type: ignore[misc]
+    return type(f"{inner.__name__}WithMomentum", (wider,), {"inner": inner, "__slots__": ()})
 
 
 @dataclass(frozen=True)
@@ -55,21 +54,15 @@ class Momentum(Wrapper):
     """`base` with heavy-ball momentum β on every client's gradients."""
 
     name: ClassVar[str] = "momentum"
-    beta: Rate = 0.9  # β
+    beta: float = 0.9  # β
 
     def __post_init__(self) -> None:
         beta = self.beta
-        number = isinstance(beta, int | float) and not isinstance(beta, bool)
-        if not isinstance(beta, Tensor) and not (number and 0 <= beta < 1):
+        if isinstance(beta, bool) or not isinstance(beta, int | float) or not 0 <= beta < 1:
             raise InvalidInput(
                 f"momentum of {self.base.name} must be in [0, 1), got {beta!r}; use momentum=0.9."
             )
-        object.__setattr__(self, "name", f"{self.base.name}+momentum")
-        object.__setattr__(self, "traits", self.base.traits)
-
-    @property
-    def step_size(self) -> Rate:
-        return getattr(self.base, "step_size", None)
+        self.declares("momentum", state=(*self.base.traits.state, "momentum"))
 
     def init(self, x: Tensor, round: Round) -> Any:
         filtered = _Filtered(round, self.beta, x.new_zeros(x.shape))
@@ -78,9 +71,8 @@ class Momentum(Wrapper):
 
     def step(self, state: Any, round: Round) -> Any:
         *inner, m = state
-        if self.traits.momentum == "restarted":
-            exchange = round.k % torch.as_tensor(self.local_steps, device=m.device) == 0
-            m = torch.where(exchange, torch.zeros_like(m), m)
+        if self.traits.momentum == "restarted" and self.local_steps is not None:
+            m = torch.where(exchanges(round.k, self.local_steps), torch.zeros_like(m), m)
         filtered = _Filtered(round, self.beta, m)
         after = self.base.step(type(state).inner(*inner), cast(Round, filtered))
         return type(state)(*after, filtered.m)

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
-from spodgt.algorithms.base import Algorithm
+from spodgt.algorithms.base import Algorithm, HasStepSize, Rate, S, Traits
+from spodgt.algorithms.shared import LocalSteps
 from spodgt.network import Network
 from spodgt.types import Availability
 
 
 @dataclass(frozen=True)
-class Wrapper(Algorithm):
+class Wrapper(Algorithm[S]):
     base: Algorithm
 
-    @property
-    def local_steps(self) -> Any:
-        return getattr(self.base, "local_steps", None)
+    def declares(self, suffix: str, **traits: tuple[str, ...]) -> None:
+        """Take the name and traits of `base`, changed; no wrapped step is the plain, compiled one."""
+        changed: Traits = dataclasses.replace(self.base.traits, compiled=None, **traits)  # type: ignore[arg-type]
+        object.__setattr__(self, "name", f"{self.base.name}+{suffix}")
+        object.__setattr__(self, "traits", changed)
 
-    def fit(self, availability: Availability) -> Wrapper:
+    @property
+    def step_size(self) -> Rate | None:
+        return self.base.step_size if isinstance(self.base, HasStepSize) else None
+
+    @property
+    def local_steps(self) -> int | None:
+        return self.base.local_steps if isinstance(self.base, LocalSteps | Wrapper) else None
+
+    def fit(self, availability: Availability) -> Wrapper[S]:
         return dataclasses.replace(self, base=self.base.fit(availability))
 
     def uses(self, availability: Availability, network: Network) -> Availability:

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from spodgt.algorithms import stack
 from spodgt.algorithms.base import Algorithm, Schedule, Traits
-from spodgt.algorithms.compose.schedules import Mixed
 from spodgt.runtimes.distributed.blocks import Block, Traffic, blocks, effort
 from spodgt.runtimes.distributed.group import Group
 from spodgt.runtimes.distributed.messages import Flight, Item, Key, Mail, Parcel
@@ -266,12 +265,6 @@ def _cut(value: Any, own: Tensor, clients: int, counts: tuple[int, ...]) -> Any:
     """The same method, its values per client cut to this block."""
     if isinstance(value, Tensor):
         return value[own.to(value.device)] if value.ndim and len(value) == clients else value
-    if isinstance(value, Mixed):
-        ends = np.cumsum(value.clients).tolist()
-        starts = [end - count for end, count in zip(ends, value.clients, strict=True)]
-        places = [own[(own >= a) & (own < b)] - a for a, b in zip(starts, ends, strict=True)]
-        parts = zip(value.parts, places, value.clients, strict=True)
-        return Mixed(tuple(_cut(part, rows, m, (len(rows),)) for part, rows, m in parts), counts)
     if not isinstance(value, Algorithm | Schedule):
         return value
     changed = copy.copy(value)  # not `replace`: a value is cut, not checked again

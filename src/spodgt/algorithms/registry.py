@@ -1,0 +1,232 @@
+"""All methods by name, and how one is built from a name, taken apart and stacked for a batch of runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from spodgt.algorithms.base import Algorithm, HasStepSize, Schedule
+from spodgt.algorithms.compose.momentum import Momentum
+from spodgt.algorithms.compose.schedules import Scheduled, schedule
+from spodgt.errors import InvalidConfig
+
+# One line per method: its file. Its name is the same with hyphens; tables list methods in this order.
+METHODS = (
+    "spod_gt",
+    "spod_gt_memory",
+    "spod_gt_importance",
+    "ab_push_pull",
+    "g_push_pull",
+    "sporadic_k_gt",
+    "k_gt",
+    "push_pull",
+    "ab",
+    "gossip_push_pull",
+    "frost",
+    "push_diging",
+    "sgp",
+    "subgradient_push",
+    "dsgd",
+    "dspodfl",
+    "dgd",
+    "dfedavg",
+    "extra",
+    "d2",
+    "diging",
+    "next",
+    "gt_dsgd",
+    "gsgt",
+    "gossip",
+    "fedavg",
+    "sgd",
+)
+GROUP = "spodgt.algorithms"  # entry points of other packages: the CLI name and the class
+A = TypeVar("A", bound=type[Algorithm])
+
+
+def _imported(file: str) -> type[Algorithm]:
+    name = file.replace("_", "-")
+    for value in vars(import_module(f"spodgt.algorithms.{file}")).values():
+        if isinstance(value, type) and issubclass(value, Algorithm) and vars(value).get("name") == name:
+            return value
+    raise InvalidConfig(f"algorithms/{file}.py must define an Algorithm with the name {name!r}, got none.")
+
+
+ALGORITHMS: dict[str, type[Algorithm]] = {cls.name: cls for cls in map(_imported, METHODS)}
+
+
+# --- the register ------------------------------------------------------------------------------------
+def register(cls: A) -> A:
+    """Add a method from outside the package: the command line, configurations and tables then know its name.
+
+    Args:
+        cls: the method's class, a frozen dataclass derived from `Algorithm`.
+    """
+    known = ALGORITHMS.get(cls.name)
+    if known is not None and known is not cls:
+        raise InvalidConfig(
+            f"name {cls.name!r} of {cls.__name__} is taken by {known.__name__}; choose another."
+        )
+    ALGORITHMS[cls.name] = cls
+    return cls
+
+
+def algorithms() -> dict[str, type[Algorithm]]:
+    """All methods by name, those of installed packages included; one that cannot be loaded is warned of."""
+    for point in entry_points(group=GROUP):
+        try:
+            _load(point)
+        except InvalidConfig as error:
+            warnings.warn(str(error), stacklevel=2)
+    return ALGORITHMS
+
+
+def _load(point: EntryPoint) -> None:
+    if point.name in ALGORITHMS:
+        return
+    try:
+        cls = point.load()
+    except Exception as error:  # somebody else's package: ours must still work
+        raise InvalidConfig(f"method {point.name!r} of {point.value} cannot be loaded: {error}.") from error
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+        raise InvalidConfig(f"method {point.name!r} of {point.value} must be an Algorithm, got {cls!r}.")
+    ALGORITHMS[point.name] = cls
+
+
+def _class(name: object) -> type[Algorithm]:
+    if isinstance(name, str) and name not in ALGORITHMS:
+        for point in entry_points(group=GROUP, name=name):
+            _load(point)
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        near = difflib.get_close_matches(str(name), ALGORITHMS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(ALGORITHMS)}."
+        raise InvalidConfig(f"method {name!r} is not known; {hint}")
+    return ALGORITHMS[name]
+
+
+# --- building ----------------------------------------------------------------------------------------
+def method(name: str | Algorithm, **fields: Any) -> Algorithm:
+    """Build a method by its CLI name: `method("k-gt", step_size=0.05, local_steps=3)`.
+
+    Args:
+        name: the name, or an instance, which is taken as it is with `fields` changed.
+        fields: the method's hyperparameters. `step_size` may be a number, one per client, a schedule or
+            its configuration `{"schedule": "inverse-sqrt", "start": 0.1}`; every method takes `momentum`.
+    """
+    if isinstance(name, Algorithm):
+        if not fields and not (isinstance(name, HasStepSize) and isinstance(name.step_size, Schedule)):
+            return name
+        base, beta = unwrapped(name)
+        cls, fields = type(base), {**_fields(base), "momentum": beta, **fields}
+    else:
+        cls = _class(name)
+    known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    beta = 0.0 if "momentum" in known else fields.pop("momentum", 0.0)
+    for key, value in fields.items():
+        if key not in known:
+            names = ", ".join([*known, "momentum"])
+            raise InvalidConfig(f"{key}={value!r} is not a field of {cls.name}; its fields are {names}.")
+    step = schedule(fields.pop("step_size", None))
+    if step is not None and not isinstance(step, Schedule):
+        fields["step_size"] = step
+    built = cls(**fields)
+    if isinstance(step, Schedule):
+        built = Scheduled(built, step)
+    return built if isinstance(beta, int | float) and beta == 0 else Momentum(built, beta)
+
+
+def unwrapped(algorithm: Algorithm) -> tuple[Algorithm, float]:
+    """The method itself, a schedule put back into its `step_size`, and its momentum.
+
+    Args:
+        algorithm: a method, wrapped or not.
+    """
+    base, beta = (algorithm.base, algorithm.beta) if isinstance(algorithm, Momentum) else (algorithm, 0.0)
+    if isinstance(base, Scheduled):
+        base = dataclasses.replace(base.base, step_size=base.schedule)  # type: ignore[type-var]
+    return base, beta
+
+
+def describe(algorithm: Algorithm) -> dict[str, Any]:
+    """The method as plain values for a configuration: `method(**describe(algorithm))` is the same again.
+
+    Args:
+        algorithm: a method, wrapped or not.
+    """
+    base, beta = unwrapped(algorithm)
+    values = {"name": base.name, **_fields(base), "momentum": beta}
+    return {
+        key: _plain(value)
+        for key, value in values.items()
+        if value is not None and (key, value) != ("momentum", 0)
+    }
+
+
+def _fields(value: Algorithm | Schedule) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}  # type: ignore[arg-type]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Schedule):
+        return {"schedule": value.name, **{key: _plain(each) for key, each in _fields(value).items()}}
+    return value.flatten().tolist() if isinstance(value, Tensor) else value
+
+
+# --- batches -----------------------------------------------------------------------------------------
+def stack(
+    methods: Sequence[Algorithm],
+    clients: Sequence[int],
+    *,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+) -> Algorithm:
+    """One method for a batch of runs: numbers that differ between runs become one row per client.
+
+    Args:
+        methods: the method of every run; they differ in numbers only, such as K of `k-gt`.
+        clients: how many clients every run has.
+        dtype: of the rows.
+        device: where the rows are kept.
+    """
+    return _stacked(methods, clients, dtype, device)
+
+
+Part = TypeVar("Part", Algorithm, Schedule)
+
+
+def _stacked(
+    parts: Sequence[Part], clients: Sequence[int], dtype: torch.dtype, device: torch.device | str
+) -> Part:
+    changes: dict[str, Any] = {}
+    for name in _fields(parts[0]):
+        values = [getattr(part, name) for part in parts]
+        if isinstance(values[0], Algorithm):
+            changes[name] = _stacked(values, clients, dtype, device)
+        elif isinstance(values[0], Schedule):
+            # In double precision: the method casts what a schedule gives.
+            changes[name] = _stacked(values, clients, torch.float64, device)
+        else:
+            changes[name] = _column(values, clients, dtype, device)
+    return dataclasses.replace(parts[0], **changes)  # type: ignore[type-var]
+
+
+def _column(
+    values: Sequence[Any], clients: Sequence[int], dtype: torch.dtype, device: torch.device | str
+) -> Any:
+    """The value itself where all runs agree on a number, else one row for every client."""
+    tensors = [isinstance(value, Tensor) for value in values]
+    if not any(tensors) and len(set(values)) == 1:
+        return values[0]
+    real = any(tensors) or any(isinstance(value, float) for value in values)
+    columns = [
+        torch.as_tensor(value, dtype=dtype if real else torch.int64, device=device) for value in values
+    ]
+    return torch.cat([c.reshape(-1, 1).expand(m, 1) for c, m in zip(columns, clients, strict=True)])
