@@ -20,12 +20,13 @@ from typing import Any
 import grpc
 import torch
 
-from spodgt.peer import identity, setup, wire
+from spodgt.peer import folders, identity, wire
+from spodgt.peer.create import create
 from spodgt.peer.demo import five_peers
-from spodgt.peer.fleet import Fleet
-from spodgt.peer.protocol import Ack, Message, Stamp
-from spodgt.peer.runner import Options
-from spodgt.peer.transport import _OPTIONS, GrpcPost, secure_channel
+from spodgt.peer.faults.fleet import Fleet
+from spodgt.peer.options import Options
+from spodgt.peer.protocol import Ack, Incarnation, Message
+from spodgt.peer.transport import _OPTIONS, Local, Transport, secure_channel
 
 CONFIG = five_peers(step_size=0.01, labels=1)
 
@@ -34,7 +35,7 @@ def rounds(seconds: float = 12.0, commit_every: int = 1) -> dict[str, Any]:
     """Five peers on this host, as fast as they can."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        setup.init(run, CONFIG)
+        create(run, CONFIG)
         options = Options(
             durability="process", evaluate_seconds=1e9, report_seconds=0.5, commit_every=commit_every
         )
@@ -81,22 +82,26 @@ async def link(n: int = 45_000_000 // 8, count: int = 12) -> dict[str, Any]:
         arrived = asyncio.Semaphore(0)
         if kind == "ours":
             contexts = [wire.Context("run", b"1", n, name) for name in "ab"]
-            lives = Stamp(1, 1), Stamp(1, 2)
+            incarnations = Incarnation(1, 1), Incarnation(1, 2)
 
-            def got(_: str, frame: Any, lives: Any = lives, arrived: Any = arrived) -> None:
-                server.send_ack("a", Ack(0, frame.number, lives[1], lives[0]))  # noqa: B023
+            def got(_: str, frame: Any, incarnations: Any = incarnations, arrived: Any = arrived) -> None:
+                server.send_ack("a", Ack(0, frame.number, incarnations[1], incarnations[0]))  # noqa: B023
                 arrived.release()
 
-            server = GrpcPost(contexts[1], b, got, print)
+            server = Transport(Local(contexts[1], b, got, print))
             port = await server.start("127.0.0.1:0", {}, {"a"})
-            client = GrpcPost(contexts[0], a, lambda *_: None, lambda *_: None)
+            client = Transport(Local(contexts[0], a, lambda *_: None, lambda *_: None))
             await client.start("127.0.0.1:0", {"b": f"127.0.0.1:{port}"}, set())
             x, total = torch.randn(n), torch.randn(n)
 
             async def send(
-                number: int, x: Any = x, total: Any = total, lives: Any = lives, arrived: Any = arrived
+                number: int,
+                x: Any = x,
+                total: Any = total,
+                incarnations: Any = incarnations,
+                arrived: Any = arrived,
             ) -> None:
-                client.send_latest("b", Message(0, number, 0, 0, lives[0], lives[1], x, total))  # noqa: B023
+                client.send_latest("b", Message(0, number, 0, 0, incarnations[0], incarnations[1], x, total))  # noqa: B023
                 await arrived.acquire()
 
             closers = [client.stop, server.stop]
@@ -151,13 +156,13 @@ async def link(n: int = 45_000_000 // 8, count: int = 12) -> dict[str, Any]:
 
 def profile(count: int = 500) -> dict[str, Any]:
     """CPU milliseconds of the parts of a round: step (with gradient), commit, packing a message."""
-    from spodgt.peer.runner import Peer
+    from spodgt.peer.run import Peer
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        setup.init(run, CONFIG)
-        peer = Peer(setup.issue(run, "p0"), "p0", Options(durability="process"))
+        create(run, CONFIG)
+        peer = Peer(folders.issue(run, "p0"), "p0", Options(durability="process"))
         node = peer.node
         node.confirmed = set(node.state.out)  # as if all neighbours were there
         parts = {"step": 0.0, "commit": 0.0, "pack": 0.0, "unpack": 0.0}

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import spodgt
-from spodgt.peer import setup
+from spodgt.peer.create import Deployment, create
 from spodgt.peer.demo import five_peers
-from spodgt.peer.fleet import Fleet
-from spodgt.peer.runner import Options
+from spodgt.peer.faults.fleet import Fleet
+from spodgt.peer.options import Options
 
 STEP = 0.05
 WINDOW = 0.2  # accuracies from 0.8 to 1.2 times the gradients are averaged: single ones are noisy
@@ -41,9 +41,8 @@ def peers(
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         # a client waits when it is alone, so all begin together
-        setup.init(
-            run, five_peers(step_size=STEP, labels=1), options={"rounds_per_second": rate, "max_alone": 20}
-        )
+        deployment = Deployment(rounds_per_second=rate, max_alone=20)
+        create(run, five_peers(step_size=STEP, labels=1), deployment)
         options = Options(durability="process", evaluate_seconds=1.0, report_seconds=0.5)
         with Fleet(run, options, {"SPODGT_CHAOS": chaos}) as fleet:
             fleet.start()

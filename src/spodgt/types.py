@@ -105,6 +105,7 @@ class Minibatches(NamedTuple):
         return Minibatches(self.rows[which], self.keys[which], self.places[which], self.k)
 
 
+@runtime_checkable
 class Problem(Protocol):
     """Models and data turned into gradients, loss and accuracy for the clients asked for.
 
@@ -159,6 +160,7 @@ class TensorLayout(Protocol):
     def names(self) -> tuple[str, ...]: ...
     @property
     def shapes(self) -> tuple[torch.Size, ...]: ...
+    def unflatten(self, x: Tensor) -> dict[str, Tensor]: ...  # views into x (…, parameters), by name
 
 
 @runtime_checkable

@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from spodgt.experiment.config import Config
-from spodgt.peer import crash, setup
-from spodgt.peer.fleet import Fleet
-from spodgt.peer.runner import Options
+from spodgt.peer import folders
+from spodgt.peer.create import Deployment, create
+from spodgt.peer.faults import injection
+from spodgt.peer.faults.fleet import Fleet
+from spodgt.peer.options import Options
 
 EXACT = 1e-12
 QUADRATIC = {"kind": "quadratic", "parameters": 20, "seed": 1}
@@ -44,7 +46,6 @@ def make(
     addresses: list[str] | None = None,
     method: str = "spod-gt-memory",
     graph: str = "exponential",
-    **options: Any,
 ) -> Path:
     """A run's folder."""
     config = Config.parse(
@@ -55,12 +56,7 @@ def make(
             "problem": problem or QUADRATIC,
         }
     )
-    setup.init(
-        folder,
-        config,
-        addresses=addresses,
-        options={"rounds_per_second": float(rate), "max_alone": 200, **options},
-    )
+    create(folder, config, Deployment(addresses=addresses, rounds_per_second=float(rate)))
     return folder
 
 
@@ -115,7 +111,7 @@ def row_1(seconds: float = 20) -> str:
         return f"{exact(found)} after {k} rounds; distance between neighbours {consensus:.1e}"
 
 
-def row_5(points: tuple[str, ...] = crash.POINTS, times: tuple[int, ...] = (1, 2)) -> str:
+def row_5(points: tuple[str, ...] = injection.POINTS, times: tuple[int, ...] = (1, 2)) -> str:
     """kill -9 at each commit, send and ack point, first and second time"""
     worst, count = 0.0, 0
     with fleet(clients=3, problem=LARGE, rate=10) as f:
@@ -137,7 +133,7 @@ def row_5(points: tuple[str, ...] = crash.POINTS, times: tuple[int, ...] = (1, 2
 
 
 def row_6(times: int = 20) -> str:
-    """kill -9 of all at once, above TLS the weather of row 1"""
+    """kill -9 of all at once, with the lost frames of row 1"""
     with fleet(env={"SPODGT_CHAOS": CHAOS}) as f:
         worst = 0.0
         for _ in range(times):
@@ -154,7 +150,7 @@ def row_6(times: int = 20) -> str:
 
 
 def row_6b(kills: int = 100) -> str:
-    """kill -9 of one client after another, ≥ 100 times, above TLS the weather of row 1"""
+    """kill -9 of one client after another, ≥ 100 times, with the lost frames of row 1"""
     draw = random.Random(4)
     with fleet(env={"SPODGT_CHAOS": CHAOS}) as f:
         f.start()
@@ -359,7 +355,7 @@ def row_13() -> str:
         f.wait(lambda: all(f.status(n)["epoch"] >= 1 for n in f.names), 60, "epoch reset")
         f.kill("p3")
         begun = time.monotonic()
-        setup.remove(f.run, "p3")
+        folders.remove(f.run, "p3")
         rest = [n for n in f.names if n != "p3"]
         f.kill("p0", number=signal.SIGTERM)
         f.start("p0")  # one client is given the new manifest; the others learn it from each other

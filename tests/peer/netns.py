@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.peer.failures import Skipped, exact, make
 
-from spodgt.peer import setup
+from spodgt.peer import folders
 
 
 def sh(*command: str, check: bool = True) -> str:
@@ -116,9 +116,9 @@ def wired(tag: str, clients: int = 3, **options: Any) -> Iterator[tuple[Wires, P
     with tempfile.TemporaryDirectory() as folder:
         addresses = [f"10.77.0.{i + 1}:7000" for i in range(clients)]
         run = make(Path(folder) / "run", clients=clients, addresses=addresses, graph="complete", **options)
-        names = [client.name for client in setup.load(run).clients]
+        names = [client.name for client in folders.load(run).clients]
         for name in names:
-            setup.issue(run, name)
+            folders.issue(run, name)
         try:
             wires.build()
             wires.start(run, names)
@@ -146,7 +146,7 @@ def wait(condition: Any, seconds: float) -> float:
 
 def audit(wires: Wires, run: Path, names: list[str]) -> str:
     wires.stop()
-    return exact(setup.audit_folders([run / name for name in names]))
+    return exact(folders.audit_folders([run / name for name in names]))
 
 
 def rate(run: Path, names: list[str], seconds: float) -> dict[str, float]:

@@ -34,7 +34,7 @@ class AcksEarly(Node):
 
     def ack(self, name: str) -> Any:
         link = self.state.into[name]
-        return protocol.Ack(self.state.epoch, link.number, self.stamp, link.seen)
+        return protocol.Ack(self.state.epoch, link.number, self.incarnation, link.seen)
 
 
 class Schedules(RuleBasedStateMachine):
@@ -68,7 +68,7 @@ class Schedules(RuleBasedStateMachine):
             node = self.world.nodes[i]
             node.advance(computes, chosen)
             self.world.send(i, acks=set(self.world.ins[i]))
-            self.deliver_all()  # and are taken before its next life speaks
+            self.deliver_all()  # and are taken before its next incarnation sends
             for other in set(range(self.world.m)) - {i}:
                 self.world.tick(other, links=[])
             self.world.crash(i)

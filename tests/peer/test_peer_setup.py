@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ import spodgt
 from spodgt.cli.peer import _factory
 from spodgt.errors import InvalidConfig, InvalidInput, InvalidNetwork
 from spodgt.experiment.config import Config
-from spodgt.peer import identity, setup
-from spodgt.peer import manifest as manifests
+from spodgt.peer import folders, identity
 from spodgt.peer.capacity import Budget, active_links, capacity
+from spodgt.peer.create import Deployment, create
 from spodgt.peer.demo import demo
-from spodgt.peer.runner import Options, Peer, run_peer
+from spodgt.peer.manifest import Manifest, SignedManifest
+from spodgt.peer.options import Options
+from spodgt.peer.run import Peer, run_peer
 
 CONFIG: dict[str, Any] = {
     "run": {"methods": ["spod-gt-memory"], "step_size": 0.05, "seeds": 1},
@@ -34,13 +37,13 @@ CONFIG: dict[str, Any] = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    setup.init(tmp_path / "run", Config.parse(CONFIG))
+    create(tmp_path / "run", Config.parse(CONFIG))
     return tmp_path / "run"
 
 
 def test_a_manifest_is_what_it_says(run: Path) -> None:
-    made = setup.load(run)
-    assert manifests.Manifest.parse(made.to_text()) == made
+    made = folders.load(run)
+    assert Manifest.parse(made.to_text()) == made
     assert {link.p_hat for link in made.links} == {0.7}
     assert made.client("p2").compute == {"kind": "bernoulli", "p": 0.5}
     out, into = made.weights_of("p0")
@@ -52,22 +55,22 @@ def test_a_changed_manifest_is_refused(run: Path) -> None:
     text = (run / "manifest.toml").read_text()
     (run / "manifest.toml").write_text(text.replace("seed = 0", "seed = 1"))
     with pytest.raises(InvalidInput, match="does not match its signature"):
-        setup.load(run)
+        folders.load(run)
 
 
 def test_a_client_leaves(run: Path) -> None:
-    after = setup.remove(run, "p3")
+    after = folders.remove(run, "p3")
     assert after.version == 2
-    assert after.epoch > setup.load(run).version
+    assert after.epoch > folders.load(run).version
     assert [client.place for client in after.clients] == [0, 1, 2, 4]
     with pytest.raises(InvalidInput, match="'p3' is not in version 2"):
-        setup.remove(run, "p3")
+        folders.remove(run, "p3")
 
 
 def test_the_others_must_stay_connected(tmp_path: Path) -> None:
-    setup.init(tmp_path / "ring", Config.parse({**CONFIG, "network": {"kind": "ring", "clients": 4}}))
-    made = setup.load(tmp_path / "ring")
-    one_way = manifests.replace(
+    create(tmp_path / "ring", Config.parse({**CONFIG, "network": {"kind": "ring", "clients": 4}}))
+    made = folders.load(tmp_path / "ring")
+    one_way = replace(
         made,
         links=tuple(link for link in made.links if int(link.receiver[1]) == (int(link.sender[1]) + 1) % 4),
     )
@@ -97,7 +100,7 @@ def test_certificates_say_what_is_wrong() -> None:
 
 
 def test_keys_are_for_their_owner_only(run: Path) -> None:
-    home = setup.issue(run, "p0")
+    home = folders.issue(run, "p0")
     for path in (run / "ca.key", home / "key.pem"):
         assert path.stat().st_mode & 0o077 == 0
 
@@ -131,9 +134,9 @@ def test_capacities(tmp_path: Path) -> None:
 
 
 def test_links_are_drawn_by_name_and_round() -> None:
-    chances = {"p1": 0.3, "p2": 1.0}
-    drawn = [active_links(chances, 0, 0, k) for k in range(1000)]
-    assert drawn == [active_links(chances, 0, 0, k) for k in range(1000)]
+    probabilities = {"p1": 0.3, "p2": 1.0}
+    drawn = [active_links(probabilities, 0, 0, k) for k in range(1000)]
+    assert drawn == [active_links(probabilities, 0, 0, k) for k in range(1000)]
     assert all("p2" in names for names in drawn)
     assert 0.25 < sum("p1" in names for names in drawn) / 1000 < 0.35
 
@@ -150,17 +153,17 @@ def test_rounds_between_peers_reach_the_optimum_of_all() -> None:
 
 
 def test_a_peer_alone_waits_and_restarts_where_it_was(run: Path) -> None:
-    home = setup.issue(run, "p0")
-    for life, rounds in ((1, 30), (2, 60)):
+    home = folders.issue(run, "p0")
+    for incarnation, rounds in ((1, 30), (2, 60)):
         peer = Peer(home, "p0", Options(durability="process", rounds=rounds))
         run_peer(peer)
-        assert peer.node.stamp.incarnation == life
+        assert peer.node.incarnation.number == incarnation
         assert peer.node.state.k == rounds + 1
     status = json.loads((home / "status.json").read_text())
     assert status["k"] == 61
     assert status["audit"] <= 1e-12
-    assert setup.audit_folders([home]).local["p0"] <= 1e-12
-    told = setup.export(home, run / "model.safetensors")
+    assert folders.audit_folders([home]).local["p0"] <= 1e-12
+    told = folders.export(home, run / "model.safetensors")
     assert torch.equal(load_file(run / "model.safetensors")["x"], peer.node.state.method.x[0])
     assert told["k"] == "61"
 
@@ -281,7 +284,7 @@ def test_a_start_that_cannot_be_leaves_nothing(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    setup.issue(run, "p0")
+    folders.issue(run, "p0")
     code, text = cli(
         "peer", "start", "p0", "--run", str(run), *option, capsys=capsys, monkeypatch=monkeypatch
     )
@@ -293,30 +296,30 @@ def test_a_start_that_cannot_be_leaves_nothing(
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInput, match="cannot be made"):
-        setup.init(tmp_path / "file" / "run", Config.parse(CONFIG))
+        create(tmp_path / "file" / "run", Config.parse(CONFIG))
 
 
 def test_devices_are_what_they_are_said_to_be(tmp_path: Path) -> None:
-    made = setup.init(
-        tmp_path / "run", Config.parse(CONFIG), compute={"p1": {"kind": "budget", "share": 0.25}}
+    made = create(
+        tmp_path / "run", Config.parse(CONFIG), Deployment(compute={"p1": {"kind": "budget", "share": 0.25}})
     )
     assert made.client("p1").compute == {"kind": "budget", "share": 0.25}
     assert made.client("p0").compute == {"kind": "bernoulli", "p": 0.5}
 
 
 def test_a_manifest_put_into_the_folder_of_a_running_client_is_taken(run: Path) -> None:
-    setup.issue(run, "p0")
+    folders.issue(run, "p0")
     peer = Peer(run / "p0", "p0", Options(durability="process"))
-    peer._look_for_manifest()
-    assert peer.update is None
-    setup.remove(run, "p3")
+    peer.membership.check_folder()
+    assert peer.membership.update is None
+    folders.remove(run, "p3")
     (run / "p0" / "manifest.sig").write_bytes(b"half written")
-    peer._look_for_manifest()
-    assert peer.update is None
-    manifests.write(run / "p0", *((run / f"manifest.{end}").read_bytes() for end in ("toml", "sig")))
-    peer._look_for_manifest()
-    assert peer.update is not None
-    assert peer.update[2].version == 2
+    peer.membership.check_folder()
+    assert peer.membership.update is None
+    SignedManifest.read(run, (run / "ca.pem").read_bytes()).write(run / "p0")
+    peer.membership.check_folder()
+    assert peer.membership.update is not None
+    assert peer.membership.update.manifest.version == 2
     peer.store.close()
 
 
@@ -327,17 +330,17 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
             torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), [(data, torch.arange(8) % 2)]
         )
 
-    made = setup.init(tmp_path / "run", Config.parse(CONFIG), problem=build)
+    made = create(tmp_path / "run", Config.parse(CONFIG), Deployment(problem=build))
     assert made.parameters == 8
-    setup.issue(tmp_path / "run", "p2")
+    folders.issue(tmp_path / "run", "p2")
     peer = Peer(tmp_path / "run" / "p2", "p2", Options(durability="process", problem=build))
-    assert peer.problem.parameters == 8
+    assert peer.work.problem.parameters == 8
     peer.store.close()
     with pytest.raises(InvalidInput, match="with other names or shapes than the 8 of the manifest"):
         Peer(tmp_path / "run" / "p2", "p2", Options(durability="process"))
     for wrong, why in ((lambda name: 1 / 0, "ZeroDivisionError"), (lambda name: name, "got str")):
         with pytest.raises(InvalidInput, match=why):
-            setup.init(tmp_path / "other", Config.parse(CONFIG), problem=wrong)
+            create(tmp_path / "other", Config.parse(CONFIG), Deployment(problem=wrong))
 
 
 def test_a_demo_deletes_only_a_demo(tmp_path: Path) -> None:

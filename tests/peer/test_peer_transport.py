@@ -15,8 +15,8 @@ import torch
 from spodgt.peer import identity, wire
 from spodgt.peer import wire_pb2 as pb
 from spodgt.peer.identity import Identity
-from spodgt.peer.protocol import Ack, Message, Stamp
-from spodgt.peer.transport import SERVICE, GrpcPost, secure_channel
+from spodgt.peer.protocol import Ack, Incarnation, Message
+from spodgt.peer.transport import SERVICE, Local, Transport, secure_channel
 
 pytestmark = pytest.mark.network
 N = 50
@@ -32,31 +32,33 @@ def context(name: str, n: int = N) -> wire.Context:
     return wire.Context("run", LAYOUT, n, name, "0.1")
 
 
-def message(number: int = 1, n: int = N, life: Stamp = Stamp(1, 7), **changes: Any) -> Message:  # noqa: B008
-    made = Message(0, number, 0, 0, life, Stamp(), torch.arange(n).float(), torch.ones(n))
+def message(number: int = 1, n: int = N, sender: Incarnation = Incarnation(1, 7), **changes: Any) -> Message:  # noqa: B008
+    made = Message(0, number, 0, 0, sender, Incarnation(), torch.arange(n).float(), torch.ones(n))
     return made._replace(**changes)
 
 
 class Server:
     """Client b, which only listens; link a → b is in its manifest."""
 
-    def __init__(self, n: int = N) -> None:
+    def __init__(self, n: int = N, person: Identity | None = None) -> None:
         self.heard: list[tuple[str, Any]] = []
         self.events: list[tuple[str, str]] = []
-        self.post = GrpcPost(
-            context("b", n),
-            who("b"),
-            lambda s, f: self.heard.append((s, f)),
-            lambda k, t: self.events.append((k, t)),
+        self.transport = Transport(
+            Local(
+                context("b", n),
+                person or who("b"),
+                lambda s, f: self.heard.append((s, f)),
+                lambda k, t: self.events.append((k, t)),
+            )
         )
 
     async def __aenter__(self) -> Server:
-        self.port = await self.post.start("127.0.0.1:0", {}, {"a"})
+        self.port = await self.transport.start("127.0.0.1:0", {}, {"a"})
         self.address = f"127.0.0.1:{self.port}"
         return self
 
     async def __aexit__(self, *_: Any) -> None:
-        await self.post.stop()
+        await self.transport.stop()
 
     async def knock(self, person: Identity, chunks: list[bytes], name: str = "b") -> str:
         """Open a stream as `person`, write, and tell how it ended; "open" if it did not."""
@@ -97,20 +99,22 @@ def test_messages_and_acks_arrive_and_only_the_newest_is_kept() -> None:
         n = 300_000  # several chunks
         async with Server(n) as server:
             acks: list[Any] = []
-            post = GrpcPost(context("a", n), who("a"), lambda s, f: acks.append(f), lambda *_: None)
-            await post.start("127.0.0.1:0", {"b": server.address}, set())
+            transport = Transport(
+                Local(context("a", n), who("a"), lambda s, f: acks.append(f), lambda *_: None)
+            )
+            await transport.start("127.0.0.1:0", {"b": server.address}, set())
             for number in range(1, 50):
-                post.send_latest("b", message(number, n))
+                transport.send_latest("b", message(number, n))
             while not server.heard or server.heard[-1][1].number < 49:
                 await asyncio.sleep(0.02)
             assert len(server.heard) <= 3  # 49 were sent; what had not left was replaced
             assert torch.equal(server.heard[-1][1].x, torch.arange(n).float())
-            server.post.send_ack("a", Ack(0, 49, Stamp(1, 9), Stamp(1, 7)))
+            server.transport.send_ack("a", Ack(0, 49, Incarnation(1, 9), Incarnation(1, 7)))
             while not acks:
                 await asyncio.sleep(0.02)
-            assert acks == [Ack(0, 49, Stamp(1, 9), Stamp(1, 7))]
-            assert post.out["b"].latest is None  # acknowledged: nothing to send again
-            await post.stop()
+            assert acks == [Ack(0, 49, Incarnation(1, 9), Incarnation(1, 7))]
+            assert transport.out["b"].latest is None  # acknowledged: nothing to send again
+            await transport.stop()
 
     run(work())
 
@@ -201,24 +205,24 @@ def test_a_frame_beyond_the_limit_is_never_buffered() -> None:
     run(work())
 
 
-def test_one_stream_for_each_name_and_a_later_life_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_stream_for_each_name_and_a_later_incarnation_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spodgt.peer.transport.TAKEOVER_SECONDS", 0.6)
 
     async def work() -> None:
         async with Server() as server, secure_channel(who("a"), server.address, "b") as old:
             call = old.stream_stream(f"/{SERVICE}/Talk")()
-            await call.write(chunks(message(life=Stamp(3, 1)))[0])
+            await call.write(chunks(message(sender=Incarnation(3, 1)))[0])
             while not server.heard:
                 await asyncio.sleep(0.02)
-            for life in (
-                Stamp(3, 2),
-                Stamp(2, 9),
-                Stamp(4, 5),
+            for sender in (
+                Incarnation(3, 2),
+                Incarnation(2, 9),
+                Incarnation(4, 5),
             ):  # a copy, an old copy, a copy that started later
-                answer = await server.knock(who("a"), chunks(message(life=life)))
+                answer = await server.knock(who("a"), chunks(message(sender=sender)))
                 assert "another process uses its name" in answer
             await asyncio.sleep(0.7)  # the old stream is silent: half-open, its host is gone
-            assert await server.knock(who("a"), chunks(message(life=Stamp(4, 5)))) == "open"
+            assert await server.knock(who("a"), chunks(message(sender=Incarnation(4, 5)))) == "open"
 
     run(work())
 
@@ -227,22 +231,17 @@ def test_the_cause_of_a_dead_link_is_named() -> None:
     past = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=3)
 
     async def why(person: Identity, address: str) -> str:
-        post = GrpcPost(context("a"), person, lambda *_: None, lambda *_: None)
-        await post.start("127.0.0.1:0", {"b": address}, set())
-        while post.out["b"].traffic.state != "down":
+        transport = Transport(Local(context("a"), person, lambda *_: None, lambda *_: None))
+        await transport.start("127.0.0.1:0", {"b": address}, set())
+        while transport.out["b"].traffic.state != "down":
             await asyncio.sleep(0.05)
-        text = post.out["b"].traffic.why
-        await post.stop()
+        text = transport.out["b"].traffic.why
+        await transport.stop()
         return text
 
     async def work() -> None:
-        async with Server() as server:
-            server.post.identity = who("b", days=1, start=past)
-            other = Server()
-            other.post.identity = server.post.identity
-            async with other:
-                assert "certificate has expired" in await why(who("a"), other.address)
-            closed = server.address
-        assert "nobody listens" in await why(who("a"), closed)
+        async with Server(person=who("b", days=1, start=past)) as expired:
+            assert "certificate has expired" in await why(who("a"), expired.address)
+        assert "nobody listens" in await why(who("a"), expired.address)
 
     run(work())

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spodgt.peer import wire
-from spodgt.peer.protocol import Ack, Message, Refused, Stamp
+from spodgt.peer.protocol import Ack, Incarnation, Message, Refused
 
 N = 40
 CONTEXT = wire.Context("run", b"\1" * 32, N, "a", "0.1")
@@ -19,7 +19,7 @@ RECEIVER = wire.Context("run", b"\1" * 32, N, "b", "0.1")
 
 
 def message(n: int = N) -> Message:
-    return Message(3, 9, 2, 4, Stamp(1, 7), Stamp(2, 2**60), torch.randn(n), torch.randn(n))
+    return Message(3, 9, 2, 4, Incarnation(1, 7), Incarnation(2, 2**60), torch.randn(n), torch.randn(n))
 
 
 @pytest.mark.parametrize("n", [1, N, wire.CHUNK // 8, wire.CHUNK // 8 + 1, 700_001])
@@ -35,7 +35,7 @@ def test_a_message_survives_the_wire(n: int) -> None:
 
 
 def test_an_ack_survives_the_wire() -> None:
-    ack = Ack(2**40, 9, Stamp(1, 2**62), Stamp(4, 5))
+    ack = Ack(2**40, 9, Incarnation(1, 2**62), Incarnation(4, 5))
     assert wire.unpack_ack(CONTEXT, wire.pack_ack(CONTEXT, ack)) == ack
 
 
@@ -65,7 +65,7 @@ def mutated(good: list[bytes], draw: random.Random) -> bytes:
 def fuzz(count: int, seed: int) -> dict[str, int]:
     draw = random.Random(seed)
     good = [chunk for _ in range(5) for chunk in wire.pack(CONTEXT, "b", message(), draw.randrange(2**32))]
-    acks = [wire.pack_ack(CONTEXT, Ack(1, i, Stamp(1, 7), Stamp(2, 8))) for i in range(5)]
+    acks = [wire.pack_ack(CONTEXT, Ack(1, i, Incarnation(1, 7), Incarnation(2, 8))) for i in range(5)]
     assembler, tally = wire.Assembler(RECEIVER, "a"), {"refused": 0, "message": 0, "part": 0, "ack": 0}
     for n in range(count):
         try:

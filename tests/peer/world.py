@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 import spodgt
-from spodgt.algorithms.spod_gt import SpodGTState
 from spodgt.peer.audit import Audit, audit
 from spodgt.peer.node import Node
-from spodgt.peer.protocol import Ack, Message, Stamp
-from spodgt.peer.states import begin, meta_of, state_from, vectors_of
+from spodgt.peer.protocol import Ack, Incarnation, Message
+from spodgt.peer.states import Member, begin, meta_of, state_from, vectors_of
 
 
 class MemoryVault:
@@ -51,7 +50,7 @@ class World:
         self.links = [(i, (i + s) % m) for i in range(m) for s in steps]
         self.outs = {i: {f"p{t}": 1 / (1 + len(steps)) for s, t in self.links if s == i} for i in range(m)}
         self.ins = {i: {f"p{s}": 1 / (1 + len(steps)) for s, t in self.links if t == i} for i in range(m)}
-        self.boots = 0
+        self.starts = 0
         self.events: list[tuple[str, str]] = []
         self.flying: list[tuple[str, str, Any]] = []  # (from, to, frame)
         self.vaults = [MemoryVault() for _ in range(m)]
@@ -66,25 +65,24 @@ class World:
     def start(self, i: int, fresh: bool = False) -> Node:
         """A process starts: from its disk if there is something on it."""
         vault = self.vaults[i]
-        self.boots += 1
+        self.starts += 1
         if not vault.meta or fresh:
             state = begin(
                 self.algorithm, self.gradient(i), torch.zeros(1, self.n), True, self.outs[i], self.ins[i]
             )
-            stamp = Stamp(1, self.boots)
+            incarnation = Incarnation(1, self.starts)
         else:
-            state = state_from(vault.vectors, vault.meta, SpodGTState)
-            stamp = Stamp(vault.meta["incarnation"] + 1, self.boots)
-        vault.commit(vectors_of(state), meta_of(state, stamp))
+            state = state_from(vault.vectors, vault.meta)
+            incarnation = Incarnation(vault.meta["incarnation"] + 1, self.starts)
+        vault.commit(vectors_of(state), meta_of(state, incarnation))
         notify = lambda kind, text: self.events.append((kind, f"p{i} {text}"))  # noqa: E731
         return self.kind(
             self.algorithm,
             self.gradient(i),
             vault,
-            stamp=stamp,
+            incarnation=incarnation,
             state=state,
-            place=i,
-            clients=self.m,
+            member=Member(i, self.m),
             rebase_every=self.rebase_every,
             notify=notify,
         )
@@ -138,10 +136,7 @@ class World:
     def audit(self) -> Audit:
         """From the disks alone."""
         return audit(
-            {
-                name: state_from(v.vectors, v.meta, SpodGTState)
-                for name, v in zip(self.names, self.vaults, strict=True)
-            }
+            {name: state_from(v.vectors, v.meta) for name, v in zip(self.names, self.vaults, strict=True)}
         )
 
     def x(self) -> torch.Tensor:

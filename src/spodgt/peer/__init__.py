@@ -1,9 +1,14 @@
-"""Real peers: every client its own process, asynchronous, authenticated, and no mass is ever lost.
+"""Real peers: every client is its own process, asynchronous and authenticated, and no mass is ever lost.
 
-    protocol ◀── node ◀── runner ──▶ transport (sockets)
-                  │          └─────▶ panel, metrics
-                store (disk)
+    protocol ◀─ states ◀─ node        the core: no clock, socket or file
+    store                             its state on disk
+    wire ◀─ transport, diagnosis      its links: bytes, sockets, why a link is down
+    identity, manifest, membership    who may take part, and what all agree on
+    capacity, work                    what the device can do, and its part of the problem
+    rounds, reporter, run             the process: its loop, its reports, all of it together
+    status, journal, metrics, panel   what people and programs see of it
+    create, folders, audit            commands on folders
+    faults/, demo                     fault injection, and a demonstration of it
 
-`protocol` and `node` have no clock, socket or file; `docs/peer.md` gives the rules and the measured
-failure table. Needs `pip install spodgt[peer]`.
+`docs/peer.md` gives the rules and the measured failure table. Needs `pip install spodgt[peer]`.
 """

@@ -1,4 +1,4 @@
-"""Is all mass there? Read from states alone, of one client or of all.
+"""Whether all mass is there, from states alone, of one client or of all.
 
     Σ y + Σ_links (in flight) = Σ g
 
@@ -8,8 +8,7 @@ What is in flight on a link is the sender's total less what the receiver has tak
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
 import torch
 
@@ -26,14 +25,8 @@ class Audit:
     in_flight: float = 0.0
     problems: list[str] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "error": self.error,
-            "local": self.local,
-            "epochs": self.epochs,
-            "in_flight": self.in_flight,
-            "problems": self.problems,
-        }
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
 
 
 def scale(state: State) -> float:

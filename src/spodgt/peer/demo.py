@@ -1,22 +1,32 @@
-"""`spodgt peer demo`: five local peers on images, two of them killed on the way, and a picture of it."""
+"""`spodgt peer demo`: five local peers on images, two of them killed and restarted, and a picture of it."""
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from spodgt.errors import Failed, InvalidInput
 from spodgt.experiment.config import Config
 from spodgt.figures import COLOURS
-from spodgt.peer import setup
-from spodgt.peer.fleet import Fleet
-from spodgt.peer.runner import Options
+from spodgt.peer.create import Deployment, create
+from spodgt.peer.faults.fleet import Fleet
+from spodgt.peer.options import Options
 
 _START_SECONDS = 180.0
+_PLAN = ((0.3, "p1", "killed"), (0.45, "p1", "back"), (0.5, "p3", "killed"), (0.7, "p3", "back"))
+
+
+class Event(NamedTuple):
+    """Something done to a client on purpose."""
+
+    time: float  # seconds since the epoch of the clock
+    name: str
+    what: str  # killed or back
 
 
 def five_peers(*, step_size: float, labels: int) -> Config:
@@ -35,20 +45,27 @@ def five_peers(*, step_size: float, labels: int) -> Config:
     )
 
 
-def demo(out: Path, seconds: float, console: Console) -> dict[str, Any]:
-    """Run it, audit the disks, draw `demo.png`."""
+def demo(out: Path, seconds: float, console: Console) -> dict[str, object]:
+    """Run the peers for `seconds`, audit their disks and draw `out`/demo.png.
+
+    Args:
+        out: Folder for the run and the picture; an earlier demo in it is replaced.
+        seconds: How long, at least 10.
+        console: Where progress is printed.
+
+    Returns:
+        The audit, the last accuracies, the picture's path and what was done when.
+    """
     if not seconds >= 10:
         raise InvalidInput(f"seconds must be at least 10, got {seconds}; use --seconds 40.")
     run, mark = out / "run", out / "run" / ".demo"
     if mark.exists():
-        shutil.rmtree(run)  # an earlier demo
+        shutil.rmtree(run)
     elif run.exists():
         raise InvalidInput(f"{run} is there and not of a demo; give another folder with --out.")
-    setup.init(run, five_peers(step_size=0.05, labels=2), options={"rounds_per_second": 30.0})
+    create(run, five_peers(step_size=0.05, labels=2), Deployment(rounds_per_second=30.0))
     mark.touch()
-    options = Options(durability="process", report_seconds=0.5, evaluate_seconds=1.0)
-    moments: list[tuple[float, str, str]] = []
-    with Fleet(run, options) as fleet:
+    with Fleet(run, Options(durability="process", report_seconds=0.5, evaluate_seconds=1.0)) as fleet:
         console.print(f"starting {len(fleet.names)} peers in {run} …")
         fleet.start()
         try:
@@ -58,94 +75,74 @@ def demo(out: Path, seconds: float, console: Console) -> dict[str, Any]:
                 f"the peers did not start within {_START_SECONDS:.0f} s; see {run}/*/log.jsonl."
             ) from None
         begun = time.time()
-        plan = [(0.3, "p1", "killed"), (0.45, "p1", "back"), (0.5, "p3", "killed"), (0.7, "p3", "back")]
-        for share, name, what in plan:
-            time.sleep(max(0.0, begun + share * seconds - time.time()))
-            (fleet.kill if what == "killed" else fleet.start)(name)
-            moments.append((time.time() - begun, name, what))
-            console.print(
-                f"{moments[-1][0]:5.1f} s  {name} {what}" + (" (kill -9)" if what == "killed" else "")
-            )
-        time.sleep(max(0.0, begun + seconds - time.time()))
+        events = _disturb(fleet, begun, seconds, console)
         fleet.stop()
         found = fleet.audit()
         rows = {name: fleet.log(name, "status") for name in fleet.names}
     picture = out / "demo.png"
-    draw(rows, moments, begun, found.error, picture)
+    draw(rows, events, found.error, picture)
     last = {name: log[-1]["accuracy"] for name, log in rows.items() if log}
     console.print(
         f"audit of all mass, from the disks: [bold]{found.error:.1e}[/] (relative; zero to rounding)"
     )
     console.print("accuracy: " + ", ".join(f"{name} {value:.3f}" for name, value in last.items()))
     console.print(f"picture: [bold]{picture}[/]")
-    return {"audit": found.to_dict(), "accuracy": last, "picture": str(picture), "moments": moments}
+    times = [(event.time - begun, event.name, event.what) for event in events]
+    return {"audit": found.to_dict(), "accuracy": last, "picture": str(picture), "events": times}
 
 
-def draw(
-    rows: dict[str, list[dict[str, Any]]],
-    moments: list[tuple[float, str, str]],
-    begun: float,
-    error: float | None,
-    path: Path,
-) -> None:
-    """Accuracy of every client against time, and its local audit below."""
+def _disturb(fleet: Fleet, begun: float, seconds: float, console: Console) -> list[Event]:
+    """Kill and restart clients by the plan, until `seconds` are over."""
+    events = []
+    for fraction, name, what in _PLAN:
+        time.sleep(max(0.0, begun + fraction * seconds - time.time()))
+        (fleet.kill if what == "killed" else fleet.start)(name)
+        events.append(Event(time.time(), name, what))
+        note = " (kill -9)" if what == "killed" else ""
+        console.print(f"{events[-1].time - begun:5.1f} s  {name} {what}{note}")
+    time.sleep(max(0.0, begun + seconds - time.time()))
+    return events
+
+
+def draw(rows: dict[str, list[dict[str, Any]]], events: list[Event], error: float | None, path: Path) -> None:
+    """Accuracy of every client against time, and its local audit below.
+
+    Args:
+        rows: The log's rows "status" of each client.
+        events: When clients were killed and restarted.
+        error: The audit at the end.
+        path: The picture.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.6, 5.4), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    start = min((row["time"] for log in rows.values() for row in log), default=begun)
-    gaps = {(name, what): at + begun - start for at, name, what in moments}
-    begun = start
-    for number, (name, log) in enumerate(rows.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        times = [row["time"] - begun for row in log]
+    start = min((row["time"] for log in rows.values() for row in log), default=0.0)
+    gaps = {(event.name, event.what): event.time - start for event in events}
+    for (name, log), colour in zip(rows.items(), COLOURS, strict=False):
+        times = [row["time"] - start for row in log]
+        below.plot(times, [max(row["audit"], 1e-20) for row in log], ".", color=colour, markersize=4)
         values: list[float] = [row["accuracy"] for row in log]
         killed, back = gaps.get((name, "killed")), gaps.get((name, "back"))
         if killed is not None and back is not None:
             at = sum(t <= killed for t in times)
-            back = next((t for t in times if t > back), back)  # until it speaks again
-            times.insert(at, killed)
-            values.insert(at, float("nan"))  # no line while it is dead
+            back = next((t for t in times if t > back), back)  # until its first report
+            times, values = [*times[:at], killed, *times[at:]], [*values[:at], math.nan, *values[at:]]
             above.axvspan(killed, back, color=colour, alpha=0.12, linewidth=0)
-            above.annotate(
-                f"{name} dead",
-                (killed, 0.02),
-                xytext=(3, 0),
-                textcoords="offset points",
-                color=colour,
-                fontsize=9,
-            )
+            above.text(killed, 0.02, f" {name} dead", color=colour, fontsize=9)
         above.plot(times, values, color=colour, label=name, linewidth=1.8)
-        below.plot(
-            [row["time"] - begun for row in log],
-            [max(row["audit"], 1e-20) for row in log],
-            ".",
-            color=colour,
-            markersize=4,
-        )
-    above.set_ylabel("test accuracy")
-    above.set_ylim(0, 1)
-    above.legend(ncols=5, frameon=False, fontsize=9, loc="upper left")
     total = "" if error is None else f"; all mass, from the disks at the end: {error:.1e}"
     above.set_title(f"five peers, two killed and restarted{total}", loc="left", fontsize=10)
-    below.set_yscale("log")
-    below.set_ylim(1e-21, 1e-8)
+    above.set(ylabel="test accuracy", ylim=(0, 1))
+    above.legend(ncols=5, frameon=False, fontsize=9, loc="upper left")
+    below.set(yscale="log", ylim=(1e-21, 1e-8), xlabel="seconds")
+    below.set_ylabel("local audit |L|\n(0 is drawn at 1e-20)")
     below.axhline(1e-12, color="0.5", linestyle="--", linewidth=1)
     below.text(
-        0.995,
-        2e-12,
-        "limit 1e-12",
-        ha="right",
-        va="bottom",
-        fontsize=8,
-        color="0.4",
-        transform=below.get_yaxis_transform(),
+        1, 2e-12, "limit 1e-12", ha="right", fontsize=8, color="0.4", transform=below.get_yaxis_transform()
     )
-    below.set_ylabel("local audit |L|\n(0 is drawn at 1e-20)")
-    below.set_xlabel("seconds")
     for axes in (above, below):
         axes.grid(alpha=0.25)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+        axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)

@@ -1,4 +1,4 @@
-"""Why a link is down, in words: gRPC says "unavailable", people need the cause."""
+"""Why a link is down: gRPC reports only "unavailable", so the cause is found by a second attempt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import ssl
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -18,7 +17,7 @@ from spodgt.peer.identity import Identity
 
 
 async def cause(error: Exception, identity: Identity, address: str, name: str) -> str:
-    """One sentence for people."""
+    """One sentence that says why the link to `name` is down."""
     if isinstance(error, grpc.aio.AioRpcError) and error.code() not in (
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.CANCELLED,
@@ -29,7 +28,7 @@ async def cause(error: Exception, identity: Identity, address: str, name: str) -
 
 
 def probe(identity: Identity, address: str, name: str) -> str:
-    """Knock once by hand: the standard library tells what went wrong."""
+    """Connect once with the standard library, whose errors name the cause."""
     host, _, port = address.rpartition(":")
     try:
         with files(identity) as paths, socket.create_connection((host.strip("[]"), int(port)), 2) as plain:
@@ -58,12 +57,15 @@ def _alert(error: ssl.SSLError) -> str:
 
 
 @contextlib.contextmanager
-def files(identity: Identity) -> Iterator[dict[str, Any]]:
+def files(identity: Identity) -> Iterator[dict[str, str]]:
     """The identity as files, for a library that reads nothing else; only we can read them."""
     with tempfile.TemporaryDirectory(prefix="spodgt-") as folder:
         os.chmod(folder, 0o700)
-        paths = {}
-        for part in ("key", "certificate", "authority"):
-            paths[part] = str(Path(folder) / part)
-            Path(paths[part]).write_bytes(getattr(identity, part))
-        yield paths
+        parts = {
+            "key": identity.key,
+            "certificate": identity.certificate,
+            "authority": identity.authority,
+        }
+        for part, data in parts.items():
+            (Path(folder) / part).write_bytes(data)
+        yield {part: str(Path(folder) / part) for part in parts}

@@ -1,4 +1,4 @@
-"""Who is who: a certificate authority for a run, and a P-256 certificate per client.
+"""Certificates: an authority for each run, and a P-256 certificate for each client.
 
 The client's name is the certificate's only subject alternative name. Keys are files with mode 0600.
 """
@@ -25,7 +25,7 @@ _SKEW = datetime.timedelta(minutes=5)  # clocks of honest hosts differ a little
 
 @dataclass(frozen=True)
 class Identity:
-    """What a client proves itself with."""
+    """A client's key and certificate, and the authority's certificate, as PEM."""
 
     name: str
     key: bytes
@@ -33,13 +33,22 @@ class Identity:
     authority: bytes
 
 
+def read(folder: Path, name: str) -> Identity:
+    """The identity of client `name` in its folder."""
+    try:
+        parts = [(folder / file).read_bytes() for file in ("key.pem", "cert.pem", "ca.pem")]
+    except OSError as error:
+        raise InvalidInput(
+            f"{error.filename} cannot be read: {error.strerror}; make it with: spodgt peer issue {name}."
+        ) from None
+    return Identity(name, *parts)
+
+
 def create_authority(run: str) -> tuple[bytes, bytes]:
     """A new authority: its key and its certificate, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"spodgt run {run}")])
-    builder = _builder(
-        name, name, key.public_key(), _now() - _SKEW, _now() + datetime.timedelta(days=_CA_DAYS)
-    )
+    builder = _builder(name, name, key.public_key(), _now(), _CA_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
     certificate = builder.add_extension(usage, critical=True).sign(key, hashes.SHA256())
@@ -58,10 +67,7 @@ def issue(
     signer, root = _private(authority_key), x509.load_pem_x509_certificate(authority)
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    begin = (start or _now()) - _SKEW
-    builder = _builder(
-        subject, root.subject, key.public_key(), begin, begin + _SKEW + datetime.timedelta(days=days)
-    )
+    builder = _builder(subject, root.subject, key.public_key(), start or _now(), days)
     builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
     both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     builder = builder.add_extension(both, critical=False)
@@ -71,24 +77,24 @@ def issue(
 
 
 def check(identity: Identity) -> None:
-    """Say now, in one sentence, what would fail later in a handshake."""
-    certificate = x509.load_pem_x509_certificate(identity.certificate)
-    names = names_of(certificate)
+    """Report now, in one sentence, what would fail later in a handshake."""
+    certificate, now = x509.load_pem_x509_certificate(identity.certificate), _now()
+    names, begin, end = (
+        names_of(certificate),
+        certificate.not_valid_before_utc,
+        certificate.not_valid_after_utc,
+    )
     fix = f"issue a new one with: spodgt peer issue {identity.name}"
     if names != [identity.name]:
         raise InvalidInput(
             f"the certificate names {', '.join(names) or 'nobody'}, not {identity.name!r}; {fix}."
         )
-    if certificate.not_valid_after_utc < _now():
+    if end < now:
+        raise InvalidInput(f"the certificate of {identity.name} expired on {end:%Y-%m-%d %H:%M} UTC; {fix}.")
+    if begin > now:
         raise InvalidInput(
-            f"the certificate of {identity.name} expired on "
-            f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; {fix}."
-        )
-    if certificate.not_valid_before_utc > _now():
-        raise InvalidInput(
-            f"the certificate of {identity.name} begins on "
-            f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, "
-            f"but this host's clock says {_now():%Y-%m-%d %H:%M}; set the clock."
+            f"the certificate of {identity.name} begins on {begin:%Y-%m-%d %H:%M} UTC, "
+            f"but this host's clock says {now:%Y-%m-%d %H:%M}; set the clock."
         )
     try:
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(identity.authority))
@@ -105,10 +111,12 @@ def names_of(certificate: x509.Certificate) -> list[str]:
 
 
 def sign(authority_key: bytes, text: bytes) -> bytes:
+    """The authority's signature of `text`."""
     return _private(authority_key).sign(text, ec.ECDSA(hashes.SHA256()))
 
 
 def verified(authority: bytes, text: bytes, signature: bytes) -> bool:
+    """Whether the authority has signed `text`."""
     key = x509.load_pem_x509_certificate(authority).public_key()
     try:
         assert isinstance(key, ec.EllipticCurvePublicKey)
@@ -141,8 +149,8 @@ def _builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
-    begin: datetime.datetime,
-    end: datetime.datetime,
+    start: datetime.datetime,
+    days: float,
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -150,8 +158,8 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(begin)
-        .not_valid_after(end)
+        .not_valid_before(start - _SKEW)
+        .not_valid_after(start + datetime.timedelta(days=days))
     )
 
 

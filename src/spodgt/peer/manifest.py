@@ -1,25 +1,28 @@
 """The manifest: what all clients of a run have agreed on, as TOML signed by the run's authority.
 
 A higher version replaces a lower one and spreads from peer to peer; it begins a new epoch. That is how
-a client joins, leaves or loses its certificate. The epoch is (version, resets) in one number.
+a client leaves or loses its certificate. The epoch is (version, resets) in one number.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import tomli_w
 
-from spodgt.errors import InvalidConfig, InvalidInput
+from spodgt.algorithms import method
+from spodgt.algorithms.base import Algorithm
+from spodgt.errors import Incompatible, InvalidConfig, InvalidInput
 from spodgt.network import Network
 from spodgt.peer import identity
-from spodgt.types import Problem
+from spodgt.peer.capacity import Table
+from spodgt.peer.states import Tracking
+from spodgt.types import HasLayout, Problem
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,12 +35,12 @@ RESETS = 2**32  # epochs that one version has room for
 
 @dataclass(frozen=True)
 class Client:
-    """One client: where it listens and how often it can compute."""
+    """One client: where it listens and how often it computes."""
 
     name: str
     address: str  # host:port
     place: int  # its number in the problem; never used again when it leaves
-    compute: dict[str, Any] = field(default_factory=lambda: {"kind": "bernoulli", "p": 1.0})
+    compute: Table = field(default_factory=lambda: {"kind": "bernoulli", "p": 1.0})
 
 
 @dataclass(frozen=True)
@@ -50,14 +53,33 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Method:
+    """The method that all clients run."""
+
+    name: str
+    step_size: float
+
+    def build(self) -> Algorithm:
+        """The method itself; refused if its state is not x, y, g, for which peers have links."""
+        built = method(self.name, step_size=self.step_size)
+        if built.traits.state != Tracking._fields or built.traits.rule is None:
+            raise Incompatible(
+                f"method {built.name} cannot run between peers; use spod-gt-memory or spod-gt."
+            )
+        return built
+
+
+@dataclass(frozen=True)
 class Manifest:
+    """Everything that clients must know of each other; the TOML file has the same keys."""
+
     run: str
     clients: tuple[Client, ...]
     links: tuple[Link, ...]
     layout: str
     parameters: int
-    method: dict[str, Any]
-    problem: dict[str, Any]
+    method: Method
+    problem: Table  # a recipe, as in an experiment's TOML
     version: int = 1
     seed: int = 0
     weights: str = "degree"
@@ -85,6 +107,7 @@ class Manifest:
         try:
             body["clients"] = tuple(Client(**client) for client in body["clients"])
             body["links"] = tuple(Link(**link) for link in body["links"])
+            body["method"] = Method(**body["method"])
             manifest = cls(**body)
         except (KeyError, TypeError) as error:
             raise InvalidConfig(
@@ -96,16 +119,10 @@ class Manifest:
     def check(self) -> None:
         names = [client.name for client in self.clients]
         for name in names:
-            if (
-                not name
-                or names.count(name) > 1
-                or not all(c.isalnum() or c in "-_" for c in name)
-                or len(name) > 63
-            ):
-                raise InvalidConfig(
-                    f"client {name!r} must have a name of its own made of letters, digits, - and _; rename "
-                    "it."
-                )
+            legal = 0 < len(name) <= 63 and all(c.isalnum() or c in "-_" for c in name)
+            if not legal or names.count(name) > 1:
+                must = "a name of its own made of letters, digits, - and _"
+                raise InvalidConfig(f"client {name!r} must have {must}; rename it.")
         for link in self.links:
             for end in (link.sender, link.receiver):
                 if end not in names:
@@ -151,9 +168,14 @@ class Manifest:
                 into[names[j]] = float(a)
         return out, into
 
-    def chances(self, name: str) -> dict[str, float]:
+    def probabilities(self, name: str) -> dict[str, float]:
         """p̂ of the out-links of a client."""
         return {link.receiver: link.p_hat for link in self.links if link.sender == name}
+
+    def neighbours(self, name: str) -> tuple[dict[str, str], set[str]]:
+        """A client's out-neighbours with their addresses, and the names of its in-neighbours."""
+        out = {receiver: self.client(receiver).address for receiver in self.probabilities(name)}
+        return out, {link.sender for link in self.links if link.receiver == name}
 
     # --- changes ---------------------------------------------------------------------------------
     def without(self, name: str) -> Manifest:
@@ -171,45 +193,48 @@ class Manifest:
 
 def layout_of(problem: Problem) -> str:
     """A hash of what a flat vector of parameters means."""
-    layout = getattr(problem, "layout", None)
     text = f"flat {problem.parameters}"
-    if layout is not None:
-        pairs = zip(layout.names, layout.shapes, strict=True)
+    if isinstance(problem, HasLayout):
+        pairs = zip(problem.layout.names, problem.layout.shapes, strict=True)
         text = ";".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in pairs)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# --- files -------------------------------------------------------------------------------------------
-def write(folder: Path, text: bytes, signature: bytes) -> None:
-    """Replace a folder's manifest; never half of it."""
-    for name, data in (("manifest.sig", signature), ("manifest.toml", text)):
-        temporary = folder / f".{name}"
-        temporary.write_bytes(data)
-        temporary.replace(folder / name)
+class SignedManifest(NamedTuple):
+    """A manifest with its text as it was signed, and the signature."""
 
+    manifest: Manifest
+    text: bytes
+    signature: bytes
 
-def read(folder: Path, authority: bytes) -> tuple[Manifest, bytes, bytes]:
-    """A folder's manifest, checked against the authority; with its text and signature."""
-    try:
-        text, signature = (folder / "manifest.toml").read_bytes(), (folder / "manifest.sig").read_bytes()
-    except FileNotFoundError as error:
-        raise InvalidInput(
-            f"{error.filename} does not exist; make it with spodgt peer init and spodgt peer issue."
-        ) from None
-    return verify(text, signature, authority), text, signature
+    @classmethod
+    def sign(cls, manifest: Manifest, authority_key: bytes) -> SignedManifest:
+        text = manifest.to_text()
+        return cls(manifest, text, identity.sign(authority_key, text))
 
+    @classmethod
+    def verify(cls, text: bytes, signature: bytes, authority: bytes) -> SignedManifest:
+        """Parse a text that the authority has signed; anything else is refused."""
+        if not identity.verified(authority, text, signature):
+            raise InvalidInput(
+                "manifest.toml does not match its signature; take it from the authority again, unchanged."
+            )
+        return cls(Manifest.parse(text), text, signature)
 
-def verify(text: bytes, signature: bytes, authority: bytes) -> Manifest:
-    if not identity.verified(authority, text, signature):
-        raise InvalidInput(
-            "manifest.toml does not match its signature; take it from the authority again, unchanged."
-        )
-    return Manifest.parse(text)
+    @classmethod
+    def read(cls, folder: Path, authority: bytes) -> SignedManifest:
+        """A folder's manifest, checked against the authority."""
+        try:
+            text, signature = (folder / "manifest.toml").read_bytes(), (folder / "manifest.sig").read_bytes()
+        except FileNotFoundError as error:
+            raise InvalidInput(
+                f"{error.filename} does not exist; make it with spodgt peer init and spodgt peer issue."
+            ) from None
+        return cls.verify(text, signature, authority)
 
-
-def as_problem(section: Mapping[str, Any], clients: int, seed: int) -> Problem:
-    """The problem a manifest describes, divided among its clients."""
-    from spodgt.experiment.config import Config, build
-
-    network = {"kind": "complete", "clients": clients}
-    return build(Config.parse({"network": network, "problem": dict(section)})).problem.draw(seed)
+    def write(self, folder: Path) -> None:
+        """Replace a folder's manifest; each of its two files at once."""
+        for name, data in (("manifest.sig", self.signature), ("manifest.toml", self.text)):
+            temporary = folder / f".{name}"
+            temporary.write_bytes(data)
+            temporary.replace(folder / name)

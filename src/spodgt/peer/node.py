@@ -1,6 +1,6 @@
-"""One client: the method's state and its links, moved forward one local round at a time.
+"""One client: the method's state and its links, advanced one local round at a time.
 
-`Node` has no socket, file or clock. It is handed frames (`hear`), asked for a local round (`advance`),
+`Node` has no socket, file or clock. It is given frames (`hear`), asked for a local round (`advance`),
 and told to make it durable (`commit`); only what is committed is ever shown to the outside (`message`,
 `ack`). So any computation may be lost in a crash as long as nothing derived from it has left.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,37 +17,37 @@ from torch import Tensor
 from spodgt.algorithms.base import Algorithm
 from spodgt.peer.protocol import (
     Ack,
-    InLink,
+    Incarnation,
     Message,
     NewerEpoch,
-    OutLink,
     Refused,
     RolledBack,
-    Stamp,
-    check_life,
+    check_epoch,
     rebase,
     take,
     take_ack,
 )
 from spodgt.peer.states import (
     Gradient,
+    Member,
+    News,
     PeerRound,
     State,
+    empty_links,
     fresh,
     meta_of,
     narrow,
-    residual,
     vectors_of,
 )
 
 REBASE_EVERY = 64  # messages after which a quiet link starts from zero
-_PATIENCE = 4  # a busy link is held after this many times as many, until it is quiet
+_HELD_AFTER = 4  # a busy link is held after this many times as many, until it is quiet
 
 
 class Vault(Protocol):
     """Where states are kept."""
 
-    def commit(self, vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    def commit(self, vectors: Mapping[str, Tensor], meta: Mapping[str, object]) -> None:
         """Make all of it durable, or raise and leave what was there."""
         ...
 
@@ -61,27 +61,26 @@ class Node:
         gradient: Gradient,
         vault: Vault,
         *,
-        stamp: Stamp,
+        incarnation: Incarnation,
         state: State,
-        place: int = 0,
-        clients: int = 1,
-        p: float = 1.0,
+        member: Member = Member(),  # noqa: B008
         rebase_every: int = REBASE_EVERY,
         notify: Callable[[str, str], None] = lambda kind, text: None,
     ) -> None:
         self.algorithm, self.gradient, self.vault = algorithm, gradient, vault
-        self.stamp, self.state, self.notify = stamp, state, notify
-        self.place, self.clients, self.p = torch.tensor([place]), clients, torch.tensor([[p]])
-        self.rebase_every = rebase_every
+        self.incarnation, self.state, self.member = incarnation, state, member
+        self.rebase_every, self.notify = rebase_every, notify
         self.lock = threading.Lock()  # frames arrive in another thread than rounds run in
+        self.arrived = threading.Event()  # set by every frame; whoever waits for one clears it
         self.inbox: dict[str, Message] = {}
         self.acks: dict[str, Ack] = {}
-        self.confirmed: set[str] = set()  # out-links whose receiver has met this life
+        self.confirmed: set[str] = set()  # out-links whose receiver has met this incarnation
         self.owed: set[str] = set()  # in-links to acknowledge after the next commit
         self.dirty: set[str] = set()
         self.shown: State = state  # what is committed, all that others may see
-        self.shown_stamp = stamp
+        self.shown_incarnation = incarnation
         self.last_epoch = 2**62  # later ones belong to a manifest we do not have yet
+        self.newer_manifest: str | None = None  # a neighbour that has one
         self.heard = 0  # messages that the last round took
         self.measure = False  # whether the next round notes how far neighbours' models are
         self.distance: dict[str, float] = {}
@@ -90,30 +89,32 @@ class Node:
     def hear(self, name: str, frame: Message | Ack) -> None:
         """Keep a frame for the next round; only the newest of a link is ever kept."""
         with self.lock:
-            box: dict[str, Any] = self.inbox if isinstance(frame, Message) else self.acks
-            old = box.get(name)
-            if old is None or _age(frame) >= _age(old):
-                box[name] = frame
+            if isinstance(frame, Message):
+                if name not in self.inbox or _age(frame) >= _age(self.inbox[name]):
+                    self.inbox[name] = frame
+            elif name not in self.acks or _age(frame) >= _age(self.acks[name]):
+                self.acks[name] = frame
+        self.arrived.set()
 
     def message(self, name: str) -> Message | None:
         """The newest committed message of an out-link; None if there is nothing to say yet."""
         state, link = self.shown, self.shown.out.get(name)
-        if link is None or state.method is None:
+        if link is None:
             return None
-        x = state.method.x[0]
-        return Message(
-            state.epoch, link.number, link.base, link.acked, self.shown_stamp, link.seen, x, link.total
-        )
+        numbers = state.epoch, link.number, link.base, link.acked
+        return Message(*numbers, self.shown_incarnation, link.seen, state.method.x[0], link.total)
 
     def waits(self, name: str) -> bool:
-        """Is something on this link unacknowledged, or its receiver not yet met in this life?"""
+        """Whether something on this link is unacknowledged, or its receiver has not met this incarnation."""
         link = self.shown.out.get(name)
         return link is not None and (link.acked < link.number or name not in self.confirmed)
 
     def ack(self, name: str) -> Ack | None:
         """The committed acknowledgement of an in-link."""
         link = self.shown.into.get(name)
-        return None if link is None else Ack(self.shown.epoch, link.number, self.shown_stamp, link.seen)
+        if link is None:
+            return None
+        return Ack(self.shown.epoch, link.number, self.shown_incarnation, link.seen)
 
     # --- one local round -------------------------------------------------------------------------
     def advance(self, computes: bool, links: Iterable[str]) -> None:
@@ -122,27 +123,16 @@ class Node:
         self.heard = len(news)
         state = self.state
         if self.measure and news:
-            self.distance |= {name: float((X - state.method.x[0]).norm()) for name, (X, _) in news.items()}
+            x = state.method.x[0]
+            self.distance |= {name: float((new.x - x).norm()) for name, new in news.items()}
             self.measure = False
-        held = {
-            name
-            for name, link in state.out.items()
-            if link.number - link.base >= _PATIENCE * self.rebase_every
+        limit = _HELD_AFTER * self.rebase_every
+        active = {
+            name: link
+            for name in links
+            if name in self.confirmed and (link := state.out.get(name)) and link.number - link.base < limit
         }
-        active = tuple(
-            name for name in links if name in self.confirmed and name in state.out and name not in held
-        )
-        round = PeerRound(
-            state.k,
-            torch.tensor([[computes]]),
-            self.p,
-            self.place,
-            self.clients,
-            self.gradient,
-            state,
-            news,
-            active,
-        )
+        round = PeerRound(state.k, computes, self.member, self.gradient, news, state.into, active)
         with torch.no_grad():
             after = self.algorithm.step(state.method, round)
         self.dirty |= {"x", "y", "g", *(f"out:{name}" for name in active)}
@@ -158,48 +148,44 @@ class Node:
         news = self._take()
         if news:
             y = self.state.method.y.clone()
-            for _, mass in news.values():
-                y += mass
+            for new in news.values():
+                y += new.mass
             self.state = self.state._replace(method=self.state.method._replace(y=y))
             self.dirty.add("y")
 
     def commit(self) -> set[str]:
         """Make the round durable and show it; returns the in-links to acknowledge now."""
         vectors = vectors_of(self.state)
-        self.vault.commit(
-            {name: vectors[name] for name in self.dirty if name in vectors}, meta_of(self.state, self.stamp)
-        )
-        self.shown, self.shown_stamp = self.state, self.stamp
+        changed = {name: vectors[name] for name in self.dirty if name in vectors}
+        self.vault.commit(changed, meta_of(self.state, self.incarnation))
+        self.shown, self.shown_incarnation = self.state, self.incarnation
         self.dirty = set()
         owed, self.owed = self.owed & self.state.into.keys(), set()
         return owed
-
-    def residual(self) -> Tensor:
-        """L = y - g - Σρ + Σσ - z, zero up to rounding whatever has happened."""
-        return residual(self.state)
 
     def reset(self, epoch: int) -> None:
         """Begin an epoch: the tracker is the own gradient, the links are empty."""
         self.state = fresh(self.state, epoch)
         self.confirmed = set()
+        self.touch()
+
+    def touch(self) -> None:
+        """Let the next commit write every vector."""
         self.dirty = set(vectors_of(self.state))
 
     def relink(self, out: Mapping[str, float], into: Mapping[str, float], epoch: int) -> None:
         """Take the links of another manifest, in a new epoch."""
-        n = self.state.z.shape[1]
-        self.state = self.state._replace(
-            out={name: OutLink(b, torch.zeros(n)) for name, b in out.items()},
-            into={name: InLink(a, torch.zeros(n)) for name, a in into.items()},
-        )
+        outs, ins = empty_links(out, into, self.state.z.shape[1])
+        self.state = self.state._replace(out=outs, into=ins)
         self.inbox, self.acks = {}, {}
         self.reset(epoch)
 
     # --- what has arrived ------------------------------------------------------------------------
-    def _take(self) -> dict[str, tuple[Tensor, Tensor]]:
+    def _take(self) -> dict[str, News]:
         with self.lock:
             inbox, self.inbox = self.inbox, {}
             acks, self.acks = self.acks, {}
-        news: dict[str, tuple[Tensor, Tensor]] = {}
+        news: dict[str, News] = {}
         before = self.state
         frames: list[tuple[str, Message | Ack]] = [*acks.items(), *inbox.items()]
         for name, frame in frames:
@@ -207,9 +193,8 @@ class Node:
                 if isinstance(frame, Ack):
                     self._take_ack(name, frame)
                 elif name in self.state.into:
-                    self.owed.add(
-                        name
-                    )  # also for what brings nothing new: the sender may have missed our ack
+                    # also for what brings nothing new: the sender may have missed our acknowledgement
+                    self.owed.add(name)
                     got = self._take_message(name, frame)
                     if got is not None:
                         news[name] = got
@@ -217,12 +202,14 @@ class Node:
                 self.notify("refused", f"{name}: {error}")
             except NewerEpoch as error:
                 if error.epoch > self.last_epoch:
+                    self.newer_manifest = name
                     self.notify("newer manifest", name)
                     continue
                 self._restart(before, error.epoch, f"{name}: {error}")
                 return {}
             except RolledBack as error:
-                self.stamp = Stamp(max(self.stamp.incarnation, error.incarnation) + 1, self.stamp.boot)
+                number = max(self.incarnation.number, error.incarnation) + 1
+                self.incarnation = self.incarnation._replace(number=number)
                 epoch = max(self.state.epoch, frame.epoch) + 1
                 self._restart(before, epoch, f"{name}: {error}; state was set back, epoch {epoch} begins")
                 self.notify("rolled back", f"{name}: {error}")
@@ -236,11 +223,11 @@ class Node:
 
     def _take_ack(self, name: str, ack: Ack) -> None:
         link = self.state.out.get(name)
-        if link is None or not check_life(self.stamp, self.state.epoch, ack):
+        if link is None or not check_epoch(self.incarnation, self.state.epoch, ack):
             return
-        link = take_ack(link, ack, self.stamp)
+        link = take_ack(link, ack)
         z = self.state.z
-        if ack.seen == self.stamp:
+        if ack.seen == self.incarnation:
             self.confirmed.add(name)
             quiet = rebase(link) if link.number - link.base >= self.rebase_every else None
             if quiet is not None:
@@ -249,10 +236,10 @@ class Node:
                 self.dirty |= {"z", f"out:{name}"}
         self.state = self.state._replace(z=z, out=self.state.out | {name: link})
 
-    def _take_message(self, name: str, message: Message) -> tuple[Tensor, Tensor] | None:
-        if not check_life(self.stamp, self.state.epoch, message):
+    def _take_message(self, name: str, message: Message) -> News | None:
+        if not check_epoch(self.incarnation, self.state.epoch, message):
             return None
-        link, mass, folded = take(self.state.into[name], message, self.stamp)
+        link, mass, folded = take(self.state.into[name], message)
         z = self.state.z
         if folded is not None:
             z = z + folded.double()
@@ -261,8 +248,8 @@ class Node:
         if mass is None:
             return None
         self.dirty.add(f"in:{name}")
-        return message.x, mass
+        return News(message.x, mass)
 
 
 def _age(frame: Message | Ack) -> tuple[int, int, int]:
-    return frame.epoch, frame.sender.incarnation, frame.number
+    return frame.epoch, frame.sender.number, frame.number

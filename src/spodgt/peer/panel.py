@@ -12,19 +12,20 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from spodgt.peer.report import Journal, Status
+from spodgt.peer.journal import Journal
+from spodgt.peer.status import Status
 
 _COLOURS = {"up": "green", "down": "red", "waiting": "yellow"}
 
 
 def panel(status: Status, journal: Journal | None = None) -> Panel:
-    """One client: where it stands, its links, what happened last."""
+    """One client: its progress, its links and the latest events."""
     head = Table.grid(padding=(0, 3))
     head.add_row(
         f"local round [bold]{status.k:,}[/]" + (" [yellow](waits for news)[/]" if status.waiting else ""),
         f"gradients [bold]{status.gradients:,}[/]",
         f"{status.rounds_per_second:.0f} rounds/s",
-        f"life {status.incarnation}, manifest {status.version}, epoch {status.epoch}",
+        f"incarnation {status.incarnation}, manifest {status.version}, epoch {status.epoch}",
     )
     head.add_row(
         f"loss [bold]{_number(status.loss)}[/]",

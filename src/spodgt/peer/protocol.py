@@ -10,9 +10,10 @@ adds what the newest total exceeds the last one by, so drops, duplicates and reo
 What is subtracted from y is exactly what entered the rounded σ, so float32 links lose nothing.
 Every rule keeps L = y - g - Σρ + Σσ - z = 0 at each client (z takes what a rebase folds away).
 
-A `Stamp` names one life of a process. Two rules tell a client that its disk was set back, both
-immune to late and replayed frames: somebody acknowledges more than it has sent, or somebody has an
-acknowledgement it does not remember giving. The cure is an epoch reset: y = g, all links zero.
+An `Incarnation` identifies one run of a client's process. Two rules tell a client that its disk was set
+back to an older state; late and replayed frames cannot trigger them: a neighbour acknowledges more than was
+sent, or holds an acknowledgement that the client does not remember. The repair is an epoch reset: y = g, all
+links zero.
 """
 
 from __future__ import annotations
@@ -27,42 +28,40 @@ from torch import Tensor
 from spodgt.compiled import finite, jit
 
 
-class Stamp(NamedTuple):
-    """One life of a process: a number that grows with every start, and a random word."""
+class Incarnation(NamedTuple):
+    """One run of a client's process: a restart counter and a random nonce."""
 
-    incarnation: int = 0
-    boot: int = 0
+    number: int = 0
+    nonce: int = 0
 
-    def outlives(self, other: Stamp) -> bool:
-        """Is this a later life than `other`, or another process that claims the same one?"""
-        return self.incarnation > other.incarnation or (
-            self.incarnation == other.incarnation and self.boot != other.boot
-        )
+    def supersedes(self, other: Incarnation) -> bool:
+        """Whether this is later than `other`, or another process that claims the same number."""
+        return self.number > other.number or (self.number == other.number and self.nonce != other.nonce)
 
 
-NOBODY = Stamp()
+UNKNOWN = Incarnation()
 
 
 class Message(NamedTuple):
-    """All a sender says on a link: its model and the total of mass since `base`."""
+    """What a sender sends on a link: its model and the total of mass since `base`."""
 
     epoch: int
     number: int
     base: int
     acked: int  # the highest acknowledgement the sender holds
-    sender: Stamp
-    seen: Stamp  # the receiver's life as the sender knows it
+    sender: Incarnation
+    seen: Incarnation  # the receiver's incarnation as the sender knows it
     x: Tensor  # (n,) float32
     total: Tensor  # (n,) float32
 
 
 class Ack(NamedTuple):
-    """All a receiver says: everything up to `number` is on its disk."""
+    """What a receiver answers: everything up to `number` is on its disk."""
 
     epoch: int
     number: int
-    sender: Stamp
-    seen: Stamp  # the sender's life as the receiver knows it
+    sender: Incarnation
+    seen: Incarnation  # the sender's incarnation as the receiver knows it
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +73,7 @@ class OutLink:
     number: int = 0
     base: int = 0
     acked: int = 0
-    seen: Stamp = NOBODY
+    seen: Incarnation = UNKNOWN
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +84,7 @@ class InLink:
     total: Tensor  # ρ, float32
     number: int = 0
     base: int = 0
-    seen: Stamp = NOBODY
+    seen: Incarnation = UNKNOWN
 
 
 class Refused(Exception):
@@ -108,17 +107,17 @@ class RolledBack(Exception):
         self.incarnation = incarnation
 
 
-def check_life(own: Stamp, epoch: int, frame: Message | Ack) -> bool:
-    """Is the frame of this epoch? Raises if it is of a later one or knows a later life of ours."""
+def check_epoch(own: Incarnation, epoch: int, frame: Message | Ack) -> bool:
+    """Whether the frame is of this epoch; raises if it is of a later one or knows a later incarnation."""
     if frame.epoch > epoch:
         raise NewerEpoch(frame.epoch)
     if frame.epoch < epoch:
         return False
-    if frame.seen.outlives(own):
+    if frame.seen.supersedes(own):
         raise RolledBack(
-            f"a neighbour has met another life {frame.seen.incarnation} of this client, "
-            f"this is life {own.incarnation}",
-            frame.seen.incarnation,
+            f"a neighbour has met another incarnation {frame.seen.number} of this client, "
+            f"this is incarnation {own.number}",
+            frame.seen.number,
         )
     return True
 
@@ -139,17 +138,13 @@ def _put(total, y, weight, new, mass):  # type: ignore[no-untyped-def]
         mass[c] = np.float64(new[c]) - np.float64(total[c])
 
 
-def take_ack(link: OutLink, ack: Ack, own: Stamp) -> OutLink:
+def take_ack(link: OutLink, ack: Ack) -> OutLink:
     """Note an acknowledgement of this epoch."""
     if ack.number > link.number:
         raise RolledBack(
             f"a neighbour acknowledges message {ack.number}, but only {link.number} are known to be sent", 0
         )
-    seen = (
-        ack.sender
-        if ack.sender.outlives(link.seen) and ack.sender.incarnation > link.seen.incarnation
-        else link.seen
-    )
+    seen = ack.sender if ack.sender.number > link.seen.number else link.seen
     return replace(link, acked=max(link.acked, ack.number), seen=seen)
 
 
@@ -169,18 +164,18 @@ class Taken(NamedTuple):
     folded: Tensor | None = None  # ρ that a rebase sets to zero
 
 
-def take(link: InLink, message: Message, own: Stamp) -> Taken:
+def take(link: InLink, message: Message) -> Taken:
     """Take a message of this epoch at most once."""
     if message.acked > link.number:
         raise RolledBack(
             f"a neighbour holds our acknowledgement {message.acked}, but we remember only {link.number}", 0
         )
-    if message.sender.incarnation < link.seen.incarnation:
-        return Taken(link)  # from a life that is over: late, or a disk set back, which our ack will tell
-    if link.seen.outlives(message.sender):
-        raise Refused(f"two processes claim to be life {link.seen.incarnation} of the sender")
+    if message.sender.number < link.seen.number:
+        return Taken(link)  # from an earlier incarnation: late, or a disk set back, which our ack will reveal
+    if link.seen.supersedes(message.sender):
+        raise Refused(f"two processes claim to be incarnation {link.seen.number} of the sender")
     if message.number < link.number and message.sender != link.seen:
-        # a new life never knows less than it has sent: its disk was set back, and our ack will tell it so
+        # a restart never knows less than it has sent: its disk was set back, and our ack will reveal it
         raise Refused(f"the sender restarts at message {message.number}, but had sent {link.number}")
     link = replace(link, seen=message.sender)
     if message.number <= link.number:

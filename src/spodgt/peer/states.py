@@ -1,4 +1,4 @@
-"""The state of one client, how it is written down, and a local round as an algorithm sees it."""
+"""The state of one client, how it is written to disk, and a local round as an algorithm sees it."""
 
 from __future__ import annotations
 
@@ -11,48 +11,85 @@ from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import Incompatible
-from spodgt.peer.protocol import InLink, OutLink, Stamp, put
+from spodgt.peer.protocol import Incarnation, InLink, OutLink, put
 
 Gradient = Callable[[Tensor, int], Tensor]  # (x as (1, n) float32, round) -> gradient of the same shape
 
 
+class Tracking(NamedTuple):
+    """The state of a gradient tracking method, (1, n) each."""
+
+    x: Tensor  # float32
+    y: Tensor  # float64
+    g: Tensor  # float32
+
+
 class State(NamedTuple):
-    """What a crash must not tear: all of it is written in one commit."""
+    """Everything that a crash must not tear apart: it is written in one commit."""
 
     k: int
     epoch: int
-    method: Any  # the algorithm's own state: x, y, g as (1, n)
-    z: Tensor  # (1, n) float64: totals that rebases folded away
+    method: Tracking
+    z: Tensor  # (1, n) float64: totals folded away by rebases
     out: dict[str, OutLink]
     into: dict[str, InLink]
     gradients: int = 0  # computed so far
 
 
+class Member(NamedTuple):
+    """What a client is in its run."""
+
+    place: int = 0  # its number
+    clients: int = 1  # how many clients the run has
+    p: float = 1.0  # the probability that it computes in a round
+
+
+class News(NamedTuple):
+    """What a new message brings."""
+
+    x: Tensor  # (n,) the sender's model
+    mass: Tensor  # (n,) float64, to add to y
+
+
 @dataclass(eq=False)
 class PeerRound:
-    """A local round as the algorithm sees it: the links of one client, one row."""
+    """A local round as the algorithm sees it (`types.Round`): the links of one client, one row."""
 
     k: int
-    computes: Tensor
-    p: Tensor
-    place: Tensor
-    clients: int
+    active_client: bool
+    member: Member
     gradient: Gradient
-    state: State
-    news: dict[str, tuple[Tensor, Tensor]]  # in-link → (its model, mass to add)
-    active: tuple[str, ...]  # out-links that take mass in this round
-    out: dict[str, OutLink] = field(default_factory=dict)  # what `push` did to them
+    news: Mapping[str, News]  # by in-link
+    into: Mapping[str, InLink]
+    active: Mapping[str, OutLink]  # the out-links that take mass in this round
+    out: dict[str, OutLink] = field(default_factory=dict)  # their states after `push`
+
+    @property
+    def computes(self) -> Tensor:
+        return torch.tensor([[self.active_client]])
+
+    @property
+    def p(self) -> Tensor:
+        return torch.tensor([[self.member.p]])
+
+    @property
+    def place(self) -> Tensor:
+        return torch.tensor([self.member.place])
+
+    @property
+    def clients(self) -> int:
+        return self.member.clients
 
     def grad(self, x: Tensor) -> Tensor:
-        if not bool(self.computes):
+        if not self.active_client:
             return torch.zeros_like(x, dtype=torch.float32)
         # rounded here and not when it is stored: the tracker must hold what the disk holds
         return self.gradient(x.float(), self.k).float()
 
     def pull(self, x: Tensor) -> Tensor:
         pulled = x.clone()
-        for j, (X, _) in self.news.items():
-            pulled.add_(X - x, alpha=self.state.into[j].weight)
+        for sender, news in self.news.items():
+            pulled.add_(news.x - x, alpha=self.into[sender].weight)
         return pulled
 
     def push(self, y: Tensor) -> Tensor:
@@ -61,10 +98,10 @@ class PeerRound:
                 "a peer's links carry one tracker, but the method pushes twice; use spod-gt-memory."
             )
         pushed = y.clone()
-        for _, mass in self.news.values():
-            pushed += mass
-        for name in self.active:
-            self.out[name], mass = put(self.state.out[name], y[0])
+        for news in self.news.values():
+            pushed += news.mass
+        for name, link in self.active.items():
+            self.out[name], mass = put(link, y[0])
             pushed -= mass
         return pushed
 
@@ -84,42 +121,29 @@ def begin(
     into: Mapping[str, float],
     *,
     epoch: int = 0,
-    place: int = 0,
-    clients: int = 1,
-    p: float = 1.0,
+    member: Member = Member(),  # noqa: B008
 ) -> State:
-    """The state after round 0, in which a client only computes; links map names to weights."""
+    """The state after round 0, in which a client only computes; `out` and `into` map names to weights."""
     n = x.shape[-1]
-    empty = State(0, epoch, None, torch.zeros(1, n, dtype=torch.float64), {}, {})
-    round = PeerRound(
-        0,
-        torch.tensor([[computes]]),
-        torch.tensor([[p]]),
-        torch.tensor([place]),
-        clients,
-        gradient,
-        empty,
-        {},
-        (),
-    )
     with torch.no_grad():
-        method = algorithm.init(x.reshape(1, n).float(), round)
-    if getattr(method, "_fields", None) != ("x", "y", "g"):
-        raise Incompatible(
-            f"method {algorithm.name} cannot run between peers: its state is not x, y, g; use spod-gt-memory."
-        )
-    return empty._replace(
-        k=1,
-        gradients=int(computes),
-        method=narrow(method),
-        out={name: OutLink(b, torch.zeros(n)) for name, b in out.items()},
-        into={name: InLink(a, torch.zeros(n)) for name, a in into.items()},
+        first = algorithm.init(x.reshape(1, n).float(), PeerRound(0, computes, member, gradient, {}, {}, {}))
+    z = torch.zeros(1, n, dtype=torch.float64)
+    return State(1, epoch, narrow(first), z, *empty_links(out, into, n), gradients=int(computes))
+
+
+def empty_links(
+    out: Mapping[str, float], into: Mapping[str, float], n: int
+) -> tuple[dict[str, OutLink], dict[str, InLink]]:
+    """Links that have carried nothing, from their weights."""
+    return (
+        {name: OutLink(b, torch.zeros(n)) for name, b in out.items()},
+        {name: InLink(a, torch.zeros(n)) for name, a in into.items()},
     )
 
 
-def narrow(method: Any) -> Any:
-    """Models and gradients in float32, the tracker in float64."""
-    return type(method)(method.x.float(), method.y.double(), method.g.float())
+def narrow(state: Any) -> Tracking:
+    """A method's own state (x, y, g), with models and gradients in float32 and the tracker in float64."""
+    return Tracking(state.x.float(), state.y.double(), state.g.float())
 
 
 def fresh(state: State, epoch: int) -> State:
@@ -129,21 +153,20 @@ def fresh(state: State, epoch: int) -> State:
         epoch=epoch,
         method=state.method._replace(y=state.method.g.double()),
         z=torch.zeros_like(state.z),
-        # lives stay known: they tell a second process of the same name from the first
+        # incarnations stay known: they tell a second process of the same name from the first
         out={name: OutLink(link.weight, zero, seen=link.seen) for name, link in state.out.items()},
         into={name: InLink(link.weight, zero, seen=link.seen) for name, link in state.into.items()},
     )
 
 
 def residual(state: State) -> Tensor:
-    """L = y - g - Σρ + Σσ - z of one client."""
+    """L = y - g - Σρ + Σσ - z of one client, (n,): zero up to rounding whatever has happened."""
     total = state.method.y - state.method.g.double() - state.z
     for into in state.into.values():
         total = total - into.total.double()
     for out in state.out.values():
         total = total + out.total.double()
-    whole: Tensor = total[0]
-    return whole
+    return total[0]
 
 
 def vectors_of(state: State) -> dict[str, Tensor]:
@@ -154,27 +177,27 @@ def vectors_of(state: State) -> dict[str, Tensor]:
     return named | {f"in:{name}": link.total for name, link in state.into.items()}
 
 
-def meta_of(state: State, stamp: Stamp) -> dict[str, Any]:
-    """Everything of a state that is not a vector."""
+def meta_of(state: State, own: Incarnation) -> dict[str, object]:
+    """Everything of a state that is not a vector, as JSON values."""
     return {
         "k": state.k,
         "epoch": state.epoch,
         "gradients": state.gradients,
-        "incarnation": stamp.incarnation,
+        "incarnation": own.number,
         "out": {n: [v.weight, v.number, v.base, v.acked, *v.seen] for n, v in state.out.items()},
         "in": {n: [v.weight, v.number, v.base, *v.seen] for n, v in state.into.items()},
     }
 
 
-def state_from(vectors: Mapping[str, Tensor], meta: Mapping[str, Any], shape: Any) -> State:
-    """The inverse of `vectors_of` and `meta_of`; `shape` is the type of the method's state."""
-    method = shape(vectors["x"][None], vectors["y"][None], vectors["g"][None])
+def state_from(vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> State:
+    """The inverse of `vectors_of` and `meta_of`."""
+    method = Tracking(vectors["x"][None], vectors["y"][None], vectors["g"][None])
     out = {
-        name: OutLink(b, vectors[f"out:{name}"], number, base, acked, Stamp(*seen))
+        name: OutLink(b, vectors[f"out:{name}"], number, base, acked, Incarnation(*seen))
         for name, (b, number, base, acked, *seen) in meta["out"].items()
     }
     into = {
-        name: InLink(a, vectors[f"in:{name}"], number, base, Stamp(*seen))
+        name: InLink(a, vectors[f"in:{name}"], number, base, Incarnation(*seen))
         for name, (a, number, base, *seen) in meta["in"].items()
     }
     return State(meta["k"], meta["epoch"], method, vectors["z"][None], out, into, meta["gradients"])

@@ -1,4 +1,4 @@
-"""A client's state on disk, written so that no crash can tear it.
+"""A client's state on disk, written so that no crash can tear it apart.
 
 Every vector has two slots in `vectors.bin`. A commit writes changed vectors to the slots *not* in use,
 then one row of `state.db` (sqlite, WAL) that says which slots count, their checksums and all numbers:
@@ -18,33 +18,62 @@ import sqlite3
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from spodgt.errors import Failed, InvalidInput
-from spodgt.peer.crash import crash_point
+from spodgt.peer.faults.injection import crash_point
 
 DURABILITY = ("power", "process")
 _FORMAT = 1
-_DTYPES: dict[str, Any] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
+_DTYPES: dict[str, np.dtype[np.float32] | np.dtype[np.float64]] = {
+    "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
+}
 
 
 class StoreFailed(Failed):
     """The state could not be written or read; nothing was sent."""
 
 
-class Store:
-    """One state directory, open in one process at a time."""
+class Slot(TypedDict):
+    """Where a vector is in `vectors.bin`."""
 
-    def __init__(self, directory: str | Path, *, durability: str = "power") -> None:
+    at: int  # offset of its two slots
+    n: int  # numbers in it
+    dtype: str
+    slot: int  # which of the two counts
+    crc: list[int]
+    generation: int  # the commit that wrote it
+
+
+class Saved(NamedTuple):
+    """A committed state; `states.state_from(*saved)` makes a `State` of it."""
+
+    vectors: dict[str, Tensor]
+    meta: dict[str, Any]  # JSON values
+
+
+class Store:
+    """One state directory, open in one process at a time.
+
+    Args:
+        directory: Where the state is; made if it does not exist.
+        durability: "power" or "process".
+        labels: Written into every commit beside its numbers: whose state it is.
+    """
+
+    def __init__(
+        self, directory: str | Path, *, durability: str = "power", labels: Mapping[str, str] | None = None
+    ) -> None:
         if durability not in DURABILITY:
             raise InvalidInput(
                 f"durability must be power or process, got {durability!r}; use durability=power."
             )
-        self.path, self.durability = Path(directory), durability
+        self.path, self.durability, self.labels = Path(directory), durability, dict(labels or {})
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -63,25 +92,26 @@ class Store:
         except (OSError, sqlite3.Error) as error:
             os.close(self.lock)
             raise StoreFailed(f"state directory {self.path} cannot be used: {_reason(error)}.") from None
-        self.slots: dict[str, dict[str, Any]] = {}
+        self.slots: dict[str, Slot] = {}
         self.generation = 0
-        self.bytes_written = 0
+        self.damaged = ""  # why the newest commit could not be used, if so
 
     # --- writing ---------------------------------------------------------------------------------
-    def commit(self, vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Write vectors and numbers as one: all of it is there after a crash, or none."""
+    def commit(self, vectors: Mapping[str, Tensor], meta: Mapping[str, object]) -> None:
+        """Write changed vectors and all numbers atomically: after a crash all of it is there, or none."""
         slots, generation = dict(self.slots), self.generation + 1
         try:
             for name, vector in vectors.items():
-                slots[name] = self._write(name, vector, slots.get(name), generation)
+                slots[name] = self._write(vector, slots.get(name), generation)
             crash_point("vectors written")
             if self.durability == "power":
                 os.fdatasync(self.file)
-            body = json.dumps({"format": _FORMAT, "slots": slots, "meta": meta}, separators=(",", ":"))
+            body = {"format": _FORMAT, "slots": slots, "meta": {**meta, **self.labels}}
+            text = json.dumps(body, separators=(",", ":"))
             self.db.execute("BEGIN IMMEDIATE")
             # the state before this one stays; older ones go, and later ones that were found damaged
             self.db.execute("DELETE FROM commits WHERE generation != ?", (self.generation,))
-            self.db.execute("INSERT INTO commits VALUES (?, ?)", (generation, body))
+            self.db.execute("INSERT INTO commits VALUES (?, ?)", (generation, text))
             crash_point("before commit")
             self.db.execute("COMMIT")
         except (OSError, sqlite3.Error) as error:
@@ -92,22 +122,20 @@ class Store:
         crash_point("after commit")
         self.slots, self.generation = slots, generation
 
-    def _write(
-        self, name: str, vector: Tensor, old: dict[str, Any] | None, generation: int
-    ) -> dict[str, Any]:
+    def _write(self, vector: Tensor, old: Slot | None, generation: int) -> Slot:
         kind = str(vector.dtype).removeprefix("torch.")
         data = vector.contiguous().numpy().astype(_DTYPES[kind], copy=False)
         if old is None or old["n"] != len(data) or old["dtype"] != kind:
-            old = {"at": self._room(2 * data.nbytes), "n": len(data), "dtype": kind, "slot": 1, "crc": [0, 0]}
+            at = self._allocate(2 * data.nbytes)
+            old = Slot(at=at, n=len(data), dtype=kind, slot=1, crc=[0, 0], generation=0)
         slot = 1 - old["slot"]
         view = data.data.cast("B")
         _pwrite(self.file, view, old["at"] + slot * data.nbytes)
-        self.bytes_written += data.nbytes
         crc = list(old["crc"])
         crc[slot] = zlib.crc32(view)
         return {**old, "slot": slot, "crc": crc, "generation": generation}
 
-    def _room(self, size: int) -> int:
+    def _allocate(self, size: int) -> int:
         """Space at the end of the file, taken now: a full disk shows here and not in the middle of a run."""
         at = os.fstat(self.file).st_size
         at += -at % 4096
@@ -115,8 +143,8 @@ class Store:
         return at
 
     # --- reading ---------------------------------------------------------------------------------
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The newest state that is whole; None in a new directory."""
+    def load(self) -> Saved | None:
+        """The newest undamaged state; None in a new directory."""
         try:
             rows = self.db.execute("SELECT generation, body FROM commits ORDER BY generation DESC").fetchall()
         except sqlite3.Error as error:
@@ -127,9 +155,8 @@ class Store:
                 body = json.loads(text)
                 if body["format"] != _FORMAT:
                     raise StoreFailed(
-                        f"{self.path} has format {body['format']}, "
-                        f"this version reads {_FORMAT}; use the version "
-                        "that wrote it."
+                        f"{self.path} has format {body['format']}, this version reads {_FORMAT}; use the "
+                        "version that wrote it."
                     )
                 vectors = {name: self._read(name, slot) for name, slot in body["slots"].items()}
             except (ValueError, KeyError) as error:
@@ -137,18 +164,15 @@ class Store:
                 continue
             self.slots, self.generation = body["slots"], generation
             self.damaged = damaged
-            return vectors, body["meta"]
+            return Saved(vectors, body["meta"])
         if rows:
             raise StoreFailed(
                 f"state in {self.path} is damaged ({damaged}); remove the directory: the client joins again "
                 "with an epoch reset."
             )
-        self.damaged = ""
         return None
 
-    damaged = ""  # why the newest commit could not be used, if so
-
-    def _read(self, name: str, slot: dict[str, Any]) -> Tensor:
+    def _read(self, name: str, slot: Slot) -> Tensor:
         kind = _DTYPES[slot["dtype"]]
         size = slot["n"] * kind.itemsize
         data = _pread(self.file, size, slot["at"] + slot["slot"] * size)
@@ -162,7 +186,7 @@ class Store:
         os.close(self.lock)
 
 
-def read(directory: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(directory: str | Path) -> Saved:
     """The committed state of a directory that no process has open."""
     if not (Path(directory) / "state.db").exists():
         raise InvalidInput(f"{directory} holds no peer state; give the state directory of a client.")

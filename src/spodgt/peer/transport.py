@@ -11,30 +11,28 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import grpc
 
 from spodgt.peer import wire
 from spodgt.peer import wire_pb2 as pb
-from spodgt.peer.crash import crash_point
 from spodgt.peer.diagnosis import cause
+from spodgt.peer.faults.injection import Hear, crash_point
 from spodgt.peer.identity import Identity
-from spodgt.peer.links import Hear
-from spodgt.peer.protocol import Ack, Message, Refused, Stamp
+from spodgt.peer.protocol import Ack, Incarnation, Message, Refused
 
 SERVICE = "spodgt.peer.Links"
 CONNECT_SECONDS = 5.0
 CHUNK_SECONDS = 60.0  # a chunk of 1 MiB that takes longer is a dead link
 RESEND_SECONDS = 1.0
-SILENT_SECONDS = 10.0  # without a pulse after a message, beyond the time its bytes take at the slowest rate
-PULSE_SECONDS = 2.0  # a stream on which nothing was answered for so long gets a pulse
+SILENT_SECONDS = 10.0  # without an answer to a message, beyond the time its bytes take at the slowest rate
+HEARTBEAT_SECONDS = 2.0  # a stream on which nothing was answered for so long gets a heartbeat
 SLOWEST = 16_000.0  # bytes per second that a link must carry
-TAKEOVER_SECONDS = 3.0  # a stream silent for so long gives way to a later life of the same client
+TAKEOVER_SECONDS = 3.0  # a stream silent for so long gives way to a later incarnation of the same client
 WINDOW = 2  # messages on their way before an acknowledgement is awaited
 _BACKOFF = (0.1, 3.0)
-_OPTIONS: list[tuple[str, Any]] = [
+_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", wire.LIMIT),
     ("grpc.max_send_message_length", wire.LIMIT),
     ("grpc.keepalive_time_ms", 5_000),
@@ -53,46 +51,48 @@ _OPTIONS: list[tuple[str, Any]] = [
 
 @dataclass
 class Traffic:
-    """One link as people see it."""
+    """What has happened on one link."""
 
     state: str = "waiting"  # waiting, up, down
     why: str = ""
     messages: int = 0
     bytes: int = 0
-    since: float = field(default_factory=time.monotonic)
-    heard: float = 0.0
+    heard: float = 0.0  # monotonic time
 
 
-class GrpcPost:
-    """All links of one client."""
+@dataclass(frozen=True)
+class Local:
+    """What the ends of all streams of one client need to know of it."""
+
+    context: wire.Context
+    identity: Identity
+    hear: Hear  # takes what arrives
+    notify: Callable[[str, str], None]  # takes events: kind, text
+
+
+class Transport:
+    """All links of one client.
+
+    Args:
+        local: The client.
+        manifest: Gives the text and signature of the manifest, for neighbours that ask.
+    """
 
     def __init__(
-        self,
-        context: wire.Context,
-        identity: Identity,
-        hear: Hear,
-        notify: Callable[[str, str], None],
-        manifest: Callable[[], tuple[bytes, bytes]] = lambda: (b"", b""),
+        self, local: Local, manifest: Callable[[], tuple[bytes, bytes]] = lambda: (b"", b"")
     ) -> None:
-        self.context, self.identity, self.hear, self.notify, self.manifest = (
-            context,
-            identity,
-            hear,
-            notify,
-            manifest,
-        )
-        self.out: dict[str, Pump] = {}
+        self.local, self.manifest = local, manifest
+        self.out: dict[str, OutStream] = {}
         self.into: dict[str, Traffic] = {}
-        self.ends: dict[str, End] = {}
-        self.server: Any = None
+        self.streams: dict[str, InStream] = {}
+        self.server: grpc.aio.Server | None = None
 
     async def start(self, address: str, out: dict[str, str], into: set[str]) -> int:
         """Listen, and connect to the out-links (name → address); returns the port."""
         self.loop = asyncio.get_running_loop()
+        own = self.local.identity
         credentials = grpc.ssl_server_credentials(
-            [(self.identity.key, self.identity.certificate)],
-            self.identity.authority,
-            require_client_auth=True,
+            [(own.key, own.certificate)], own.authority, require_client_auth=True
         )
         self.server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=4 * len(into) + 16)
         handlers = {
@@ -111,133 +111,141 @@ class GrpcPost:
             self.out.pop(name).task.cancel()
         for name, address in out.items():
             if name not in self.out:
-                self.out[name] = Pump(self, name, address)
+                self.out[name] = OutStream(self.local, name, address)
         self.into = {name: self.into.get(name, Traffic()) for name in into}
-        for name in set(self.ends) - into:
-            end = self.ends.pop(name)
-            end.task.cancel()
-            if end.handler is not None:
-                end.handler.cancel()
+        for name in set(self.streams) - into:
+            self.streams.pop(name).close()
 
     async def stop(self) -> None:
-        for pump in self.out.values():
-            pump.task.cancel()
-        await asyncio.gather(*(pump.task for pump in self.out.values()), return_exceptions=True)
-        handlers = [end.handler for end in self.ends.values() if end.handler is not None]
-        for handler in handlers:  # they end in order; what the server itself cut off, it would complain of
+        for stream in self.out.values():
+            stream.task.cancel()
+        await asyncio.gather(*(stream.task for stream in self.out.values()), return_exceptions=True)
+        handlers = [stream.handler for stream in self.streams.values() if stream.handler is not None]
+        for handler in handlers:  # before the server does it, which would log an error
             handler.cancel()
         if handlers:
             await asyncio.wait(handlers, timeout=1)
         if self.server is not None:
             await self.server.stop(0.2)
 
-    # --- Post: called from the thread in which rounds run ------------------------------------------
+    # --- called from the thread in which rounds run ------------------------------------------------
     def send_latest(self, target: str, message: Message) -> None:
-        pump = self.out.get(target)
-        if pump is not None:
-            pump.latest = message
-            if not pump.nudged:  # one wake-up for many rounds
-                pump.nudged = True
-                self.loop.call_soon_threadsafe(pump.wake.set)
+        """Send on an out-link; a message that has not left yet is replaced."""
+        stream = self.out.get(target)
+        if stream is not None:
+            stream.latest = message
+            if not stream.nudged:  # one wake-up for many rounds
+                stream.nudged = True
+                self.loop.call_soon_threadsafe(stream.wake.set)
 
     def send_ack(self, target: str, ack: Ack) -> None:
-        end = self.ends.get(target)
-        if end is not None:
-            end.ack = ack
-            self.loop.call_soon_threadsafe(end.wake.set)
+        """Answer on an in-link."""
+        stream = self.streams.get(target)
+        if stream is not None:
+            stream.ack = ack
+            self.loop.call_soon_threadsafe(stream.wake.set)
 
     # --- the receiver's end of a stream ------------------------------------------------------------
-    async def _talk(self, requests: AsyncIterator[bytes], context: Any) -> None:
+    async def _talk(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         sender = await self._admit(context)
-        assembler = wire.Assembler(self.context, sender)
-        end: End | None = None
+        assembler = wire.Assembler(self.local.context, sender)
+        stream: InStream | None = None
         traffic = self.into[sender]
         try:
             while (chunk := await context.read()) is not grpc.aio.EOF:
                 try:
                     message = assembler.add(chunk)
                 except Refused as error:
-                    self.notify("refused", f"{sender}: {error}")
+                    self.local.notify("refused", f"{sender}: {error}")
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
                 traffic.bytes += len(chunk)
                 if message is None:
                     continue
-                if end is None:
-                    end = await self._register(sender, message.sender, context)
+                if stream is None:
+                    stream = await self._register(sender, message.sender, context)
                 traffic.messages += 1
-                traffic.heard = end.heard = time.monotonic()
+                traffic.heard = stream.heard = time.monotonic()
                 traffic.state, traffic.why = "up", ""
-                if time.monotonic() - end.answered > PULSE_SECONDS:
-                    end.wake.set()  # a pulse: we are alive, however long the committing round takes
-                self.hear(sender, message)
+                if time.monotonic() - stream.answered > HEARTBEAT_SECONDS:
+                    stream.wake.set()  # tell the sender we are alive, however long the round takes
+                self.local.hear(sender, message)
         except asyncio.CancelledError:
-            return  # the sender went away, a later life of it has come, or we end
+            return  # the sender went away, a later incarnation of it has come, or we end
         finally:
-            if end is not None:
-                end.task.cancel()
-                if self.ends.get(sender) is end:
-                    del self.ends[sender]
+            if stream is not None:
+                stream.task.cancel()
+                if self.streams.get(sender) is stream:
+                    del self.streams[sender]
                     traffic.state = "down"
 
-    async def _admit(self, context: Any) -> str:
+    async def _admit(self, context: grpc.aio.ServicerContext) -> str:
         """The sender's name, from its certificate; only links of the manifest are let in."""
-        names = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", [])]
-        if len(names) != 1:
-            await context.abort(
-                grpc.StatusCode.UNAUTHENTICATED, f"the certificate must hold one name, it has {names}"
-            )
-        if names[0] not in self.into:
-            why = f"link {names[0]} → {self.context.name} is not in the manifest"
-            self.notify("refused", why)
+        name = await _certified_name(context)
+        if name not in self.into:
+            why = f"link {name} → {self.local.context.name} is not in the manifest"
+            self.local.notify("refused", why)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
-        return str(names[0])
+        return name
 
-    async def _register(self, sender: str, life: Stamp, context: Any) -> End:
-        """One stream for each sender; a later life takes the place of an earlier one at once."""
-        old = self.ends.get(sender)
-        lively = old is not None and old.life != life and time.monotonic() - old.heard < TAKEOVER_SECONDS
-        if old is not None and (old.life.outlives(life) or lively):
-            why = (
-                f"{sender} is already connected as life {old.life.incarnation}; another process uses its name"
-            )
-            self.notify("refused", why)
-            await context.abort(grpc.StatusCode.ALREADY_EXISTS, why)
-        end = self.ends[sender] = End(self, sender, life, context)
+    async def _register(
+        self, sender: str, incarnation: Incarnation, context: grpc.aio.ServicerContext
+    ) -> InStream:
+        """One stream for each sender; a later incarnation replaces an earlier one that has fallen silent."""
+        old = self.streams.get(sender)
         if old is not None:
-            old.task.cancel()
-            if old.handler is not None:
-                old.handler.cancel()
-        return end
+            lively = old.incarnation != incarnation and time.monotonic() - old.heard < TAKEOVER_SECONDS
+            if lively or old.incarnation.supersedes(incarnation):
+                why = (
+                    f"{sender} is already connected as incarnation {old.incarnation.number}; another process "
+                    "uses its name"
+                )
+                self.local.notify("refused", why)
+                await context.abort(grpc.StatusCode.ALREADY_EXISTS, why)
+            old.close()
+        stream = self.streams[sender] = InStream(self.local.context, incarnation, context)
+        return stream
 
-    async def _manifest(self, request: bytes, context: Any) -> bytes:
-        await self._admit_member(context)
+    async def _manifest(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        await _certified_name(context)
         text, signature = self.manifest()
         return pb.ManifestReply(text=text, signature=signature).SerializeToString()
 
-    async def _admit_member(self, context: Any) -> None:
-        names = context.auth_context().get("x509_subject_alternative_name", [])
-        if len(names) != 1:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate must hold one name")
 
-    async def fetch_manifest(self, address: str, name: str) -> tuple[bytes, bytes]:
-        """Ask a neighbour for its manifest."""
-        async with secure_channel(self.identity, address, name) as channel:
-            reply = await channel.unary_unary(f"/{SERVICE}/Manifest")(b"", timeout=CONNECT_SECONDS)
-        answer = pb.ManifestReply.FromString(reply)
-        return answer.text, answer.signature
+async def _certified_name(context: grpc.aio.ServicerContext) -> str:
+    names = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", [])]
+    if len(names) != 1:
+        await context.abort(
+            grpc.StatusCode.UNAUTHENTICATED, f"the certificate must hold one name, it has {names}"
+        )
+    return str(names[0])
 
 
-class End:
+async def fetch_manifest(identity: Identity, address: str, name: str) -> tuple[bytes, bytes]:
+    """Ask the client `name` for its manifest: text and signature, not yet verified."""
+    async with secure_channel(identity, address, name) as channel:
+        reply = await channel.unary_unary(f"/{SERVICE}/Manifest")(b"", timeout=CONNECT_SECONDS)
+    answer = pb.ManifestReply.FromString(reply)
+    return answer.text, answer.signature
+
+
+class InStream:
     """The receiver's end of a stream: answers with the newest acknowledgement."""
 
-    def __init__(self, post: GrpcPost, sender: str, life: Stamp, context: Any) -> None:
-        self.post, self.sender, self.life, self.context = post, sender, life, context
+    def __init__(
+        self, own: wire.Context, incarnation: Incarnation, context: grpc.aio.ServicerContext
+    ) -> None:
+        self.own, self.incarnation, self.context = own, incarnation, context  # incarnation: the sender's
         self.ack: Ack | None = None
         self.heard = time.monotonic()
         self.answered = 0.0
         self.wake = asyncio.Event()
         self.handler = asyncio.current_task()  # the stream's own task
         self.task = asyncio.create_task(self._answer())
+
+    def close(self) -> None:
+        self.task.cancel()
+        if self.handler is not None:
+            self.handler.cancel()
 
     async def _answer(self) -> None:
         with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, grpc.aio.UsageError):
@@ -246,23 +254,24 @@ class End:
                 self.wake.clear()
                 ack, self.ack = self.ack, None
                 self.answered = time.monotonic()
-                await self.context.write(b"" if ack is None else wire.pack_ack(self.post.context, ack))
+                # nothing to acknowledge: an empty frame, the heartbeat
+                await self.context.write(b"" if ack is None else wire.pack_ack(self.own, ack))
                 if ack is not None:
                     crash_point("ack sent")
 
 
-class Pump:
-    """The sender's end of a link: connects, sends what is newest, and tries again for ever."""
+class OutStream:
+    """The sender's end of a link: connects, sends the newest message, and reconnects for ever."""
 
-    def __init__(self, post: GrpcPost, name: str, address: str) -> None:
-        self.post, self.name, self.address = post, name, address
+    def __init__(self, local: Local, name: str, address: str) -> None:
+        self.local, self.name, self.address = local, name, address
         self.latest: Message | None = None
         self.wake = asyncio.Event()
         self.answered = asyncio.Event()
         self.nudged = False
         self.under_way = 0
         self.writing = 0.0  # since when a chunk waits to leave
-        self.asked = 0.0  # since when a message waits for a pulse
+        self.asked = 0.0  # since when a message waits for an answer
         self.traffic = Traffic()
         self.task = asyncio.create_task(self._run())
 
@@ -271,20 +280,20 @@ class Pump:
         while True:
             begun = time.monotonic()
             try:
-                async with secure_channel(self.post.identity, self.address, self.name) as channel:
+                async with secure_channel(self.local.identity, self.address, self.name) as channel:
                     await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
                     await self._stream(channel)
             except asyncio.CancelledError:
                 raise
             except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.TimeoutError, OSError) as error:
-                self.traffic.why = await cause(error, self.post.identity, self.address, self.name)
+                self.traffic.why = await cause(error, self.local.identity, self.address, self.name)
             if self.traffic.state != "down":
                 self.traffic.state = "down"
-                self.post.notify("link down", f"{self.post.context.name} → {self.name}: {self.traffic.why}")
+                self.local.notify("link down", f"{self.local.context.name} → {self.name}: {self.traffic.why}")
             pause = _BACKOFF[0] if time.monotonic() - begun > 10 else min(2 * pause, _BACKOFF[1])
             await asyncio.sleep(pause * random.uniform(0.5, 1))
 
-    async def _stream(self, channel: Any) -> None:
+    async def _stream(self, channel: grpc.aio.Channel) -> None:
         call = channel.stream_stream(f"/{SERVICE}/Talk")()
         listener = asyncio.create_task(self._listen(call))
         try:
@@ -301,15 +310,15 @@ class Pump:
     async def _watch(self) -> None:
         """The deadlines of a stream; one watcher is cheaper than a timer for each chunk."""
         self.writing = self.asked = 0.0
-        patience = SILENT_SECONDS + 8 * self.post.context.n / SLOWEST
+        limit = SILENT_SECONDS + 8 * self.local.context.n / SLOWEST
         while True:
             await asyncio.sleep(1)
             now = time.monotonic()
             stuck = self.writing and now - self.writing > CHUNK_SECONDS
-            if stuck or (self.asked and now - self.asked > patience):
+            if stuck or (self.asked and now - self.asked > limit):
                 raise asyncio.TimeoutError
 
-    async def _send(self, call: Any) -> None:
+    async def _send(self, call: grpc.aio.StreamStreamCall) -> None:
         frame, last, sent_at = 0, None, 0.0
         self.under_way = 0
         self.wake.set()  # a new stream begins with what is newest
@@ -327,7 +336,7 @@ class Pump:
                     await asyncio.wait_for(self.answered.wait(), RESEND_SECONDS)
                 message = self.latest or message  # what became newest while we waited
             frame += 1
-            for number, chunk in enumerate(wire.pack(self.post.context, self.name, message, frame)):
+            for number, chunk in enumerate(wire.pack(self.local.context, self.name, message, frame)):
                 if number:
                     crash_point("half sent")
                 self.writing = time.monotonic()
@@ -340,36 +349,33 @@ class Pump:
             self.traffic.messages += 1
             self.under_way += 1
 
-    async def _listen(self, call: Any) -> None:
+    async def _listen(self, call: grpc.aio.StreamStreamCall) -> None:
         while (data := await call.read()) is not grpc.aio.EOF:
             self.asked = 0.0
             if self.traffic.state != "up":
                 self.traffic.state, self.traffic.why = "up", ""
-                self.post.notify("link up", f"{self.post.context.name} → {self.name}")
+                self.local.notify("link up", f"{self.local.context.name} → {self.name}")
             self.traffic.heard = time.monotonic()
             if not data:
                 continue
             try:
-                ack = wire.unpack_ack(self.post.context, data)
+                ack = wire.unpack_ack(self.local.context, data)
             except Refused as error:
-                self.post.notify("refused", f"{self.name}: {error}")
+                self.local.notify("refused", f"{self.name}: {error}")
                 continue
             self.under_way = 0
             self.answered.set()
             latest = self.latest
-            if (
-                latest
-                and (ack.epoch, ack.seen) == (latest.epoch, latest.sender)
-                and ack.number >= latest.number
-            ):
-                self.latest = None  # nothing to say again
-            self.post.hear(self.name, ack)
+            same = latest and (ack.epoch, ack.seen) == (latest.epoch, latest.sender)
+            if latest and same and ack.number >= latest.number:
+                self.latest = None  # no need to resend
+            self.local.hear(self.name, ack)
         raise grpc.aio.AioRpcError(
             await call.code(), grpc.aio.Metadata(), grpc.aio.Metadata(), details=await call.details()
         )
 
 
-def secure_channel(identity: Identity, address: str, name: str) -> Any:
+def secure_channel(identity: Identity, address: str, name: str) -> grpc.aio.Channel:
     """A channel to the client `name`, and to nobody else who answers at its address."""
     credentials = grpc.ssl_channel_credentials(identity.authority, identity.key, identity.certificate)
     options = [*_OPTIONS, ("grpc.ssl_target_name_override", name), ("grpc.use_local_subchannel_pool", 1)]

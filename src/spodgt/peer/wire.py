@@ -1,7 +1,7 @@
 """Frames as bytes: a small protobuf header and raw little-endian numbers, in chunks of 1 MiB.
 
-Whatever arrives is checked before it is believed, and costs no more memory than one message of the
-size the manifest says. Nothing here can run code: no pickle.
+Everything that arrives is checked before it is used, and takes no more memory than one message of the
+size in the manifest. Nothing here can run code: no pickle.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from google.protobuf.message import DecodeError
 
 from spodgt.peer import wire_pb2 as pb
-from spodgt.peer.protocol import Ack, Message, Refused, Stamp
+from spodgt.peer.protocol import Ack, Incarnation, Message, Refused
 
 PROTOCOL = 1
 CHUNK = 2**20
@@ -50,8 +50,8 @@ def pack(context: Context, receiver: str, message: Message, frame: int) -> Itera
         number=message.number,
         base=message.base,
         acked=message.acked,
-        life=_stamp(message.sender),
-        seen=_stamp(message.seen),
+        incarnation=_packed(message.sender),
+        seen=_packed(message.seen),
         dtype="float32",
         n=context.n,
         frame=frame % 2**32,
@@ -89,39 +89,31 @@ class Assembler:
         if header.offset == 0:
             check_header(header, self.context, self.sender)
             self.header, self.filled = header, 0
-            self.data = np.empty(
-                self.size, np.uint8
-            )  # as large as the manifest says, whatever the header says
+            self.data = np.empty(self.size, np.uint8)  # the manifest gives the size, not the header
         first = self.header
-        if (
-            first is None
-            or header.frame != first.frame
-            or header.offset != self.filled
-            or header.number != first.number
-        ):
+        position = (header.frame, header.number, header.offset)
+        if first is None or position != (first.frame, first.number, self.filled):
             self.header = None
             raise Refused(
                 f"the chunk at {header.offset} of message {header.number} does not follow the one before"
             )
-        if self.filled + len(body) > self.size or (
-            len(body) < CHUNK and self.filled + len(body) != self.size
-        ):
+        end = self.filled + len(body)
+        if end > self.size or (len(body) < CHUNK and end != self.size):
             self.header = None
-            raise Refused(f"the message has {self.filled + len(body)} bytes so far, {self.size} are expected")
-        self.data[self.filled : self.filled + len(body)] = np.frombuffer(body, np.uint8)
-        self.filled += len(body)
+            raise Refused(f"the message has {end} bytes so far, {self.size} are expected")
+        self.data[self.filled : end] = np.frombuffer(body, np.uint8)
+        self.filled = end
         if self.filled < self.size:
             return None
         self.header = None
         numbers = torch.from_numpy(self.data.view(_FLOATS).astype(np.float32, copy=False))
         x, total = numbers[: self.context.n], numbers[self.context.n :]
-        return Message(
-            first.epoch, first.number, first.base, first.acked, _from(first.life), _from(first.seen), x, total
-        )
+        counts = first.epoch, first.number, first.base, first.acked
+        return Message(*counts, _unpacked(first.incarnation), _unpacked(first.seen), x, total)
 
 
 def check_header(header: pb.Header, context: Context, sender: str) -> None:
-    """Is this from the sender the certificate names, for us, of this run, model and protocol?"""
+    """Refuse what is not from the sender of the certificate, for us, of this run, model and protocol."""
     if header.protocol != PROTOCOL:
         raise Refused(
             f"{sender} speaks protocol {header.protocol} (spodgt {header.version or 'unknown'}), "
@@ -133,17 +125,13 @@ def check_header(header: pb.Header, context: Context, sender: str) -> None:
         raise Refused(f"the message is for {header.receiver!r}, this is {context.name!r}")
     if header.run != context.run:
         raise Refused(f"the message is of run {header.run!r}, this is run {context.run!r}")
+    ours, theirs = context.layout.hex()[:12], header.layout.hex()[:12]
     if header.layout != context.layout or header.n != context.n or header.dtype != "float32":
         raise Refused(
-            f"the layout differs: {header.n} {header.dtype} parameters with hash "
-            f"{header.layout.hex()[:12] or 'none'}, "
-            f"we have {context.n} float32 with {context.layout.hex()[:12]}"
+            f"the layout differs: {header.n} {header.dtype} parameters with hash {theirs or 'none'}, "
+            f"we have {context.n} float32 with {ours}"
         )
-    if (
-        not header.base <= header.number
-        or not header.acked <= header.number
-        or max(header.epoch, header.number) >= 2**62
-    ):
+    if max(header.base, header.acked) > header.number or max(header.epoch, header.number) >= 2**62:
         raise Refused(f"the numbers contradict each other: {header.base}, {header.acked}, {header.number}")
 
 
@@ -153,8 +141,8 @@ def pack_ack(context: Context, ack: Ack) -> bytes:
         run=context.run,
         epoch=ack.epoch,
         number=ack.number,
-        life=_stamp(ack.sender),
-        seen=_stamp(ack.seen),
+        incarnation=_packed(ack.sender),
+        seen=_packed(ack.seen),
     ).SerializeToString()
 
 
@@ -165,12 +153,12 @@ def unpack_ack(context: Context, data: bytes) -> Ack:
         raise Refused("the acknowledgement cannot be decoded") from None
     if ack.protocol != PROTOCOL or ack.run != context.run or max(ack.epoch, ack.number) >= 2**62:
         raise Refused(f"the acknowledgement is of run {ack.run!r} and protocol {ack.protocol}")
-    return Ack(ack.epoch, ack.number, _from(ack.life), _from(ack.seen))
+    return Ack(ack.epoch, ack.number, _unpacked(ack.incarnation), _unpacked(ack.seen))
 
 
-def _stamp(stamp: Stamp) -> pb.Stamp:
-    return pb.Stamp(incarnation=stamp.incarnation, boot=stamp.boot)
+def _packed(incarnation: Incarnation) -> pb.Incarnation:
+    return pb.Incarnation(number=incarnation.number, nonce=incarnation.nonce)
 
 
-def _from(stamp: pb.Stamp) -> Stamp:
-    return Stamp(stamp.incarnation, stamp.boot)
+def _unpacked(incarnation: pb.Incarnation) -> Incarnation:
+    return Incarnation(incarnation.number, incarnation.nonce)

@@ -5,16 +5,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Stamp(_message.Message):
-    __slots__ = ("incarnation", "boot")
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    BOOT_FIELD_NUMBER: _ClassVar[int]
-    incarnation: int
-    boot: int
-    def __init__(self, incarnation: _Optional[int] = ..., boot: _Optional[int] = ...) -> None: ...
+class Incarnation(_message.Message):
+    __slots__ = ("number", "nonce")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    nonce: int
+    def __init__(self, number: _Optional[int] = ..., nonce: _Optional[int] = ...) -> None: ...
 
 class Header(_message.Message):
-    __slots__ = ("protocol", "run", "layout", "epoch", "sender", "receiver", "number", "base", "acked", "life", "seen", "dtype", "n", "offset", "frame", "version")
+    __slots__ = ("protocol", "run", "layout", "epoch", "sender", "receiver", "number", "base", "acked", "incarnation", "seen", "dtype", "n", "offset", "frame", "version")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
@@ -24,7 +24,7 @@ class Header(_message.Message):
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     ACKED_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
@@ -40,36 +40,30 @@ class Header(_message.Message):
     number: int
     base: int
     acked: int
-    life: Stamp
-    seen: Stamp
+    incarnation: Incarnation
+    seen: Incarnation
     dtype: str
     n: int
     offset: int
     frame: int
     version: str
-    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., layout: _Optional[bytes] = ..., epoch: _Optional[int] = ..., sender: _Optional[str] = ..., receiver: _Optional[str] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., acked: _Optional[int] = ..., life: _Optional[_Union[Stamp, _Mapping]] = ..., seen: _Optional[_Union[Stamp, _Mapping]] = ..., dtype: _Optional[str] = ..., n: _Optional[int] = ..., offset: _Optional[int] = ..., frame: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., layout: _Optional[bytes] = ..., epoch: _Optional[int] = ..., sender: _Optional[str] = ..., receiver: _Optional[str] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., acked: _Optional[int] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., seen: _Optional[_Union[Incarnation, _Mapping]] = ..., dtype: _Optional[str] = ..., n: _Optional[int] = ..., offset: _Optional[int] = ..., frame: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("protocol", "run", "epoch", "number", "life", "seen")
+    __slots__ = ("protocol", "run", "epoch", "number", "incarnation", "seen")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    LIFE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run: str
     epoch: int
     number: int
-    life: Stamp
-    seen: Stamp
-    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., life: _Optional[_Union[Stamp, _Mapping]] = ..., seen: _Optional[_Union[Stamp, _Mapping]] = ...) -> None: ...
-
-class ManifestRequest(_message.Message):
-    __slots__ = ("run",)
-    RUN_FIELD_NUMBER: _ClassVar[int]
-    run: str
-    def __init__(self, run: _Optional[str] = ...) -> None: ...
+    incarnation: Incarnation
+    seen: Incarnation
+    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., seen: _Optional[_Union[Incarnation, _Mapping]] = ...) -> None: ...
 
 class ManifestReply(_message.Message):
     __slots__ = ("text", "signature")

@@ -1,6 +1,6 @@
 """Several peers on this host under one supervisor: for the demo, the failure tests and benchmarks.
 
-Processes come from a fork server that has imported everything, so a killed client is back at once.
+Processes come from a fork server that has imported everything, so a killed client restarts quickly.
 """
 
 from __future__ import annotations
@@ -13,27 +13,37 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from spodgt.peer import setup
+from spodgt.errors import SpodgtError
+from spodgt.peer import folders
 from spodgt.peer.audit import Audit
-from spodgt.peer.runner import Options, Peer, run_peer
+from spodgt.peer.faults import injection
+from spodgt.peer.options import Options
+from spodgt.peer.run import Peer, run_peer
 
 
 class Fleet:
-    """The clients of a run's folder."""
+    """The clients of a run's folder, each a process.
+
+    Args:
+        run: The run's folder; certificates that are missing are issued.
+        options: How each peer runs.
+        env: Environment variables of the peers, such as SPODGT_CHAOS.
+    """
 
     def __init__(self, run: Path, options: Options = Options(), env: Mapping[str, str] | None = None) -> None:  # noqa: B008
         self.run, self.options, self.env = Path(run), options, dict(env or {})
-        self.names = [client.name for client in setup.load(self.run).clients]
+        self.names = [client.name for client in folders.load(self.run).clients]
         for name in self.names:
             if not (self.run / name / "cert.pem").exists():
-                setup.issue(self.run, name)
-        self.processes: dict[str, Any] = {}
+                folders.issue(self.run, name)
+        self.processes: dict[str, BaseProcess] = {}
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["spodgt.peer.fleet", "spodgt.problems.data.embedded"])
+        self.context.set_forkserver_preload([__name__, "spodgt.problems.data.embedded"])
         self.kills = 0
 
     def start(
@@ -46,6 +56,7 @@ class Fleet:
             self.processes[name] = process
 
     def kill(self, *names: str, number: int = signal.SIGKILL) -> None:
+        """Send a signal, and wait for the end of those that it ends."""
         for name in names or self.names:
             process = self.processes.get(name)
             if process is not None and process.pid and process.is_alive():
@@ -65,23 +76,21 @@ class Fleet:
         return name in self.processes and self.processes[name].is_alive()
 
     def status(self, name: str) -> dict[str, Any]:
+        """The content of status.json; empty before the first report."""
         with contextlib.suppress(OSError, json.JSONDecodeError):
             return json.loads((self.run / name / "status.json").read_text())  # type: ignore[no-any-return]
         return {}
 
     def log(self, name: str, event: str = "") -> list[dict[str, Any]]:
+        """Rows of a client's log, of one kind of event if given."""
         path = self.run / name / "log.jsonl"
-        if not path.exists():
-            return []
         rows = []
-        for line in path.read_text().splitlines():
-            with contextlib.suppress(
-                json.JSONDecodeError
-            ):  # a kill may cut a line of the log; the log is not the state
+        for line in path.read_text().splitlines() if path.exists() else []:
+            with contextlib.suppress(json.JSONDecodeError):  # a kill may cut a line
                 rows.append(json.loads(line))
         return [row for row in rows if not event or row["event"] == event]
 
-    def wait(self, condition: Any, seconds: float, what: str = "") -> float:
+    def wait(self, condition: Callable[[], object], seconds: float, what: str = "") -> float:
         """Wait until `condition()`; returns how long it took, raises if it takes longer than `seconds`."""
         begun = time.monotonic()
         while not condition():
@@ -98,29 +107,26 @@ class Fleet:
 
     def audit(self, *names: str) -> Audit:
         """From the disks; the clients must have stopped."""
-        return setup.audit_folders([self.run / name for name in names or self.names])
+        return folders.audit_folders([self.run / name for name in names or self.names])
 
     def __enter__(self) -> Fleet:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
 
-def _leave_with(parent: int) -> None:
-    """A client does not outlive the supervisor that was killed."""
+def _exit_with(parent: int) -> None:
+    """End a client whose supervisor was killed."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
 
 
 def _child(folder: str, name: str, options: Options, env: dict[str, str]) -> None:
-    from spodgt.errors import SpodgtError
-    from spodgt.peer import crash
-
-    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
     os.environ.update(env)
-    crash.arm(env.get("SPODGT_CRASH", ""))
+    injection.arm(env.get("SPODGT_CRASH", ""))
     try:
         run_peer(Peer(folder, name, options))
     except SpodgtError as error:

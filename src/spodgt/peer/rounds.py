@@ -1,0 +1,131 @@
+"""The local rounds of a peer, in their own thread.
+
+take what has arrived ▶ step ▶ commit ▶ only now send and acknowledge ▶ again
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from spodgt.peer.capacity import Capacity, active_links
+from spodgt.peer.faults.injection import crash_point
+from spodgt.peer.manifest import RESETS
+from spodgt.peer.membership import Membership
+from spodgt.peer.node import Node
+from spodgt.peer.options import Options
+from spodgt.peer.reporter import Reporter
+from spodgt.peer.transport import Transport
+
+_WAIT = 0.2  # seconds, the longest pause before `halt` is checked again
+
+
+class Rounds:
+    """Advances a node round by round, and sends what it has committed."""
+
+    def __init__(
+        self,
+        node: Node,
+        transport: Transport,
+        membership: Membership,
+        capacity: Capacity,
+        reporter: Reporter,
+        options: Options,
+    ) -> None:
+        self.node, self.transport, self.membership = node, transport, membership
+        self.capacity, self.reporter, self.options = capacity, reporter, options
+        self.name = membership.identity.name
+        self.halt = threading.Event()
+        self.failure: BaseException | None = None
+        self.begun = time.monotonic()
+        self._next = 0.0  # when the next round is due, if their rate is limited
+        self._alone = 0  # rounds since a message arrived
+
+    def run(self) -> None:
+        """Rounds until a limit is reached or `halt` is set; an error is kept in `failure`."""
+        try:
+            while not self.halt.is_set() and not self._done():
+                self._round()
+            if self.node.dirty:
+                self._publish()
+            while self.options.linger and not self.halt.is_set():
+                self._rest()
+        except BaseException as error:
+            self.failure = error
+
+    def _done(self) -> bool:
+        o, state = self.options, self.node.state
+        return (
+            (o.rounds is not None and state.k > o.rounds)
+            or (o.gradients is not None and state.gradients >= o.gradients)
+            or (o.seconds is not None and time.monotonic() - self.begun >= o.seconds)
+        )
+
+    def _round(self) -> None:
+        node, manifest, k = self.node, self.membership.manifest, self.node.state.k
+        if self._follow_manifest():
+            return
+        self._pace(manifest.rounds_per_second)
+        # theory wants bounded delays: without news from anybody a client drifts towards its own data
+        waiting = bool(manifest.max_alone) and self._alone >= manifest.max_alone and not node.inbox
+        self.reporter.status.waiting = waiting
+        if waiting:
+            self._wait()
+        else:
+            links = active_links(manifest.probabilities(self.name), manifest.seed, node.member.place, k)
+            node.advance(self.capacity.computes(k), links)
+            self._alone = 0 if node.heard else self._alone + 1
+            crash_point("frames taken")
+            if k % self.options.commit_every == 0:
+                self._publish()
+        self._report()
+
+    def _rest(self) -> None:
+        """After the last round: take what neighbours send and acknowledge it."""
+        self._wait()
+        if not self._follow_manifest() and (self.node.inbox or self.node.acks):
+            self.node.absorb()
+            self._publish()
+        self._report()
+
+    def _wait(self) -> None:
+        self.node.arrived.wait(_WAIT)
+        self.node.arrived.clear()
+
+    def _pace(self, rate: float) -> None:
+        if rate:
+            self._next = max(self._next + 1 / rate, time.monotonic() - 1)
+            while (left := self._next - time.monotonic()) > 0 and not self.halt.is_set():
+                time.sleep(min(left, _WAIT))
+
+    def _publish(self) -> None:
+        """Commit, then send what others have not acknowledged, and acknowledge what was taken."""
+        owed = self.node.commit()
+        for target in self.node.state.out:
+            if self.node.waits(target) and (message := self.node.message(target)):
+                self.transport.send_latest(target, message)
+        for source in owed:
+            if ack := self.node.ack(source):
+                self.transport.send_ack(source, ack)
+
+    def _follow_manifest(self) -> bool:
+        """Ask a neighbour for the newer manifest it has; adopt one that is here: other links, a new epoch."""
+        if self.node.newer_manifest is not None:
+            self.membership.ask(self.node.newer_manifest, self.transport.loop)
+            self.node.newer_manifest = None
+        if self.membership.update is None:
+            return False
+        manifest = self.membership.adopt()
+        self.node.last_epoch = manifest.epoch + RESETS - 1
+        self.node.relink(*manifest.weights_of(self.name), manifest.epoch)
+        self._publish()
+        self.reporter.journal.event(
+            "manifest", f"version {manifest.version} with {len(manifest.clients)} clients"
+        )
+        self.transport.loop.call_soon_threadsafe(self.transport.relink, *manifest.neighbours(self.name))
+        return True
+
+    def _report(self) -> None:
+        if self.reporter.due:
+            self.membership.check_folder()
+            self.reporter.report()
