@@ -398,7 +398,8 @@ def test_resnet_learns_cifar(norm: str) -> None:
     assert isinstance(problem.engine, LoopEngine)
     few = dataclasses.replace(problem.holdings, numbers=np.arange(64), offsets=np.array([0, 32, 64]))
     seen = Samples(problem.samples.inputs[:64], problem.samples.targets[:64])
-    problem._set(holdings=few, partition=None, test_samples=seen)  # a few pictures, to be learnt by heart
+    few_data = dataclasses.replace(problem.data, holdings=few, partition=None, test=seen)
+    problem = problem._with(few_data)  # a few pictures, to be learnt by heart
     method, network = spodgt.SpodGT(step_size=0.05), Network.complete(2)
     losses = spodgt.train(method, problem, network, rounds=30, every=30, gradient_norm=False).frame["loss"]
     assert losses.iloc[-1] < 0.85 * losses.iloc[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from spodgt.kernels import mixing
 from spodgt.kernels.mixing import Links
 from spodgt.problems import Quadratic, classification
 from spodgt.problems.data import IID, Dirichlet, LabelsPerClient
+from spodgt.problems.samples import Samples
 from spodgt.runtimes.simulator import Simulation
 from spodgt.types import Minibatches
 from strategies import METHODS, SEEDS, as_run, networks, participations, worlds
@@ -325,7 +326,8 @@ def test_data_of_idle_clients_are_never_touched(model: str) -> None:
         drawn = problem.draw(seed)
         poisoned = drawn.samples.inputs.double() / 255
         poisoned[drawn.holdings[2]] = torch.nan
-        sick = drawn._with(samples=type(drawn.samples)(poisoned, drawn.samples.targets), partition=None)
+        seen = Samples(poisoned, drawn.samples.targets)
+        sick = drawn._with(replace(drawn.data, samples=seen, partition=None))
         result = spodgt.train(
             "spod-gt",
             sick,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from spodgt.errors import InvalidInput
 from spodgt.problems.data import IID, LabelsPerClient, Partition, Split, load
 from spodgt.problems.learning import Learning
 from spodgt.problems.models import MODELS
 from spodgt.problems.quadratic import Quadratic
+from spodgt.types import Problem
 
-__all__ = ["Learning", "Quadratic", "classification", "fashion_mnist_svm"]
+__all__ = ["Learning", "Quadratic", "classification", "fashion_mnist_svm", "refuse_statistics"]
 
 
 def classification(
@@ -22,12 +23,20 @@ def classification(
     batch_size: int | None = 16,
     augment: bool = False,
     test_samples: int | None = None,
-    **options: Any,
+    **options: int | str,
 ) -> Learning:
     """A shipped model on a shipped data set, divided among the clients anew for every seed.
 
-    `options` are the model's: `classification("cifar-10", "resnet18", width=16, augment=True)`. With
-    `test_samples` only so many of the test set, its first, judge a model: for models that are slow to try.
+    Args:
+        data: "fashion-mnist-small" (default, inside the package), "fashion-mnist" or "cifar-10".
+        model: "svm" (default), "svm-ovr", "logistic", "mlp", "cnn" or "resnet18"; each has its loss.
+        clients: how many clients; 10 by default.
+        partition: who gets which samples; `IID()` by default.
+        batch_size: samples in a mini-batch, 16 by default; None takes full gradients.
+        augment: True trains on random crops and mirror images; False by default.
+        test_samples: evaluate on so many test samples, the first ones; all by default. For slow models.
+        options: of the model: `hidden` of mlp, `width` of cnn, `width` and `norm` of resnet18, as in
+            `classification("cifar-10", "resnet18", width=16, norm="batch")`.
     """
     dataset = load(data)
     if test_samples is not None:
@@ -54,6 +63,27 @@ def fashion_mnist_svm(
     batch_size: int | None = 16,
     data: str = "fashion-mnist-small",
 ) -> Learning:
-    """The paper's first task: a linear SVM on Fashion-MNIST; `data="fashion-mnist"` for the full set."""
+    """The paper's first task: a linear SVM on Fashion-MNIST.
+
+    Args:
+        clients: how many clients; 10 by default.
+        labels_per_client: how many of the ten classes each client holds, 1 to 10; 10 by default.
+        batch_size: samples in a mini-batch, 16 by default; None takes full gradients.
+        data: "fashion-mnist-small" (default: a tenth, inside the package) or "fashion-mnist".
+    """
     partition = LabelsPerClient(labels_per_client)
     return classification(data, "svm", clients=clients, partition=partition, batch_size=batch_size)
+
+
+def refuse_statistics(problem: Problem, runtime: str) -> None:
+    """Refuse a problem whose models keep running statistics, for a runtime that cannot carry them.
+
+    Args:
+        problem: what is to be trained.
+        runtime: its name in the sentence, such as "the distributed runtime".
+    """
+    if columns := problem.statistics(0).shape[1]:
+        raise InvalidInput(
+            f"model must not keep running statistics on {runtime}, got {columns} of them; "
+            "use torch.nn.GroupNorm instead of BatchNorm, or train in the simulator."
+        )

@@ -7,30 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from spodgt import rng
 from spodgt.errors import InvalidInput
-from spodgt.types import Evaluation, Floats, Ints, Minibatches
+from spodgt.types import Evaluation, Floats, HasIdentity, HasOptimum, Ints, Minibatches, Problem
+
+Numbers = Tensor | ArrayLike
 
 
-@dataclass(frozen=True, eq=False)
-class Quadratic:
-    """`H` is (clients, parameters, parameters), symmetric, positive semidefinite; `c` (clients, parameters).
+@dataclass(frozen=True, eq=False, init=False)
+class Quadratic(Problem, HasOptimum, HasIdentity):
+    """One quadratic per client, with gradients that may be noisy."""
 
-    `noise` is the standard deviation of independent normal noise on every coordinate of a gradient.
-    """
+    H: Tensor  # (clients, parameters, parameters)
+    c: Tensor  # (clients, parameters)
+    noise: float
 
-    H: Any
-    c: Any
-    noise: float = 0.0
+    def __init__(self, H: Numbers, c: Numbers, noise: float = 0.0) -> None:
+        """Check and keep the numbers.
 
-    def __post_init__(self) -> None:
-        given = (self.H, self.c)  # lists keep their digits: torch alone would make them float32
+        Args:
+            H: (clients, parameters, parameters) Hessians, each symmetric and positive semidefinite; a
+                tensor, an array or nested lists. Whole numbers become float64.
+            c: (clients, parameters) the minimiser of each client.
+            noise: standard deviation of independent normal noise on every coordinate of a gradient; 0 by
+                default.
+        """
+        given = (H, c)  # lists keep their digits: torch alone would make them float32
         H, c = (t if isinstance(t, Tensor) else torch.as_tensor(np.asarray(t)) for t in given)
         H, c = (t if t.is_floating_point() else t.double() for t in (H, c))
         if c.ndim != 2 or H.shape != (*c.shape, c.shape[-1]):
@@ -44,10 +52,9 @@ class Quadratic:
         if lopsided.max() > 1e-6 * H.abs().max():
             client = int(lopsided.argmax())
             raise InvalidInput(f"H must be symmetric, but H[{client}] is not; use (H + H.mT) / 2.")
-        if not self.noise >= 0:
-            raise InvalidInput(f"noise must be at least 0, got {self.noise!r}; use noise=0.0.")
-        object.__setattr__(self, "H", H)
-        object.__setattr__(self, "c", c)
+        if not noise >= 0:
+            raise InvalidInput(f"noise must be at least 0, got {noise!r}; use noise=0.0.")
+        self.__dict__.update(H=H, c=c, noise=noise)
 
     @classmethod
     def random(
@@ -60,7 +67,16 @@ class Quadratic:
         spread: float = 1.0,
         noise: float = 0.0,
     ) -> Quadratic:
-        """Random rotations, eigenvalues between 1/condition and 1, centres `spread` apart."""
+        """Random Hessians and centres, in float64.
+
+        Args:
+            clients: how many quadratics.
+            parameters: length of a model.
+            seed: of the draw; 0 by default.
+            condition: eigenvalues are drawn between 1/condition and 1, log-uniformly; 10 by default.
+            spread: standard deviation of every coordinate of the clients' minimisers; 1 by default.
+            noise: as for `Quadratic`.
+        """
         draws = rng.generator(seed, "quadratic")
         Q, _ = np.linalg.qr(draws.standard_normal((clients, parameters, parameters)))
         values = condition ** -draws.random((clients, parameters, 1))
@@ -80,8 +96,12 @@ class Quadratic:
     def work(self) -> float:
         return float(self.H.numel())
 
-    def optimum(self, weights: Any = None) -> Tensor:
-        """The minimiser of Σ w_i F_i, all weights one by default; p for the limit of Spod-GT."""
+    def optimum(self, weights: ArrayLike | None = None) -> Tensor:
+        """(parameters,) the minimiser of Σ w_i F_i.
+
+        Args:
+            weights: (clients,) w; all one by default. With w = p it is the limit of Spod-GT.
+        """
         H, c = self.H.double(), self.c.double()
         w = torch.ones(self.clients) if weights is None else torch.as_tensor(weights)
         w = w.double().to(H.device)
@@ -105,8 +125,7 @@ class Quadratic:
         return replace(self, H=self.H.to(device, dtype), c=self.c.to(device, dtype))
 
     @property
-    def identity(self) -> tuple[dict[str, str], list[Any]]:
-        """What tells this problem from another: its settings in words, and its numbers."""
+    def identity(self) -> tuple[dict[str, str], list[Tensor | Ints]]:
         return {"noise": str(self.noise)}, [self.H, self.c]
 
     def grad(self, x: Tensor, batches: Minibatches) -> Tensor:

@@ -1,14 +1,19 @@
-"""What clients hold: all samples in two tensors, whose they are, and how a mini-batch is drawn from them."""
+"""What clients hold: all samples in two tensors, whose they are, and how a mini-batch is drawn from them.
+
+A mini-batch is drawn without replacement, as a pure function of (seed, round, client).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
+from torch.utils import data as torch_data
 
 from spodgt import rng
 from spodgt.compiled import jit
@@ -17,6 +22,7 @@ from spodgt.rng import word
 from spodgt.types import Ints, Words
 
 CHUNK = 2**24  # numbers in one evaluated block: 64 MB of float32
+Source = torch_data.Dataset[object] | Sequence[object]  # pairs (input, target), or two tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,15 +74,13 @@ class Holdings:
     @staticmethod
     def join(several: Sequence[Holdings]) -> Holdings:
         """The clients of several runs, one run after the other."""
-        sizes = np.concatenate([holdings.sizes for holdings in several])
-        return Holdings(
-            np.concatenate([holdings.numbers for holdings in several]), np.r_[0, np.cumsum(sizes)]
-        )
+        sizes = np.concatenate([each.sizes for each in several])
+        return Holdings(np.concatenate([each.numbers for each in several]), np.r_[0, np.cumsum(sizes)])
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, client: int) -> Ints:
+    def __getitem__(self, client: int | np.integer) -> Ints:
         return self.numbers[self.offsets[client] : self.offsets[client + 1]]
 
     @property
@@ -84,17 +88,17 @@ class Holdings:
         return np.diff(self.offsets)
 
 
-def read_samples(data: Any, who: str) -> Samples:
-    """Read a dataset into two tensors."""
-    if isinstance(data, torch.utils.data.TensorDataset):
-        data = data.tensors
-    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(t, Tensor) for t in data):
-        inputs, targets = data
+def read_samples(data: Source, who: str) -> Samples:
+    """Read a data set into two tensors."""
+    given = data.tensors if isinstance(data, torch_data.TensorDataset) else data
+    if isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(t, Tensor) for t in given):
+        inputs, targets = cast(Sequence[Tensor], given)
     else:
+        pairs = cast(Sequence[tuple[ArrayLike, ArrayLike]], given)
         try:
-            pairs = [data[i] for i in range(len(data))]
-            inputs = torch.stack([torch.as_tensor(np.asarray(first)) for first, _ in pairs])
-            targets = torch.as_tensor(np.asarray([np.asarray(second) for _, second in pairs]))
+            both = [pairs[i] for i in range(len(pairs))]
+            inputs = torch.stack([torch.as_tensor(np.asarray(first)) for first, _ in both])
+            targets = torch.as_tensor(np.asarray([np.asarray(second) for _, second in both]))
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidData(
                 f"{who} must be a dataset of (input, target) pairs of equal shape or two tensors, "
