@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from spodgt import Learning, rng
+from spodgt import Learning, Quadratic, rng
 from spodgt.errors import InvalidInput
+from spodgt.problems import refuse_statistics
 from spodgt.problems.gradients.choose import choose, multiplications, side_effects
 from spodgt.problems.gradients.layout import Layout, flatten
 from spodgt.problems.gradients.linear import LinearEngine
@@ -207,6 +208,19 @@ def test_batch_norm_is_refused_unless_its_buffers_are_pulled() -> None:
     assert_close(problem.statistics(0), torch.tensor([[0.0] * 8 + [1.0] * 8] * 2))
     with pytest.raises(InvalidInput, match=r"columns, got .* of them running statistics"):
         problem.evaluate(problem.start(0))
+
+
+def test_runtimes_that_cannot_carry_statistics_refuse_them_in_one_sentence() -> None:
+    data = [(torch.rand(6, 3), torch.randint(CLASSES, (6,))) for _ in range(2)]
+    module = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES))
+    with pytest.raises(InvalidInput) as error:
+        refuse_statistics(Learning(module, cross_entropy, data, buffers="pull"), "peers")
+    assert str(error.value) == (
+        "model must not keep running statistics on peers, got 10 of them; "
+        "use torch.nn.GroupNorm instead of BatchNorm, or train in the simulator."
+    )
+    refuse_statistics(Learning(nn.Linear(3, CLASSES), cross_entropy, data), "peers")
+    refuse_statistics(Quadratic.random(2, 3), "peers")
 
 
 def test_constant_buffers_are_no_statistics() -> None:

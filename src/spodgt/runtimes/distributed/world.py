@@ -22,6 +22,7 @@ from torch import Tensor
 
 from spodgt.algorithms import stack
 from spodgt.algorithms.base import Algorithm, Schedule, Traits
+from spodgt.problems import refuse_statistics
 from spodgt.runtimes.distributed.blocks import Block, Traffic, blocks, effort
 from spodgt.runtimes.distributed.group import Group
 from spodgt.runtimes.distributed.messages import Flight, Item, Key, Mail, Parcel
@@ -42,6 +43,7 @@ class Distributed(Simulation):
         tally: Tally | None = None,
         mail: Mail | None = None,
     ) -> None:
+        refuse_statistics(every[0].problem, "the distributed runtime")
         super().__init__(every, dtype=dtype, device=group.device, runs=runs, tally=tally, fuse=False)
         self.group, self.mail = group, mail or Mail(group)
 
