@@ -19,6 +19,7 @@ from spodgt.peer.capacity import Table, capacity
 from spodgt.peer.folders import publish
 from spodgt.peer.manifest import Client, Link, Manifest, Method, layout_of
 from spodgt.peer.work import own_problem
+from spodgt.problems import refuse_statistics
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def plan(config: Config, deployment: Deployment) -> Manifest:
         raise InvalidInput(f"run.methods must be one method, got {several}; use --method spod-gt-memory.")
     make = deployment.problem
     problem = own_problem(make, names[0]) if make else experiment.problem.draw(seed)
+    refuse_statistics(problem, "peers")
     devices: list[Table] = [{"kind": "bernoulli", "p": float(p)} for p in availability.p]
     for name, table in deployment.compute.items():
         if name not in names:

@@ -14,6 +14,7 @@ from spodgt.errors import InvalidInput
 from spodgt.experiment.config import Config, build
 from spodgt.peer.capacity import Capacity
 from spodgt.peer.manifest import Manifest, layout_of
+from spodgt.problems import refuse_statistics
 from spodgt.types import Evaluation, Minibatches, Problem
 
 
@@ -35,6 +36,7 @@ class Work:
         make: Callable[[str], object] | None = None,
     ) -> None:
         problem = own_problem(make, name) if make else manifest_problem(manifest)
+        refuse_statistics(problem, "peers")
         self.problem = problem.to(torch.device("cpu"), torch.float32)
         self.place, self.seed, self.capacity = manifest.client(name).place, manifest.seed, capacity
         self.row = 0 if problem.clients == 1 else self.place
