@@ -37,7 +37,7 @@ def rounds(seconds: float = 12.0, commit_every: int = 1) -> dict[str, Any]:
         run = Path(folder) / "run"
         create(run, CONFIG)
         options = Options(
-            durability="process", evaluate_seconds=1e9, report_seconds=0.5, commit_every=commit_every
+            durability="process", evaluate_every=1e9, report_every=0.5, commit_every=commit_every
         )
         with Fleet(run, options) as fleet:
             fleet.start()

@@ -43,7 +43,7 @@ def peers(
         # a client waits when it is alone, so all begin together
         deployment = Deployment(rounds_per_second=rate, max_alone=20)
         create(run, five_peers(step_size=STEP, labels=1), deployment)
-        options = Options(durability="process", evaluate_seconds=1.0, report_seconds=0.5)
+        options = Options(durability="process", evaluate_every=1.0, report_every=0.5)
         with Fleet(run, options, {"SPODGT_CHAOS": chaos}) as fleet:
             fleet.start()
             fleet.rounds(2, 180)

@@ -1,4 +1,7 @@
-"""Generate wire_pb2.py and its types from wire.proto: `python tools/make_wire.py` (needs grpcio-tools)."""
+"""Generate wire_pb2.py and its types from wire.proto: `python tools/make_wire.py` (needs grpcio-tools).
+
+grpcio-tools 1.74 to 1.76 write code for protobuf ≥ 6.31.1, the lowest version that pyproject.toml allows.
+"""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def fleet(
         tempfile.TemporaryDirectory() as folder,
         Fleet(
             make(Path(folder) / "run", **kwargs),
-            options or Options(durability="process", evaluate_seconds=2, report_seconds=0.3),
+            options or Options(durability="process", evaluate_every=2, report_every=0.3),
             env,
         ) as made,
     ):
@@ -236,7 +236,7 @@ def row_9() -> str:
         copy = f.run / "copy" / "p1"
         shutil.copytree(f.run / "p1", copy)
         home, f.run = f.run, f.run / "copy"
-        f.start("p1", options=Options(durability="process", listen="127.0.0.1:0", report_seconds=0.3))
+        f.start("p1", options=Options(durability="process", listen="127.0.0.1:0", report_every=0.3))
         f.run = home
         second, f.processes["p1"] = f.processes["p1"], first
         f.wait(

@@ -63,22 +63,16 @@ class Clients:
 
 
 @dataclass(frozen=True)
-class Stop:
-    """When a client has done its work."""
-
-    rounds: Annotated[int | None, typer.Option(help="Stop after this many local rounds.")] = None
-    gradients: Annotated[int | None, typer.Option(help="Stop after this many gradients.")] = None
-    seconds: Annotated[float | None, typer.Option(help="Stop after this time.")] = None
-    linger: Annotated[bool, typer.Option(help="Stay reachable after the last round.")] = False
-
-
-@dataclass(frozen=True)
 class Running:
-    """How a client runs."""
+    """How a client runs, and when it stops."""
 
     durability: Annotated[str, typer.Option(help="power (fsync) or process (survives kill -9 only).")] = (
         "power"
     )
+    rounds: Annotated[int | None, typer.Option(help="Stop after this many local rounds.")] = None
+    gradients: Annotated[int | None, typer.Option(help="Stop after this many gradients.")] = None
+    seconds: Annotated[float | None, typer.Option(help="Stop after this time.")] = None
+    linger: Annotated[bool, typer.Option(help="Stay reachable after the last round.")] = False
     evaluate_every: Annotated[float, typer.Option(help="Seconds between evaluations.")] = 5.0
     commit_every: Annotated[int, typer.Option(help="Local rounds that share one commit.")] = 1
     problem: Annotated[str | None, typer.Option(help="Your own data: module:function, called with NAME.")] = (
@@ -110,14 +104,9 @@ def peer_init(
     changes = {} if config else dict(_PEER_DEFAULTS)
     changes |= {"network.clients": clients} if clients is not None else {}
     changes |= changes_of(methods=method, labels_per_client=labels_per_client, assign=assign)
-    deployment = Deployment(
-        names=_list(made.names),
-        addresses=_list(made.addresses),
-        compute=_devices(made.compute or []),
-        problem=_factory(made.problem),
-        rounds_per_second=made.rounds_per_second,
-        max_alone=made.max_alone,
-    )
+    parts = {"names": _list(made.names), "addresses": _list(made.addresses)}
+    devices, problem = _devices(made.compute or []), _factory(made.problem)
+    deployment = Deployment(**{**vars(made), **parts, "compute": devices, "problem": problem})
     manifest = create(run, (Config.read(config) if config else Config()).override(changes), deployment)
     names = [client.name for client in manifest.clients]
     if as_json:
@@ -151,7 +140,6 @@ def peer_start(
     metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics on loopback.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No panel; events as lines on stderr.")] = False,
     *,
-    stop: Stop,
     running: Running,
 ) -> None:
     """Run one client until it is stopped; started again, it continues."""
@@ -160,18 +148,8 @@ def peer_start(
         from spodgt.peer.run import Peer, run_peer
     from spodgt.peer.options import Options
 
-    _check_start(stop, running, metrics_port)
-    options = Options(
-        durability=running.durability,
-        rounds=stop.rounds,
-        gradients=stop.gradients,
-        seconds=stop.seconds,
-        linger=stop.linger,
-        evaluate_seconds=running.evaluate_every,
-        commit_every=running.commit_every,
-        listen=running.listen,
-        problem=_factory(running.problem),
-    )
+    _check_start(running, metrics_port)
+    options = Options(**{**vars(running), "problem": _factory(running.problem)})
     folder = run / name if (run / name).is_dir() else run
     if not (folder / "cert.pem").exists():
         fix = f"make it with: spodgt peer issue {name} --run {run}"
@@ -195,16 +173,11 @@ def peer_start(
         run_peer(peer, lambda: live.update(panel(status, journal), refresh=True))
 
 
-def _check_start(stop: Stop, running: Running, metrics_port: int | None) -> None:
+def _check_start(running: Running, metrics_port: int | None) -> None:
     from spodgt.peer.create import check_address
 
-    for key, value in (
-        ("rounds", stop.rounds),
-        ("gradients", stop.gradients),
-        ("seconds", stop.seconds),
-        ("commit_every", running.commit_every),
-        ("evaluate_every", running.evaluate_every),
-    ):
+    for key in ("rounds", "gradients", "seconds", "commit_every", "evaluate_every"):
+        value = vars(running)[key]
         if value is not None and value <= 0:
             raise InvalidInput(f"{key} must be above 0, got {value}; use --{key.replace('_', '-')} 100.")
     if running.listen is not None:

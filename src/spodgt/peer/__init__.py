@@ -5,7 +5,7 @@
     wire ◀─ transport, diagnosis      its links: bytes, sockets, why a link is down
     identity, manifest, membership    who may take part, and what all agree on
     capacity, work                    what the device can do, and its part of the problem
-    rounds, reporter, run             the process: its loop, its reports, all of it together
+    options, rounds, run              the process: its options, its loop, all of it together
     status, journal, metrics, panel   what people and programs see of it
     create, folders, audit            commands on folders
     faults/, demo                     fault injection, and a demonstration of it

@@ -6,7 +6,7 @@ import math
 import shutil
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
@@ -21,12 +21,7 @@ _START_SECONDS = 180.0
 _PLAN = ((0.3, "p1", "killed"), (0.45, "p1", "back"), (0.5, "p3", "killed"), (0.7, "p3", "back"))
 
 
-class Event(NamedTuple):
-    """Something done to a client on purpose."""
-
-    time: float  # seconds since the epoch of the clock
-    name: str
-    what: str  # killed or back
+Event = tuple[float, str, str]  # wall time, client, "killed" or "back"
 
 
 def five_peers(*, step_size: float, labels: int) -> Config:
@@ -46,16 +41,7 @@ def five_peers(*, step_size: float, labels: int) -> Config:
 
 
 def demo(out: Path, seconds: float, console: Console) -> dict[str, object]:
-    """Run the peers for `seconds`, audit their disks and draw `out`/demo.png.
-
-    Args:
-        out: Folder for the run and the picture; an earlier demo in it is replaced.
-        seconds: How long, at least 10.
-        console: Where progress is printed.
-
-    Returns:
-        The audit, the last accuracies, the picture's path and what was done when.
-    """
+    """Run the peers for `seconds`, audit their disks and draw demo.png. Replaces an earlier demo."""
     if not seconds >= 10:
         raise InvalidInput(f"seconds must be at least 10, got {seconds}; use --seconds 40.")
     run, mark = out / "run", out / "run" / ".demo"
@@ -65,7 +51,7 @@ def demo(out: Path, seconds: float, console: Console) -> dict[str, object]:
         raise InvalidInput(f"{run} is there and not of a demo; give another folder with --out.")
     create(run, five_peers(step_size=0.05, labels=2), Deployment(rounds_per_second=30.0))
     mark.touch()
-    with Fleet(run, Options(durability="process", report_seconds=0.5, evaluate_seconds=1.0)) as fleet:
+    with Fleet(run, Options(durability="process", report_every=0.5, evaluate_every=1.0)) as fleet:
         console.print(f"starting {len(fleet.names)} peers in {run} …")
         fleet.start()
         try:
@@ -87,7 +73,7 @@ def demo(out: Path, seconds: float, console: Console) -> dict[str, object]:
     )
     console.print("accuracy: " + ", ".join(f"{name} {value:.3f}" for name, value in last.items()))
     console.print(f"picture: [bold]{picture}[/]")
-    times = [(event.time - begun, event.name, event.what) for event in events]
+    times = [(at - begun, name, what) for at, name, what in events]
     return {"audit": found.to_dict(), "accuracy": last, "picture": str(picture), "events": times}
 
 
@@ -97,28 +83,21 @@ def _disturb(fleet: Fleet, begun: float, seconds: float, console: Console) -> li
     for fraction, name, what in _PLAN:
         time.sleep(max(0.0, begun + fraction * seconds - time.time()))
         (fleet.kill if what == "killed" else fleet.start)(name)
-        events.append(Event(time.time(), name, what))
+        events.append((time.time(), name, what))
         note = " (kill -9)" if what == "killed" else ""
-        console.print(f"{events[-1].time - begun:5.1f} s  {name} {what}{note}")
+        console.print(f"{events[-1][0] - begun:5.1f} s  {name} {what}{note}")
     time.sleep(max(0.0, begun + seconds - time.time()))
     return events
 
 
 def draw(rows: dict[str, list[dict[str, Any]]], events: list[Event], error: float | None, path: Path) -> None:
-    """Accuracy of every client against time, and its local audit below.
-
-    Args:
-        rows: The log's rows "status" of each client.
-        events: When clients were killed and restarted.
-        error: The audit at the end.
-        path: The picture.
-    """
+    """Accuracy of every client against time and its local audit below, from rows "status" of their logs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.6, 5.4), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     start = min((row["time"] for log in rows.values() for row in log), default=0.0)
-    gaps = {(event.name, event.what): event.time - start for event in events}
+    gaps = {(name, what): at - start for at, name, what in events}
     for (name, log), colour in zip(rows.items(), COLOURS, strict=False):
         times = [row["time"] - start for row in log]
         below.plot(times, [max(row["audit"], 1e-20) for row in log], ".", color=colour, markersize=4)

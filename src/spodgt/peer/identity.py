@@ -32,25 +32,27 @@ class Identity:
     certificate: bytes
     authority: bytes
 
-
-def read(folder: Path, name: str) -> Identity:
-    """The identity of client `name` in its folder."""
-    try:
-        parts = [(folder / file).read_bytes() for file in ("key.pem", "cert.pem", "ca.pem")]
-    except OSError as error:
-        raise InvalidInput(
-            f"{error.filename} cannot be read: {error.strerror}; make it with: spodgt peer issue {name}."
-        ) from None
-    return Identity(name, *parts)
+    @classmethod
+    def read(cls, folder: Path, name: str) -> Identity:
+        """From a client's folder; refused in one sentence if it would fail later in a handshake."""
+        try:
+            parts = [(folder / file).read_bytes() for file in ("key.pem", "cert.pem", "ca.pem")]
+        except OSError as error:
+            raise InvalidInput(
+                f"{error.filename} cannot be read: {error.strerror}; make it with: spodgt peer issue {name}."
+            ) from None
+        identity = cls(name, *parts)
+        check(identity)
+        return identity
 
 
 def create_authority(run: str) -> tuple[bytes, bytes]:
     """A new authority: its key and its certificate, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"spodgt run {run}")])
-    builder = _builder(name, name, key.public_key(), _now(), _CA_DAYS)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    name = _common_name(f"spodgt run {run}")
     usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
+    builder = _builder(name, name, key, _now(), _CA_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     certificate = builder.add_extension(usage, critical=True).sign(key, hashes.SHA256())
     return _pem(key), certificate.public_bytes(serialization.Encoding.PEM)
 
@@ -63,13 +65,12 @@ def issue(
     days: float = DAYS,
     start: datetime.datetime | None = None,
 ) -> Identity:
-    """A certificate for `name`, good for both ends of a link."""
+    """A certificate for `name`, good for both ends of a link, for `days` from `start` or from now."""
     signer, root = _private(authority_key), x509.load_pem_x509_certificate(authority)
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    builder = _builder(subject, root.subject, key.public_key(), start or _now(), days)
-    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
     both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    builder = _builder(_common_name(name), root.subject, key, start or _now(), days)
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
     builder = builder.add_extension(both, critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     certificate = builder.sign(signer, hashes.SHA256())
@@ -79,35 +80,30 @@ def issue(
 def check(identity: Identity) -> None:
     """Report now, in one sentence, what would fail later in a handshake."""
     certificate, now = x509.load_pem_x509_certificate(identity.certificate), _now()
-    names, begin, end = (
-        names_of(certificate),
-        certificate.not_valid_before_utc,
-        certificate.not_valid_after_utc,
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    whose, fix = (
+        f"the certificate of {identity.name}",
+        f"issue a new one with: spodgt peer issue {identity.name}",
     )
-    fix = f"issue a new one with: spodgt peer issue {identity.name}"
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        names = extension.value.get_values_for_type(x509.DNSName)
+    except x509.ExtensionNotFound:
+        names = []
     if names != [identity.name]:
-        raise InvalidInput(
-            f"the certificate names {', '.join(names) or 'nobody'}, not {identity.name!r}; {fix}."
-        )
+        who = ", ".join(names) or "nobody"
+        raise InvalidInput(f"the certificate names {who}, not {identity.name!r}; {fix}.")
     if end < now:
-        raise InvalidInput(f"the certificate of {identity.name} expired on {end:%Y-%m-%d %H:%M} UTC; {fix}.")
+        raise InvalidInput(f"{whose} expired on {end:%Y-%m-%d %H:%M} UTC; {fix}.")
     if begin > now:
         raise InvalidInput(
-            f"the certificate of {identity.name} begins on {begin:%Y-%m-%d %H:%M} UTC, "
-            f"but this host's clock says {now:%Y-%m-%d %H:%M}; set the clock."
+            f"{whose} begins on {begin:%Y-%m-%d %H:%M} UTC, but this host's clock says "
+            f"{now:%Y-%m-%d %H:%M}; set the clock."
         )
     try:
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(identity.authority))
     except (InvalidSignature, ValueError, TypeError):
-        raise InvalidInput(f"the certificate of {identity.name} is from another authority; {fix}.") from None
-
-
-def names_of(certificate: x509.Certificate) -> list[str]:
-    try:
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except x509.ExtensionNotFound:
-        return []
-    return list(found.value.get_values_for_type(x509.DNSName))
+        raise InvalidInput(f"{whose} is from another authority; {fix}.") from None
 
 
 def sign(authority_key: bytes, text: bytes) -> bytes:
@@ -128,8 +124,7 @@ def verified(authority: bytes, text: bytes, signature: bytes) -> bool:
 
 def write_secret(path: Path, data: bytes) -> None:
     """Write a file that only its owner reads."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)
 
 
@@ -140,27 +135,23 @@ def _private(pem: bytes) -> ec.EllipticCurvePrivateKey:
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    kind = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption())
 
 
 def _builder(
     subject: x509.Name,
     issuer: x509.Name,
-    key: ec.EllipticCurvePublicKey,
+    key: ec.EllipticCurvePrivateKey,
     start: datetime.datetime,
     days: float,
 ) -> x509.CertificateBuilder:
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(start - _SKEW)
-        .not_valid_after(start + datetime.timedelta(days=days))
-    )
+    builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+    return builder.not_valid_before(start - _SKEW).not_valid_after(start + datetime.timedelta(days=days))
+
+
+def _common_name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
 def _now() -> datetime.datetime:

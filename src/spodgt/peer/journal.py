@@ -14,12 +14,7 @@ _QUIET = 5.0  # seconds between two entries of the same kind and text
 
 
 class Journal:
-    """A structured log, counts of events by kind, and the most recent events.
-
-    Args:
-        path: The file.
-        name: The client, written into every line.
-    """
+    """A structured log, counts of events by kind, and the most recent events."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name = path, name

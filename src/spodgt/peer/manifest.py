@@ -16,12 +16,11 @@ import numpy as np
 import tomli_w
 
 from spodgt.algorithms import method
-from spodgt.algorithms.base import Algorithm
+from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.errors import Incompatible, InvalidConfig, InvalidInput
 from spodgt.network import Network
 from spodgt.peer import identity
 from spodgt.peer.capacity import Table
-from spodgt.peer.states import Tracking
 from spodgt.types import HasLayout, Problem
 
 if sys.version_info >= (3, 11):
@@ -59,10 +58,10 @@ class Method:
     name: str
     step_size: float
 
-    def build(self) -> Algorithm:
+    def build(self) -> Algorithm[TrackingState]:
         """The method itself; refused if its state is not x, y, g, for which peers have links."""
         built = method(self.name, step_size=self.step_size)
-        if built.traits.state != Tracking._fields or built.traits.rule is None:
+        if built.traits.state != TrackingState._fields or built.traits.rule is None:
             raise Incompatible(
                 f"method {built.name} cannot run between peers; use spod-gt-memory or spod-gt."
             )

@@ -16,12 +16,7 @@ _PAUSE = 0.5  # seconds between two requests for a manifest
 
 
 class Membership:
-    """The manifest in force, and a newer one once it is known.
-
-    Args:
-        folder: The client's folder, which holds manifest.toml and manifest.sig.
-        identity: The client's certificate and the authority's.
-    """
+    """The manifest in force, and a newer one once it is known."""
 
     def __init__(self, folder: Path, identity: Identity) -> None:
         self.folder, self.identity = folder, identity

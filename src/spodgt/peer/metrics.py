@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from spodgt.peer.journal import Journal
 from spodgt.peer.status import Status
 
+_GAUGES = ("k", "gradients", "rounds_per_second", "loss", "accuracy", "audit", "consensus", "incarnation")
 _LINK = ["client", "way", "neighbour"]
 
 
@@ -20,20 +21,10 @@ class _Reader(Collector):
 
     def collect(self) -> Iterator[Metric]:
         status, name = self.status, self.status.name
-        gauges = {
-            "k": status.k,
-            "gradients": status.gradients,
-            "rounds_per_second": status.rounds_per_second,
-            "loss": status.loss,
-            "accuracy": status.accuracy,
-            "audit": status.audit,
-            "consensus": status.consensus,
-            "incarnation": status.incarnation,
-            "epoch": status.epoch,
-        }
-        for key, value in gauges.items():
+        values = vars(status) | {"consensus": status.consensus}
+        for key in (*_GAUGES, "epoch"):
             gauge = GaugeMetricFamily(f"spodgt_peer_{key}", f"{key} of this client", labels=["client"])
-            gauge.add_metric([name], float(value))
+            gauge.add_metric([name], float(values[key]))
             yield gauge
         messages = CounterMetricFamily("spodgt_peer_messages", "messages on a link", labels=_LINK)
         size = CounterMetricFamily("spodgt_peer_bytes", "bytes on a link", labels=_LINK)

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm
+from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.peer.protocol import (
     Ack,
     Incarnation,
@@ -57,7 +57,7 @@ class Node:
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithm: Algorithm[TrackingState],
         gradient: Gradient,
         vault: Vault,
         *,

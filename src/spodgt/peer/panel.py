@@ -1,4 +1,4 @@
-"""The live panel of `spodgt peer start`."""
+"""The live panel of `spodgt peer start`, and the table of `spodgt peer status`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spodgt.peer.status import Status
 _COLOURS = {"up": "green", "down": "red", "waiting": "yellow"}
 
 
-def panel(status: Status, journal: Journal | None = None) -> Panel:
+def panel(status: Status, journal: Journal) -> Panel:
     """One client: its progress, its links and the latest events."""
     head = Table.grid(padding=(0, 3))
     head.add_row(
@@ -41,13 +41,14 @@ def panel(status: Status, journal: Journal | None = None) -> Panel:
             state.append(f" ({n.why})", style="dim")
         silent = "–" if n.silent is None else f"{n.silent:.0f} s"
         distance = "" if n.distance is None else f"{n.distance:.3g}"
-        links.add_row(
-            arrow, state, f"{n.number:,}", f"{n.messages:,}", f"{n.bytes / 1e6:.1f}", silent, distance
-        )
-    parts: list[Any] = [head, Text(), links]
-    for at, kind, text in (journal.recent if journal else [])[-4:]:
-        parts.append(Text(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {kind}: {text}", style="dim"))
-    return Panel(Group(*parts), title=f"spodgt peer {status.name}", title_align="left", border_style="blue")
+        size = f"{n.bytes / 1e6:.1f}"
+        links.add_row(arrow, state, f"{n.number:,}", f"{n.messages:,}", size, silent, distance)
+    events = [
+        Text(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {kind}: {text}", style="dim")
+        for at, kind, text in journal.recent[-4:]
+    ]
+    body = Group(head, Text(), links, *events)
+    return Panel(body, title=f"spodgt peer {status.name}", title_align="left", border_style="blue")
 
 
 def overview(rows: list[dict[str, Any]]) -> Table:
@@ -55,20 +56,12 @@ def overview(rows: list[dict[str, Any]]) -> Table:
     heads = "client", "round", "gradients", "/s", "loss", "acc", "consensus", "audit", "links", "age"
     table = Table(*heads, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows:
-        up = sum(n["state"] == "up" for n in row["neighbours"])
-        age = time.time() - row["time"]
-        table.add_row(
-            row["name"],
-            f"{row['k']:,}",
-            f"{row['gradients']:,}",
-            f"{row['rounds_per_second']:.0f}",
-            _number(row["loss"]),
-            _number(row["accuracy"]),
-            _number(row["consensus"]),
-            f"{row['audit']:.1e}",
-            f"{up}/{len(row['neighbours'])}",
-            Text(f"{age:.0f} s", style="red" if age > 10 else ""),
-        )
+        up, age = sum(n["state"] == "up" for n in row["neighbours"]), time.time() - row["time"]
+        numbers = f"{row['k']:,}", f"{row['gradients']:,}", f"{row['rounds_per_second']:.0f}"
+        scores = (_number(row[key]) for key in ("loss", "accuracy", "consensus"))
+        links = f"{up}/{len(row['neighbours'])}"
+        late = Text(f"{age:.0f} s", style="red" if age > 10 else "")
+        table.add_row(row["name"], *numbers, *scores, f"{row['audit']:.1e}", links, late)
     return table
 
 

@@ -14,7 +14,7 @@ from spodgt.peer.manifest import RESETS
 from spodgt.peer.membership import Membership
 from spodgt.peer.node import Node
 from spodgt.peer.options import Options
-from spodgt.peer.reporter import Reporter
+from spodgt.peer.status import Reporter
 from spodgt.peer.transport import Transport
 
 _WAIT = 0.2  # seconds, the longest pause before `halt` is checked again

@@ -15,19 +15,19 @@ from pathlib import Path
 import torch
 
 from spodgt.errors import Failed, InvalidInput
-from spodgt.peer import identity as identities
 from spodgt.peer import wire
 from spodgt.peer.capacity import capacity
 from spodgt.peer.faults.injection import Chaos
+from spodgt.peer.identity import Identity
 from spodgt.peer.journal import Journal
 from spodgt.peer.manifest import RESETS, Manifest
 from spodgt.peer.membership import Membership
 from spodgt.peer.node import Node
 from spodgt.peer.options import Options
 from spodgt.peer.protocol import Incarnation
-from spodgt.peer.reporter import Reporter
 from spodgt.peer.rounds import Rounds
 from spodgt.peer.states import Member, begin, state_from
+from spodgt.peer.status import Reporter
 from spodgt.peer.store import Store
 from spodgt.peer.transport import Local, Transport
 from spodgt.peer.work import Work
@@ -45,8 +45,7 @@ class Peer:
     def __init__(self, folder: str | Path, name: str, options: Options = Options()) -> None:  # noqa: B008
         folder = Path(folder)
         self.name, self.options = name, options
-        identity = identities.read(folder, name)
-        identities.check(identity)
+        identity = Identity.read(folder, name)
         self.membership = Membership(folder, identity)
         manifest = self.membership.manifest
         own = manifest.client(name)

@@ -9,19 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm
+from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.errors import Incompatible
 from spodgt.peer.protocol import Incarnation, InLink, OutLink, put
 
 Gradient = Callable[[Tensor, int], Tensor]  # (x as (1, n) float32, round) -> gradient of the same shape
-
-
-class Tracking(NamedTuple):
-    """The state of a gradient tracking method, (1, n) each."""
-
-    x: Tensor  # float32
-    y: Tensor  # float64
-    g: Tensor  # float32
 
 
 class State(NamedTuple):
@@ -29,7 +21,7 @@ class State(NamedTuple):
 
     k: int
     epoch: int
-    method: Tracking
+    method: TrackingState  # (1, n) each: x and g in float32, y in float64
     z: Tensor  # (1, n) float64: totals folded away by rebases
     out: dict[str, OutLink]
     into: dict[str, InLink]
@@ -64,21 +56,10 @@ class PeerRound:
     active: Mapping[str, OutLink]  # the out-links that take mass in this round
     out: dict[str, OutLink] = field(default_factory=dict)  # their states after `push`
 
-    @property
-    def computes(self) -> Tensor:
-        return torch.tensor([[self.active_client]])
-
-    @property
-    def p(self) -> Tensor:
-        return torch.tensor([[self.member.p]])
-
-    @property
-    def place(self) -> Tensor:
-        return torch.tensor([self.member.place])
-
-    @property
-    def clients(self) -> int:
-        return self.member.clients
+    def __post_init__(self) -> None:
+        self.computes = torch.tensor([[self.active_client]])
+        self.p, self.place = torch.tensor([[self.member.p]]), torch.tensor([self.member.place])
+        self.clients = self.member.clients
 
     def grad(self, x: Tensor) -> Tensor:
         if not self.active_client:
@@ -113,7 +94,7 @@ class PeerRound:
 
 
 def begin(
-    algorithm: Algorithm,
+    algorithm: Algorithm[TrackingState],
     gradient: Gradient,
     x: Tensor,
     computes: bool,
@@ -141,9 +122,9 @@ def empty_links(
     )
 
 
-def narrow(state: Any) -> Tracking:
+def narrow(state: TrackingState) -> TrackingState:
     """A method's own state (x, y, g), with models and gradients in float32 and the tracker in float64."""
-    return Tracking(state.x.float(), state.y.double(), state.g.float())
+    return TrackingState(state.x.float(), state.y.double(), state.g.float())
 
 
 def fresh(state: State, epoch: int) -> State:
@@ -191,7 +172,7 @@ def meta_of(state: State, own: Incarnation) -> dict[str, object]:
 
 def state_from(vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> State:
     """The inverse of `vectors_of` and `meta_of`."""
-    method = Tracking(vectors["x"][None], vectors["y"][None], vectors["g"][None])
+    method = TrackingState(vectors["x"][None], vectors["y"][None], vectors["g"][None])
     out = {
         name: OutLink(b, vectors[f"out:{name}"], number, base, acked, Incarnation(*seen))
         for name, (b, number, base, acked, *seen) in meta["out"].items()

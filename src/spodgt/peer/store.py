@@ -10,6 +10,7 @@ kill -9 only, and does not wait for the disk.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -29,10 +30,7 @@ from spodgt.peer.faults.injection import crash_point
 
 DURABILITY = ("power", "process")
 _FORMAT = 1
-_DTYPES: dict[str, np.dtype[np.float32] | np.dtype[np.float64]] = {
-    "float32": np.dtype("<f4"),
-    "float64": np.dtype("<f8"),
-}
+_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 
 
 class StoreFailed(Failed):
@@ -58,13 +56,7 @@ class Saved(NamedTuple):
 
 
 class Store:
-    """One state directory, open in one process at a time.
-
-    Args:
-        directory: Where the state is; made if it does not exist.
-        durability: "power" or "process".
-        labels: Written into every commit beside its numbers: whose state it is.
-    """
+    """One state directory, open in one process at a time; `labels` say whose state it is, in every commit."""
 
     def __init__(
         self, directory: str | Path, *, durability: str = "power", labels: Mapping[str, str] | None = None
@@ -74,24 +66,22 @@ class Store:
                 f"durability must be power or process, got {durability!r}; use durability=power."
             )
         self.path, self.durability, self.labels = Path(directory), durability, dict(labels or {})
+        self._open = contextlib.ExitStack()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StoreFailed(f"state directory {self.path} cannot be used: {_reason(error)}.") from None
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self.lock)
-            raise StoreFailed(
-                f"state directory {self.path} is in use by another process; stop that first."
-            ) from None
-        try:
-            self.file = os.open(self.path / "vectors.bin", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._file("lock"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.file = self._file("vectors.bin")
             self.db = _database(self.path / "state.db", durability)
+            self._open.callback(self.db.close)
         except (OSError, sqlite3.Error) as error:
-            os.close(self.lock)
-            raise StoreFailed(f"state directory {self.path} cannot be used: {_reason(error)}.") from None
+            self.close()
+            taken = isinstance(error, BlockingIOError)
+            why = (
+                "is in use by another process; stop that first"
+                if taken
+                else f"cannot be used: {_reason(error)}"
+            )
+            raise StoreFailed(f"state directory {self.path} {why}.") from None
         self.slots: dict[str, Slot] = {}
         self.generation = 0
         self.damaged = ""  # why the newest commit could not be used, if so
@@ -180,24 +170,24 @@ class Store:
             raise ValueError(f"checksum of {name} is wrong")
         return torch.from_numpy(np.frombuffer(data, kind).astype(kind.newbyteorder("="), copy=True))
 
+    def _file(self, name: str) -> int:
+        file = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._open.callback(os.close, file)
+        return file
+
     def close(self) -> None:
-        self.db.close()
-        os.close(self.file)
-        os.close(self.lock)
+        self._open.close()
 
 
 def read(directory: str | Path) -> Saved:
     """The committed state of a directory that no process has open."""
     if not (Path(directory) / "state.db").exists():
         raise InvalidInput(f"{directory} holds no peer state; give the state directory of a client.")
-    store = Store(directory, durability="process")
-    try:
-        loaded = store.load()
-    finally:
-        store.close()
-    if loaded is None:
+    with contextlib.closing(Store(directory, durability="process")) as store:
+        saved = store.load()
+    if saved is None:
         raise InvalidInput(f"{directory} holds no committed state; start the client first.")
-    return loaded
+    return saved
 
 
 def _database(path: Path, durability: str) -> sqlite3.Connection:

@@ -71,12 +71,7 @@ class Local:
 
 
 class Transport:
-    """All links of one client.
-
-    Args:
-        local: The client.
-        manifest: Gives the text and signature of the manifest, for neighbours that ask.
-    """
+    """All links of one client; `manifest` gives its text and signature to neighbours that ask."""
 
     def __init__(
         self, local: Local, manifest: Callable[[], tuple[bytes, bytes]] = lambda: (b"", b"")

@@ -19,14 +19,7 @@ from spodgt.types import Evaluation, Minibatches, Problem
 
 
 class Work:
-    """Computes what client `name` computes.
-
-    Args:
-        name: The client.
-        manifest: What the run has agreed on; its problem is used unless `make` is given.
-        capacity: Told how long each gradient takes.
-        make: The user's function that makes a client's problem from its name.
-    """
+    """What client `name` computes; on the problem of the manifest unless `make` gives another."""
 
     def __init__(
         self,

@@ -27,13 +27,7 @@ from spodgt.peer.run import Peer, run_peer
 
 
 class Fleet:
-    """The clients of a run's folder, each a process.
-
-    Args:
-        run: The run's folder; certificates that are missing are issued.
-        options: How each peer runs.
-        env: Environment variables of the peers, such as SPODGT_CHAOS.
-    """
+    """The clients of a run's folder, each a process."""
 
     def __init__(self, run: Path, options: Options = Options(), env: Mapping[str, str] | None = None) -> None:  # noqa: B008
         self.run, self.options, self.env = Path(run), options, dict(env or {})
