@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint docs bench clean
 
 demo: $(STAMP)
 	$(VENV)/bin/spodgt compare
@@ -19,6 +19,10 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/python tools/methods.py --check
+
+docs: $(STAMP)
+	$(VENV)/bin/python tools/methods.py
 
 bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/speed.py

@@ -170,11 +170,13 @@ def test_the_table_is_made_of_the_declarations() -> None:
     assert rows["gossip"]["messages"] == "2"
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_the_page_says_what_is_declared() -> None:
+    """No row is stale; that none is missing is for `make lint`, so that a new method needs no third edit."""
     page = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
-    assert refreshed(page) == page, 'run spodgt.algorithms.table.write("docs/methods.md")'
-    for name in NAMES:
-        assert f"`{name}`" in page
+    new = refreshed(page)
+    assert new.count("\n| `") >= len(NAMES)
+    for line in page.splitlines():
+        assert line in new.splitlines(), f"run make docs: {line}"
 
 
 def test_every_citation_key_is_listed() -> None:

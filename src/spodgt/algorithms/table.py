@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from spodgt.algorithms.base import Traits
 from spodgt.algorithms.registry import algorithms
 
@@ -40,16 +38,14 @@ def markdown() -> str:
 
 
 def refreshed(page: str) -> str:
-    """`page` with the table between its marks made anew."""
+    """A page with the table between its marks made anew.
+
+    Args:
+        page: the text of docs/methods.md.
+    """
     before, _, rest = page.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     return f"{before}{_BEGIN}\n{markdown()}\n{_END}{after}"
-
-
-def write(path: str | Path) -> None:
-    """Make the table of a page anew."""
-    path = Path(path)
-    path.write_text(refreshed(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def _row(name: str, traits: Traits) -> dict[str, str]:

@@ -1,0 +1,44 @@
+"""NAME: what the method does, in one line [citationkey of docs/references.md].
+
+    x⁺ = W x - η g        the update in the paper's letters; `step` repeats it line by line
+
+What the formula leaves out: conditions, the limit, and which choices are ours.
+A skeleton: copy it to `your_method.py`, rename everything, add "your_method" to METHODS in registry.py,
+and delete the comments that are not about your method. CONTRIBUTING.md has the checklist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from spodgt.algorithms.base import Algorithm, Rate, Traits
+from spodgt.types import Round
+
+
+class SkeletonState(NamedTuple):  # or GradientState, TrackingState of base.py
+    x: Tensor  # (clients, parameters) models, always first
+    g: Tensor  # a gradient that is needed twice is kept: `round.grad` draws a fresh mini-batch
+
+
+@dataclass(frozen=True)
+class Skeleton(Algorithm[SkeletonState]):
+    name: ClassVar[str] = "skeleton"  # the file's name with hyphens
+    traits: ClassVar[Traits] = Traits(
+        source="spodgt",  # the citation key
+        mixing="gossip",  # what `step` calls: pull, push, both, gossip, a server's average or none
+        sporadic_clients="no",  # idle clients: "yes" goes on, "waits" for them, "no" refuses
+        sporadic_links="yes",
+        state=SkeletonState._fields,
+        mixes=(("gossip", "x"),),  # fields given to a mixing as they are, in order; derived ones are not
+    )  # base.py lists the others: tracking, exact, steps, local_steps, …
+    step_size: Rate = 0.01  # η; Rate, Count and Positive fields are checked
+
+    def init(self, x: Tensor, round: Round) -> SkeletonState:
+        return SkeletonState(x, round.grad(x))
+
+    def step(self, state: SkeletonState, round: Round) -> SkeletonState:
+        x = round.gossip(state.x) - self.step_size * state.g
+        return SkeletonState(x, round.grad(x))

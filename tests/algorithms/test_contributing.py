@@ -1,0 +1,76 @@
+"""CONTRIBUTING.md says what it takes to add a method: one file and one line. Here it is done."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.testing import assert_close
+
+from helpers import final, make_run, ring_of
+from spodgt.algorithms import ALGORITHMS, method
+from spodgt.algorithms._skeleton import Skeleton
+from spodgt.problems import Quadratic
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("src", "tests", "docs/methods.md", "docs/references.md", "CONTRIBUTING.md", "pyproject.toml")
+
+
+def example() -> str:
+    (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.DOTALL)
+    return str(text)
+
+
+def with_the_example(folder: Path) -> None:
+    """A copy of the repository with the example's file, and its line in the list."""
+    for name in COPIED:
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, target)  # with the compiled loops
+        else:
+            shutil.copy2(ROOT / name, target)
+    (folder / "src/spodgt/algorithms/alone.py").write_text(example(), "utf-8")
+    registry = folder / "src/spodgt/algorithms/registry.py"
+    text, lines = re.subn(r"(METHODS = \([^)]*)\)", r'\1    "alone",\n)', registry.read_text("utf-8"))
+    assert lines == 1
+    registry.write_text(text, "utf-8")
+
+
+def run_tests(folder: Path, *options: str) -> None:
+    command = [sys.executable, "-m", "pytest", "tests/algorithms", "-x", "-p", "no:cacheprovider", *options]
+    command += ["--ignore", "tests/algorithms/test_contributing.py"]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+
+
+def test_the_example_keeps_the_contract(tmp_path: Path) -> None:
+    """The tests of the new method, and those of the list, the page and the references."""
+    with_the_example(tmp_path)
+    run_tests(tmp_path, "-k", "alone or (test_algorithms_checks and not refus and not runs_or_names)")
+
+
+@pytest.mark.slow
+def test_the_example_leaves_all_tests_green(tmp_path: Path) -> None:
+    with_the_example(tmp_path)
+    run_tests(tmp_path)
+
+
+def test_the_skeleton_works_and_is_not_listed() -> None:
+    assert Skeleton.name not in ALGORITHMS
+    problem, network = Quadratic.random(5, 2, seed=1), ring_of(5)
+    ours = final(make_run(Skeleton(0.1), problem, network), 10)
+    assert ours._fields == Skeleton.traits.state
+    assert_close(ours.x, final(make_run(method("dsgd", step_size=0.1), problem, network), 10).x)

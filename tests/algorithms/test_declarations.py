@@ -1,0 +1,160 @@
+"""What a method declares is what it does: its state, what it mixes, and who may rely on a compiled step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import FAMILY, NAMES, build, make_run, ring_of
+from spodgt.algorithms import ALGORITHMS, InverseSqrt, method
+from spodgt.algorithms.base import Algorithm, Rate, State, TrackingState, Traits
+from spodgt.algorithms.compose.wrapper import Wrapper
+from spodgt.algorithms.spod_gt import SpodGT
+from spodgt.errors import InvalidInput
+from spodgt.participation import Always
+from spodgt.problems import Quadratic
+from spodgt.runtimes.simulator import Simulation
+from spodgt.types import Round
+
+WRAPPED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "schedule": {"step_size": InverseSqrt(0.1)},
+    "momentum": {"momentum": 0.5},
+    "both": {"step_size": InverseSqrt(0.1), "momentum": 0.5},
+}
+
+
+@dataclass
+class Recording:
+    """A round that writes down which fields of the state it was given to mix, in order."""
+
+    round: Round
+    state: State
+    kinds: set[str] = field(default_factory=set)
+    mixed: list[tuple[str, str]] = field(default_factory=list)
+
+    def _mix(self, kind: str, x: Tensor, mixing: Callable[[Tensor], Tensor]) -> Tensor:
+        self.kinds.add(kind)
+        names = [n for n, tensor in zip(self.state._fields, self.state, strict=True) if tensor is x]
+        self.mixed += [(kind, name) for name in names]
+        return mixing(x)
+
+    def pull(self, x: Tensor) -> Tensor:
+        return self._mix("pull", x, self.round.pull)
+
+    def push(self, y: Tensor) -> Tensor:
+        return self._mix("push", y, self.round.push)
+
+    def gossip(self, x: Tensor) -> Tensor:
+        return self._mix("gossip", x, self.round.gossip)
+
+    def average(self, x: Tensor) -> Tensor:
+        return self._mix("average", x, self.round.average)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.round, name)
+
+
+def recorded(algorithm: Algorithm, rounds: int = 6) -> Recording:
+    """The last of `rounds` rounds; by then no two fields are one tensor."""
+    world = Simulation([make_run(algorithm, Quadratic.random(5, 2, seed=1), ring_of(5))], fuse=False)
+    state = world.algorithm.init(world.start(), world.round(0))
+    for k in range(1, rounds):
+        state = world.algorithm.step(state, world.round(k))
+    recording = Recording(world.round(rounds), state)
+    world.algorithm.step(state, recording)  # type: ignore[arg-type]
+    return recording
+
+
+def fields_of(name: str) -> dict[str, Any]:
+    return {"local_steps": 3} if ALGORITHMS[name].traits.local_steps else {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("wrapped", WRAPPED)
+def test_state_and_mixes_are_declared(name: str, wrapped: str) -> None:
+    algorithm = build(name, **fields_of(name), **WRAPPED[wrapped])
+    recording, traits = recorded(algorithm), algorithm.traits
+    assert recording.state._fields == traits.state
+    mixed = [mix for mix in recording.mixed if mix[0] != "average"]  # a server's work is not sent on links
+    assert mixed == list(traits.mixes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_declared_mixing_is_used(name: str) -> None:
+    traits = ALGORITHMS[name].traits
+    allowed = {"average"} if traits.mixing in ("none", "server") else set(traits.mixing.split("+"))
+    used = recorded(build(name, **fields_of(name))).kinds
+    assert used <= allowed
+    assert used == allowed or traits.mixing == "none"
+
+
+def test_the_family_alone_declares_a_rule_and_a_compiled_step() -> None:
+    assert {ALGORITHMS[name].traits.compiled for name in FAMILY} == {"gradient-tracking"}
+    for name in set(NAMES) - set(FAMILY):
+        assert ALGORITHMS[name].traits.compiled is None
+    for name in FAMILY:
+        assert ALGORITHMS[name].traits.state == TrackingState._fields
+
+
+@pytest.mark.parametrize("wrapped", [name for name in WRAPPED if name != "plain"])
+def test_a_wrapped_step_is_not_the_compiled_one(wrapped: str) -> None:
+    algorithm = method("spod-gt-memory", **WRAPPED[wrapped])
+    assert isinstance(algorithm, Wrapper)
+    assert algorithm.traits.compiled is None
+    assert algorithm.traits.rule == "memory"
+
+
+def test_a_subclass_with_a_step_of_its_own_gives_up_the_compiled_one() -> None:
+    class Same(SpodGT):
+        def weighs(self, network: Any) -> Any:
+            return network
+
+    class Halved(SpodGT):
+        def gradient(self, x: Tensor, g: Tensor, round: Round) -> Tensor:
+            return round.grad(x) / 2
+
+    class Declared(SpodGT):
+        traits: ClassVar[Traits] = replace(SpodGT.traits, rule="importance")
+
+        def gradient(self, x: Tensor, g: Tensor, round: Round) -> Tensor:
+            return round.grad(x) / round.p
+
+    assert Same.traits is SpodGT.traits
+    assert (Halved.traits.rule, Halved.traits.compiled) == (None, None)
+    assert Declared.traits.compiled == "gradient-tracking"
+
+
+# --- fields ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_of_a_method_is_checked(name: str) -> None:
+    """A field whose default is a number, or K, refuses -1 and names itself."""
+    for each in fields(ALGORITHMS[name]):  # type: ignore[arg-type]
+        if isinstance(each.default, bool):
+            continue
+        with pytest.raises(InvalidInput, match=rf"^{each.name} of {name} must be a (whole )?number above 0"):
+            method(name, **{each.name: -1})
+
+
+def test_a_schedule_alone_has_no_value() -> None:
+    rate: Rate = InverseSqrt(0.1)
+    bare = SpodGT(step_size=rate)  # `method` would have wrapped it
+    with pytest.raises(
+        InvalidInput, match=r"^InverseSqrt\(start=0.1, scale=1.0\) has no value outside a round"
+    ):
+        recorded(bare, 1)
+    assert torch.isfinite(recorded(method(bare), 1).state.x).all()
+
+
+def test_the_hooks_follow_the_traits() -> None:
+    """One draw per pair for gossip, all of them for who waits, no links without mixing."""
+    network = ring_of(5)
+    availability = Always().draw(network, 0)
+    assert method("dsgd").uses(availability, network) is not availability
+    assert method("extra").uses(availability, network) is availability
+    assert not method("sgd").uses(availability, network).links(range(1, 9)).used.any()

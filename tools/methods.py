@@ -1,0 +1,25 @@
+"""Write the table of methods in docs/methods.md anew; with --check, only say whether it is up to date."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from spodgt.algorithms.table import refreshed
+
+PAGE = Path(__file__).parents[1] / "docs/methods.md"
+
+
+def main() -> int:
+    page = PAGE.read_text(encoding="utf-8")
+    new = refreshed(page)
+    if "--check" not in sys.argv:
+        PAGE.write_text(new, encoding="utf-8")
+    elif new != page:
+        print("the table of docs/methods.md is not up to date; run make docs")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
