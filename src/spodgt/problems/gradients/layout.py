@@ -41,12 +41,6 @@ class Layout:
     def sizes(self) -> list[int]:
         return [shape.numel() for shape in self.shapes]
 
-    def views(self, row: Tensor) -> list[Tensor]:
-        """Views into the vector `row`, in order."""
-        return [
-            piece.view(shape) for piece, shape in zip(torch.split(row, self.sizes), self.shapes, strict=True)
-        ]
-
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:
         """Views into `x` (…, parameters), by name."""
         pieces = torch.split(x, self.sizes, -1)
