@@ -23,9 +23,7 @@ from safetensors import safe_open
 
 from spodgt import report
 from spodgt.errors import SpodgtError
-from spodgt.experiment.config import Config, build, build_network, build_participation
-from spodgt.network import as_network
-from spodgt.participation import as_availability
+from spodgt.experiment import Experiment
 from spodgt.record.folder import CHECKPOINT
 from spodgt.record.metrics import METRICS
 from spodgt.report import collect, statistics
@@ -281,13 +279,12 @@ def step_part(page: collect.Page, metric: str) -> Iterator[str]:
     ends = page.results[page.results["algorithm"] == reference(page)].set_index(["cell", "seed"])[metric]
     rows = []
     for run in page.runs:
-        config, row = Config.parse(run.config), []
-        recipe, participation = build_network(config.network), build_participation(config.participation)
+        experiment, row = Experiment.parse(run.config), []
         for seed, end in ends[run.folder.name].items():
-            network = as_network(recipe, int(str(seed)), config.network.get("weights", "degree"))
-            phi, pi = perron_vectors(network, as_availability(participation, network, int(str(seed))).p_hat)
+            network, availability = experiment.draw_network(int(str(seed)))
+            phi, pi = perron_vectors(network, availability.p_hat)
             row.append(f"{network.clients * phi @ pi:.2f} ({end:.3f})")
-        rows.append([*(label(config.network[key.removeprefix("network.")]) for key in keys), *row])
+        rows.append([*(label(run.config["network"][key.removeprefix("network.")]) for key in keys), *row])
     yield from table([*map(words, keys), *(f"seed {seed}" for seed in ends.index.unique("seed"))], rows)
 
 
@@ -296,7 +293,7 @@ def recall_part(page: collect.Page) -> Iterator[str]:
     run = page.runs[0]
     if run.config["problem"].get("partition", {}).get("labels") != 1:
         return
-    problem: Any = build(Config.parse(run.config)).problem
+    problem: Any = Experiment.parse(run.config).undivided
     networks, found = collect.networks(run), []
     methods = statistics.methods_of(page.results)
     with safe_open(run.folder / CHECKPOINT, "pt") as saved:

@@ -21,9 +21,11 @@ from conftest import Cli
 from spodgt.algorithms import ALGORITHMS
 from spodgt.cli import app
 from spodgt.cli.compare import Display, changes_of, free_folder, short
-from spodgt.experiment.config import PAPER_METHODS, PARTITIONS, Config, tomllib
+from spodgt.experiment import PAPER_METHODS, Experiment
+from spodgt.experiment.config import tomllib
 from spodgt.network.recipes import RECIPES
 from spodgt.participation import PARTICIPATIONS
+from spodgt.problems.data import PARTITIONS
 from spodgt.problems.models import MODELS
 from spodgt.training import Glimpse
 
@@ -86,7 +88,7 @@ def test_compare_needs_no_arguments_but_takes_them(cli: Cli, tmp_path: Path) -> 
     assert {"accuracy", "accuracy_std", "delay", "rounds", "seeds"} <= set(summary["algorithms"][0])
     for name in ("accuracy.png", "network.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
-    assert Config.read(folder / "config.toml").network["clients"] == 4
+    assert Experiment.read(folder / "config.toml").network.clients == 4
     fits(out)
     for name in PAPER_METHODS:
         assert name in out
@@ -267,7 +269,7 @@ def test_a_network_from_a_file(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_set_reaches_every_key(cli: Cli) -> None:
-    chosen = Config().override(
+    chosen = Experiment().override(
         {
             "network.clients": 5,
             "network.kind": "ring",  # given last, but does not drop the clients
@@ -277,18 +279,16 @@ def test_set_reaches_every_key(cli: Cli) -> None:
             "run.delay": None,
         }
     )
-    assert chosen.network == {"kind": "ring", "clients": 5, "weights": "degree"}
-    assert chosen.participation["floor"] == 0.1
-    assert chosen.problem["partition"] == {"kind": "labels-per-client", "labels": 3}
+    tables = chosen.to_dict()
+    assert tables["network"] == {"kind": "ring", "clients": 5, "weights": "degree"}
+    assert tables["participation"]["floor"] == 0.1
+    assert tables["problem"]["partition"] == {"kind": "labels-per-client", "labels": 3}
     assert (chosen.run.rounds, chosen.run.delay) == (7, None)
-    assert (
-        Config.parse({"problem": {"partition": {"labels": 3}}}).problem["partition"]["kind"]
-        == "labels-per-client"
-    )
+    assert Experiment.parse({"problem": {"partition": {"labels": 3}}}).problem == chosen.problem
 
 
 def test_delay_or_rounds_given_alone_replaces_the_other() -> None:
-    both = Config.parse({"run": {"delay": 10.0, "rounds": 5}})
+    both = Experiment.parse({"run": {"delay": 10.0, "rounds": 5}})
     for options, expected in (
         ({"rounds": "7"}, (None, 7)),
         ({"delay": "70"}, (70.0, None)),
@@ -323,14 +323,14 @@ def test_the_page_about_the_configuration_is_true() -> None:
     """Its file is the default, and it names every kind there is with its keys."""
     page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
     block = page.split("```toml\n")[1].split("```")[0]
-    assert Config.parse(tomllib.loads(block)) == Config()
+    assert Experiment.parse(tomllib.loads(block)) == Experiment()
     for kinds in (RECIPES, PARTICIPATIONS, PARTITIONS):
         for kind, made in kinds.items():
             assert f"`{kind}`" in page
             keys = {f.name for f in dataclasses.fields(made) if f.init} - {"clients"}
-            assert kind == "trace" or all(f"`{key}`" in page for key in keys), kind
+            assert all(f"`{key}`" in page for key in keys), kind
     for model, entry in MODELS.items():
         assert f"`{model}`" in page
         assert all(f"`{key}`" in page for key in entry.options)
-    for slot in dataclasses.fields(Config().run):
+    for slot in dataclasses.fields(Experiment().run):
         assert f"{slot.name} = " in block, slot.name

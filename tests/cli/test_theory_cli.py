@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from spodgt import Bernoulli, Learning, Network, SpodGT, cli, method, theory, train
 from spodgt.errors import InvalidInput
-from spodgt.experiment.config import Config
+from spodgt.experiment import Experiment
 from spodgt.report import write
 
 QUADRATIC = {
@@ -66,7 +66,7 @@ def test_feasible_experiment_has_bounds():
     found = call(*options(always | {"run.step_size": 1e-6, "run.rounds": 50}))
     assert found.exit_code == 0, found.output
     assert "Bound on the mean of E|∇F|² over 50 rounds:" in found.output
-    surveyed = theory.survey(theory.setup(Config().override(always | {"run.step_size": 1e-6})))
+    surveyed = theory.survey(theory.setup(Experiment().override(always | {"run.step_size": 1e-6})))
     assert all(one.holds for one in surveyed.conditions["corrected"])
     assert surveyed.corrected_bound > surveyed.estimates.gradient_norms[0] ** 2
 
@@ -109,7 +109,7 @@ def test_schedules_and_other_participation_are_noted():
     changes = {
         key: value for key, value in changes.items() if key not in ("participation.p", "participation.p_hat")
     }
-    drawn = theory.setup(Config().override(changes))
+    drawn = theory.setup(Experiment().override(changes))
     assert drawn.step_size == pytest.approx(0.1)
     assert len(drawn.notes) == 2
 
@@ -117,19 +117,10 @@ def test_schedules_and_other_participation_are_noted():
 def test_the_report_compares_measured_and_predicted(tmp_path):
     changes = QUADRATIC | {"run.methods": ["spod-gt", "spod-gt-memory"], "run.rounds": 200}
     changes |= {"run.delay": None, "run.seeds": 8}
-    config = Config().override(changes)
-    from spodgt import compare
-    from spodgt.experiment.config import build
+    config = Experiment().override(changes)
+    from spodgt.training.api import run
 
-    experiment = build(config)
-    result = compare(
-        experiment.methods,
-        experiment.problem,
-        experiment.network,
-        experiment.participation,
-        **experiment.options,
-        out=tmp_path / "run",
-    )
+    result = run(config, out=tmp_path / "run")
     found = theory.section(result.config, result.frame)
     assert [line.method for line in found.lines] == ["spod-gt", "spod-gt-memory"]
     for line in found.lines:
@@ -140,7 +131,7 @@ def test_the_report_compares_measured_and_predicted(tmp_path):
     assert json.dumps(found.as_dict())
     assert "Measured and predicted" in write(tmp_path / "run").read_text(encoding="utf-8")
     assert theory.section({"problem": "something from Python"}, result.frame) is None
-    assert theory.section(Config().to_dict(), result.frame) is None
+    assert theory.section(Experiment().to_dict(), result.frame) is None
 
 
 def test_vanishing_schedule_is_what_train_accepts():

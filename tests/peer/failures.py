@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from spodgt.experiment.config import Config
+from spodgt.experiment import Experiment
 from spodgt.peer import folders
 from spodgt.peer.create import Deployment, create
 from spodgt.peer.faults import injection
@@ -48,7 +48,7 @@ def make(
     graph: str = "exponential",
 ) -> Path:
     """A run's folder."""
-    config = Config.parse(
+    config = Experiment.parse(
         {
             "run": {"methods": [method], "step_size": step, "seeds": 1},
             "network": {"kind": graph, "clients": clients},

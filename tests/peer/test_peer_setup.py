@@ -18,7 +18,7 @@ from tests.peer.world import World
 import spodgt
 from spodgt.cli.peer import _factory
 from spodgt.errors import InvalidConfig, InvalidInput, InvalidNetwork
-from spodgt.experiment.config import Config
+from spodgt.experiment import Experiment
 from spodgt.peer import folders, identity
 from spodgt.peer.capacity import Budget, active_links, capacity
 from spodgt.peer.create import Deployment, create
@@ -37,7 +37,7 @@ CONFIG: dict[str, Any] = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    create(tmp_path / "run", Config.parse(CONFIG))
+    create(tmp_path / "run", Experiment.parse(CONFIG))
     return tmp_path / "run"
 
 
@@ -68,7 +68,7 @@ def test_a_client_leaves(run: Path) -> None:
 
 
 def test_the_others_must_stay_connected(tmp_path: Path) -> None:
-    create(tmp_path / "ring", Config.parse({**CONFIG, "network": {"kind": "ring", "clients": 4}}))
+    create(tmp_path / "ring", Experiment.parse({**CONFIG, "network": {"kind": "ring", "clients": 4}}))
     made = folders.load(tmp_path / "ring")
     one_way = replace(
         made,
@@ -296,12 +296,14 @@ def test_a_start_that_cannot_be_leaves_nothing(
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInput, match="cannot be made"):
-        create(tmp_path / "file" / "run", Config.parse(CONFIG))
+        create(tmp_path / "file" / "run", Experiment.parse(CONFIG))
 
 
 def test_devices_are_what_they_are_said_to_be(tmp_path: Path) -> None:
     made = create(
-        tmp_path / "run", Config.parse(CONFIG), Deployment(compute={"p1": {"kind": "budget", "share": 0.25}})
+        tmp_path / "run",
+        Experiment.parse(CONFIG),
+        Deployment(compute={"p1": {"kind": "budget", "share": 0.25}}),
     )
     assert made.client("p1").compute == {"kind": "budget", "share": 0.25}
     assert made.client("p0").compute == {"kind": "bernoulli", "p": 0.5}
@@ -330,7 +332,7 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
             torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), [(data, torch.arange(8) % 2)]
         )
 
-    made = create(tmp_path / "run", Config.parse(CONFIG), Deployment(problem=build))
+    made = create(tmp_path / "run", Experiment.parse(CONFIG), Deployment(problem=build))
     assert made.parameters == 8
     folders.issue(tmp_path / "run", "p2")
     peer = Peer(tmp_path / "run" / "p2", "p2", Options(durability="process", problem=build))
@@ -340,7 +342,7 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
         Peer(tmp_path / "run" / "p2", "p2", Options(durability="process"))
     for wrong, why in ((lambda name: 1 / 0, "ZeroDivisionError"), (lambda name: name, "got str")):
         with pytest.raises(InvalidInput, match=why):
-            create(tmp_path / "other", Config.parse(CONFIG), Deployment(problem=wrong))
+            create(tmp_path / "other", Experiment.parse(CONFIG), Deployment(problem=wrong))
 
 
 def test_a_demo_deletes_only_a_demo(tmp_path: Path) -> None:

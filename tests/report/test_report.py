@@ -17,14 +17,14 @@ from scipy import stats
 import spodgt
 from spodgt import report
 from spodgt.errors import InvalidInput
-from spodgt.experiment.config import Config, build
+from spodgt.experiment import Experiment
 from spodgt.report import collect, pictures, statistics
 from spodgt.report.page import duration, payload
 from spodgt.sweeps import grid as experiments
 from spodgt.sweeps import sweep
 from spodgt.sweeps.cell import Job, perform
 
-CONFIG = Config.parse(
+CONFIG = Experiment.parse(
     {
         "run": {"methods": ["spod-gt", "spod-gt-memory", "k-gt"], "seeds": 3, "delay": 40, "evaluations": 5},
         "network": {"clients": 5, "radius": 0.8},
@@ -49,7 +49,7 @@ def swept(tmp_path_factory):
     text = CONFIG.override({"run.delay": 15, "run.seeds": 2}).to_dict()
     spec = experiments.Spec(
         "two",
-        Config.parse(text),
+        Experiment.parse(text),
         {"run.step_size": [0.001, 0.1], "participation.kind": ["always", "beta"]},
         title="Two keys & <more>",
     )
@@ -130,12 +130,11 @@ def test_the_data_in_the_page_are_the_looks(run):
 
 
 def test_the_network_is_the_one_that_was_drawn(run):
-    made = build(CONFIG)
-    network = spodgt.Network.draw(made.network, seed=1)
+    network, availability = CONFIG.draw_network(1)
     drawn = collect.networks(collect.read_run(run))[1]
     np.testing.assert_allclose(drawn["places"], network.positions)
     np.testing.assert_array_equal(drawn["links"][:, 0], network.senders)
-    np.testing.assert_allclose(drawn["p"], made.participation.draw(network, 1).p)
+    np.testing.assert_allclose(drawn["p"], availability.p)
 
 
 def test_participation_is_counted_in_rounds(run):

@@ -13,13 +13,13 @@ import pandas as pd
 import pytest
 
 from spodgt.errors import InvalidInput
-from spodgt.experiment.config import Config
+from spodgt.experiment import Experiment
 from spodgt.sweeps import executors, sweep
 from spodgt.sweeps.grid import Spec
 
 
 def grid(cells: int) -> Spec:
-    config = Config.parse(
+    config = Experiment.parse(
         {
             "run": {"methods": ["spod-gt"], "seeds": 2, "rounds": 1500, "evaluations": 5, "dtype": "float64"},
             "network": {"kind": "random-geometric", "clients": 5, "radius": 0.7},

@@ -14,7 +14,10 @@ from typer.testing import CliRunner
 
 from spodgt.cli import app
 from spodgt.errors import InvalidConfig, InvalidInput
-from spodgt.experiment.config import build
+from spodgt.experiment import Classification
+from spodgt.network.recipes import RandomGeometric
+from spodgt.participation import Beta
+from spodgt.problems.data import LabelsPerClient
 from spodgt.report import collect, tensorboard
 from spodgt.sweeps import grid as experiments
 from spodgt.sweeps import sweep
@@ -57,17 +60,14 @@ def test_at_the_papers_scale_it_is_the_papers_setting(name):
         "k-gt",
         "sporadic-k-gt",
     }
-    assert spec.config.network == {
-        "kind": "random-geometric",
-        "clients": 10,
-        "radius": 0.4,
-        "weights": "degree",
-    }
-    assert (spec.config.participation["alpha"], spec.config.participation["beta"]) == (0.5, 0.5)
-    assert spec.config.problem["batch_size"] == 16
-    labels = spec.config.problem["partition"]["labels"]
+    assert spec.config.network == RandomGeometric(10, 0.4)
+    assert spec.config.weights == "degree"
+    assert spec.config.participation == Beta(0.5, 0.5)
+    problem = spec.config.problem
+    assert isinstance(problem, Classification)
+    assert problem.batch_size == 16
     everything = ("fmnist-iid", "cifar-iid", "cifar-radius", "cifar-clients")
-    assert labels == (10 if name in everything else 1)
+    assert problem.partition == LabelsPerClient(10 if name in everything else 1)
     source = (experiments.FOLDER / f"{name}.toml").read_text()
     assert source.startswith(f"# Figure {spec.figure}")
 
@@ -89,8 +89,8 @@ def test_every_smoke_cell_can_be_built(name):
     spec = experiments.load(name, "smoke")
     assert len(spec.points()) <= 2
     for point in spec.points():
-        made = build(spec.config.override(point))
-        assert made.problem.clients == made.network.clients
+        made = spec.config.override(point)
+        assert made.undivided.clients == made.network.clients
 
 
 def test_a_laptop_has_fashion_mnist_at_full_size():
@@ -103,7 +103,7 @@ def test_a_laptop_has_fashion_mnist_at_full_size():
 
 def test_figures_of_many_cells_are_smaller_on_a_laptop():
     one, many = (experiments.load(name, "laptop") for name in ("cifar-noniid", "cifar-labels"))
-    assert (one.config.problem["width"], many.config.problem["width"]) == (16, 8)
+    assert (one.config.problem.width, many.config.problem.width) == (16, 8)
     assert "width 8 (paper 64)" in many.scale
     assert one.config.run.evaluations > many.config.run.evaluations
     assert many.config.run.delay == one.config.run.delay == 5000
@@ -113,7 +113,7 @@ def test_figures_of_many_cells_are_smaller_on_a_laptop():
 def test_what_a_scale_changes_is_said():
     spec = experiments.load("cifar-iid", "laptop")
     assert "width 16 (paper 64)" in spec.scale
-    assert spec.config.problem["width"] == 16
+    assert spec.config.problem.width == 16
 
 
 def test_figures_share_the_cells_they_have_in_common():
@@ -139,7 +139,7 @@ def test_unknown_names_and_scales_are_one_sentence():
 def test_a_swept_key_can_be_fixed_by_hand():
     spec = experiments.load("fmnist-radius", "smoke").override({"network.radius": 0.5})
     assert spec.grid == {}
-    assert spec.config.network["radius"] == 0.5
+    assert spec.config.network == RandomGeometric(10, 0.5)
     assert spec.changes == {"network.radius": 0.5}
 
 

@@ -87,9 +87,12 @@ def test_a_file_that_means_nothing_is_one_sentence(tmp_path, text, words):
         spec_of(tmp_path, text)
 
 
-def test_a_wrong_value_shows_before_the_work(tmp_path):
-    spec = spec_of(tmp_path, QUADRATIC.format(delay=30) + '"network.radius" = [0.5, "wide"]\n')
+def test_a_wrong_value_shows_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPODGT_DATA", "/nowhere")
     with pytest.raises(InvalidConfig, match="radius"):
+        spec_of(tmp_path, QUADRATIC.format(delay=30) + '"network.radius" = [0.5, "wide"]\n')
+    spec = spec_of(tmp_path, '[sweep]\n"problem.data" = ["fashion-mnist-small", "cifar-10"]\n')
+    with pytest.raises(InvalidInput, match="cifar-10"):
         sweep.run(spec, tmp_path / "out", workers=1)
     assert not (tmp_path / "out").exists()
 
@@ -303,7 +306,8 @@ def test_a_changed_file_is_another_cell(tmp_path):
 
 @pytest.mark.parametrize("clients", ["'ten'", "0"])
 def test_a_wrong_number_of_clients_is_one_sentence(tmp_path, clients):
-    spec_of(tmp_path, QUADRATIC.format(delay=30).replace("clients = 4", f"clients = {clients}"))
+    text = QUADRATIC.format(delay=30).replace("clients = 4", f"clients = {clients}")
+    (tmp_path / "quadratics.toml").write_text(text)
     result = CliRunner().invoke(
         app, ["sweep", str(tmp_path / "quadratics.toml"), "--out", str(tmp_path / "o")]
     )

@@ -239,17 +239,10 @@ def test_the_command_line_survives(tmp_path: Path, number: int) -> None:
     )
     assert resumed.returncode == 0, resumed.stderr
     assert {path.name for path in out.iterdir()} >= FILES
-    from spodgt.experiment.config import Config, build
+    from spodgt.experiment import Experiment
+    from spodgt.training.api import run
 
-    built = build(Config.read(tmp_path / "small.toml"))
-    whole = spodgt.compare(
-        built.methods,
-        built.problem,
-        built.network,
-        built.participation,
-        **built.options,
-        out=tmp_path / "whole",
-    )
+    whole = run(Experiment.read(tmp_path / "small.toml"), out=tmp_path / "whole")
     pd.testing.assert_frame_equal(pd.read_parquet(out / "metrics.parquet"), whole.frame, check_exact=True)
     assert (
         json.loads(resumed.stdout)["algorithms"]

@@ -49,9 +49,9 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare methods on the same networks, clients and data: a table, two pictures, a folder of results."""
-    from spodgt.experiment.config import Config
+    from spodgt.experiment import Experiment
 
-    chosen = Config.read(config) if config else Config()
+    chosen = Experiment.read(config) if config else Experiment()
     changes = changes_of(
         methods=methods,
         seeds=seeds,
@@ -81,7 +81,7 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Run the experiment of a config file."""
-    from spodgt.experiment.config import Config
+    from spodgt.experiment import Experiment
 
     changes = changes_of(
         methods=methods,
@@ -92,7 +92,7 @@ def run(
         device=device,
         assign=assign,
     )
-    chosen = Config.read(config).override(changes)
+    chosen = Experiment.read(config).override(changes)
     carry_out(chosen, out, config.stem, resume, checkpoint_every, as_json, tensorboard)
 
 
@@ -107,7 +107,7 @@ def changes_of(
     assign: list[str] | None = None,
 ) -> dict[str, Any]:
     """Command-line options as changes of config keys."""
-    from spodgt.experiment.config import value_of
+    from spodgt.experiment import value_of
 
     changes: dict[str, Any] = {}
     if methods is not None:
@@ -134,7 +134,7 @@ def changes_of(
 
 
 def carry_out(
-    config: Any,
+    experiment: Any,
     out: Path | None,
     name: str,
     resume: bool,
@@ -144,30 +144,25 @@ def carry_out(
 ) -> None:
     from spodgt import figures, report
     from spodgt.compiled import announced
-    from spodgt.experiment.config import build, value_of
+    from spodgt.experiment import value_of
     from spodgt.record.folder import CHECKPOINT
     from spodgt.report import tensorboard as board
     from spodgt.runtimes.distributed.group import main_process, restarted
-    from spodgt.training import compare
+    from spodgt.training import run
 
     if tensorboard:
         board.check()
     main = main_process()  # the one of several that writes and shows
     again = restarted() and (Path("runs") / name / "config.toml").exists()
     folder = out or (free_folder(Path("runs"), name, resume or again) if main else Path("runs"))
-    experiment = build(config)
     console = Console(stderr=as_json)
     if resume and main and not (folder / CHECKPOINT).exists():
         print(f"spodgt: no checkpoint in {folder} yet; beginning at round 0.", file=sys.stderr)
     display = None if as_json or not main else Display(console)
     figures.prepare()
     with display or nullcontext(), announced(_compiling if main else lambda: None):
-        result = compare(
-            experiment.methods,
-            experiment.problem,
-            experiment.network,
-            experiment.participation,
-            **experiment.options,
+        result = run(
+            experiment,
             out=folder,
             resume=resume,
             checkpoint_every=value_of(save_every),

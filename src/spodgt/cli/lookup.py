@@ -55,18 +55,17 @@ def network(
 ) -> None:
     """Draw a network with its probabilities and say what it is like."""
     from spodgt import figures
-    from spodgt.experiment.config import Config, build_network, build_participation, value_of
-    from spodgt.network import as_network
-    from spodgt.participation import as_availability
+    from spodgt.experiment import Experiment, value_of
 
     figures.check_suffix(out)
     if not seed.isdigit():
         raise InvalidInput(f"--seed must be a whole number of at least 0, got {seed!r}; use --seed 0.")
     changes: dict[str, Any] = {} if kind is None else {"network.kind": kind}
     changes |= {} if clients is None else {"network.clients": value_of(clients)}
-    chosen = (Config.read(config) if config else Config()).override(changes | changes_of(assign=assign))
-    net = as_network(build_network(chosen.network), int(seed), chosen.network.get("weights", "degree"))
-    availability = as_availability(build_participation(chosen.participation), net, int(seed))
+    chosen = (Experiment.read(config) if config else Experiment()).override(
+        changes | changes_of(assign=assign)
+    )
+    net, availability = chosen.draw_network(int(seed))
     figures.save(figures.network(net, availability.p, availability.p_hat, f"seed {seed}"), out)
     facts = {
         "clients": net.clients,

@@ -99,7 +99,7 @@ def peer_init(
     """Make a run: an authority and a signed manifest."""
     with _peer_extra():
         from spodgt.peer.create import Deployment, create
-    from spodgt.experiment.config import Config
+    from spodgt.experiment import Experiment
 
     changes = {} if config else dict(_PEER_DEFAULTS)
     changes |= {"network.clients": clients} if clients is not None else {}
@@ -107,7 +107,8 @@ def peer_init(
     parts = {"names": _list(made.names), "addresses": _list(made.addresses)}
     devices, problem = _devices(made.compute or []), _factory(made.problem)
     deployment = Deployment(**{**vars(made), **parts, "compute": devices, "problem": problem})
-    manifest = create(run, (Config.read(config) if config else Config()).override(changes), deployment)
+    chosen = Experiment.read(config) if config else Experiment()
+    manifest = create(run, chosen.override(changes), deployment)
     names = [client.name for client in manifest.clients]
     if as_json:
         print(json.dumps({"run": manifest.run, "clients": names, "folder": str(run)}, indent=2))
@@ -295,7 +296,7 @@ def _factory(text: str | None) -> Callable[[str], object] | None:
 
 
 def _devices(given: list[str]) -> dict[str, dict[str, object]]:
-    from spodgt.experiment.config import value_of
+    from spodgt.experiment import value_of
 
     devices = {}
     for text in given:

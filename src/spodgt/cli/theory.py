@@ -27,12 +27,12 @@ def theory(
     as_json: JsonOption = False,
 ) -> None:
     """Say what the theory promises for an experiment, and what is exactly true of it."""
-    from spodgt.experiment.config import Config
+    from spodgt.experiment import Experiment
     from spodgt.theory.survey import setup, survey
 
     if not seed.isdigit():
         raise InvalidInput(f"--seed must be a whole number of at least 0, got {seed!r}; use --seed 0.")
-    chosen = (Config.read(config) if config else Config()).override(changes_of(assign=assign))
+    chosen = (Experiment.read(config) if config else Experiment()).override(changes_of(assign=assign))
     console = Console(highlight=False, width=None)
     waiting = Console(stderr=True)
     drawn = setup(chosen, int(seed))

@@ -1,5 +1,10 @@
-"""Who can talk: graph recipes, networks with their mixing weights."""
+"""Who can talk: graph recipes, networks with their mixing weights, graph files."""
 
-from spodgt.network.network import DENSE_LIMIT, WEIGHTS, Network, as_network
+from spodgt.network.files import GraphFile
+from spodgt.network.network import DENSE_LIMIT, Network, as_network
+from spodgt.network.recipes import RECIPES, Recipe
+from spodgt.network.weights import WEIGHTS
 
-__all__ = ["DENSE_LIMIT", "WEIGHTS", "Network", "as_network"]
+NETWORKS: dict[str, type[Recipe]] = {**RECIPES, GraphFile.name: GraphFile}  # all kinds a config knows
+
+__all__ = ["DENSE_LIMIT", "NETWORKS", "WEIGHTS", "GraphFile", "Network", "Recipe", "as_network"]

@@ -1,33 +1,34 @@
-"""A strongly connected digraph with the weights of its mixings.
+"""A strongly connected digraph with its mixing weights.
 
 `A` pulls (rows sum to one: receivers weigh), `B` pushes (columns sum to one: senders weigh) and,
 where every link has its reverse, `W` gossips (symmetric, doubly stochastic). Only link weights are
-stored; the diagonals are what is missing to one, also in rounds in which some links are down.
+stored; each diagonal entry is one minus its row (A, W) or column (B) sum, recomputed when links fail.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from spodgt.errors import InvalidNetwork
 from spodgt.network import recipes as graphs
-from spodgt.network.recipes import Floats, Graph, Ints, Recipe
-from spodgt.rng import generator
+from spodgt.network.recipes import Graph, Recipe
+from spodgt.network.weights import WEIGHTS, checked, degree, metropolis, random, reverse_links, square
+from spodgt.types import Bools, Floats, Ints
+
+if TYPE_CHECKING:
+    import networkx
 
 DENSE_LIMIT = 2000  # above this many clients no (clients × clients) matrix is made
-WEIGHTS = ("degree", "random")
-_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """Who hears whom, and how much they listen. Build one with the class methods below."""
+    """The links between clients and their weights. Build one with the class methods below."""
 
     clients: int
     receivers: Ints  # (links,) sorted by receiver, then sender
@@ -40,7 +41,13 @@ class Network:
     # --- from a recipe -----------------------------------------------------------------------
     @classmethod
     def draw(cls, recipe: Recipe, *, seed: int = 0, weights: str = "degree") -> Network:
-        """Draw the recipe's graph and weigh it: "degree" (the paper's rule) or "random" rows and columns."""
+        """Draw a recipe's graph and weigh its links.
+
+        Args:
+            recipe: A graph of `spodgt.graphs`.
+            seed: Of the graph, and of random weights.
+            weights: "degree" or "random", see `from_graph`.
+        """
         return cls.from_graph(recipe.draw(seed), weights=weights, seed=seed)
 
     @classmethod
@@ -87,8 +94,16 @@ class Network:
 
     # --- from what the user has --------------------------------------------------------------
     @classmethod
-    def from_networkx(cls, graph: Any, *, weights: str = "degree", seed: int = 0) -> Network:
-        """Clients are the nodes in the graph's order; an edge (u, v) means u sends to v."""
+    def from_networkx(cls, graph: networkx.Graph, *, weights: str = "degree", seed: int = 0) -> Network:
+        """Take a `networkx` graph: clients are its nodes in its order, an edge (u, v) means u sends to v.
+
+        Args:
+            graph: A `networkx.Graph` (links both ways) or `networkx.DiGraph`.
+            weights: "degree" or "random", see `from_graph`.
+            seed: Of random weights.
+        """
+        import networkx as nx
+
         if not isinstance(graph, nx.Graph):
             raise InvalidNetwork(
                 f"graph must be a networkx Graph or DiGraph, got {type(graph).__name__}; "
@@ -114,8 +129,17 @@ class Network:
         weights: str = "degree",
         seed: int = 0,
     ) -> Network:
-        """`adjacency[i, j]` is true where i receives from j; the diagonal is ignored."""
-        receivers, senders = np.nonzero(_square(adjacency, "adjacency"))
+        """Take an adjacency matrix.
+
+        Args:
+            adjacency: (clients, clients); [i, j] is true where i receives from j. The diagonal is ignored.
+            A: Row-stochastic (clients, clients) pull weights; made by the rule `weights` if None.
+            B: Column-stochastic push weights, likewise.
+            W: Symmetric doubly stochastic gossip weights; Metropolis weights if None.
+            weights: "degree" or "random", see `from_graph`.
+            seed: Of random weights.
+        """
+        receivers, senders = np.nonzero(square(adjacency, "adjacency"))
         graph = Graph.of(len(np.asarray(adjacency)), receivers, senders)
         return cls.from_graph(graph, A, B, W, weights=weights, seed=seed)
 
@@ -130,22 +154,31 @@ class Network:
         weights: str = "degree",
         seed: int = 0,
     ) -> Network:
-        """Check the graph, take the weights given and make the others by the rule `weights`."""
+        """Check that the graph is strongly connected, take the weights given and make the others.
+
+        Args:
+            graph: The links.
+            A: Row-stochastic (clients, clients) pull weights; made by the rule `weights` if None.
+            B: Column-stochastic push weights, likewise.
+            W: Symmetric doubly stochastic gossip weights; Metropolis weights if None.
+            weights: "degree" (1/(1 + degree), the paper's rule) or "random" rows and columns.
+            seed: Of random weights.
+        """
         if weights not in WEIGHTS:
             raise InvalidNetwork(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}; use degree.")
         if graph.clients < 1:
             raise InvalidNetwork("the graph must have at least one client, got none; add nodes.")
         _check_connected(graph)
         by_degree = weights == "degree"
-        a = _degree(graph.receivers, graph) if by_degree else _random(graph.receivers, graph, seed, "A")
-        b = _degree(graph.senders, graph) if by_degree else _random(graph.senders, graph, seed, "B")
+        a = degree(graph.receivers, graph) if by_degree else random(graph.receivers, graph, seed, "A")
+        b = degree(graph.senders, graph) if by_degree else random(graph.senders, graph, seed, "B")
         return cls(
             graph.clients,
             graph.receivers,
             graph.senders,
-            a if A is None else _given(A, "A", graph),
-            b if B is None else _given(B, "B", graph),
-            _metropolis(graph) if W is None else _given(W, "W", graph),
+            a if A is None else checked(A, "A", graph),
+            b if B is None else checked(B, "B", graph),
+            metropolis(graph) if W is None else checked(W, "W", graph),
             graph.positions,
         )
 
@@ -165,15 +198,17 @@ class Network:
     @cached_property
     def reverse(self) -> Ints | None:
         """For every link the index of its reverse; None if some link is one-way."""
-        return _reverse(self.clients, self.receivers, self.senders)
+        return reverse_links(self.clients, self.receivers, self.senders)
 
     @property
     def two_way(self) -> bool:
         return self.reverse is not None
 
     @property
-    def graph(self) -> Any:
+    def graph(self) -> networkx.DiGraph:
         """The `networkx.DiGraph`, edge (j, i) for link j → i, with its weights a and b."""
+        import networkx as nx
+
         graph = nx.DiGraph()
         graph.add_nodes_from(range(self.clients))
         graph.add_edges_from(
@@ -183,7 +218,7 @@ class Network:
         return graph
 
     @property
-    def adjacency(self) -> NDArray[np.bool_]:
+    def adjacency(self) -> Bools:
         return self._dense(np.ones(self.links)).astype(bool)
 
     @property
@@ -239,50 +274,6 @@ def as_network(network: Network | Recipe, seed: int, weights: str = "degree") ->
     )
 
 
-# --- weights -------------------------------------------------------------------------------------
-def _degree(end: Ints, graph: Graph) -> Floats:
-    """1/(1 + degree) of the end that weighs: in-degree of receivers for A, out-degree of senders for B."""
-    degree = np.bincount(end, minlength=graph.clients)
-    return np.asarray(1.0 / (1 + degree[end]))
-
-
-def _random(end: Ints, graph: Graph, seed: int, which: str) -> Floats:
-    """Weights proportional to uniform(0.5, 1.5) draws, the self-weight drawn with them."""
-    draws = generator(seed, f"weights:{which}")
-    link, own = draws.uniform(0.5, 1.5, len(end)), draws.uniform(0.5, 1.5, graph.clients)
-    total = own + np.bincount(end, link, minlength=graph.clients)
-    return np.asarray(link / total[end])
-
-
-def _metropolis(graph: Graph) -> Floats | None:
-    if _reverse(graph.clients, graph.receivers, graph.senders) is None:
-        return None
-    degree = np.bincount(graph.receivers, minlength=graph.clients)
-    return np.asarray(1.0 / (1 + np.maximum(degree[graph.receivers], degree[graph.senders])))
-
-
-def _reverse(clients: int, receivers: Ints, senders: Ints) -> Ints | None:
-    code, mirrored = receivers * clients + senders, senders * clients + receivers
-    where = np.searchsorted(code, mirrored)  # codes are sorted: links are by receiver, then sender
-    found = where < len(code)
-    if not found.all() or (code[where] != mirrored).any():
-        return None
-    return np.asarray(where, np.int64)
-
-
-# --- checks: one sentence that names the client or the link ------------------------------------------
-def _square(matrix: ArrayLike, name: str) -> NDArray[Any]:
-    try:
-        array = np.asarray(matrix)
-        if array.dtype.kind not in "biuf":
-            array = array.astype(np.float64)
-    except (TypeError, ValueError):
-        raise InvalidNetwork(f"{name} must be a matrix of numbers, got {matrix!r:.60}.") from None
-    if array.ndim != 2 or array.shape[0] != array.shape[1] or not array.size:
-        raise InvalidNetwork(f"{name} must be a square (clients, clients) matrix, got shape {array.shape}.")
-    return array
-
-
 def _check_connected(graph: Graph) -> None:
     count, component = graph.components()
     if count == 1:
@@ -298,63 +289,3 @@ def _check_connected(graph: Graph) -> None:
         why = f"clients {one} and {other} cannot reach each other both ways"
         fix = "add links between their groups"
     raise InvalidNetwork(f"the graph must be strongly connected, but {why}; {fix}.")
-
-
-def _given(matrix: ArrayLike, name: str, graph: Graph) -> Floats:
-    """Check a given mixing matrix against the graph and keep its link weights."""
-    M = _square(matrix, name).astype(np.float64)
-    if len(M) != graph.clients:
-        raise InvalidNetwork(
-            f"{name} must be ({graph.clients}, {graph.clients}) like the adjacency, got {M.shape}."
-        )
-    if not np.isfinite(M).all() or (M < 0).any():
-        i, j = np.argwhere(~(np.isfinite(M) & (M >= 0)))[0]
-        raise InvalidNetwork(
-            f"{name} must be finite and non-negative, but {name}[{i}, {j}] is {M[i, j]:.3g}; "
-            f"set it to 0 or remove link {j} → {i}."
-        )
-    if (np.diag(M) <= 0).any():
-        i = int(np.argmin(np.diag(M)))
-        raise InvalidNetwork(
-            f"{name} must have positive self-weights, but {name}[{i}, {i}] is {M[i, i]:.3g}; "
-            f"leave client {i} some weight for itself."
-        )
-    if name in "AW":
-        _check_sums(
-            M.sum(1), name, "row", "Row i weighs what client i receives; if columns sum to one, it is B."
-        )
-    if name in "BW":
-        _check_sums(
-            M.sum(0), name, "column", "Column j weighs what client j sends; if rows sum to one, it is A."
-        )
-    if name == "W" and not np.allclose(M, M.T, rtol=0, atol=_TOLERANCE):
-        i, j = np.unravel_index(np.abs(M - M.T).argmax(), M.shape)
-        raise InvalidNetwork(
-            f"W must be symmetric, but W[{i}, {j}] is {M[i, j]:.3g} and W[{j}, {i}] is {M[j, i]:.3g}; "
-            "use (W + W.T) / 2."
-        )
-    off = M.copy()
-    np.fill_diagonal(off, 0)
-    weights = off[graph.receivers, graph.senders]
-    if (weights == 0).any():
-        link = int(np.argmin(weights))
-        i, j = graph.receivers[link], graph.senders[link]
-        raise InvalidNetwork(
-            f"{name} must weigh every link, but link {j} → {i} has weight 0; remove the link."
-        )
-    off[graph.receivers, graph.senders] = 0
-    if off.any():
-        i, j = np.argwhere(off)[0]
-        raise InvalidNetwork(
-            f"{name} must be zero where there is no link, but {name}[{i}, {j}] is {off[i, j]:.3g}; "
-            f"add link {j} → {i} or set it to 0."
-        )
-    return weights
-
-
-def _check_sums(sums: Floats, name: str, line: str, hint: str) -> None:
-    worst = int(np.abs(sums - 1).argmax())
-    if abs(sums[worst] - 1) > _TOLERANCE:
-        raise InvalidNetwork(
-            f"{name} must have {line}s that sum to one, but {line} {worst} sums to {sums[worst]:.6g}. {hint}"
-        )

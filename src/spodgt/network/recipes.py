@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
+from pydantic import BeforeValidator, ValidationInfo
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial import cKDTree
 
 from spodgt.errors import InvalidNetwork
 from spodgt.rng import distinct, generator
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from spodgt.types import Floats as Floats  # noqa: PLC0414 (until nobody imports it from here)
+from spodgt.types import Ints as Ints  # noqa: PLC0414
+from spodgt.validation import Field, Must, Number, Whole, recipe
 
 _MOST_REDRAWS = 1000
 
@@ -36,13 +36,13 @@ class Graph:
     positions: Floats | None = None  # (clients, 2) in the unit square, for geometric graphs
 
     @staticmethod
-    def of(clients: int, receivers: Any, senders: Any, positions: Floats | None = None) -> Graph:
+    def of(clients: int, receivers: ArrayLike, senders: ArrayLike, positions: Floats | None = None) -> Graph:
         """Sort the links and drop self-loops and repeats."""
         code = np.asarray(receivers, np.int64) * clients + np.asarray(senders, np.int64)
         code = np.unique(code)
-        receivers, senders = np.divmod(code, clients)
-        keep = receivers != senders
-        return Graph(clients, receivers[keep], senders[keep], positions)
+        receiver, sender = np.divmod(code, clients)
+        keep = receiver != sender
+        return Graph(clients, receiver[keep], sender[keep], positions)
 
     def matrix(self) -> csr_array:
         """The sparse boolean adjacency: row i holds who client i receives from."""
@@ -67,26 +67,25 @@ class Recipe(Protocol):
     def draw(self, seed: int) -> Graph: ...
 
 
-def _check_clients(clients: Any) -> None:
-    if not isinstance(clients, int | np.integer) or isinstance(clients, bool) or clients < 1:
-        raise InvalidNetwork(
-            f"clients must be a whole number of at least 1, got {clients!r}; use clients=10."
-        )
+RECIPES: dict[str, type[Recipe]] = {}  # by name; a new graph is one class with the decorator below
 
 
-def _check_out(name: str, out: Any, clients: int) -> None:
-    """How many others each client sends to; a lone client sends to nobody, whatever is asked."""
+def _others(value: object, info: ValidationInfo) -> object:
+    """Check to how many others each client sends; one client alone sends to nobody, whatever is asked."""
+    clients = info.data.get("clients", 2)
     most = max(1, clients - 1)
-    if not isinstance(out, int | np.integer) or isinstance(out, bool) or not 1 <= out <= most:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or not 1 <= value <= most:
         raise InvalidNetwork(
-            f"{name} must be a whole number from 1 to clients - 1 = {clients - 1}, got {out!r}; "
-            f"use {name}={min(3, most)}."
+            f"{info.field_name} must be a whole number from 1 to clients - 1 = {clients - 1}, got {value!r}; "
+            f"use {info.field_name}={min(3, most)}."
         )
+    return int(value)
 
 
-def _number(value: Any) -> Any:
-    """The value, or NaN, which fails every comparison."""
-    return float("nan") if isinstance(value, bool) or not isinstance(value, Real) else value
+Clients = Annotated[Whole, Field(ge=1), Must("a whole number of at least 1", 10)]
+Others = Annotated[int, BeforeValidator(_others)]
+Radius = Annotated[Number, Field(gt=0), Must("above 0")]
+Probability = Annotated[Number, Field(gt=0, le=1), Must("in (0, 1]")]
 
 
 def _redraw(recipe: Recipe, seed: int, attempt: Callable[[np.random.Generator], Graph], fix: str) -> Graph:
@@ -101,18 +100,13 @@ def _redraw(recipe: Recipe, seed: int, attempt: Callable[[np.random.Generator], 
     )
 
 
-@dataclass(frozen=True)
+@recipe(InvalidNetwork, RECIPES)
 class RandomGeometric:
     """Clients at random in the unit square; links both ways within `radius` [penrose2003random]."""
 
     name: ClassVar[str] = "random-geometric"
-    clients: int
-    radius: float = 0.4
-
-    def __post_init__(self) -> None:
-        _check_clients(self.clients)
-        if not _number(self.radius) > 0:
-            raise InvalidNetwork(f"radius must be above 0, got {self.radius!r}; use radius=0.4.")
+    clients: Clients
+    radius: Radius = 0.4
 
     def draw(self, seed: int) -> Graph:
         def attempt(draws: np.random.Generator) -> Graph:
@@ -123,18 +117,17 @@ class RandomGeometric:
         return _redraw(self, seed, attempt, "use a larger radius or more clients")
 
 
-@dataclass(frozen=True)
+@recipe(InvalidNetwork, RECIPES)
 class DirectedGeometric:
     """Each client has its own transmit radius, uniform in [low, high]: asymmetric wireless links."""
 
     name: ClassVar[str] = "directed-geometric"
-    clients: int
-    low: float = 0.3
-    high: float = 0.6
+    clients: Clients
+    low: Radius = 0.3
+    high: Radius = 0.6
 
     def __post_init__(self) -> None:
-        _check_clients(self.clients)
-        if not 0 < _number(self.low) <= _number(self.high):
+        if self.low > self.high:
             raise InvalidNetwork(
                 f"low and high must satisfy 0 < low ≤ high, got low={self.low!r}, high={self.high!r}; "
                 "use low=0.3, high=0.6."
@@ -152,30 +145,24 @@ class DirectedGeometric:
         return _redraw(self, seed, attempt, "use a larger low and high, or more clients")
 
 
-@dataclass(frozen=True)
+@recipe(InvalidNetwork, RECIPES)
 class Ring:
     """The directed ring: client i sends to i + 1."""
 
     name: ClassVar[str] = "ring"
-    clients: int
-
-    def __post_init__(self) -> None:
-        _check_clients(self.clients)
+    clients: Clients
 
     def draw(self, seed: int) -> Graph:
         i = np.arange(self.clients)
         return Graph.of(self.clients, (i + 1) % self.clients, i)
 
 
-@dataclass(frozen=True)
+@recipe(InvalidNetwork, RECIPES)
 class Exponential:
     """Client i sends to i + 1, i + 2, i + 4, …: the static exponential graph [assran2019stochastic]."""
 
     name: ClassVar[str] = "exponential"
-    clients: int
-
-    def __post_init__(self) -> None:
-        _check_clients(self.clients)
+    clients: Clients
 
     def draw(self, seed: int) -> Graph:
         hops = 2 ** np.arange(max(1, int(np.ceil(np.log2(self.clients)))))
@@ -183,30 +170,24 @@ class Exponential:
         return Graph.of(self.clients, ((i + hop) % self.clients).ravel(), i.ravel())
 
 
-@dataclass(frozen=True)
+@recipe(InvalidNetwork, RECIPES)
 class Complete:
     """Every client sends to every other."""
 
     name: ClassVar[str] = "complete"
-    clients: int
-
-    def __post_init__(self) -> None:
-        _check_clients(self.clients)
+    clients: Clients
 
     def draw(self, seed: int) -> Graph:
         i, j = np.divmod(np.arange(self.clients**2), self.clients)
         return Graph.of(self.clients, i, j)
 
 
-@dataclass(frozen=True)
+@recipe(InvalidNetwork, RECIPES)
 class Star:
     """Client 0 in the middle, links both ways."""
 
     name: ClassVar[str] = "star"
-    clients: int
-
-    def __post_init__(self) -> None:
-        _check_clients(self.clients)
+    clients: Clients
 
     def draw(self, seed: int) -> Graph:
         leaves = np.arange(1, self.clients)
@@ -214,20 +195,13 @@ class Star:
         return Graph.of(self.clients, np.r_[leaves, hub], np.r_[hub, leaves])
 
 
-@dataclass(frozen=True)
+@recipe(InvalidNetwork, RECIPES)
 class ErdosRenyi:
     """Every ordered pair is a link with probability `probability`, independently of its reverse."""
 
     name: ClassVar[str] = "erdos-renyi"
-    clients: int
-    probability: float = 0.4
-
-    def __post_init__(self) -> None:
-        _check_clients(self.clients)
-        if not 0 < _number(self.probability) <= 1:
-            raise InvalidNetwork(
-                f"probability must be in (0, 1], got {self.probability!r}; use probability=0.4."
-            )
+    clients: Clients
+    probability: Probability = 0.4
 
     def draw(self, seed: int) -> Graph:
         def attempt(draws: np.random.Generator) -> Graph:
@@ -238,17 +212,13 @@ class ErdosRenyi:
         return _redraw(self, seed, attempt, "use a larger probability")
 
 
-@dataclass(frozen=True)
+@recipe(InvalidNetwork, RECIPES)
 class KOut:
     """Every client sends to `out` others, drawn at random without repeats."""
 
     name: ClassVar[str] = "k-out"
-    clients: int
-    out: int = 3
-
-    def __post_init__(self) -> None:
-        _check_clients(self.clients)
-        _check_out("out", self.out, self.clients)
+    clients: Clients
+    out: Others = 3
 
     def draw(self, seed: int) -> Graph:
         def attempt(draws: np.random.Generator) -> Graph:
@@ -264,7 +234,7 @@ class KOut:
         return _redraw(self, seed, attempt, "use a larger out")
 
 
-@dataclass(frozen=True)
+@recipe(InvalidNetwork, RECIPES)
 class KRegular:
     """Every client sends to `degree` others and hears `degree` others.
 
@@ -273,12 +243,8 @@ class KRegular:
     """
 
     name: ClassVar[str] = "k-regular"
-    clients: int
-    degree: int = 3
-
-    def __post_init__(self) -> None:
-        _check_clients(self.clients)
-        _check_out("degree", self.degree, self.clients)
+    clients: Clients
+    degree: Others = 3
 
     def draw(self, seed: int) -> Graph:
         draws, i = generator(seed, "graph:k-regular"), np.arange(self.clients)
@@ -314,19 +280,3 @@ def _successes(draws: np.random.Generator, trials: int, probability: float) -> I
         last = int(found[-1][-1])
     chosen = np.concatenate(found)
     return chosen[chosen < trials]
-
-
-RECIPES: dict[str, type[Recipe]] = {
-    recipe.name: recipe
-    for recipe in (
-        RandomGeometric,
-        DirectedGeometric,
-        Ring,
-        Exponential,
-        Complete,
-        Star,
-        ErdosRenyi,
-        KOut,
-        KRegular,
-    )
-}

@@ -9,6 +9,7 @@ from spodgt.participation.recipes import (
     OneLink,
     Participation,
     Trace,
+    TraceFile,
     as_availability,
 )
 
@@ -21,5 +22,6 @@ __all__ = [
     "OneLink",
     "Participation",
     "Trace",
+    "TraceFile",
     "as_availability",
 ]

@@ -6,21 +6,19 @@ only computing clients; the links of round k ≥ 1 mix x[k-1] into x[k].
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from numbers import Real
+from dataclasses import field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-import pandas as pd
-from numpy.typing import ArrayLike
 
 from spodgt import rng
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
 from spodgt.participation.availability import Chosen, Independent, Overlay, Recorded
 from spodgt.types import Availability, Floats
+from spodgt.validation import Field, Must, Number, Whole, recipe
 
 
 @runtime_checkable
@@ -32,8 +30,11 @@ class Participation(Protocol):
     def draw(self, network: Network, seed: int) -> Availability: ...
 
 
-# --- recipes ---------------------------------------------------------------------------------------
-@dataclass(frozen=True)
+PARTICIPATIONS: dict[str, type[Participation]] = {}  # all kinds a config knows, by name
+Shape = Annotated[Number, Field(gt=0, allow_inf_nan=False), Must("a number above 0")]
+
+
+@recipe(InvalidInput, PARTICIPATIONS)
 class Always:
     """Every client computes and every link works, in every round."""
 
@@ -43,7 +44,7 @@ class Always:
         return Overlay(Independent(np.ones(network.clients), np.ones(network.links), seed), True, True)
 
 
-@dataclass(frozen=True)
+@recipe(InvalidInput, PARTICIPATIONS)
 class Bernoulli:
     """Given probabilities: a number for all, or one per client (`p`) and one per link (`p_hat`).
 
@@ -51,8 +52,8 @@ class Bernoulli:
     """
 
     name: ClassVar[str] = "bernoulli"
-    p: Any = 0.5
-    p_hat: Any = 0.5
+    p: object = 0.5
+    p_hat: object = 0.5
 
     def draw(self, network: Network, seed: int) -> Availability:
         p = _probabilities(self.p, network.clients, "p", "client")
@@ -60,7 +61,7 @@ class Bernoulli:
         return Independent(p, p_hat, seed)
 
 
-@dataclass(frozen=True)
+@recipe(InvalidInput, PARTICIPATIONS)
 class Beta:
     """p and p̂ drawn from Beta(alpha, beta) for every client and link, never below `floor`.
 
@@ -68,18 +69,9 @@ class Beta:
     """
 
     name: ClassVar[str] = "beta"
-    alpha: float = 0.5
-    beta: float = 0.5
-    floor: float = 0.0
-
-    def __post_init__(self) -> None:
-        for key in ("alpha", "beta"):
-            value: Any = getattr(self, key)
-            if not isinstance(value, Real) or not 0 < float(value) < math.inf:
-                raise InvalidInput(f"{key} must be a number above 0, got {value!r}; use {key}=0.5.")
-        floor: Any = self.floor
-        if not isinstance(floor, Real) or not 0 <= float(floor) < 1:
-            raise InvalidInput(f"floor must be in [0, 1), got {floor!r}; use floor=0.05.")
+    alpha: Shape = 0.5
+    beta: Shape = 0.5
+    floor: Annotated[Number, Field(ge=0, lt=1), Must("in [0, 1)", 0.05)] = 0.0
 
     def draw(self, network: Network, seed: int) -> Availability:
         least = max(self.floor, float(np.finfo(float).tiny))  # a draw may underflow to zero
@@ -88,24 +80,18 @@ class Beta:
         return Independent(np.maximum(p, least), np.maximum(p_hat, least), seed)
 
 
-@dataclass(frozen=True)
+@recipe(InvalidInput, PARTICIPATIONS)
 class EveryK:
     """Every client computes in every round; links work only in every `rounds`-th."""
 
     name: ClassVar[str] = "every-k"
-    rounds: int = 5
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.rounds, int) or self.rounds < 1:
-            raise InvalidInput(
-                f"rounds must be a whole number of at least 1, got {self.rounds!r}; use rounds=5."
-            )
+    rounds: Annotated[Whole, Field(ge=1), Must("a whole number of at least 1")] = 5
 
     def draw(self, network: Network, seed: int) -> Availability:
         return Overlay(Always().draw(network, seed), every=self.rounds)
 
 
-@dataclass(frozen=True)
+@recipe(InvalidInput, PARTICIPATIONS)
 class OneLink:
     """Gossip: one link a round, drawn uniformly, and only its two ends compute."""
 
@@ -121,7 +107,7 @@ class OneLink:
         return Chosen(degree / network.links, p_hat, network, seed, both)
 
 
-@dataclass(frozen=True, eq=False)
+@recipe(InvalidInput)
 class Trace:
     """Replay recorded availability.
 
@@ -130,11 +116,16 @@ class Trace:
     """
 
     name: ClassVar[str] = "trace"
-    computes: Any
-    links: Any
-    p: Any = None
-    p_hat: Any = None
+    computes: object
+    links: object
+    p: object = None
+    p_hat: object = None
     source: str = field(default="arrays", kw_only=True)
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:  # arrays have no one answer
+        return self is other
 
     @classmethod
     def read(cls, path: str | Path) -> Trace:
@@ -143,6 +134,8 @@ class Trace:
         A row with receiver = sender says that this client computes in that round; any other that the
         link sender → receiver works in it. What has no row is down.
         """
+        import pandas as pd
+
         path = Path(path)
         columns = ["round", "receiver", "sender", "up"]
         try:
@@ -205,12 +198,23 @@ class Trace:
         return Recorded(np.maximum(p, tiny), np.maximum(p_hat, tiny), computes, links, seed)
 
 
-PARTICIPATIONS: dict[str, type[Participation]] = {
-    recipe.name: recipe for recipe in (Always, Bernoulli, Beta, EveryK, OneLink, Trace)
-}
+@recipe(InvalidInput, PARTICIPATIONS)
+class TraceFile:
+    """Recorded availability in a file, in the form of `Trace.read`; it is read when it is first needed."""
+
+    name: ClassVar[str] = "trace"
+    path: Annotated[str, Must("text in quotes", "file.csv")]
+
+    @cached_property
+    def _trace(self) -> Trace:
+        return Trace.read(self.path)
+
+    def draw(self, network: Network, seed: int) -> Availability:
+        return self._trace.draw(network, seed)
 
 
 def as_availability(participation: Participation, network: Network, seed: int) -> Availability:
+    """Draw a participation for one network and seed, or say that it is none."""
     if not isinstance(participation, Participation):
         raise InvalidInput(
             f"participation must be one of {', '.join(PARTICIPATIONS)}, got {type(participation).__name__}; "
@@ -219,21 +223,21 @@ def as_availability(participation: Participation, network: Network, seed: int) -
     return participation.draw(network, seed)
 
 
-def _numbers(value: ArrayLike, name: str) -> Floats:
+def _numbers(value: object, name: str) -> Floats:
     try:
         return np.asarray(value, float)
     except (TypeError, ValueError):
         raise InvalidInput(f"{name} must be numbers in (0, 1], got {value!r:.60}; use {name}=0.5.") from None
 
 
-def _on_links(p_hat: ArrayLike, network: Network) -> Floats:
+def _on_links(p_hat: object, network: Network) -> Floats:
     array = _numbers(p_hat, "p_hat")
     if array.shape == (network.clients, network.clients) and array.ndim == 2:
         return np.asarray(array[network.receivers, network.senders])
     return array
 
 
-def _probabilities(value: ArrayLike, count: int, name: str, each: str) -> Floats:
+def _probabilities(value: object, count: int, name: str, each: str) -> Floats:
     array = _numbers(value, name)
     if array.shape not in ((), (count,)):
         raise InvalidInput(

@@ -11,9 +11,7 @@ from pathlib import Path
 
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import InvalidInput
-from spodgt.experiment.config import Config, build
-from spodgt.network import as_network
-from spodgt.participation import as_availability
+from spodgt.experiment import Experiment
 from spodgt.peer import identity
 from spodgt.peer.capacity import Table, capacity
 from spodgt.peer.folders import publish
@@ -41,12 +39,16 @@ class Deployment:
             )
 
 
-def create(folder: Path, config: Config, deployment: Deployment = Deployment()) -> Manifest:  # noqa: B008
+def create(
+    folder: Path,
+    experiment: Experiment,
+    deployment: Deployment = Deployment(),  # noqa: B008
+) -> Manifest:
     """Make a run's folder.
 
     Args:
         folder: Where; must not hold a run yet.
-        config: Its network, participation, problem and one method, drawn with its first seed.
+        experiment: Its network, participation, problem and one method, drawn with its first seed.
         deployment: Names, addresses and devices of the clients.
 
     Returns:
@@ -54,7 +56,7 @@ def create(folder: Path, config: Config, deployment: Deployment = Deployment()) 
     """
     if (folder / "ca.key").exists():
         raise InvalidInput(f"{folder} already holds a run; give another folder.")
-    manifest = plan(config, deployment)
+    manifest = plan(experiment, deployment)
     manifest.check()
     manifest.method.build()  # refused here rather than when the clients start
     key, authority = identity.create_authority(manifest.run)
@@ -68,12 +70,10 @@ def create(folder: Path, config: Config, deployment: Deployment = Deployment()) 
     return manifest
 
 
-def plan(config: Config, deployment: Deployment) -> Manifest:
+def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     """The first manifest of a run."""
-    experiment = build(config)
-    seed = config.run.seed_list[0]
-    network = as_network(experiment.network, seed, config.network.get("weights", "degree"))
-    availability = as_availability(experiment.participation, network, seed)
+    seed = experiment.run.seed_list[0]
+    network, availability = experiment.draw_network(seed)
     names = deployment.names or [f"p{i}" for i in range(network.clients)]
     addresses = deployment.addresses or free_addresses(network.clients)
     _check_clients(network.clients, names, addresses)
@@ -81,7 +81,7 @@ def plan(config: Config, deployment: Deployment) -> Manifest:
         several = ", ".join(each.name for each in experiment.methods)
         raise InvalidInput(f"run.methods must be one method, got {several}; use --method spod-gt-memory.")
     make = deployment.problem
-    problem = own_problem(make, names[0]) if make else experiment.problem.draw(seed)
+    problem = own_problem(make, names[0]) if make else experiment.draw(seed).problem
     refuse_statistics(problem, "peers")
     devices: list[Table] = [{"kind": "bernoulli", "p": float(p)} for p in availability.p]
     for name, table in deployment.compute.items():
@@ -99,9 +99,9 @@ def plan(config: Config, deployment: Deployment) -> Manifest:
         layout=layout_of(problem),
         parameters=problem.parameters,
         method=_method(experiment.methods[0]),
-        problem=dict(config.problem),
+        problem=experiment.to_dict()["problem"],
         seed=seed,
-        weights=config.network.get("weights", "degree"),
+        weights=experiment.weights,
         places=network.clients,
         rounds_per_second=deployment.rounds_per_second,
         max_alone=deployment.max_alone,

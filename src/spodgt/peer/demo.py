@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from spodgt.errors import Failed, InvalidInput
-from spodgt.experiment.config import Config
+from spodgt.experiment import Experiment
 from spodgt.figures import COLOURS
 from spodgt.peer.create import Deployment, create
 from spodgt.peer.faults.fleet import Fleet
@@ -24,9 +24,9 @@ _PLAN = ((0.3, "p1", "killed"), (0.45, "p1", "back"), (0.5, "p3", "killed"), (0.
 Event = tuple[float, str, str]  # wall time, client, "killed" or "back"
 
 
-def five_peers(*, step_size: float, labels: int) -> Config:
+def five_peers(*, step_size: float, labels: int) -> Experiment:
     """A linear model on images, `labels` classes per client."""
-    return Config.parse(
+    return Experiment.parse(
         {
             "run": {"methods": ["spod-gt-memory"], "step_size": step_size, "seeds": 1},
             "network": {"kind": "exponential", "clients": 5},

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spodgt import rng
 from spodgt.errors import InvalidInput
-from spodgt.experiment.config import Config, build
+from spodgt.experiment.config import read_problem
 from spodgt.peer.capacity import Capacity
 from spodgt.peer.manifest import Manifest, layout_of
 from spodgt.problems import refuse_statistics
@@ -63,8 +63,7 @@ class Work:
 def manifest_problem(manifest: Manifest) -> Problem:
     """The problem that a manifest describes, divided among the clients the run began with."""
     clients = manifest.places or len(manifest.clients)
-    tables = {"network": {"kind": "complete", "clients": clients}, "problem": dict(manifest.problem)}
-    return build(Config.parse(tables)).problem.draw(manifest.seed)
+    return read_problem(manifest.problem).build(clients).draw(manifest.seed)
 
 
 def own_problem(make: Callable[[str], object], name: str) -> Problem:

@@ -175,12 +175,10 @@ def networks(run: RunData) -> dict[int, dict[str, Any]]:
 def _places(run: RunData, seed: int, clients: int, links: np.ndarray) -> np.ndarray:
     """The drawn positions where the config tells them and they are those of this run, else a layout."""
     from spodgt import figures
-    from spodgt.experiment.config import Config, build_network
-    from spodgt.network import as_network
+    from spodgt.experiment import Experiment
 
     try:
-        section = Config.parse(run.config).network
-        network = as_network(build_network(section), seed, section.get("weights", "degree"))
+        network, _ = Experiment.parse(run.config).draw_network(seed)
         same = np.array_equal(np.stack([network.senders, network.receivers], 1), links)
         if network.clients == clients and same:
             return np.asarray(figures.positions(network))

@@ -57,8 +57,8 @@ Tell = Callable[[Event], None]
 
 def perform(job: Job, tell: Tell) -> Outcome:
     """Run a job to its end; what goes wrong is its outcome and never an exception."""
-    from spodgt.experiment.config import Config, build
-    from spodgt.training import Glimpse, compare
+    from spodgt.experiment import Experiment
+    from spodgt.training import Glimpse, run
 
     def show(glimpse: Glimpse) -> None:
         fraction = (glimpse.number - 1 + glimpse.fraction) / glimpse.total
@@ -66,10 +66,12 @@ def perform(job: Job, tell: Tell) -> Outcome:
 
     began, folder = time.monotonic(), Path(job.out)
     try:
-        made = build(Config.parse(job.config))
-        options = {**made.options, "out": folder, "resume": True, "checkpoint_every": job.save_every}
-        result = compare(
-            made.methods, made.problem, made.network, made.participation, **options, progress=show
+        result = run(
+            Experiment.parse(job.config),
+            out=folder,
+            resume=True,
+            checkpoint_every=job.save_every,
+            progress=show,
         )
     except SpodgtError as error:
         return Outcome(job.name, False, str(error))

@@ -24,7 +24,7 @@ from typing import Any
 import tomli_w
 
 from spodgt.errors import InvalidConfig
-from spodgt.experiment.config import Config, read_toml
+from spodgt.experiment import Experiment, read_toml
 
 FOLDER = Path(__file__).parents[1] / "experiment" / "paper"
 SCALES = ("smoke", "laptop", "paper")
@@ -38,7 +38,7 @@ class Spec:
     """What a file describes: a config, and a grid of values for some of its keys."""
 
     name: str
-    config: Config
+    config: Experiment
     grid: dict[str, list[Any]] = field(default_factory=dict)
     title: str = ""
     figure: str = ""
@@ -87,7 +87,7 @@ def load(name: str, scale: str = "paper") -> Spec:
         raise InvalidConfig(f"--scale={scale!r} is not known; choose from {', '.join(SCALES)}.")
     spec = read(FOLDER / f"{name}.toml")
     table = read_toml(FOLDER / "scales.toml").get(scale, {})
-    changes = dict(table.get(spec.config.problem["data"], {}))
+    changes = dict(table.get(at(spec.config, "problem.data"), {}))
     for_grids = changes.pop("grids", {})
     changes |= for_grids if spec.grid else {}
     most = table.get("values", math.inf)
@@ -123,10 +123,10 @@ def read(path: str | Path) -> Spec:
         known = ", ".join((*_TEXTS, "base", "sweep", *_SECTIONS))
         raise InvalidConfig(f"{unknown[0]} is not a key of {path.name}; choose from {known}.")
     texts = {key: text[key] for key in _TEXTS if key in text}
-    return _checked(Spec(path.stem, Config.parse(_config(path)), grid, **texts))
+    return _checked(Spec(path.stem, Experiment.parse(_config(path)), grid, **texts))
 
 
-def at(config: Config, key: str) -> Any:
+def at(config: Experiment, key: str) -> Any:
     """The value of a dotted key, None where it is left out."""
     value: Any = config.to_dict()
     for part in key.split("."):

@@ -25,7 +25,7 @@ from typing import Any
 import pandas as pd
 
 from spodgt.errors import InvalidInput
-from spodgt.experiment.config import Config, build
+from spodgt.experiment import Experiment
 from spodgt.record.folder import parquet, write
 from spodgt.record.record import Record, versions
 from spodgt.sweeps.cell import Event, Job, Outcome, seconds_of
@@ -41,7 +41,7 @@ class Cell:
     """One point of the grid: its keys' values, the whole config, and where it is run."""
 
     keys: dict[str, Any]
-    config: Config
+    config: Experiment
     folder: Path
 
     @property
@@ -63,9 +63,8 @@ class Cell:
     @property
     def weight(self) -> float:
         """How much work it is, roughly: for the time left, and to begin with the longest."""
-        clients = self.config.network.get("clients", 10)
-        known = isinstance(clients, int) and clients > 0  # if not, `check` will say so
-        return float(clients if known else 10) * len(self.config.run.seed_list)
+        table = self.config.to_dict()["network"]  # a file is not read for this
+        return float(table.get("clients", 10)) * len(self.config.run.seed_list)
 
 
 @dataclass(eq=False)
@@ -106,21 +105,22 @@ def plan(spec: Spec, folder: Path, home: Path | None = None) -> list[Cell]:
     return list(made.values())
 
 
-def fingerprint(config: Config) -> str:
+def fingerprint(config: Experiment) -> str:
     """Twelve letters that every process and every version computes alike from the same config."""
-    text = json.dumps(config.to_dict(), sort_keys=True, default=list)
-    for section in (config.network, config.participation):
-        with contextlib.suppress(OSError, TypeError, KeyError):  # most name no file; `build` misses one
-            text += hashlib.sha256(Path(section["path"]).read_bytes()).hexdigest()
+    tables = config.to_dict()
+    text = json.dumps(tables, sort_keys=True, default=list)
+    for name in ("network", "participation"):
+        with contextlib.suppress(OSError, KeyError):  # most name no file; `check` says which is missing
+            text += hashlib.sha256(Path(tables[name]["path"]).read_bytes()).hexdigest()
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def check(spec: Spec) -> None:
     """Build the first cell, and every other value of every key once: mistakes show before the work."""
-    build(spec.config.override(spec.points()[0]))
+    spec.config.override(spec.points()[0]).check()
     for key, values in spec.grid.items():
         for value in values[1:]:
-            build(spec.config.override({**spec.points()[0], key: value}))
+            spec.config.override({**spec.points()[0], key: value}).check()
 
 
 def run(

@@ -102,13 +102,13 @@ style="max-width:100%;background:#fff" src="data:image/svg+xml;base64,{image}"><
 
 def section(config: dict[str, Any], frame: pd.DataFrame) -> Section | None:
     """The section for a run with this config and these metrics; None where there is nothing to predict."""
-    from spodgt.experiment.config import Config
+    from spodgt.experiment import Experiment
 
     try:
-        chosen = Config.parse(config)
-        if chosen.problem["kind"] != "quadratic" or "distance" not in frame:
+        chosen = Experiment.parse(config)
+        if config["problem"]["kind"] != "quadratic" or "distance" not in frame:
             return None
-        if chosen.participation["kind"] not in ("always", "bernoulli", "beta"):
+        if chosen.participation.name not in ("always", "bernoulli", "beta"):
             return None
         lines = [_line(chosen, frame, rule, method) for rule, method in METHODS.items()]
     except (SpodgtError, KeyError, TypeError):  # a run from Python has no config to build the problem from

@@ -149,32 +149,29 @@ def setup(config: Any, seed: int = 0) -> Setup:
     """The draw of an experiment for one seed."""
     from spodgt.algorithms import method
     from spodgt.algorithms.base import Schedule
-    from spodgt.experiment.config import build
-    from spodgt.network import as_network
-    from spodgt.participation import Always, Bernoulli, Beta, as_availability
+    from spodgt.participation import Always, Bernoulli, Beta
 
-    experiment = build(config)
-    network = as_network(experiment.network, seed, experiment.options["weights"])
+    experiment = config
+    network, availability = experiment.draw_network(seed)
     if network.clients > MOST_CLIENTS:
         raise InvalidInput(
             f"network.clients={network.clients} is too many for the constants of the paper, whose K(G) takes "
             f"links times clients² steps; use at most {MOST_CLIENTS}."
         )
-    availability = as_availability(experiment.participation, network, seed)
     notes = []
     if not isinstance(experiment.participation, Always | Bernoulli | Beta):
         notes.append(
             f"participation {experiment.participation.name} is taken for independent draws as frequent"
         )
     named = [each for each in experiment.methods if each.name.split("+")[0] in METHODS.values()]
-    chosen = named[0] if named else method("spod-gt", step_size=config.run.step_size)
-    eta: Any = chosen.step_size  # type: ignore[attr-defined]
+    chosen: Any = named[0] if named else method("spod-gt", step_size=config.run.step_size)
+    eta: Any = chosen.step_size
     if isinstance(eta, Schedule):
         notes.append("the step size is that of round 1; those of a falling schedule need no other check")
         eta = eta.at(1)
     step = np.broadcast_to(np.asarray(eta, dtype=np.float64).reshape(-1), (network.clients,))
     rounds = config.run.rounds or max(1, round((config.run.delay or 0) / 3))  # each of three parts takes 1
-    problem = experiment.problem.draw(seed)
+    problem = experiment.draw(seed).problem
     return Setup(network, availability.p, availability.p_hat, problem, step, rounds, seed, tuple(notes))
 
 

@@ -17,6 +17,7 @@ from spodgt.algorithms import describe, method
 from spodgt.algorithms.base import Algorithm
 from spodgt.algorithms.checks import check
 from spodgt.errors import InvalidInput
+from spodgt.experiment import Experiment
 from spodgt.network import Network, as_network
 from spodgt.network.recipes import Recipe
 from spodgt.participation import Always, Participation, as_availability
@@ -28,7 +29,7 @@ from spodgt.training.result import Result
 from spodgt.training.session import Glimpse, Progress, Session, Settings
 from spodgt.types import Availability, Problem
 
-__all__ = ["Glimpse", "Method", "Progress", "compare", "train"]
+__all__ = ["Glimpse", "Method", "Progress", "compare", "run", "train"]
 
 Method = Algorithm | str
 _ALWAYS = Always()
@@ -152,6 +153,43 @@ def compare(
         session.restore()
         session.run()
     return session.result(draws)
+
+
+def run(
+    experiment: Experiment,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    checkpoint_every: float = 30.0,
+    progress: Progress | None = None,
+    keep_states: bool = False,
+    runtime: str | None = None,
+) -> Result:
+    """Run an experiment; see `compare` for the options."""
+    options = experiment.run
+    return compare(
+        experiment.methods,
+        experiment.undivided,
+        experiment.network,
+        experiment.participation,
+        rounds=options.rounds,
+        delay=options.delay,
+        seeds=options.seed_list,
+        x0=experiment.x0,
+        dtype=options.torch_dtype,
+        device=options.device,
+        keep_states=keep_states,
+        evaluations=options.evaluations,
+        every=options.every,
+        gradient_norm=options.gradient_norm,
+        weights=experiment.weights,
+        progress=progress,
+        out=out,
+        resume=resume,
+        checkpoint_every=checkpoint_every,
+        config=experiment.to_dict(),
+        runtime=runtime,
+    )
 
 
 # --- the pieces of compare ---------------------------------------------------------------------------

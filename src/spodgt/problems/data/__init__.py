@@ -2,10 +2,11 @@
 
 from spodgt.problems.data.datasets import Dataset, Row, Split, available, data_directory, load
 from spodgt.problems.data.fetch import get, import_
-from spodgt.problems.data.partitions import IID, Dirichlet, Explicit, LabelsPerClient, Partition
+from spodgt.problems.data.partitions import IID, PARTITIONS, Dirichlet, Explicit, LabelsPerClient, Partition
 
 __all__ = [
     "IID",
+    "PARTITIONS",
     "Dataset",
     "Dirichlet",
     "Explicit",

@@ -6,18 +6,18 @@ function of (targets, clients, seed).
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BeforeValidator
 
 from spodgt.errors import InvalidData
 from spodgt.rng import generator
+from spodgt.validation import Field, Must, Number, Whole, recipe
 
 Indices = NDArray[np.int64]
 
@@ -25,6 +25,7 @@ _DRAWS = 1_000  # attempts at a Dirichlet deal in which every client has the min
 _FEWER = "use fewer clients or more samples"
 
 
+@runtime_checkable
 class Partition(Protocol):
     """A recipe for dealing samples out."""
 
@@ -33,9 +34,14 @@ class Partition(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+PARTITIONS: dict[str, type[Partition]] = {}  # all kinds a config knows, by name
+
+
+@recipe(InvalidData, PARTITIONS)
 class IID:
     """All samples, shuffled and dealt out evenly: sizes differ by at most one."""
+
+    name: ClassVar[str] = "iid"
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
         """See `Partition.split`."""
@@ -43,7 +49,7 @@ class IID:
         return _finished(np.array_split(draws.permutation(len(labels)), clients), _FEWER)
 
 
-@dataclass(frozen=True)
+@recipe(InvalidData, PARTITIONS)
 class LabelsPerClient:
     """Every client gets samples of exactly `labels` classes, the usual hard case of federated learning.
 
@@ -51,10 +57,12 @@ class LabelsPerClient:
     with fewer samples than holders cannot reach all of them; classes that nobody holds stay unused.
     """
 
-    labels: int  # 1 … number of classes among the targets
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", _positive("labels", self.labels, "classes for each client"))
+    name: ClassVar[str] = "labels-per-client"
+    labels: Annotated[  # 1 … number of classes among the targets
+        Whole,
+        Field(ge=1),
+        Must("a whole number of classes for each client from 1 on", 1, got="but is", use="1"),
+    ]
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
         """See `Partition.split`."""
@@ -82,7 +90,7 @@ class LabelsPerClient:
         return _finished([np.concatenate(part) for part in parts], "raise labels, or " + _FEWER)
 
 
-@dataclass(frozen=True)
+@recipe(InvalidData, PARTITIONS)
 class Dirichlet:
     """Each class is dealt out in proportions drawn from a symmetric Dirichlet(α) [hsu2019measuring].
 
@@ -90,16 +98,22 @@ class Dirichlet:
     again until every client has `minimum` samples, so the law is conditional on that.
     """
 
-    alpha: float
-    minimum: int = 1
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.alpha, (int, float)) and math.isfinite(self.alpha) and 0 < self.alpha <= 1e6):
-            raise InvalidData(
-                f"alpha must be a number above 0 and at most 1000000, but is {self.alpha!r}; "
-                "use 0.1 for clients that differ much, 10 for alike, or IID."
-            )
-        object.__setattr__(self, "minimum", _positive("minimum", self.minimum, "samples for each client"))
+    name: ClassVar[str] = "dirichlet"
+    alpha: Annotated[
+        Number,
+        Field(gt=0, le=1e6),
+        Must(
+            "a number above 0 and at most 1000000",
+            0.5,
+            got="but is",
+            use="0.1 for clients that differ much, 10 for alike, or IID",
+        ),
+    ]
+    minimum: Annotated[
+        Whole,
+        Field(ge=1),
+        Must("a whole number of samples for each client from 1 on", 1, got="but is", use="1"),
+    ] = 1
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
         """See `Partition.split`."""
@@ -140,21 +154,22 @@ class Dirichlet:
         return [np.concatenate(part) for part in zip(*rows, strict=True)]
 
 
-@dataclass(frozen=True)
+def _indices(given: Any) -> tuple[tuple[int, ...], ...]:
+    try:
+        return tuple(tuple(operator.index(i) for i in part) for part in given)
+    except TypeError as error:
+        raise InvalidData(
+            f"indices must be one sequence of whole numbers for each client, but {error}; "
+            "write it like [[0, 2], [1]]."
+        ) from error
+
+
+@recipe(InvalidData, PARTITIONS)
 class Explicit:
     """The samples of every client, given: `Explicit([[0, 2], [1]])`; the seed changes nothing."""
 
-    indices: Sequence[Sequence[int]]
-
-    def __post_init__(self) -> None:
-        try:
-            given = tuple(tuple(operator.index(i) for i in part) for part in self.indices)
-        except TypeError as error:
-            raise InvalidData(
-                f"indices must be one sequence of whole numbers for each client, but {error}; "
-                "write it like [[0, 2], [1]]."
-            ) from error
-        object.__setattr__(self, "indices", given)
+    name: ClassVar[str] = "explicit"
+    indices: Annotated[Sequence[Sequence[int]], BeforeValidator(_indices), Must("a list", [[0, 1], [2]])]
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
         """See `Partition.split`."""

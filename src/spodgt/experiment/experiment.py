@@ -1,0 +1,343 @@
+"""An experiment: what is run, from TOML or the keyword arguments of `compare`, and the draw of a seed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from dataclasses import fields as fields_of
+from functools import cached_property
+from numbers import Integral
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import BeforeValidator
+from torch import Tensor
+
+from spodgt.algorithms import ALGORITHMS, algorithms, describe, method
+from spodgt.algorithms.base import Algorithm
+from spodgt.errors import InvalidConfig, InvalidInput
+from spodgt.experiment import config
+from spodgt.experiment.config import SECTIONS, Table, checksum
+from spodgt.experiment.problems import Classification, ProblemRecipe
+from spodgt.network import Network, Recipe, as_network
+from spodgt.network.recipes import RandomGeometric
+from spodgt.participation import Always, Beta, Participation, as_availability
+from spodgt.runtimes.world import Draw
+from spodgt.types import Availability, Problem
+from spodgt.validation import Field, Number, Whole, from_table, only, recipe, to_table
+
+PAPER_METHODS = ("spod-gt", "spod-gt-memory", "ab-push-pull", "g-push-pull", "k-gt", "sporadic-k-gt")
+Entry = str | Mapping[str, Any] | Algorithm  # a method by name, a table with a name and fields, or itself
+_DELAY = 5000.0
+_DTYPES = ("float32", "float64")
+
+
+# --- [run] -------------------------------------------------------------------------------------------
+def _methods(value: object) -> object:
+    if value == []:
+        raise InvalidConfig('methods must hold at least one, got []; use methods = ["spod-gt"].')
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _how_many_or_which(value: object) -> object:
+    if isinstance(value, range | list) and len(value):
+        return list(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidConfig(f"seeds must be how many, or a list of which, got {value!r}; use 5.")
+    return value
+
+
+def _dtype(value: object) -> object:
+    if value not in _DTYPES:
+        raise InvalidConfig(f"dtype={value!r} is not known; choose {' or '.join(_DTYPES)}.")
+    return value
+
+
+@recipe(InvalidInput)
+class RunOptions:
+    """When to stop, how often, and on what: `[run]` of a config.
+
+    Args:
+        methods: Names, tables with a name and fields, or methods themselves.
+        step_size: Of methods that set none of their own: a number, one per client, or a schedule.
+        seeds: How many (0, 1, …), or a list of which.
+        delay: Stop before this delay.
+        rounds: Stop after so many rounds. At least one of `delay` and `rounds` is given.
+        evaluations: About how many times a run is evaluated.
+        every: Evaluate after every so many rounds instead.
+        dtype: float32 or float64.
+        device: As torch names it: cpu, cuda, mps.
+        gradient_norm: Evaluate the gradient norm always or never; None: where it is cheap.
+    """
+
+    methods: Annotated[list[object], BeforeValidator(_methods), Field(examples=[["spod-gt"]])] = field(
+        default_factory=lambda: list(PAPER_METHODS)
+    )
+    step_size: object = 0.01
+    seeds: Annotated[int | list[object], BeforeValidator(_how_many_or_which)] = 5
+    delay: Annotated[Number | None, Field(gt=0, allow_inf_nan=False, examples=[5000])] = None
+    rounds: Annotated[Whole | None, Field(gt=0, examples=[100])] = None
+    evaluations: Annotated[Whole, Field(gt=0)] = 25
+    every: Annotated[Whole | None, Field(gt=0, examples=[100])] = None
+    dtype: Annotated[str, BeforeValidator(_dtype)] = "float32"
+    device: str = "cpu"
+    gradient_norm: Annotated[bool | None, Field(examples=[True])] = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.seeds, list):
+            check_seeds(self.seeds)
+        if self.rounds is None and self.delay is None:
+            raise InvalidInput("rounds or delay must say when to stop, got neither; use delay=5000.")
+
+    @property
+    def seed_list(self) -> list[int]:
+        """The seeds themselves."""
+        return list(range(self.seeds)) if isinstance(self.seeds, int) else check_seeds(self.seeds)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The type of all numbers of a model."""
+        return torch.float64 if self.dtype == "float64" else torch.float32
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device, tried out: one that cannot be used is bad input."""
+        try:
+            device = torch.device(self.device)
+            torch.zeros(1, dtype=self.torch_dtype, device=device).item()
+        except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+            reason = str(error).strip().splitlines()[0].rstrip(".")
+            raise InvalidInput(f"device={self.device!r} cannot be used: {reason}; use cpu.") from None
+        return device
+
+    @classmethod
+    def parse(cls, table: Mapping[str, Any]) -> RunOptions:
+        """Read `[run]`; a table that says nothing of the end stops before the default delay."""
+        ends = {} if "rounds" in table or "delay" in table else {"delay": _DELAY}
+        return from_table(cls, {**table, **ends}, "run")
+
+    def to_dict(self) -> Table:
+        """As a table; methods are names or tables."""
+        entries = [describe(each) if isinstance(each, Algorithm) else each for each in self.methods]
+        return {**to_table(self), "methods": entries}
+
+
+def check_seeds(seeds: Any) -> list[int]:
+    """Whole numbers of at least 0 that differ: one of them, or several."""
+    try:
+        given = [seeds] if isinstance(seeds, Integral) else list(seeds)
+        numbers = [-1 if isinstance(seed, bool) else operator.index(seed) for seed in given]
+    except TypeError:
+        given, numbers = seeds, []
+    if not numbers or min(numbers) < 0:
+        raise InvalidInput(f"seeds must be whole numbers of at least 0, got {given!r}; use seeds=range(5).")
+    if len(set(numbers)) < len(numbers):
+        raise InvalidInput(f"seeds must differ from each other, got {numbers!r}; use seeds=range(5).")
+    return numbers
+
+
+# --- the whole ---------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Experiment:
+    """What is run: recipes for network, participation and problem, and the options of the run.
+
+    Args:
+        network: A recipe, drawn anew for every seed, or a fixed network.
+        participation: Who takes part in which round; drawn anew for every seed.
+        problem: A recipe, built for the network's clients when it is first needed, or a problem itself.
+        run: Methods, seeds, when to stop, how often to evaluate.
+        weights: The rule for the weights of drawn networks: "degree" or "random".
+        x0: Initial models, (parameters,) or (clients, parameters); the problem's own if None.
+    """
+
+    network: Network | Recipe = RandomGeometric(10, 0.4)  # noqa: RUF009 (recipes are frozen)
+    participation: Participation = Beta()  # noqa: RUF009
+    problem: Problem | ProblemRecipe = Classification()  # noqa: RUF009
+    run: RunOptions = RunOptions(delay=_DELAY)  # noqa: RUF009
+    weights: str = "degree"
+    x0: Any = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        _ = self.methods  # a method that means nothing is an error now
+
+    @cached_property
+    def methods(self) -> tuple[Algorithm, ...]:
+        """The methods; those that set no step size of their own get that of `run`."""
+        return tuple(self._method(entry) for entry in self.run.methods)
+
+    def _method(self, entry: object) -> Algorithm:
+        if isinstance(entry, Algorithm):
+            return entry
+        table = {"name": entry} if isinstance(entry, str) else entry
+        if not isinstance(table, Mapping) or "name" not in table:
+            raise InvalidConfig(
+                f'run.methods must hold names or tables with a name, got {entry!r}; use "spod-gt".'
+            )
+        fields = {key: value for key, value in table.items() if key != "name"}
+        name = str(table["name"])
+        cls = ALGORITHMS.get(name) or algorithms().get(name)  # the second asks installed packages, slowly
+        if cls is not None and any(each.name == "step_size" for each in fields_of(cls)):  # type: ignore[arg-type]
+            fields = {"step_size": self.run.step_size} | fields
+        return method(table["name"], **fields)
+
+    # --- TOML ----------------------------------------------------------------------------------------
+    @classmethod
+    def read(cls, path: str | Path) -> Experiment:
+        """Read a TOML file."""
+        return cls.parse(config.read_toml(path))
+
+    @classmethod
+    def parse(cls, tables: Mapping[str, Any]) -> Experiment:
+        """Read the tables run, network, participation and problem; what is left out is default."""
+        for key in ("title", "base", "figure", "paper", "sweep"):
+            if key in tables:
+                raise InvalidConfig(f"{key}={tables[key]!r} belongs to a sweep; use spodgt sweep FILE.")
+        return cls()._with(tables)
+
+    def _with(self, tables: Mapping[str, Any]) -> Experiment:
+        """The experiment with some of its sections replaced."""
+        only(tables, SECTIONS, "the config")
+        parts: dict[str, Any] = {}
+        for name, table in tables.items():
+            config.check_table(table, name)
+            if name == "run":
+                parts["run"] = RunOptions.parse(table)
+            elif name == "network":
+                parts["network"], parts["weights"] = config.read_network(table)
+            elif name == "participation":
+                parts["participation"] = config.read_participation(table)
+            else:
+                parts["problem"] = config.read_problem(table)
+        return replace(self, **parts)
+
+    def override(self, changes: Mapping[str, Any]) -> Experiment:
+        """Change keys by their dotted names.
+
+        Args:
+            changes: New values: `{"network.radius": 0.5}`; None puts a key back to its default. A new kind
+                drops the keys of the old one.
+        """
+        touched = {name.split(".")[0] for name in changes if "." in name}
+        tables = {name: table for name, table in self._tables().items() if name in touched}
+        return self._with(config.changed({name: table() for name, table in tables.items()}, changes))
+
+    def _tables(self) -> dict[str, Any]:
+        return {
+            "run": self._run_table,
+            "network": lambda: config.network_table(self.network, self.weights),
+            "participation": lambda: config.participation_table(self.participation),
+            "problem": lambda: config.problem_table(self.problem),
+        }
+
+    def _run_table(self) -> Table:
+        start = {} if self.x0 is None else {"x0": {"kind": config.GIVEN, "checksum": checksum(self.x0)}}
+        return self.run.to_dict() | start
+
+    def to_dict(self) -> dict[str, Table]:
+        """The tables of a config that `parse` reads; objects of Python are described, not held."""
+        return {name: table() for name, table in self._tables().items()}
+
+    # --- Python --------------------------------------------------------------------------------------
+    @classmethod
+    def of(
+        cls,
+        methods: Entry | Iterable[Entry],
+        problem: Problem | ProblemRecipe,
+        network: Network | Recipe,
+        participation: Participation = Always(),  # noqa: B008
+        *,
+        seeds: int | Iterable[int] = 0,
+        x0: Any = None,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        weights: str = "degree",
+        **options: Any,
+    ) -> Experiment:
+        """An experiment from the keyword arguments of `compare`.
+
+        Args:
+            methods: One method or several: names, tables, or methods themselves.
+            problem: A problem, or a recipe for one.
+            network: A fixed network, or a recipe that is drawn for every seed.
+            participation: Who takes part in which round.
+            seeds: Which seed, or several.
+            x0: Initial models, (parameters,) or (clients, parameters).
+            dtype: torch.float32 or torch.float64.
+            device: Where the models are.
+            weights: The rule for the weights of drawn networks.
+            options: Others of `RunOptions`: rounds, delay, evaluations, every, gradient_norm.
+        """
+        given: Any = [methods] if isinstance(methods, str | Algorithm | Mapping) else methods
+        if not isinstance(given, Iterable):
+            raise InvalidInput(
+                f'algorithms must be a list of methods, got {type(given).__name__}; use ["spod-gt"].'
+            )
+        entries: list[object] = [each if isinstance(each, Mapping) else method(each) for each in given]
+        numbers: list[object] = [*check_seeds(seeds)]
+        if not entries:
+            raise InvalidInput('algorithms must name at least one method, got none; use ["spod-gt"].')
+        if dtype not in (torch.float32, torch.float64):
+            raise InvalidInput(f"dtype must be torch.float32 or torch.float64, got {dtype!r}.")
+        options |= {"dtype": str(dtype).removeprefix("torch."), "device": str(device)}
+        if not isinstance(problem, Problem | ProblemRecipe):
+            raise InvalidInput(
+                f"problem must be a spodgt.Learning or spodgt.Quadratic, got {type(problem).__name__}; "
+                "use spodgt.problems.fashion_mnist_svm()."
+            )
+        return cls(
+            network, participation, problem, RunOptions(entries, seeds=numbers, **options), weights, x0
+        )
+
+    # --- draws ---------------------------------------------------------------------------------------
+    def draw(self, seed: int) -> Draw:
+        """One seed of the experiment: its network, availability, problem and initial models.
+
+        Args:
+            seed: Any whole number of at least 0, also one that `run` does not name.
+        """
+        network, availability = self.draw_network(seed)
+        problem = self.undivided.draw(seed)
+        if problem.clients != network.clients:
+            raise InvalidInput(
+                f"problem has {problem.clients} clients, but the network has {network.clients}; "
+                "use the same number for both."
+            )
+        start = problem.start(seed) if self.x0 is None else _start(self.x0, problem)
+        start = start.expand(problem.clients, problem.parameters)
+        return Draw(seed, network, availability, problem, start)
+
+    def draw_network(self, seed: int) -> tuple[Network, Availability]:
+        """The network and availability of one seed alone, without loading any data."""
+        network = as_network(self.network, seed, self.weights)
+        return network, as_availability(self.participation, network, seed)
+
+    def check(self) -> None:
+        """Read the files and data it names; what cannot be drawn is said now."""
+        _ = self.network.clients, self.undivided
+
+    @cached_property
+    def undivided(self) -> Problem:
+        """The problem before a seed divides it among the clients; data are loaded once."""
+        return (
+            self.problem.build(self.network.clients)
+            if isinstance(self.problem, ProblemRecipe)
+            else self.problem
+        )
+
+
+def _start(x0: Any, problem: Problem) -> Tensor:
+    m, n = problem.clients, problem.parameters
+    try:
+        start = x0 if isinstance(x0, Tensor) else torch.from_numpy(np.array(x0, np.float64))
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInput(f"x0 must be numbers, got {x0!r:.60}; use torch.zeros({n}).") from None
+    if start.shape not in ((n,), (m, n)):
+        raise InvalidInput(
+            f"x0 must be ({m}, {n}) or ({n},), got {tuple(start.shape)}; use torch.zeros({m}, {n})."
+        )
+    if not torch.isfinite(start).all():
+        raise InvalidInput("x0 must be finite, got NaN or infinity; check how it was made.")
+    return start
