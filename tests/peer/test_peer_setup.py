@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import io
 import json
 import sys
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,11 @@ from spodgt.peer.capacity import Budget, active_links, capacity
 from spodgt.peer.create import Deployment, create
 from spodgt.peer.demo import demo
 from spodgt.peer.manifest import Manifest, SignedManifest
+from spodgt.peer.metrics import serve_metrics
 from spodgt.peer.options import Options
+from spodgt.peer.panel import overview, panel
 from spodgt.peer.run import Peer, run_peer
+from spodgt.peer.states import Member, begin
 
 CONFIG: dict[str, Any] = {
     "run": {"methods": ["spod-gt-memory"], "step_size": 0.05, "seeds": 1},
@@ -351,3 +356,32 @@ def test_a_demo_deletes_only_a_demo(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="not of a demo"):
         demo(tmp_path, 10, Console())
     assert (tmp_path / "run" / "precious.txt").exists()
+
+
+def test_what_a_peer_has_done_is_shown(run: Path) -> None:
+    """The panel, the overview and the metrics read the same status."""
+    home = folders.issue(run, "p0")
+    peer = Peer(home, "p0", Options(durability="process", rounds=20))
+    run_peer(peer)
+    port = serve_metrics(peer.reporter.status, peer.journal, 0)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+        text = page.read().decode()
+    assert 'spodgt_peer_k{client="p0"} 21.0' in text
+    assert 'spodgt_peer_incarnation{client="p0"} 1.0' in text
+    assert 'spodgt_peer_link_up{client="p0",neighbour="p1",way="to"} 0.0' in text
+    console = Console(record=True, width=160, file=io.StringIO())
+    console.print(panel(peer.reporter.status, peer.journal))
+    console.print(overview([json.loads((home / "status.json").read_text())]))
+    shown = console.export_text()
+    assert "local round 21" in shown
+    assert "incarnation 1, manifest 1, epoch 0" in shown
+    assert "p0 → p1" in shown
+
+
+def test_importance_weighs_the_first_gradient_too() -> None:
+    """In round 0, too, a gradient that is computed with probability p counts 1/p times."""
+    algorithm = spodgt.method("spod-gt-importance", step_size=0.1)
+    state = begin(
+        algorithm, lambda x, k: torch.ones_like(x), torch.zeros(3), True, {}, {}, member=Member(0, 2, 0.25)
+    )
+    assert torch.equal(state.method.y, torch.full((1, 3), 4.0, dtype=torch.float64))

@@ -102,7 +102,7 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         problem=experiment.to_dict()["problem"],
         seed=seed,
         weights=experiment.weights,
-        places=network.clients,
+        divided_into=network.clients,
         rounds_per_second=deployment.rounds_per_second,
         max_alone=deployment.max_alone,
     )

@@ -82,7 +82,7 @@ class Manifest:
     version: int = 1
     seed: int = 0
     weights: str = "degree"
-    places: int = 0  # clients the problem was divided among at the beginning
+    divided_into: int = 0  # parts of the problem: the clients at the beginning
     rounds_per_second: float = 0.0  # 0: as fast as the device can
     max_alone: int = 200  # rounds without news after which a client waits; 0: never
 

@@ -15,30 +15,9 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, TrackingState
-from spodgt.peer.protocol import (
-    Ack,
-    Incarnation,
-    Message,
-    NewerEpoch,
-    Refused,
-    RolledBack,
-    check_epoch,
-    rebase,
-    take,
-    take_ack,
-)
-from spodgt.peer.states import (
-    Gradient,
-    Member,
-    News,
-    PeerRound,
-    State,
-    empty_links,
-    fresh,
-    meta_of,
-    narrow,
-    vectors_of,
-)
+from spodgt.peer import protocol, states
+from spodgt.peer.protocol import Ack, Incarnation, Message, NewerEpoch, Refused, RolledBack
+from spodgt.peer.states import Gradient, Member, News, PeerRound, State
 
 REBASE_EVERY = 64  # messages after which a quiet link starts from zero
 _HELD_AFTER = 4  # a busy link is held after this many times as many, until it is quiet
@@ -138,7 +117,7 @@ class Node:
         self.dirty |= {"x", "y", "g", *(f"out:{name}" for name in active)}
         self.state = state._replace(
             k=state.k + 1,
-            method=narrow(after),
+            method=states.narrow(after),
             out=state.out | round.out,
             gradients=state.gradients + int(computes),
         )
@@ -155,9 +134,9 @@ class Node:
 
     def commit(self) -> set[str]:
         """Make the round durable and show it; returns the in-links to acknowledge now."""
-        vectors = vectors_of(self.state)
+        vectors = states.vectors_of(self.state)
         changed = {name: vectors[name] for name in self.dirty if name in vectors}
-        self.vault.commit(changed, meta_of(self.state, self.incarnation))
+        self.vault.commit(changed, states.meta_of(self.state, self.incarnation))
         self.shown, self.shown_incarnation = self.state, self.incarnation
         self.dirty = set()
         owed, self.owed = self.owed & self.state.into.keys(), set()
@@ -165,17 +144,17 @@ class Node:
 
     def reset(self, epoch: int) -> None:
         """Begin an epoch: the tracker is the own gradient, the links are empty."""
-        self.state = fresh(self.state, epoch)
+        self.state = states.fresh(self.state, epoch)
         self.confirmed = set()
         self.touch()
 
     def touch(self) -> None:
         """Let the next commit write every vector."""
-        self.dirty = set(vectors_of(self.state))
+        self.dirty = set(states.vectors_of(self.state))
 
     def relink(self, out: Mapping[str, float], into: Mapping[str, float], epoch: int) -> None:
         """Take the links of another manifest, in a new epoch."""
-        outs, ins = empty_links(out, into, self.state.z.shape[1])
+        outs, ins = states.empty_links(out, into, self.state.z.shape[1])
         self.state = self.state._replace(out=outs, into=ins)
         self.inbox, self.acks = {}, {}
         self.reset(epoch)
@@ -223,13 +202,13 @@ class Node:
 
     def _take_ack(self, name: str, ack: Ack) -> None:
         link = self.state.out.get(name)
-        if link is None or not check_epoch(self.incarnation, self.state.epoch, ack):
+        if link is None or not protocol.check_epoch(self.incarnation, self.state.epoch, ack):
             return
-        link = take_ack(link, ack)
+        link = protocol.take_ack(link, ack)
         z = self.state.z
         if ack.seen == self.incarnation:
             self.confirmed.add(name)
-            quiet = rebase(link) if link.number - link.base >= self.rebase_every else None
+            quiet = protocol.rebase(link) if link.number - link.base >= self.rebase_every else None
             if quiet is not None:
                 link, folded = quiet
                 z = z - folded.double()
@@ -237,9 +216,9 @@ class Node:
         self.state = self.state._replace(z=z, out=self.state.out | {name: link})
 
     def _take_message(self, name: str, message: Message) -> News | None:
-        if not check_epoch(self.incarnation, self.state.epoch, message):
+        if not protocol.check_epoch(self.incarnation, self.state.epoch, message):
             return None
-        link, mass, folded = take(self.state.into[name], message)
+        link, mass, folded = protocol.take(self.state.into[name], message)
         z = self.state.z
         if folded is not None:
             z = z + folded.double()

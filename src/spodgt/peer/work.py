@@ -62,7 +62,7 @@ class Work:
 
 def manifest_problem(manifest: Manifest) -> Problem:
     """The problem that a manifest describes, divided among the clients the run began with."""
-    clients = manifest.places or len(manifest.clients)
+    clients = manifest.divided_into or len(manifest.clients)
     return read_problem(manifest.problem).build(clients).draw(manifest.seed)
 
 
