@@ -27,7 +27,9 @@ FAMILY = tuple(name for name in NAMES if ALGORITHMS[name].traits.rule is not Non
 
 @cache
 def golden() -> dict[str, Any]:
-    return json.loads((Path(__file__).parent / "golden" / "trajectories.json").read_text(encoding="utf-8"))
+    path = Path(__file__).parent / "golden" / "trajectories.json"
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return values
 
 
 def golden_problem() -> Quadratic:

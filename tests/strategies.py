@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import spodgt
-from spodgt.algorithms import method
+from spodgt.algorithms import ALGORITHMS, method
 from spodgt.network import Network
 from spodgt.network.recipes import Graph
 from spodgt.participation import as_availability
@@ -17,8 +17,7 @@ from spodgt.problems import Quadratic
 from spodgt.runtimes.simulator import Run
 
 SEEDS = st.integers(0, 2**32 - 1)
-METHODS = ("spod-gt", "spod-gt-memory", "spod-gt-importance")
-METHODS += ("ab-push-pull", "g-push-pull", "sporadic-k-gt", "k-gt")
+METHODS = (*(name for name, cls in ALGORITHMS.items() if cls.traits.rule is not None), "k-gt")
 
 
 @st.composite

@@ -154,7 +154,9 @@ def distance(name: str, rounds: int, step_size: float, participation: Any, **fie
         for seed, problem in zip((1, 2), problems, strict=True)
     ]
     best = torch.cat([problem.optimum().expand(5, 2) for problem in problems])
-    return (final(runs, rounds).x - best).norm(dim=1).view(2, 5)
+    off: torch.Tensor = final(runs, rounds).x - best
+    far: torch.Tensor = off.norm(dim=1)
+    return far.view(2, 5)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -183,7 +185,7 @@ def test_dsgd_stops_where_it_must(name: str) -> None:
     problem, network = Quadratic.random(5, 2, seed=1, condition=3), Network.random_geometric(5, 0.7, seed=1)
     # x = W x - η H (x - c)  ⇔  ((I - W)⊗I + η H) x = η H c
     laplacian = torch.from_numpy(np.kron(np.eye(5) - network.W, np.eye(2)))
-    H = torch.block_diag(*problem.H)
+    H = torch.block_diag(*problem.H)  # type: ignore[no-untyped-call]
     limit = torch.linalg.solve(laplacian + 0.1 * H, 0.1 * H @ problem.c.flatten()).view(5, 2)
     run = make_run(method(name, step_size=0.1), problem, network)
     assert_close(final(run, 700).x, limit, rtol=0, atol=1e-12)
@@ -273,6 +275,7 @@ def test_a_batch_of_runs_is_its_runs(name: str) -> None:
 def test_a_pair_has_one_draw_and_one_probability() -> None:
     network = Network.random_geometric(6, 0.6, seed=1)
     base = Bernoulli(0.5, np.linspace(0.1, 0.9, network.links)).draw(network, 3)
+    assert network.reverse is not None
     pairs = two_way(base, network)
     pull, push = pairs.links(range(200))
     assert push is None

@@ -154,7 +154,11 @@ def test_method_wraps_and_names() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("step", [0.2, [0.1, 0.2], InverseSqrt(0.2, 3.0), Cosine([0.1, 0.3], 7)], ids=str)
+@pytest.mark.parametrize(
+    "step",
+    [0.2, [0.1, 0.2], InverseSqrt(0.2, 3.0), Cosine(torch.tensor([[0.1], [0.3]]).double(), 7)],
+    ids=str,
+)
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_a_description_builds_the_method_again(name: str, step: Any, momentum: float) -> None:
     fields = {} if name == "gossip" else {"step_size": step}
@@ -218,7 +222,12 @@ def test_other_mistakes_are_named() -> None:
 
 
 # --- batches -----------------------------------------------------------------------------------------
-STEPS = [[0.1, 0.2], [[0.1] * 5, [0.2] * 5], [InverseSqrt(0.1), InverseSqrt(0.2, 7)], [Cosine([0.1] * 5)] * 2]
+STEPS = [
+    [0.1, 0.2],
+    [[0.1] * 5, [0.2] * 5],
+    [InverseSqrt(0.1), InverseSqrt(0.2, 7)],
+    [Cosine(torch.full((5, 1), 0.1).double())] * 2,
+]
 
 
 @pytest.mark.parametrize("name", ["spod-gt", "k-gt", "next", "dfedavg"])

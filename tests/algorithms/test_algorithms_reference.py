@@ -32,7 +32,7 @@ class Bench:
         )
 
     def grad(self, i: int, x: Floats) -> Floats:
-        return self.problem.H[i].numpy() @ (x - self.problem.c[i].numpy())
+        return np.asarray(self.problem.H[i].numpy() @ (x - self.problem.c[i].numpy()))
 
     def active(self, k: int) -> tuple[Any, list[tuple[int, int]], list[tuple[int, int]]]:
         """Who computes, and the links (receiver, sender) that pull and push."""
@@ -58,7 +58,7 @@ def test_dspodfl(name: str) -> None:
         for i, j in links:
             assert (j, i) in links  # both directions or none
             after[i] += W[i, j] * (x[j] - x[i])
-        for i in np.flatnonzero(v):
+        for i in np.flatnonzero(v).tolist():
             after[i] -= STEP * bench.grad(i, x[i])
         x, v = after, computes
         out.append(x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from helpers import FAMILY, NAMES, build, make_run, ring_of
 from spodgt.algorithms import ALGORITHMS, InverseSqrt, method
-from spodgt.algorithms.base import Algorithm, Rate, State, TrackingState, Traits
+from spodgt.algorithms.base import Algorithm, Rate, State, TrackingState
 from spodgt.algorithms.compose.wrapper import Wrapper
 from spodgt.algorithms.spod_gt import SpodGT
 from spodgt.errors import InvalidInput
@@ -67,7 +67,7 @@ def recorded(algorithm: Algorithm, rounds: int = 6) -> Recording:
     for k in range(1, rounds):
         state = world.algorithm.step(state, world.round(k))
     recording = Recording(world.round(rounds), state)
-    world.algorithm.step(state, recording)  # type: ignore[arg-type]
+    world.algorithm.step(state, recording)
     return recording
 
 
@@ -120,7 +120,7 @@ def test_a_subclass_with_a_step_of_its_own_gives_up_the_compiled_one() -> None:
             return round.grad(x) / 2
 
     class Declared(SpodGT):
-        traits: ClassVar[Traits] = replace(SpodGT.traits, rule="importance")
+        traits = replace(SpodGT.traits, rule="importance")
 
         def gradient(self, x: Tensor, g: Tensor, round: Round) -> Tensor:
             return round.grad(x) / round.p

@@ -10,7 +10,7 @@ and delete the comments that are not about your method. CONTRIBUTING.md has the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -25,8 +25,8 @@ class SkeletonState(NamedTuple):  # or GradientState, TrackingState of base.py
 
 @dataclass(frozen=True)
 class Skeleton(Algorithm[SkeletonState]):
-    name: ClassVar[str] = "skeleton"  # the file's name with hyphens
-    traits: ClassVar[Traits] = Traits(
+    name = "skeleton"  # the file's name with hyphens
+    traits = Traits(
         source="spodgt",  # the citation key
         mixing="gossip",  # what `step` calls: pull, push, both, gossip, a server's average or none
         sporadic_clients="no",  # idle clients: "yes" goes on, "waits" for them, "no" refuses

@@ -10,7 +10,6 @@ Steps may differ between clients, because y goes to zero.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from spodgt.algorithms.base import Rate, TrackingState, Traits
 from spodgt.algorithms.shared import Tracking
@@ -19,8 +18,8 @@ from spodgt.types import Round
 
 @dataclass(frozen=True)
 class AB(Tracking):
-    name: ClassVar[str] = "ab"
-    traits: ClassVar[Traits] = Traits(
+    name = "ab"
+    traits = Traits(
         source="xin2018linear",
         mixing="pull+push",
         sporadic_clients="no",

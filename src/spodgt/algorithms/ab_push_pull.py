@@ -6,15 +6,13 @@ Each use of a client or a link is charged.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from spodgt.algorithms.base import Traits
 from spodgt.algorithms.spod_gt import SpodGT
 
 
 @dataclass(frozen=True)
 class ABPushPull(SpodGT):
-    name: ClassVar[str] = "ab-push-pull"
-    traits: ClassVar[Traits] = replace(
+    name = "ab-push-pull"
+    traits = replace(
         SpodGT.traits, source="nedic2025ab", sporadic_clients="waits", sporadic_links="waits", exact="yes"
     )

@@ -188,7 +188,14 @@ class Traits:
 class Algorithm(ABC, Generic[S]):
     """A method: a frozen dataclass whose fields are hyperparameters; `init` and `step` are pure.
 
-    It never loops over rounds, counts, logs or draws randomness.
+    It never loops over rounds, counts, logs or draws randomness. Its methods take:
+
+    Args:
+        x: (clients, parameters) initial models.
+        state: the state before a round, which stays as it is.
+        round: what the clients see of the round: 0 in `init`, k ≥ 1 in `step`.
+        availability: who computes and which links work in a run, a function of the round.
+        network: who can talk, and with which weights.
     """
 
     name: ClassVar[str]
@@ -208,38 +215,20 @@ class Algorithm(ABC, Generic[S]):
 
     @abstractmethod
     def init(self, x: Tensor, round: Round) -> S:
-        """The state after round 0, in which clients only compute.
-
-        Args:
-            x: (clients, parameters) initial models.
-            round: round 0.
-        """
+        """The state after round 0, in which clients only compute."""
 
     @abstractmethod
     def step(self, state: S, round: Round) -> S:
-        """The state after a round.
-
-        Args:
-            state: the state before it, which stays as it is.
-            round: the round, k ≥ 1.
-        """
+        """The state after a round."""
 
     def fit(self, availability: Availability) -> Algorithm:
-        """The same method with the fields that depend on a run filled in, such as K of `k-gt`.
-
-        Args:
-            availability: who computes and which links work in this run.
-        """
+        """The same method with the fields that depend on a run filled in, such as K of `k-gt`."""
         return self
 
     def uses(self, availability: Availability, network: Network) -> Availability:
         """What the method makes of the availability, by default what its traits say.
 
-        A server or nobody: no links. "waits": everybody, in every round. Gossip: one draw per pair.
-
-        Args:
-            availability: who computes and which links work in this run.
-            network: who can talk.
+        A server or no mixing: no links. "waits": everybody, in every round. Gossip: one draw per pair.
         """
         traits = self.traits
         if traits.mixing in ("none", "server"):
@@ -252,9 +241,5 @@ class Algorithm(ABC, Generic[S]):
         return availability
 
     def weighs(self, network: Network) -> Network:
-        """The network with the mixing weights that the method prescribes, such as ½ for pairwise gossip.
-
-        Args:
-            network: the network with its own weights.
-        """
+        """The network with the mixing weights that the method prescribes, such as ½ for pairwise gossip."""
         return network

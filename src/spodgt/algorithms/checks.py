@@ -85,23 +85,16 @@ def _instead(refused: Traits, network: Network, availability: Availability) -> s
     """The nearest method that runs here and waits for nobody; among equals, the first of the list."""
 
     def runs(traits: Traits) -> bool:
-        clients, links = (
-            traits.sporadic_clients == "yes" or not availability.idle_clients,
-            traits.sporadic_links == "yes" or not availability.idle_links,
+        waits = "waits" in (traits.sporadic_clients, traits.sporadic_links)
+        idle = (availability.idle_clients and traits.sporadic_clients != "yes") or (
+            availability.idle_links and traits.sporadic_links != "yes"
         )
         plain = traits.talks == "all" and not traits.local_steps and traits.mixing not in ("none", "server")
-        waits = "waits" in (traits.sporadic_clients, traits.sporadic_links)
-        return plain and not waits and clients and links and not _one_way(traits, network)
+        return plain and not waits and not idle and not _one_way(traits, network)
 
-    def distance(traits: Traits) -> tuple[bool, ...]:
-        return (
-            traits.tracking != refused.tracking,
-            traits.mixing != refused.mixing,
-            traits.rule != refused.rule,
-            traits.exact != refused.exact,
-            traits.sporadic_clients != "yes",
-        )
+    def distance(cls: type[Algorithm]) -> tuple[bool, ...]:
+        same = ("tracking", "mixing", "rule", "exact")
+        differs = (getattr(cls.traits, key) != getattr(refused, key) for key in same)
+        return (*differs, cls.traits.sporadic_clients != "yes")
 
-    return min(
-        (cls for cls in ALGORITHMS.values() if runs(cls.traits)), key=lambda cls: distance(cls.traits)
-    ).name
+    return min((cls for cls in ALGORITHMS.values() if runs(cls.traits)), key=distance).name

@@ -10,11 +10,11 @@ which always has it. The step must be one constant: what has been summed up cann
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, Rate, Traits
+from spodgt.algorithms.base import Algorithm, Rate
 from spodgt.algorithms.extra import Extra
 from spodgt.algorithms.shared import smallest_eigenvalue
 from spodgt.errors import Incompatible
@@ -31,8 +31,8 @@ class D2State(NamedTuple):
 
 @dataclass(frozen=True)
 class D2(Algorithm[D2State]):
-    name: ClassVar[str] = "d2"
-    traits: ClassVar[Traits] = replace(Extra.traits, source="tang2018d", state=D2State._fields, mixes=())
+    name = "d2"
+    traits = replace(Extra.traits, source="tang2018d", state=D2State._fields, mixes=())
     step_size: Rate = 0.01  # γ
     lazy: bool = False
 

@@ -9,7 +9,6 @@ With `momentum=θ` it is DFedAvgM: z ← z - η g(z) + θ (z - z₋), started an
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,8 +20,8 @@ from spodgt.types import Round
 
 @dataclass(frozen=True)
 class DFedAvg(LocalSteps[GradientState]):
-    name: ClassVar[str] = "dfedavg"
-    traits: ClassVar[Traits] = Traits(
+    name = "dfedavg"
+    traits = Traits(
         source="sun2022decentralized",
         mixing="gossip",
         sporadic_clients="no",

@@ -10,13 +10,11 @@ weights are our W.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from spodgt.algorithms.base import Traits
 from spodgt.algorithms.dsgd import DSGD
 
 
 @dataclass(frozen=True)
 class DGD(DSGD):
-    name: ClassVar[str] = "dgd"
-    traits: ClassVar[Traits] = replace(DSGD.traits, source="nedic2009distributed")
+    name = "dgd"
+    traits = replace(DSGD.traits, source="nedic2009distributed")

@@ -10,18 +10,17 @@ Links may come and go, one draw for each pair. Steps that differ between clients
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from spodgt.algorithms.ab import AB
-from spodgt.algorithms.base import Rate, TrackingState, Traits
+from spodgt.algorithms.base import Rate, TrackingState
 from spodgt.algorithms.shared import Tracking
 from spodgt.types import Round
 
 
 @dataclass(frozen=True)
 class DIGing(Tracking):
-    name: ClassVar[str] = "diging"
-    traits: ClassVar[Traits] = replace(
+    name = "diging"
+    traits = replace(
         AB.traits, source="nedic2017achieving", mixing="gossip", mixes=(("gossip", "x"), ("gossip", "y"))
     )
     step_size: Rate = 0.01  # α

@@ -9,7 +9,6 @@ different clients it stops a distance of order γ from the optimum.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,8 +18,8 @@ from spodgt.types import Round
 
 @dataclass(frozen=True)
 class DSGD(Algorithm[GradientState]):
-    name: ClassVar[str] = "dsgd"
-    traits: ClassVar[Traits] = Traits(
+    name = "dsgd"
+    traits = Traits(
         source="lian2017can",
         mixing="gossip",
         sporadic_clients="no",

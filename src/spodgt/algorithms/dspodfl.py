@@ -8,13 +8,11 @@ That is x⁺ = Ŵ x - α v⊙g, one draw v̂_ij = v̂_ji for each pair. Clients 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from spodgt.algorithms.base import Traits
 from spodgt.algorithms.dsgd import DSGD
 
 
 @dataclass(frozen=True)
 class DSpodFL(DSGD):
-    name: ClassVar[str] = "dspodfl"
-    traits: ClassVar[Traits] = replace(DSGD.traits, source="zehtabi2025decentralized", sporadic_clients="yes")
+    name = "dspodfl"
+    traits = replace(DSGD.traits, source="zehtabi2025decentralized", sporadic_clients="yes")

@@ -9,12 +9,13 @@ one constant: what has been summed up cannot be rescaled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, Rate, Traits
+from spodgt.algorithms.base import Algorithm, Rate
+from spodgt.algorithms.dsgd import DSGD
 from spodgt.types import Round
 
 
@@ -27,14 +28,12 @@ class ExtraState(NamedTuple):
 
 @dataclass(frozen=True)
 class Extra(Algorithm[ExtraState]):
-    name: ClassVar[str] = "extra"
-    traits: ClassVar[Traits] = Traits(
+    name = "extra"
+    traits = replace(
+        DSGD.traits,
         source="shi2015extra",
-        mixing="gossip",
-        sporadic_clients="no",
         sporadic_links="no",
         state=ExtraState._fields,
-        mixes=(("gossip", "x"),),
         tracking=True,
         exact="yes",
         steps="constant",

@@ -11,7 +11,6 @@ weigh the same, whatever they hold.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,8 +22,8 @@ from spodgt.types import Round
 
 @dataclass(frozen=True)
 class FedAvg(LocalSteps[GradientState]):
-    name: ClassVar[str] = "fedavg"
-    traits: ClassVar[Traits] = Traits(
+    name = "fedavg"
+    traits = Traits(
         source="mcmahan2017communication",
         mixing="server",
         sporadic_clients="yes",

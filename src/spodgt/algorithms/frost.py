@@ -10,13 +10,14 @@ it is not called y; e is the paper's y. Steps may differ between clients. A must
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, Rate, Traits
+from spodgt.algorithms.ab import AB
+from spodgt.algorithms.base import Algorithm, Rate
 from spodgt.types import Round
 
 
@@ -29,18 +30,14 @@ class FrostState(NamedTuple):
 
 @dataclass(frozen=True)
 class Frost(Algorithm[FrostState]):
-    name: ClassVar[str] = "frost"
-    traits: ClassVar[Traits] = Traits(
+    name = "frost"
+    traits = replace(
+        AB.traits,
         source="xin2019frost",
         mixing="pull",
-        sporadic_clients="no",
         sporadic_links="no",
         state=FrostState._fields,
         mixes=(("pull", "x"), ("pull", "e"), ("pull", "z")),
-        tracking=True,
-        exact="yes",
-        vectors=2,
-        steps="per client",
     )
     step_size: Rate = 0.01  # α
 

@@ -6,15 +6,11 @@ The gossip form of that source is `gossip-push-pull`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from spodgt.algorithms.base import Traits
 from spodgt.algorithms.spod_gt import SpodGT
 
 
 @dataclass(frozen=True)
 class GPushPull(SpodGT):
-    name: ClassVar[str] = "g-push-pull"
-    traits: ClassVar[Traits] = replace(
-        SpodGT.traits, source="pu2020push", sporadic_clients="waits", exact="yes"
-    )
+    name = "g-push-pull"
+    traits = replace(SpodGT.traits, source="pu2020push", sporadic_clients="waits", exact="yes")

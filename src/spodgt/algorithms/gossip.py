@@ -8,7 +8,7 @@ There are no gradients: the models tend to the average of the x⁰. The yardstic
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -25,8 +25,8 @@ class GossipState(NamedTuple):
 
 @dataclass(frozen=True)
 class Gossip(Algorithm[GossipState]):
-    name: ClassVar[str] = "gossip"
-    traits: ClassVar[Traits] = Traits(
+    name = "gossip"
+    traits = Traits(
         source="boyd2006randomized",
         mixing="gossip",
         sporadic_clients="waits",

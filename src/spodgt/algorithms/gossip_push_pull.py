@@ -13,12 +13,11 @@ talks to whom (one neighbour each way, drawn uniformly), the weights of one half
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
 from spodgt.algorithms.ab import AB
-from spodgt.algorithms.base import TrackingState, Traits
+from spodgt.algorithms.base import TrackingState
 from spodgt.algorithms.shared import halves
 from spodgt.network import Network
 from spodgt.participation.availability import Woken
@@ -27,8 +26,8 @@ from spodgt.types import Availability, Round
 
 @dataclass(frozen=True)
 class GossipPushPull(AB):
-    name: ClassVar[str] = "gossip-push-pull"
-    traits: ClassVar[Traits] = replace(
+    name = "gossip-push-pull"
+    traits = replace(
         AB.traits,
         source="pu2020push",
         sporadic_clients="waits",

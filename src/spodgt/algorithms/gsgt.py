@@ -11,11 +11,10 @@ wakes always meets a neighbour, drawn uniformly, and both step with the tracker 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 
-from spodgt.algorithms.base import Rate, TrackingState, Traits
+from spodgt.algorithms.base import Rate, TrackingState
 from spodgt.algorithms.diging import DIGing
 from spodgt.algorithms.shared import Tracking, halves
 from spodgt.network import Network
@@ -25,8 +24,8 @@ from spodgt.types import Availability, Round
 
 @dataclass(frozen=True)
 class GSGT(Tracking):
-    name: ClassVar[str] = "gsgt"
-    traits: ClassVar[Traits] = replace(
+    name = "gsgt"
+    traits = replace(
         DIGing.traits,
         source="pu2021distributed",
         sporadic_clients="waits",

@@ -8,12 +8,13 @@ The two exchanges of a round follow each other. y sums up to the gradients one r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, Rate, Traits
+from spodgt.algorithms.base import Algorithm, Rate
+from spodgt.algorithms.diging import DIGing
 from spodgt.types import Round
 
 
@@ -26,17 +27,9 @@ class GTDSGDState(NamedTuple):
 
 @dataclass(frozen=True)
 class GTDSGD(Algorithm[GTDSGDState]):
-    name: ClassVar[str] = "gt-dsgd"
-    traits: ClassVar[Traits] = Traits(
-        source="xin2021improved",
-        mixing="gossip",
-        sporadic_clients="no",
-        sporadic_links="no",
-        state=GTDSGDState._fields,
-        tracking=True,
-        exact="yes",
-        vectors=2,
-        steps="per client",
+    name = "gt-dsgd"
+    traits = replace(
+        DIGing.traits, source="xin2021improved", sporadic_links="no", state=GTDSGDState._fields, mixes=()
     )
     step_size: Rate = 0.01  # α
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from spodgt.algorithms.ab import AB
-from spodgt.algorithms.base import Count, Positive, Rate, Traits
+from spodgt.algorithms.base import Count, Positive, Rate
 from spodgt.algorithms.shared import LocalSteps, exchanges
 from spodgt.types import Availability, Round
 
@@ -31,8 +31,8 @@ class KGTState(NamedTuple):
 
 @dataclass(frozen=True)
 class KGT(LocalSteps[KGTState]):
-    name: ClassVar[str] = "k-gt"
-    traits: ClassVar[Traits] = replace(
+    name = "k-gt"
+    traits = replace(
         AB.traits, source="liu2025decentralized", sporadic_clients="waits", sporadic_links="waits",
         state=KGTState._fields, mixes=(), local_steps=True,
     )  # fmt: skip

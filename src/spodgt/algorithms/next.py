@@ -12,9 +12,8 @@ x̃ = x - η y with η = m/τ. The paper lets α decay; a constant one is exact 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from spodgt.algorithms.base import Rate, TrackingState, Traits
+from spodgt.algorithms.base import Rate, TrackingState
 from spodgt.algorithms.diging import DIGing
 from spodgt.algorithms.shared import Tracking
 from spodgt.types import Round
@@ -22,8 +21,8 @@ from spodgt.types import Round
 
 @dataclass(frozen=True)
 class Next(Tracking):
-    name: ClassVar[str] = "next"
-    traits: ClassVar[Traits] = replace(DIGing.traits, source="di2016next", mixes=(("gossip", "y"),))
+    name = "next"
+    traits = replace(DIGing.traits, source="di2016next", mixes=(("gossip", "y"),))
     step_size: Rate = 0.01  # η
     averaging: Rate = 1.0  # α
 

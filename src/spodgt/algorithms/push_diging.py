@@ -10,12 +10,13 @@ C is our B. Only out-degrees are needed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, Rate, Traits
+from spodgt.algorithms.ab import AB
+from spodgt.algorithms.base import Algorithm, Rate
 from spodgt.types import Round
 
 
@@ -29,18 +30,13 @@ class PushDIGingState(NamedTuple):
 
 @dataclass(frozen=True)
 class PushDIGing(Algorithm[PushDIGingState]):
-    name: ClassVar[str] = "push-diging"
-    traits: ClassVar[Traits] = Traits(
+    name = "push-diging"
+    traits = replace(
+        AB.traits,
         source="nedic2017achieving",
         mixing="push",
-        sporadic_clients="no",
-        sporadic_links="yes",
         state=PushDIGingState._fields,
         mixes=(("push", "v"), ("push", "y")),
-        tracking=True,
-        exact="yes",
-        vectors=2,
-        steps="per client",
     )
     step_size: Rate = 0.01  # α
 

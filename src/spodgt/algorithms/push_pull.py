@@ -10,18 +10,17 @@ over changing links it is AB/Push-Pull [nedic2025ab].
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from spodgt.algorithms.ab import AB
-from spodgt.algorithms.base import Rate, TrackingState, Traits
+from spodgt.algorithms.base import Rate, TrackingState
 from spodgt.algorithms.shared import Tracking
 from spodgt.types import Round
 
 
 @dataclass(frozen=True)
 class PushPull(Tracking):
-    name: ClassVar[str] = "push-pull"
-    traits: ClassVar[Traits] = replace(AB.traits, source="pu2020push", mixes=(("push", "y"),))
+    name = "push-pull"
+    traits = replace(AB.traits, source="pu2020push", mixes=(("push", "y"),))
     step_size: Rate = 0.01  # α
 
     def step(self, state: TrackingState, round: Round) -> TrackingState:

@@ -181,52 +181,36 @@ def _plain(value: Any) -> Any:
 
 
 # --- batches -----------------------------------------------------------------------------------------
+Part = TypeVar("Part", Algorithm, Schedule)
+
+
 def stack(
-    methods: Sequence[Algorithm],
+    parts: Sequence[Part],
     clients: Sequence[int],
     *,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
-) -> Algorithm:
+) -> Part:
     """One method for a batch of runs: numbers that differ between runs become one row per client.
 
     Args:
-        methods: the method of every run; they differ in numbers only, such as K of `k-gt`.
+        parts: the method of every run; they differ in numbers only, such as K of `k-gt`.
         clients: how many clients every run has.
         dtype: of the rows.
         device: where the rows are kept.
     """
-    return _stacked(methods, clients, dtype, device)
 
-
-Part = TypeVar("Part", Algorithm, Schedule)
-
-
-def _stacked(
-    parts: Sequence[Part], clients: Sequence[int], dtype: torch.dtype, device: torch.device | str
-) -> Part:
-    changes: dict[str, Any] = {}
-    for name in _fields(parts[0]):
-        values = [getattr(part, name) for part in parts]
+    def column(values: list[Any]) -> Any:
         if isinstance(values[0], Algorithm):
-            changes[name] = _stacked(values, clients, dtype, device)
-        elif isinstance(values[0], Schedule):
-            # In double precision: the method casts what a schedule gives.
-            changes[name] = _stacked(values, clients, torch.float64, device)
-        else:
-            changes[name] = _column(values, clients, dtype, device)
+            return stack(values, clients, dtype=dtype, device=device)
+        if isinstance(values[0], Schedule):  # in double precision: the method casts what a schedule gives
+            return stack(values, clients, device=device)
+        tensors = any(isinstance(value, Tensor) for value in values)
+        if not tensors and len(set(values)) == 1:
+            return values[0]
+        kind = dtype if tensors or any(isinstance(value, float) for value in values) else torch.int64
+        rows = [torch.as_tensor(value, dtype=kind, device=device).reshape(-1, 1) for value in values]
+        return torch.cat([row.expand(m, 1) for row, m in zip(rows, clients, strict=True)])
+
+    changes = {name: column([getattr(part, name) for part in parts]) for name in _fields(parts[0])}
     return dataclasses.replace(parts[0], **changes)  # type: ignore[type-var]
-
-
-def _column(
-    values: Sequence[Any], clients: Sequence[int], dtype: torch.dtype, device: torch.device | str
-) -> Any:
-    """The value itself where all runs agree on a number, else one row for every client."""
-    tensors = [isinstance(value, Tensor) for value in values]
-    if not any(tensors) and len(set(values)) == 1:
-        return values[0]
-    real = any(tensors) or any(isinstance(value, float) for value in values)
-    columns = [
-        torch.as_tensor(value, dtype=dtype if real else torch.int64, device=device) for value in values
-    ]
-    return torch.cat([c.reshape(-1, 1).expand(m, 1) for c, m in zip(columns, clients, strict=True)])

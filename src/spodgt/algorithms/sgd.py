@@ -9,7 +9,6 @@ never idle: a round costs one gradient at p = 1 and no message, whatever the par
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -21,8 +20,8 @@ from spodgt.types import Availability, Round
 
 @dataclass(frozen=True)
 class SGD(Algorithm[GradientState]):
-    name: ClassVar[str] = "sgd"
-    traits: ClassVar[Traits] = Traits(
+    name = "sgd"
+    traits = Traits(
         source="robbins1951stochastic",
         mixing="none",
         sporadic_clients="yes",

@@ -11,12 +11,13 @@ round than in subgradient-push.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, Rate, Traits
+from spodgt.algorithms.base import Algorithm, Rate
+from spodgt.algorithms.subgradient_push import SubgradientPush
 from spodgt.types import Round
 
 
@@ -29,14 +30,9 @@ class SGPState(NamedTuple):
 
 @dataclass(frozen=True)
 class SGP(Algorithm[SGPState]):
-    name: ClassVar[str] = "sgp"
-    traits: ClassVar[Traits] = Traits(
-        source="assran2019stochastic",
-        mixing="push",
-        sporadic_clients="no",
-        sporadic_links="yes",
-        state=SGPState._fields,
-        mixes=(("push", "s"),),
+    name = "sgp"
+    traits = replace(
+        SubgradientPush.traits, source="assran2019stochastic", state=SGPState._fields, mixes=(("push", "s"),)
     )
     step_size: Rate = 0.01  # γ
 

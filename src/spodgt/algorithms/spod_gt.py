@@ -11,7 +11,6 @@ the method settles near the minimiser of Σ p_i F_i.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -21,8 +20,8 @@ from spodgt.types import Round
 
 @dataclass(frozen=True)
 class SpodGT(Algorithm[TrackingState]):
-    name: ClassVar[str] = "spod-gt"
-    traits: ClassVar[Traits] = Traits(
+    name = "spod-gt"
+    traits = Traits(
         source="zehtabi2026sporadic",
         mixing="pull+push",
         sporadic_clients="yes",

@@ -8,20 +8,18 @@ Unbiased, so it settles around the true optimum; but the noise of a rare client 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Traits
 from spodgt.algorithms.spod_gt import SpodGT
 from spodgt.types import Round
 
 
 @dataclass(frozen=True)
 class SpodGTImportance(SpodGT):
-    name: ClassVar[str] = "spod-gt-importance"
-    traits: ClassVar[Traits] = replace(SpodGT.traits, source="spodgt", rule="importance")
+    name = "spod-gt-importance"
+    traits = replace(SpodGT.traits, source="spodgt", rule="importance")
 
     def gradient(self, x: Tensor, g: Tensor, round: Round) -> Tensor:
         new = round.grad(x)

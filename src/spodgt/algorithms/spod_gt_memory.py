@@ -10,20 +10,18 @@ clients, so the bias that idle clients put into Spod-GT is gone.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Traits
 from spodgt.algorithms.spod_gt import SpodGT
 from spodgt.types import Round
 
 
 @dataclass(frozen=True)
 class SpodGTMemory(SpodGT):
-    name: ClassVar[str] = "spod-gt-memory"
-    traits: ClassVar[Traits] = replace(SpodGT.traits, source="spodgt", exact="yes", rule="memory")
+    name = "spod-gt-memory"
+    traits = replace(SpodGT.traits, source="spodgt", exact="yes", rule="memory")
 
     def gradient(self, x: Tensor, g: Tensor, round: Round) -> Tensor:
         return torch.where(round.computes, round.grad(x), g)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from spodgt.algorithms.base import Traits
 from spodgt.algorithms.spod_gt import SpodGT
 
 
 @dataclass(frozen=True)
 class SporadicKGT(SpodGT):
-    name: ClassVar[str] = "sporadic-k-gt"
-    traits: ClassVar[Traits] = replace(SpodGT.traits, sporadic_links="waits")
+    name = "sporadic-k-gt"
+    traits = replace(SpodGT.traits, sporadic_links="waits")

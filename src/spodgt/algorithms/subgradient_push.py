@@ -12,7 +12,7 @@ In our letters: w = B u, s⁺ = B s, x⁺ = w/s⁺, u⁺ = w - α g(x⁺). The f
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -28,8 +28,8 @@ class SubgradientPushState(NamedTuple):
 
 @dataclass(frozen=True)
 class SubgradientPush(Algorithm[SubgradientPushState]):
-    name: ClassVar[str] = "subgradient-push"
-    traits: ClassVar[Traits] = Traits(
+    name = "subgradient-push"
+    traits = Traits(
         source="nedic2014distributed",
         mixing="push",
         sporadic_clients="no",

@@ -13,7 +13,7 @@ from collections import namedtuple
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ def _with_momentum(inner: type[State]) -> Any:
 class Momentum(Wrapper):
     """`base` with heavy-ball momentum β on every client's gradients."""
 
-    name: ClassVar[str] = "momentum"
+    name = "momentum"
     beta: float = 0.9  # β
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from spodgt.types import Round
 class Constant(Schedule):
     """η: the same in every round."""
 
-    name: ClassVar[str] = "constant"
+    name = "constant"
 
     def at(self, k: int | Tensor) -> Number:
         return self.start
@@ -36,7 +36,7 @@ class Constant(Schedule):
 class Inverse(Schedule):
     """η_k = start / (1 + (k - 1)/scale): 1/k, `scale` rounds until it has halved."""
 
-    name: ClassVar[str] = "inverse"
+    name = "inverse"
     scale: Positive = 1.0
 
     def at(self, k: int | Tensor) -> Number:
@@ -47,7 +47,7 @@ class Inverse(Schedule):
 class InverseSqrt(Schedule):
     """η_k = start / √(1 + (k - 1)/scale): 1/√k."""
 
-    name: ClassVar[str] = "inverse-sqrt"
+    name = "inverse-sqrt"
     scale: Positive = 1.0
 
     def at(self, k: int | Tensor) -> Number:
@@ -58,7 +58,7 @@ class InverseSqrt(Schedule):
 class Cosine(Schedule):
     """From `start` down to `end` along half a cosine [loshchilov2017sgdr], then `end` for ever."""
 
-    name: ClassVar[str] = "cosine"
+    name = "cosine"
     rounds: Count = 1000
     end: Annotated[float, Check(zero=True)] = 0.0
 
@@ -97,7 +97,7 @@ def schedule(value: Any) -> Any:
 class Scheduled(Wrapper[S]):
     """`base` with the step size that `schedule` gives for the round."""
 
-    name: ClassVar[str] = "scheduled"
+    name = "scheduled"
     schedule: Schedule
 
     def __post_init__(self) -> None:
