@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import re
 import sys
 import urllib.request
 from dataclasses import replace
@@ -385,3 +386,23 @@ def test_importance_weighs_the_first_gradient_too() -> None:
         algorithm, lambda x, k: torch.ones_like(x), torch.zeros(3), True, {}, {}, member=Member(0, 2, 0.25)
     )
     assert torch.equal(state.method.y, torch.full((1, 3), 4.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("p_hat = 0.7", "p_hat = 1.5", "links.p_hat must be in (0, 1], got 1.5"),
+        ('address = "', 'adress = "', "is not a key of clients; did you mean 'address'?"),
+        ("place = 1,", 'place = "x",', "clients.place must be a whole number, got 'x'"),
+        ("step_size = 0.05", "", "method.step_size is missing"),
+        ("[method]", "[methods]", "the manifest must have tables clients, links and method"),
+        ('sender = "p0"', 'sender = "p9"', "names 'p9', which is no client; add it."),
+        ('name = "p1"', 'name = "p/1"', "client 'p/1' must have a name of its own"),
+        ("format = 1", "format = 3", "has format 3, this version reads 1"),
+    ],
+)
+def test_a_manifest_that_means_nothing_is_refused(run: Path, old: str, new: str, sentence: str) -> None:
+    text = (run / "manifest.toml").read_text()
+    assert old in text
+    with pytest.raises(InvalidConfig, match=re.escape(sentence)):
+        Manifest.parse(text.replace(old, new, 1).encode())

@@ -57,7 +57,6 @@ def create(
     if (folder / "ca.key").exists():
         raise InvalidInput(f"{folder} already holds a run; give another folder.")
     manifest = plan(experiment, deployment)
-    manifest.check()
     manifest.method.build()  # refused here rather than when the clients start
     key, authority = identity.create_authority(manifest.run)
     try:

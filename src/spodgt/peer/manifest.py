@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import tomli_w
@@ -22,6 +22,7 @@ from spodgt.network import Network
 from spodgt.peer import identity
 from spodgt.peer.capacity import Table
 from spodgt.types import HasLayout, Problem
+from spodgt.validation import Field, Must, Number, Whole, from_table, recipe
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,33 +31,35 @@ else:
 
 FORMAT = 1
 RESETS = 2**32  # epochs that one version has room for
+_Text = Annotated[str, Must("text in quotes", "…")]
+_Count = Annotated[Whole, Must("a whole number", 1)]
 
 
-@dataclass(frozen=True)
+@recipe(InvalidConfig)
 class Client:
     """One client: where it listens and how often it computes."""
 
-    name: str
-    address: str  # host:port
-    place: int  # its number in the problem; never used again when it leaves
+    name: _Text
+    address: _Text  # host:port
+    place: _Count  # its number in the problem; never used again when it leaves
     compute: Table = field(default_factory=lambda: {"kind": "bernoulli", "p": 1.0})
 
 
-@dataclass(frozen=True)
+@recipe(InvalidConfig)
 class Link:
     """A directed link and how often it is used."""
 
-    sender: str
-    receiver: str
-    p_hat: float = 1.0
+    sender: _Text
+    receiver: _Text
+    p_hat: Annotated[Number, Field(gt=0, le=1), Must("in (0, 1]")] = 1.0
 
 
-@dataclass(frozen=True)
+@recipe(InvalidConfig)
 class Method:
     """The method that all clients run."""
 
-    name: str
-    step_size: float
+    name: _Text
+    step_size: Annotated[Number, Must("a number", 0.01)]
 
     def build(self) -> Algorithm[TrackingState]:
         """The method itself; refused if its state is not x, y, g, for which peers have links."""
@@ -68,23 +71,23 @@ class Method:
         return built
 
 
-@dataclass(frozen=True)
+@recipe(InvalidConfig)
 class Manifest:
     """Everything that clients must know of each other; the TOML file has the same keys."""
 
-    run: str
+    run: _Text
     clients: tuple[Client, ...]
     links: tuple[Link, ...]
-    layout: str
-    parameters: int
+    layout: _Text
+    parameters: _Count
     method: Method
-    problem: Table  # a recipe, as in an experiment's TOML
-    version: int = 1
-    seed: int = 0
+    problem: Annotated[Table, Field(examples=[{}])]  # a recipe, as in an experiment's TOML
+    version: Whole = 1
+    seed: Whole = 0
     weights: str = "degree"
-    divided_into: int = 0  # parts of the problem: the clients at the beginning
-    rounds_per_second: float = 0.0  # 0: as fast as the device can
-    max_alone: int = 200  # rounds without news after which a client waits; 0: never
+    divided_into: Whole = 0  # parts of the problem: the clients at the beginning
+    rounds_per_second: Number = 0.0  # 0: as fast as the device can
+    max_alone: Whole = 200  # rounds without news after which a client waits; 0: never
 
     # --- text ------------------------------------------------------------------------------------
     def to_text(self) -> bytes:
@@ -104,18 +107,16 @@ class Manifest:
                 f"the manifest has format {form!r}, this version reads {FORMAT}; use the same version."
             )
         try:
-            body["clients"] = tuple(Client(**client) for client in body["clients"])
-            body["links"] = tuple(Link(**link) for link in body["links"])
-            body["method"] = Method(**body["method"])
-            manifest = cls(**body)
-        except (KeyError, TypeError) as error:
+            body["clients"] = tuple(from_table(Client, table, "clients") for table in body["clients"])
+            body["links"] = tuple(from_table(Link, table, "links") for table in body["links"])
+            body["method"] = from_table(Method, body["method"], "method")
+        except (KeyError, TypeError):
             raise InvalidConfig(
-                f"the manifest lacks or does not know a key: {error}; write it with spodgt peer init."
+                "the manifest must have tables clients, links and method; write it with spodgt peer init."
             ) from None
-        manifest.check()
-        return manifest
+        return from_table(cls, body, "manifest")
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         names = [client.name for client in self.clients]
         for name in names:
             legal = 0 < len(name) <= 63 and all(c.isalnum() or c in "-_" for c in name)
@@ -128,10 +129,6 @@ class Manifest:
                     raise InvalidConfig(
                         f"link {link.sender} → {link.receiver} names {end!r}, which is no client; add it."
                     )
-            if not 0 < link.p_hat <= 1:
-                raise InvalidConfig(
-                    f"link {link.sender} → {link.receiver} has p_hat={link.p_hat!r}; use (0, 1]."
-                )
 
     # --- views -----------------------------------------------------------------------------------
     def client(self, name: str) -> Client:
