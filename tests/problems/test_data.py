@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -222,7 +223,8 @@ def test_broken_idx_file_is_named(tmp_path: Path, case: str) -> None:
 @settings(deadline=None)
 @given(st.sampled_from([".gz", ".xz", ""]), st.integers(0, 10**6), st.binary(max_size=8), st.booleans())
 def test_damage_anywhere_is_read_or_named(suffix: str, at: int, patch: bytes, cut: bool) -> None:
-    raw = {".gz": gzip.compress, ".xz": lzma.compress, "": bytes}[suffix](idx(np.arange(50, dtype=np.uint8)))
+    packs: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".xz": lzma.compress, "": bytes}
+    raw = packs[suffix](idx(np.arange(50, dtype=np.uint8)))
     at %= len(raw)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"labels{suffix}"
@@ -252,7 +254,7 @@ def test_empty_directory_is_named(tmp_path: Path, name: str) -> None:
     sentence(error, tmp_path, f"spodgt data get {name}")
 
 
-CUT = {
+CUT: dict[str, tuple[Callable[[bytes], bytes], list[str]]] = {
     "mid-record": (lambda raw: raw[:-1], ["3073", "12291"]),
     "between records": (lambda raw: raw[:-3073], ["4 images", "got 3"]),
     "empty": (lambda raw: b"", ["3073", "got 0 bytes"]),
@@ -348,7 +350,7 @@ def test_get_unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 @pytest.mark.network
 def test_get_over_http(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Quiet(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *args: object) -> None:
+        def __init__(self, *args: Any) -> None:
             super().__init__(*args, directory=str(home))
 
         def log_message(self, *args: object) -> None:
@@ -619,7 +621,7 @@ def test_explicit_is_taken_as_given() -> None:
 
 
 TEN = torch.arange(10)
-MISTAKES = {
+MISTAKES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "more clients than samples": (lambda: IID().split(TEN, 11, 0), ["client 10", "fewer clients"]),
     "no client": (lambda: IID().split(TEN, 0, 0), ["clients", "0"]),
     "half a client": (lambda: IID().split(TEN, 1.5, 0), ["clients", "1.5"]),

@@ -284,7 +284,7 @@ def test_exact_gradients_and_evaluation_use_the_statistics_and_leave_them() -> N
     assert torch.equal(x, kept)
     module = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, CLASSES)).eval()
     nn.utils.vector_to_parameters(x[1, :n], module.parameters())
-    module[1].running_mean, module[1].running_var = x[1, n : n + 5].clone(), x[1, n + 5 :].clone()  # type: ignore[union-attr]
+    module[1].running_mean, module[1].running_var = x[1, n : n + 5].clone(), x[1, n + 5 :].clone()
     loss = cross_entropy(module(problem.samples.inputs[4:]), problem.samples.targets[4:])
     loss.backward()
     assert_close(losses[1], loss.detach())

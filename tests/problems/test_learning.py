@@ -42,7 +42,7 @@ MODULES = {
     ),
     "group norm": lambda: nn.Sequential(nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(32, 5)),
 }
-LOSSES = {
+LOSSES: dict[str, Any] = {
     "hinge": nn.MultiMarginLoss(),
     "entropy": nn.CrossEntropyLoss(),
     "smoothed": nn.CrossEntropyLoss(label_smoothing=0.1),
@@ -364,7 +364,9 @@ class Focal(nn.CrossEntropyLoss):
     ],
     ids=["own linear layer", "own sequence", "own cross entropy"],
 )
-def test_subclasses_of_known_classes_are_taken_by_what_they_compute(module, loss):
+def test_subclasses_of_known_classes_are_taken_by_what_they_compute(
+    module: nn.Module, loss: nn.Module
+) -> None:
     problem = spodgt.Learning(module, loss, DATA, test=DATA[0], batch_size=None)
     x = problem.start(0)
     losses, grads = problem.full(x, np.arange(CLIENTS))
@@ -388,7 +390,7 @@ def test_subclasses_of_known_classes_are_taken_by_what_they_compute(module, loss
     ],
     ids=["mean", "weighted", "ignoring", "sum"],
 )
-def test_losses_of_many_samples_are_those_of_one_piece(loss):
+def test_losses_of_many_samples_are_those_of_one_piece(loss: nn.Module) -> None:
     """More samples than go through a network at once, sorted by class, so that pieces weigh differently."""
     targets = torch.arange(3).repeat_interleave(100)
     inputs = (
@@ -401,14 +403,14 @@ def test_losses_of_many_samples_are_those_of_one_piece(loss):
     nn.utils.vector_to_parameters(x[0], module.parameters())
     true = loss(module(inputs), targets)
     true.backward()
-    slope = torch.cat([part.grad.flatten() for part in module.parameters()])
+    slope = torch.cat([part.grad.flatten() for part in module.parameters() if part.grad is not None])
     torch.testing.assert_close(losses[0], true.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(grads[0], slope, rtol=1e-4, atol=1e-5)
     assert float(problem.evaluate(x).loss[0]) == pytest.approx(float(true.detach()), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", [torch.uint8, torch.int32, torch.int64])
-def test_classes_may_be_whole_numbers_of_any_kind(kind):
+def test_classes_may_be_whole_numbers_of_any_kind(kind: torch.dtype) -> None:
     data = [(inputs, targets.to(kind)) for inputs, targets in DATA]
     problem = spodgt.Learning(linear(), nn.CrossEntropyLoss(), data, test=data[0])
     result = spodgt.train("spod-gt", problem, spodgt.Network.ring(CLIENTS), rounds=3, gradient_norm=True)
@@ -436,7 +438,7 @@ def test_classes_may_be_whole_numbers_of_any_kind(kind):
     ],
     ids=["bytes and floats", "shapes of targets", "test of another shape"],
 )
-def test_clients_and_test_must_be_alike(clients, test, message):
+def test_clients_and_test_must_be_alike(clients: Any, test: Any, message: str) -> None:
     with pytest.raises(InvalidInput) as error:
         spodgt.Learning(linear(), nn.CrossEntropyLoss(), clients, test=test)
     assert str(error.value) == message

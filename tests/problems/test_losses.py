@@ -21,7 +21,7 @@ from spodgt.problems.losses import (
     stacked_loss,
 )
 
-MODULES = {multi_margin: nn.MultiMarginLoss(), cross_entropy: nn.CrossEntropyLoss()}
+MODULES: dict[Loss, nn.Module] = {multi_margin: nn.MultiMarginLoss(), cross_entropy: nn.CrossEntropyLoss()}
 
 
 def scores_and_targets(seed: int, samples: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -105,7 +105,7 @@ def batch_norm_problem(**options: Any) -> Learning:
     inputs = 5 + centres[targets] + torch.randn(CLIENTS + 1, 24, 6, generator=draws)
     module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
     data = list(zip(inputs[:-1], targets[:-1], strict=True))
-    settings = {"batch_size": 8, "buffers": "pull"} | options
+    settings: dict[str, Any] = {"batch_size": 8, "buffers": "pull"} | options
     return Learning(module, cross_entropy, data, (inputs[-1], targets[-1]), **settings)
 
 
@@ -374,7 +374,7 @@ def test_training_is_on_augmented_pictures_and_nothing_else_is() -> None:
         )
         x, rows, keys = plain.start(0).clone(), np.arange(2), np.repeat(rng.key(0, "batch"), 2)
         grads = [problem.grad(x, Minibatches(rows, keys, rows, 1)) for problem in (plain, augmented)]
-        assert not torch.allclose(*grads)
+        assert not torch.allclose(grads[0], grads[1])
         for ours, theirs in zip(plain.full(x, rows), augmented.full(x, rows), strict=True):
             assert torch.equal(ours, theirs)
         assert torch.equal(plain.evaluate(x).loss, augmented.evaluate(x).loss)

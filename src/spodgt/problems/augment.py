@@ -18,7 +18,7 @@ from spodgt.types import Ints
 
 PADDING = 4  # pixels by which a window may move
 _STREAM = 2**32 + 1  # beside the draws of the mini-batch, which stand below 2³², and of dropout
-_BITS = np.uint64(20)  # of a word for one draw: 9 places are equally likely to one in 10⁵
+_BITS = np.uint64(20)  # of a word for one draw: 9 positions are equally likely to one in 10⁵
 
 
 class Windows(NamedTuple):

@@ -13,17 +13,17 @@ from spodgt.errors import InvalidInput
 from spodgt.problems.losses import Loss, cross_entropy, multi_margin, one_vs_rest
 
 
-def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
+def linear(shape: tuple[int, ...], classes: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
-def mlp(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Module:
+def mlp(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Sequential:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
     )
 
 
-def cnn(shape: tuple[int, ...], classes: int, width: int = 8) -> nn.Module:
+def cnn(shape: tuple[int, ...], classes: int, width: int = 8) -> nn.Sequential:
     """Two 3×3 convolutions, each halved by pooling, and a linear layer."""
     channels, height, breadth = shape
     return nn.Sequential(
@@ -94,7 +94,7 @@ def _normalisation(kind: str, channels: int) -> nn.Module:
     return nn.GroupNorm(math.gcd(channels, max(1, channels // _GROUP)), channels)
 
 
-def resnet18(shape: tuple[int, ...], classes: int, width: int = 64, norm: str = "group") -> nn.Module:
+def resnet18(shape: tuple[int, ...], classes: int, width: int = 64, norm: str = "group") -> nn.Sequential:
     """ResNet-18 for small images: a 3×3 stem and no pooling before the four stages of two blocks each.
 
     The stages have `width`, 2, 4 and 8 times `width` channels; 64 is the usual size (11.2 million
@@ -136,7 +136,7 @@ def resnet18(shape: tuple[int, ...], classes: int, width: int = 64, norm: str = 
 class Recipe:
     """A model by name with the loss it is trained with."""
 
-    build: Callable[..., nn.Module]
+    build: Callable[..., nn.Sequential]
     loss: Loss
     options: tuple[str, ...] = ()  # keyword arguments of `build` that a config may set
 

@@ -22,11 +22,8 @@ from spodgt.errors import InvalidData
 from spodgt.problems.data import embedded
 from spodgt.problems.data.formats import Bytes, read_cifar, read_names, read_pair, wrong
 
-FASHION_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
+FASHION_FILES = tuple(
+    f"{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
 )
 FASHION_SHAPE = (1, 28, 28)
 FASHION_CLASSES = (

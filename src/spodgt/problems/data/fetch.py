@@ -1,7 +1,7 @@
 """Getting the data sets: from their public homes, or from files that are already on disk.
 
-Files are made in a scratch folder, checked, and only then moved into place, so whatever fails leaves
-the data directory as it was. Archives are never extracted: known files are copied out by name.
+Files are made in a scratch folder, checked, and only then moved to the data directory, so a failure
+leaves it as it was. Archives are never extracted: known files are copied out by name.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def side_effects(module: nn.Module, inputs: Tensor) -> tuple[Layout, bool]:
 
 
 def multiplications(module: nn.Module, inputs: Tensor) -> int:
-    """What one sample costs in a forward pass: every weight, once for each place a convolution visits."""
+    """What one sample costs in a forward pass: every weight, once for each position a convolution visits."""
     total = sum(part.numel() for part in module.parameters())
 
     def visit(part: nn.Module, _: object, output: Tensor) -> None:

@@ -24,7 +24,7 @@ class LoopEngine(Engine):
     """One client after the other, on every thread: for convolutions, for dropout, for what `vmap` cannot do.
 
     A client's model is copied into a shell of the module, one shell per thread, which then runs as any
-    module does; its weights lie there as convolutions like them best. Each client stays on one thread:
+    module does, with weights in the memory layout that suits convolutions. Each client stays on one thread:
     threads that share an operator wait for each other at its end, which on a busy machine takes ten times
     as long as the work.
     """
@@ -122,8 +122,8 @@ def _overruns(layer: nn.Conv2d) -> bool:
 class Shell:
     """A copy of a module whose memory one client after the other fills with its model.
 
-    Its parameters and statistics lie in one block, its gradients in another, each tensor as convolutions like
-    it: a model comes and a gradient goes in one pass, whatever the number of layers.
+    Its parameters and statistics lie in one block, its gradients in another, each tensor in the memory layout
+    that suits convolutions: a model comes and a gradient goes in one pass, whatever the number of layers.
     """
 
     def __init__(self, module: nn.Module, statistics: Layout, like: Tensor, *, channels_last: bool) -> None:
