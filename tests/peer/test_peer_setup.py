@@ -393,7 +393,7 @@ def test_importance_weighs_the_first_gradient_too() -> None:
     [
         ("p_hat = 0.7", "p_hat = 1.5", "links.p_hat must be in (0, 1], got 1.5"),
         ('address = "', 'adress = "', "is not a key of clients; did you mean 'address'?"),
-        ("place = 1,", 'place = "x",', "clients.place must be a whole number, got 'x'"),
+        ("place = 1\n", 'place = "x"\n', "clients.place must be a whole number, got 'x'"),
         ("step_size = 0.05", "", "method.step_size is missing"),
         ("[method]", "[methods]", "the manifest must have tables clients, links and method"),
         ('sender = "p0"', 'sender = "p9"', "names 'p9', which is no client; add it."),
