@@ -16,7 +16,7 @@ from spodgt.algorithms.base import Algorithm, Rate, State, TrackingState
 from spodgt.algorithms.compose.wrapper import Wrapper
 from spodgt.algorithms.spod_gt import SpodGT
 from spodgt.errors import InvalidInput
-from spodgt.participation import Always
+from spodgt.participation import Always, Bernoulli
 from spodgt.problems import Quadratic
 from spodgt.runtimes.simulator import Simulation
 from spodgt.types import Round
@@ -141,6 +141,18 @@ def test_every_number_of_a_method_is_checked(name: str) -> None:
             method(name, **{each.name: -1})
 
 
+def test_types_that_are_not_there_at_run_time_are_named() -> None:
+    @dataclass(frozen=True)
+    class Hidden(SpodGT):
+        name = "hidden"
+        pace: Pace = 1.0  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(
+        InvalidInput, match=r"^fields of hidden need their types .* name 'Pace' is not defined"
+    ):
+        Hidden()
+
+
 def test_a_schedule_alone_has_no_value() -> None:
     rate: Rate = InverseSqrt(0.1)
     bare = SpodGT(step_size=rate)  # `method` would have wrapped it
@@ -158,3 +170,5 @@ def test_the_hooks_follow_the_traits() -> None:
     assert method("dsgd").uses(availability, network) is not availability
     assert method("extra").uses(availability, network) is availability
     assert not method("sgd").uses(availability, network).links(range(1, 9)).used.any()
+    waiting = method("g-push-pull").uses(Bernoulli(0.5, 0.5).draw(network, 0), network)
+    assert (waiting.idle_clients, waiting.idle_links) == (False, True)

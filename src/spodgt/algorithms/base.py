@@ -31,7 +31,7 @@ from typing_extensions import TypeVar
 
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.participation.availability import Overlay, Served, two_way
+from spodgt.participation.availability import Overlay, Served
 from spodgt.types import Availability, Round
 
 
@@ -106,9 +106,15 @@ def positive(value: object, name: str, *, whole: bool = False, zero: bool = Fals
 @cache
 def _checks(owner: type[Algorithm | Schedule]) -> dict[str, Check]:
     """The checks that the types of the fields ask for, by field."""
+    try:
+        hints = get_type_hints(owner, include_extras=True)
+    except NameError as error:
+        raise InvalidInput(
+            f"fields of {owner.name} need their types at run time, but {error}; import them always."
+        ) from error
     return {
         name: note
-        for name, hint in get_type_hints(owner, include_extras=True).items()
+        for name, hint in hints.items()
         for part in (hint, *get_args(hint))  # the type, or the parts of `Count | None`
         for note in get_args(part)
         if isinstance(note, Check)
@@ -234,11 +240,10 @@ class Algorithm(ABC, Generic[S]):
         if traits.mixing in ("none", "server"):
             return Served(availability)
         clients, links = traits.sporadic_clients == "waits", traits.sporadic_links == "waits"
-        if clients or links:
-            return Overlay(availability, all_clients=clients, all_links=links)
-        if traits.mixing == "gossip" and traits.sporadic_links == "yes":
-            return two_way(availability, network)
-        return availability
+        pairs = network.reverse if traits.mixing == "gossip" and traits.sporadic_links == "yes" else None
+        if not clients and not links and pairs is None:
+            return availability
+        return Overlay(availability, all_clients=clients, all_links=links, pairs=pairs)
 
     def weighs(self, network: Network) -> Network:
         """The network with the mixing weights that the method prescribes, such as ½ for pairwise gossip."""

@@ -62,7 +62,7 @@ class Momentum(Wrapper):
             raise InvalidInput(
                 f"momentum of {self.base.name} must be in [0, 1), got {beta!r}; use momentum=0.9."
             )
-        self.declares("momentum", state=(*self.base.traits.state, "momentum"))
+        self.declares("momentum", "momentum")
 
     def init(self, x: Tensor, round: Round) -> Any:
         filtered = _Filtered(round, self.beta, x.new_zeros(x.shape))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from spodgt.algorithms.base import Algorithm, HasStepSize, Rate, S, Traits
+from spodgt.algorithms.base import Algorithm, HasStepSize, Rate, S
 from spodgt.algorithms.shared import LocalSteps
 from spodgt.network import Network
 from spodgt.types import Availability
@@ -15,9 +15,10 @@ from spodgt.types import Availability
 class Wrapper(Algorithm[S]):
     base: Algorithm
 
-    def declares(self, suffix: str, **traits: tuple[str, ...]) -> None:
-        """Take the name and traits of `base`, changed; no wrapped step is the plain, compiled one."""
-        changed: Traits = dataclasses.replace(self.base.traits, compiled=None, **traits)  # type: ignore[arg-type]
+    def declares(self, suffix: str, *more: str) -> None:
+        """Take the name and traits of `base`, with `more` fields in the state; no compiled step is ours."""
+        traits = self.base.traits
+        changed = dataclasses.replace(traits, state=(*traits.state, *more), compiled=None)
         object.__setattr__(self, "name", f"{self.base.name}+{suffix}")
         object.__setattr__(self, "traits", changed)
 
