@@ -85,7 +85,7 @@ def carry_out(experiment: Experiment, name: str, keeping: Keeping) -> None:
     if not main:
         raise typer.Exit(0 if result.complete else 1)
     if len(result.frame):
-        _fill(result, folder)
+        _fill(experiment, result, folder)
         if keeping.tensorboard:
             tensorboard.write(result.frame, folder / "tensorboard")
     if keeping.as_json:
@@ -121,10 +121,16 @@ def _run(experiment: Experiment, folder: Path, keeping: Keeping, console: Consol
         )
 
 
-def _fill(result: Result, folder: Path) -> None:
-    """The pictures and the report."""
+def _fill(experiment: Experiment, result: Result, folder: Path) -> None:
+    """The theory's prediction, where the optimum is known; the pictures and the report."""
     from spodgt import report
 
+    if "distance" in result.frame:
+        from spodgt.theory import prediction
+
+        draws = {int(seed): experiment.draw(int(seed)) for seed in result.frame["seed"].unique()}
+        result.prediction = prediction(draws, experiment.methods, result.frame)
+        result.write(folder)
     metric = "accuracy" if result.frame["accuracy"].notna().any() else "loss"
     result.plot(folder / f"{metric}.png", metric)
     result.plot_network(folder / "network.png")

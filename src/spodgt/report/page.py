@@ -51,7 +51,7 @@ def render(page: Page) -> str:
     script = "\n".join((_ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
     parts = [_header(page), "<main>", _warnings(page)]
     if page.runs:
-        parts += [_sweep(page), _curves(page), _tables(page), _network(page), _theory(page)]
+        parts += [_sweep(page), _curves(page), _tables(page), _network(page)]
     parts += [_setting(page), "</main>", _footer(page)]
     return f"""<!doctype html>
 <html lang="en">
@@ -338,16 +338,6 @@ A method that waits for everyone lies above the diagonal; it pays for that with 
 <details><summary>Every client</summary><div class="scroll" id="clients"></div></details>
 </section>
 """
-
-
-def _theory(page: Page) -> str:
-    """Measured against predicted, where the theory can predict: a single run on quadratics."""
-    if page.grid or len(page.runs) != 1 or "distance" not in page.runs[0].frame:
-        return ""  # only quadratics know their optimum
-    from spodgt.theory.section import section
-
-    found = section(page.runs[0].config, page.runs[0].frame)
-    return found.html() if found else ""
 
 
 def _setting(page: Page) -> str:
