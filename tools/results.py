@@ -10,7 +10,6 @@ PNG and PDF. `notes/NAME.md` in the same folder is written by a person and goes 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,16 +23,17 @@ from safetensors import safe_open
 from spodgt import report
 from spodgt.errors import SpodgtError
 from spodgt.experiment import Experiment
+from spodgt.figures import words
+from spodgt.record import Record, statistics
 from spodgt.record.folder import CHECKPOINT
-from spodgt.record.metrics import METRICS
-from spodgt.report import collect, statistics
-from spodgt.report.page import duration
-from spodgt.report.pictures import words
+from spodgt.record.sweep import label
+from spodgt.report.page import Page
+from spodgt.report.render import duration
+from spodgt.report.tables import RARE
 from spodgt.sweeps import grid as experiments
-from spodgt.sweeps.sweep import label
 from spodgt.theory import perron_vectors
 
-_CHANCES = ["below 0.01", "0.01 to 0.1", "0.1 to 0.5", "above 0.5"]
+_PROBABILITIES = ["below 0.01", "0.01 to 0.1", "0.1 to 0.5", "above 0.5"]
 _LEARNED = 0.02  # a gain in accuracy that is no accident
 PAPERS = ("spod-gt", "ab-push-pull", "g-push-pull", "k-gt", "sporadic-k-gt")  # the methods of the paper
 
@@ -46,13 +46,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     given = parser.parse_args()
     (given.out / "notes").mkdir(parents=True, exist_ok=True)
-    done: dict[str, collect.Page] = {}
+    done: dict[str, Page] = {}
     for name in experiments.names():
         folder = next((runs / name for runs in given.runs if (runs / name / "sweep.json").exists()), None)
         if folder is None:
             print(f"{name}: not run")
             continue
-        page = collect.read(folder)
+        page = report.read(folder)
         if len(page.results):
             done[name] = page
             publish(name, page, given.out)
@@ -60,7 +60,7 @@ def main() -> None:
     (given.out / "README.md").write_text(index(done), encoding="utf-8")
 
 
-def publish(name: str, page: collect.Page, out: Path) -> None:
+def publish(name: str, page: Page, out: Path) -> None:
     """One page with its tables and pictures."""
     report.draw(page)
     for suffix in ("png", "pdf"):
@@ -71,14 +71,14 @@ def publish(name: str, page: collect.Page, out: Path) -> None:
     (out / f"{name}.md").write_text("\n".join(text(name, page, out)) + "\n", encoding="utf-8")
 
 
-def text(name: str, page: collect.Page, out: Path) -> Iterator[str]:
-    metric = statistics.measure_of(page.results)
+def text(name: str, page: Page, out: Path) -> Iterator[str]:
+    metric = statistics.judged(page.results)
     yield f"# Figure {page.figure}: {page.title}\n"
     yield f"![{page.title}]({name}.png)\n"
     yield f"**The paper:** {page.paper}\n"
     yield f"**Ours:** {verdict(page)}\n"
     yield f"```\n{page.command}\n```\n"
-    yield f"{page.scale[:1].upper()}{page.scale[1:]}. {cost(page)}"
+    yield f"{page.setting[:1].upper()}{page.setting[1:]}. {cost(page)}"
     yield f"As PDF: [{name}.pdf]({name}.pdf).\n"
     if missing(name, page):
         keys = ", ".join(map(words, page.grid))
@@ -86,7 +86,7 @@ def text(name: str, page: collect.Page, out: Path) -> Iterator[str]:
     diverged = page.results[page.results["diverged"]]
     if len(diverged):
         runs = ", ".join(f"{row.algorithm} (seed {row.seed})" for row in diverged.itertuples())
-        yield f"**Diverged:** {runs}; their last finite look is what counts.\n"
+        yield f"**Diverged:** {runs}; their last finite evaluation is what counts.\n"
     yield f"## {metric.capitalize()} at the end, mean ± sigma over seeds\n"
     yield from mean_table(page, metric)
     yield f"\n## Lead of {reference(page)} over the others, paired over seeds\n"
@@ -96,7 +96,7 @@ def text(name: str, page: collect.Page, out: Path) -> Iterator[str]:
         yield "\n## Seed by seed\n"
         yield from seed_table(page, metric)
         yield "\n## What the seeds drew\n"
-        yield "A client that is hardly heard weighs next to nothing in what Spod-GT learns: it settles where "
+        yield "A client that rarely computes weighs next to nothing in what Spod-GT learns: it settles where "
         yield "Σ p_i F_i is least, not Σ F_i. K is that of K-GT, ⌈mean 1/p⌉.\n"
         yield from draw_table(page)
         yield from recall_part(page)
@@ -108,7 +108,7 @@ def text(name: str, page: collect.Page, out: Path) -> Iterator[str]:
     yield f"\nNumbers: {files}."
 
 
-def verdict(page: collect.Page) -> str:
+def verdict(page: Page) -> str:
     """How the paper's claim fares among the paper's methods, in one sentence of numbers."""
     table = summaries(page)
     table = table[table["algorithm"].isin(PAPERS)]
@@ -141,7 +141,7 @@ def verdict(page: collect.Page) -> str:
     else:
         memory = winners.count("spod-gt-memory")
         sentences.append(f"Of all methods, Spod-GT with memory is first in {memory} of {len(cells)}.")
-    idle = sum(not learned(run) for run in page.runs)
+    idle = sum(not learned(run.record) for run in page.runs)
     if idle:
         where = f" in {idle} of {len(cells)} settings" if keys else ""
         sentences.append(
@@ -150,21 +150,21 @@ def verdict(page: collect.Page) -> str:
     return " ".join(sentences)
 
 
-def learned(run: collect.RunData) -> bool:
+def learned(run: Record) -> bool:
     """Whether any method ended clearly above the accuracy that the models started with."""
-    looks = run.frame.groupby(["algorithm", "seed"], sort=False)["accuracy"]
-    gains = (looks.last() - looks.first()).groupby("algorithm").mean()
+    values = run.frame.groupby(["algorithm", "seed"], sort=False)["accuracy"]
+    gains = (values.last() - values.first()).groupby("algorithm").mean()
     return bool(gains.max() >= _LEARNED)
 
 
-def missing(name: str, page: collect.Page) -> list[str]:
+def missing(name: str, page: Page) -> list[str]:
     """The settings of the experiment that the page does not have: the values of its keys."""
     present = [point for point, _ in groups(page)]
     return [label(point) for point in experiments.load(name).points() if point not in present]
 
 
 # --- tables -----------------------------------------------------------------------------------------
-def groups(page: collect.Page) -> list[tuple[dict[str, Any], pd.DataFrame]]:
+def groups(page: Page) -> list[tuple[dict[str, Any], pd.DataFrame]]:
     keys = list(page.grid)
     if not keys:
         return [({}, page.results)]
@@ -174,12 +174,12 @@ def groups(page: collect.Page) -> list[tuple[dict[str, Any], pd.DataFrame]]:
     ]
 
 
-def reference(page: collect.Page) -> str:
-    return statistics.reference_of(statistics.methods_of(page.results))
+def reference(page: Page) -> str:
+    return statistics.reference(page.methods)
 
 
-def summaries(page: collect.Page) -> pd.DataFrame:
-    known = [name for name in METRICS if name in page.results and page.results[name].notna().any()]
+def summaries(page: Page) -> pd.DataFrame:
+    known = statistics.known(page.results)
     tables = [
         statistics.summary(rows, [*known, "round", "delay"]).reset_index().assign(**point)
         for point, rows in groups(page)
@@ -188,8 +188,8 @@ def summaries(page: collect.Page) -> pd.DataFrame:
     return table[[*page.grid, *(name for name in table if name not in page.grid)]]
 
 
-def differences(page: collect.Page) -> pd.DataFrame:
-    metric = statistics.measure_of(page.results)
+def differences(page: Page) -> pd.DataFrame:
+    metric = statistics.judged(page.results)
     rows = [
         {**point, **{key: getattr(one, key) for key in one.__dataclass_fields__}, "metric": metric}
         for point, part in groups(page)
@@ -205,11 +205,11 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield f"| {' | '.join(row)} |"
 
 
-def mean_table(page: collect.Page, metric: str) -> Iterator[str]:
-    methods, rows = statistics.methods_of(page.results), []
+def mean_table(page: Page, metric: str) -> Iterator[str]:
+    methods, rows = page.methods, []
     for point, part in groups(page):
         means = statistics.summary(part, [metric])
-        best = means[metric].max() if metric == "accuracy" else means[metric].min()
+        best = means[metric].max() if statistics.better(metric) > 0 else means[metric].min()
         cells = [label(value) for value in point.values()]
         for method in methods:
             one: Any = means.loc[method] if method in means.index else None
@@ -219,7 +219,7 @@ def mean_table(page: collect.Page, metric: str) -> Iterator[str]:
     yield from table([*(words(key) for key in page.grid), *methods], rows)
 
 
-def lead_table(page: collect.Page) -> Iterator[str]:
+def lead_table(page: Page) -> Iterator[str]:
     found = differences(page)
     others, rows = list(dict.fromkeys(found["method"])), []
     for point, _ in groups(page):
@@ -236,38 +236,30 @@ def lead_table(page: collect.Page) -> Iterator[str]:
     yield from table([*(words(key) for key in page.grid), *others], rows)
 
 
-def seed_table(page: collect.Page, metric: str) -> Iterator[str]:
-    methods = statistics.methods_of(page.results)
+def seed_table(page: Page, metric: str) -> Iterator[str]:
+    methods = page.methods
     wide = page.results.pivot_table(index="seed", columns="algorithm", values=metric)
     rows = [[str(seed), *(f"{row[method]:.3f}" for method in methods)] for seed, row in wide.iterrows()]
     yield from table(["seed", *methods], rows)
 
 
-def draw_table(page: collect.Page) -> Iterator[str]:
-    run = page.runs[0]
-    observed, rows = collect.seen(run).get(reference(page), {}), []
-    for seed, net in collect.networks(run).items():
-        shares = observed[seed]["clients"] if seed in observed else np.full(len(net["p"]), np.nan)
+def draw_table(page: Page) -> Iterator[str]:
+    record, rows = page.runs[0].record, []
+    observed = record.observed().get(reference(page), {})
+    for seed, net in record.drawn().items():
+        computed = observed[seed].clients if seed in observed else np.full(net.clients, np.nan)
         rare = [
-            f"{client} (p = {net['p'][client]:.1e})"
-            for client in np.argsort(net["p"])
-            if shares[client] < 0.01
+            f"{client} (p = {net.p[client]:.1e})" for client in np.argsort(net.p) if computed[client] < RARE
         ]
-        steps = int(np.ceil(np.mean(1 / net["p"])))
+        steps = f"{int(np.ceil(np.mean(1 / net.p))):,}"
         rows.append(
-            [
-                str(seed),
-                f"{net['p'].min():.1e}",
-                f"{net['p_hat'].min():.1e}",
-                f"{steps:,}",
-                ", ".join(rare) or "none",
-            ]
+            [str(seed), f"{net.p.min():.1e}", f"{net.p_hat.min():.1e}", steps, ", ".join(rare) or "none"]
         )
-    heads = ["seed", "least p", "least p̂", "K of K-GT", "clients heard in fewer than 1 % of rounds"]
+    heads = ["seed", "least p", "least p̂", "K of K-GT", "clients that compute in fewer than 1 % of rounds"]
     yield from table(heads, rows)
 
 
-def step_part(page: collect.Page, metric: str) -> Iterator[str]:
+def step_part(page: Page, metric: str) -> Iterator[str]:
     """Where the networks differ: what a step counts for on each, next to what Spod-GT made of it."""
     keys = [key for key in page.grid if key.startswith("network.")]
     if not keys:
@@ -279,23 +271,25 @@ def step_part(page: collect.Page, metric: str) -> Iterator[str]:
     ends = page.results[page.results["algorithm"] == reference(page)].set_index(["cell", "seed"])[metric]
     rows = []
     for run in page.runs:
-        experiment, row = Experiment.parse(run.config), []
+        config, row = run.record.config, []
+        experiment = Experiment.parse(config)
         for seed, end in ends[run.folder.name].items():
             network, availability = experiment.draw_network(int(str(seed)))
             phi, pi = perron_vectors(network, availability.p_hat)
             row.append(f"{network.clients * phi @ pi:.2f} ({end:.3f})")
-        rows.append([*(label(run.config["network"][key.removeprefix("network.")]) for key in keys), *row])
+        rows.append([*(label(config["network"][key.removeprefix("network.")]) for key in keys), *row])
     yield from table([*map(words, keys), *(f"seed {seed}" for seed in ends.index.unique("seed"))], rows)
 
 
-def recall_part(page: collect.Page) -> Iterator[str]:
+def recall_part(page: Page) -> Iterator[str]:
     """With one label per client: how well a class is known, by how often its client computes."""
     run = page.runs[0]
-    if run.config["problem"].get("partition", {}).get("labels") != 1:
+    config = run.record.config
+    if config["problem"].get("partition", {}).get("labels") != 1:
         return
-    problem: Any = Experiment.parse(run.config).undivided
-    networks, found = collect.networks(run), []
-    methods = statistics.methods_of(page.results)
+    problem: Any = Experiment.parse(config).undivided
+    networks, found = run.record.drawn(), []
+    methods = page.methods
     with safe_open(run.folder / CHECKPOINT, "pt") as saved:
         models = {method: saved.get_tensor(f"final/{method}") for method in methods}
     test = problem.test_samples
@@ -307,9 +301,9 @@ def recall_part(page: collect.Page) -> Iterator[str]:
             guess = problem.engine.outputs(models[method][number : number + 1], inputs)[0].argmax(-1)
             for client, held_label in enumerate(held):
                 right = float((guess[test.targets == held_label] == held_label).float().mean())
-                found.append((method, float(networks[seed]["p"][client]), right))
+                found.append((method, float(networks[seed].p[client]), right))
     known = pd.DataFrame(found, columns=["method", "p", "recall"])
-    known["p of its client"] = pd.cut(known["p"], [0, 0.01, 0.1, 0.5, 1], labels=_CHANCES)
+    known["p of its client"] = pd.cut(known["p"], [0, 0.01, 0.1, 0.5, 1], labels=_PROBABILITIES)
     yield "\n## Whose classes are known\n"
     yield "Recall of a class by the average model at the end, mean over the classes whose client computes so "
     yield "often, all seeds together.\n"
@@ -322,18 +316,16 @@ def recall_part(page: collect.Page) -> Iterator[str]:
     yield from table(["p of its client", "classes", *methods], rows)
 
 
-def cost(page: collect.Page) -> str:
+def cost(page: Page) -> str:
     """The time it took, counted in the processes that did it."""
-    note = json.loads((page.folder / "sweep.json").read_text(encoding="utf-8"))
-    times = [cell["seconds"] for cell in note["cells"] if cell["seconds"]]
-    if not times:
+    if not page.seconds:
         return ""
-    made = page.runs[0].versions
-    cells = f"{len(times)} cells, " if len(times) > 1 else ""
-    return f"{cells}{duration(sum(times))} of computing; spodgt {made['spodgt']}, torch {made['torch']}. "
+    cells = f"{len(page.runs)} cells, " if len(page.runs) > 1 else ""
+    made = page.versions
+    return f"{cells}{duration(page.seconds)} of computing; spodgt {made['spodgt']}, torch {made['torch']}. "
 
 
-def index(done: dict[str, collect.Page]) -> str:
+def index(done: dict[str, Page]) -> str:
     """All figures of the paper, also those that are not there yet."""
     rows = []
     for name in experiments.names():

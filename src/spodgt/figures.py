@@ -1,116 +1,312 @@
-"""Pictures: curves with bands, and the network with its probabilities."""
+"""Figures: curves with bands, values against a key of a sweep, and networks.
+
+Frames and networks go in, matplotlib figures come out. `style="screen"` is large, `style="column"` fits one
+column of a two-column page. A method has the same colour in every figure and in the report.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
+import textwrap
 import threading
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import networkx as nx
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 
 from spodgt.errors import Failed, InvalidInput
-from spodgt.network import Network
+from spodgt.record import statistics
+from spodgt.record.folder import write
+from spodgt.record.metrics import METRICS
+from spodgt.record.sweep import label
+from spodgt.types import Floats, Ints
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, told apart by every kind of eye.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 DASHES = ("-", "-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
-_LABELS = {"accuracy": "test accuracy", "loss": "test loss", "gradient_norm": "gradient norm |∇F|"}
-_POINTS = 201
+# Methods that are often drawn together, each with a colour of its own; others get one by their name.
+_SLOTS = {
+    "spod-gt": 0,
+    "ab-push-pull": 1,
+    "g-push-pull": 2,
+    "k-gt": 3,
+    "sporadic-k-gt": 4,
+    "spod-gt-memory": 5,
+    "spod-gt-importance": 6,
+}
+Style = Literal["screen", "column"]
+SUFFIXES = (".png", ".svg", ".pdf")
+COLUMN = 3.35  # inches
 _SMALL = 60  # clients up to which they are numbered and arrows have heads
 _MOST_LINKS = 20_000  # of a larger network only so many are drawn: more would be a black square
-SUFFIXES = (".png", ".svg", ".pdf")
+_MOST_PANELS = 6
+_RC = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.linewidth": 0.6,
+    "grid.linewidth": 0.4,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "pdf.fonttype": 42,  # text stays text
+    "svg.fonttype": "none",
+    "svg.hashsalt": "spodgt",  # the same figure is the same file
+    "savefig.dpi": 300,
+}
+_WORDS = {
+    "problem.partition.labels": "labels per client",
+    "network.radius": "radius of the graph",
+    "network.clients": "clients",
+    "run.step_size": "learning rate",
+}
 
 
+class Drawable(Protocol):
+    """A network that can be drawn: a `Network`, or what a record keeps of one."""
+
+    @property
+    def clients(self) -> int: ...
+    @property
+    def links(self) -> int: ...
+    @property
+    def receivers(self) -> Ints: ...
+    @property
+    def senders(self) -> Ints: ...
+    @property
+    def positions(self) -> Floats | None: ...
+
+
+# --- what a method looks like ---------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Look:
+    """Colour and dash of one method.
+
+    Args:
+        slot: The number of its colour in `COLOURS`.
+        dash: The number of its dash in `DASHES`.
+    """
+
+    slot: int
+    dash: int
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Arguments for matplotlib."""
+        return {"color": COLOURS[self.slot], "linestyle": DASHES[self.dash]}
+
+    @property
+    def gaps(self) -> list[float]:
+        """The dash as lengths of ink and gap, in line widths; empty for a solid line."""
+        dash = DASHES[self.dash]
+        named = {"-": (), "--": (4, 2), "-.": (4, 1.5, 1, 1.5), ":": (1, 1.5)}
+        return [float(n) for n in (named[dash] if isinstance(dash, str) else dash[1])]
+
+
+def looks(methods: Sequence[str]) -> dict[str, Look]:
+    """What each method looks like in one figure; its colour does not depend on the order.
+
+    Args:
+        methods: The methods in the figure; a label may have settings behind the name.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for unknown, name, method in sorted((_base(name) not in _SLOTS, _base(name), name) for name in methods):
+        first = zlib.crc32(name.encode()) % len(COLOURS) if unknown else _SLOTS[name]
+        turns, steps = range(len(DASHES) - 1), range(len(COLOURS))
+        choices = [((first + step) % len(COLOURS), turn) for turn in turns for step in steps]
+        # There are 56 looks; of more methods, some look alike.
+        found[method] = next((each for each in choices if each not in found.values()), choices[0])
+    dashes = len(DASHES) - 1  # the first two are both solid
+    return {
+        method: Look(slot, 1 + (max(0, slot - 1) + turn) % dashes)
+        for method, (slot, turn) in ((method, found[method]) for method in methods)
+    }
+
+
+def _base(method: str) -> str:
+    return method.split(" ", maxsplit=1)[0]
+
+
+# --- figures ----------------------------------------------------------------------------------------------
 def prepare() -> None:
-    """Import what pictures need on another thread, while this one has better things to do."""
+    """Import matplotlib on another thread, while this one has other work."""
     threading.Thread(target=lambda: import_module("matplotlib.figure"), daemon=True).start()
 
 
 def new(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]:
-    from matplotlib.figure import Figure  # imported late: the CLI answers --help without it
+    """An empty figure and its axes (an array of them where there are several columns).
+
+    Args:
+        width: In inches.
+        height: In inches.
+        columns: How many axes stand side by side.
+    """
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(1, columns)
 
 
-def style(number: int) -> dict[str, Any]:
-    """Colour and dash of the n-th curve; colours come back with other dashes."""
-    again, which = divmod(number, len(COLOURS))
-    dashes = DASHES[1:]  # the first two curves are both solid
-    return {"color": COLOURS[which], "linestyle": dashes[(max(0, which - 1) + again) % len(dashes)]}
+def curves(
+    frame: pd.DataFrame,
+    metric: str = "accuracy",
+    against: str = "delay",
+    *,
+    style: Style = "screen",
+    end: float | None = None,
+    title: str = "",
+    note: str = "",
+) -> Figure:
+    """Mean over seeds with a band of one standard deviation, one colour and dash per method.
 
-
-def on_grid(
-    frame: pd.DataFrame, metric: str, against: str = "delay"
-) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
-    """For each method (seeds, points): the value of the last model available at each point of the grid."""
-    # The grid ends where the budget ends for most: slow methods have their last model long before.
-    grid = np.linspace(0, frame[against].max(), _POINTS)
-    curves = {}
-    for algorithm, rows in frame.groupby("algorithm", sort=False):
-        seeds = []
-        for _, run in rows.groupby("seed", sort=False):
-            last = np.searchsorted(run[against].to_numpy(), grid, side="right") - 1
-            seeds.append(run[metric].to_numpy()[np.maximum(last, 0)])
-        curves[str(algorithm)] = np.array(seeds)
-    return grid, curves
-
-
-def mean_and_sigma(seeds: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Over seeds; NaN where one of them has left the numbers: a mean of the others would hide that."""
-    seeds = np.where(np.isfinite(seeds), seeds, np.nan)
-    return seeds.mean(0), seeds.std(0)
-
-
-def curves(frame: pd.DataFrame, metric: str = "accuracy", against: str = "delay") -> Figure:
-    """Mean over seeds with a band of one standard deviation, one colour and dash per method."""
+    Args:
+        frame: The frame of a record.
+        metric: The column to draw.
+        against: The column of the axis: delay or round.
+        style: "screen", with final values in the legend; "column" for a paper.
+        end: Where the axis ends; at the last evaluation unless given.
+        title: The title above the axes.
+        note: Small print below them.
+    """
     for name, column in (("metric", metric), ("against", against)):
         if column not in frame.columns:
             numbers = ", ".join(frame.select_dtypes("number").columns)
             raise InvalidInput(f"{name}={column!r} is not a column of the result; choose from {numbers}.")
-    figure, axes = new(7.2, 4.4)
-    grid, values = on_grid(frame, metric, against)
-    for number, (algorithm, seeds) in enumerate(values.items()):
-        look, (mean, sigma) = style(number), mean_and_sigma(seeds)
-        axes.fill_between(grid, mean - sigma, mean + sigma, color=look["color"], alpha=0.13, linewidth=0)
-        final = f"{mean[-1]:.3f}" if metric.startswith("accuracy") else f"{mean[-1]:.3g}"
-        axes.plot(grid, mean, **look, linewidth=2, label=f"{algorithm}  {final}")
-    axes.set_xlabel("total delay (the paper's clock)" if against == "delay" else against)
-    axes.set_ylabel(_LABELS.get(metric, metric))
-    if metric.startswith("accuracy"):
-        axes.set_ylim(0, 1)
-    axes.set_xlim(0, grid[-1] or 1)  # a run that was stopped at once has no width
-    axes.grid(alpha=0.25)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    count = frame["seed"].nunique()
-    title = f"mean ± σ of {count} seeds; final value" if count > 1 else "final value"
-    handles, names = axes.get_legend_handles_labels()
-    best = sorted(range(len(names)), key=lambda n: -list(values.values())[n].mean(0)[-1])
-    best = best if metric.startswith("accuracy") else best[::-1]
-    axes.legend(
-        [handles[n] for n in best],
-        [names[n] for n in best],
-        title=title,
-        fontsize=9,
-        title_fontsize=9,
-        frameon=False,
-        handlelength=3.5,
-        loc="center left",
-        bbox_to_anchor=(1.01, 0.5),
-    )
+    screen = style == "screen"
+    with _styled(style):
+        figure, axes = new(7.2, 4.4) if screen else new(COLUMN, 2.65)
+        grid, found = statistics.bands(frame, metric, against)
+        shown = looks(list(found))
+        for method, band in found.items():
+            line = shown[method].line
+            low, high = band.mean - band.sigma, band.mean + band.sigma
+            axes.fill_between(grid, low, high, color=line["color"], alpha=0.13, linewidth=0)
+            text = f"{method}  {_final(metric, band.mean[-1])}" if screen else method
+            axes.plot(grid, band.mean, **line, linewidth=2 if screen else 1.2, label=text)
+        axes.set_xlim(0, end or grid[-1] or 1)  # a run that ended at once has no width
+        axes.set_xlabel("total delay" if against == "delay" else against)
+        positive = any((band.mean > 0).any() for band in found.values())
+        if metric in METRICS and METRICS[metric].log and positive:
+            axes.set_yscale("log")
+        if not screen:
+            _finish(figure, [axes], metric, title, note)
+            return figure
+        _decorate(axes, metric)
+        if title:
+            axes.set_title(title)
+        count = frame["seed"].nunique()
+        order = sorted(found, key=lambda name: -statistics.better(metric) * found[name].mean[-1])
+        handles = dict(zip(found, axes.get_legend_handles_labels()[0], strict=True))
+        axes.legend(
+            handles=[handles[name] for name in order],
+            title=f"mean ± σ of {count} seeds; final value" if count > 1 else "final value",
+            fontsize=9, title_fontsize=9, frameon=False, handlelength=3.5,
+            loc="center left", bbox_to_anchor=(1.01, 0.5),
+        )  # fmt: skip
     return figure
 
 
-def network(network: Network, p: NDArray[Any], p_hat: NDArray[Any], title: str = "") -> Figure:
-    """The digraph: an arrow for every link, coloured and weighted by p̂; clients coloured by p."""
+def bars(results: pd.DataFrame, keys: list[str], metric: str, *, title: str = "", note: str = "") -> Figure:
+    """The last value of `metric` against the first key, one panel for each value of the others.
+
+    Args:
+        results: The last evaluation of every run of a sweep, with the cells' keys.
+        keys: The keys of the grid.
+        metric: The column to draw.
+        title: The title above a single panel.
+        note: Small print below the figure.
+    """
+    from matplotlib.figure import Figure
+
+    key, *others = keys
+    panels = list(itertools.product(*(list(dict.fromkeys(results[other])) for other in others)))
+    panels = panels[:_MOST_PANELS]
+    with _styled("column"):
+        figure = Figure(figsize=(COLUMN * max(1, len(panels) * 0.8), 2.65), layout="constrained")
+        panes = list(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0])
+        shown = looks(statistics.methods(results))
+        for axes, values in zip(panes, panels, strict=True):
+            part = results
+            for other, value in zip(others, values, strict=True):
+                part = part[part[other] == value]
+            _bars(axes, part, key, metric, shown)
+            chosen = zip(others, values, strict=True)
+            axes.set_title(", ".join(f"{other.rsplit('.', 1)[-1]} {label(value)}" for other, value in chosen))
+        _finish(figure, panes, metric, title, note)
+    return figure
+
+
+def _bars(axes: Axes, part: pd.DataFrame, key: str, metric: str, shown: dict[str, Look]) -> None:
+    values = list(dict.fromkeys(part[key]))
+    at, logarithmic = axis(values)
+    methods = statistics.methods(part)
+    gap = 0.012 * ((np.log10(max(at) / min(at)) if logarithmic else max(at) - min(at)) or 1)
+    for number, method in enumerate(methods):
+        groups = part[part["algorithm"] == method].groupby(key, sort=False)[metric]
+        shift = (number - (len(methods) - 1) / 2) * gap  # bars of one value stand side by side
+        x = np.array([at[values.index(value)] for value in groups.mean().index])
+        axes.errorbar(
+            x * 10**shift if logarithmic else x + shift, groups.mean(), groups.std(ddof=0),
+            **shown[method].line, label=method,
+            linewidth=1.1, elinewidth=0.6, capsize=1.5, capthick=0.6, marker="o", markersize=2.2,
+        )  # fmt: skip
+    if logarithmic:
+        axes.set_xscale("log")
+    elif at != values:
+        axes.set_xticks(at, [label(value) for value in values])
+    elif len(values) <= 10:
+        axes.set_xticks(at)
+    axes.set_xlabel(words(key))
+
+
+def words(key: str) -> str:
+    """What a person calls a config key.
+
+    Args:
+        key: A dotted key, such as `network.radius`.
+    """
+    return _WORDS.get(key, key)
+
+
+def axis(values: Sequence[Any]) -> tuple[list[Any], bool]:
+    """Where values stand on an axis, and whether it is logarithmic; texts stand one step apart.
+
+    Args:
+        values: The values of a key of a grid.
+    """
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return list(range(len(values))), False
+    if not values or min(values) <= 0:
+        return list(values), False
+    ratios = np.exp(np.diff(np.log(sorted(values))))
+    span = max(values) / min(values)
+    geometric = len(ratios) >= 2 and span >= 8 and ratios.max() <= 1.25 * ratios.min()
+    return list(values), bool(span >= 50 or geometric)
+
+
+# --- networks ---------------------------------------------------------------------------------------------
+def network(network: Drawable, p: Floats, p_hat: Floats, title: str = "") -> Figure:
+    """The digraph: an arrow for every link, coloured and weighted by p̂; clients coloured by p.
+
+    Args:
+        network: The network.
+        p: (clients,) the probability that a client computes.
+        p_hat: (links,) the probability that a link works.
+        title: Text behind the numbers of clients and links.
+    """
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.collections import LineCollection
@@ -118,75 +314,196 @@ def network(network: Network, p: NDArray[Any], p_hat: NDArray[Any], title: str =
     from matplotlib.patches import FancyArrowPatch
 
     figure, axes = new(7.2, 5.6)
-    where = positions(network)
+    at = positions(network)
     colours, scale = colormaps["viridis_r"], Normalize(0, 1)
     small = network.clients <= _SMALL
     size = 520 if small else max(4, 20000 / network.clients)
     shown = np.unique(np.linspace(0, network.links - 1, min(network.links, _MOST_LINKS)).astype(int))
-    i, j, chance = network.receivers[shown], network.senders[shown], p_hat[shown]
+    i, j, probability = network.receivers[shown], network.senders[shown], p_hat[shown]
     if small:
-        for ends in zip(where[j], where[i], chance, strict=True):
-            axes.add_patch(
-                FancyArrowPatch(
-                    *ends[:2],
-                    connectionstyle="arc3,rad=0.12",  # both directions of a pair stay apart
-                    arrowstyle="-|>,head_length=5,head_width=2.5",
-                    shrinkA=np.sqrt(size) / 2,
-                    shrinkB=np.sqrt(size) / 2,
-                    linewidth=0.5 + 1.8 * ends[2],
-                    color=colours(scale(ends[2])),
-                    alpha=0.9,
-                )
-            )
+        for sender, receiver, works in zip(at[j], at[i], probability, strict=True):
+            arrow = FancyArrowPatch(
+                sender, receiver,
+                connectionstyle="arc3,rad=0.12",  # both directions of a pair stay apart
+                arrowstyle="-|>,head_length=5,head_width=2.5",
+                shrinkA=np.sqrt(size) / 2, shrinkB=np.sqrt(size) / 2,
+                linewidth=0.5 + 1.8 * works, color=colours(scale(works)), alpha=0.9,
+            )  # fmt: skip
+            axes.add_patch(arrow)
     else:
-        lines = list(np.stack([where[j], where[i]], 1))
-        axes.add_collection(
-            LineCollection(lines, linewidths=0.3 + 0.5 * chance, colors=colours(scale(chance)))
-        )
-    axes.scatter(*where.T, s=size, c=p, cmap=colours, norm=scale, edgecolors="black", linewidths=1, zorder=3)
-    if small:
-        for client, (across, up) in enumerate(where):
-            ink = "white" if p[client] > 0.55 else "black"
-            axes.text(across, up, str(client), ha="center", va="center", color=ink, zorder=4, fontsize=10)
+        lines = list(np.stack([at[j], at[i]], 1))
+        widths = 0.3 + 0.5 * probability
+        axes.add_collection(LineCollection(lines, linewidths=widths, colors=colours(scale(probability))))
+    axes.scatter(*at.T, s=size, c=p, cmap=colours, norm=scale, edgecolors="black", linewidths=1, zorder=3)
+    for client, (across, up) in enumerate(at if small else []):
+        ink = "white" if p[client] > 0.55 else "black"
+        axes.text(across, up, str(client), ha="center", va="center", color=ink, zorder=4, fontsize=10)
     axes.set_aspect("equal")
     axes.margins(0.1)
     axes.axis("off")
     bar = figure.colorbar(ScalarMappable(scale, colours), ax=axes, shrink=0.75)
-    bar.set_label("chance per round: clients compute with p, links work with p̂")
+    bar.set_label("probability per round: clients compute with p, links work with p̂")
     of_them = "" if len(shown) == network.links else f" ({len(shown):,} drawn)"
     text = f"{network.clients:,} clients, {network.links:,} links{of_them}"
     axes.set_title(f"{text}, {title}" if title else text, fontsize=11)
     return figure
 
 
-def positions(network: Network) -> NDArray[Any]:
-    """(clients, 2): where the clients stand, or a layout where they have no place."""
+def network_svg(network: Drawable, p: Floats, p_hat: Floats) -> str:
+    """The digraph as an SVG element for a page whose style sheet colours it; titles show on hover.
+
+    Args:
+        network: The network.
+        p: (clients,) the probability that a client computes.
+        p_hat: (links,) the probability that a link works.
+    """
+    size, edge = 480.0, 34.0
+    radius = 15 if network.clients <= 20 else 10 if network.clients <= _SMALL else 4
+    at = positions(network)
+    unit = (size - 2 * edge) / (float(np.ptp(at, axis=0).max()) or 1.0)
+    at = edge + (at - at.min(0)) * unit
+    height = at[:, 1].max() + edge
+    at[:, 1] = height - at[:, 1]  # up is up
+    parts = []
+    for j, i, works in zip(network.senders, network.receivers, p_hat, strict=True):
+        across = at[i] - at[j]
+        bend = (at[i] + at[j]) / 2 + 0.1 * np.array([-across[1], across[0]])  # both directions stay apart
+        begin, neck, head = (
+            end + (bend - end) / (np.linalg.norm(bend - end) or 1) * away
+            for end, away in ((at[j], radius), (at[i], radius + 7), (at[i], radius + 0.5))
+        )
+        side = 0.5 * np.array([head[1] - neck[1], neck[0] - head[0]])
+        curve = f"M{_point(begin)}Q{_point(bend)} {_point(neck)}"
+        arrow = "L".join(map(_point, (head, neck + side, neck - side)))
+        opacity = 0.15 + 0.85 * works
+        parts.append(
+            f'<g class="link" style="opacity:{opacity:.2f}"><title>{j} → {i}: p̂ {works:.3g}</title>'
+            f'<path d="{curve}" stroke-width="{0.5 + 2 * works:.1f}"/><path class="head" d="M{arrow}Z"/></g>'
+        )
+    for client, ((x, y), computes) in enumerate(zip(at, p, strict=True)):
+        ink = "paper" if computes > 0.55 else "ink"
+        number = f'<text x="{x:.0f}" y="{y:.0f}" fill="var(--{ink})">{client}</text>' if radius >= 10 else ""
+        fill = f"color-mix(in srgb, var(--accent) {100 * computes:.0f}%, var(--paper))"
+        parts.append(
+            f'<g class="client"><title>client {client}: p {computes:.3g}</title>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{fill}"/>{number}</g>'
+        )
+    frame = f'viewBox="0 0 {size:.0f} {height:.0f}" role="img" aria-label="the network"'
+    return f"<svg {frame}>{''.join(parts)}</svg>"
+
+
+def _point(at: Floats) -> str:
+    return f"{at[0]:.1f},{at[1]:.1f}"
+
+
+def positions(network: Drawable) -> Floats:
+    """(clients, 2): where the clients are, or a layout where they have no position.
+
+    Args:
+        network: The network.
+    """
     if network.positions is not None:
         return network.positions
     if network.clients <= _SMALL:
-        layout = nx.kamada_kawai_layout(network.graph.to_undirected())
-        return np.array([layout[i] for i in range(network.clients)])
+        import networkx as nx
+
+        graph = nx.Graph()
+        graph.add_nodes_from(range(network.clients))
+        graph.add_edges_from(zip(network.senders.tolist(), network.receivers.tolist(), strict=True))
+        layout = nx.kamada_kawai_layout(graph)
+        return np.array([layout[client] for client in range(network.clients)])
     angle = 2 * np.pi * np.arange(network.clients) / network.clients
     return np.stack([np.cos(angle), np.sin(angle)], 1)
 
 
+# --- files ------------------------------------------------------------------------------------------------
 def check_suffix(path: str | Path) -> None:
-    """Say before the work, not after it, that a picture of this kind cannot be drawn."""
+    """Say before the work, not after it, that a picture of this kind cannot be drawn.
+
+    Args:
+        path: The file to be written.
+    """
     if Path(path).suffix.lower() not in SUFFIXES:
         raise InvalidInput(f"picture {str(path)!r} must end in {', '.join(SUFFIXES)}; use network.png.")
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the figure by its suffix (png, svg, pdf), whole or not at all."""
-    beside = path.with_name(f".{path.name}.part{path.suffix}")
+    """Write the figure by its suffix (png, svg, pdf), whole or not at all.
+
+    Args:
+        figure: The figure.
+        path: The file.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written: {error.strerror}; choose another place.") from None
+    buffer = io.BytesIO()
     try:
-        figure.savefig(beside, dpi=160)
-        beside.replace(path)
-    except (OSError, ValueError) as error:
-        beside.unlink(missing_ok=True)
+        figure.savefig(buffer, format=path.suffix.lower().removeprefix("."), dpi=160)
+    except ValueError as error:
         raise Failed(f"{path} could not be drawn: {error}.") from error
+    write(path, buffer.getvalue())
     return path
+
+
+def save_all(figure: Figure, folder: Path, name: str = "figure") -> list[Path]:
+    """Write the figure as PNG, SVG and PDF; the same figure gives the same files.
+
+    Args:
+        figure: The figure, in the style "column".
+        folder: Where the files go.
+        name: Their name without a suffix.
+    """
+    paths = []
+    with _styled("column"):
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # laid out once, not once per format
+        for suffix in SUFFIXES:
+            buffer = io.BytesIO()
+            stamp = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[suffix]
+            figure.savefig(buffer, format=suffix[1:], metadata=stamp)
+            paths.append(folder / f"{name}{suffix}")
+            write(paths[-1], buffer.getvalue())
+    return paths
+
+
+def _styled(style: str) -> contextlib.AbstractContextManager[None]:
+    import matplotlib as mpl
+
+    return mpl.rc_context(_RC if style == "column" else {})  # type: ignore[arg-type]
+
+
+def _final(metric: str, value: float) -> str:
+    return f"{value:.3f}" if metric in METRICS and METRICS[metric].unit == "fraction" else f"{value:.3g}"
+
+
+def _decorate(axes: Axes, metric: str) -> None:
+    """Label, limits, grid and spines that all axes of a metric have."""
+    about = METRICS.get(metric)
+    axes.set_ylabel(about.label if about else metric)
+    if about and about.unit == "fraction":
+        axes.set_ylim(0, 1)
+    axes.grid(visible=True, alpha=0.3)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _finish(figure: Figure, panes: Sequence[Axes], metric: str, title: str, note: str) -> None:
+    """Legend on top, title, and small print of a figure in the style "column"."""
+    for axes in panes:
+        top = axes.get_ylim()[1]
+        _decorate(axes, metric)
+        if axes.get_ylim() == (0, 1):
+            axes.set_ylim(0, min(1.0, top))
+        if axes is not panes[0]:
+            axes.set_ylabel("")
+    figure.legend(
+        *panes[0].get_legend_handles_labels(),
+        loc="outside upper center", ncols=3, frameon=False, handlelength=2.4, columnspacing=1.2,
+    )  # fmt: skip
+    if title and len(panes) == 1:
+        panes[0].set_title(title)
+    if note:
+        width = int(23 * figure.get_figwidth())  # letters of this size in a line
+        figure.supxlabel(textwrap.fill(note, width), fontsize=5.5, color="#555555")

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,7 +116,7 @@ def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path: Path) -> Path:
     """A tmpfs of 256 KiB."""
     if os.geteuid() != 0 or not shutil.which("mount"):
         pytest.skip("mounting a small disk needs root")
@@ -127,7 +126,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], check=False
     ).returncode:
         pytest.skip("this kernel lets us mount no tmpfs")
-    yield disk
+    yield disk  # type: ignore[misc]
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 

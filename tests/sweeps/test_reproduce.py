@@ -12,13 +12,14 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from spodgt import report
 from spodgt.cli import app
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment import Classification
 from spodgt.network.recipes import RandomGeometric
 from spodgt.participation import Beta
 from spodgt.problems.data import LabelsPerClient
-from spodgt.report import collect, tensorboard
+from spodgt.report import tensorboard
 from spodgt.sweeps import grid as experiments
 from spodgt.sweeps import sweep
 
@@ -98,13 +99,13 @@ def test_a_laptop_has_fashion_mnist_at_full_size():
         paper, laptop = (experiments.load(f"fmnist-{what}", scale) for scale in ("paper", "laptop"))
         assert laptop.config == paper.config
         assert laptop.grid == paper.grid
-        assert "paper's size" in laptop.scale
+        assert "paper's size" in str(laptop.scale)
 
 
 def test_figures_of_many_cells_are_smaller_on_a_laptop():
     one, many = (experiments.load(name, "laptop") for name in ("cifar-noniid", "cifar-labels"))
     assert (one.config.problem.width, many.config.problem.width) == (16, 8)
-    assert "width 8 (paper 64)" in many.scale
+    assert "width 8 (paper 64)" in str(many.scale)
     assert one.config.run.evaluations > many.config.run.evaluations
     assert many.config.run.delay == one.config.run.delay == 5000
     assert many.grid == experiments.load("cifar-labels").grid
@@ -112,7 +113,7 @@ def test_figures_of_many_cells_are_smaller_on_a_laptop():
 
 def test_what_a_scale_changes_is_said():
     spec = experiments.load("cifar-iid", "laptop")
-    assert "width 16 (paper 64)" in spec.scale
+    assert "width 16 (paper 64)" in str(spec.scale)
     assert spec.config.problem.width == 16
 
 
@@ -247,7 +248,7 @@ def test_pages_of_several_networks_say_what_a_step_counts_for(tmp_path):
         """
     )
     call("sweep", tmp_path / "kinds.toml", "--workers", "1", "--out", tmp_path / "out")
-    page = collect.read(tmp_path / "out")
+    page = report.read(tmp_path / "out")
     text = list(results_tool().step_part(page, "loss"))
     loss = page.results.set_index(["network.kind", "seed"])["loss"]
     for kind, step in (("complete", 1), ("star", 1.12)):  # star: φ = π = (2, 1, 1, 1)/5, 4 · 7/25

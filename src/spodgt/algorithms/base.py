@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import math
-import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from inspect import isfunction
 from numbers import Integral, Real
-from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Protocol
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    get_args,
+    get_type_hints,
+    runtime_checkable,
+)
 
 import numpy as np
 import torch
@@ -96,7 +107,7 @@ def positive(value: object, name: str, *, whole: bool = False, zero: bool = Fals
 def _checks(owner: type[Algorithm | Schedule]) -> dict[str, Check]:
     """The checks that the types of the fields ask for, by field."""
     try:
-        hints = typing.get_type_hints(owner, include_extras=True)
+        hints = get_type_hints(owner, include_extras=True)
     except NameError as error:
         raise InvalidInput(
             f"fields of {owner.name} need their types at run time, but {error}; import them always."
@@ -104,8 +115,8 @@ def _checks(owner: type[Algorithm | Schedule]) -> dict[str, Check]:
     return {
         name: note
         for name, hint in hints.items()
-        for part in (hint, *typing.get_args(hint))  # the type, or the parts of `Count | None`
-        for note in typing.get_args(part)
+        for part in (hint, *get_args(hint))  # the type, or the parts of `Count | None`
+        for note in get_args(part)
         if isinstance(note, Check)
     }
 
@@ -133,7 +144,7 @@ class Schedule(ABC):
     def at(self, k: int | Tensor) -> Number:
         """The step size of round k ≥ 1, the one that leads to x[k]; `k` may be (clients, 1)."""
 
-    def __mul__(self, other: Tensor) -> typing.NoReturn:
+    def __mul__(self, other: Tensor) -> NoReturn:
         raise InvalidInput(f"{self} has no value outside a round; build the method with spodgt.method.")
 
     __rtruediv__ = __mul__
@@ -143,7 +154,7 @@ class Schedule(ABC):
 Rate = Annotated[float | Tensor | Schedule, Check()]
 
 
-@typing.runtime_checkable
+@runtime_checkable
 class HasStepSize(Protocol):
     @property
     def step_size(self) -> Rate | None: ...

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Optional
 
 import typer
 from rich.console import Console
 
-from spodgt.cli.app import Changes, ConfigOption, JsonOption, SetOption, app, experiment_of, plain_table
+from spodgt.cli.app import ConfigOption, JsonOption, SetOption, app, plain_table
+from spodgt.cli.compare import changes_of
 from spodgt.errors import InvalidInput
 
 _SHOWN = {  # columns of the terminal; --json has all
@@ -25,7 +26,7 @@ _SHOWN = {  # columns of the terminal; --json has all
 
 @app.command(epilog="Example: [bold]spodgt algorithms --json[/]")
 def algorithms(as_json: JsonOption = False) -> None:
-    """List the methods and the assumptions each one requires."""
+    """The methods and what they can bear."""
     from spodgt.algorithms import table as properties
 
     rows = properties()
@@ -45,23 +46,25 @@ def algorithms(as_json: JsonOption = False) -> None:
 )
 def network(
     config: ConfigOption = None,
-    kind: Annotated[str | None, typer.Option(help="Kind of graph.")] = None,
-    clients: Annotated[str | None, typer.Option(help="How many clients.", metavar="NUMBER")] = None,
+    kind: Annotated[Optional[str], typer.Option(help="Kind of graph.")] = None,  # noqa: UP045
+    clients: Annotated[Optional[str], typer.Option(help="How many clients.", metavar="NUMBER")] = None,  # noqa: UP045
     assign: SetOption = None,
     seed: Annotated[str, typer.Option(help="Which draw.", metavar="NUMBER")] = "0",
     out: Annotated[Path, typer.Option(help="Picture to draw (png, svg, pdf).")] = Path("network.png"),
     as_json: JsonOption = False,
 ) -> None:
-    """Draw a network with its probabilities and print its properties."""
+    """Draw a network with its probabilities and say what it is like."""
     from spodgt import figures
-    from spodgt.experiment import value_of
+    from spodgt.experiment import Experiment, value_of
 
     figures.check_suffix(out)
     if not seed.isdigit():
         raise InvalidInput(f"--seed must be a whole number of at least 0, got {seed!r}; use --seed 0.")
     changes: dict[str, Any] = {} if kind is None else {"network.kind": kind}
     changes |= {} if clients is None else {"network.clients": value_of(clients)}
-    chosen = experiment_of(config, changes | Changes(assign=assign).keys())
+    chosen = (Experiment.read(config) if config else Experiment()).override(
+        changes | changes_of(assign=assign)
+    )
     net, availability = chosen.draw_network(int(seed))
     figures.save(figures.network(net, availability.p, availability.p_hat, f"seed {seed}"), out)
     facts = {

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tomli_w
 
 from spodgt.errors import InvalidInput
+from spodgt.experiment.config import GIVEN, SECTIONS
 from spodgt.network import Network
 from spodgt.record import statistics
 from spodgt.record.folder import parquet, plain, write
 from spodgt.record.metrics import METRICS
-from spodgt.types import Availability
+from spodgt.types import Availability, Floats, Ints
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,6 +55,50 @@ class Diverged:
             f"{self.algorithm} (seed {self.seed}) diverged by round {self.round}, finite at round "
             f"{self.finite_at}, with step_size={self.step_size}; use a smaller step_size."
         )
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnNetwork:
+    """The network of one seed as a record keeps it.
+
+    Args:
+        p: (clients,) the probability that a client computes in a round.
+        senders: (links,) the sending client.
+        receivers: (links,) the receiving client.
+        p_hat: (links,) the probability that a link works in a round.
+        positions: (clients, 2) where clients are; None where the network has no positions.
+    """
+
+    p: Floats
+    senders: Ints
+    receivers: Ints
+    p_hat: Floats
+    positions: Floats | None
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.p)
+
+    @property
+    def links(self) -> int:
+        """How many links there are."""
+        return len(self.senders)
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """What the clients and links of one run really did.
+
+    Args:
+        rounds: The number of the last round.
+        clients: (clients,) the fraction of rounds in which each computed; round 0 counts.
+        links: (links,) the fraction of rounds in which each carried a message; round 0 has none.
+    """
+
+    rounds: int
+    clients: Floats
+    links: Floats
 
 
 @dataclass(eq=False)
@@ -92,6 +138,46 @@ class Record:
         """The delay at which runs end, where the settings name one."""
         section = self.config.get("run")
         return section.get("delay") if isinstance(section, dict) else None
+
+    @property
+    def rerunnable(self) -> bool:
+        """Whether the settings say everything: no object of Python was given."""
+        sections = [self.config.get(name) for name in SECTIONS]
+        given = [each.get("kind") == GIVEN or "x0" in each for each in sections if isinstance(each, dict)]
+        return len(given) == len(SECTIONS) and not any(given)
+
+    @property
+    def source(self) -> str:
+        """The settings as TOML text."""
+        return tomli_w.dumps(plain(self.config))
+
+    def drawn(self) -> dict[int, DrawnNetwork]:
+        """Seed → its network."""
+        found = {}
+        for seed, rows in self.networks.groupby("seed", sort=False):
+            clients, links = rows[rows["kind"] == "client"], rows[rows["kind"] == "link"]
+            positions = clients[["x", "y"]].to_numpy(float)
+            found[int(str(seed))] = DrawnNetwork(
+                clients["probability"].to_numpy(float),
+                links["sender"].to_numpy(int),
+                links["receiver"].to_numpy(int),
+                links["probability"].to_numpy(float),
+                None if np.isnan(positions).any() else positions,
+            )
+        return found
+
+    def observed(self) -> dict[str, dict[int, Observed]]:
+        """Method → seed → who really took part. Diverged runs are left out: their rounds are not known."""
+        gone = {(each.algorithm, each.seed) for each in self.diverged}
+        last = self.frame.groupby(["algorithm", "seed"], sort=False)["round"].max()
+        found: dict[str, dict[int, Observed]] = {}
+        for (method, seed), rows in self.participation.groupby(["algorithm", "seed"], sort=False):
+            if (method, seed) not in gone:
+                rounds, client = int(last.get((method, seed), 0)), rows["kind"] == "client"
+                computed = rows.loc[client, "gradients"].to_numpy(float) / (rounds + 1)
+                carried = rows.loc[~client, "messages"].to_numpy(float) / max(1, rounds)
+                found.setdefault(str(method), {})[int(str(seed))] = Observed(rounds, computed, carried)
+        return found
 
     def final(self) -> pd.DataFrame:
         """The last evaluation of every run, and whether the run diverged."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from spodgt.record.metrics import METRICS
-from spodgt.types import Floats
+from spodgt.types import Floats, Ints
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,10 +91,10 @@ def methods(frame: pd.DataFrame) -> list[str]:
 
 
 def known(frame: pd.DataFrame) -> list[str]:
-    """The metrics that a frame has values of, the judged one first."""
+    """The metrics that a frame has values of: the judged one first, then those of its kind."""
     first = judged(frame)
     found = [name for name in METRICS if name in frame and frame[name].notna().any()]
-    return sorted(found, key=lambda name: name != first)
+    return sorted(found, key=lambda name: (name != first, METRICS[name].unit != METRICS[first].unit))
 
 
 def final(frame: pd.DataFrame) -> pd.DataFrame:
@@ -140,6 +140,21 @@ def paired(last: pd.DataFrame, metric: str, against: str) -> list[Difference]:
     return found
 
 
+def best_cells(results: pd.DataFrame, keys: list[str], metric: str) -> pd.DataFrame:
+    """Each method at its best: the cell of a sweep with its best mean, best method first.
+
+    Args:
+        results: The last evaluation of every run of a sweep, with the cells' keys.
+        keys: The columns that tell cells apart.
+        metric: The metric to judge by.
+    """
+    groups = results.groupby(["algorithm", *keys], sort=False)[metric]
+    table = groups.agg(_combine(metric)).to_frame(metric)
+    table[f"{metric}_std"], table["seeds"] = groups.std(ddof=0), groups.size()
+    ranked = table.reset_index().sort_values(metric, ascending=better(metric) < 0, kind="stable")
+    return ranked.drop_duplicates("algorithm").reset_index(drop=True)
+
+
 def half_width(values: Floats) -> float:
     """Half of Student's interval for the mean; NaN with fewer than two values."""
     from scipy.special import stdtrit
@@ -150,30 +165,47 @@ def half_width(values: Floats) -> float:
     return float(stdtrit(len(values) - 1, (1 + LEVEL) / 2) * error)
 
 
-def bands(
-    frame: pd.DataFrame, metric: str, against: str = "delay", grid: Floats | None = None
-) -> tuple[Floats, dict[str, Band]]:
-    """Every method on a common grid: at each point, the last model available there.
+def bands(frame: pd.DataFrame, metric: str, against: str = "delay") -> tuple[Floats, dict[str, Band]]:
+    """Every method on a common, even grid: at each point, the last model available there.
 
     Args:
         frame: The frame of a record.
         metric: The column to follow.
         against: The column of the axis: delay or round.
-        grid: The points; evenly spaced over all evaluations unless given.
     """
     # The grid ends where the budget ends for most: slow methods have their last model long before.
-    grid = np.linspace(0, frame[against].max(), POINTS) if grid is None else grid
-    found = {}
-    for method, rows in frame.groupby("algorithm", sort=False):
-        seeds, values = [], []
-        for seed, run in rows.groupby("seed", sort=False):
-            last = np.searchsorted(run[against].to_numpy(), grid, side="right") - 1
-            values.append(run[metric].to_numpy(float)[np.maximum(last, 0)])
-            seeds.append(int(str(seed)))
-        table = np.where(np.isfinite(values), values, np.nan)
-        middle = getattr(np, _combine(metric))(table, axis=0)
-        found[str(method)] = Band(seeds, table, middle, table.std(0))
-    return grid, found
+    grid = np.linspace(0, frame[against].max(), POINTS)
+    found = available(frame, against, grid)
+    return grid, {method: band(frame, metric, rows) for method, rows in found.items()}
+
+
+def available(frame: pd.DataFrame, against: str, grid: Floats) -> dict[str, dict[int, Ints]]:
+    """Method → seed → for each point of the grid, the row of the last evaluation at or before it.
+
+    Args:
+        frame: The frame of a record.
+        against: The column of the axis: delay or round.
+        grid: The points, ascending.
+    """
+    found: dict[str, dict[int, Ints]] = {}
+    groups = frame.reset_index(drop=True).groupby(["algorithm", "seed"], sort=False)[against]
+    for (method, seed), run in groups:
+        last = np.searchsorted(run.to_numpy(), grid, side="right") - 1
+        found.setdefault(str(method), {})[int(str(seed))] = run.index.to_numpy()[np.maximum(last, 0)]
+    return found
+
+
+def band(frame: pd.DataFrame, metric: str, rows: dict[int, Ints]) -> Band:
+    """The values of one method at the rows that `available` found.
+
+    Args:
+        frame: The frame of a record.
+        metric: The column to follow.
+        rows: Seed → a row for each point of the grid.
+    """
+    values = frame[metric].to_numpy(float)[np.array(list(rows.values()))]
+    values = np.where(np.isfinite(values), values, np.nan)
+    return Band(list(rows), values, getattr(np, _combine(metric))(values, axis=0), values.std(0))
 
 
 def _combine(column: str) -> Literal["mean", "min", "max"]:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from spodgt import figures
+from spodgt.record import statistics
 from spodgt.record.folder import write as write_file
-from spodgt.report import pictures
-from spodgt.report.collect import Page, read
-from spodgt.report.page import render
-from spodgt.report.statistics import measure_of
+from spodgt.report.page import Page, read
+from spodgt.report.render import render
 
-__all__ = ["Page", "read", "render", "write"]
+__all__ = ["NAME", "Page", "draw", "read", "render", "write"]
 
 NAME = "report.html"
 
 
-def write(folder: str | Path) -> Path:
-    """Write `report.html` and `figure.png`, `.svg`, `.pdf` into the folder they are about."""
-    page = read(folder)
+def write(folder: str | Path, reference: str | None = None) -> Path:
+    """Write `report.html` and `figure.png`, `.svg`, `.pdf` into the folder they are about.
+
+    Args:
+        folder: A run folder, or that of a sweep or a reproduction.
+        reference: The method that others are compared with at first; spod-gt, or the first one, unless given.
+    """
+    page = read(folder, reference)
     path = page.folder / NAME
     write_file(path, render(page).encode())
     draw(page)
@@ -26,15 +30,21 @@ def write(folder: str | Path) -> Path:
 
 
 def draw(page: Page) -> list[Path]:
-    """The figure for a paper: curves of one run, or bars against the first key of a sweep."""
+    """The figure for a paper: curves of one run, or values against the first key of a sweep.
+
+    Args:
+        page: What the report shows.
+    """
     if not len(page.results):
         return []
-    metric = measure_of(page.results)
-    note = "" if page.scale.endswith("the paper's size") else page.scale
-    options: Any = {"title": page.title if page.figure else "", "note": note}
+    metric = statistics.judged(page.results)
+    note = "" if page.scale.full and not page.changes else page.setting
+    title = page.title if page.figure else ""
     if page.grid:
-        figure = pictures.bars(page.results, list(page.grid), metric, **options)
+        figure = figures.bars(page.results, list(page.grid), metric, title=title, note=note)
     else:
-        run = page.runs[0]
-        figure = pictures.curves(run.frame, metric, end=run.budget, **options)
-    return pictures.save(figure, page.folder)
+        record = page.runs[0].record
+        figure = figures.curves(
+            record.frame, metric, style="column", end=record.budget, title=title, note=note
+        )
+    return figures.save_all(figure, page.folder)

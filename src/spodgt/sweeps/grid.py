@@ -25,6 +25,7 @@ import tomli_w
 
 from spodgt.errors import InvalidConfig
 from spodgt.experiment import Experiment, read_toml
+from spodgt.record.sweep import Scale
 
 FOLDER = Path(__file__).parents[1] / "experiment" / "paper"
 SCALES = ("smoke", "laptop", "paper")
@@ -43,7 +44,7 @@ class Spec:
     title: str = ""
     figure: str = ""
     paper: str = ""
-    scale: str = ""  # what the scale changes, in words
+    scale: Scale = field(default_factory=Scale)  # how it compares with the paper
     changes: dict[str, Any] = field(default_factory=dict)  # what was changed by hand since it was loaded
 
     def points(self) -> list[dict[str, Any]]:
@@ -68,7 +69,7 @@ class Spec:
 
     def to_toml(self) -> str:
         """The whole of it as a file that `spodgt sweep` reads."""
-        texts = {key: getattr(self, key) for key in _TEXTS if getattr(self, key)}
+        texts = {key: str(getattr(self, key)) for key in _TEXTS if str(getattr(self, key))}
         grid = {"sweep": self.grid} if self.grid else {}
         return tomli_w.dumps({**texts, **self.config.to_dict(), **grid})
 
@@ -95,11 +96,9 @@ def load(name: str, scale: str = "paper") -> Spec:
     # A key of the grid belongs to the figure, whatever the scale.
     changes = {key: value for key, value in changes.items() if key not in grid}
     told = {key: value for key, value in changes.items() if key != "run.gradient_norm"}  # not in a figure
-    words = [_word(key, value, at(spec.config, key)) for key, value in told.items()]
-    fewer = [key for key in grid if grid[key] != spec.grid[key]]
-    words += [f"{len(grid[key])} of {len(spec.grid[key])} values of {key}" for key in fewer]
-    note = f"{scale} scale: {', '.join(words)}" if words else f"{scale} scale: the paper's size"
-    return replace(spec, config=spec.config.override(changes), grid=grid, scale=note)
+    reduced = {key: (value, at(spec.config, key)) for key, value in told.items()}
+    kept = {key: (len(grid[key]), len(spec.grid[key])) for key in grid if grid[key] != spec.grid[key]}
+    return replace(spec, config=spec.config.override(changes), grid=grid, scale=Scale(scale, reduced, kept))
 
 
 def read(path: str | Path) -> Spec:
@@ -122,7 +121,8 @@ def read(path: str | Path) -> Spec:
     if unknown:
         known = ", ".join((*_TEXTS, "base", "sweep", *_SECTIONS))
         raise InvalidConfig(f"{unknown[0]} is not a key of {path.name}; choose from {known}.")
-    texts = {key: text[key] for key in _TEXTS if key in text}
+    texts = {key: text[key] for key in _TEXTS if key in text and key != "scale"}
+    texts["scale"] = Scale(note=text.get("scale", ""))
     return _checked(Spec(path.stem, Experiment.parse(_config(path)), grid, **texts))
 
 
@@ -168,14 +168,6 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
         old = merged.get(key)
         merged[key] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return merged
-
-
-def _word(key: str, value: Any, paper: Any) -> str:
-    """A change in words: `width 16 (paper 64)`."""
-    shown, before = (
-        f"{one:,g}" if isinstance(one, int | float) else str(one) for one in (value, paper or "all")
-    )
-    return f"{key.rsplit('.', 1)[-1].replace('_', ' ')} {shown} (paper {before})"
 
 
 def _ends(values: list[Any], most: float) -> list[Any]:

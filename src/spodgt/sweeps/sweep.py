@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import re
 import shutil
 import signal
@@ -26,14 +25,12 @@ import pandas as pd
 
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
-from spodgt.record.folder import parquet, write
-from spodgt.record.record import Record, versions
+from spodgt.record.folder import write
+from spodgt.record.record import is_complete
+from spodgt.record.sweep import SOURCE, CellRecord, SweepRecord, collect, label
 from spodgt.sweeps.cell import Event, Job, Outcome, seconds_of
 from spodgt.sweeps.executors import check_backend, cores, executor
 from spodgt.sweeps.grid import Spec
-
-RESULTS, SUMMARY, SOURCE = "results", "sweep.json", "sweep.toml"
-_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,10 @@ class Cell:
     @property
     def complete(self) -> bool:
         return is_complete(self.folder)
+
+    def record(self, error: str = "") -> CellRecord:
+        """What a record keeps of it; `error` says what went wrong."""
+        return CellRecord(self.name, self.keys, self.folder, self.complete, seconds_of(self.folder), error)
 
     @property
     def begun(self) -> float:
@@ -83,14 +84,6 @@ class Sweep:
 
 
 Display = Callable[[Event], None]
-
-
-def is_complete(folder: Path) -> bool:
-    """Whether a run directory holds a run that reached its end."""
-    try:
-        return json.loads((folder / "summary.json").read_text(encoding="utf-8"))["complete"] is True
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def plan(spec: Spec, folder: Path, home: Path | None = None) -> list[Cell]:
@@ -171,84 +164,32 @@ def run(
             pool.wait(hear)
         finally:
             pool.close()
-            done = Sweep(spec, folder, cells, collect(cells), failures)
-            _save(done)
+            done = Sweep(spec, folder, cells, collect([cell.record() for cell in cells]), failures)
+            _record(done).write(folder)
     return done
 
 
-def collect(cells: list[Cell]) -> pd.DataFrame:
-    """One row per finished cell, algorithm and seed: the cell's keys, then the last look."""
-    tables = []
-    for cell in cells:
-        if cell.complete:
-            final = last_looks(cell.folder)
-            keys = {key: _plain(value) for key, value in cell.keys.items()}
-            point = pd.DataFrame([keys] * len(final), index=final.index)
-            tables.append(point.join(final).assign(cell=cell.name))
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
-
-
-def last_looks(folder: Path) -> pd.DataFrame:
-    """The last look at every run of a run directory, and whether the run diverged."""
-    return Record.read(folder).final()
-
-
-def _save(sweep: Sweep) -> None:
-    if len(sweep.frame):
-        write(sweep.folder / f"{RESULTS}.parquet", parquet(sweep.frame))
-        write(sweep.folder / f"{RESULTS}.csv", sweep.frame.to_csv(index=False).encode())
+def _record(sweep: Sweep) -> SweepRecord:
+    """What the folder keeps of a sweep."""
     spec = sweep.spec
-    note = {
-        "format": _FORMAT,
-        "name": spec.name,
-        "title": spec.title,
-        "figure": spec.figure,
-        "paper": spec.paper,
-        "scale": spec.scale,
-        "changes": spec.changes,
-        "grid": spec.grid,
-        "complete": sweep.complete,
-        "cells": [
-            {
-                "name": cell.name,
-                "keys": cell.keys,
-                "folder": _relative(cell.folder, sweep.folder),
-                "complete": cell.complete,
-                "seconds": seconds_of(cell.folder),
-                "error": sweep.failures.get(cell.name, ""),
-            }
-            for cell in sweep.cells
-        ],
-        "versions": versions(),
-    }
-    write(sweep.folder / SUMMARY, json.dumps(note, indent=2, default=str).encode())
-
-
-def _relative(path: Path, start: Path) -> str:
-    """A way that stays right when the whole of it is moved."""
-    try:
-        return Path(os.path.relpath(path, start)).as_posix()
-    except ValueError:  # another drive
-        return path.resolve().as_posix()
+    return SweepRecord(
+        spec.name,
+        sweep.frame,
+        spec.grid,
+        [cell.record(sweep.failures.get(cell.name, "")) for cell in sweep.cells],
+        spec.title,
+        spec.figure,
+        spec.paper,
+        spec.scale,
+        spec.changes,
+        spec.to_toml(),
+    )
 
 
 def _slug(keys: Mapping[str, Any]) -> str:
     """What a person sees in a cell's name: `radius-0.4-`."""
     words = (f"{key.rsplit('.', 1)[-1]}-{label(value)}-" for key, value in keys.items())
     return re.sub(r"[^\w.+-]+", "_", "".join(words))[:80]
-
-
-def label(value: Any) -> str:
-    """A short text for a value of the grid."""
-    if isinstance(value, Mapping):
-        return ", ".join(label(item) for item in value.values())
-    if isinstance(value, list):
-        return ", ".join(map(label, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float | str) else label(value)
 
 
 @contextlib.contextmanager

@@ -1,220 +1,357 @@
-/* The interactive parts of the page: the sweep, the curves, the network. */
+/* Charts and controls of a report. Statistics are in the data; this draws, selects, hides and zooms. */
+"use strict";
+(() => {
+const data = JSON.parse(document.getElementById("data").textContent);
+const methods = Object.keys(data.methods);
+const hidden = new Set(); // methods switched off in the legends
+const charts = []; // { draw, show, repaint } of every chart
 
-const current = () => data.runs[Number(chosen("run") || 0)];
-const on = (ids, what) => ids.forEach((id) => byId(id)?.addEventListener("change", what));
+const byId = (id) => document.getElementById(id);
+const chosen = (id) => byId(id)?.value;
+const current = () => data.runs[chosen("run") || 0];
+const on = (ids, act) => ids.forEach((id) => byId(id)?.addEventListener("change", act));
+const isNumber = (value) => typeof value === "number";
+const element = (name, attributes = {}, ...children) => {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+};
 
-/* --- the last values against the swept key -------------------------------------------------------- */
-function sweepChart() {
-  if (!byId("sweep") || !data.sweep) return;
-  const keys = Object.keys(data.sweep.keys);
-  const fix = (key) => `fix-${keys.indexOf(key)}`;
-  const swept = () => chosen("sweep-key") || keys[0];
-  const fits = (row) => keys.every((key) => key === swept() || String(row.keys[key]) === chosen(fix(key)));
+/* Canvases need colours, not variables: an element that is not seen resolves them. */
+const probe = document.body.appendChild(element("i", { hidden: "" }));
+const css = (name, opacity = 1) => {
+  probe.style.color = `var(--${name})`;
+  return getComputedStyle(probe).color.replace("rgb(", "rgba(").replace(")", `, ${opacity})`);
+};
+const colour = (method, opacity) => css(`m${data.methods[method].slot}`, opacity);
+const dash = (method, width) => data.methods[method].gaps.map((length) => length * width);
 
-  const { unzoom } = chart(byId("sweep"), byId("sweep-reset"), () => {
-    const { values, numbers, log, label } = data.sweep.keys[swept()];
-    const metric = data.metrics[chosen("sweep-metric")];
-    const x = numbers ? values : values.map((_, n) => n);
-    const rows = data.sweep.rows.filter(fits);
-    const point = (name, value) =>
-      rows
-        .filter((row) => row.method === name && row.keys[swept()] === value)
-        .map((row) => row[chosen("sweep-metric")]);
-    const [low, high] = [Math.min(...x), Math.max(...x)];
-    const room = (high - low || 1) * 0.04;
-    return {
-      series: data.methods.map((name) =>
-        series(
-          name,
-          x,
-          values.map((value) => summary(point(name, value))),
-        ),
+function show(value) {
+  if (!isNumber(value)) return "–";
+  const size = Math.abs(value);
+  if (size >= 1e5 || (size > 0 && size < 1e-3)) return value.toExponential(2);
+  return size >= 100 ? value.toLocaleString("en", { maximumFractionDigits: 0 }) : value.toPrecision(3);
+}
+function tick(value) {
+  if (value === null) return "";
+  const size = Math.abs(value);
+  if (size >= 1e6 || (size > 0 && size < 1e-3)) return Number(value.toPrecision(6)).toExponential();
+  return value.toLocaleString("en", { maximumSignificantDigits: 6 });
+}
+const percent = (part) => (isNumber(part) ? `${(100 * part).toFixed(part < 0.1 ? 2 : 0)} %` : "?");
+
+/* --- charts ----------------------------------------------------------------------------------------- */
+/* `plan()` says what to draw: { lines, titleX, titleY, logX, logY, floor, ticks, format, bars, square, read }.
+   A line is { name, method, x, y, sigma, stroke, dots, extra: [{ x, y, width, opacity, dash, dots }] }. */
+function chart(id, plan) {
+  const host = byId(id);
+  if (!host) return null;
+  const tip = element("div", { class: "tip", hidden: "" });
+  let plot = null;
+  const size = (p) => {
+    const width = Math.max(280, host.clientWidth);
+    return { width, height: p.square ? Math.min(width, 470) : Math.max(260, Math.min(470, width * 0.56)) };
+  };
+  const draw = () => {
+    const p = plan();
+    const { tables, series, bands } = columns(p);
+    plot?.destroy();
+    host.replaceChildren();
+    const options = {
+      ...size(p),
+      series: [{}, ...series],
+      bands,
+      legend: { show: false },
+      cursor: { drag: { x: true, y: true, uni: 40 }, points: { show: !p.square }, y: Boolean(p.square) },
+      scales: { x: p.tight ? { time: false, range: (u, low, high) => [low, high] } : scale(p.logX), y: scale(p.logY, p.floor) },
+      axes: [{ ...axis(p.titleX, p.ticks, p.logX), size: 34 }, { ...axis(p.titleY, null, p.logY), size: 56 }],
+      hooks: {
+        draw: [(u) => p.bars && errorBars(u, p.lines)],
+        setCursor: [(u) => read(u, p, tip)],
+      },
+    };
+    plot = new uPlot(options, uPlot.join(tables), host);
+    plot.over.append(tip);
+    host.chart = plot;
+  };
+  new ResizeObserver(() => plot && plot.setSize(size(plan()))).observe(host);
+  charts.push({
+    draw,
+    show: () =>
+      plot.batch(() =>
+        plot.series.forEach(({ method }, n) => method && plot.setSeries(n, { show: !hidden.has(method) })),
       ),
-      bars: true,
-      x: log ? [low / 1.2, high * 1.2] : [low - room, high + room],
-      marks: values.length <= 14 || !numbers ? x.map((at, n) => [at, String(values[n])]) : null,
-      logX: log,
-      logY: metric.log,
-      floor: metric.share ? 0 : null,
-      share: metric.share,
-      titleX: label,
-      titleY: metric.label,
-    };
+    repaint: () => plot.redraw(false, true),
   });
-  legend(byId("sweep-legend"));
-  const showFixes = () =>
-    keys.forEach((key) => byId(fix(key)) && (byId(fix(key)).parentElement.hidden = key === swept()));
-  on(["sweep-key"], () => {
-    showFixes();
-    unzoom();
-  });
-  on(["sweep-metric", ...keys.map(fix)], redraw);
-  showFixes();
+  draw();
+  return draw;
 }
 
-/* --- curves of one run ---------------------------------------------------------------------------- */
-function curveChart() {
-  if (!byId("curves") || !data.runs.length) return;
-  const looks = (method) => Object.values(current().looks[method] || {});
-
-  /* The value of the last model that is available at `x`. */
-  function available(look, against, metric, x) {
-    let [low, high] = [0, look[against].length];
-    while (low < high) {
-      const half = (low + high) >> 1;
-      if (look[against][half] <= x) low = half + 1;
-      else high = half;
+/* Lines as the aligned columns of uPlot: value, upper and lower edge, then whatever goes with it. */
+function columns({ lines, bars }) {
+  const [tables, series, bands] = [[], [], []];
+  for (const { name, method, x, y, sigma, stroke, dots, dashes, width = 2.2, extra = [] } of lines) {
+    const ink = stroke || ((opacity) => colour(method, opacity));
+    const base = { method, show: !hidden.has(method), scale: "y" };
+    const points = { show: Boolean(bars || dots), size: 7, fill: () => ink(), width: 1 };
+    const line = { ...base, name, width, stroke: () => ink(), points };
+    series.push({ ...line, dash: dashes || (method && dash(method, width)), paths: dots ? () => null : undefined });
+    if (sigma) {
+      const edge = { ...base, stroke: "transparent", width: 0, points: { show: false } };
+      const at = (sign) => y.map((value, n) => (isNumber(value) ? value + sign * sigma[n] : null));
+      if (!bars) bands.push({ series: [series.length + 1, series.length + 2], fill: () => ink(0.13) });
+      tables.push([x, y, at(1), at(-1)]);
+      series.push(edge, edge);
+    } else tables.push([x, y]);
+    for (const one of extra) {
+      const look = { stroke: () => ink(one.opacity), width: one.width, dash: one.dash };
+      const points = { show: Boolean(one.dots), size: 5, fill: () => ink(one.opacity) };
+      tables.push([one.x, one.y]);
+      series.push({ ...base, ...look, points, paths: one.dots ? () => null : undefined });
     }
-    return look[metric] ? look[metric][Math.max(0, low - 1)] : null;
   }
+  return { tables, series, bands };
+}
 
-  const { unzoom } = chart(byId("curves"), byId("curves-reset"), (range) => {
+function scale(logarithmic, floor) {
+  const range = (u, low, high) => {
+    if (!isNumber(low) || !isNumber(high)) return logarithmic ? [0.1, 1] : [0, 1];
+    if (logarithmic) return [low / 1.15, high * 1.15];
+    const room = (high - low || Math.abs(high) || 1) * 0.04;
+    return [low >= 0 && (isNumber(floor) || low < room) ? 0 : low - room, high + room];
+  };
+  return { time: false, distr: logarithmic ? 3 : 1, range };
+}
+
+/* `ticks` are [at, text] pairs, or null for round numbers. */
+function axis(label, ticks, logarithmic) {
+  const soft = () => css("soft");
+  const some = { label, font: "12px system-ui", labelFont: "13px system-ui", labelSize: 26, stroke: soft };
+  some.grid = { stroke: () => css("line"), width: 1 };
+  some.ticks = { stroke: () => css("line"), width: 1, size: 5 };
+  if (ticks) {
+    some.splits = () => ticks.map(([at]) => at);
+    some.filter = (u, splits) => splits;
+    some.values = () => ticks.map(([, text]) => text);
+  } else some.values = (u, splits) => splits.map(tick);
+  if (logarithmic) some.space = 30;
+  return some;
+}
+
+function errorBars(u, lines) {
+  const { left, top, width, height } = u.bbox;
+  const cap = 4 * devicePixelRatio;
+  u.ctx.save();
+  u.ctx.rect(left, top, width, height);
+  u.ctx.clip();
+  u.ctx.lineWidth = 1.4 * devicePixelRatio;
+  for (const { method, x, y, sigma } of lines.filter((line) => !hidden.has(line.method))) {
+    u.ctx.strokeStyle = colour(method);
+    u.ctx.beginPath();
+    for (const n of x.keys()) {
+      if (!isNumber(y[n])) continue;
+      const at = u.valToPos(x[n], "x", true);
+      const ends = [1, -1].map((sign) => u.valToPos(y[n] + sign * sigma[n], "y", true));
+      for (const end of ends) u.ctx.moveTo(at - cap, end), u.ctx.lineTo(at + cap, end);
+      u.ctx.moveTo(at, ends[0]), u.ctx.lineTo(at, ends[1]);
+    }
+    u.ctx.stroke();
+  }
+  u.ctx.restore();
+}
+
+/* The value of a column at a row or next to it; `undefined` is a row of other lines, null no value. */
+function near(column, row) {
+  for (let away = 0; away < column.length; away++)
+    for (const n of [row - away, row + away]) if (column[n] !== undefined) return n;
+  return row;
+}
+
+function read(u, p, tip) {
+  const { left, top, idx } = u.cursor;
+  const found = idx === null || left < 0 ? [] : p.read ? p.read(u, left, top) : values(u, p, idx);
+  tip.hidden = !found.length;
+  if (tip.hidden) return;
+  const [title, ...rows] = found;
+  const body = rows.map((row) => element("tr", {}, ...row.map((each) => element("td", {}, ...[].concat(each)))));
+  tip.replaceChildren(element("strong", {}, title), element("table", {}, ...body));
+  const room = u.over.clientWidth - tip.offsetWidth;
+  tip.style.left = `${Math.max(0, Math.min(room, left + 16 > room ? left - tip.offsetWidth - 16 : left + 16))}px`;
+}
+
+function values(u, p, idx) {
+  const format = p.format || show;
+  const rows = u.series
+    .map((each, n) => ({ ...each, n, at: near(u.data[n], idx) }))
+    .filter(({ name, n, at }) => name && u.series[n].show && isNumber(u.data[n][at]))
+    .sort((a, b) => u.data[b.n][b.at] - u.data[a.n][a.at])
+    .map(({ name, method, n, at }) => {
+      const dot = element("span", { class: "dot", style: `background:${colour(method)}` });
+      const sigma = p.lines.some((line) => line.sigma) ? u.data[n + 1][at] - u.data[n][at] : 0;
+      return [[dot, name], format(u.data[n][at]), sigma ? `± ${format(sigma)}` : ""];
+    });
+  const x = u.data[0][idx];
+  const mark = p.ticks?.reduce((best, each) => (Math.abs(each[0] - x) < Math.abs(best[0] - x) ? each : best));
+  return rows.length ? [`${p.titleX}: ${mark ? mark[1] : show(x)}`, ...rows] : [];
+}
+
+/* One button for each method; `value(method)` is shown beside its name. */
+function legend(id, value = () => null) {
+  const fill = () => {
+    const buttons = methods.map((method) => {
+      const sample = element("i", { style: `border-top-color:var(--m${data.methods[method].slot})` });
+      if (data.methods[method].gaps.length) sample.style.borderTopStyle = "dashed";
+      const about = { type: "button", title: "show or hide", "aria-pressed": !hidden.has(method) };
+      const number = value(method);
+      const button = element("button", about, sample, method, ...(isNumber(number) ? [element("b", {}, show(number))] : []));
+      button.dataset.method = method;
+      button.addEventListener("click", () => {
+        if (!hidden.delete(method)) hidden.add(method);
+        charts.forEach((each) => each.show());
+        legends.forEach((each) => each());
+        [...byId(id).children].find((each) => each.dataset.method === method).focus();
+      });
+      return button;
+    });
+    byId(id).replaceChildren(...buttons);
+  };
+  legends.push(fill);
+  fill();
+  return fill;
+}
+const legends = [];
+const fraction = (metric) => (metric.fraction ? { floor: 0, format: (value) => value.toFixed(3) } : {});
+
+/* --- the charts of this page ------------------------------------------------------------------------ */
+function sweepChart() {
+  const keys = Object.keys(data.sweep.keys);
+  const against = () => chosen("sweep-key") || keys[0];
+  const fix = (key) => `fix-${keys.indexOf(key)}`;
+  const fits = ({ at }) => keys.every((key) => key === against() || at[key] === Number(chosen(fix(key)) || 0));
+  const draw = chart("sweep", () => {
+    const { at, texts, log, label } = data.sweep.keys[against()];
+    const metric = chosen("sweep-metric");
+    const cells = data.sweep.cells.filter(fits).sort((a, b) => at[a.at[against()]] - at[b.at[against()]]);
+    const [low, high] = [Math.min(...at), Math.max(...at)];
+    const gap = 0.012 * ((log ? Math.log10(high / low) : high - low) || 1); // bars stand side by side
+    const lines = methods.map((method, number) => {
+      const shift = (number - (methods.length - 1) / 2) * gap;
+      const some = cells.filter(({ values }) => values[method]?.[metric]);
+      const x = some.map((cell) => at[cell.at[against()]]).map((x) => (log ? x * 10 ** shift : x + shift));
+      const [y, sigma] = [0, 1].map((n) => some.map(({ values }) => values[method][metric][n]));
+      return { name: method, method, x, y, sigma };
+    });
+    const ticks = at.map((x, n) => [x, texts[n]]).sort((a, b) => a[0] - b[0]);
+    const about = data.metrics[metric];
+    const titles = { titleX: label, titleY: about.label };
+    return { lines: lines.filter(({ x }) => x.length), ticks, bars: true, logX: log, logY: about.log, ...titles, ...fraction(about) };
+  });
+  legend("sweep-legend");
+  const update = () => {
+    keys.forEach((key) => byId(fix(key)) && (byId(fix(key)).parentElement.hidden = key === against()));
+    draw();
+  };
+  on(["sweep-key", "sweep-metric", ...keys.map(fix)], update);
+  update();
+}
+
+function curveChart() {
+  const draw = chart("curves", () => {
     const [metric, against] = [chosen("metric"), chosen("against")];
-    const { label, share } = data.metrics[metric];
-    const ends = data.methods.flatMap((method) => looks(method).map((look) => look[against].at(-1)));
-    const end = current().budget[against] || Math.max(...ends, 1e-9);
-    const [from, to] = range || [0, end];
-    const x = Array.from({ length: 241 }, (_, n) => from + ((to - from) * n) / 240);
-    return {
-      series: data.methods.map((name) => {
-        const runs = looks(name).map((look) => x.map((at) => available(look, against, metric, at)));
-        return series(
-          name,
-          x,
-          x.map((_, n) => summary(runs.map((run) => run[n]))),
-          byId("seeds").checked ? runs : [],
-        );
-      }),
-      x: [0, end],
-      logY: byId("log").checked,
-      floor: share && !range ? 0 : null,
-      share,
-      titleX: against === "delay" ? "total delay" : against,
-      titleY: label,
-    };
+    const { x, bands } = current().axes[against];
+    const lines = Object.entries(bands[metric] || {}).map(([method, [y, sigma]]) => {
+      const seeds = byId("seeds").checked ? current().seeds[method] : [];
+      const extra = seeds.map((one) => ({ x: one[against], y: one[metric], width: 1, opacity: 0.5 }));
+      return { name: method, method, x, y, sigma, extra };
+    });
+    const about = data.metrics[metric];
+    const titles = { titleX: against === "delay" ? "total delay" : against, titleY: about.label };
+    return { lines, tight: true, logY: byId("log").checked, ...titles, ...fraction(about) };
   });
-  const last = (look) => look[chosen("metric")]?.at(-1) ?? null;
-  legend(byId("curves-legend"), (method) => show(summary(looks(method).map(last)).middle));
+  const names = legend("curves-legend", (method) => current().final[chosen("metric")]?.[method]);
   on(["metric"], () => (byId("log").checked = data.metrics[chosen("metric")].log));
-  on(["metric", "against", "run"], () => {
-    unzoom();
-    redraw();
-  });
-  on(["log", "seeds"], redraw);
-  redraws.push(() => {
-    for (const panel of document.querySelectorAll("[data-run]"))
-      panel.hidden = panel.dataset.run !== (chosen("run") || "0");
+  on(["metric", "against", "run", "log", "seeds"], () => {
+    draw();
+    names();
   });
 }
 
-/* --- the network, and who really took part -------------------------------------------------------- */
-const percent = (share) => (share === undefined ? "?" : `${(100 * share).toFixed(share < 0.1 ? 2 : 0)} %`);
-
-function networkPicture(net, seen) {
-  const [size, edge] = [480, 34];
-  const radius = net.p.length <= 20 ? 15 : net.p.length <= 60 ? 10 : 4;
-  const [low, high] = [Math.min, Math.max].map((pick) => [0, 1].map((n) => pick(...net.places.map((at) => at[n]))));
-  const unit = (size - 2 * edge) / (Math.max(high[0] - low[0], high[1] - low[1]) || 1);
-  const at = net.places.map(([x, y]) => [edge + (x - low[0]) * unit, size - edge - (y - low[1]) * unit]);
-  const top = Math.min(...at.map(([, y]) => y)) - edge;
-  const picture = svg("svg", { viewBox: `0 ${top} ${size} ${size - top}`, role: "img", "aria-label": "the network" });
-  net.links.forEach(([sender, receiver, chance], n) => {
-    const [[x0, y0], [x1, y1]] = [at[sender], at[receiver]];
-    const bend = [(x0 + x1) / 2 - (y1 - y0) * 0.1, (y0 + y1) / 2 + (x1 - x0) * 0.1]; // both ways stay apart
-    const towards = ([x, y], away) => {
-      const length = Math.hypot(bend[0] - x, bend[1] - y) || 1;
-      return [x + ((bend[0] - x) / length) * away, y + ((bend[1] - y) / length) * away];
-    };
-    const [begin, neck, head] = [
-      towards([x0, y0], radius),
-      towards([x1, y1], radius + 7),
-      towards([x1, y1], radius + 0.5),
-    ];
-    const side = [(head[1] - neck[1]) * 0.5, (neck[0] - head[0]) * 0.5];
-    const style = `opacity:${(0.15 + 0.85 * chance).toFixed(2)}`;
-    const corners = [head, [neck[0] + side[0], neck[1] + side[1]], [neck[0] - side[0], neck[1] - side[1]]];
-    const words = `${sender} → ${receiver}: p̂ ${show(chance)}, worked in ${percent(seen?.links[n])} of rounds`;
-    const shapes = [
-      svg("path", { class: "link", style, "stroke-width": 0.5 + 2 * chance, d: `M${begin}Q${bend} ${neck}` }),
-      svg("path", { class: "head", style, d: `M${corners.join("L")}Z` }),
-      svg("title", {}, words),
-    ];
-    picture.append(svg("g", { class: "arc" }, shapes));
-  });
-  net.p.forEach((p, n) => {
-    const [cx, cy] = at[n];
-    const fill = `fill:color-mix(in srgb, var(--accent) ${Math.round(100 * p)}%, var(--paper))`;
-    const shapes = [svg("circle", { cx, cy, r: radius, style: fill })];
-    if (radius >= 10)
-      shapes.push(svg("text", { x: cx, y: cy, style: `fill:var(--${p > 0.55 ? "paper" : "ink"})` }, String(n)));
-    shapes.push(svg("title", {}, `client ${n}: p ${show(p)}, computed in ${percent(seen?.clients[n])} of rounds`));
-    picture.append(svg("g", { class: "client" }, shapes));
-  });
-  return picture;
-}
-
-function participationPicture(net, seen) {
-  const [size, left, bottom] = [480, 48, 434];
-  const [X, Y] = [scale([0, 1], left, size - 12), scale([0, 1], bottom, 8)];
-  const picture = svg("svg", {
-    viewBox: `0 0 ${size} ${size}`,
-    role: "img",
-    "aria-label": "expected and observed participation",
-  });
-  for (const value of [0, 0.25, 0.5, 0.75, 1]) {
-    picture.append(line("grid", X(0), Y(value), X(1), Y(value)), line("grid", X(value), Y(0), X(value), Y(1)));
-    picture.append(text(value, left - 7, Y(value) + 4, "end"), text(value, X(value), bottom + 17, "middle"));
-  }
-  picture.append(line("cursor", X(0), Y(0), X(1), Y(1)));
-  picture.append(text("chance per round (p of clients, p̂ of links)", X(0.5), size - 6, "middle", "title"));
-  picture.append(upright("share of rounds really seen", 13, Y(0.5)));
-  const point = (kind, r, name, chance, share) =>
-    svg(
-      "circle",
-      { class: kind, cx: X(chance), cy: Y(share), r },
-      svg("title", {}, `${name}: ${show(chance)}, seen ${percent(share)}`),
-    );
-  picture.append(
-    ...net.links.map(([j, i, chance], n) => point("seen-link", 3.2, `${j} → ${i}`, chance, seen.links[n])),
-  );
-  picture.append(...net.p.map((p, n) => point("seen-client", 4.4, `client ${n}`, p, seen.clients[n])));
-  return picture;
-}
-
-function clientTable(net, seen) {
-  const row = (kind, cells) =>
-    html(
-      "tr",
-      {},
-      cells.map((cell) => html(kind, {}, String(cell))),
-    );
-  const links = (end, n) => net.links.filter((link) => link[end] === n).length;
-  const rows = net.p.map((p, n) => row("td", [n, show(p), percent(seen?.clients[n]), links(1, n), links(0, n)]));
-  return html("table", {}, [row("th", ["client", "p", "computed in", "links in", "links out"]), ...rows]);
-}
-
+/* Expected against observed participation, and the picture and table of the same network. */
 function networkSection() {
-  if (!byId("network")) return;
-  const paint = () => {
+  const both = () => {
     const [seed, method] = [chosen("network-seed"), chosen("network-method")];
-    const net = current().networks[seed];
-    const seen = current().seen[method]?.[seed];
+    return { seed, method, net: current().networks[seed], seen: current().observed[method]?.[seed] };
+  };
+  const points = () => {
+    const { net, seen } = both();
+    if (!net || !seen) return [];
+    const clients = net.p.map((p, n) => ({ x: p, client: seen.clients[n], name: `client ${n}` }));
+    const links = net.links.map(([j, i, p], n) => ({ x: p, link: seen.links[n], name: `${j} → ${i}` }));
+    return [...clients, ...links].sort((a, b) => a.x - b.x);
+  };
+  const draw = chart("participation", () => {
+    const all = points();
+    const line = (kind, variable) => ({
+      x: all.map((one) => one.x), y: all.map((one) => one[kind]), dots: true, stroke: (opacity) => css(variable, opacity),
+    });
+    const diagonal = { x: [0, 1], y: [0, 1], stroke: () => css("soft"), width: 1, dashes: [4, 4] };
+    const near = (u, left, top) => {
+      const away = (one) => Math.hypot(u.valToPos(one.x, "x") - left, u.valToPos(one.client ?? one.link, "y") - top);
+      const [best] = all.filter((one) => away(one) < 20).sort((a, b) => away(a) - away(b));
+      return best ? [best.name, ["probability", show(best.x)], ["rounds", percent(best.client ?? best.link)]] : [];
+    };
+    const titles = { titleX: "probability per round", titleY: "observed fraction of rounds" };
+    return { lines: [line("client", "accent"), line("link", "m1"), diagonal], square: true, read: near, ...titles };
+  });
+  const update = () => {
+    const { seed, method, net, seen } = both();
     const rounds = seen ? `${seen.rounds.toLocaleString("en")} rounds` : "not known";
     byId("network-note").textContent = `${method}, seed ${seed}: ${rounds}.`;
-    byId("network").replaceChildren(net ? networkPicture(net, seen) : "This network is too large to draw here.");
-    byId("participation").replaceChildren(net && seen ? participationPicture(net, seen) : "");
-    byId("clients").replaceChildren(net ? clientTable(net, seen) : "");
+    panels("picture", String(net?.picture));
+    byId("no-picture").hidden = isNumber(net?.picture);
+    const links = (end, n) => net.links.filter((link) => link[end] === n).length;
+    const rows = (net?.p || []).map((p, n) => [n, show(p), percent(seen?.clients[n]), links(1, n), links(0, n)]);
+    const body = rows.map((row) => element("tr", {}, ...row.map((each) => element("td", {}, String(each)))));
+    byId("clients").tBodies[0].replaceChildren(...body);
+    draw();
   };
-  on(["network-seed", "network-method"], paint);
-  redraws.push(paint);
+  on(["network-seed", "network-method", "run"], update);
+  update();
 }
 
+function predictionChart() {
+  chart("prediction", () => {
+    const lines = data.prediction.map(({ method, at, predicted, rounds, measured, floor }) => {
+      const extra = [{ x: rounds, y: measured, dots: true, opacity: 0.7 }];
+      if (isNumber(floor)) extra.push({ x: [0, rounds.at(-1)], y: [floor, floor], width: 1, dash: [5, 5] });
+      return { name: method, method, x: at, y: predicted, extra };
+    });
+    return { lines, tight: true, logY: true, titleX: "round", titleY: "distance from the optimum" };
+  });
+  legend("prediction-legend");
+}
+
+/* --- the page --------------------------------------------------------------------------------------- */
+function panels(kind, value) {
+  for (const each of document.querySelectorAll(`[data-${kind}]`)) each.hidden = each.dataset[kind] !== value;
+}
+const repaint = () => charts.forEach((each) => each.repaint());
+const dark = matchMedia("(prefers-color-scheme: dark)");
+dark.addEventListener("change", repaint);
 byId("theme").addEventListener("click", () => {
   const root = document.documentElement;
-  const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-  root.dataset.theme = (root.dataset.theme || system) === "dark" ? "light" : "dark";
+  root.dataset.theme = (root.dataset.theme || (dark.matches ? "dark" : "light")) === "dark" ? "light" : "dark";
+  repaint();
 });
-sweepChart();
-curveChart();
-networkSection();
-redraw();
+on(["run"], () => panels("run", chosen("run")));
+for (const id of ["reference", "sweep-reference"])
+  on([id], () => {
+    panels("reference", chosen(id));
+    for (const other of ["reference", "sweep-reference"]) if (byId(other)) byId(other).value = chosen(id);
+  });
+if (data.sweep) sweepChart();
+if (data.runs.length) curveChart();
+if (byId("participation")) networkSection();
+if (data.prediction.length) predictionChart();
+})();

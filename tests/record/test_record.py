@@ -1,0 +1,253 @@
+"""Records: what is written is what is read, statistics are those of scipy, and one row makes a metric."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import spodgt
+from spodgt.errors import InvalidInput
+from spodgt.record import METRICS, Diverged, Metric, Record, Scale, Snapshot, SweepRecord, measure, statistics
+from spodgt.record.record import is_complete, networks_table
+from spodgt.record.sweep import CellRecord, collect, label
+
+
+@pytest.fixture(scope="module")
+def result() -> spodgt.Result:
+    problem = spodgt.Quadratic.random(5, 3)
+    network = spodgt.graphs.RandomGeometric(5, radius=0.9)
+    participation = spodgt.Beta(0.5, 0.5, floor=0.2)
+    return spodgt.compare(
+        ["spod-gt", "spod-gt-memory"], problem, network, participation, rounds=30, seeds=range(3)
+    )
+
+
+# --- metrics ------------------------------------------------------------------------------------------
+def snapshot(problem: spodgt.Quadratic, *state: torch.Tensor, gradient: bool = True) -> Snapshot:
+    return Snapshot.take(problem, ("x", "y", "g"), state, gradient=gradient)
+
+
+@given(st.integers(1, 6), st.integers(0, 1000))
+def test_metrics_are_their_definitions(clients: int, seed: int) -> None:
+    problem = spodgt.Quadratic.random(clients, 3, seed=seed).to(torch.device("cpu"), torch.float64)
+    draw = torch.Generator().manual_seed(seed)
+    x, y, g = (torch.randn(clients, 3, dtype=torch.float64, generator=draw) for _ in range(3))
+    row = measure(snapshot(problem, x, y, g))
+    everyone = np.arange(clients)
+    losses, grads = problem.full(x.mean(0).expand(clients, -1), everyone)
+    expected = {
+        "loss": problem.evaluate(x).loss.mean(),
+        "consensus_x": (x - x.mean(0)).square().sum(1).mean().sqrt(),
+        "consensus_y": (y - y.mean(0)).square().sum(1).mean().sqrt(),
+        "tracking": (y.sum(0) - g.sum(0)).norm(),
+        "train_loss": losses.mean(),
+        "gradient_norm": grads.mean(0).norm(),
+        "distance": (x - problem.optimum()).square().sum(1).mean().sqrt(),
+    }
+    for name, value in expected.items():
+        assert row[name] == pytest.approx(float(value), rel=1e-9, abs=1e-12)
+    assert list(row) == [name for name in METRICS if name in row], "in the order of the table"
+
+
+def test_what_does_not_apply_is_left_out() -> None:
+    problem = spodgt.Quadratic.random(3, 2)
+    row = measure(Snapshot.take(problem, ("x",), [problem.start(0)], gradient=False))
+    assert not {"consensus_y", "tracking", "train_loss", "gradient_norm"} & set(row)
+    assert math.isnan(row["accuracy"]), "nothing is classified"
+
+
+def test_fields_count_by_their_declared_names() -> None:
+    problem = spodgt.Quadratic.random(3, 2)
+    x, z = problem.start(0), torch.ones(3, 2)
+    assert "consensus_y" not in measure(Snapshot.take(problem, ("x", "z"), (x, z), gradient=False))
+    assert "consensus_y" in measure(Snapshot.take(problem, ("x", "y"), (x, z), gradient=False))
+
+
+def test_a_flat_problem_has_no_distance() -> None:
+    flat = spodgt.Quadratic(np.zeros((2, 2, 2)), np.zeros((2, 2)))
+    assert math.isnan(measure(Snapshot.take(flat, ("x",), [torch.ones(2, 2)], gradient=False))["distance"])
+
+
+def test_a_new_metric_is_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def largest(s: Snapshot) -> float:
+        return float(s.x.abs().max())
+
+    monkeypatch.setitem(
+        METRICS, "largest", Metric("largest", "largest parameter", "max |x|", largest, log=True)
+    )
+    problem, network = spodgt.Quadratic.random(4, 2), spodgt.Network.ring(4)
+    found = spodgt.train("spod-gt", problem, network, rounds=5, out=tmp_path / "run")
+    assert found.frame["largest"].notna().all()
+    assert json.loads((tmp_path / "run/summary.json").read_text())["metrics"]["largest"]["log"] is True
+    from spodgt import report
+
+    assert "largest parameter" in report.write(tmp_path / "run").read_text()
+
+
+# --- records ------------------------------------------------------------------------------------------
+def test_what_is_written_is_what_is_read(result: spodgt.Result, tmp_path: Path) -> None:
+    result.diverged = [Diverged("spod-gt-memory", 1, 20, 16, "0.5")]
+    result.seconds, result.prediction = 1.5, {"lines": []}
+    result.write(tmp_path)
+    again = Record.read(tmp_path)
+    for name in ("frame", "participation", "networks"):
+        pd.testing.assert_frame_equal(getattr(again, name), getattr(result, name))
+    for name in ("versions", "diverged", "complete", "seconds", "prediction", "algorithms"):
+        assert getattr(again, name) == getattr(result, name)
+    pd.testing.assert_frame_equal(again.summary(), result.summary())
+    assert again.final().query("diverged")[["algorithm", "seed"]].to_numpy().tolist() == [
+        ["spod-gt-memory", 1]
+    ]
+    assert is_complete(tmp_path)
+    result.diverged, result.seconds, result.prediction = [], None, None
+
+
+def test_a_network_is_kept_with_its_positions_and_probabilities(result: spodgt.Result) -> None:
+    network = spodgt.Network.draw(spodgt.graphs.RandomGeometric(5, radius=0.9), seed=1)
+    available = spodgt.Beta(0.5, 0.5, floor=0.2).draw(network, 1)
+    kept = result.drawn()[1]
+    np.testing.assert_array_equal(kept.senders, network.senders)
+    np.testing.assert_array_equal(kept.receivers, network.receivers)
+    np.testing.assert_allclose(kept.p, available.p)
+    np.testing.assert_allclose(kept.p_hat, available.p_hat)
+    assert kept.positions is not None
+    np.testing.assert_allclose(kept.positions, network.positions)
+    ring = spodgt.Network.ring(4)
+    table = networks_table([(0, ring, spodgt.Always().draw(ring, 0))])
+    assert table["x"].isna().all()
+    assert Record(result.frame, result.participation, table, {}, {}).drawn()[0].positions is None
+
+
+def test_participation_is_counted_in_rounds(result: spodgt.Result) -> None:
+    one = result.observed()["spod-gt"][0]
+    rows = result.participation.query("algorithm == 'spod-gt' and seed == 0")
+    assert one.rounds == 30
+    np.testing.assert_allclose(one.clients * 31, rows.loc[rows["kind"] == "client", "gradients"])
+    np.testing.assert_allclose(one.links * 30, rows.loc[rows["kind"] == "link", "messages"])
+
+
+def test_a_folder_of_something_else_is_one_sentence(tmp_path: Path) -> None:
+    assert not is_complete(tmp_path / "missing")
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(InvalidInput, match="is not a whole run directory"):
+        Record.read(tmp_path)
+
+
+def test_a_divergence_says_what_to_do() -> None:
+    said = str(Diverged("spod-gt", 2, 64, 48, "9.0"))
+    assert said.startswith("spod-gt (seed 2) diverged by round 64, finite at round 48, with step_size=9.0; ")
+    assert said.endswith("use a smaller step_size.")
+
+
+# --- sweeps -------------------------------------------------------------------------------------------
+def test_a_sweep_is_read_as_it_was_written(result: spodgt.Result, tmp_path: Path) -> None:
+    (tmp_path / "cells/a").mkdir(parents=True)
+    result.write(tmp_path / "cells/a")
+    cells = [
+        CellRecord("a", {"network.radius": 0.4}, tmp_path / "cells/a", True, 2.5),
+        CellRecord("b", {"network.radius": 0.5}, tmp_path / "cells/b", False, None, "it broke"),
+    ]
+    scale = Scale("laptop", {"problem.width": (16, 64)}, {"network.radius": (2, 8)})
+    record = SweepRecord(
+        "mine", collect(cells), {"network.radius": [0.4, 0.5]}, cells, scale=scale, source="#"
+    )
+    record.write(tmp_path)
+    again = SweepRecord.read(tmp_path)
+    assert again.failures == {"b": "it broke"}
+    assert (again.complete, again.missing, again.seconds) == (False, [], 2.5)
+    assert (
+        str(again.scale) == str(scale) == "laptop scale: width 16 (paper 64), 2 of 8 values of network.radius"
+    )
+    assert again.cells[0].read().algorithms == ["spod-gt", "spod-gt-memory"]
+    pd.testing.assert_frame_equal(again.results, record.results)
+    assert again.results["network.radius"].tolist() == [0.4] * 6
+
+
+def test_scales_and_labels_in_words() -> None:
+    assert str(Scale("paper")) == "paper scale: the paper's size"
+    assert Scale("paper").full
+    assert not Scale("smoke", {"run.delay": (50, 5000)}).full
+    assert not Scale(note="mine").full
+    assert label({"kind": "labels", "labels": [1, 0.5]}) == "labels, 1, 0.5"
+
+
+# --- statistics ---------------------------------------------------------------------------------------
+def last(values: dict[str, list[float]], metric: str = "accuracy") -> pd.DataFrame:
+    rows = [
+        {"algorithm": name, "seed": seed, metric: value}
+        for name, column in values.items()
+        for seed, value in enumerate(column)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_paired_differences_agree_with_scipy() -> None:
+    a, b = [0.7, 0.8, 0.75, 0.6], [0.6, 0.65, 0.72, 0.63]
+    (one,) = statistics.paired(last({"spod-gt": a, "k-gt": b}), "accuracy", "spod-gt")
+    low, high = stats.ttest_rel(a, b).confidence_interval(0.95)
+    np.testing.assert_allclose([one.low, one.high], [low, high])
+    assert one.mean == pytest.approx(np.mean(a) - np.mean(b))
+    assert (one.ahead, one.seeds, one.verdict) == (3, 4, "open")
+
+
+def test_a_lead_in_loss_is_a_smaller_loss() -> None:
+    (one,) = statistics.paired(last({"spod-gt": [1.0, 1.1], "k-gt": [2.0, 2.1]}, "loss"), "loss", "spod-gt")
+    assert one.mean == pytest.approx(1.0)
+    assert one.ahead == 2
+
+
+def test_one_seed_has_no_interval() -> None:
+    (one,) = statistics.paired(last({"spod-gt": [0.7], "k-gt": [0.6]}), "accuracy", "spod-gt")
+    assert np.isnan(one.low)
+    assert one.verdict == "one seed"
+
+
+def test_only_seeds_of_both_are_paired() -> None:
+    frame = last({"spod-gt": [0.7, 0.8], "k-gt": [0.6]})
+    (one,) = statistics.paired(frame, "accuracy", "spod-gt")
+    assert one.seeds == 1
+
+
+def test_a_band_holds_the_last_model_available() -> None:
+    rows = [("m", 0, 0, 1.0), ("m", 0, 10, 3.0), ("m", 1, 0, 2.0), ("m", 1, 5, 5.0)]
+    frame = pd.DataFrame(rows, columns=["algorithm", "seed", "delay", "loss"])
+    grid, found = statistics.bands(frame, "loss")
+    band = found["m"]
+    assert band.seeds == [0, 1]
+    for at, mean, sigma in ((0, 1.5, 0.5), (4.9, 1.5, 0.5), (5, 3.0, 2.0), (10, 4.0, 1.0)):
+        here = np.searchsorted(grid, at, side="right") - 1
+        assert (band.mean[here], band.sigma[here]) == (mean, sigma)
+
+
+def test_a_seed_that_left_the_numbers_is_not_hidden_by_the_others() -> None:
+    rows = [("m", 0, 0, 1.0), ("m", 0, 10, np.inf), ("m", 1, 0, 2.0), ("m", 1, 10, 2.0)]
+    frame = pd.DataFrame(rows, columns=["algorithm", "seed", "delay", "loss"])
+    band = statistics.bands(frame, "loss")[1]["m"]
+    assert band.mean[0] == 1.5
+    assert np.isnan(band.mean[-1])
+
+
+def test_each_method_is_shown_at_its_best() -> None:
+    rows = [
+        ("a", 0.1, 0, 0.5),
+        ("a", 0.2, 0, 0.6),
+        ("a", 0.2, 1, 0.8),
+        ("b", 0.1, 0, 0.9),
+        ("b", 0.2, 0, 0.1),
+    ]
+    frame = pd.DataFrame(rows, columns=["algorithm", "run.step_size", "seed", "accuracy"])
+    best = statistics.best_cells(frame, ["run.step_size"], "accuracy")
+    assert best["algorithm"].tolist() == ["b", "a"]
+    assert best["run.step_size"].tolist() == [0.1, 0.2]
+    assert best["accuracy"].tolist() == [0.9, pytest.approx(0.7)]
+    lowest = statistics.best_cells(frame.rename(columns={"accuracy": "loss"}), ["run.step_size"], "loss")
+    assert lowest.set_index("algorithm")["run.step_size"].to_dict() == {"b": 0.2, "a": 0.1}

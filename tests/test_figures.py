@@ -1,0 +1,96 @@
+"""Figures: a method keeps its colour, axes fit their values, and networks are drawn where they are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import spodgt
+from spodgt import figures
+
+NAMES = [*spodgt.ALGORITHMS, "mine", "spod-gt step_size=0.1", "spod-gt step_size=0.2"]
+
+
+@given(st.permutations(NAMES[:12]))
+def test_a_colour_belongs_to_a_method_and_not_to_its_place(names: list[str]) -> None:
+    assert figures.looks(names) == figures.looks(sorted(names))
+
+
+@given(st.lists(st.sampled_from(NAMES), unique=True, max_size=8))
+def test_up_to_eight_methods_have_eight_colours(names: list[str]) -> None:
+    assert len({look.slot for look in figures.looks(names).values()}) == len(names)
+
+
+@given(st.lists(st.sampled_from(NAMES), unique=True))
+def test_no_two_methods_look_alike(names: list[str]) -> None:
+    assert len(set(figures.looks(names).values())) == len(names)
+
+
+def test_known_methods_have_the_same_colour_in_every_figure() -> None:
+    alone = figures.looks(["spod-gt"])["spod-gt"]
+    assert figures.looks(["k-gt", "mine", "ab", "spod-gt"])["spod-gt"] == alone
+    assert figures.looks(["spod-gt step_size=0.1"])["spod-gt step_size=0.1"] == alone
+
+
+def test_more_methods_than_looks_are_still_drawn() -> None:
+    assert len(figures.looks([f"m{n}" for n in range(100)])) == 100
+
+
+@pytest.mark.parametrize(
+    ("values", "logarithmic"),
+    [
+        ([1e-4, 1e-3, 1e-2, 1e-1], True),
+        ([0.001, 0.1], True),
+        ([10, 20, 40, 80], True),
+        ([10, 20, 30, 40, 50], False),
+        ([1, 2, 3, 5, 10], False),
+        ([0.3, 0.4, 1.0], False),
+        ([0.0, 1.0, 100.0], False),
+        ([5], False),
+    ],
+)
+def test_a_geometric_grid_has_a_logarithmic_axis(values: list[float], logarithmic: bool) -> None:
+    assert figures.axis(values) == (values, logarithmic)
+
+
+def test_texts_stand_one_step_apart() -> None:
+    assert figures.axis(["always", "beta"]) == ([0, 1], False)
+    assert figures.axis([True, False]) == ([0, 1], False)
+
+
+def test_positions_are_the_networks_or_a_layout() -> None:
+    placed = spodgt.Network.random_geometric(6, radius=0.9, seed=0)
+    np.testing.assert_array_equal(figures.positions(placed), placed.positions)
+    for clients in (5, 100):
+        layout = figures.positions(spodgt.Network.ring(clients))
+        assert layout.shape == (clients, 2)
+        assert len(np.unique(layout.round(6), axis=0)) == clients
+
+
+def test_an_svg_has_every_client_and_link() -> None:
+    network = spodgt.Network.random_geometric(6, radius=0.9, seed=0)
+    text = figures.network_svg(network, np.full(6, 0.25), np.full(network.links, 0.5))
+    assert text.count('class="client"') == 6
+    assert text.count('class="link"') == network.links
+    assert f"{network.senders[0]} → {network.receivers[0]}: p̂ 0.5" in text
+    numbers = [float(n) for n in re.findall(r'c[xy]="([-\d.]+)"', text)]
+    assert 0 < min(numbers) < max(numbers) < 480
+    lone = spodgt.Network.complete(1)
+    assert "nan" not in figures.network_svg(lone, np.ones(1), np.ones(lone.links))
+
+
+@pytest.mark.parametrize("style", ["screen", "column"])
+def test_curves_are_drawn_in_the_colour_of_their_method(style: figures.Style, tmp_path: Path) -> None:
+    problem, network = spodgt.Quadratic.random(4, 2), spodgt.Network.ring(4)
+    frame = spodgt.compare(["push-pull", "spod-gt"], problem, network, rounds=10, seeds=2).frame
+    axes = figures.curves(frame, "distance", "round", style=style).axes[0]
+    drawn = {line.get_label().split(" ")[0]: line.get_color() for line in axes.lines}
+    assert drawn["spod-gt"] == figures.COLOURS[figures.looks(["spod-gt"])["spod-gt"].slot]
+    assert axes.get_yscale() == "log"
+    assert axes.get_ylabel() == "distance from the optimum"
+    assert figures.curves(frame, "loss", "round", style=style).axes[0].get_yscale() == "linear"
