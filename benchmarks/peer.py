@@ -14,6 +14,7 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def rounds(seconds: float = 12.0, commit_every: int = 1) -> dict[str, Any]:
         with Fleet(run, options) as fleet:
             fleet.start()
             fleet.rounds(50, 180)
-            pids = {name: fleet.processes[name].pid for name in fleet.names}
+            pids = {name: fleet.processes[name].pid or 0 for name in fleet.names}
             before = {name: (fleet.status(name)["k"], cpu(pids[name])) for name in fleet.names}
             begun = time.monotonic()
             time.sleep(seconds)
@@ -188,14 +189,14 @@ def profile(count: int = 500) -> dict[str, Any]:
 
 def main() -> None:
     which = sys.argv[1:] or ["rounds", "link", "profile"]
+    works: dict[str, Callable[[], dict[str, Any]]] = {
+        "rounds": rounds,
+        "grouped": lambda: rounds(commit_every=4),
+        "profile": profile,
+        "link": lambda: asyncio.run(link()),
+    }
     for name in which:
-        result = {
-            "rounds": rounds,
-            "grouped": lambda: rounds(commit_every=4),
-            "profile": profile,
-            "link": lambda: asyncio.run(link()),
-        }[name]()
-        print(name, json.dumps(result), flush=True)
+        print(name, json.dumps(works[name]()), flush=True)
 
 
 if __name__ == "__main__":

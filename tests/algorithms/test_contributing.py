@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from torch.testing import assert_close
 
 from helpers import final, make_run, ring_of
 from spodgt.algorithms import ALGORITHMS, method
-from spodgt.algorithms._skeleton import Skeleton
 from spodgt.problems import Quadratic
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,9 @@ def test_the_example_leaves_all_tests_green(tmp_path: Path) -> None:
     run_tests(tmp_path)
 
 
-def test_the_skeleton_works_and_is_not_listed() -> None:
+def test_the_skeleton_works_and_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    Skeleton = import_module("new_method").Skeleton
     assert Skeleton.name not in ALGORITHMS
     problem, network = Quadratic.random(5, 2, seed=1), ring_of(5)
     ours = final(make_run(Skeleton(0.1), problem, network), 10)

@@ -20,7 +20,8 @@ from rich.console import Console
 from conftest import Cli
 from spodgt.algorithms import ALGORITHMS
 from spodgt.cli import app
-from spodgt.cli.compare import Display, changes_of, free_folder, short
+from spodgt.cli.app import Changes
+from spodgt.cli.compare import Display, free_folder, short
 from spodgt.experiment import PAPER_METHODS, Experiment
 from spodgt.experiment.config import tomllib
 from spodgt.network.recipes import RECIPES
@@ -295,7 +296,7 @@ def test_delay_or_rounds_given_alone_replaces_the_other() -> None:
         ({"delay": "70", "rounds": "7"}, (70.0, 7)),
         ({}, (10.0, 5)),
     ):
-        run = both.override(changes_of(**options)).run
+        run = both.override(Changes(**options).keys()).run
         assert (run.delay, run.rounds) == expected
 
 

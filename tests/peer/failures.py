@@ -21,6 +21,7 @@ from typing import Any
 
 from spodgt.experiment import Experiment
 from spodgt.peer import folders
+from spodgt.peer.audit import Audit
 from spodgt.peer.create import Deployment, create
 from spodgt.peer.faults import injection
 from spodgt.peer.faults.fleet import Fleet
@@ -75,12 +76,12 @@ def fleet(
         yield made
 
 
-def settled(f: Fleet, *names: str) -> Any:
+def settled(f: Fleet, *names: str) -> Audit:
     f.stop()
     return f.audit(*names)
 
 
-def exact(found: Any) -> str:
+def exact(found: Audit) -> str:
     assert found.problems == [], found.problems
     assert found.error is not None
     assert found.error <= EXACT, found.error
@@ -89,12 +90,12 @@ def exact(found: Any) -> str:
 
 
 def resets(f: Fleet) -> int:
-    return max(f.status(name).get("epoch", 0) for name in f.names)
+    return max(int(f.status(name).get("epoch", 0)) for name in f.names)
 
 
-def distance(f: Fleet) -> float:
-    """Largest relative distance of a client's loss from the best."""
-    return max(f.status(name)["loss"] for name in f.names)
+def beyond(f: Fleet, key: str, before: dict[str, int], by: int = 0) -> Callable[[], bool]:
+    """Whether clients report more than `by` above what they had reported before."""
+    return lambda: all(f.status(name).get(key, 0) > value + by for name, value in before.items())
 
 
 # --- rows ------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ def row_6(times: int = 20) -> str:
         for _ in range(times):
             f.start()
             alive = {n: f.status(n).get("incarnation", 0) for n in f.names}
-            f.wait(lambda alive=alive: all(f.status(n).get("incarnation", 0) > alive[n] for n in f.names), 90)
+            f.wait(beyond(f, "incarnation", alive), 90)
             time.sleep(0.3)
             f.kill()
             found = f.audit()
@@ -210,13 +211,8 @@ def row_8() -> str:
             known = f.status("p1")["incarnation"]
             begun = time.monotonic()
             f.start("p1")
-            f.wait(
-                lambda known=known: (
-                    f.status("p1")["incarnation"] > known
-                    and all(n["state"] == "up" for n in f.status("p1")["neighbours"])
-                ),
-                60,
-            )
+            f.wait(beyond(f, "incarnation", {"p1": known}), 60)
+            f.wait(lambda: all(n["state"] == "up" for n in f.status("p1")["neighbours"]), 60)
             took.append(time.monotonic() - begun)
         return (
             f"{exact(settled(f))}; all links up {max(took):.1f} s after the restart (process start included)"
@@ -249,7 +245,7 @@ def row_9() -> str:
         )
         k = f.status("p1")["k"]
         f.wait(lambda: f.status("p1")["k"] > k + 20, 30)
-        os.kill(second.pid, signal.SIGKILL)
+        second.kill()
         second.join()
         assert resets(f) == 0
         return (
@@ -320,7 +316,7 @@ def row_12() -> str:
             for fault in ("full", "read-only"):
                 f.start(*[n for n in f.names if not f.alive(n)])
                 before = f.status("p1").get("k", 0)
-                f.wait(lambda before=before: f.status("p1").get("k", 0) > before + 20, 90)
+                f.wait(beyond(f, "k", {"p1": before}, 20), 90)
                 if fault == "full":
                     (disk / "filler").write_bytes(bytes(max(0, shutil.disk_usage(disk).free)))
                 else:
@@ -407,7 +403,7 @@ def row_16() -> str:
             for jump in ("+12h", "-3d", "+0"):
                 clock.write_text(jump)
                 k, begun = f.status("p1")["k"], time.monotonic()
-                f.wait(lambda k=k: f.status("p1")["k"] > k + 40, 60, f"rounds go on after a jump of {jump}")
+                f.wait(beyond(f, "k", {"p1": k}, 40), 60, f"rounds go on after a jump of {jump}")
                 rates.append(40 / (time.monotonic() - begun))
             clock.write_text("+90d")  # certificates are for 30 days: new handshakes fail, and say so
             k = f.status("p1")["k"]

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,7 @@ def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Path:
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of 256 KiB."""
     if os.geteuid() != 0 or not shutil.which("mount"):
         pytest.skip("mounting a small disk needs root")
@@ -126,7 +127,7 @@ def small_disk(tmp_path: Path) -> Path:
         ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], check=False
     ).returncode:
         pytest.skip("this kernel lets us mount no tmpfs")
-    yield disk  # type: ignore[misc]
+    yield disk
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from inspect import isfunction
 from numbers import Integral, Real
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Generic,
-    Literal,
-    NamedTuple,
-    NoReturn,
-    Protocol,
-    get_args,
-    get_type_hints,
-    runtime_checkable,
-)
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -107,7 +96,7 @@ def positive(value: object, name: str, *, whole: bool = False, zero: bool = Fals
 def _checks(owner: type[Algorithm | Schedule]) -> dict[str, Check]:
     """The checks that the types of the fields ask for, by field."""
     try:
-        hints = get_type_hints(owner, include_extras=True)
+        hints = typing.get_type_hints(owner, include_extras=True)
     except NameError as error:
         raise InvalidInput(
             f"fields of {owner.name} need their types at run time, but {error}; import them always."
@@ -115,8 +104,8 @@ def _checks(owner: type[Algorithm | Schedule]) -> dict[str, Check]:
     return {
         name: note
         for name, hint in hints.items()
-        for part in (hint, *get_args(hint))  # the type, or the parts of `Count | None`
-        for note in get_args(part)
+        for part in (hint, *typing.get_args(hint))  # the type, or the parts of `Count | None`
+        for note in typing.get_args(part)
         if isinstance(note, Check)
     }
 
@@ -144,7 +133,7 @@ class Schedule(ABC):
     def at(self, k: int | Tensor) -> Number:
         """The step size of round k ≥ 1, the one that leads to x[k]; `k` may be (clients, 1)."""
 
-    def __mul__(self, other: Tensor) -> NoReturn:
+    def __mul__(self, other: Tensor) -> typing.NoReturn:
         raise InvalidInput(f"{self} has no value outside a round; build the method with spodgt.method.")
 
     __rtruediv__ = __mul__
@@ -154,7 +143,7 @@ class Schedule(ABC):
 Rate = Annotated[float | Tensor | Schedule, Check()]
 
 
-@runtime_checkable
+@typing.runtime_checkable
 class HasStepSize(Protocol):
     @property
     def step_size(self) -> Rate | None: ...

@@ -28,8 +28,10 @@ _UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__na
 
 def main() -> None:
     """Entry point: turn what went wrong into one sentence and an exit code."""
-    gc.freeze()  # what was imported stays: the collector need not look at it again and again,
-    atexit.register(gc.freeze)  # and at the end nobody needs anything collected
+    # OpenMP reads this when torch starts its threads. Threads that spin while they wait for each other make
+    # many small operations eight times slower as soon as anything else runs on the machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    atexit.register(gc.freeze)  # at the end of the process nobody needs anything collected
     try:
         code = app(prog_name="spodgt", standalone_mode=False)
         sys.stdout.flush()

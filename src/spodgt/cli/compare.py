@@ -5,193 +5,141 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from spodgt.cli.app import ConfigOption, JsonOption, OutOption, ResumeOption, SetOption, app, plain_table
+from spodgt.cli.app import (
+    Changes,
+    ConfigOption,
+    JsonOption,
+    OutOption,
+    ResumeOption,
+    app,
+    experiment_of,
+    many_imports,
+    plain_table,
+    unchecked,
+)
+from spodgt.cli.groups import grouped
 from spodgt.errors import InvalidInput
 
+if TYPE_CHECKING:
+    from spodgt.experiment import Experiment
+    from spodgt.record import Record
+    from spodgt.training import Glimpse
+    from spodgt.training.result import Result
 
-def _checked_later(text: str, metavar: str = "NUMBER") -> Any:
-    """An option taken as text: the config checks it, so that the error names its key."""
-    return typer.Option(help=text, metavar=metavar)
 
+@dataclass(frozen=True)
+class Keeping:
+    """Where a run is kept, and how it is shown."""
 
-SeedsOption = Annotated[Optional[str], _checked_later("How many seeds, or which: [0, 3, 7]")]  # noqa: UP045
-DelayOption = Annotated[Optional[str], _checked_later("Stop before this delay.")]  # noqa: UP045
-RoundsOption = Annotated[Optional[str], _checked_later("Stop after this many rounds.")]  # noqa: UP045
-LabelsOption = Annotated[Optional[str], _checked_later("Classes each client holds; 10 is IID.")]  # noqa: UP045
-DeviceOption = Annotated[Optional[str], _checked_later("cpu, cuda, mps, …", "DEVICE")]  # noqa: UP045
-MethodsOption = Annotated[Optional[str], _checked_later("Methods, comma-separated.", "NAMES")]  # noqa: UP045
-SaveOption = Annotated[str, _checked_later("Seconds between checkpoints.")]
-BoardOption = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")]
+    out: OutOption = None
+    resume: ResumeOption = False
+    checkpoint_every: Annotated[str, unchecked("Seconds between checkpoints.")] = "30"
+    tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard event files.")] = False
+    as_json: JsonOption = False
 
 
 @app.command(epilog="Example: [bold]spodgt compare --labels-per-client 10 --seeds 3 --out runs/iid[/]")
-def compare(
-    config: ConfigOption = None,
-    out: OutOption = None,
-    methods: MethodsOption = None,
-    seeds: SeedsOption = None,
-    delay: DelayOption = None,
-    rounds: RoundsOption = None,
-    labels_per_client: LabelsOption = None,
-    device: DeviceOption = None,
-    assign: SetOption = None,
-    resume: ResumeOption = False,
-    checkpoint_every: SaveOption = "30",
-    tensorboard: BoardOption = False,
-    as_json: JsonOption = False,
-) -> None:
+@grouped
+def compare(config: ConfigOption = None, *, keeping: Keeping, changes: Changes) -> None:
     """Compare methods on the same networks, clients and data: a table, two pictures, a folder of results."""
-    from spodgt.experiment import Experiment
-
-    chosen = Experiment.read(config) if config else Experiment()
-    changes = changes_of(
-        methods=methods,
-        seeds=seeds,
-        delay=delay,
-        rounds=rounds,
-        labels_per_client=labels_per_client,
-        device=device,
-        assign=assign,
-    )
-    carry_out(chosen.override(changes), out, "compare", resume, checkpoint_every, as_json, tensorboard)
+    carry_out(experiment_of(config, changes.keys()), "compare", keeping)
 
 
 @app.command(epilog="Example: [bold]spodgt run experiment.toml --out runs/mine[/]")
+@grouped
 def run(
-    config: Annotated[Path, typer.Argument(help="A TOML file.")],
-    out: OutOption = None,
-    methods: MethodsOption = None,
-    seeds: SeedsOption = None,
-    delay: DelayOption = None,
-    rounds: RoundsOption = None,
-    labels_per_client: LabelsOption = None,
-    device: DeviceOption = None,
-    assign: SetOption = None,
-    resume: ResumeOption = False,
-    checkpoint_every: SaveOption = "30",
-    tensorboard: BoardOption = False,
-    as_json: JsonOption = False,
+    config: Annotated[Path, typer.Argument(help="A TOML file.")], *, keeping: Keeping, changes: Changes
 ) -> None:
     """Run the experiment of a config file."""
-    from spodgt.experiment import Experiment
-
-    changes = changes_of(
-        methods=methods,
-        seeds=seeds,
-        delay=delay,
-        rounds=rounds,
-        labels_per_client=labels_per_client,
-        device=device,
-        assign=assign,
-    )
-    chosen = Experiment.read(config).override(changes)
-    carry_out(chosen, out, config.stem, resume, checkpoint_every, as_json, tensorboard)
+    carry_out(experiment_of(config, changes.keys()), config.stem, keeping)
 
 
-def changes_of(
-    *,
-    methods: str | None = None,
-    seeds: str | None = None,
-    delay: str | None = None,
-    rounds: str | None = None,
-    labels_per_client: str | None = None,
-    device: str | None = None,
-    assign: list[str] | None = None,
-) -> dict[str, Any]:
-    """Command-line options as changes of config keys."""
-    from spodgt.experiment import value_of
+def carry_out(experiment: Experiment, name: str, keeping: Keeping) -> None:
+    """Run an experiment, fill its folder, and show what came out.
 
-    changes: dict[str, Any] = {}
-    if methods is not None:
-        changes["run.methods"] = [name.strip() for name in methods.split(",")]
-    if seeds is not None:
-        changes["run.seeds"] = value_of(seeds)
-    if (delay is None) != (rounds is None):  # one given alone replaces the other of the config
-        changes |= {"run.delay": None, "run.rounds": None}
-    if rounds is not None:
-        changes["run.rounds"] = value_of(rounds)
-    if delay is not None:
-        changes["run.delay"] = value_of(delay)
-    if labels_per_client is not None:
-        labels = value_of(labels_per_client)
-        changes["problem.partition"] = {"kind": "labels-per-client", "labels": labels}
-    if device is not None:
-        changes["run.device"] = device
-    for pair in assign or []:
-        key, equals, text = pair.partition("=")
-        if not equals:
-            raise InvalidInput(f"--set {pair!r} must be KEY=VALUE, such as network.radius=0.6.")
-        changes[key.strip()] = value_of(text.strip())
-    return changes
+    Args:
+        experiment: What to run.
+        name: Of its folder below `runs`, unless one is given.
+        keeping: Where and how it is kept and shown.
+    """
+    with many_imports():
+        from spodgt.report import tensorboard
+        from spodgt.runtimes.distributed.group import main_process, restarted
 
-
-def carry_out(
-    experiment: Any,
-    out: Path | None,
-    name: str,
-    resume: bool,
-    save_every: str,
-    as_json: bool,
-    tensorboard: bool = False,
-) -> None:
-    from spodgt import figures, report
-    from spodgt.compiled import announced
-    from spodgt.experiment import value_of
-    from spodgt.record.folder import CHECKPOINT
-    from spodgt.report import tensorboard as board
-    from spodgt.runtimes.distributed.group import main_process, restarted
-    from spodgt.theory import section
-    from spodgt.training import run
-
-    if tensorboard:
-        board.check()
-    main = main_process()  # the one of several that writes and shows
-    again = restarted() and (Path("runs") / name / "config.toml").exists()
-    folder = out or (free_folder(Path("runs"), name, resume or again) if main else Path("runs"))
-    console = Console(stderr=as_json)
-    if resume and main and not (folder / CHECKPOINT).exists():
-        print(f"spodgt: no checkpoint in {folder} yet; beginning at round 0.", file=sys.stderr)
-    display = None if as_json or not main else Display(console)
-    figures.prepare()
-    with display or nullcontext(), announced(_compiling if main else lambda: None):
-        result = run(
-            experiment,
-            out=folder,
-            resume=resume,
-            checkpoint_every=value_of(save_every),
-            progress=display.show if display else None,
-        )
+    if keeping.tensorboard:
+        tensorboard.check()
+    runs, main = Path("runs"), main_process()  # of several processes, the main one writes and shows
+    again = restarted() and (runs / name / "config.toml").exists()
+    folder = keeping.out or (free_folder(runs, name, keeping.resume or again) if main else runs)
+    console = Console(stderr=keeping.as_json)
+    result = _run(experiment, folder, keeping, console, main)
     if not main:
         raise typer.Exit(0 if result.complete else 1)
     if len(result.frame):
-        metric = "accuracy" if result.frame["accuracy"].notna().any() else "loss"
-        result.plot(folder / f"{metric}.png", metric)
-        result.plot_network(folder / "network.png")
-        found = section(result.config, result.frame)
-        if found:
-            result.prediction = found.as_dict()
-            result.write(folder)
-        report.write(folder)
-        if tensorboard:
-            board.write(result.frame, folder / "tensorboard")
-    if as_json:
+        _fill(experiment, result, folder)
+        if keeping.tensorboard:
+            tensorboard.write(result.frame, folder / "tensorboard")
+    if keeping.as_json:
         print(json.dumps(result.as_dict() | {"out": str(folder)}, indent=2))
     else:
         console.print(results_table(result))
         console.print(f"Results, pictures and report.html: {folder}", soft_wrap=True, highlight=False)
-    for stop in result.diverged:
-        print(f"spodgt: warning: {stop}", file=sys.stderr)
+    for each in result.diverged:
+        print(f"spodgt: warning: {each}", file=sys.stderr)
     if not result.complete:
         print(f"spodgt: stopped early; go on with --out {folder} --resume.", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _run(experiment: Experiment, folder: Path, keeping: Keeping, console: Console, main: bool) -> Result:
+    """Run the experiment under a progress bar, if this process shows one."""
+    from spodgt import figures, training
+    from spodgt.compiled import announced
+    from spodgt.experiment import value_of
+    from spodgt.record.folder import CHECKPOINT
+
+    if keeping.resume and main and not (folder / CHECKPOINT).exists():
+        print(f"spodgt: no checkpoint in {folder} yet; beginning at round 0.", file=sys.stderr)
+    display = Display(console) if main and not keeping.as_json else None
+    figures.prepare()
+    with display or nullcontext(), announced(_compiling if main else lambda: None):
+        return training.run(
+            experiment,
+            out=folder,
+            resume=keeping.resume,
+            checkpoint_every=value_of(keeping.checkpoint_every),
+            progress=display.show if display else None,
+        )
+
+
+def _fill(experiment: Experiment, result: Result, folder: Path) -> None:
+    """The theory's prediction, where the optimum is known; the pictures and the report."""
+    from spodgt import report
+
+    if "distance" in result.frame:
+        from spodgt.theory import prediction
+
+        draws = {int(seed): experiment.draw(int(seed)) for seed in result.frame["seed"].unique()}
+        result.prediction = prediction(draws, experiment.methods, result.frame)
+        result.write(folder)
+    metric = "accuracy" if result.frame["accuracy"].notna().any() else "loss"
+    result.plot(folder / f"{metric}.png", metric)
+    result.plot_network(folder / "network.png")
+    report.write(folder)
+
+
+def changes_of(**options: Any) -> dict[str, Any]:
+    """`Changes(**options).keys()`."""
+    return Changes(**options).keys()
 
 
 def _compiling() -> None:
@@ -225,16 +173,17 @@ class Display:
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=console,
         )
-        self.tasks: dict[str, Any] = {}
+        self.tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Display:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.tasks:
             self.progress.stop()
 
-    def show(self, glimpse: Any) -> None:
+    def show(self, glimpse: Glimpse) -> None:
+        """Move the bar of a method."""
         self.progress.start()  # not before there is something to show: bad input is said on a clean line
         if glimpse.algorithm not in self.tasks:
             self.tasks[glimpse.algorithm] = self.progress.add_task(glimpse.algorithm, total=1.0, note="")
@@ -243,7 +192,7 @@ class Display:
         self.progress.update(self.tasks[glimpse.algorithm], completed=glimpse.fraction, note=note)
 
 
-def results_table(result: Any) -> Table:
+def results_table(result: Record) -> Table:
     """The end of a comparison, best first; 80 columns hold it."""
     known = result.frame["accuracy"].notna().any()
     caption = "accuracy: mean over clients, of the average model, of the worst client"
@@ -252,16 +201,18 @@ def results_table(result: Any) -> Table:
     quality = ("mean", "± σ", "average", "worst") if known else ("loss",)
     for heading in (*quality, "rounds", "gradients", "messages"):
         table.add_column(heading, justify="right", no_wrap=True)
-    done = result.participation
-    counts = done.groupby("algorithm")[["gradients", "messages"]].sum()
-    stopped = {stop.algorithm for stop in result.diverged}
+    counts = result.participation.groupby("algorithm")[["gradients", "messages"]].sum().to_dict("index")
+    diverged = {each.algorithm for each in result.diverged}
     rows = result.summary().sort_values("accuracy" if known else "loss", ascending=not known)
-    for row in rows.itertuples():
-        spread = f"{row.accuracy_std:.3f}" if row.seeds > 1 else ""
-        shown = [f"{row.accuracy:.3f}", spread, f"{row.accuracy_average:.3f}", f"{row.accuracy_worst:.3f}"]
-        work = [short(counts.loc[row.name, c]) if row.name in counts.index else "–" for c in counts]
-        name = f"{row.name} (diverged)" if row.name in stopped else row.name
-        table.add_row(name, *(shown if known else [f"{row.loss:.4g}"]), f"{row.rounds:,.0f}", *work)
+    for row in rows.to_dict("records"):
+        cells = [f"{row['loss']:.4g}"]
+        if known:
+            spread = f"{row['accuracy_std']:.3f}" if row["seeds"] > 1 else ""
+            cells = [f"{row[key]:.3f}" for key in ("accuracy", "accuracy_average", "accuracy_worst")]
+            cells.insert(1, spread)
+        work = [short(count) for count in counts.get(row["name"], {}).values()] or ["–", "–"]
+        name = f"{row['name']} (diverged)" if row["name"] in diverged else row["name"]
+        table.add_row(name, *cells, f"{row['rounds']:,.0f}", *work)
     return table
 
 

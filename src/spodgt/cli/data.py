@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from spodgt.cli.app import JsonOption, app, plain_table
@@ -37,7 +37,7 @@ def data_list(as_json: JsonOption = False) -> None:
 @data_app.command("get", epilog="Example: [bold]spodgt data get fashion-mnist[/]")
 def data_get(
     name: Annotated[str, typer.Argument(help="fashion-mnist or cifar-10")],
-    directory: Annotated[Optional[Path], typer.Option(help="Where to.")] = None,  # noqa: UP045
+    directory: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
 ) -> None:
     """Download a data set and check its sums."""
     from spodgt.problems.data import get
@@ -46,7 +46,7 @@ def data_get(
     check_name(name)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        tasks: dict[str, Any] = {}
+        tasks: dict[str, TaskID] = {}
 
         def show(file: str, done: int, total: int | None) -> None:
             if file not in tasks:
@@ -61,7 +61,7 @@ def data_get(
 def data_import(
     name: Annotated[str, typer.Argument(help="fashion-mnist or cifar-10")],
     source: Annotated[Path, typer.Argument(help="A folder or archive.")],
-    directory: Annotated[Optional[Path], typer.Option(help="Where to.")] = None,  # noqa: UP045
+    directory: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
 ) -> None:
     """Check and convert a data set you already have."""
     from spodgt.problems.data import import_

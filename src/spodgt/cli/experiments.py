@@ -7,103 +7,115 @@ import os
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from spodgt.cli.app import JsonOption, SetOption, app
-from spodgt.cli.compare import MethodsOption, SeedsOption, changes_of
+from spodgt.cli.app import Changes, JsonOption, app, many_imports
+from spodgt.cli.groups import grouped
 from spodgt.errors import InvalidInput
 
-WorkersOption = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option(help="How many cells at a time. [dim]default: one per core[/]"),
-]
-BackendOption = Annotated[str, typer.Option(help="Where cells run.", metavar="NAME")]
-AddressOption = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(help="Ray cluster for --backend ray; auto: the one of this host.", metavar="ADDRESS"),
-]
-SaveOption = Annotated[float, typer.Option("--checkpoint-every", help="Seconds between checkpoints.")]
-FreshOption = Annotated[
-    bool, typer.Option("--resume/--fresh", help="Go on with what is there, or forget it and begin anew.")
-]
+if TYPE_CHECKING:
+    from spodgt.sweeps.cell import Event
+    from spodgt.sweeps.grid import Spec
+    from spodgt.sweeps.sweep import Cell, Sweep
+
+
+@dataclass(frozen=True)
+class Working:
+    """How the cells of a sweep are run."""
+
+    resume: Annotated[
+        bool, typer.Option("--resume/--fresh", help="Go on with what is there, or forget it and begin anew.")
+    ] = True
+    workers: Annotated[
+        int | None, typer.Option(help="How many cells at a time. [dim]default: one per core[/]")
+    ] = None
+    backend: Annotated[str, typer.Option(help="Where cells run: local or ray.", metavar="NAME")] = "local"
+    address: Annotated[
+        str | None,
+        typer.Option(help="Ray cluster for --backend ray; auto: the one of this host.", metavar="ADDRESS"),
+    ] = None
+    save_every: Annotated[float, typer.Option("--checkpoint-every", help="Seconds between checkpoints.")] = (
+        60.0
+    )
+
+    def options(self) -> dict[str, Any]:
+        """The options of `spodgt.sweeps.sweep.run`."""
+        if self.address is not None:
+            if self.backend != "ray":
+                raise InvalidInput(
+                    f"--address={self.address!r} is for --backend ray, got {self.backend!r}; add it."
+                )
+            os.environ["RAY_ADDRESS"] = self.address  # where Ray itself looks
+        forget = (
+            None if self.resume else time.time()
+        )  # what an earlier figure of this command made is not old
+        chosen = {"workers": self.workers, "backend": self.backend, "save_every": self.save_every}
+        return {**chosen, "forget": forget}
 
 
 @app.command(epilog="Example: [bold]spodgt reproduce fmnist-iid --scale laptop[/]")
+@grouped
 def reproduce(
-    name: Annotated[Optional[str], typer.Argument(help="An experiment (see --list), or all.")] = None,  # noqa: UP045
+    name: Annotated[str | None, typer.Argument(help="An experiment (see --list), or all.")] = None,
     scale: Annotated[str, typer.Option(help="smoke (seconds), laptop, or paper (full size).")] = "laptop",
     out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Folder for results. [dim]default: runs/reproduce-SCALE[/]"),
+        Path | None, typer.Option(help="Folder for results. [dim]default: runs/reproduce-SCALE[/]")
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
-    methods: MethodsOption = None,
-    seeds: SeedsOption = None,
-    assign: SetOption = None,
-    resume: FreshOption = True,
-    workers: WorkersOption = None,
-    backend: BackendOption = "local",
-    save_every: SaveOption = 120.0,
     as_json: JsonOption = False,
+    *,
+    working: Working,
+    changes: Changes,
 ) -> None:
     """Rerun a figure of the paper, or all of them: figure, table, report.html.
 
-    Cells that figures have in common are computed once; a run that was broken off goes on where it was.
+    Cells that figures have in common are computed once; an interrupted run continues where it was.
     """
-    from spodgt.sweeps import grid as experiments
+    with many_imports():
+        from spodgt.sweeps import grid
 
     if listing:
         _list(as_json)
         return
     if name is None:
         raise InvalidInput("NAME is missing; give an experiment or all, and see spodgt reproduce --list.")
-    chosen = experiments.names() if name == "all" else [name]
-    changes = changes_of(methods=methods, seeds=seeds, assign=assign)
-    specs = [experiments.load(each, scale).override(changes) for each in chosen]
-    folder = out or Path("runs") / f"reproduce-{scale}"
-    # What an earlier figure of this command has computed is not old.
-    forget = None if resume else time.time()
-    options = {"workers": workers, "backend": backend, "save_every": save_every, "forget": forget}
+    chosen = grid.names() if name == "all" else [name]
+    specs = [grid.load(each, scale).override(changes.keys()) for each in chosen]
+    folder, options = out or Path("runs") / f"reproduce-{scale}", working.options()
     done = [_run(spec, folder / spec.name, folder / "cells", quiet=as_json, **options) for spec in specs]
     _finish(done, as_json)
 
 
 @app.command(epilog="Example: [bold]spodgt sweep radius.toml --out runs/radius --workers 2[/]")
+@grouped
 def sweep(
     file: Annotated[
         Path, typer.Argument(help="A config with a \\[sweep] table: config keys and their values.")
     ],
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(help="Folder for results; finished cells in it are kept. [dim]default: runs/FILE[/]"),
     ] = None,
-    assign: SetOption = None,
-    resume: FreshOption = True,
-    workers: WorkersOption = None,
-    backend: BackendOption = "local",
-    address: AddressOption = None,
-    save_every: SaveOption = 60.0,
     as_json: JsonOption = False,
+    *,
+    working: Working,
+    changes: Changes,
 ) -> None:
-    """Run a grid of settings; a killed sweep goes on with the same command."""
-    from spodgt.sweeps import grid as experiments
+    """Run a grid of settings; a killed sweep continues with the same command."""
+    with many_imports():
+        from spodgt.sweeps import grid
 
-    if address is not None:
-        if backend != "ray":
-            raise InvalidInput(f"--address={address!r} is for --backend ray, got {backend!r}; add it.")
-        os.environ["RAY_ADDRESS"] = address  # where Ray itself looks
-    spec = experiments.read(file).override(changes_of(assign=assign))
-    folder = out or Path("runs") / spec.name
-    forget = None if resume else time.time()
-    options = {"workers": workers, "backend": backend, "save_every": save_every, "forget": forget}
-    _finish([_run(spec, folder, None, quiet=as_json, **options)], as_json)
+    options = working.options()
+    spec = grid.read(file).override(changes.keys())
+    _finish([_run(spec, out or Path("runs") / spec.name, None, quiet=as_json, **options)], as_json)
 
 
 @app.command(epilog="Example: [bold]spodgt report runs/compare[/]")
@@ -111,7 +123,7 @@ def report(
     folder: Annotated[Path, typer.Argument(help="A folder of compare, run, sweep or reproduce.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Write report.html and figure.png, .svg, .pdf for results that are there."""
+    """Write report.html and figure.png, .svg, .pdf for existing results."""
     from spodgt import report as reports
 
     path = reports.write(folder)
@@ -119,9 +131,9 @@ def report(
 
 
 def _list(as_json: bool) -> None:
-    from spodgt.sweeps import grid as experiments
+    from spodgt.sweeps import grid
 
-    specs = [experiments.load(each) for each in experiments.names()]
+    specs = [grid.load(each) for each in grid.names()]
     rows = [
         {"name": spec.name, "figure": spec.figure, "title": spec.title, "cells": len(spec.points())}
         for spec in specs
@@ -135,7 +147,7 @@ def _list(as_json: bool) -> None:
     Console().print(table)
 
 
-def _run(spec: Any, folder: Path, home: Path | None, *, quiet: bool, **options: Any) -> Any:
+def _run(spec: Spec, folder: Path, home: Path | None, *, quiet: bool, **options: Any) -> Sweep:
     """One sweep with its display, its report and its failures."""
     from spodgt import report as reports
     from spodgt.sweeps import sweep as sweeps
@@ -154,7 +166,8 @@ def _run(spec: Any, folder: Path, home: Path | None, *, quiet: bool, **options: 
     return done
 
 
-def _finish(done: list[Any], as_json: bool) -> None:
+def _finish(done: list[Sweep], as_json: bool) -> None:
+    """Say what failed; exit code 1 if anything did."""
     failures = {f"{each.spec.name}/{cell}": why for each in done for cell, why in each.failures.items()}
     if as_json:
         rows = [
@@ -176,7 +189,7 @@ def _finish(done: list[Any], as_json: bool) -> None:
 class Display:
     """One bar for the whole, a line for each cell that is running, and the time left."""
 
-    def __init__(self, title: str, cells: list[Any]) -> None:
+    def __init__(self, title: str, cells: list[Cell]) -> None:
         self.progress = Progress(
             TextColumn(
                 "{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=34)
@@ -190,19 +203,20 @@ class Display:
         self.weights = {cell.name: cell.weight for cell in cells}
         self.fractions = {cell.name: 1.0 if cell.complete else 0.0 for cell in cells}
         self.began, self.before = time.monotonic(), self._done()
-        self.running: dict[str, Any] = {}
+        self.running: dict[str, TaskID] = {}
         self.whole = self.progress.add_task(title, total=1.0, note="", left=None)
         self._update()
 
     def __enter__(self) -> Display:
-        return self  # the bar appears with the first news: a mistake should stand alone
+        return self  # the bar appears with the first event: an error message should stand alone
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         for task in self.running.values():
             self.progress.remove_task(task)
         self.progress.stop()
 
-    def show(self, event: Any) -> None:
+    def show(self, event: Event) -> None:
+        """Take notice of a cell's progress or end."""
         from spodgt.sweeps.cell import Outcome
 
         self.progress.start()
@@ -235,7 +249,7 @@ class Display:
 class _Left(ProgressColumn):
     """The time left, for the whole only."""
 
-    def render(self, task: Any) -> Text:
+    def render(self, task: Task) -> Text:
         left = task.fields["left"]
         if left is None:
             return Text("")

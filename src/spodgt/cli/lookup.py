@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from spodgt.cli.app import ConfigOption, JsonOption, SetOption, app, plain_table
-from spodgt.cli.compare import changes_of
+from spodgt.cli.app import Changes, ConfigOption, JsonOption, SetOption, app, experiment_of, plain_table
 from spodgt.errors import InvalidInput
 
 _SHOWN = {  # columns of the terminal; --json has all
@@ -26,7 +25,7 @@ _SHOWN = {  # columns of the terminal; --json has all
 
 @app.command(epilog="Example: [bold]spodgt algorithms --json[/]")
 def algorithms(as_json: JsonOption = False) -> None:
-    """The methods and what they can bear."""
+    """List the methods and the assumptions each one requires."""
     from spodgt.algorithms import table as properties
 
     rows = properties()
@@ -46,25 +45,23 @@ def algorithms(as_json: JsonOption = False) -> None:
 )
 def network(
     config: ConfigOption = None,
-    kind: Annotated[Optional[str], typer.Option(help="Kind of graph.")] = None,  # noqa: UP045
-    clients: Annotated[Optional[str], typer.Option(help="How many clients.", metavar="NUMBER")] = None,  # noqa: UP045
+    kind: Annotated[str | None, typer.Option(help="Kind of graph.")] = None,
+    clients: Annotated[str | None, typer.Option(help="How many clients.", metavar="NUMBER")] = None,
     assign: SetOption = None,
     seed: Annotated[str, typer.Option(help="Which draw.", metavar="NUMBER")] = "0",
     out: Annotated[Path, typer.Option(help="Picture to draw (png, svg, pdf).")] = Path("network.png"),
     as_json: JsonOption = False,
 ) -> None:
-    """Draw a network with its probabilities and say what it is like."""
+    """Draw a network with its probabilities and print its properties."""
     from spodgt import figures
-    from spodgt.experiment import Experiment, value_of
+    from spodgt.experiment import value_of
 
     figures.check_suffix(out)
     if not seed.isdigit():
         raise InvalidInput(f"--seed must be a whole number of at least 0, got {seed!r}; use --seed 0.")
     changes: dict[str, Any] = {} if kind is None else {"network.kind": kind}
     changes |= {} if clients is None else {"network.clients": value_of(clients)}
-    chosen = (Experiment.read(config) if config else Experiment()).override(
-        changes | changes_of(assign=assign)
-    )
+    chosen = experiment_of(config, changes | Changes(assign=assign).keys())
     net, availability = chosen.draw_network(int(seed))
     figures.save(figures.network(net, availability.p, availability.p_hat, f"seed {seed}"), out)
     facts = {

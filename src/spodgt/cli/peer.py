@@ -218,7 +218,7 @@ def peer_audit(
     found = audit_folders(folders)
     worst = max([found.error or 0.0, *found.local.values()])
     if as_json:
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps(vars(found), indent=2))
     else:
         value = "not all in one epoch" if found.error is None else f"{found.error:.2e}"
         local = max(found.local.values())

@@ -137,8 +137,8 @@ def changed(tables: Mapping[str, Table], changes: Mapping[str, Any]) -> Table:
         changes: New values: `{"network.radius": 0.5}`. A new kind drops the keys of the old one.
     """
     text = copy.deepcopy(dict(tables))
-    # A new kind comes first: it drops the keys of the old one, not those that are given with it.
-    for name, value in sorted(changes.items(), key=lambda change: not change[0].endswith(".kind")):
+    # New kinds come first, the outer before the inner: they drop old keys, not those given with them.
+    for name, value in sorted(changes.items(), key=lambda each: _order(each[0])):
         *path, last = name.split(".")
         if not path:
             raise InvalidConfig(f"{name!r} is not a key; write it with its section, such as run.delay.")
@@ -155,6 +155,10 @@ def changed(tables: Mapping[str, Table], changes: Mapping[str, Any]) -> Table:
         if value is None:
             del table[last]
     return text
+
+
+def _order(name: str) -> tuple[bool, int]:
+    return not name.endswith(".kind"), name.count(".") if name.endswith(".kind") else 0
 
 
 # --- to tables ---------------------------------------------------------------------------------------

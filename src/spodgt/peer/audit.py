@@ -8,7 +8,7 @@ What is in flight on a link is the sender's total less what the receiver has tak
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 
@@ -24,9 +24,6 @@ class Audit:
     epochs: dict[str, int]
     in_flight: float = 0.0
     problems: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def scale(state: State) -> float:

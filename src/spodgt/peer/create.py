@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spodgt.algorithms.base import Algorithm
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.peer import identity
@@ -39,24 +38,17 @@ class Deployment:
             )
 
 
-def create(
-    folder: Path,
-    experiment: Experiment,
-    deployment: Deployment = Deployment(),  # noqa: B008
-) -> Manifest:
-    """Make a run's folder.
+def create(folder: Path, experiment: Experiment, deployment: Deployment | None = None) -> Manifest:
+    """Make a run's folder; returns its manifest, signed and written.
 
     Args:
         folder: Where; must not hold a run yet.
         experiment: Its network, participation, problem and one method, drawn with its first seed.
         deployment: Names, addresses and devices of the clients.
-
-    Returns:
-        The manifest, signed and written.
     """
     if (folder / "ca.key").exists():
         raise InvalidInput(f"{folder} already holds a run; give another folder.")
-    manifest = plan(experiment, deployment)
+    manifest = plan(experiment, deployment or Deployment())
     manifest.method.build()  # refused here rather than when the clients start
     key, authority = identity.create_authority(manifest.run)
     try:
@@ -79,6 +71,10 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     if len(experiment.methods) != 1:
         several = ", ".join(each.name for each in experiment.methods)
         raise InvalidInput(f"run.methods must be one method, got {several}; use --method spod-gt-memory.")
+    method = experiment.methods[0]
+    step_size = vars(method).get("step_size")
+    if not isinstance(step_size, float):
+        raise InvalidInput(f"step_size must be one number between peers, got {step_size}; use 0.01.")
     make = deployment.problem
     problem = own_problem(make, names[0]) if make else experiment.draw(seed).problem
     refuse_statistics(problem, "peers")
@@ -97,7 +93,7 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         ),
         layout=layout_of(problem),
         parameters=problem.parameters,
-        method=_method(experiment.methods[0]),
+        method=Method(method.name, step_size),
         problem=experiment.to_dict()["problem"],
         seed=seed,
         weights=experiment.weights,
@@ -115,13 +111,6 @@ def _check_clients(clients: int, names: list[str], addresses: list[str]) -> None
         check_address(address, "addresses")
     if len(set(addresses)) < len(addresses):
         raise InvalidInput(f"addresses must differ, got {', '.join(addresses)}; give each client its own.")
-
-
-def _method(algorithm: Algorithm) -> Method:
-    step_size = vars(algorithm).get("step_size")
-    if not isinstance(step_size, float):
-        raise InvalidInput(f"step_size must be one number between peers, got {step_size}; use 0.01.")
-    return Method(algorithm.name, step_size)
 
 
 def check_address(address: str, what: str) -> None:

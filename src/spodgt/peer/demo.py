@@ -74,7 +74,7 @@ def demo(out: Path, seconds: float, console: Console) -> dict[str, object]:
     console.print("accuracy: " + ", ".join(f"{name} {value:.3f}" for name, value in last.items()))
     console.print(f"picture: [bold]{picture}[/]")
     times = [(at - begun, name, what) for at, name, what in events]
-    return {"audit": found.to_dict(), "accuracy": last, "picture": str(picture), "events": times}
+    return {"audit": vars(found), "accuracy": last, "picture": str(picture), "events": times}
 
 
 def _disturb(fleet: Fleet, begun: float, seconds: float, console: Console) -> list[Event]:

@@ -58,7 +58,7 @@ def _alert(error: ssl.SSLError) -> str:
 
 @contextlib.contextmanager
 def files(identity: Identity) -> Iterator[dict[str, str]]:
-    """The identity as files, for a library that reads nothing else; only we can read them."""
+    """The identity as files, which the standard library requires; only we can read them."""
     with tempfile.TemporaryDirectory(prefix="spodgt-") as folder:
         os.chmod(folder, 0o700)
         parts = {

@@ -35,13 +35,7 @@ def publish(folder: Path, manifest: Manifest) -> None:
 
 
 def issue(folder: Path, name: str, *, days: float = identity.DAYS) -> Path:
-    """Make a client's own folder, to be copied to its host: certificate, key, authority, manifest.
-
-    Args:
-        folder: The run's folder, with the authority's key.
-        name: A client of the manifest.
-        days: How long the certificate is valid.
-    """
+    """Make a client's folder in the run's: a certificate valid for `days`, its key, authority, manifest."""
     signed = _signed(folder)
     signed.manifest.client(name)
     if not (folder / "ca.key").exists():
@@ -73,15 +67,9 @@ def audit_folders(folders: list[Path]) -> Audit:
 
 
 def export(folder: Path, target: Path, problem: Problem | None = None) -> dict[str, object]:
-    """Write a stopped client's model as safetensors.
+    """Write a stopped client's model as safetensors; returns what the file holds.
 
-    Args:
-        folder: The client's folder.
-        target: The file.
-        problem: Knows the names of the parameters; None: the manifest's, if there is one.
-
-    Returns:
-        The file, its tensors with their shapes, and the notes in the file.
+    `problem` knows the names of the parameters; if None, the manifest's problem does, if there is one.
     """
     vectors, meta = _saved(folder)
     if problem is None and (folder / "manifest.toml").exists():

@@ -34,13 +34,7 @@ from spodgt.peer.work import Work
 
 
 class Peer:
-    """One client of a run, put together from its folder of certificate, manifest and state.
-
-    Args:
-        folder: The client's folder.
-        name: The client.
-        options: How it runs.
-    """
+    """Client `name` of a run, put together from its folder of certificate, manifest and state."""
 
     def __init__(self, folder: str | Path, name: str, options: Options = Options()) -> None:  # noqa: B008
         folder = Path(folder)

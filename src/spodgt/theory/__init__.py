@@ -15,39 +15,15 @@ from spodgt.theory.graph import (
     perron_vectors,
 )
 from spodgt.theory.inputs import Data
-from spodgt.theory.section import Section, section
-from spodgt.theory.survey import Survey, setup, survey
+from spodgt.theory.overview import Outlook, Overview, overview
+from spodgt.theory.prediction import prediction
+from spodgt.theory.setting import Setting, independent, setting
 from spodgt.theory.vanishing import VanishingSchedule, vanishing_schedule
 
 __all__ = [
-    "Condition",
-    "Constants",
-    "Contraction",
-    "Data",
-    "Dynamics",
-    "EdgeUtility",
-    "Estimate",
-    "Estimates",
-    "Infeasible",
-    "Section",
-    "Start",
-    "Survey",
-    "VanishingSchedule",
-    "conditions",
-    "constants",
-    "contraction",
-    "distances",
-    "doubly_stochasticable",
-    "edge_utility",
-    "estimate",
-    "expected_matrices",
-    "perron_vectors",
-    "pull_second_moment",
-    "push_second_moment",
-    "rigorous_bound",
-    "section",
-    "setup",
-    "survey",
-    "theorem_terms",
-    "vanishing_schedule",
-]
+    "Condition", "Constants", "Contraction", "Data", "Dynamics", "EdgeUtility", "Estimate", "Estimates",
+    "Infeasible", "Outlook", "Overview", "Setting", "Start", "VanishingSchedule", "conditions",
+    "constants", "contraction", "distances", "doubly_stochasticable", "edge_utility", "estimate",
+    "expected_matrices", "independent", "overview", "perron_vectors", "prediction", "pull_second_moment",
+    "push_second_moment", "rigorous_bound", "setting", "theorem_terms", "vanishing_schedule",
+]  # fmt: skip

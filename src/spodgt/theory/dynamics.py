@@ -32,6 +32,8 @@ from spodgt.theory.graph import Links, perron_vectors, probabilities
 from spodgt.theory.moments import Fluctuations, Stage, spectral_radius, stationary_moment
 from spodgt.types import Floats, Ints
 
+MOST_EXACT = 50  # clients times coupled parameters of an analysis that takes seconds
+
 
 class Dynamics:
     """Exact moments of Spod-GT on quadratics under independent Bernoulli clients and links.

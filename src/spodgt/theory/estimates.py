@@ -1,8 +1,4 @@
-"""The constants of the assumptions, estimated from the data: L, σ₀, σ₁, δ₀, δ₁ of every client.
-
-    ‖∇F_i(x) - ∇F_i(x')‖ <= L_i ‖x - x'‖                                            Assumption lipschitz
-    E‖mini-batch gradient - ∇F_i(x)‖² <= (1 - B/D)/B (σ₀² + σ₁² ‖∇F(x)‖²)            Assumption sgd
-    ‖∇F_i(x)‖² <= δ₀² + δ₁² ‖∇F(x)‖²                                                 Assumption graddiv
+"""The constants of the assumptions (`inputs.Data`), estimated for every client from its data.
 
 Points are those that steepest descent on F visits from the initial model. The assumptions speak of all x,
 an estimate only of these: it can refute a condition, and suggest that one holds, but not prove it.
@@ -21,10 +17,12 @@ from spodgt import rng
 from spodgt.errors import InvalidInput
 from spodgt.problems import Learning, Quadratic
 from spodgt.problems.samples import Holdings
+from spodgt.record.folder import plain
 from spodgt.theory.curvature import largest_eigenvalues
 from spodgt.theory.inputs import Data
-from spodgt.types import Floats
+from spodgt.types import Floats, Problem
 
+LETTERS = {"L": "L", "sigma0": "σ₀", "sigma1": "σ₁", "delta0": "δ₀", "delta1": "δ₁"}
 Method = Literal["exact", "power iteration", "secants"]
 ENDLESS = 1e15  # samples of a client whose noise is drawn afresh: (1 - B/D)/B is one for B = 1
 _RESAMPLED = 400  # bootstrap samples
@@ -34,22 +32,16 @@ _SHORTEST = 1e-3  # of the whole way: shorter secants are rounding error
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """One constant of every client, and between what it is likely to lie."""
+    """One constant of every client, with an interval of 95 %."""
 
     value: Floats  # (clients,)
     low: Floats
     high: Floats  # infinite where nothing bounds it from above
 
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            name: [float(v) if np.isfinite(v) else str(v) for v in getattr(self, name)]
-            for name in ("value", "low", "high")
-        }
-
 
 @dataclass(frozen=True, eq=False)
 class Estimates:
-    """What `constants` asks of the data, and where it was looked up."""
+    """What `constants` asks of the data, and the points at which it was estimated."""
 
     L: Estimate
     sigma0: Estimate
@@ -79,42 +71,61 @@ class Estimates:
             batch=self.batch,
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        fitted = {n: getattr(self, n).as_dict() for n in ("L", "sigma0", "sigma1", "delta0", "delta1")}
-        plain = ("samples", "batch", "sigma_excess", "delta_excess", "losses", "gradient_norms")
-        return (
-            {"curvature": self.curvature, "notes": list(self.notes)}
-            | fitted
-            | {name: getattr(self, name).tolist() for name in plain}
+    def variance(self, point: int) -> Floats:
+        """(clients,) E‖mini-batch gradient - ∇F_i‖² at one of the points, as fitted."""
+        sampled = (1 - self.batch / self.samples) / self.batch
+        return np.asarray(
+            sampled * (self.sigma0.value**2 + self.sigma1.value**2 * self.gradient_norms[point] ** 2)
         )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, without the gradients."""
+        values: dict[str, Any] = {**vars(self), **{name: vars(getattr(self, name)) for name in LETTERS}}
+        return {name: plain(value) for name, value in values.items() if not name.endswith("gradients")}
 
 
 def estimate(
-    problem: Any, *, seed: int = 0, points: int = 16, draws: int = 32, most: int | None = None
+    problem: Problem,
+    *,
+    start: Tensor | None = None,
+    seed: int = 0,
+    points: int = 16,
+    draws: int = 32,
+    most: int | None = None,
 ) -> Estimates:
     """Estimate the constants of a `Learning` problem; those of a `Quadratic` are exact.
 
-    `points` is how many points of the trajectory are looked at, `draws` how many single-sample gradients of
-    each client at each of them, `most` how many samples of a client are used at all.
+    Args:
+        problem: `Learning` or `Quadratic`, divided among the clients.
+        start: the initial model (parameters,); None takes the problem's own of `seed`.
+        seed: of the samples that are drawn.
+        points: how many points of the descent are used, at least 3.
+        draws: how many single-sample gradients of each client are taken at each point, at least 2.
+        most: how many samples of a client are used at all, at least 2; None takes all.
     """
+    if not isinstance(problem, Learning | Quadratic):
+        raise InvalidInput(
+            f"problem must be Learning or Quadratic, got {type(problem).__name__}; use spodgt.Quadratic."
+        )
+    start = problem.start(seed)[0] if start is None else start
     if isinstance(problem, Quadratic):
-        return _exact(problem, seed)
-    if not isinstance(problem, Learning):
-        raise InvalidInput(f"problem must be Learning or Quadratic, got {type(problem).__name__}.")
+        return _exact(problem, start)
     for name, value, least in (("points", points, 3), ("draws", draws, 2), ("most", most or 2, 2)):
         if value < least:
-            raise InvalidInput(f"{name} must be at least {least}, got {value}; leave it out.")
-    return _Survey(problem, seed, draws, most).estimates(points)
+            raise InvalidInput(f"{name} must be at least {least}, got {value}; use {name}={least}.")
+    return _Descent(problem, seed, draws, most).estimates(start, points)
 
 
 # --- quadratics ----------------------------------------------------------------------------------------
-def _exact(problem: Quadratic, seed: int) -> Estimates:
+def _exact(problem: Quadratic, start: Tensor) -> Estimates:
     """With ∇F_i = M_i ∇F + d_i, M_i = H_i H⁻¹: δ₁² = 2‖M_i‖² and the smallest δ₀ that goes with it."""
     H, c = problem.H.double().cpu().numpy(), problem.c.double().cpu().numpy()
     m, n = c.shape
     mean = H.mean(0)
     if not np.linalg.eigvalsh(mean)[0] > 0:
-        raise InvalidInput("the sum of H over clients must be positive definite, or no delta bounds all x.")
+        raise InvalidInput(
+            "the sum of H over clients must be positive definite; add curvature to some client."
+        )
     optimum = np.linalg.solve(mean, np.einsum("iab,ib->a", H, c) / m)
     d = np.einsum("iab,ib->ia", H, optimum - c)
     M = H @ np.linalg.inv(mean)
@@ -122,27 +133,17 @@ def _exact(problem: Quadratic, seed: int) -> Estimates:
     # sup over u of ‖Mu + d‖² - δ₁²‖u‖² = dᵀ(I - MMᵀ/δ₁²)⁻¹d
     within = np.eye(n) - M @ M.swapaxes(1, 2) / delta1_square[:, None, None]
     delta0_square = np.einsum("ia,ia->i", d, np.linalg.solve(within, d[:, :, None])[:, :, 0])
-    x0 = problem.start(seed).double().numpy()[0]
+    x0 = start.double().cpu().numpy()
     first = np.einsum("iab,ib->ia", H, x0 - c)
     losses = [np.einsum("ia,iab,ib->", x - c, H, x - c) / (2 * m) for x in (x0, optimum)]
     norms = [np.linalg.norm(g.mean(0)) for g in (first, d)]
     zeros, ones = np.zeros(m), np.ones(m)
     return Estimates(
-        _known(np.linalg.eigvalsh(H)[:, -1]),
-        _known(np.full(m, problem.noise * np.sqrt(n))),
-        _known(zeros),
-        _known(np.sqrt(delta0_square)),
-        _known(np.sqrt(delta1_square)),
-        samples=ENDLESS * ones,
-        batch=ones,
-        curvature="exact",
-        sigma_excess=zeros,
-        delta_excess=zeros,
-        gradients=d,
-        first_gradients=first,
-        losses=np.array(losses),
-        gradient_norms=np.array(norms),
-    )
+        _known(np.linalg.eigvalsh(H)[:, -1]), _known(np.full(m, problem.noise * np.sqrt(n))),
+        _known(zeros), _known(np.sqrt(delta0_square)), _known(np.sqrt(delta1_square)),
+        samples=ENDLESS * ones, batch=ones, curvature="exact", sigma_excess=zeros, delta_excess=zeros,
+        gradients=d, first_gradients=first, losses=np.array(losses), gradient_norms=np.array(norms),
+    )  # fmt: skip
 
 
 def _known(value: Floats) -> Estimate:
@@ -150,8 +151,8 @@ def _known(value: Floats) -> Estimate:
 
 
 # --- learning ------------------------------------------------------------------------------------------
-class _Survey:
-    """A descent through a learning problem, looking around."""
+class _Descent:
+    """Steepest descent on a learning problem, with estimates at the points it visits."""
 
     def __init__(self, problem: Learning, seed: int, draws: int, most: int | None) -> None:
         self.whole, self.seed, self.draws = problem, seed, draws
@@ -164,8 +165,8 @@ class _Survey:
         if problem.augment:
             self.notes.append("from images as they are: the noise of augmentation is not counted")
 
-    def estimates(self, points: int) -> Estimates:
-        xs, losses, gradients = self._descend(points)
+    def estimates(self, start: Tensor, points: int) -> Estimates:
+        xs, losses, gradients = self._descend(start, points)
         norms = np.stack([g.norm(dim=1).numpy() for g in gradients], axis=1).astype(np.float64)
         mean = np.array([float(g.mean(0).norm()) for g in gradients])
         spread = np.stack([self._variances(x, k) for k, x in enumerate(xs)], axis=1)
@@ -173,26 +174,16 @@ class _Survey:
         delta0, delta1, delta_excess = self._fit(mean**2, norms**2, "delta")
         L, curvature = self._lipschitz(xs, gradients)
         return Estimates(
-            L,
-            sigma0,
-            sigma1,
-            delta0,
-            delta1,
-            samples=self.whole.holdings.sizes.astype(np.float64),
-            batch=self.whole.batches(self.everyone).astype(np.float64),
-            curvature=curvature,
-            sigma_excess=sigma_excess,
-            delta_excess=delta_excess,
-            gradients=_rotated(gradients[-1]),
-            first_gradients=_rotated(gradients[0]),
-            losses=np.array(losses),
-            gradient_norms=mean,
+            L, sigma0, sigma1, delta0, delta1, samples=self.whole.holdings.sizes.astype(np.float64),
+            batch=self.whole.batches(self.everyone).astype(np.float64), curvature=curvature,
+            sigma_excess=sigma_excess, delta_excess=delta_excess, gradients=_rotated(gradients[-1]),
+            first_gradients=_rotated(gradients[0]), losses=np.array(losses), gradient_norms=mean,
             notes=tuple(self.notes),
-        )
+        )  # fmt: skip
 
-    def _descend(self, points: int) -> tuple[list[Tensor], list[float], list[Tensor]]:
+    def _descend(self, start: Tensor, points: int) -> tuple[list[Tensor], list[float], list[Tensor]]:
         """Models, losses F and gradients ∇F_i along steepest descent with a line search."""
-        x = torch.cat([self.whole.start(self.seed)[0], self.whole.statistics(self.seed)[0]]).float()
+        x = torch.cat([start.cpu(), self.whole.statistics(self.seed)[0]]).float()
         loss, g = self._full(x)
         xs, losses, gradients, t = [x], [loss], [g], 1.0
         while len(xs) < points:
@@ -255,37 +246,32 @@ class _Survey:
         return both[0], both[1], excess
 
     def _lipschitz(self, xs: list[Tensor], gradients: list[Tensor]) -> tuple[Estimate, Method]:
-        some = [xs[0], xs[len(xs) // 2], xs[-1]]
+        reason = (
+            "the loss is piecewise linear: its Hessian is zero almost everywhere and its gradient jumps, so "
+            "no L_i bounds all x"
+        )
         try:
-            found = largest_eigenvalues(self.problem, some, self.seed)
+            found = largest_eigenvalues(self.problem, [xs[0], xs[len(xs) // 2], xs[-1]], self.seed)
         except NotImplementedError:
-            self.notes.append(
-                "torch cannot differentiate this loss twice; L is the largest slope of the gradient between "
-                "points of the descent, so at least this"
-            )
-            return self._secants(xs, gradients), "secants"
+            found, reason = None, "torch cannot differentiate this loss twice"
         if found is None:
             self.notes.append(
-                "the loss is piecewise linear: its Hessian is zero almost everywhere and its gradient jumps, "
-                "so no L_i bounds all x; L is the largest slope of the gradient between points of the descent"
+                f"{reason}; L is the largest slope of the gradient between points of the descent"
             )
             return self._secants(xs, gradients), "secants"
         values, residuals = found
-        worst = values.argmax(0)
-        L, doubt = values.max(0), np.take_along_axis(residuals, worst[None], 0)[0]
-        if not (L > 0).all():
-            self.notes.append("a client has no curvature where it was looked for; its L is from secants")
-            fallback = self._secants(xs, gradients)
-            flat = L <= 0
-            return Estimate(
-                np.where(flat, fallback.value, L),
-                np.where(flat, fallback.low, L),
-                np.where(flat, fallback.high, L + doubt),
-            ), "power iteration"
-        return Estimate(L, L, L + doubt), "power iteration"
+        L, at_largest = values.max(0), values.argmax(0)[None]
+        low, high = L, L + np.take_along_axis(residuals, at_largest, 0)[0]
+        flat = L <= 0
+        if flat.any():
+            self.notes.append("a client has no curvature at these points; its L is from secants")
+            other = self._secants(xs, gradients)
+            L, low = np.where(flat, other.value, L), np.where(flat, other.low, low)
+            high = np.where(flat, other.high, high)
+        return Estimate(L, low, high), "power iteration"
 
     def _secants(self, xs: list[Tensor], gradients: list[Tensor]) -> Estimate:
-        """‖∇F_i(x) - ∇F_i(x')‖ / ‖x - x'‖ over pairs: the largest, from the median up; nothing is above."""
+        """‖∇F_i(x) - ∇F_i(x')‖ / ‖x - x'‖ over pairs: the largest; the interval is from the median to ∞."""
         models, slopes, lengths = torch.stack(xs).double(), [], []
         for k in range(len(xs)):
             for later in range(k + 1, len(xs)):
@@ -295,7 +281,7 @@ class _Survey:
         enough = distance > _SHORTEST * distance.max(initial=0.0)
         if not enough.any():
             raise InvalidInput(
-                "the gradient is zero at the initial model, so nothing can be estimated there."
+                "the gradient at the initial model must not be zero to estimate L; use another start."
             )
         rates = np.stack(slopes)[enough] / distance[enough, None]
         value = rates.max(0)

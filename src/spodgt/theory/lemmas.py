@@ -104,26 +104,13 @@ def mixing_constants(inputs: Inputs, graph: Graph) -> Mixing:
     min_p_hat = float(links.p_hat.min(initial=1.0))
     log_idle = math.log1p(-min_p_hat) if min_p_hat < 1 else -math.inf
     return Mixing(
-        one_minus_rho_A=gap_A,
-        one_minus_rho_B=gap_B,
-        rho_A=1 - gap_A,
-        rho_B=1 - gap_B,
-        rho0_A=rho0_A,
-        rho0_B=rho0_B,
-        one_minus_rho_tilde_A=gap_tilde_A,
-        one_minus_rho_tilde_B=gap_tilde_B,
-        rho_tilde_A=1 - gap_tilde_A,
-        rho_tilde_B=1 - gap_tilde_B,
-        lemma_A_ok=bool(rho0_A <= gap_A / 4),
-        lemma_B_ok=bool(rho0_B <= gap_B / 2),
-        log_tau_A=log_tau_A,
-        log_tau_B=log_tau_B,
-        log_one_minus_r_A=log_r_A,
-        log_one_minus_r_B=log_r_B,
-        min_p_hat=min_p_hat,
-        p_hat_ge_r_A=log_idle <= log_r_A,
-        p_hat_ge_r_B=log_idle <= log_r_B,
-    )
+        one_minus_rho_A=gap_A, one_minus_rho_B=gap_B, rho_A=1 - gap_A, rho_B=1 - gap_B, rho0_A=rho0_A,
+        rho0_B=rho0_B, one_minus_rho_tilde_A=gap_tilde_A, one_minus_rho_tilde_B=gap_tilde_B,
+        rho_tilde_A=1 - gap_tilde_A, rho_tilde_B=1 - gap_tilde_B, lemma_A_ok=bool(rho0_A <= gap_A / 4),
+        lemma_B_ok=bool(rho0_B <= gap_B / 2), log_tau_A=log_tau_A, log_tau_B=log_tau_B,
+        log_one_minus_r_A=log_r_A, log_one_minus_r_B=log_r_B, min_p_hat=min_p_hat,
+        p_hat_ge_r_A=log_idle <= log_r_A, p_hat_ge_r_B=log_idle <= log_r_B,
+    )  # fmt: skip
 
 
 def _extreme(links: Links, p_hat: Floats | float, pick: Callable[[Floats], float]) -> tuple[float, float]:

@@ -3,8 +3,8 @@
     x⁺ = W x - η g        the update in the paper's letters; `step` repeats it line by line
 
 What the formula leaves out: conditions, the limit, and which choices are ours.
-A skeleton: copy it to `your_method.py`, rename everything, add "your_method" to METHODS in registry.py,
-and delete the comments that are not about your method. CONTRIBUTING.md has the checklist.
+A skeleton: copy it to src/spodgt/algorithms/your_method.py, rename everything, add "your_method" to METHODS
+in registry.py, and delete the comments that are not about your method. CONTRIBUTING.md has the checklist.
 """
 
 from __future__ import annotations
