@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -22,15 +21,6 @@ from spodgt.types import Availability
 
 Table = Mapping[str, object]  # a client's table `compute` in the manifest
 _KEYS = {"bernoulli": "p", "budget": "share", "trace": "path"}
-
-
-class Capacity(Protocol):
-    """Decides, before each round, whether it computes."""
-
-    @property
-    def p(self) -> float: ...
-    def computes(self, k: int) -> bool: ...
-    def spent(self, seconds: float) -> None: ...  # a gradient took so long
 
 
 @dataclass(frozen=True)
@@ -49,7 +39,8 @@ class Scheduled:
         k = k % self.period if self.period else k
         return bool(self.availability.computes(range(k, k + 1))[0, self.place])
 
-    def spent(self, seconds: float) -> None: ...
+    def spent(self, seconds: float) -> None:
+        """A gradient took so long; a schedule does not mind."""
 
 
 @dataclass
@@ -69,6 +60,9 @@ class Budget:
 
     def spent(self, seconds: float) -> None:
         self.used += seconds
+
+
+Capacity = Scheduled | Budget
 
 
 def capacity(section: Table, seed: int, place: int) -> Capacity:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import ssl
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -31,10 +29,8 @@ def probe(identity: Identity, address: str, name: str) -> str:
     """Connect once with the standard library, whose errors name the cause."""
     host, _, port = address.rpartition(":")
     try:
-        with files(identity) as paths, socket.create_connection((host.strip("[]"), int(port)), 2) as plain:
-            context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=paths["authority"])
-            context.load_cert_chain(paths["certificate"], paths["key"])
-            context.set_alpn_protocols(["h2"])
+        with socket.create_connection((host.strip("[]"), int(port)), 2) as plain:
+            context = _context(identity)
             with context.wrap_socket(plain, server_hostname=name) as secure:
                 secure.settimeout(0.3)
                 with contextlib.suppress(TimeoutError):
@@ -56,16 +52,11 @@ def _alert(error: ssl.SSLError) -> str:
     return (error.reason or str(error)).lower().replace("_", " ")
 
 
-@contextlib.contextmanager
-def files(identity: Identity) -> Iterator[dict[str, str]]:
-    """The identity as files, which the standard library requires; only we can read them."""
-    with tempfile.TemporaryDirectory(prefix="spodgt-") as folder:
-        os.chmod(folder, 0o700)
-        parts = {
-            "key": identity.key,
-            "certificate": identity.certificate,
-            "authority": identity.authority,
-        }
-        for part, data in parts.items():
-            (Path(folder) / part).write_bytes(data)
-        yield {part: str(Path(folder) / part) for part in parts}
+def _context(identity: Identity) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=identity.authority.decode())
+    context.set_alpn_protocols(["h2"])
+    with tempfile.TemporaryDirectory(prefix="spodgt-") as folder:  # mode 0700; ssl reads keys from files only
+        path = Path(folder) / "identity.pem"
+        path.write_bytes(identity.certificate + identity.key)
+        context.load_cert_chain(path)
+    return context

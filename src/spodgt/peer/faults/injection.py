@@ -10,6 +10,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from spodgt.errors import InvalidInput
 from spodgt.peer.protocol import Ack, Message
@@ -45,21 +46,19 @@ def crash_point(name: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@dataclass
 class Chaos:
     """Passes received frames on to `hear`, some lost, repeated, late or replayed, drawn from `seed`."""
 
-    def __init__(
-        self,
-        hear: Hear,
-        *,
-        loss: float = 0.0,
-        twice: float = 0.0,
-        late: float = 0.0,
-        replay: float = 0.0,
-        seed: float = 0,
-    ) -> None:
-        self.hear, self.loss, self.twice, self.late, self.replay = hear, loss, twice, late, replay
-        self.draw = random.Random(seed)
+    hear: Hear
+    loss: float = 0.0
+    twice: float = 0.0
+    late: float = 0.0
+    replay: float = 0.0
+    seed: float = 0
+
+    def __post_init__(self) -> None:
+        self.draw = random.Random(self.seed)
         self.waiting: list[tuple[str, Message | Ack]] = []
         self.old: dict[tuple[str, type], list[Message | Ack]] = {}
 
