@@ -2,19 +2,23 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
+from scipy.sparse.linalg import ArpackNoConvergence
 
+from spodgt.algorithms.base import Rule
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
 from spodgt.theory import Dynamics
 from spodgt.theory.moments import spectral_radius, stationary_moment
+from spodgt.types import Bools, Floats, Ints
 
-RULES = ["zero", "importance", "memory"]
+RULES: list[Rule] = ["zero", "importance", "memory"]
 
 
-def problem(clients, n=1, seed=0, coupled=False):
+def problem(clients: int, n: int = 1, seed: int = 0, coupled: bool = False) -> tuple[Floats, Floats]:
     """Random positive definite curvatures and scattered centres."""
     rng = np.random.default_rng(seed)
     H = rng.normal(size=(clients, n, n))
@@ -22,14 +26,23 @@ def problem(clients, n=1, seed=0, coupled=False):
     return H, rng.normal(size=(clients, n))
 
 
-def dynamics(network, rule, *, n=1, seed=0, coupled=False, noise=0.0, centred=False):
+def dynamics(
+    network: Network,
+    rule: Rule,
+    *,
+    n: int = 1,
+    seed: int = 0,
+    coupled: bool = False,
+    noise: float = 0.0,
+    centred: bool = False,
+) -> Dynamics:
     rng = np.random.default_rng(seed + 1)
     H, c = problem(network.clients, n, seed, coupled)
     p, p_hat = rng.uniform(0.3, 1, network.clients), rng.uniform(0.3, 1, network.links)
     return Dynamics(network, p, p_hat, H, 0 * c if centred else c, rule=rule, noise=noise)
 
 
-def mix(d, up):
+def mix(d: Dynamics, up: Any) -> tuple[Floats, Floats]:
     """A^(k), B^(k) for link draws `up` (..., links)."""
     net, m = d.network, d.network.clients
     A, B = np.zeros((*up.shape[:-1], m, m)), np.zeros((*up.shape[:-1], m, m))
@@ -39,15 +52,17 @@ def mix(d, up):
     return A, B
 
 
-def next_gradient(d, x, g, v, noise=0.0):
+def next_gradient(d: Dynamics, x: Floats, g: Floats, v: Any, noise: Floats | float = 0.0) -> Floats:
     fresh = np.einsum("iab,...ib->...ia", d.H, x - d.c) + noise
     v = v[..., None]
     if d.rule == "memory":
         return np.where(v, fresh, g)
-    return v * fresh / (d.p[:, None] if d.rule == "importance" else 1)
+    return np.asarray(v * fresh / (d.p[:, None] if d.rule == "importance" else 1))
 
 
-def step(d, eta, state, *, up, v, noise=0.0):
+def step(
+    d: Dynamics, eta: float, state: Any, *, up: Any, v: Any, noise: Floats | float = 0.0
+) -> tuple[Floats, Floats, Floats]:
     """The recursion as `spodgt` runs it, on (x, y, g) of shape (..., clients, n)."""
     x, y, g = state
     A, B = mix(d, up)
@@ -57,12 +72,12 @@ def step(d, eta, state, *, up, v, noise=0.0):
     return x, half + following - g, following
 
 
-def binary(count):
+def binary(count: int) -> Ints:
     return np.array(list(itertools.product([0, 1], repeat=count)))
 
 
 # --- enumeration -------------------------------------------------------------------------------------
-def enumerated_operators(d, eta):
+def enumerated_operators(d: Dynamics, eta: float) -> tuple[Floats, Floats, Floats]:
     """E[M] and E[M ⊗ M] of s⁺ = M s on (x, y, g), and a basis of the states with Σy = Σg."""
     m, n = d.c.shape
     size = m * n
@@ -82,7 +97,7 @@ def enumerated_operators(d, eta):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("clients", "n"), [(2, 1), (2, 2), (3, 1)])
-def test_radii_by_enumeration(rule, clients, n):
+def test_radii_by_enumeration(rule: Rule, clients: int, n: int) -> None:
     network = Network.ring(clients)
     d = dynamics(network, rule, n=n, coupled=n > 1, centred=True)
     for eta in (0.05, 0.4, 1.5):
@@ -96,13 +111,13 @@ def test_radii_by_enumeration(rule, clients, n):
         assert np.abs(np.linalg.eigvals(mean)).max() >= 1 - 1e-9
 
 
-def enumerated_curve(d, eta, x0, rounds, deviation):
+def enumerated_curve(d: Dynamics, eta: float, x0: Floats, rounds: int, deviation: float) -> Floats:
     """E‖x_k - x*‖²/clients over every draw of clients, links and gradient noise of ±`deviation`."""
     m, n = d.c.shape
     v, sign = binary(m), 2 * binary(m) - 1
     probabilities = np.where(v, d.p, 1 - d.p).prod(1)
 
-    def fresh(states, weights, up):
+    def fresh(states: Any, weights: Floats, up: Any) -> tuple[Any, Floats]:
         """Every next v and noise (and links `up`) for every state."""
         combined, probability = [], []
         links = np.where(up, d.p_hat, 1 - d.p_hat).prod(1) if len(up) else np.ones(1)
@@ -130,7 +145,7 @@ def enumerated_curve(d, eta, x0, rounds, deviation):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_curve_by_enumeration(rule):
+def test_curve_by_enumeration(rule: Rule) -> None:
     """Two rounds see the initial draw, the links, both mixings of one draw, and the noise."""
     d = dynamics(Network.ring(2), rule, n=2, coupled=True, noise=0.0)
     x0 = np.random.default_rng(5).normal(size=(2, 2))
@@ -143,14 +158,14 @@ def test_curve_by_enumeration(rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_curve_ends_at_the_floor(rule):
+def test_curve_ends_at_the_floor(rule: Rule) -> None:
     d = dynamics(Network.ring(3), rule, n=2, noise=0.1)
     assert d.mean_square_radius(0.2) < 1
     assert d.curve(0.2, np.ones(2), 2000)[-1] == pytest.approx(d.floor(0.2), rel=1e-9)
 
 
 # --- what the rules promise ----------------------------------------------------------------------------
-def test_bias_is_that_of_idle_clients():
+def test_bias_is_that_of_idle_clients() -> None:
     network = Network.ring(3)
     H, c = np.array([1.0, 2.0, 3.0]), np.array([-1.0, 0.5, 2.0])
     p = np.array([0.9, 0.5, 0.2])
@@ -166,7 +181,7 @@ def test_bias_is_that_of_idle_clients():
     assert found["zero"].variance(10.0) == math.inf
 
 
-def test_without_sporadicity_all_rules_agree():
+def test_without_sporadicity_all_rules_agree() -> None:
     network = Network.ring(4)
     H, c = problem(4, 2)
     found = [Dynamics(network, 1, 1, H, c, rule=rule) for rule in RULES]
@@ -176,7 +191,7 @@ def test_without_sporadicity_all_rules_agree():
         assert d.bias == pytest.approx(0, abs=1e-14)
 
 
-def test_one_client_is_gradient_descent():
+def test_one_client_is_gradient_descent() -> None:
     """x⁺ = x - η H (x - c): stable up to 2/H, fastest at 1/H."""
     d = Dynamics(Network.from_adjacency([[0]]), 1, [], [4.0], [1.0], noise=1.0)
     assert d.mean_radius(0.1) == pytest.approx(0.6)
@@ -186,7 +201,7 @@ def test_one_client_is_gradient_descent():
     assert d.variance(0.1) == pytest.approx(0.01 / (1 - 0.36))
 
 
-def test_effective_step_size():
+def test_effective_step_size() -> None:
     """For small η the mean follows descent with step m η φᵀπ on the average gradient."""
     network = Network.erdos_renyi(5, 0.4, seed=3, weights="random")
     p_hat = np.random.default_rng(0).uniform(0.3, 1, network.links)
@@ -198,13 +213,13 @@ def test_effective_step_size():
     assert (1 - d.mean_radius(eta)) / eta == pytest.approx(5 * phi @ pi, rel=1e-4)
 
 
-def test_per_client_step_sizes():
+def test_per_client_step_sizes() -> None:
     d = dynamics(Network.ring(3), "zero")
     assert d.mean_square_radius([0.1, 0.1, 0.1]) == pytest.approx(d.mean_square_radius(0.1))
     assert d.mean_square_radius([0.1, 0.2, 0.05]) < 1
 
 
-def test_uncoupled_coordinates_are_taken_apart():
+def test_uncoupled_coordinates_are_taken_apart() -> None:
     network = Network.ring(3)
     d = dynamics(network, "memory", n=3, noise=0.2)
     alone = [
@@ -220,18 +235,18 @@ def test_uncoupled_coordinates_are_taken_apart():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_matrix_free_equals_dense(rule, monkeypatch):
+def test_matrix_free_equals_dense(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     d = dynamics(Network.ring(4), rule, noise=0.1)
-    dense = d.mean_square_radius(0.3), d.variance(0.3)
+    dense = [d.mean_square_radius(0.3), d.variance(0.3)]
     monkeypatch.setattr("spodgt.theory.moments.DENSE", 0)
-    assert (d.mean_square_radius(0.3), d.variance(0.3)) == (pytest.approx(dense[0]), pytest.approx(dense[1]))
+    assert [d.mean_square_radius(0.3), d.variance(0.3)] == pytest.approx(dense)
 
 
-def test_power_iteration_is_a_fallback(monkeypatch):
+def test_power_iteration_is_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     from spodgt.theory import moments
 
-    def never(*_args, **_kwargs):
-        raise moments.ArpackNoConvergence("no", np.empty(0), np.empty(0))
+    def never(*_args: object, **_kwargs: object) -> None:
+        raise ArpackNoConvergence("no", np.empty(0), np.empty(0))
 
     monkeypatch.setattr(moments, "eigs", never)
     monkeypatch.setattr(moments, "DENSE", 0)
@@ -257,8 +272,8 @@ def test_power_iteration_is_a_fallback(monkeypatch):
         ({"p": 0.0}, r"p\[0\]"),
     ],
 )
-def test_bad_input_is_named(change, message):
-    inputs = {"p": 1.0, "p_hat": 1.0, "H": [1.0, 1.0, 1.0], "c": [0.0, 1.0, 2.0]} | change
+def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
+    inputs: dict[str, Any] = {"p": 1.0, "p_hat": 1.0, "H": [1.0, 1.0, 1.0], "c": [0.0, 1.0, 2.0]} | change
     with pytest.raises(InvalidInput, match=message):
         Dynamics(Network.ring(3), **inputs)
 
@@ -267,30 +282,30 @@ def test_bad_input_is_named(change, message):
 class Simulation:
     """Many runs at once of the recursion as written, all from the same start."""
 
-    def __init__(self, d, eta, runs, x0, seed=0):
+    def __init__(self, d: Dynamics, eta: float, runs: int, x0: Floats, seed: int = 0) -> None:
         self.d, self.eta, self.rng = d, eta, np.random.default_rng(seed)
         x = np.broadcast_to(np.asarray(x0, dtype=float), (runs, *d.c.shape))
         g = next_gradient(d, x, np.zeros_like(x), self.clients(runs), self.noise(x))
         self.state = x, g, g
 
-    def clients(self, runs):
+    def clients(self, runs: int) -> Bools:
         return self.rng.random((runs, len(self.d.p))) < self.d.p
 
-    def noise(self, x):
+    def noise(self, x: Floats) -> Floats | float:
         return self.d.noise[:, None] * self.rng.normal(size=x.shape) if self.d.noise.any() else 0.0
 
-    def advance(self):
+    def advance(self) -> None:
         runs = len(self.state[0])
         up = self.rng.random((runs, self.d.network.links)) < self.d.p_hat
         noise = self.noise(self.state[0])
         self.state = step(self.d, self.eta, self.state, up=up, v=self.clients(runs), noise=noise)
 
-    def squares(self):
+    def squares(self) -> Floats:
         """‖x - x*‖²/clients of every run."""
-        return ((self.state[0] - self.d.optimum) ** 2).sum((1, 2)) / len(self.d.p)
+        return np.asarray(((self.state[0] - self.d.optimum) ** 2).sum((1, 2)) / len(self.d.p))
 
 
-def simulated_rate(d, eta, *, runs, rounds, burn, seed=0):
+def simulated_rate(d: Dynamics, eta: float, *, runs: int, rounds: int, burn: int, seed: int = 0) -> float:
     """Growth of E‖s‖² per round on a centred problem, by runs that are copied in proportion to ‖s‖².
 
     Plain averages miss the rare large runs that carry a mean square; copying them is the same expectation
@@ -313,12 +328,12 @@ def simulated_rate(d, eta, *, runs, rounds, burn, seed=0):
 
 
 @pytest.fixture(scope="module", params=range(2))
-def network(request):
+def network(request: pytest.FixtureRequest) -> Network:
     return Network.erdos_renyi(4 + request.param, 0.4, seed=request.param, weights="random")
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_plain_simulation_follows_the_curve(network, rule):
+def test_plain_simulation_follows_the_curve(network: Network, rule: Rule) -> None:
     d = dynamics(network, rule, n=2, noise=0.05)
     eta, x0, runs = 0.3 * d.largest_stable_step(), np.full(2, 3.0), 4000
     simulation = Simulation(d, eta, runs, x0)
@@ -330,7 +345,7 @@ def test_plain_simulation_follows_the_curve(network, rule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-def test_simulated_rate(network, rule):
+def test_simulated_rate(network: Network, rule: Rule) -> None:
     d = dynamics(network, rule, centred=True)
     for fraction in (0.1, 0.5, 0.9):
         eta = fraction * d.largest_stable_step()
@@ -343,7 +358,7 @@ def test_simulated_rate(network, rule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-def test_simulated_floor(network, rule):
+def test_simulated_floor(network: Network, rule: Rule) -> None:
     d = dynamics(network, rule, n=2, noise=0.05)
     eta = 0.4 * d.largest_stable_step()
     simulation, floors = Simulation(d, eta, 4000, d.optimum), []
@@ -359,7 +374,7 @@ def test_simulated_floor(network, rule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-def test_simulated_stability_limit(network, rule):
+def test_simulated_stability_limit(network: Network, rule: Rule) -> None:
     d = dynamics(network, rule, centred=True)
     limit = d.largest_stable_step()
     assert simulated_rate(d, 0.98 * limit, runs=6000, rounds=300, burn=100) < 1
@@ -367,7 +382,7 @@ def test_simulated_stability_limit(network, rule):
 
 
 @pytest.mark.slow
-def test_fifty_clients():
+def test_fifty_clients() -> None:
     """Matrix-free: 150 unknowns, so 22,500 second moments, on a graph of several hundred links."""
     network = Network.directed_geometric(50, 0.2, 0.4, seed=1)
     rng = np.random.default_rng(0)

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,20 +16,21 @@ from spodgt import theory
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
 from spodgt.record.folder import plain
-from spodgt.theory import Data, Infeasible, Start
+from spodgt.theory import Constants, Data, Infeasible, Start
+from spodgt.theory.inputs import Variant
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "theory.json").read_text())
 CASES = {case["inputs"]["name"]: case for case in GOLDEN["cases"]}
 
 
-def network_of(entry):
+def network_of(entry: dict[str, Any]) -> Network:
     adjacency = np.zeros((entry["m"], entry["m"]), dtype=bool)
     for sender, receiver in entry["links"]:
         adjacency[receiver, sender] = True
     return Network.from_adjacency(adjacency)
 
 
-def constants_of(case, variant):
+def constants_of(case: dict[str, Any], variant: Variant) -> Constants:
     given_, network = case["inputs"], network_of(case["inputs"])
     p_hat = np.array(given_["p_hat_matrix_receiver_sender"])[network.receivers, network.senders]
     assumed = {name: given_[name] for name in ("L", "sigma0", "sigma1", "delta0", "delta1")}
@@ -44,14 +46,14 @@ def constants_of(case, variant):
     )
 
 
-def start_of(case):
+def start_of(case: dict[str, Any]) -> tuple[Start, int]:
     start = case["theorem_terms"]
     errors = Start(start["F0_minus_Fstar"], start["model_error0"], start["tracking_error0"])
     return errors, start["k"] + 1
 
 
 @pytest.mark.parametrize("graph", GOLDEN["graphs"], ids=lambda graph: graph["name"])
-def test_graph_quantities(graph):
+def test_graph_quantities(graph: dict[str, Any]) -> None:
     network = network_of(graph)
     found = asdict(theory.edge_utility(network)) | {"greedy_covering": greedy_covering(network)}
     assert found == {name: graph[name] for name in found}
@@ -59,7 +61,7 @@ def test_graph_quantities(graph):
 
 @pytest.mark.parametrize("variant", ["paper", "corrected"])
 @pytest.mark.parametrize("name", CASES)
-def test_constants(name, variant):
+def test_constants(name: str, variant: Variant) -> None:
     found = constants_of(CASES[name], variant)
     for field, expected in CASES[name][variant].items():
         value = getattr(found, field)
@@ -72,17 +74,18 @@ def test_constants(name, variant):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_theorem_terms(name):
+def test_theorem_terms(name: str) -> None:
     terms = theory.theorem_terms(constants_of(CASES[name], "paper"), *start_of(CASES[name]))
     expected = CASES[name]["theorem_terms"]["terms"]
     if expected is None:
         assert isinstance(terms, Infeasible)
     else:
+        assert isinstance(terms, np.ndarray)
         np.testing.assert_allclose(terms, expected, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rigorous_bound(name):
+def test_rigorous_bound(name: str) -> None:
     bound = theory.rigorous_bound(constants_of(CASES[name], "corrected"), *start_of(CASES[name]))
     expected = CASES[name]["rigorous_bound"]
     if expected is None:
@@ -92,7 +95,7 @@ def test_rigorous_bound(name):
     assert not theory.rigorous_bound(constants_of(CASES[name], "paper"), *start_of(CASES[name]))
 
 
-def test_what_is_infeasible_says_why():
+def test_what_is_infeasible_says_why() -> None:
     found = constants_of(CASES["irregular5_infeasible"], "paper")
     assert not found.kappa6
     assert str(found.kappa6).startswith("infeasible: 1 - rho_tilde_A = -11.2 must be positive")
@@ -104,7 +107,7 @@ def test_what_is_infeasible_says_why():
 @pytest.mark.parametrize(
     ("m", "log_A", "log_B"), [(4, 2.0e-8, 7.8e-11), (10, 6.9e-25, 2.8e-35)], ids=["complete4", "complete10"]
 )
-def test_thresholds_beyond_the_floats(m, log_A, log_B):
+def test_thresholds_beyond_the_floats(m: int, log_A: float, log_B: float) -> None:
     ones = np.ones(m)
     found = theory.constants(Network.complete(m), 1, 1, Data(ones, 0, 0, 0, 0, 1, 1), 0.1)
     assert math.exp(found.log_one_minus_r_A) == pytest.approx(log_A, rel=0.05)
@@ -113,7 +116,7 @@ def test_thresholds_beyond_the_floats(m, log_A, log_B):
     assert almost.p_hat_ge_r_A == (m == 4)
 
 
-def test_centralised_step_size():
+def test_centralised_step_size() -> None:
     """B18: the claimed 1/(16 √5 max L) is what the bound gives for one client; no client has to wait."""
     L = 3.0
     found = theory.constants(Network.from_adjacency([[0]]), 1, [], Data(L, 0, 0, 0, 0, 1, 1), 1e-3)
@@ -141,7 +144,14 @@ probability = st.floats(1e-300, 1)
         }
     ),
 )
-def test_no_exception_and_no_nan(seed, clients, probabilities, data, batch, run):
+def test_no_exception_and_no_nan(
+    seed: int,
+    clients: int,
+    probabilities: tuple[float, float],
+    data: tuple[float, float, float, float, float],
+    batch: int,
+    run: dict[str, Any],
+) -> None:
     network = Network.erdos_renyi(clients, 0.7, seed=seed) if clients > 1 else Network.from_adjacency([[0]])
     p, p_hat = probabilities
     assumed = Data(*data, samples=7, batch=batch)
@@ -151,7 +161,7 @@ def test_no_exception_and_no_nan(seed, clients, probabilities, data, batch, run)
     assert_sound(theory.constants(network, p, uneven, assumed, **run))
 
 
-def assert_sound(found):
+def assert_sound(found: Constants) -> None:
     for field in fields(found):
         value = getattr(found, field.name)
         assert isinstance(value, Infeasible | str) or not np.isnan(value).any(), field.name
@@ -163,8 +173,8 @@ def assert_sound(found):
     theory.rigorous_bound(found, Start(1.0, 1.0, 1.0), 10)
 
 
-def test_conditions_say_by_what_factor():
-    found = constants_of(CASES["star4_p_only"], "paper")
+def test_conditions_say_by_what_factor() -> None:
+    found: Any = constants_of(CASES["star4_p_only"], "paper")
     conditions = {condition.name: condition for condition in theory.conditions(found)}
     assert conditions["step size: eta < Proposition lr"].holds
     step = conditions["step size: eta < Proposition loss"]
@@ -192,10 +202,11 @@ def test_conditions_say_by_what_factor():
         ({"step_size": math.nan}, r"step_size\[0\] must be positive and finite, got nan; use "),
     ],
 )
-def test_bad_input_is_named(change, message):
-    assumed = {"L": 1, "samples": 7, "batch": 1}
+def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
+    assumed: dict[str, Any] = {"L": 1, "samples": 7, "batch": 1}
     assumed |= dict.fromkeys(("sigma0", "sigma1", "delta0", "delta1"), 1.0)
     data = Data(**(assumed | {name: value for name, value in change.items() if name in assumed}))
-    others = {name: value for name, value in change.items() if name not in assumed}
+    others: dict[str, Any] = {"p": 1, "p_hat": 1, "data": data, "step_size": 0.1}
+    others |= {name: value for name, value in change.items() if name not in assumed}
     with pytest.raises(InvalidInput, match=message):
-        theory.constants(Network.ring(3), **({"p": 1, "p_hat": 1, "data": data, "step_size": 0.1} | others))
+        theory.constants(Network.ring(3), **others)

@@ -14,10 +14,11 @@ from scipy.optimize import linprog
 from spodgt import theory
 from spodgt.errors import InvalidNetwork
 from spodgt.network import Network
-from spodgt.network.recipes import KOut, Ring
+from spodgt.network.recipes import KOut, Recipe, Ring
+from spodgt.types import Floats
 
 
-def residuals(network, p_hat):
+def residuals(network: Network, p_hat: Floats) -> tuple[float, float, float, float]:
     A, B = theory.expected_matrices(network, p_hat)
     phi, pi = theory.perron_vectors(network, p_hat)
     assert phi.min() > 0
@@ -35,26 +36,26 @@ networks = st.builds(
 
 @settings(deadline=None)
 @given(network=networks, seed=st.integers(0, 10_000))
-def test_perron_vectors(network, seed):
+def test_perron_vectors(network: Network, seed: int) -> None:
     p_hat = 10 ** np.random.default_rng(seed).uniform(-6, 0, network.links)
     assert max(residuals(network, p_hat)) <= 1e-14
 
 
 @pytest.mark.parametrize("recipe", [Ring(10_000), KOut(10_000, 16)], ids=lambda recipe: recipe.name)
-def test_perron_vectors_of_ten_thousand_clients(recipe):
+def test_perron_vectors_of_ten_thousand_clients(recipe: Recipe) -> None:
     """The ring mixes in 10⁸ rounds, the other in ten: factorised and iterated."""
     network = Network.draw(recipe, seed=1)
     p_hat = np.random.default_rng(0).uniform(0.1, 1, network.links)
     assert max(residuals(network, p_hat)) <= 1e-14
 
 
-def test_perron_vectors_of_ten_thousand_clients_in_the_plane():
+def test_perron_vectors_of_ten_thousand_clients_in_the_plane() -> None:
     network = Network.directed_geometric(10_000, 0.02, 0.04, seed=0)
     p_hat = np.random.default_rng(0).uniform(0.1, 1, network.links)
     assert max(residuals(network, p_hat)) <= 1e-14
 
 
-def test_perron_vectors_of_two_way_links():
+def test_perron_vectors_of_two_way_links() -> None:
     """Where B = Aᵀ and links never fail, both vectors are proportional to 1 + degree."""
     network = Network.random_geometric(12, 0.5, seed=3)
     expected = (1 + network.in_degree) / (1 + network.in_degree).sum()
@@ -62,7 +63,7 @@ def test_perron_vectors_of_two_way_links():
         np.testing.assert_allclose(vector, expected, rtol=1e-13)
 
 
-def best_utility(network):
+def best_utility(network: Network) -> tuple[int, int]:
     """K(G) by trying every covering of the ordered pairs by shortest paths."""
     graph = network.graph
     choices = [
@@ -78,7 +79,7 @@ def best_utility(network):
 
 @settings(deadline=None, max_examples=30)
 @given(clients=st.integers(2, 4), seed=st.integers(0, 10_000))
-def test_edge_utility_by_brute_force(clients, seed):
+def test_edge_utility_by_brute_force(clients: int, seed: int) -> None:
     network = Network.erdos_renyi(clients, 0.5, seed=seed)
     found, (largest, smallest) = theory.edge_utility(network), best_utility(network)
     assert found.diameter == nx.diameter(network.graph)
@@ -87,7 +88,7 @@ def test_edge_utility_by_brute_force(clients, seed):
 
 
 @pytest.mark.parametrize("m", [3, 6, 9])
-def test_edge_utility_of_known_graphs(m):
+def test_edge_utility_of_known_graphs(m: int) -> None:
     assert theory.edge_utility(Network.ring(m)).edge_utility == m * (m - 1) // 2
     assert theory.edge_utility(Network.complete(m)).edge_utility == 1
     assert theory.edge_utility(Network.star(m)).edge_utility == m - 1
@@ -98,7 +99,7 @@ def test_edge_utility_of_known_graphs(m):
     assert found.edge_utility == found.upper_bound == m * m - 3 * m + 3
 
 
-def has_doubly_stochastic_weights(network, self_loops):
+def has_doubly_stochastic_weights(network: Network, self_loops: bool) -> bool:
     """The same question to a linear program: the largest smallest weight must be positive."""
     m = network.clients
     entries = list(zip(network.receivers, network.senders, strict=True))
@@ -117,7 +118,7 @@ def has_doubly_stochastic_weights(network, self_loops):
 
 @settings(deadline=None, max_examples=60)
 @given(clients=st.integers(2, 6), density=st.floats(0.3, 0.9), seed=st.integers(0, 10_000))
-def test_doubly_stochasticable(clients, density, seed):
+def test_doubly_stochasticable(clients: int, density: float, seed: int) -> None:
     network = Network.erdos_renyi(clients, density, seed=seed)
     for self_loops in (False, True):
         expected = has_doubly_stochastic_weights(network, self_loops)
@@ -125,7 +126,7 @@ def test_doubly_stochasticable(clients, density, seed):
     assert theory.doubly_stochasticable(network)  # self-loops make it a matter of strong connectivity
 
 
-def test_doubly_stochasticable_of_known_graphs():
+def test_doubly_stochasticable_of_known_graphs() -> None:
     assert theory.doubly_stochasticable(Network.ring(5), self_loops=False)
     assert not theory.doubly_stochasticable(Network.star(5), self_loops=False)
     # perfect matchings exist, but the chord 0 -> 2 is on none
@@ -133,7 +134,7 @@ def test_doubly_stochasticable_of_known_graphs():
     assert not theory.doubly_stochasticable(chord, self_loops=False)
 
 
-def test_no_path_is_an_error():
+def test_no_path_is_an_error() -> None:
     ring = Network.ring(3)
     cut = {name: getattr(ring, name)[:2] for name in ("receivers", "senders", "a", "b")}
     with pytest.raises(InvalidNetwork, match="no path leads from client"):

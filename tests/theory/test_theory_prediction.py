@@ -28,9 +28,9 @@ def drawn(
     }
 
 
-def measured(methods: list[Algorithm], seeds: range, **options: float) -> pd.DataFrame:
-    settings = {"rounds": 200, "every": 8} | options
-    return compare(methods, PROBLEM, NETWORK, SPORADIC, seeds=seeds, dtype=torch.float64, **settings).frame
+def measured(methods: list[Algorithm], seeds: range, rounds: int = 200, every: int = 8) -> pd.DataFrame:
+    options: dict[str, Any] = {"rounds": rounds, "every": every, "dtype": torch.float64}
+    return compare(methods, PROBLEM, NETWORK, SPORADIC, seeds=seeds, **options).frame
 
 
 @pytest.fixture(scope="module")

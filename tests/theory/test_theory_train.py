@@ -7,12 +7,15 @@ import pytest
 import torch
 
 from spodgt import Bernoulli, Network, Quadratic, method, train
+from spodgt.algorithms.base import Rule
 from spodgt.theory import Dynamics
+from spodgt.types import Floats
 
-RULES = {"zero": "spod-gt", "importance": "spod-gt-importance", "memory": "spod-gt-memory"}
+Work = tuple[Quadratic, Network, Bernoulli, Dynamics]
+RULES: dict[Rule, str] = {"zero": "spod-gt", "importance": "spod-gt-importance", "memory": "spod-gt-memory"}
 
 
-def setting(rule, *, centred=False, noise=0.0, seed=0):
+def setting(rule: Rule, *, centred: bool = False, noise: float = 0.0, seed: int = 0) -> Work:
     """Random quadratics on a random digraph, as a problem and as its dynamics."""
     network = Network.erdos_renyi(4, 0.5, seed=seed, weights="random")
     draw = np.random.default_rng(seed)
@@ -23,7 +26,9 @@ def setting(rule, *, centred=False, noise=0.0, seed=0):
     return problem, network, Bernoulli(p, p_hat), dynamics
 
 
-def squares(rule, work, eta, *, rounds, seeds, x0):
+def squares(
+    rule: Rule, work: Work, eta: float, *, rounds: int, seeds: int, x0: float
+) -> tuple[Floats, Floats]:
     """(rounds + 1,) mean over seeds of ‖x - x*‖²/clients, and of ‖x‖² + ‖y‖² + ‖g‖²."""
     problem, network, participation, dynamics = work
     result = train(
@@ -45,7 +50,7 @@ def squares(rule, work, eta, *, rounds, seeds, x0):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_train_follows_the_predicted_curve(rule):
+def test_train_follows_the_predicted_curve(rule: Rule) -> None:
     work = setting(rule, noise=0.1)
     eta = 0.2 * work[3].largest_stable_step()
     measured, _ = squares(rule, work, eta, rounds=25, seeds=300, x0=3.0)
@@ -57,7 +62,7 @@ def test_train_follows_the_predicted_curve(rule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-def test_rate_of_train(rule):
+def test_rate_of_train(rule: Rule) -> None:
     """On a centred problem without noise the mean square falls by the predicted factor: within 2 %."""
     work = setting(rule, centred=True)
     eta = 0.2 * work[3].largest_stable_step()
@@ -67,7 +72,7 @@ def test_rate_of_train(rule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-def test_floor_of_train(rule):
+def test_floor_of_train(rule: Rule) -> None:
     work = setting(rule, noise=0.3)
     eta = 0.2 * work[3].largest_stable_step()
     rounds = int(10 / -math.log(work[3].mean_square_radius(eta))) + 400
@@ -77,7 +82,7 @@ def test_floor_of_train(rule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-def test_stability_limit_of_train(rule):
+def test_stability_limit_of_train(rule: Rule) -> None:
     """2 % below the largest stable step size the mean square falls, 2 % above it grows.
 
     Where clients or links fail, rare runs carry the mean square at the limit, which no number of seeds shows

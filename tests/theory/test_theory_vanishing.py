@@ -60,15 +60,18 @@ def test_vanishing_schedule_vanishes() -> None:
 )
 def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        theory.vanishing_schedule(**({"rounds": 10, "samples": [5, 5]} | change))
+        theory.vanishing_schedule(**{"rounds": 10, "samples": [5, 5], **change})
 
 
 def test_step_sizes_that_never_grow_need_one_check() -> None:
     """Corollary nonincreasing: Ψ shrinks with the step size, so round 0 decides."""
     data = theory.Data(1, 0, 0, 0, 0, 1, 1)
     bound = theory.constants(Network.ring(3), 1, 1, data, 1e-5).lr_bound_prop1
+    assert isinstance(bound, float)
     falling = 0.9 * bound / np.sqrt(1 + np.arange(20))
-    radius = [theory.constants(Network.ring(3), 1, 1, data, eta).rho_Psi for eta in falling]
+    found = [theory.constants(Network.ring(3), 1, 1, data, eta).rho_Psi for eta in falling]
+    radius = [each for each in found if isinstance(each, float)]
+    assert len(radius) == 20
     assert all(later <= earlier < 1 for earlier, later in itertools.pairwise(radius))
 
 
