@@ -141,3 +141,4 @@ def test_a_run_on_quadratics_records_its_prediction(tmp_path: Path) -> None:
     prediction = json.loads((out / "summary.json").read_text(encoding="utf-8"))["prediction"]
     assert [line["method"] for line in prediction["lines"]] == ["spod-gt"]
     assert Record.read(out).prediction == prediction
+    assert "Measured and predicted" in (out / "report.html").read_text(encoding="utf-8")
