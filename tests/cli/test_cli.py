@@ -23,12 +23,16 @@ from spodgt.cli import app
 from spodgt.cli.app import Changes
 from spodgt.cli.compare import Display, free_folder, short
 from spodgt.experiment import PAPER_METHODS, Experiment
-from spodgt.experiment.config import tomllib
 from spodgt.network.recipes import RECIPES
 from spodgt.participation import PARTICIPATIONS
 from spodgt.problems.data import PARTITIONS
 from spodgt.problems.models import MODELS
 from spodgt.training import Glimpse
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 SMALL = ("--set", "network.clients=4", "--set", "network.radius=0.8", "--set", "run.evaluations=2")
 QUADRATIC = (

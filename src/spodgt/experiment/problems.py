@@ -30,6 +30,12 @@ def _count(key: str, least: int, example: int) -> Must:
     return Must(f"a whole number of at least {least}", example, use=f"{key} = {example}")
 
 
+def _partition(value: object) -> object:
+    if isinstance(value, str):  # a text has a `split`, too, but of another kind
+        raise InvalidInput(f"partition must be a partition, got {value!r}; use LabelsPerClient(1).")
+    return value
+
+
 @recipe(InvalidInput, PROBLEMS)
 class Classification:
     """A shipped model on a shipped data set, divided among the clients anew for every seed.

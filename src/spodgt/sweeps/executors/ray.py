@@ -17,10 +17,9 @@ from typing import Any
 
 from spodgt.errors import Failed, InvalidInput
 from spodgt.sweeps.cell import Event, Job, Outcome, Tell, from_line, perform, to_line
-from spodgt.sweeps.executors import cores
+from spodgt.sweeps.executors.base import SAVE_SECONDS, cores
 
 RETRIES = 5  # times a cell is begun again after its worker was lost
-_PATIENCE = 120.0  # seconds a cell gets to save what it has
 _TELL_EVERY = 1.0  # seconds between two words about a cell's progress
 
 
@@ -72,7 +71,7 @@ class RayTasks:
         for reference in self.running:
             self.ray.cancel(reference)  # Ctrl-C for the task: it ends its round and saves
         if self.running:
-            self.ray.wait(list(self.running), num_returns=len(self.running), timeout=_PATIENCE)
+            self.ray.wait(list(self.running), num_returns=len(self.running), timeout=SAVE_SECONDS)
         self.running.clear()
         self.ray.shutdown()
 
