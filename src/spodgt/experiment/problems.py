@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Protocol, runtime_checkable
 
+from pydantic import BeforeValidator
+
 from spodgt.errors import InvalidInput
 from spodgt.problems import Quadratic, classification
 from spodgt.problems.data import LabelsPerClient, Partition
@@ -56,7 +58,9 @@ class Classification:
     data: Annotated[str, one_of(DATA)] = "fashion-mnist-small"
     model: Annotated[str, one_of(MODELS)] = "svm"
     batch_size: Annotated[Whole, Field(ge=0), _count("batch_size", 0, 16)] = 16
-    partition: Annotated[Partition, Must("a partition", use="LabelsPerClient(1)")] = LabelsPerClient(1)
+    partition: Annotated[
+        Partition, BeforeValidator(_partition), Must("a partition", use="LabelsPerClient(1)")
+    ] = LabelsPerClient(1)
     augment: bool = False
     test_samples: Annotated[Whole | None, _AT_LEAST_1, _count("test_samples", 1, 1000)] = None
     hidden: Annotated[Whole | None, _AT_LEAST_1, _count("hidden", 1, 16)] = None
