@@ -102,31 +102,46 @@ def _score(model, pixels, bias, scores):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _weigh(slope, pixels, total):  # type: ignore[no-untyped-def]
-    """total (features,) ← Σ_s slope[s] pixels[s], the gradient of the weights of one class.
+def _collect(scores, pixels, factor, bias, total, g, y, add):  # type: ignore[no-untyped-def]
+    """g (parameters,) ← factor × gradient of one model; with `add`, y (parameters,) += its change.
 
-    Returns Σ_s slope[s], the gradient of its bias.
+    `scores` (batch, classes) holds the derivative of the loss by every score, `pixels` (batch, features)
+    the samples; `total` (features,) is used as memory.
     """
     batch, features = pixels.shape
-    zero = total.dtype.type(0)
-    for d in range(features):
-        total[d] = 0
-    sum_, s = zero, 0
-    while s < batch:
-        four = s + 4 <= batch
-        u0 = slope[s]
-        u1, u2, u3 = (slope[s + 1], slope[s + 2], slope[s + 3]) if four else (zero, zero, zero)
-        sum_ += u0 + u1 + u2 + u3
-        p0 = pixels[s]
-        if not four:
+    classes, zero = scores.shape[1], total.dtype.type(0)
+    for c in range(classes):
+        for d in range(features):
+            total[d] = 0
+        slope, s = zero, 0
+        while s < batch:
+            four = s + 4 <= batch
+            u0 = scores[s, c]
+            u1, u2, u3 = (
+                (scores[s + 1, c], scores[s + 2, c], scores[s + 3, c]) if four else (zero, zero, zero)
+            )
+            slope += u0 + u1 + u2 + u3
+            p0 = pixels[s]
+            if not four:
+                for d in range(features):
+                    total[d] += u0 * p0[d]
+            elif u0 != 0 or u1 != 0 or u2 != 0 or u3 != 0:  # hinges leave most slopes at zero
+                p1, p2, p3 = pixels[s + 1], pixels[s + 2], pixels[s + 3]
+                for d in range(features):
+                    total[d] += u0 * p0[d] + u1 * p1[d] + u2 * p2[d] + u3 * p3[d]
+            s += 4 if four else 1
+        part = slice(c * features, (c + 1) * features)
+        to_y, to_g = y[part], g[part]
+        if add:
             for d in range(features):
-                total[d] += u0 * p0[d]
-        elif u0 != 0 or u1 != 0 or u2 != 0 or u3 != 0:  # hinges leave most slopes at zero
-            p1, p2, p3 = pixels[s + 1], pixels[s + 2], pixels[s + 3]
-            for d in range(features):
-                total[d] += u0 * p0[d] + u1 * p1[d] + u2 * p2[d] + u3 * p3[d]
-        s += 4 if four else 1
-    return sum_
+                to_y[d] += factor * total[d] - to_g[d]
+        for d in range(features):
+            to_g[d] = factor * total[d]
+        if bias:
+            left = classes * features + c
+            if add:
+                y[left] += factor * slope - g[left]
+            g[left] = factor * slope
 
 
 @jit
@@ -157,21 +172,7 @@ def linear_gradients(  # type: ignore[no-untyped-def]
         _score(x[at], pixels, bias, scores)
         for s in range(batch):
             slopes(loss, scores[s], targets[numbers[start + chosen[s]]], batch)
-        factor = x.dtype.type(weight[task])
-        for c in range(classes):
-            slope = _weigh(scores[:, c], pixels, total)
-            part = slice(c * features, (c + 1) * features)
-            to_y, to_g = y[at, part], g[at, part]
-            if add:
-                for d in range(features):
-                    to_y[d] += factor * total[d] - to_g[d]
-            for d in range(features):
-                to_g[d] = factor * total[d]
-            if bias:
-                left = classes * features + c
-                if add:
-                    y[at, left] += factor * slope - g[at, left]
-                g[at, left] = factor * slope
+        _collect(scores, pixels, x.dtype.type(weight[task]), bias, total, g[at], y[at], add)
 
 
 def gradients(
