@@ -268,7 +268,7 @@ def test_power_iteration_is_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
             {"H": np.full((3, 2, 2), [[1.0, 1.0], [0.0, 1.0]]), "c": np.zeros((3, 2))},
             r"H must be symmetric, but H\[0\] is not; use ",
         ),
-        ({"noise": -1.0}, "noise must be zero or positive, one number or 3, got -1.0; use "),
+        ({"noise": -1.0}, r"noise\[0\] must be zero or positive and finite, got -1.0; use "),
         ({"p": 0.0}, r"p\[0\]"),
     ],
 )

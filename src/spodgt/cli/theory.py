@@ -13,16 +13,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from spodgt.cli.app import (
-    Changes,
-    ConfigOption,
-    JsonOption,
-    SetOption,
-    app,
-    experiment_of,
-    many_imports,
-    plain_table,
-)
+from spodgt.cli.app import Changes, ConfigOption, JsonOption, SetOption, app, experiment_of, plain_table
 from spodgt.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -43,8 +34,7 @@ def theory(
     as_json: JsonOption = False,
 ) -> None:
     """Show the theory's conditions and bounds for an experiment, and exact or modelled rates."""
-    with many_imports():
-        from spodgt.theory import overview
+    from spodgt.theory import overview
 
     if not seed.isdigit():
         raise InvalidInput(f"--seed must be a whole number of at least 0, got {seed!r}; use --seed 0.")
@@ -74,9 +64,8 @@ def setting_of(experiment: Experiment, seed: int) -> Setting:
     run = experiment.run
     covered = [method for method in experiment.methods if method.traits.rule is not None]
     steps = [method.step_size for method in covered if isinstance(method, HasStepSize)]
-    step = (
-        steps[0] if steps and steps[0] is not None else positive(schedule(run.step_size), "step_size of run")
-    )
+    first = steps[0] if steps else None
+    step = positive(schedule(run.step_size), "step_size of run") if first is None else first
     rounds = run.rounds or max(1, round((run.delay or 0) / 3))  # each of a round's three parts costs about 1
     return setting(experiment.draw(seed), step, rounds)
 

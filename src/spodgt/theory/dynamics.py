@@ -28,7 +28,7 @@ from scipy.sparse.csgraph import connected_components
 from spodgt.algorithms.base import Rule
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.theory.graph import Links, perron_vectors, probabilities
+from spodgt.theory.graph import Links, expected_matrices, per_client, perron_vectors, probabilities
 from spodgt.theory.moments import Fluctuations, Stage, spectral_radius, stationary_moment
 from spodgt.types import Floats, Ints
 
@@ -70,7 +70,7 @@ class Dynamics:
         self.p = probabilities("p", p, network.clients)
         self.p_hat = probabilities("p_hat", p_hat, network.links)
         self.H, self.c = _quadratics(network.clients, H, c)
-        self.noise = _noise(network.clients, noise)
+        self.noise = per_client("noise", noise, network.clients, zero=True)
         for weight, what in ((np.ones_like(self.p), "H"), (self.mean_weight, "p_i H_i")):
             if not np.linalg.eigvalsh(np.einsum("i,iab->ab", weight, self.H))[0] > 0:
                 raise InvalidInput(
@@ -118,7 +118,7 @@ class Dynamics:
         """
         if self.mean_square_radius(step_size) >= 1:
             return float("inf")
-        eta, total = self._steps(step_size), 0.0
+        eta, total = per_client("step_size", step_size, len(self.p)), 0.0
         for same in self._alike:
             parts = [_Part(self, eta, own) for own in same]
             total += parts[0].variance(np.sum([part.source() for part in parts], axis=0))
@@ -164,21 +164,13 @@ class Dynamics:
 
     def _parts(self, step_size: ArrayLike) -> list[_Part]:
         """Coordinates that no H_i couples evolve apart, and second moments across them decide nothing."""
-        eta = self._steps(step_size)
+        eta = per_client("step_size", step_size, len(self.p))
         return [_Part(self, eta, own) for same in self._alike for own in same]
 
     def _leaders(self, step_size: ArrayLike) -> list[_Part]:
         """One part per distinct curvature: parts of equal curvature have equal radii."""
-        eta = self._steps(step_size)
+        eta = per_client("step_size", step_size, len(self.p))
         return [_Part(self, eta, first) for first, *_ in self._alike]
-
-    def _steps(self, step_size: ArrayLike) -> Floats:
-        eta = np.broadcast_to(np.asarray(step_size, dtype=np.float64), self.p.shape)
-        if not ((eta > 0) & np.isfinite(eta)).all():
-            raise InvalidInput(
-                f"step_size must be positive and finite, got {step_size!r}; use step_size=0.01."
-            )
-        return eta
 
     @cached_property
     def _alike(self) -> list[list[Ints]]:
@@ -202,7 +194,7 @@ class _Part:
         self.coordinates, self.rule, self.mu = coordinates, dynamics.rule, dynamics.mean_weight
         self.blocks = 3 if dynamics.rule == "memory" else 2
         self.client_stage = self._clients(dynamics)
-        self.link_stage = self._links(Links.of(dynamics.network, dynamics.p_hat), eta)
+        self.link_stage = self._links(dynamics.network, dynamics.p_hat, eta)
         self.size = self.m * self.n
         self.states = self.blocks * self.size
 
@@ -244,15 +236,11 @@ class _Part:
         )
         return Stage(csr_matrix(mean), (idle, noise))
 
-    def _links(self, links: Links, eta: Floats) -> Stage:
+    def _links(self, network: Network, p_hat: Floats, eta: Floats) -> Stage:
         """(x, y, g, 1) -> (x⁺, z⁺[, h⁺], 1) by the draw of the links, the same for A^(k) and B^(k)."""
-        m, n = self.m, self.n
+        n, links, eye, size = self.n, Links.of(network, p_hat), np.eye(self.n), self.m * self.n
         x, y, g = self._block(0), self._block(1), self._block(2)
-        eye, size = np.eye(n), m * n
-        A, B = np.zeros((m, m)), np.zeros((m, m))
-        A[links.i, links.j], B[links.i, links.j] = links.a * links.p_hat, links.b * links.p_hat
-        own_a, own_b = links.diagonals(links.p_hat)
-        A, B = A + np.diag(own_a), B + np.diag(own_b)
+        A, B = (matrix.toarray() for matrix in expected_matrices(network, p_hat))
         mean = np.zeros((self.blocks * size + 1, 3 * size + 1))
         mean[-1, -1] = 1
         mean[:size, :size] = np.kron(A, eye)
@@ -262,17 +250,11 @@ class _Part:
         if self.blocks == 3:
             mean[g.ravel(), g.ravel()] = 1
         # a working link gives x_i: a(x_j - x_i) - η_i b y_j, x_j: η_j b y_j, z_i: b y_j, z_j: -b y_j
-        i, j, zero = links.i, links.j, np.zeros_like(links.a)
-        local = np.stack(
-            [
-                np.stack([-links.a, links.a, -eta[i] * links.b], axis=1),
-                np.stack([zero, zero, eta[j] * links.b], axis=1),
-                np.stack([zero, zero, links.b], axis=1),
-                np.stack([zero, zero, -links.b], axis=1),
-            ],
-            axis=1,
-        )
-        local = np.sqrt(links.variance)[:, None, None] * local
+        i, j, a, b = links.i, links.j, links.a, links.b
+        local = np.zeros((len(i), 4, 3))
+        local[:, 0] = np.stack([-a, a, -eta[i] * b], axis=1)
+        local[:, 1:, 2] = np.stack([eta[j] * b, b, -b], axis=1)
+        local *= np.sqrt(links.variance)[:, None, None]
         maps = np.einsum("lrc,ab->lracb", local, eye).reshape(len(i), 4 * n, 3 * n)
         reads = np.concatenate([x[i], x[j], y[j]], axis=1)
         writes = np.concatenate([x[i], x[j], y[i], y[j]], axis=1)
@@ -352,12 +334,3 @@ def _quadratics(m: int, H: ArrayLike, c: ArrayLike) -> tuple[Floats, Floats]:
         worst = int(np.abs(hessians - hessians.swapaxes(1, 2)).max((1, 2)).argmax())
         raise InvalidInput(f"H must be symmetric, but H[{worst}] is not; use (H + H.T) / 2.")
     return hessians, centres
-
-
-def _noise(m: int, noise: ArrayLike) -> Floats:
-    deviation = np.asarray(noise, dtype=np.float64)
-    if deviation.shape not in ((), (1,), (m,)) or not ((deviation >= 0) & np.isfinite(deviation)).all():
-        raise InvalidInput(
-            f"noise must be zero or positive, one number or {m}, got {noise!r}; use noise=0.0."
-        )
-    return np.broadcast_to(deviation, (m,))

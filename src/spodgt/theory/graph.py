@@ -54,6 +54,21 @@ class Links:
         return np.maximum(a, 0.0), np.maximum(b, 0.0)
 
 
+def per_client(name: str, value: ArrayLike, clients: int, *, zero: bool = False) -> Floats:
+    """`value` as one positive number per client, or say which one is not; `zero` will do if allowed."""
+    array = np.asarray(value, dtype=np.float64)
+    if array.shape not in ((), (1,), (clients,)):
+        raise InvalidInput(
+            f"{name} must be one number or {clients} (one per client), got shape {array.shape}; use {name}=1."
+        )
+    array = np.broadcast_to(array, (clients,))
+    bad = ~(np.isfinite(array) & ((array > 0) | (zero & (array == 0))))
+    if bad.any():
+        worst, sign = int(np.argmax(bad)), "zero or positive" if zero else "positive"
+        raise InvalidInput(f"{name}[{worst}] must be {sign} and finite, got {array[worst]}; use {name}=1.")
+    return array
+
+
 def probabilities(name: str, value: ArrayLike, count: int) -> Floats:
     """`value` as `count` probabilities in (0, 1], or say which one is not."""
     p = np.asarray(value, dtype=np.float64)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.theory.graph import Links, probabilities
+from spodgt.theory.graph import Links, per_client, probabilities
 from spodgt.types import Floats
 
 Variant = Literal["paper", "corrected"]
@@ -89,7 +89,10 @@ class Inputs:
             if not (gamma > 1 and math.isfinite(gamma)):
                 raise InvalidInput(f"{name} must be a finite number above 1, got {gamma}; use {name}=2.0.")
         given = {field.name: getattr(data, field.name) for field in fields(data)} | {"step_size": step_size}
-        arrays = {name: _per_client(name, value, network.clients) for name, value in given.items()}
+        arrays = {
+            name: per_client(name, value, network.clients, zero=name.startswith(("sigma", "delta")))
+            for name, value in given.items()
+        }
         D, B = arrays["samples"], arrays["batch"]
         outside = (B > D) | (B < 1)
         if outside.any():
@@ -100,18 +103,3 @@ class Inputs:
             )
         links, p = Links.of(network, p_hat), probabilities("p", p, network.clients)
         return cls(links, p, gamma2=float(gamma2), gamma3=float(gamma3), variant=variant, **arrays)
-
-
-def _per_client(name: str, value: ArrayLike, clients: int) -> Floats:
-    array = np.asarray(value, dtype=np.float64)
-    if array.shape not in ((), (1,), (clients,)):
-        raise InvalidInput(
-            f"{name} must be one number or {clients} (one per client), got shape {array.shape}; use {name}=1."
-        )
-    array = np.broadcast_to(array, (clients,))
-    positive = name in ("L", "samples", "batch", "step_size")
-    bad = ~np.isfinite(array) | (array < 0) | (positive & (array == 0))
-    if bad.any():
-        worst, sign = int(np.argmax(bad)), "positive" if positive else "zero or positive"
-        raise InvalidInput(f"{name}[{worst}] must be {sign} and finite, got {array[worst]}; use {name}=1.")
-    return array

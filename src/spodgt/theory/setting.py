@@ -12,6 +12,7 @@ from spodgt.algorithms.base import Schedule
 from spodgt.errors import InvalidInput
 from spodgt.participation.availability import Independent, Overlay
 from spodgt.runtimes.world import Draw
+from spodgt.theory.graph import per_client
 from spodgt.types import Availability, Floats
 
 MOST_CLIENTS = 300  # K(G) takes links × clients² steps
@@ -61,12 +62,8 @@ def setting(draw: Draw, step_size: ArrayLike | Tensor | Schedule, rounds: int) -
     if isinstance(step_size, Schedule):
         notes.append("the step size is that of round 1; those of a falling schedule need no other check")
         step_size = step_size.at(1)
-    steps = np.asarray(step_size, dtype=np.float64).reshape(-1)
-    if len(steps) not in (1, m):
-        raise InvalidInput(
-            f"step_size must be one number or {m} (one per client), got {len(steps)}; use step_size=0.01."
-        )
-    return Setting(draw, np.broadcast_to(steps, (m,)), rounds, tuple(notes))
+    steps = per_client("step_size", np.asarray(step_size, dtype=np.float64).reshape(-1), m)
+    return Setting(draw, steps, rounds, tuple(notes))
 
 
 def independent(availability: Availability) -> tuple[Floats, Floats] | None:
