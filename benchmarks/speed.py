@@ -33,8 +33,9 @@ from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.learning import Learning
 from spodgt.problems.losses import cross_entropy
 from spodgt.problems.samples import without_replacement
-from spodgt.runtimes.loop import STRIDE, Marks, Moment, Stop, begin, run_rounds
-from spodgt.runtimes.simulator import Run, Simulation
+from spodgt.runtimes.loop import STRIDE, EvaluationSchedule, Stop, begin, run_rounds
+from spodgt.runtimes.simulator import Simulation
+from spodgt.runtimes.world import Run, Snapshot
 
 OUT = Path(__file__).parent / "results"
 CONSOLE = Console(width=132)
@@ -97,17 +98,17 @@ def make_runs(
 
 def ours(runs: list[Run], rounds: int = STRIDE) -> Callable[[], None]:
     """Some rounds of the loop that `train` runs, with nothing to look at."""
-    moment = begin(Simulation(runs))
+    snapshot = begin(Simulation(runs))
 
     def go() -> None:
-        nonlocal moment
+        nonlocal snapshot
 
-        def observe(now: Moment, due: Any, last: Any) -> Any:
-            nonlocal moment
-            moment = now
+        def observe(now: Snapshot, due: Any, last: Any) -> Any:
+            nonlocal snapshot
+            snapshot = now
             return np.zeros_like(last)
 
-        run_rounds(moment, Stop(rounds=moment.k + rounds), Marks(), observe)
+        run_rounds(snapshot, Stop(rounds=snapshot.k + rounds), EvaluationSchedule(), observe)
 
     return go
 
@@ -170,7 +171,7 @@ def torch_loop(run: Run) -> Callable[[], None]:
 
 def eager(runs: list[Run]) -> Callable[[], None]:
     """All clients of all runs stacked, in plain torch: the recursion as written, no compiled code."""
-    world = Simulation(runs, fuse=False)
+    world = Simulation(runs, compiled=False)
     x = world.start()
     problem, links = world.problem, world.links
     engine: LinearEngine = problem.engine

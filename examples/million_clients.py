@@ -25,7 +25,8 @@ from spodgt.problems.losses import cross_entropy
 from spodgt.problems.models import linear
 from spodgt.problems.samples import Holdings
 from spodgt.runtimes.loop import begin
-from spodgt.runtimes.simulator import Run, Simulation
+from spodgt.runtimes.simulator import Simulation
+from spodgt.runtimes.world import Run
 
 EACH = 4  # images per client
 SAMPLED = 500  # clients whose models are tested
@@ -57,8 +58,8 @@ def main(clients: int = 1_000_000, rounds: int = 60) -> None:
     method = spodgt.SpodGTMemory(step_size=0.3)
     available = spodgt.Bernoulli(0.5, 0.5).draw(network, 0)
     world = Simulation([Run(0, method, network, available, problem, problem.start(0))])
-    moment = begin(world)
-    state = moment.state
+    snapshot = begin(world)
+    state = snapshot.state
     print(f"{clients:,} clients, {network.links:,} links ready in {time.perf_counter() - begun:.0f} s")
 
     sample = torch.linspace(0, clients - 1, SAMPLED).long()

@@ -26,7 +26,7 @@ class Pool:
 
     def __init__(self) -> None:
         context, port = mp.get_context("forkserver"), free_port()
-        context.set_forkserver_preload(["spodgt.training", "spodgt.runtimes.distributed.session"])
+        context.set_forkserver_preload(["spodgt.training"])
         self.pipes, self.processes = [], []
         for rank in range(SIZE):
             ours, theirs = context.Pipe()

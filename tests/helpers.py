@@ -16,8 +16,9 @@ from spodgt.algorithms.base import Algorithm
 from spodgt.network import Network
 from spodgt.participation import Always, Participation, Trace
 from spodgt.problems import Quadratic
-from spodgt.runtimes.loop import Marks, Moment, Stop, begin, run_rounds
-from spodgt.runtimes.simulator import Run, Simulation
+from spodgt.runtimes.loop import EvaluationSchedule, Stop, begin, run_rounds
+from spodgt.runtimes.simulator import Simulation
+from spodgt.runtimes.world import Run, Snapshot
 
 NAMES = tuple(ALGORITHMS)
 STEPPING = tuple(name for name in NAMES if ALGORITHMS[name].traits.steps != "none")
@@ -64,22 +65,22 @@ def make_run(
     return Run(seed, fitted, fitted.weighs(network), fitted.uses(availability, network), problem, start)
 
 
-def states(runs: Sequence[Run], rounds: int, *, fuse: bool = False) -> list[Any]:
+def states(runs: Sequence[Run], rounds: int, *, compiled: bool = False) -> list[Any]:
     """The states after rounds 0 to `rounds`, all runs of the batch in one; `fuse` allows compiled steps."""
     kept: list[Any] = []
 
-    def observe(moment: Moment, due: Any, last: Any) -> Any:
-        kept.append(type(moment.state)(*(tensor.clone() for tensor in moment.state)))
+    def observe(snapshot: Snapshot, due: Any, last: Any) -> Any:
+        kept.append(type(snapshot.state)(*(tensor.clone() for tensor in snapshot.state)))
         return np.zeros_like(last)
 
-    world = Simulation(runs, dtype=torch.float64, fuse=fuse)
-    run_rounds(begin(world), Stop(rounds=rounds), Marks(rounds=1), observe)
+    world = Simulation(runs, dtype=torch.float64, compiled=compiled)
+    run_rounds(begin(world), Stop(rounds=rounds), EvaluationSchedule(rounds=1), observe)
     return kept
 
 
 def final(runs: Run | Sequence[Run], rounds: int) -> Any:
     """The state after `rounds`, without keeping the others."""
-    world = Simulation([runs] if isinstance(runs, Run) else runs, dtype=torch.float64, fuse=False)
+    world = Simulation([runs] if isinstance(runs, Run) else runs, dtype=torch.float64, compiled=False)
     state = world.algorithm.init(world.start(), world.round(0))
     for k in range(1, rounds + 1):
         state = world.algorithm.step(state, world.round(k))

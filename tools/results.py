@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from safetensors import safe_open
 
 from spodgt import report
 from spodgt.errors import SpodgtError
 from spodgt.experiment import Experiment
 from spodgt.figures import words
 from spodgt.record import Record, statistics
-from spodgt.record.folder import CHECKPOINT
+from spodgt.record.folder import CHECKPOINT, Checkpoint
 from spodgt.record.sweep import label
 from spodgt.report.page import Page
 from spodgt.report.render import duration
@@ -290,8 +289,8 @@ def recall_part(page: Page) -> Iterator[str]:
     problem: Any = Experiment.parse(config).undivided
     networks, found = run.record.drawn(), []
     methods = page.methods
-    with safe_open(run.folder / CHECKPOINT, "pt") as saved:
-        models = {method: saved.get_tensor(f"final/{method}") for method in methods}
+    saved = Checkpoint.read(run.folder / CHECKPOINT).tensors
+    models = {method: saved[f"final/{method}"] for method in methods}
     test = problem.test_samples
     inputs, _ = test.take(slice(None), torch.float32)
     for number, seed in enumerate(networks):

@@ -1,20 +1,47 @@
-"""Decentralized federated learning over directed graphs, when clients and links come and go."""
+"""Decentralized federated learning over directed graphs, when clients and links come and go.
 
-from spodgt import _first, problems  # _first comes before torch
-from spodgt.algorithms import ALGORITHMS, method, register
-from spodgt.algorithms.ab_push_pull import ABPushPull
-from spodgt.algorithms.g_push_pull import GPushPull
-from spodgt.algorithms.k_gt import KGT
-from spodgt.algorithms.spod_gt import SpodGT
-from spodgt.algorithms.spod_gt_importance import SpodGTImportance
-from spodgt.algorithms.spod_gt_memory import SpodGTMemory
-from spodgt.algorithms.sporadic_k_gt import SporadicKGT
-from spodgt.network import Network
-from spodgt.network import recipes as graphs
-from spodgt.participation import Always, Bernoulli, Beta, EveryK, OneLink, Trace
-from spodgt.problems import Learning, Quadratic
-from spodgt.training import compare, train
-from spodgt.training.result import Result
+Public names are loaded when they are first used: importing the package itself costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from spodgt import problems
+    from spodgt.algorithms import ALGORITHMS, method, register
+    from spodgt.algorithms.ab_push_pull import ABPushPull
+    from spodgt.algorithms.g_push_pull import GPushPull
+    from spodgt.algorithms.k_gt import KGT
+    from spodgt.algorithms.spod_gt import SpodGT
+    from spodgt.algorithms.spod_gt_importance import SpodGTImportance
+    from spodgt.algorithms.spod_gt_memory import SpodGTMemory
+    from spodgt.algorithms.sporadic_k_gt import SporadicKGT
+    from spodgt.experiment import Experiment
+    from spodgt.network import Network
+    from spodgt.network import recipes as graphs
+    from spodgt.participation import Always, Bernoulli, Beta, EveryK, OneLink, Trace
+    from spodgt.problems import Learning, Quadratic
+    from spodgt.training import Result, compare, run, train
+
+_MODULES = {"graphs": "spodgt.network.recipes", "problems": "spodgt.problems"}
+_NAMES = {
+    "spodgt.algorithms": ("ALGORITHMS", "method", "register"),
+    "spodgt.algorithms.ab_push_pull": ("ABPushPull",),
+    "spodgt.algorithms.g_push_pull": ("GPushPull",),
+    "spodgt.algorithms.k_gt": ("KGT",),
+    "spodgt.algorithms.spod_gt": ("SpodGT",),
+    "spodgt.algorithms.spod_gt_importance": ("SpodGTImportance",),
+    "spodgt.algorithms.spod_gt_memory": ("SpodGTMemory",),
+    "spodgt.algorithms.sporadic_k_gt": ("SporadicKGT",),
+    "spodgt.experiment": ("Experiment",),
+    "spodgt.network": ("Network",),
+    "spodgt.participation": ("Always", "Bernoulli", "Beta", "EveryK", "OneLink", "Trace"),
+    "spodgt.problems": ("Learning", "Quadratic"),
+    "spodgt.training": ("Result", "compare", "run", "train"),
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "ALGORITHMS",
@@ -24,6 +51,7 @@ __all__ = [
     "Bernoulli",
     "Beta",
     "EveryK",
+    "Experiment",
     "GPushPull",
     "Learning",
     "Network",
@@ -40,7 +68,21 @@ __all__ = [
     "method",
     "problems",
     "register",
+    "run",
     "train",
 ]
 
-_first.done()
+
+def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        value: object = import_module(_MODULES[name])
+    elif name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+    else:
+        raise AttributeError(f"module 'spodgt' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -31,7 +31,8 @@ from spodgt.network import Network
 from spodgt.participation import Always, Bernoulli, Trace
 from spodgt.participation.availability import Overlay, Woken, two_way
 from spodgt.problems import Quadratic
-from spodgt.runtimes.simulator import Run, Simulation
+from spodgt.runtimes.simulator import Simulation
+from spodgt.runtimes.world import Run
 
 EXACT = [name for name in NAMES if ALGORITHMS[name].traits.exact != "no"]
 # A client that talks to nobody goes to its own minimum, whatever the step.
@@ -68,15 +69,15 @@ def fields_of(name: str) -> dict[str, Any]:
 
 # --- numbers -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", golden()["x"])
-@pytest.mark.parametrize("fuse", [False, True])
-def test_golden_trajectories(name: str, fuse: bool) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_golden_trajectories(name: str, compiled: bool) -> None:
     data = golden()
     network = Network.from_adjacency(data["undirected" if traits_of(name).mixing == "gossip" else "digraph"])
     every = 3 if name == "k-gt" else 1
     algorithm = method(name, step_size=data["step_size"], **({"local_steps": 3} if every > 1 else {}))
     participation = golden_trace() if name in FAMILY else Always()  # the others were made with all active
     run = make_run(algorithm, golden_problem(), network, participation, x0=np.array(data["x0"]))
-    kept = states([run], every * (len(data["x"][name]) - 1), fuse=fuse)[::every]
+    kept = states([run], every * (len(data["x"][name]) - 1), compiled=compiled)[::every]
     for letter in ("x", "y"):
         if name in data[letter]:
             ours = torch.stack([getattr(state, letter) for state in kept])
@@ -90,7 +91,7 @@ def test_pure_and_true_to_shape_and_dtype(name: str, dtype: torch.dtype) -> None
     problem = Quadratic.random(5, 3, seed=1, noise=0.1)
     algorithm = build(name, step_size=0.1, **fields_of(name))
     run = make_run(algorithm, problem, world_of(name), hardest(name))
-    world = Simulation([run], dtype=dtype, fuse=False)
+    world = Simulation([run], dtype=dtype, compiled=False)
     state = world.algorithm.init(world.start(), world.round(0))
     for k in range(1, 8):
         before = [tensor.clone() for tensor in state]
@@ -110,13 +111,13 @@ def test_pure_and_true_to_shape_and_dtype(name: str, dtype: torch.dtype) -> None
 def test_one_gradient_a_round_and_only_where_active(name: str) -> None:
     problem = Quadratic.random(5, 2, seed=1, noise=0.1)
     run = make_run(build(name, **fields_of(name)), problem, world_of(name), hardest(name))
-    world = Simulation([run], fuse=False)
+    world = Simulation([run], compiled=False)
     state = world.algorithm.init(world.start(), world.round(0))
     for k in range(1, 21):
         state = world.algorithm.step(state, world.round(k))
     first = 1 if name == "subgradient-push" else 0  # its first round only mixes
     expected = run.availability.computes(range(first, 21)).sum(0)
-    assert np.array_equal(world.tally.gradients, expected)
+    assert np.array_equal(world.tally().gradients, expected)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -72,7 +72,7 @@ def test_a_schedule_is_another_number_in_every_round(name: str, schedule: Any) -
     problem, network = Quadratic.random(5, 2, seed=1, noise=0.1), ring_of(5)
     run = make_run(method(name, step_size=schedule, **fields), problem, network)
     ours = states([run], 9)[-1]
-    world = Simulation([run], dtype=torch.float64, fuse=False)
+    world = Simulation([run], dtype=torch.float64, compiled=False)
     state = method(name, **fields).init(world.start(), world.round(0))
     for k in range(1, 10):
         held = (k - 1) // 3 * 3 + 1 if fields else k  # between two exchanges the step is held

@@ -27,7 +27,7 @@ from spodgt.network.recipes import RECIPES
 from spodgt.participation import PARTICIPATIONS
 from spodgt.problems.data import PARTITIONS
 from spodgt.problems.models import MODELS
-from spodgt.training import Glimpse
+from spodgt.training import Progress
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,7 +43,14 @@ QUADRATIC = (
     "--set",
     "network.radius=1.5",
 )
-FILES = {"config.toml", "metrics.parquet", "participation.parquet", "summary.json", "checkpoint.safetensors"}
+FILES = {
+    "config.toml",
+    "metrics.parquet",
+    "networks.parquet",
+    "participation.parquet",
+    "summary.json",
+    "checkpoint.zip",
+}
 
 
 def commands() -> list[tuple[str, ...]]:
@@ -230,8 +237,8 @@ def test_progress_bars_fit_80_columns() -> None:
     console = Console(file=screen, width=80, force_terminal=True, color_system=None, legacy_windows=False)
     with Display(console) as display:
         for name in ("spod-gt-importance", "k-gt step_size=0.123456789"):
-            display.show(Glimpse(name, 1, 2, 1_234_567, 1_234_567.0, 0.5, 0.7123))
-        display.show(Glimpse("spod-gt", 1, 2, 5, 5.0, 0.5, float("nan")))
+            display.show(Progress(name, 1, 2, 1_234_567, 1_234_567.0, 0.5, 0.7123))
+        display.show(Progress("spod-gt", 1, 2, 5, 5.0, 0.5, float("nan")))
         display.progress.refresh()
     lines = screen.getvalue().splitlines()
     last = [line for line in lines if "spod-gt-importance" in line][-1]

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 import spodgt
 from spodgt import rng
-from spodgt.compiled import Memory, announced, finite
-from spodgt.kernels.fused import Fused
-from spodgt.kernels.mixing import Links
+from spodgt.compiled import announced, finite
+from spodgt.kernels.mixing import Buffers, Links
+from spodgt.kernels.sums import spread
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.learning import Learning
 from spodgt.problems.losses import cross_entropy, multi_margin, one_vs_rest
 from spodgt.problems.models import linear
 from spodgt.problems.samples import draw_batch, without_replacement
-from spodgt.record.metrics import spread
-from spodgt.runtimes.loop import Marks, Stop, begin, run_rounds
-from spodgt.runtimes.simulator import Run, Simulation
+from spodgt.runtimes.loop import EvaluationSchedule, Stop, begin, run_rounds
+from spodgt.runtimes.simulator import Simulation
+from spodgt.runtimes.world import Draw, Run
 from spodgt.types import Minibatches
 
 FAMILY = ["spod-gt", "spod-gt-memory", "spod-gt-importance", "ab-push-pull", "g-push-pull", "sporadic-k-gt"]
@@ -49,20 +49,20 @@ def runs_of(problem, name, count=2, *, chance=0.6, step_size=0.3) -> list[Run]:
     return runs
 
 
-def after(runs, rounds, *, fuse, dtype=torch.float64):
-    world = Simulation(runs, dtype=dtype, fuse=fuse)
-    assert isinstance(world.algorithm, Fused) == fuse
+def after(runs, rounds, *, compiled, dtype=torch.float64):
+    world = Simulation(runs, dtype=dtype, compiled=compiled)
+    assert (world.step is not None) == compiled
     state = begin(world).state
     for k in range(1, rounds + 1):
-        state = world.algorithm.step(state, world.round(k))
-    return state, world.tally
+        state = world.advance(state, range(k, k + 1))
+    return state, world.tally()
 
 
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
 def test_a_fused_step_is_the_step_of_the_method(name, sizes):
     runs = runs_of(toy_problem(sizes=sizes), name)
-    (fast, fast_tally), (plain, plain_tally) = after(runs, 25, fuse=True), after(runs, 25, fuse=False)
+    (fast, fast_tally), (plain, plain_tally) = after(runs, 25, compiled=True), after(runs, 25, compiled=False)
     for ours, theirs in zip(fast, plain, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for ours, theirs in zip(fast_tally, plain_tally, strict=True):
@@ -72,7 +72,9 @@ def test_a_fused_step_is_the_step_of_the_method(name, sizes):
 @pytest.mark.parametrize("name", FAMILY)
 def test_a_fused_step_serves_problems_without_a_compiled_gradient(name):
     runs = runs_of(spodgt.Quadratic.random(5, 3, noise=0.1), name, step_size=0.05)
-    for ours, theirs in zip(after(runs, 25, fuse=True)[0], after(runs, 25, fuse=False)[0], strict=True):
+    for ours, theirs in zip(
+        after(runs, 25, compiled=True)[0], after(runs, 25, compiled=False)[0], strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
@@ -80,40 +82,44 @@ def test_a_fused_step_serves_problems_without_a_compiled_gradient(name):
 @pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
 def test_many_rounds_in_one_call_are_the_rounds_one_by_one(name, sizes):
     runs = runs_of(toy_problem(sizes=sizes), name, count=3)
-    one_by_one, tally = after(runs, 37, fuse=True)
+    one_by_one, tally = after(runs, 37, compiled=True)
     world = Simulation(runs, dtype=torch.float64)
     state = world.advance(begin(world).state, range(1, 17))
     state = world.advance(state, range(17, 38))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(state, one_by_one, strict=True))
-    for ours, theirs in zip(world.tally, tally, strict=True):
+    for ours, theirs in zip(world.tally(), tally, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_whole_rows_for_many_clients_are_the_same_exchange(name, monkeypatch):
     runs = runs_of(toy_problem(), name)
-    blocks, _ = after(runs, 9, fuse=True)
-    monkeypatch.setattr("spodgt.kernels.fused._MANY", 1)
-    rows, _ = after(runs, 9, fuse=True)
+    blocks, _ = after(runs, 9, compiled=True)
+    monkeypatch.setattr("spodgt.kernels.tracking._MANY", 1)
+    rows, _ = after(runs, 9, compiled=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(rows, blocks, strict=True))
 
 
 @pytest.mark.parametrize("stop", [Stop(rounds=45), Stop(delay=60.0), Stop(rounds=30, delay=70.0)], ids=str)
-@pytest.mark.parametrize("marks", [Marks(rounds=7), Marks(delay=9.0), Marks()], ids=str)
-def test_a_stride_passes_no_look_and_no_end(stop, marks):
+@pytest.mark.parametrize(
+    "schedule", [EvaluationSchedule(rounds=7), EvaluationSchedule(delay=9.0), EvaluationSchedule()], ids=str
+)
+def test_a_stride_passes_no_evaluation_and_no_end(stop, schedule):
     """Long strides see the same models at the same moments as single rounds, for runs that end apart."""
     seen: dict[int, list] = {}
     for stride in (1, 16):
         world = Simulation(runs_of(toy_problem(), "spod-gt", count=3, chance=0.4), dtype=torch.float64)
         looks = seen[stride] = []
 
-        def observe(moment, due, last, looks=looks):
-            parts = moment.world.split(moment.state.x)
+        def observe(snapshot, due, last, looks=looks):
+            parts = snapshot.world.split(snapshot.state[0])
             for at in np.flatnonzero(due):
-                looks.append((moment.k, int(moment.world.runs[at]), moment.delay[at], parts[at].clone()))
+                looks.append(
+                    (snapshot.k, int(snapshot.world.runs[at]), snapshot.delay[at], parts[at].clone())
+                )
             return np.zeros_like(last)
 
-        run_rounds(begin(world), stop, marks, observe, stride)
+        run_rounds(begin(world), stop, schedule, observe, stride)
     assert [look[:3] for look in seen[1]] == [look[:3] for look in seen[16]]
     assert all(torch.equal(a[3], b[3]) for a, b in zip(seen[1], seen[16], strict=True))
     assert len({look[1] for look in seen[1]}) == 3
@@ -127,12 +133,12 @@ def test_strides_grow_where_rounds_are_short_and_never_where_they_are_long(monke
         monkeypatch.setattr("spodgt.runtimes.loop.time.monotonic", lambda: next(clock))
         seen = []
 
-        def observe(moment, due, last):
-            seen.append(moment.k)
+        def observe(snapshot, due, last):
+            seen.append(snapshot.k)
             return np.zeros_like(last)
 
         world = Simulation(runs_of(toy_problem(), "spod-gt"), dtype=torch.float64)
-        run_rounds(begin(world), Stop(rounds=48), Marks(), observe)
+        run_rounds(begin(world), Stop(rounds=48), EvaluationSchedule(), observe)
         return seen
 
     assert observed(1e-6) == [0, 1, 3, 7, 15, 16, 32, 48]
@@ -141,9 +147,9 @@ def test_strides_grow_where_rounds_are_short_and_never_where_they_are_long(monke
 
 def test_a_run_is_the_same_bit_for_bit_alone_and_in_a_batch():
     runs = runs_of(toy_problem(), "spod-gt-memory", count=3)
-    together, _ = after(runs, 20, fuse=True, dtype=torch.float32)
+    together, _ = after(runs, 20, compiled=True, dtype=torch.float32)
     for number, run in enumerate(runs):
-        alone, _ = after([run], 20, fuse=True, dtype=torch.float32)
+        alone, _ = after([run], 20, compiled=True, dtype=torch.float32)
         for whole, own in zip(together, alone, strict=True):
             assert torch.equal(whole[4 * number : 4 * number + 4], own)
 
@@ -155,7 +161,7 @@ def test_the_number_of_threads_changes_nothing():
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            states.append(after(runs, 5, fuse=True, dtype=torch.float32)[0])
+            states.append(after(runs, 5, compiled=True, dtype=torch.float32)[0])
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
@@ -182,16 +188,38 @@ def test_compiled_mixing_is_torchs_mixing(clients, runs, seed, many):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_memory_is_used_again_only_when_nobody_holds_it(monkeypatch):
-    monkeypatch.setattr("spodgt.compiled._LARGE", 1)
-    memory, x = Memory(), torch.zeros(3, 4)
-    held = [memory.like(x), memory.like(x)[1], memory.like(x).numpy(), memory.like(x)]
-    places = {t.ctypes.data if isinstance(t, np.ndarray) else t.untyped_storage().data_ptr() for t in held}
-    assert len(places) == 4
-    assert memory.like(x).data_ptr() not in places  # all are held: one more, which the pool forgets
-    free = held.pop().data_ptr()
-    assert memory.like(x).data_ptr() == free
-    assert memory.like(x.double()).dtype == torch.float64
+def test_buffers_are_lent_again_only_when_the_state_lies_elsewhere(monkeypatch):
+    monkeypatch.setattr("spodgt.kernels.mixing._LARGE", 1)
+    buffers, x = Buffers(), torch.zeros(3, 4)
+    first, second = buffers.like(x), buffers.like(x)
+    assert first.data_ptr() != second.data_ptr()
+    assert buffers.like(x).data_ptr() not in (first.data_ptr(), second.data_ptr())  # none was given back
+    buffers.reclaim((first, second[1:]))  # a view holds a buffer, too
+    again = [buffers.like(x).data_ptr() for _ in range(2)]
+    assert first.data_ptr() not in again
+    assert second.data_ptr() not in again
+    buffers.reclaim((x.double(),))  # of another type: nothing is kept
+    assert buffers.like(x.double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", sorted(spodgt.ALGORITHMS))
+def test_memory_that_is_used_again_changes_no_method(name, monkeypatch):
+    """A world lends the same buffers round after round; a state must never lie in one that is lent again."""
+    traits = spodgt.ALGORITHMS[name].traits
+    p_hat = 0.6 if traits.sporadic_links != "no" else 1.0
+    p = 0.6 if traits.sporadic_clients != "no" else 1.0
+    problem = spodgt.Quadratic.random(6, 3, noise=0.1)
+    network = spodgt.Network.random_geometric(6, 0.7, seed=3)
+    run = Run.of(
+        Draw(3, network, spodgt.Bernoulli(p, p_hat).draw(network, 3), problem, problem.start(3)),
+        spodgt.method(name),
+    )
+    states = []
+    for large in (2**18, 1):
+        monkeypatch.setattr("spodgt.kernels.mixing._LARGE", large)
+        world = Simulation([run], dtype=torch.float64, compiled=False)
+        states.append(world.advance(world.init(), range(1, 41)))
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
 
 
 @pytest.mark.parametrize("loss", [multi_margin, cross_entropy, one_vs_rest])

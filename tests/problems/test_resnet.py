@@ -28,7 +28,8 @@ from spodgt.problems.models import MODELS
 from spodgt.problems.samples import Samples, without_replacement
 from spodgt.record.metrics import Snapshot, measure
 from spodgt.runtimes.loop import begin
-from spodgt.runtimes.simulator import Run, Simulation
+from spodgt.runtimes.simulator import Simulation
+from spodgt.runtimes.world import Run
 from spodgt.types import Minibatches
 
 resnet18 = MODELS["resnet18"].build
@@ -133,9 +134,9 @@ def simulate(
     fitted = algorithm.fit(availability)
     uses = fitted.uses(availability, network)
     run = Run(0, fitted, fitted.weighs(network), uses, problem, problem.start(0))
-    moment = begin(Simulation([run], dtype=torch.float64, statistics=statistics))
-    world: Any = moment.world
-    state = moment.state
+    snapshot = begin(Simulation([run], dtype=torch.float64, statistics=statistics))
+    world: Any = snapshot.world
+    state = snapshot.state
     yield state, world.statistics, world
     for k in range(1, rounds + 1):
         state = world.algorithm.step(state, world.round(k))
@@ -149,7 +150,7 @@ def test_statistics_never_enter_a_state(name: str) -> None:
     for (state, statistics, world), (other, _, _) in zip(
         simulate(name, 6), simulate(name, 6, statistics=odd), strict=True
     ):
-        assert state.x.shape == (CLIENTS, world.problem.parameters)
+        assert state.x.shape == (CLIENTS, world.batch.problem.parameters)
         for ours, theirs in zip(state, other, strict=True):
             assert torch.equal(ours, theirs)
         assert torch.isfinite(statistics).all()
@@ -163,7 +164,7 @@ def test_trackers_still_sum_to_gradients() -> None:
 
 def test_a_complete_graph_brings_statistics_to_consensus_in_one_pull() -> None:
     (_, statistics, world), *_ = list(simulate("spod-gt", 0))
-    complete = dataclasses.replace(world.live[0], network=Network.complete(CLIENTS))
+    complete = dataclasses.replace(world.batch.live[0], network=Network.complete(CLIENTS))
     availability = Always().draw(complete.network, 0)
     world = Simulation(
         [dataclasses.replace(complete, availability=availability)], dtype=torch.float64, statistics=statistics
@@ -208,7 +209,7 @@ def test_the_receiver_averages_once_a_round_whatever_the_method_mixes(name: str,
     state = world.algorithm.init(world.start(), world.round(0))
     before = world.statistics
     world.algorithm.step(state, round)
-    matrix = torch.from_numpy(getattr(world.live[0].network, weights))
+    matrix = torch.from_numpy(getattr(world.batch.live[0].network, weights))
     assert_close(world.statistics, matrix @ before)
 
 
@@ -222,9 +223,9 @@ def test_a_server_averages_statistics_too(name: str) -> None:
 
 def test_statistics_count_as_bytes_on_the_way() -> None:
     *_, (_, _, world) = simulate("spod-gt", 3)
-    width = 2 * world.problem.parameters + 16
-    assert (world.tally.bytes == 3 * 8 * width).all()
-    assert (world.tally.messages == 3).all()
+    width = 2 * world.batch.problem.parameters + 16
+    assert (world.tally().bytes == 3 * 8 * width).all()
+    assert (world.tally().messages == 3).all()
 
 
 def test_runs_side_by_side_keep_their_statistics_apart() -> None:
@@ -268,7 +269,7 @@ def test_a_network_with_batch_norm_learns_and_its_average_does_too() -> None:
 
 def test_a_client_is_measured_with_its_own_statistics_and_the_average_with_their_average() -> None:
     *_, (state, statistics, world) = simulate("spod-gt", 5)
-    problem: Any = world.problem
+    problem: Any = world.batch.problem
     inputs, targets = problem.test_samples.take(slice(None), torch.float64)
 
     def by_hand(x: Tensor, running: Tensor) -> tuple[float, float]:
@@ -301,8 +302,8 @@ def test_a_checkpoint_holds_the_statistics(tmp_path: Path) -> None:
             **options,
         )
 
-    def interrupt(glimpse: Any) -> None:
-        if glimpse.k >= 5:
+    def interrupt(now: Any) -> None:
+        if now.k >= 5:
             raise KeyboardInterrupt
 
     whole = train(tmp_path / "whole").frame

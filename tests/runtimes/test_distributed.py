@@ -28,9 +28,10 @@ from spodgt.runtimes.distributed import shared_memory as distributed_shared
 from spodgt.runtimes.distributed.blocks import blocks
 from spodgt.runtimes.distributed.group import Group
 from spodgt.runtimes.distributed.world import Distributed
-from spodgt.runtimes.loop import Marks, Moment, Stop, begin, run_rounds
-from spodgt.runtimes.simulator import Run, Simulation
-from spodgt.training import compare
+from spodgt.runtimes.loop import EvaluationSchedule, Stop, begin, run_rounds
+from spodgt.runtimes.simulator import Simulation
+from spodgt.runtimes.world import Run, Snapshot
+from spodgt.training import Progress, compare
 from spodgt.types import Bools
 
 pytestmark = pytest.mark.network
@@ -65,23 +66,23 @@ def trajectory(world: Simulation, stop: Stop) -> list[tuple[int, list[int], list
     """After every round, the live runs and each field of the state, one tensor per run."""
     seen: list[Any] = []
 
-    def observe(moment: Moment, due: Bools, last: Bools) -> Bools:
-        fields = [[part.clone() for part in world_of(moment).split(t)] for t in moment.state]
-        seen.append((moment.k, moment.world.runs.tolist(), fields))
-        return np.zeros(len(moment.world.runs), bool)
+    def observe(snapshot: Snapshot, due: Bools, last: Bools) -> Bools:
+        fields = [[part.clone() for part in world_of(snapshot).split(t)] for t in snapshot.state]
+        seen.append((snapshot.k, snapshot.world.runs.tolist(), fields))
+        return np.zeros(len(snapshot.world.runs), bool)
 
-    def world_of(moment: Moment) -> Simulation:
-        assert isinstance(moment.world, Simulation)
-        return moment.world
+    def world_of(snapshot: Snapshot) -> Simulation:
+        assert isinstance(snapshot.world, Simulation)
+        return snapshot.world
 
-    run_rounds(begin(world), stop, Marks(), observe, stride=1)
+    run_rounds(begin(world), stop, EvaluationSchedule(), observe, stride=1)
     return seen
 
 
 def farthest(group: Group, name: str, stop: Stop, **fields: Any) -> float:
     """The largest difference between this block and its rows in the simulator, over the whole run."""
     runs = runs_of(name, **fields)
-    there = trajectory(Simulation(runs, dtype=torch.float64, fuse=False), stop)
+    there = trajectory(Simulation(runs, dtype=torch.float64, compiled=False), stop)
     world = Distributed(runs, group, dtype=torch.float64)
     here = trajectory(world, stop)
     world.mail.drain()
@@ -187,22 +188,23 @@ def test_blocks_are_balanced_by_effort_and_not_by_number() -> None:
 
 
 # --- what is sent ------------------------------------------------------------------------------------
-def sent(group: Group, name: str, rounds: int, together: bool = True) -> dict[str, Any]:
+def sent(group: Group, name: str, rounds: int) -> dict[str, Any]:
     """What this process sent, and the bound: one vector for every active link to another process."""
     runs = runs_of(name, range(1))
     world = Distributed(runs, group, dtype=torch.float64)
-    world.mail.together = together
     bound, links, pairs = 0, 0, 0
     for k in range(1, rounds + 1):
         now = world.round(k)
-        up = now.active_links
+        up = now.links
         vectors = (up.pull, up.pushing) if name not in ("dsgd", "extra") else (up.pull,)
-        ends = world.block.owner[world.links.receivers], world.block.owner[world.links.senders]
+        ends = world.block.owner[world.batch.links.receivers], world.block.owner[world.batch.links.senders]
         out = (ends[1] == group.rank) & (ends[0] != group.rank)
         bound += sum(int((active & out).sum()) for active in vectors) * 5 * 8
-        links += int((now.active_links.pull & out).sum())
-        pairs += len(set(ends[0][(now.active_links.pull | now.active_links.pushing) & out].tolist()))
-    run_rounds(begin(world), Stop(rounds=rounds), Marks(), lambda moment, due, last: np.zeros(1, bool))
+        links += int((now.links.pull & out).sum())
+        pairs += len(set(ends[0][(now.links.pull | now.links.pushing) & out].tolist()))
+    run_rounds(
+        begin(world), Stop(rounds=rounds), EvaluationSchedule(), lambda snapshot, due, last: np.zeros(1, bool)
+    )
     mail = world.mail
     early = mail.flight is not None
     mail.drain()
@@ -213,9 +215,8 @@ def sent(group: Group, name: str, rounds: int, together: bool = True) -> dict[st
 def test_no_more_is_sent_than_active_links_need(pool: Pool, name: str) -> None:
     for one in pool(3, sent, name, 60):
         assert 0 < one["bytes"] <= 1.05 * one["bound"]
-        # One message for each pair and round, but for the first, from which the habit is learned, and the
-        # one after the last, which may have left early.
-        assert one["messages"] <= one["pairs"] + 4
+        # One message for each pair and round, and the one after the last, which may have left early.
+        assert one["messages"] <= one["pairs"] + 2
 
 
 def test_models_travel_while_gradients_are_computed_where_nothing_else_is_mixed(pool: Pool) -> None:
@@ -231,8 +232,8 @@ def trained(group: Group, out: str | None, **options: Any) -> Any:
 
 
 def compared(methods: Any = ("spod-gt", "dsgd"), stop_at: int | None = None, **options: Any) -> Any:
-    def progress(glimpse: Any) -> None:
-        if stop_at is not None and glimpse.k >= stop_at:
+    def progress(now: Progress) -> None:
+        if stop_at is not None and now.k >= stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
 
     usual = {"rounds": 60, "seeds": range(2), "dtype": torch.float64, "every": 8, "progress": progress}

@@ -114,7 +114,7 @@ def test_after_kill_9_a_restart_ends_with_the_identical_result(
     out = tmp_path / "killed"
     command = ("-m", "spodgt", "run", str(config), "--out", str(out), "--checkpoint-every", "0")
     job = start("--max-restarts=2", *local(3, *command))
-    wait_for(out / "checkpoint.safetensors", job)
+    wait_for(out / "checkpoint.zip", job)
     os.kill(workers(job.pid)[victim], signal.SIGKILL)
     output = finish(job)
     assert job.returncode == 0, output
@@ -130,7 +130,7 @@ def test_without_restarts_the_rank_and_the_round_are_named_and_the_exit_code_is_
     out = tmp_path / "run"
     command = ("-m", "spodgt", "run", str(config), "--out", str(out), "--checkpoint-every", "0")
     job = start(*local(3, *command))
-    wait_for(out / "checkpoint.safetensors", job)
+    wait_for(out / "checkpoint.zip", job)
     os.kill(workers(job.pid)[2], signal.SIGKILL)
     output = finish(job)
     assert job.returncode == 1
@@ -143,7 +143,7 @@ def test_a_process_that_hangs_is_named_after_the_time_limit(config: Path, tmp_pa
     out = tmp_path / "run"
     command = ("-m", "spodgt", "run", str(config), "--out", str(out), "--checkpoint-every", "0")
     job = start(*local(2, *command), SPODGT_TIMEOUT="5")
-    wait_for(out / "checkpoint.safetensors", job)
+    wait_for(out / "checkpoint.zip", job)
     stopped = workers(job.pid)[1]
     os.kill(stopped, signal.SIGSTOP)
     time.sleep(8)

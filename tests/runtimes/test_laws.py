@@ -66,7 +66,9 @@ def test_mixing_matrices_are_stochastic_and_use_only_working_links(world: Any, k
     assert A.min() >= -1e-15
     assert B.min() >= -1e-15
     up = np.zeros((m, m), bool)
-    up[network.receivers, network.senders] = simulation.live[0].availability.links(range(k, k + 1))[0][0]
+    up[network.receivers, network.senders] = simulation.batch.live[0].availability.links(range(k, k + 1))[0][
+        0
+    ]
     for matrix, full in ((A, network.A), (B, network.B)):
         expected = np.where(up, full, 0)
         diagonal = 1 - expected.sum(1 if matrix is A else 0)

@@ -266,7 +266,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     spec = spec_of(tmp_path, QUADRATIC.format(delay=6000))
     process = start(tmp_path / "quadratics.toml", tmp_path / "out")
     cells = sweep.plan(spec, tmp_path / "out")
-    until(lambda: any((cell.folder / "checkpoint.safetensors").exists() for cell in cells), process)
+    until(lambda: any((cell.folder / "checkpoint.zip").exists() for cell in cells), process)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 1

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ import spodgt
 from spodgt.cli import app
 from spodgt.errors import Failed, InvalidInput
 from spodgt.problems import Quadratic
-from spodgt.record.folder import CHECKPOINT, RunDirectory
-from spodgt.training import Glimpse
+from spodgt.record.folder import CHECKPOINT, RunFolder
+from spodgt.training import Progress
 
 METHODS = ["spod-gt", "spod-gt-memory", "g-push-pull", "k-gt", spodgt.method("dsgd", step_size=0.01)]
 RECIPE = spodgt.graphs.RandomGeometric(5, 0.7)
@@ -65,8 +66,8 @@ class StopAt:
     def __init__(self, method: str, k: int, number: int = signal.SIGINT) -> None:
         self.method, self.k, self.number = method, k, number
 
-    def __call__(self, glimpse: Glimpse) -> None:
-        if glimpse.algorithm == self.method and glimpse.k >= self.k:
+    def __call__(self, now: Progress) -> None:
+        if now.algorithm == self.method and now.k >= self.k:
             signal.raise_signal(self.number)
             self.k = 10**9
 
@@ -85,7 +86,7 @@ class StopAt:
 def test_ctrl_c_leaves_a_valid_part_and_resume_completes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Any, method: str, k: int, number: int
 ) -> None:
-    monkeypatch.setattr("spodgt.training.session._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     out = tmp_path / "run"
     part = run(out, progress=StopAt(method, k, number), checkpoint_every=1e9)
@@ -102,12 +103,12 @@ def test_ctrl_c_leaves_a_valid_part_and_resume_completes_it(
 
 
 def test_stopped_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Any) -> None:
-    monkeypatch.setattr("spodgt.training.session._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
     out, tries = tmp_path / "run", 0
     while True:
         count = 0
 
-        def progress(_: Glimpse) -> None:
+        def progress(_: Progress) -> None:
             nonlocal count
             count += 1
             if count == 9:
@@ -130,10 +131,10 @@ def test_a_second_ctrl_c_does_not_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Any
 ) -> None:
     """Even then the folder holds a valid part, and what the last checkpoint had is not lost."""
-    monkeypatch.setattr("spodgt.training.session._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
 
-    def impatient(glimpse: Glimpse) -> None:
-        if glimpse.algorithm == "spod-gt-memory" and glimpse.k == 5:
+    def impatient(now: Progress) -> None:
+        if now.algorithm == "spod-gt-memory" and now.k == 5:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
 
@@ -250,14 +251,21 @@ def test_the_command_line_survives(tmp_path: Path, number: int) -> None:
     )
 
 
-FILES = {CHECKPOINT, "config.toml", "metrics.parquet", "participation.parquet", "summary.json"}
+FILES = {
+    CHECKPOINT,
+    "config.toml",
+    "metrics.parquet",
+    "networks.parquet",
+    "participation.parquet",
+    "summary.json",
+}
 FILES |= {"accuracy.png", "network.png"}
 
 
 # --- what a checkpoint can hold --------------------------------------------------------------------
 def test_every_kind_of_state_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """States in which two parts are one tensor, momentum, schedules, statistics of none."""
-    monkeypatch.setattr("spodgt.training.session._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
     methods = [
         spodgt.method("spod-gt", momentum=0.5),
         spodgt.method("k-gt", local_steps=3),
@@ -273,7 +281,7 @@ def test_every_kind_of_state_comes_back(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_diverged_method_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.training.session._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
     methods = [spodgt.method("spod-gt", step_size=1e6), spodgt.method("spod-gt-memory")]
     options = {"methods": methods, "delay": None, "rounds": 60}
     whole = run(None, **options)
@@ -285,7 +293,7 @@ def test_a_diverged_method_is_told_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_run_that_diverges_after_it_was_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.training.session._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
     methods = [spodgt.method("spod-gt", step_size=8.0)]
     options = {"methods": methods, "delay": None, "rounds": 400, "seeds": 0, "checkpoint_every": 1e9}
     whole = run(None, **options)
@@ -315,7 +323,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped in the middle; copy it."""
     out = tmp_path_factory.mktemp("half") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spodgt.training.session._SHOW_EVERY", 0.0)
+        patch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
         run(out, progress=StopAt("spod-gt-memory", 5))
     return out
 
@@ -327,9 +335,10 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lambda data: b"",
         lambda data: b"not a checkpoint",
         lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:],
-        lambda data: data.replace(b'\\"finished\\"', b'\\"finnished\\"'),
+        lambda data: data.replace(b'"finished"', b'"finisher"'),
+        lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
     ],
-    ids=["cut", "empty", "text", "one bit", "notes"],
+    ids=["cut", "empty", "text", "one bit of the index", "notes", "one bit of the tensors"],
 )
 def test_a_corrupted_checkpoint_is_one_sentence(tmp_path: Path, half: Path, damage: Any) -> None:
     out = Path(shutil.copytree(half, tmp_path / "run"))
@@ -345,10 +354,8 @@ def test_a_corrupted_checkpoint_is_one_sentence(tmp_path: Path, half: Path, dama
 
 def test_a_checkpoint_of_another_version(tmp_path: Path, half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = Path(shutil.copytree(half, tmp_path / "run"))
-    monkeypatch.setattr("spodgt.record.folder._FORMAT", "99")
-    with pytest.raises(
-        InvalidInput, match=r"has format '\d', but this version of spodgt reads '99'; begin anew"
-    ):
+    monkeypatch.setattr("spodgt.record.folder._FORMAT", 99)
+    with pytest.raises(InvalidInput, match=r"has format \d, but this version of spodgt reads 99; begin anew"):
         run(out, resume=True)
 
 
@@ -405,10 +412,10 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path, half: Path) -> N
 
 def test_two_runs_cannot_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fcntl")
-    monkeypatch.setattr("spodgt.training.session._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
     seen: list[str] = []
 
-    def intrude(glimpse: Glimpse) -> None:
+    def intrude(now: Progress) -> None:
         if not seen:
             with pytest.raises(InvalidInput) as caught:
                 run(tmp_path / "run", resume=True)
@@ -421,14 +428,17 @@ def test_two_runs_cannot_share_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"delay": 70.0}, "delay is 60.0 there and 70.0 here"),
-        ({"seeds": [0, 1]}, "seeds is [0, 1, 2] there and [0, 1] here"),
-        ({"evaluations": 8}, "evaluations is 7 there and 8 here"),
-        ({"dtype": torch.float64}, "dtype is 'torch.float32' there and 'torch.float64' here"),
-        ({"participation": spodgt.Always()}, "participation is 'Beta' there and 'Always' here"),
-        ({"participation": spodgt.Beta(0.8, 0.7, floor=0.1)}, "chances is"),
-        ({"x0": np.ones(4)}, "start is"),
-        ({"methods": METHODS[:3]}, "methods is [{"),
+        ({"delay": 70.0}, "run.delay is 60.0 there and 70.0 here"),
+        ({"seeds": [0, 1]}, "run.seeds is [0, 1, 2] there and [0, 1] here"),
+        ({"evaluations": 8}, "run.evaluations is 7 there and 8 here"),
+        ({"dtype": torch.float64}, "run.dtype is 'float32' there and 'float64' here"),
+        ({"participation": spodgt.Always()}, "participation.kind is 'beta' there and 'always' here"),
+        (
+            {"participation": spodgt.Beta(0.8, 0.7, floor=0.1)},
+            "participation.alpha is 0.7 there and 0.8 here",
+        ),
+        ({"x0": np.ones(4)}, "run.x0 is None there and"),
+        ({"methods": METHODS[:3]}, "run.methods is [{"),
     ],
 )
 def test_resume_with_other_settings_names_the_key(
@@ -453,13 +463,13 @@ def test_resume_needs_a_folder_and_keeps_no_states(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_nothing_is_pickled(half: Path) -> None:
-    loaded = RunDirectory(half).load()
-    assert loaded is not None
-    data = (half / CHECKPOINT).read_bytes()
-    assert b"torch._utils" not in data
-    size = int.from_bytes(data[:8], "little")
-    assert json.loads(data[8 : 8 + size])["__metadata__"]["format"] == "2"
+def test_a_checkpoint_is_a_zip_of_plain_formats(half: Path) -> None:
+    assert RunFolder(half).load() is not None
+    with zipfile.ZipFile(half / CHECKPOINT) as archive:
+        names = set(archive.namelist())
+        assert names <= {"notes.json", "tensors.safetensors", "metrics.parquet", "participation.parquet"}
+        assert json.loads(archive.read("notes.json"))["format"] == 3
+        assert b"torch._utils" not in archive.read("tensors.safetensors"), "nothing is pickled"
 
 
 def images(labels: int = 2, batch_size: int = 4) -> spodgt.Learning:
@@ -469,11 +479,15 @@ def images(labels: int = 2, batch_size: int = 4) -> spodgt.Learning:
 @pytest.mark.parametrize(
     ("before", "after", "what"),
     [
-        ({"problem": images()}, {"problem": images(labels=1)}, "data is"),
+        ({"problem": images()}, {"problem": images(labels=1)}, "problem.checksum is"),
         ({"problem": images()}, {"problem": images(batch_size=8)}, "batch_size is '4' there and '8' here"),
-        ({}, {"problem": Quadratic.random(5, 4, seed=4, noise=0.3)}, "data is"),
+        ({}, {"problem": Quadratic.random(5, 4, seed=4, noise=0.3)}, "problem.checksum is"),
         ({}, {"problem": Quadratic.random(5, 4, seed=3, noise=0.2)}, "noise is '0.3' there and '0.2' here"),
-        ({"participation": spodgt.EveryK(2)}, {"participation": spodgt.EveryK(7)}, "who takes part is"),
+        (
+            {"participation": spodgt.EveryK(2)},
+            {"participation": spodgt.EveryK(7)},
+            "participation.rounds is 2 there and 7 here",
+        ),
     ],
     ids=["labels", "batch", "quadratic", "noise", "every k"],
 )

@@ -32,7 +32,7 @@ from spodgt.errors import InvalidInput
 if TYPE_CHECKING:
     from spodgt.experiment import Experiment
     from spodgt.record import Record
-    from spodgt.training import Glimpse
+    from spodgt.training import Progress as Now
     from spodgt.training.result import Result
 
 
@@ -182,14 +182,14 @@ class Display:
         if self.tasks:
             self.progress.stop()
 
-    def show(self, glimpse: Glimpse) -> None:
+    def show(self, now: Now) -> None:
         """Move the bar of a method."""
         self.progress.start()  # not before there is something to show: bad input is said on a clean line
-        if glimpse.algorithm not in self.tasks:
-            self.tasks[glimpse.algorithm] = self.progress.add_task(glimpse.algorithm, total=1.0, note="")
-        accuracy = f"acc {glimpse.accuracy:.3f}" if glimpse.accuracy == glimpse.accuracy else ""
-        note = f"k {glimpse.k:<7,} delay {glimpse.delay:<7,.0f} {accuracy}"
-        self.progress.update(self.tasks[glimpse.algorithm], completed=glimpse.fraction, note=note)
+        if now.algorithm not in self.tasks:
+            self.tasks[now.algorithm] = self.progress.add_task(now.algorithm, total=1.0, note="")
+        accuracy = f"acc {now.accuracy:.3f}" if now.accuracy == now.accuracy else ""
+        note = f"k {now.k:<7,} delay {now.delay:<7,.0f} {accuracy}"
+        self.progress.update(self.tasks[now.algorithm], completed=now.fraction, note=note)
 
 
 def results_table(result: Record) -> Table:

@@ -1,27 +1,128 @@
-"""Mixing over the links that work in a round: compiled on the CPU; on other devices dense where the
-network is small and sparse where it is large.
-
-    pull, gossip   x⁺_i = x_i + Σ_j a_ij v̂_ij (x_j - x_i)
-    push           y⁺_i = y_i + Σ_j (b_ij v̂_ij y_j - b_ji v̂_ji y_i)
-
-What a missing link would have carried stays on the diagonal.
-"""
+"""Mixing of stacked models over the active links: compiled, and the same with torch's own products."""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from spodgt.compiled import Memory, usable
-from spodgt.kernels.loops import mix
+from spodgt.compiled import jit, share, usable
 from spodgt.types import Bools, Floats, Ints
 
+Array = NDArray[Any]
+COLUMNS = 512  # of a block that is mixed in place: with ten clients it stays in the first-level cache
+_NUMBERS = 2**16  # of a block mixed from one state into another: both stay in the second-level cache
+_FEW = 4096  # rows whose blocks of columns fit the second-level cache together
 _DENSE = 64  # clients of a run up to which a dense matrix is faster
+_LARGE = 2**18  # numbers of a state from which its memory is used again
+
+
+class Buffers:
+    """Memory for mixed states, owned by a world: fresh pages cost more than the mixing itself.
+
+    A step takes buffers with `like`; `reclaim(state)` before the next step frees all that `state` does not
+    lie in. A step may therefore keep what it mixed in the state it returns, and nowhere else.
+    """
+
+    def __init__(self) -> None:
+        self._all: list[Tensor] = []
+        self._free: list[Tensor] = []
+
+    def like(self, x: Tensor) -> Tensor:
+        """A tensor of the shape and type of `x`, with any numbers in it."""
+        if x.numel() < _LARGE:
+            return torch.empty_like(x)
+        for number, free in enumerate(self._free):
+            if free.shape == x.shape and free.dtype == x.dtype:
+                return self._free.pop(number)
+        self._all.append(torch.empty_like(x))
+        return self._all[-1]
+
+    def reclaim(self, state: tuple[Tensor, ...]) -> None:
+        """Free what holds no part of `state`; buffers of another shape than x are given up."""
+        held = {tensor.untyped_storage().data_ptr() for tensor in state}
+        self._all = [b for b in self._all if b.shape == state[0].shape and b.dtype == state[0].dtype]
+        self._free = [b for b in self._all if b.untyped_storage().data_ptr() not in held]
+
+
+@jit
+def _combine(x, to, i, kept, pointers, senders, weights, active, left):  # type: ignore[no-untyped-def]
+    """to ← kept_i x_i + Σ w_ij x_j over the active links of client i, for some columns; four links a pass."""
+    own, xi, one = x.dtype.type(kept[i]), x[i, left : left + len(to)], x.dtype.type
+    link, end, fresh = pointers[i], pointers[i + 1], True
+    j0, j1, j2, j3 = i, i, i, i
+    w0, w1, w2, w3 = own, own, own, own
+    while fresh or link < end:
+        count = 0
+        while link < end and count < 4:
+            if active[link]:
+                j0, j1, j2, j3 = j1, j2, j3, senders[link]
+                w0, w1, w2, w3 = w1, w2, w3, one(weights[link])
+                count += 1
+            link += 1
+        x0, x1 = x[j0, left : left + len(to)], x[j1, left : left + len(to)]
+        x2, x3 = x[j2, left : left + len(to)], x[j3, left : left + len(to)]
+        if fresh and count == 4:
+            for c in range(len(to)):
+                to[c] = own * xi[c] + w0 * x0[c] + w1 * x1[c] + w2 * x2[c] + w3 * x3[c]
+        elif fresh and count == 3:
+            for c in range(len(to)):
+                to[c] = own * xi[c] + w1 * x1[c] + w2 * x2[c] + w3 * x3[c]
+        elif fresh and count == 2:
+            for c in range(len(to)):
+                to[c] = own * xi[c] + w2 * x2[c] + w3 * x3[c]
+        elif fresh and count == 1:
+            for c in range(len(to)):
+                to[c] = own * xi[c] + w3 * x3[c]
+        elif fresh:
+            for c in range(len(to)):
+                to[c] = own * xi[c]
+        elif count == 4:
+            for c in range(len(to)):
+                to[c] = to[c] + w0 * x0[c] + w1 * x1[c] + w2 * x2[c] + w3 * x3[c]
+        elif count == 3:
+            for c in range(len(to)):
+                to[c] = to[c] + w1 * x1[c] + w2 * x2[c] + w3 * x3[c]
+        elif count == 2:
+            for c in range(len(to)):
+                to[c] = to[c] + w2 * x2[c] + w3 * x3[c]
+        elif count == 1:
+            for c in range(len(to)):
+                to[c] = to[c] + w3 * x3[c]
+        fresh = False
+
+
+@jit
+def _mix_block(x, out, links, top, bottom, left, right):  # type: ignore[no-untyped-def]
+    """Some rows and columns of `mix`; `links` is (pointers, senders, weights, active, kept)."""
+    pointers, senders, weights, active, kept = links
+    for i in range(top, bottom):
+        _combine(x, out[i, left:right], i, kept, pointers, senders, weights, active, left)
+
+
+def mix(
+    x: Tensor, out: Tensor, pointers: Array, senders: Array, weights: Array, active: Array, kept: Array
+) -> Tensor:
+    """out_i = kept_i x_i + Σ over active links j → i of w_ij x_j, links in rows by `pointers`."""
+    rows, width = x.shape
+    given = x.numpy(), out.numpy(), (pointers, senders, weights, active, kept)
+    columns = max(COLUMNS, _NUMBERS // max(1, rows))
+
+    def by_columns(first: int, last: int) -> None:  # few long rows: neighbours are read once from memory
+        for left in range(first * columns, min(width, last * columns), columns):
+            _mix_block(*given, 0, rows, left, min(width, left + columns))
+
+    if width > 2 * columns and rows <= _FEW:
+        share(-(-width // columns), x.numel(), by_columns)
+    else:
+        share(rows, x.numel(), lambda first, last: _mix_block(*given, first, last, 0, width))
+    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +133,6 @@ class Links:
     clients: int  # of all runs together
     receivers: Ints
     senders: Ints
-    memory: Memory = field(default_factory=Memory)
 
     @cached_property
     def pointers(self) -> Ints:
@@ -45,12 +145,15 @@ class Links:
         """Runs of equal size lie in equal blocks, so one batched product mixes them all."""
         return self.clients % self.runs == 0 and self.clients // self.runs <= _DENSE
 
-    def mix(self, x: Tensor, weights: Floats, active: Bools, *, keeper: Ints) -> Tensor:
+    def mix(
+        self, x: Tensor, weights: Floats, active: Bools, *, keeper: Ints, out: Tensor | None = None
+    ) -> Tensor:
         """Send along the `active` links; `keeper` is the end of each link that keeps what is not sent."""
         moved = np.where(active, weights, 0.0)
         kept = np.subtract(1.0, np.bincount(keeper, moved, minlength=self.clients), dtype=np.float64)
         if usable(x):
-            return mix(x, self.memory.like(x), self.pointers, self.senders, weights, active, kept)
+            out = torch.empty_like(x) if out is None else out
+            return mix(x, out, self.pointers, self.senders, weights, active, kept)
         return self.plain(x, moved, active, kept)
 
     def plain(self, x: Tensor, moved: Floats, active: Bools, kept: Floats) -> Tensor:

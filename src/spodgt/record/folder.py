@@ -1,7 +1,8 @@
-"""Files of a run folder: written whole or not at all, locked by one process, resumable.
+"""A run folder: files that are whole or absent, one process at a time, and the checkpoint.
 
-Every file is written beside its final name, flushed and renamed, so a reader finds the old one or the
-new one, whatever happens in between. Nothing is ever pickled.
+Every file is written beside its target, flushed and renamed, so a reader finds the old one or the new one,
+whatever happens in between. A checkpoint is one zip of safetensors, Parquet and JSON, whose check sums
+tell damage. Nothing is ever pickled.
 """
 
 from __future__ import annotations
@@ -12,17 +13,16 @@ import json
 import math
 import os
 import shutil
-import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tomli_w
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as serialise
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from spodgt.errors import Failed, InvalidInput
@@ -30,12 +30,13 @@ from spodgt.errors import Failed, InvalidInput
 if TYPE_CHECKING:
     import pandas as pd
 
-CHECKPOINT = "checkpoint.safetensors"
-_FORMAT = "2"
+CHECKPOINT = "checkpoint.zip"
+_FORMAT = 3
+_TENSORS, _NOTES = "tensors.safetensors", "notes.json"
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write beside, flush, rename: `path` is the old file or the new one, never a part."""
+    """Write a file beside its target, flush, rename: `path` is the old file or the new one, never a part."""
     beside = path.with_name(f".{path.name}.part")
     try:
         with open(beside, "wb") as file:
@@ -53,20 +54,112 @@ def write(path: Path, data: bytes) -> None:
 
 
 def parquet(frame: pd.DataFrame) -> bytes:
+    """A table as the bytes of a Parquet file."""
     buffer = io.BytesIO()
     frame.to_parquet(buffer, index=False)
     return buffer.getvalue()
 
 
+def plain(value: Any) -> Any:
+    """What TOML and JSON can hold: no None (an absent key), tuples and arrays as lists, infinity as text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple | range):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+@contextlib.contextmanager
+def locked(path: Path, busy: str) -> Iterator[None]:
+    """Hold a lock on a file or folder, which goes with the process, however it ends.
+
+    Args:
+        path: what is locked; it must exist.
+        busy: the sentence for a user where another process holds it.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    file = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidInput(busy) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(file)
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What is needed to go on with a run: tensors and tables by name, and facts that JSON can hold."""
+
+    notes: dict[str, Any]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        # Copies: two parts of a state may be one tensor, which the format refuses.
+        whole = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in self.tensors.items()}
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr(_NOTES, json.dumps({"format": _FORMAT, **self.notes}))
+            archive.writestr(_TENSORS, save_tensors(whole))
+            for name, table in self.tables.items():
+                archive.writestr(f"{name}.parquet", parquet(table))
+        return buffer.getvalue()
+
+    @staticmethod
+    def read(path: Path) -> Checkpoint:
+        """A checkpoint from its file, or one sentence about what is wrong with it."""
+        import pandas as pd
+
+        try:
+            with zipfile.ZipFile(path) as archive:  # reading a member checks its sum
+                notes = json.loads(archive.read(_NOTES))
+                version = notes.pop("format", None)
+                if version == _FORMAT:
+                    # Clones are aligned as in an unbroken run, so sums are the same bit for bit.
+                    loaded = load_tensors(archive.read(_TENSORS))
+                    names = [name for name in archive.namelist() if name.endswith(".parquet")]
+                    tables = {n: pd.read_parquet(io.BytesIO(archive.read(n))) for n in names}
+        except (zipfile.BadZipFile, SafetensorError, OSError, KeyError, ValueError) as error:
+            raise InvalidInput(
+                f"{path} is not a whole checkpoint ({error}); remove it to begin anew, or use another folder."
+            ) from None
+        if version != _FORMAT:
+            raise InvalidInput(
+                f"{path} has format {version!r}, but this version of spodgt reads {_FORMAT!r}; "
+                "begin anew in another folder."
+            )
+        tensors = {name: tensor.clone() for name, tensor in loaded.items()}
+        return Checkpoint(notes, tensors, {n.removesuffix(".parquet"): t for n, t in tables.items()})
+
+
 @dataclass(frozen=True)
-class RunDirectory:
+class RunFolder:
     """Where a run keeps its work."""
 
     path: Path
 
     @contextlib.contextmanager
-    def prepared(self, config: Mapping[str, Any], needed: int, *, resume: bool) -> Iterator[None]:
-        """Make the folder ours, and say now, not after an hour, if it cannot be written."""
+    def opened(self, config: Callable[[], str], needed: int, *, resume: bool) -> Iterator[None]:
+        """Take the folder, and say now, not after an hour, if it cannot be written.
+
+        Args:
+            config: gives the text of config.toml.
+            needed: bytes that the run may need.
+            resume: whether a run that is there may be gone on with.
+        """
         name, old = f"out={str(self.path)!r}", self.path / CHECKPOINT
         if old.exists() and not resume:
             raise InvalidInput(
@@ -86,90 +179,15 @@ class RunDirectory:
                 f"{name} has {free / 1e6:.0f} MB free, but this run may need {needed / 1e6:.0f} MB; "
                 "free some space or choose another folder."
             )
-        with self._locked(name):
+        with locked(self.path, f"{name} is in use by a run that is still going; wait for it."):
             if not old.exists():
-                write(self.path / "config.toml", tomli_w.dumps(plain(config)).encode())
+                write(self.path / "config.toml", config().encode())
             yield
 
-    @contextlib.contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
-        """One process at a time; the lock goes with the process, however it ends."""
-        try:
-            import fcntl
-        except ImportError:  # Windows
-            yield
-            return
-        folder = os.open(self.path, os.O_RDONLY)
-        try:
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InvalidInput(f"{name} is in use by a run that is still going; wait for it.") from None
-            except OSError:
-                pass  # a file system without locks
-            yield
-        finally:
-            os.close(folder)
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Replace the checkpoint: one rename moves everything on."""
+        write(self.path / CHECKPOINT, checkpoint.to_bytes())
 
-    def save(self, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
-        """Replace the checkpoint; tables go in as Parquet bytes, so one rename moves everything on."""
-        # Copies: two parts of a state may be one tensor, which the format refuses.
-        data = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-        text = {"format": _FORMAT, "notes": json.dumps(notes)}
-        write(self.path / CHECKPOINT, serialise(data, text | {"sum": _sum(data, text["notes"])}))
-
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    def load(self) -> Checkpoint | None:
         path = self.path / CHECKPOINT
-        if not path.exists():
-            return None
-        try:
-            with safe_open(path, "pt") as file:
-                text = file.metadata() or {}
-                # Clones are aligned as in an unbroken run, so sums are the same bit for bit.
-                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-            version = text.get("format")
-            if version == _FORMAT and text["sum"] != _sum(tensors, text["notes"]):
-                raise ValueError("its check sum is wrong")
-            notes = json.loads(text["notes"]) if version == _FORMAT else {}
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise InvalidInput(
-                f"{path} is not a whole checkpoint ({error}); remove it to begin anew, or use another folder."
-            ) from None
-        if version != _FORMAT:
-            raise InvalidInput(
-                f"{path} has format {version!r}, but this version of spodgt reads {_FORMAT!r}; "
-                "begin anew in another folder."
-            )
-        return tensors, notes
-
-
-def _sum(tensors: Mapping[str, Tensor], notes: str) -> str:
-    total = zlib.crc32(notes.encode())
-    for name in sorted(tensors):
-        total = zlib.crc32(name.encode(), total)
-        if tensors[name].numel():  # nothing cannot be viewed as bytes
-            total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, total)
-    return f"{total:08x}"
-
-
-def plain(value: Any) -> Any:
-    """What TOML and JSON can hold: no None (an absent key), tuples and arrays as lists, infinity as text."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple | range):
-        return [plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if isinstance(value, bool | int | float | str) else str(value)
-
-
-def table_to_tensor(frame: pd.DataFrame) -> Tensor:
-    return torch.frombuffer(bytearray(parquet(frame)), dtype=torch.uint8)
-
-
-def tensor_to_table(tensor: Tensor) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.read_parquet(io.BytesIO(tensor.numpy().tobytes()))
+        return Checkpoint.read(path) if path.exists() else None

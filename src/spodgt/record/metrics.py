@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spodgt.compiled import jit, jit_sum, usable
+from spodgt.kernels.sums import imbalance, mean, spread
 from spodgt.types import Evaluation, HasOptimum, Problem
 
 
@@ -143,26 +143,6 @@ def average_model(x: Tensor, statistics: Tensor) -> Tensor:
     return mean(with_statistics(x, statistics))[None]
 
 
-# --- the sums behind them ---------------------------------------------------------------------------
-def spread(x: Tensor) -> float:
-    """Root mean square distance of the rows from their average."""
-    if usable(x):
-        return math.sqrt(_square_distances(x.numpy()) / len(x))
-    return float((x - x.mean(0)).square().sum(1).mean().sqrt())
-
-
-def mean(x: Tensor) -> Tensor:
-    """The average row."""
-    return torch.from_numpy(_sums(x.numpy()) / len(x)).to(x.dtype) if usable(x) else x.mean(0)
-
-
-def imbalance(y: Tensor, g: Tensor) -> float:
-    """|Σy - Σg| over the rows."""
-    if usable(y, g):
-        return float(torch.from_numpy(_sums(y.numpy()) - _sums(g.numpy())).norm())
-    return float((y.double().sum(0) - g.double().sum(0)).norm())
-
-
 def _distance(snapshot: Snapshot) -> float | None:
     if not isinstance(snapshot.problem, HasOptimum):
         return None
@@ -171,32 +151,6 @@ def _distance(snapshot: Snapshot) -> float | None:
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # flat somewhere: no single optimum
         return math.nan
     return float((snapshot.x - optimum).square().sum(1).mean().sqrt())
-
-
-@jit
-def _sums(x):  # type: ignore[no-untyped-def]
-    """Of the columns."""
-    sums = np.zeros(x.shape[1])
-    for row in x:
-        for c in range(len(row)):
-            sums[c] += row[c]
-    return sums
-
-
-@jit
-def _square_distances(x):  # type: ignore[no-untyped-def]
-    mean, total = _sums(x) / len(x), 0.0
-    for i in range(len(x)):
-        total += _square_distance(x[i], mean)
-    return total
-
-
-@jit_sum
-def _square_distance(row, mean):  # type: ignore[no-untyped-def]
-    total = 0.0
-    for c in range(len(row)):
-        total += (row[c] - mean[c]) ** 2
-    return total
 
 
 # --- the table --------------------------------------------------------------------------------------

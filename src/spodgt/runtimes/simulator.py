@@ -1,77 +1,42 @@
-"""All clients of many runs, stacked in one tensor.
-
-A batch of runs is the disjoint union of their networks, so the algorithm code does not change:
-several seeds, step sizes, networks or partitions run together. Only active clients compute.
-"""
+"""The simulator: all clients of many runs, stacked in one tensor. Only active clients compute."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spodgt import rng
-from spodgt.algorithms import stack
 from spodgt.algorithms.base import Algorithm
-from spodgt.kernels.fused import Fused, fused
-from spodgt.kernels.mixing import Links
-from spodgt.network import Network
-from spodgt.participation import delay as delays
-from spodgt.types import ActiveLinks, Availability, Bools, Floats, Ints, Minibatches, Problem
+from spodgt.kernels import STEPS, CompiledStep
+from spodgt.kernels.mixing import Buffers
+from spodgt.kernels.steps import Activity, State, rebuild
+from spodgt.runtimes.batch import RunBatch
+from spodgt.runtimes.world import Run, RunState, Saved, Snapshot, Tally, with_average
+from spodgt.types import ActiveLinks, Bools, Evaluation, Floats, Ints, Minibatches, Problem
 
-_CHUNK = 2**20  # draws made at once
+T = TypeVar("T")
 _CARRIERS = {"pull+push": "a", "pull": "a", "gossip": "w", "push": "b"}  # weights by which models travel
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
-    """Everything about one run: a seed's network, participation and data, and a method fitted to them."""
-
-    seed: int
-    algorithm: Algorithm
-    network: Network
-    availability: Availability
-    problem: Problem
-    start: Tensor  # (clients, parameters)
-
-
-@dataclass(frozen=True, eq=False)
-class Activity:
-    """Who does what in some rounds of a whole batch."""
-
-    first: int
-    computes: Bools  # (1 + rounds, clients): the round before the first, too
-    links: ActiveLinks  # (rounds, links)
-    cost: Floats  # (rounds, runs): delay between x[k-1] and x[k]
-
-    def part(self, rounds: range) -> Activity:
-        """Some of these rounds."""
-        low, high = rounds.start - self.first, rounds.stop - self.first
-        links = self.links.at(slice(low, high))
-        return Activity(rounds.start, self.computes[low : high + 1], links, self.cost[low:high])
-
-
-class Tally(NamedTuple):
-    """What really happened, counted where it happens, for all runs one after the other."""
-
-    gradients: Ints  # (clients of all runs,)
-    messages: Ints  # (links of all runs,): rounds in which a link carried something
-    bytes: Ints  # (links of all runs,)
-
-    @staticmethod
-    def zeros(runs: Sequence[Run]) -> Tally:
-        links = sum(run.network.links for run in runs)
-        clients = sum(run.network.clients for run in runs)
-        return Tally(np.zeros(clients, np.int64), np.zeros(links, np.int64), np.zeros(links, np.int64))
-
-
 class Simulation:
-    """The simulator's `World`: `runs` side by side on one device."""
+    """The simulator's `World`: runs side by side on one device.
+
+    Args:
+        every: all runs of the batch.
+        dtype, device: of the models.
+        runs: which of them are still going; all unless given.
+        counts: a tally to go on with.
+        statistics: (clients, columns) running statistics to go on with.
+        compiled: use the compiled step of the method where there is one.
+    """
+
+    processes = 1
 
     def __init__(
         self,
@@ -80,84 +45,48 @@ class Simulation:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         runs: Ints | None = None,
-        tally: Tally | None = None,
+        counts: Tally | None = None,
         statistics: Tensor | None = None,
-        fuse: bool = True,  # compiled steps where there are any; they overwrite the state they are given
+        compiled: bool = True,
     ) -> None:
-        self.every, self.dtype, self.device = every, dtype, torch.device(device)
-        self.runs: Ints = np.arange(len(every)) if runs is None else runs
-        self.tally = Tally.zeros(every) if tally is None else tally
-        self.fuse = fuse
-        self.live = [every[run] for run in self.runs]
-        self._activity: Activity | None = None
+        self.batch = RunBatch(every, dtype, torch.device(device), runs)
+        self.counts = Tally.zeros(every) if counts is None else counts
+        self.compiled = compiled
+        self.buffers = Buffers()
         if statistics is not None:
             self.statistics = statistics
 
-    # --- the union -------------------------------------------------------------------------------
+    @property
+    def runs(self) -> Ints:
+        return self.batch.runs
+
+    @cached_property
+    def own(self) -> Ints:
+        """The clients of the batch that this process holds."""
+        return np.arange(self.batch.links.clients)
+
     @cached_property
     def sizes(self) -> list[int]:
-        return [run.network.clients for run in self.live]
+        """How many clients of each run are here."""
+        return self.batch.sizes
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        stacked = stack(
-            [run.algorithm for run in self.live], self.sizes, dtype=self.dtype, device=self.device
-        )
-        return fused(stacked, self.device) if self.fuse else stacked
-
-    @cached_property
-    def starts(self) -> Ints:
-        """The first client of every run, and the end."""
-        return np.cumsum([0, *self.sizes])
-
-    @cached_property
-    def problem(self) -> Problem:
-        first, *others = [run.problem for run in self.live]
-        joined: Problem = first.join(others) if others else first
-        return joined.to(self.device, self.dtype)
-
-    @cached_property
-    def links(self) -> Links:
-        offsets = np.cumsum([0, *self.sizes])
-        pairs = list(zip(self.live, offsets, strict=False))
-        return Links(
-            len(self.live) if len(set(self.sizes)) == 1 else 1,
-            int(offsets[-1]),
-            np.concatenate([run.network.receivers + offset for run, offset in pairs]),
-            np.concatenate([run.network.senders + offset for run, offset in pairs]),
-        )
-
-    @cached_property
-    def weights(self) -> dict[str, Floats]:
-        networks = [run.network for run in self.live]
-        weights = {"a": np.concatenate([n.a for n in networks]), "b": np.concatenate([n.b for n in networks])}
-        if all(n.w is not None for n in networks):
-            weights["w"] = np.concatenate([n.w for n in networks if n.w is not None])
-        return weights
-
-    @cached_property
-    def rows(self) -> tuple[Ints | slice, Ints | slice]:
-        """Where the live clients and links stand in the tally."""
-        if len(self.runs) == len(self.every):
-            return slice(None), slice(None)
-        live = np.isin(np.arange(len(self.every)), self.runs)
-        clients = np.repeat(live, [run.network.clients for run in self.every])
-        links = np.repeat(live, [run.network.links for run in self.every])
-        return np.flatnonzero(clients), np.flatnonzero(links)
-
-    @cached_property
-    def keys(self) -> rng.Words:
-        """(clients,): the key of each client's run, for its mini-batches."""
-        return np.repeat([rng.key(run.seed, "batch") for run in self.live], self.sizes)
-
-    @cached_property
-    def places(self) -> Ints:
-        return np.concatenate([np.arange(size) for size in self.sizes])
+        """The method, its values per client those of the clients here."""
+        return self.batch.algorithm
 
     @cached_property
     def p(self) -> Tensor:
-        p = np.concatenate([run.availability.p for run in self.live])
-        return torch.from_numpy(p).to(self.device, self.dtype)[:, None]
+        return self.batch.p[torch.from_numpy(self.own).to(self.batch.device)]
+
+    @cached_property
+    def place(self) -> Tensor:
+        return torch.from_numpy(self.batch.places[self.own]).to(self.batch.device)
+
+    @cached_property
+    def counted(self) -> tuple[Ints | slice, Ints | slice]:
+        """Where the clients held here, and the links into them, stand in the tally."""
+        return self.batch.counted
 
     @cached_property
     def statistics(self) -> Tensor:
@@ -167,97 +96,119 @@ class Simulation:
         put them into corrections (K-GT, EXTRA, D²): statistics there would end up in trackers, and
         variances below zero. Here a gradient refreshes them, a receiver averages them, and that is all.
         """
-        parts = [run.problem.statistics(run.seed).to(self.device, self.dtype) for run in self.live]
-        return torch.cat(parts)
+        device, dtype = self.batch.device, self.batch.dtype
+        return torch.cat([run.problem.statistics(run.seed).to(device, dtype) for run in self.batch.live])
+
+    @cached_property
+    def step(self) -> CompiledStep | None:
+        """The method's compiled step, where it has one that fits."""
+        name, cpu = self.algorithm.traits.compiled, self.batch.device.type == "cpu"
+        if not self.compiled or not cpu or name not in STEPS or self.statistics.shape[1]:
+            return None  # only the method's own calls carry running statistics along
+        return STEPS[name].of(self.algorithm, self.batch)
 
     # --- World -----------------------------------------------------------------------------------
     def start(self) -> Tensor:
-        return torch.cat([run.start.to(self.device, self.dtype) for run in self.live])
+        """The initial models x."""
+        parts = np.split(self.batch.places[self.own], np.cumsum(self.sizes)[:-1])
+        return torch.cat(
+            [
+                run.start[rows].to(self.batch.device, self.batch.dtype)
+                for run, rows in zip(self.batch.live, parts, strict=True)
+            ]
+        )
+
+    def init(self) -> State:
+        state: State = self.algorithm.init(self.start(), self.round(0))
+        return state if self.step is None else self.step.own(state)
 
     def round(self, k: int) -> SimulatedRound:
-        activity = self._at(k)
+        activity = self.batch.activity(k)
         at = k - activity.first
-        before, now = activity.computes[at : at + 2]
-        return SimulatedRound(k, self, now, before, activity.links.at(at))
+        return SimulatedRound(k, self, activity.computes[at + 1], activity.links.at(at))
 
     def costs(self, k: int) -> Floats:
-        activity = self._at(k)
+        activity = self.batch.activity(k)
         return activity.cost[k - activity.first :]
 
-    def advance(self, state: Any, rounds: range) -> Any:
-        algorithm = self.algorithm
-        if isinstance(algorithm, Fused):
-            activity = self._at(rounds.start).part(rounds)
-            if algorithm.advance(state, self, rounds.start, activity):
-                return state
+    def advance(self, state: State, rounds: range) -> State:
+        if self.step is not None:
+            activity = self.batch.activity(rounds.start).part(rounds)
+            after = self.step.advance(state, activity)
+            if after is not None:
+                self._count(activity, state)
+                return after
         for k in rounds:
-            state = algorithm.step(state, self.round(k))
+            self.buffers.reclaim(state)
+            state = self.algorithm.step(state, self.round(k))
         return state
 
-    def keep(self, still: Bools, state: Any) -> tuple[Simulation, Any]:
-        rows = torch.from_numpy(np.flatnonzero(np.repeat(still, self.sizes))).to(self.device)
+    def _count(self, activity: Activity, state: State) -> None:
+        """Put the rounds of a compiled step on the tally: models and trackers share a message."""
+        sent, vectors = activity.links.pull.sum(0), len(self.algorithm.traits.mixes)
+        clients, links = self.counted
+        self.counts.gradients[clients] += activity.computes[1:].sum(0)
+        self.counts.messages[links] += sent
+        self.counts.bytes[links] += sent * (vectors * state[0].shape[1] * state[0].element_size())
+
+    def keep(self, still: Bools, state: State) -> tuple[Simulation, State]:
+        rows = torch.from_numpy(np.flatnonzero(np.repeat(still, self.sizes))).to(self.batch.device)
         smaller = Simulation(
-            self.every,
-            dtype=self.dtype,
-            device=self.device,
+            self.batch.every,
+            dtype=self.batch.dtype,
+            device=self.batch.device,
             runs=self.runs[still],
-            tally=self.tally,
+            counts=self.counts,
             statistics=self.statistics[rows],
-            fuse=self.fuse,
+            compiled=self.compiled,
         )
-        return smaller, type(state)(*(tensor[rows] for tensor in state))
+        return smaller, rebuild(state, [tensor[rows] for tensor in state])
 
     def split(self, x: Tensor) -> list[Tensor]:
-        """One tensor per run, from one for the whole batch."""
         return list(torch.split(x, self.sizes))
 
-    def _at(self, k: int) -> Activity:
-        activity = self._activity
-        if activity is None or not activity.first <= k < activity.first + len(activity.cost):
-            activity = self._activity = self._draw(k)
-        return activity
+    def gather(self, state: State, wanted: Bools) -> list[RunState] | None:
+        parts = [self.split(tensor) for tensor in (self.statistics, *state)]
+        found = []
+        for at in np.flatnonzero(wanted).tolist():
+            statistics, *fields = (tensor[at] for tensor in parts)
+            found.append(RunState(rebuild(state, fields), statistics))
+        return found
 
-    def _draw(self, k: int) -> Activity:
-        width = self.links.clients + len(self.links.receivers)
-        rounds = range(k, k + max(1, min(256, _CHUNK // width)))
-        drawn = [_activity(run, rounds) for run in self.live]
-        computes, links, cost = zip(*drawn, strict=True)
-        together = all(each.push is None for each in links)
-        pull = np.concatenate([each.pull for each in links], 1)
-        push = None if together else np.concatenate([each.pushing for each in links], 1)
-        return Activity(k, np.concatenate(computes, 1), ActiveLinks(pull, push), np.stack(cost, 1))
+    def evaluate(self, state: State, at: int, whole: RunState | None) -> Evaluation | None:
+        assert whole is not None
+        return self.problem(at).evaluate(with_average(whole))
 
+    def problem(self, at: int) -> Problem:
+        """The problem of one run, where the models are."""
+        problem: Problem = self.batch.live[at].problem
+        return problem.to(self.batch.device, self.batch.dtype)
 
-def _activity(run: Run, rounds: range) -> tuple[Bools, ActiveLinks, Floats]:
-    """Clients (from one round before), links and delays of some rounds of one run.
+    def agree(self, flags: Bools) -> Bools:
+        return flags
 
-    Round 0 has no links, no delay and nothing before it.
-    """
-    availability, clock = run.availability, delays.costs(run.network, run.availability)
-    v = availability.computes(range(max(0, rounds.start - 1), rounds.stop))
-    links = availability.links(rounds)
-    if rounds.start == 0:
-        v = np.concatenate([np.zeros_like(v[:1]), v])
-        links.pull[0] = links.pushing[0] = False
-    return v, links, clock.processing(v[:-1]) + clock.transmission(links.used)
+    def tally(self) -> Tally:
+        return self.counts
+
+    def close(self) -> None:
+        """Nothing is under way."""
 
 
 @dataclass(eq=False)
 class SimulatedRound:
-    """Round k of a simulation, and what it sent."""
+    """Round k of the clients that this process holds, and what it sent."""
 
     k: int
     world: Simulation
-    active: Bools  # (clients,)
-    before: Bools  # (clients,): who computed in the round before
-    links: ActiveLinks
+    active: Bools  # (clients of the batch,): who computes
+    links: ActiveLinks  # of the batch
     sent: Bools | None = None
     refreshed: bool = False  # this round's gradients have changed the running statistics
     carried: bool = False  # this round's models have taken the running statistics along
 
     @property
     def clients(self) -> int:
-        return self.world.sizes[0]
+        return max(self.world.batch.sizes)
 
     @property
     def p(self) -> Tensor:
@@ -265,33 +216,36 @@ class SimulatedRound:
 
     @property
     def place(self) -> Tensor:
-        return torch.from_numpy(self.world.places).to(self.world.device)
+        return self.world.place
 
     @cached_property
     def computes(self) -> Tensor:
-        return torch.from_numpy(self.active).to(self.world.device)[:, None]
+        return torch.from_numpy(self.active[self.world.own]).to(self.world.batch.device)[:, None]
 
     def grad(self, x: Tensor) -> Tensor:
-        world, rows = self.world, np.flatnonzero(self.active)
-        world.tally.gradients[world.rows[0]] += self.active
+        world, active = self.world, self.active[self.world.own]
+        world.counts.gradients[world.counted[0]] += active
+        here = np.flatnonzero(active)
+        rows = world.own[here]
+        batches = Minibatches(rows, world.batch.keys[rows], world.batch.places[rows], self.k)
         if world.statistics.shape[1]:
-            return self._refresh(x, rows)
-        if len(rows) == len(x):
-            return world.problem.grad(x, Minibatches(rows, world.keys, world.places, self.k))
+            return self._refresh(x, batches)
+        if len(here) == len(x):
+            return world.batch.problem.grad(x, batches)
         g = torch.zeros_like(x)
-        if len(rows):
-            index = torch.from_numpy(rows).to(x.device)
-            g[index] = world.problem.grad(x[index], self._batches(rows))
+        if len(here):
+            index = torch.from_numpy(here).to(x.device)
+            g[index] = world.batch.problem.grad(x[index], batches)
         return g
 
     def pull(self, x: Tensor) -> Tensor:
-        return self._mix(x, "a", self.links.pull, self.world.links.receivers)
+        return self._mix(x, "a", self.links.pull, self.world.batch.links.receivers)
 
     def push(self, y: Tensor) -> Tensor:
-        return self._mix(y, "b", self.links.pushing, self.world.links.senders)
+        return self._mix(y, "b", self.links.pushing, self.world.batch.links.senders)
 
     def gossip(self, x: Tensor) -> Tensor:
-        return self._mix(x, "w", self.links.pull, self.world.links.receivers)
+        return self._mix(x, "w", self.links.pull, self.world.batch.links.receivers)
 
     def average(self, x: Tensor) -> Tensor:
         if not self.carried and self.world.statistics.shape[1]:
@@ -299,15 +253,12 @@ class SimulatedRound:
             self.world.statistics = self.average(self.world.statistics)
         return torch.cat([part.mean(0, keepdim=True).expand_as(part) for part in self.world.split(x)])
 
-    def _batches(self, rows: Ints) -> Minibatches:
-        return Minibatches(rows, self.world.keys[rows], self.world.places[rows], self.k)
-
-    def _refresh(self, x: Tensor, rows: Ints) -> Tensor:
+    def _refresh(self, x: Tensor, batches: Minibatches) -> Tensor:
         """Gradients of models with running statistics; the first of a round bring these up to date."""
-        world, g, index = self.world, torch.zeros_like(x), torch.from_numpy(rows).to(x.device)
+        world, g, index = self.world, torch.zeros_like(x), torch.from_numpy(batches.rows).to(x.device)
         models = torch.cat([x[index], world.statistics[index]], 1)
-        if len(rows):
-            g[index] = world.problem.grad(models, self._batches(rows))
+        if len(index):
+            g[index] = world.batch.problem.grad(models, batches)
         if not self.refreshed:
             self.refreshed = True
             world.statistics = world.statistics.index_copy(0, index, models[:, x.shape[1] :])
@@ -315,23 +266,63 @@ class SimulatedRound:
 
     def _carry(self, weights: str, active: Bools) -> None:
         """Running statistics travel with the models, once a round; whoever receives them weighs them."""
-        world = self.world
-        carrier = _CARRIERS.get(world.live[0].algorithm.traits.mixing)
+        world, links = self.world, self.world.batch.links
+        carrier = _CARRIERS.get(world.algorithm.traits.mixing)
         if world.statistics.shape[1] and weights == carrier and not self.carried:
             self.carried = True
-            self.count(active, world.statistics)
-            values = world.weights["w" if carrier == "w" else "a"]
-            world.statistics = world.links.mix(world.statistics, values, active, keeper=world.links.receivers)
+            self._count(active, world.statistics)
+            values = world.batch.weights["w" if carrier == "w" else "a"]
+            world.statistics = links.mix(world.statistics, values, active, keeper=links.receivers)
 
     def _mix(self, x: Tensor, weights: str, active: Bools, keeper: Ints) -> Tensor:
-        self.count(active, x)
+        self._count(active, x)
         self._carry(weights, active)
-        return self.world.links.mix(x, self.world.weights[weights], active, keeper=keeper)
+        batch, out = self.world.batch, self.world.buffers.like(x)
+        return batch.links.mix(x, batch.weights[weights], active, keeper=keeper, out=out)
 
-    def count(self, active: Bools, x: Tensor) -> None:
-        """Put messages along `active` links on the tally."""
-        tally, rows = self.world.tally, self.world.rows[1]
-        if active is not self.sent:  # models and trackers share a message
-            tally.messages[rows] += active if self.sent is None else active & ~self.sent
-            self.sent = active if self.sent is None else active | self.sent
-        tally.bytes[rows] += active * (x.shape[1] * x.element_size())
+    def _count(self, active: Bools, x: Tensor, into: Ints | slice = slice(None)) -> None:
+        """Put messages along `active` links on the tally: of those, the links `into` this process."""
+        counts, rows, before = self.world.counts, self.world.counted[1], self.sent
+        if active is not before:  # models and trackers share a message
+            counts.messages[rows] += (active if before is None else active & ~before)[into]
+            self.sent = active if before is None else active | before
+        counts.bytes[rows] += active[into] * (x.shape[1] * x.element_size())
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """The runtime of one process."""
+
+    device: torch.device
+    records: bool = True
+    restarted: bool = False
+
+    def working(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def check_alike(self, facts: Mapping[str, str]) -> None:
+        """There is only one process."""
+
+    def first(self, action: Callable[[], T]) -> T:
+        return action()
+
+    def share(self, data: Callable[[], bytes]) -> bytes:
+        return data()
+
+    def world(self, runs: Sequence[Run], dtype: torch.dtype) -> Simulation:
+        return Simulation(runs, dtype=dtype, device=self.device)
+
+    def restore(self, runs: Sequence[Run], dtype: torch.dtype, saved: Saved | None) -> Snapshot:
+        assert saved is not None
+        world = Simulation(
+            runs,
+            dtype=dtype,
+            device=self.device,
+            runs=saved.runs,
+            counts=saved.tally,
+            statistics=saved.statistics.to(self.device),
+        )
+        kind = Simulation(runs[:1], dtype=dtype, device=self.device).init()  # tells the state's type
+        names = world.algorithm.traits.state
+        state = rebuild(kind, [saved.state[name].to(self.device) for name in names])
+        return Snapshot(saved.k, saved.delay, world, state)

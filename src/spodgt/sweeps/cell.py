@@ -58,11 +58,12 @@ Tell = Callable[[Event], None]
 def perform(job: Job, tell: Tell) -> Outcome:
     """Run a job to its end; what goes wrong is its outcome and never an exception."""
     from spodgt.experiment import Experiment
-    from spodgt.training import Glimpse, run
+    from spodgt.training import Progress as Now
+    from spodgt.training import run
 
-    def show(glimpse: Glimpse) -> None:
-        fraction = (glimpse.number - 1 + glimpse.fraction) / glimpse.total
-        tell(Progress(job.name, fraction, f"{glimpse.algorithm}, delay {glimpse.delay:,.0f}"))
+    def show(now: Now) -> None:
+        fraction = (now.number - 1 + now.fraction) / now.total
+        tell(Progress(job.name, fraction, f"{now.algorithm}, delay {now.delay:,.0f}"))
 
     began, folder = time.monotonic(), Path(job.out)
     try:

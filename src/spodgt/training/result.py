@@ -9,6 +9,7 @@ from typing import Any
 from spodgt import figures
 from spodgt.errors import InvalidInput
 from spodgt.record.record import Record
+from spodgt.runtimes.world import Draw
 
 
 @dataclass(eq=False)
@@ -16,7 +17,7 @@ class Result(Record):
     """A record with the states that were kept and the draws of every seed."""
 
     states: dict[int, Any] = field(default_factory=dict)  # of the (last) method, with keep_states=True
-    draws: dict[int, Any] = field(default_factory=dict)  # seed → (network, availability)
+    draws: dict[int, Draw] = field(default_factory=dict)  # by seed
 
     def plot(self, path: str | Path, metric: str = "accuracy", against: str = "delay") -> Path:
         """Draw `metric` against delay, mean and one-sigma band over seeds; the suffix picks the format."""
@@ -30,6 +31,6 @@ class Result(Record):
         if seed not in self.draws:
             known = ", ".join(map(str, self.draws))
             raise InvalidInput(f"seed={seed!r} is not one of this result; choose from {known}.")
-        network, availability = self.draws[seed]
-        figure = figures.network(network, availability.p, availability.p_hat, title=f"seed {seed}")
+        network, available = self.draws[seed].network, self.draws[seed].availability
+        figure = figures.network(network, available.p, available.p_hat, title=f"seed {seed}")
         return figures.save(figure, Path(path))

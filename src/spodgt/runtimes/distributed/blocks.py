@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,15 +15,14 @@ from torch import Tensor
 
 from spodgt.compiled import jit, share, usable
 from spodgt.errors import InvalidInput
-from spodgt.kernels.loops import mix
-from spodgt.kernels.mixing import Links
-from spodgt.types import Availability, Bools, Floats, HasBatches, Ints
+from spodgt.kernels.mixing import Links, mix
+from spodgt.types import Availability, Bools, Floats, HasBatches, Ints, Problem
 
 _LOOK_AHEAD = 256  # rounds from which it is told how often a client computes
 _HOLDING = 20  # clients kept and mixed for the price of one gradient
 
 
-def effort(problem: Any, availability: Availability) -> Ints:
+def effort(problem: Problem, availability: Availability) -> Ints:
     """(clients,): p × cost, how much work a client is in a round; whole numbers, exact on every host."""
     length = availability.length
     rounds = range(_LOOK_AHEAD if length is None else min(length + 1, _LOOK_AHEAD))
@@ -118,14 +116,13 @@ class Block:
         links = self.within
         return Links(1, len(self.own), self.row[self.receivers[links]], self.row[self.senders[links]])
 
-    def mix_own(self, x: Tensor, weights: Floats, active: Bools, keeper: Ints) -> Tensor:
-        """What this block's clients keep and send to each other; needs no message."""
+    def mix_own(self, x: Tensor, weights: Floats, active: Bools, keeper: Ints, out: Tensor) -> Tensor:
+        """What this block's clients keep and send to each other, in `out` where it fits; needs no message."""
         moved = np.where(active, weights, 0.0)
         # B_ii keeps what the missing links to other processes would have carried, too
         kept: Floats = np.asarray(1.0 - np.bincount(keeper, moved, len(self.owner)), np.float64)[self.own]
         links = self.within
         if usable(x):
-            out = self.inner.memory.like(x)
             return mix(x, out, self.inner.pointers, self.inner.senders, weights[links], active[links], kept)
         return self.inner.plain(x, moved[links], active[links], kept)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from spodgt.runtimes.distributed.blocks import Traffic, spans
 from spodgt.runtimes.distributed.group import Group, Work
 from spodgt.types import Ints
 
-Key = tuple[str, int | None]  # over which links, and which field of the state; None for what is derived
+Key = tuple[str, str | None]  # over which links, and which field of the state; None for what is derived
 _TAGS = 16  # per round: a message meets only its own counterpart, so a slip is a time-out and not garbage
 
 
@@ -21,8 +20,7 @@ _TAGS = 16  # per round: a message meets only its own counterpart, so a slip is 
 class Item:
     """A tensor that is mixed over one kind of links."""
 
-    kind: str
-    number: int | None
+    key: Key
     tensor: Tensor
     traffic: Traffic
 
@@ -38,10 +36,10 @@ class Parcel:
     sending: list[Work] = field(default_factory=list)
     receiving: list[Work] = field(default_factory=list)
 
-    def rows(self, kind: str, number: int | None) -> Tensor:
+    def rows(self, key: Key) -> Tensor:
         """The rows that came for this tensor; waits for them."""
         self._wait(self.receiving)
-        offset, rows, columns = self.places[kind, number]
+        offset, rows, columns = self.places[key]
         return self.received[offset : offset + rows * columns].view(rows, columns)
 
     def close(self) -> None:
@@ -63,20 +61,15 @@ class Flight:
 
     k: int
     x: Tensor
-    number: int
-    plan: tuple[tuple[str, int], ...]
     parcels: dict[int, Parcel]
 
 
 @dataclass(eq=False)
 class Mail:
-    """What a process sends, what it has learned about its method's habits, and how much it was."""
+    """Packs and sends rows between processes, and counts what it sent."""
 
     group: Group
-    overlap: bool = True
-    together: bool = True
-    plan: tuple[tuple[str, int], ...] = ()  # fields of the state that the method mixes as they are
-    early: int | None = None  # the field that gradients are taken of
+    overlap: bool = True  # send the models of the next round while gradients are computed
     flight: Flight | None = None
     free: list[Tensor] = field(default_factory=list)
     bytes: int = 0
@@ -91,7 +84,7 @@ class Mail:
             for item in items:
                 if peer in item.traffic.receives:
                     rows, columns = len(item.traffic.receives[peer]), item.tensor.shape[1]
-                    places[item.kind, item.number] = (size, rows, columns)
+                    places[item.key] = (size, rows, columns)
                     size += rows * columns
             like, buffers = items[0].tensor, []
             if size:
@@ -136,35 +129,27 @@ class Mail:
         self.free = self.free[-2 * self.group.size :]  # sizes have grown: let the old ones go
         return torch.empty(size, dtype=like.dtype, device=like.device)
 
-    # --- habits ----------------------------------------------------------------------------------
-    def learn(self, calls: Sequence[Key], gradients: Sequence[Tensor], after: Any) -> None:
-        """After a step: which fields it mixed unchanged, and whether it took gradients of a field."""
-        if self.flight is not None and after[self.flight.number] is not self.flight.x:
-            self.drain()
+    # --- early messages --------------------------------------------------------------------------
+    def take(self, k: int) -> dict[int, Parcel] | None:
+        """The messages of round k, if they left early."""
+        flight, self.flight = self.flight, None
+        if flight is not None and flight.k == k:
+            return flight.parcels
+        self._close(flight)
+        return None
+
+    def check(self, x: Tensor) -> None:
+        """After a step: what left early must be the x that it returned, else nothing leaves early again."""
+        if self.flight is not None and self.flight.x is not x:
             self.overlap = False
-        if self.together:
-            known = [(kind, n) for kind, n in calls if n is not None and after[n].dtype == after[0].dtype]
-            self.plan = tuple(dict.fromkeys(known))
-        taken = [n for n, each in enumerate(after) if len(gradients) == 1 and each is gradients[0]]
-        self.early = taken[0] if taken else None
-
-    def foresees(self, gradients: int) -> bool:
-        """Whether all that the next round will mix is what this first gradient is taken of."""
-        known = bool(self.plan) and all(number == self.early for _, number in self.plan)
-        return self.overlap and known and gradients == 1 and self.flight is None
-
-    def early_for(self, k: int, state: Any) -> Flight | None:
-        """The messages of round k, if they left early and `state` is what they were cut from."""
-        flight = self.flight
-        if flight is None or flight.k != k or state[flight.number] is not flight.x:
             self.drain()
-            return None
-        self.flight = None
-        return flight
 
     def drain(self) -> None:
         """Wait for messages that nobody needs any more; the other side does the same."""
-        if self.flight is not None:
-            for parcel in self.flight.parcels.values():
-                parcel.close()
-        self.flight = None
+        flight, self.flight = self.flight, None
+        self._close(flight)
+
+    @staticmethod
+    def _close(flight: Flight | None) -> None:
+        for parcel in flight.parcels.values() if flight else ():
+            parcel.close()

@@ -1,37 +1,40 @@
 """A block of the clients in every process, on `torch.distributed`.
 
 Every process draws the active links of a round by itself, so nothing is agreed upon by messages. A
-round sends each pair of processes one message at most, with the rows that active links need: where a
-method mixes what the last round left in its state, models and trackers go together at the start of the
-step, and where that is one vector only, already while the last gradients are computed. What a method
-derives first is sent when it asks for it. The trajectory is the simulator's.
+round sends each pair of processes one message at most, with the rows that active links need: the fields
+that a method declares to mix as they are (`Traits.mixes`) go together at the start of the step, and where
+that is x alone, already while the last gradients are computed. What a method derives first is sent when it
+asks for it. The trajectory is the simulator's.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spodgt.algorithms import stack
-from spodgt.algorithms.base import Algorithm, Schedule, Traits
+from spodgt.algorithms.base import Algorithm, Schedule
+from spodgt.kernels.steps import State, rebuild
 from spodgt.problems import refuse_statistics
 from spodgt.runtimes.distributed.blocks import Block, Traffic, blocks, effort
 from spodgt.runtimes.distributed.group import Group
 from spodgt.runtimes.distributed.messages import Flight, Item, Key, Mail, Parcel
-from spodgt.runtimes.simulator import Run, Simulation, Tally
-from spodgt.types import ActiveLinks, Bools, Ints, Minibatches
+from spodgt.runtimes.simulator import SimulatedRound, Simulation
+from spodgt.runtimes.world import Run, RunState, Tally, with_average
+from spodgt.types import Bools, Evaluation, Ints
+
+M = TypeVar("M", bound=Algorithm | Schedule)
 
 
 class Distributed(Simulation):
-    """The `World` of one process: its block of clients of `runs` side by side."""
+    """The `World` of one process: its block of clients of the runs side by side."""
 
     def __init__(
         self,
@@ -40,236 +43,209 @@ class Distributed(Simulation):
         *,
         dtype: torch.dtype = torch.float32,
         runs: Ints | None = None,
-        tally: Tally | None = None,
+        counts: Tally | None = None,
         mail: Mail | None = None,
     ) -> None:
         refuse_statistics(every[0].problem, "the distributed runtime")
-        super().__init__(every, dtype=dtype, device=group.device, runs=runs, tally=tally, fuse=False)
+        super().__init__(every, dtype=dtype, device=group.device, runs=runs, counts=counts, compiled=False)
         self.group, self.mail = group, mail or Mail(group)
+        self.statistics = torch.empty(len(self.own), 0)
 
     # --- the block -------------------------------------------------------------------------------
-    @cached_property
-    def block(self) -> Block:
-        owners = [blocks(effort(run.problem, run.availability), self.group.size) for run in self.live]
-        return Block(self.group.rank, np.concatenate(owners), self.links.receivers, self.links.senders)
+    @property
+    def processes(self) -> int:  # type: ignore[override]
+        return self.group.size
 
     @cached_property
-    def counts(self) -> list[int]:
-        """How many clients of each run are here."""
-        number = np.repeat(np.arange(len(self.sizes)), self.sizes)
-        return list(map(int, np.bincount(number[self.block.own], minlength=len(self.sizes))))
+    def block(self) -> Block:
+        live, links = self.batch.live, self.batch.links
+        owners = [blocks(effort(run.problem, run.availability), self.group.size) for run in live]
+        return Block(self.group.rank, np.concatenate(owners), links.receivers, links.senders)
+
+    @cached_property
+    def own(self) -> Ints:
+        return self.block.own
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        number = np.repeat(np.arange(len(self.batch.sizes)), self.batch.sizes)
+        return list(map(int, np.bincount(number[self.own], minlength=len(self.batch.sizes))))
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        stacked = stack(
-            [run.algorithm for run in self.live], self.sizes, dtype=self.dtype, device=self.device
-        )
-        own = torch.from_numpy(self.block.own)
-        return Together(_cut(stacked, own, self.links.clients, tuple(self.counts)))
-
-    @cached_property
-    def p(self) -> Tensor:
-        p = np.concatenate([run.availability.p for run in self.live])
-        return torch.from_numpy(p).to(self.device, self.dtype)[self.block.own, None]
-
-    @cached_property
-    def place(self) -> Tensor:
-        return torch.from_numpy(self.places[self.block.own]).to(self.device)
+        return _cut(self.batch.algorithm, torch.from_numpy(self.own), self.batch.links.clients)
 
     @cached_property
     def counted(self) -> tuple[Ints, Ints]:
-        """Where this block's clients, and the links into it, stand in the tally."""
-        clients, links = (np.arange(len(t)) for t in (self.tally.gradients, self.tally.messages))
-        return clients[self.rows[0]][self.block.own], links[self.rows[1]][self.block.into]
+        clients, links = (np.arange(len(t)) for t in (self.counts.gradients, self.counts.messages))
+        return clients[self.batch.counted[0]][self.own], links[self.batch.counted[1]][self.block.into]
+
+    @cached_property
+    def planned(self) -> tuple[Key, ...]:
+        """What every step mixes as it is: over which links, and which field of the state."""
+        mixes = self.algorithm.traits.mixes
+        return tuple(dict.fromkeys(("push" if kind == "push" else "pull", name) for kind, name in mixes))
 
     # --- World -----------------------------------------------------------------------------------
-    def start(self) -> Tensor:
-        parts = np.split(self.places[self.block.own], np.cumsum(self.counts)[:-1])
-        return torch.cat(
-            [run.start[rows].to(self.device, self.dtype) for run, rows in zip(self.live, parts, strict=True)]
-        )
+    def init(self) -> State:
+        now = self.round(0)
+        state: State = self.algorithm.init(self.start(), now)
+        now.close(state)
+        return state
 
-    def round(self, k: int) -> DistributedRound:  # type: ignore[override]
+    def round(self, k: int) -> DistributedRound:
         self.group.k = k
-        activity = self._at(k)
+        activity = self.batch.activity(k)
         at = k - activity.first
         return DistributedRound(k, self, activity.computes[at + 1], activity.links.at(at))
 
-    def keep(self, still: Bools, state: Any) -> tuple[Distributed, Any]:
-        self.mail.drain()
-        rows = torch.from_numpy(np.flatnonzero(np.repeat(still, self.counts))).to(self.device)
-        smaller = Distributed(
-            self.every, self.group, dtype=self.dtype, runs=self.runs[still], tally=self.tally, mail=self.mail
-        )
-        return smaller, type(state)(*(tensor[rows] for tensor in state))
+    def advance(self, state: State, rounds: range) -> State:
+        for k in rounds:
+            self.buffers.reclaim(state)
+            now = self.round(k)
+            now.open(state)
+            state = self.algorithm.step(state, now)
+            now.close(state)
+        return state
 
-    def split(self, x: Tensor) -> list[Tensor]:
-        return list(torch.split(x, self.counts))
+    def keep(self, still: Bools, state: State) -> tuple[Distributed, State]:
+        self.mail.drain()
+        rows = torch.from_numpy(np.flatnonzero(np.repeat(still, self.sizes))).to(self.group.device)
+        smaller = Distributed(
+            self.batch.every,
+            self.group,
+            dtype=self.batch.dtype,
+            runs=self.runs[still],
+            counts=self.counts,
+            mail=self.mail,
+        )
+        return smaller, rebuild(state, [tensor[rows] for tensor in state])
+
+    def gather(self, state: State, wanted: Bools) -> list[RunState] | None:
+        sizes, owner = self.batch.sizes, self.block.owner
+        chosen = np.repeat(wanted, sizes)
+        rows = [np.flatnonzero(chosen & (owner == rank)) for rank in range(self.group.size)]
+        mine = torch.from_numpy(self.block.row[rows[self.group.rank]]).to(self.group.device)
+        gathered = [self.group.gather(tensor[mine], [len(each) for each in rows]) for tensor in state]
+        order = torch.from_numpy(np.argsort(np.concatenate(rows)))
+        whole = [torch.cat(parts)[order] for parts in gathered if parts is not None]
+        if self.group.rank:
+            return None
+        parts = [torch.split(tensor, np.asarray(sizes)[wanted].tolist()) for tensor in whole]
+        runs = zip(*parts, strict=True)
+        return [RunState(rebuild(state, fields), torch.empty(len(fields[0]), 0)) for fields in runs]
+
+    def evaluate(self, state: State, at: int, whole: RunState | None) -> Evaluation | None:
+        """Every process evaluates its own models; the recording one the average, too."""
+        problem = self.problem(at)
+        here = torch.stack(problem.evaluate(self.split(state[0])[at]), 1)
+        owner = np.split(self.block.owner, np.cumsum(self.batch.sizes)[:-1])[at]
+        parts = self.group.gather(here, np.bincount(owner, minlength=self.group.size).tolist())
+        if parts is None or whole is None:
+            return None
+        average = with_average(whole)[-1:].to(self.group.device)
+        everyone = torch.cat([*parts, torch.stack(problem.evaluate(average), 1).to(parts[0])])
+        return Evaluation(everyone[:, 0], everyone[:, 1])  # blocks follow each other in the order of clients
+
+    def agree(self, flags: Bools) -> Bools:
+        return (self.group.sum(torch.from_numpy(flags.astype(np.int64))) > 0).numpy()
+
+    def tally(self) -> Tally:
+        return Tally(*(self.group.sum(torch.from_numpy(count.copy())).numpy() for count in self.counts))
+
+    def close(self) -> None:
+        self.mail.drain()
 
 
 @dataclass(eq=False)
-class DistributedRound:
+class DistributedRound(SimulatedRound):
     """Round k of one block. All processes call the same things in the same order."""
 
-    k: int
     world: Distributed
-    active: Bools  # (clients of the batch,)
-    active_links: ActiveLinks
-    state: Any = ()
-    together: tuple[Key, ...] = ()  # what went, or goes, in one message at the start
+    left: dict[Key, Tensor] = field(default_factory=dict)  # what was sent at the start, in one message
     parcels: dict[int, Parcel] = field(default_factory=dict)  # from and to each process
     posted: list[Parcel] = field(default_factory=list)
-    calls: list[Key] = field(default_factory=list)
-    gradients: list[Tensor] = field(default_factory=list)  # what gradients were asked for
-    counted: Bools | None = None
-
-    @property
-    def clients(self) -> int:
-        return max(self.world.sizes)
-
-    @property
-    def p(self) -> Tensor:
-        return self.world.p
-
-    @property
-    def place(self) -> Tensor:
-        return self.world.place
-
-    @cached_property
-    def computes(self) -> Tensor:
-        return torch.from_numpy(self.active[self.world.block.own]).to(self.world.device)[:, None]
+    calls: int = 0
+    gradients: int = 0
 
     def grad(self, x: Tensor) -> Tensor:
-        world = self.world
-        own, active = world.block.own, self.active[world.block.own]
-        world.tally.gradients[world.counted[0]] += active
-        self.gradients.append(x)
+        self.gradients += 1
         self._send_early(x)
-        here, rows = np.flatnonzero(active), own[active]
-        batches = Minibatches(rows, world.keys[rows], world.places[rows], self.k)
-        if len(here) == len(x):
-            return world.problem.grad(x, batches)
-        g = torch.zeros_like(x)
-        if len(here):
-            index = torch.from_numpy(here).to(x.device)
-            g[index] = world.problem.grad(x[index], batches)
-        return g
-
-    def pull(self, x: Tensor) -> Tensor:
-        return self._mix(x, "a", "pull", self.world.links.receivers)
-
-    def push(self, y: Tensor) -> Tensor:
-        return self._mix(y, "b", "push", self.world.links.senders)
-
-    def gossip(self, x: Tensor) -> Tensor:
-        return self._mix(x, "w", "pull", self.world.links.receivers)
+        return super().grad(x)
 
     def average(self, x: Tensor) -> Tensor:
         world = self.world
         sums = world.group.sum(torch.stack([part.sum(0) for part in world.split(x)]))
-        means = sums / torch.tensor(world.sizes, device=x.device)[:, None]
-        return means.to(x.dtype).repeat_interleave(torch.tensor(world.counts, device=x.device), 0)
+        means = sums / torch.tensor(world.batch.sizes, device=x.device)[:, None]
+        return means.to(x.dtype).repeat_interleave(torch.tensor(world.sizes, device=x.device), 0)
 
     # --- messages --------------------------------------------------------------------------------
-    def links(self, kind: str) -> Bools:
-        return self.active_links.pull if kind == "pull" else self.active_links.pushing
-
     @cached_property
     def _pull_traffic(self) -> Traffic:
-        return self.world.block.traffic(self.active_links.pull)
+        return self.world.block.traffic(self.links.pull)
 
     @cached_property
     def _push_traffic(self) -> Traffic:
-        push = self.active_links.push
-        same = push is None or bool((push == self.active_links.pull).all())
-        return self._pull_traffic if same else self.world.block.traffic(self.active_links.pushing)
+        push = self.links.push
+        same = push is None or bool((push == self.links.pull).all())
+        return self._pull_traffic if same else self.world.block.traffic(self.links.pushing)
 
     def traffic(self, kind: str) -> Traffic:
         return self._pull_traffic if kind == "pull" else self._push_traffic
 
-    def send(self, part: int, items: Sequence[tuple[str, int | None, Tensor]]) -> dict[int, Parcel]:
+    def send(self, part: int, tensors: Mapping[Key, Tensor]) -> dict[int, Parcel]:
         """One message to every process that needs rows of these, all of them together."""
-        chosen = [Item(kind, number, tensor, self.traffic(kind)) for kind, number, tensor in items]
-        return self.world.mail.post(self.k, part, chosen)
+        items = [Item(key, tensor, self.traffic(key[0])) for key, tensor in tensors.items()]
+        return self.world.mail.post(self.k, part, items)
 
-    def open(self, state: Any) -> None:
-        """Before the step: send what the method is known to mix, unless it is on its way."""
-        self.state, mail = state, self.world.mail
-        early = mail.early_for(self.k, state)
-        if early is not None:
-            self.together, self.parcels = early.plan, early.parcels
-        else:
-            self.together = mail.plan
-            self.parcels = self.send(0, [(kind, number, state[number]) for kind, number in mail.plan])
+    def open(self, state: State) -> None:
+        """Before the step: send what the method mixes as it is, unless it is on its way."""
+        world, fields = self.world, dict(zip(self.world.algorithm.traits.state, state, strict=True))
+        planned = {key: fields[key[1]] for key in world.planned if key[1] is not None}
+        self.left = {key: tensor for key, tensor in planned.items() if tensor.dtype == state[0].dtype}
+        early = world.mail.take(self.k)
+        self.parcels = self.send(0, self.left) if early is None else early
         self.posted.extend(self.parcels.values())
 
-    def close(self, after: Any) -> None:
-        """After the step: wait for what was sent, and learn what to send at once in the next round."""
+    def close(self, after: State) -> None:
+        """After the step: wait for what was sent."""
         for parcel in self.posted:
             parcel.close()
-        self.world.mail.learn(self.calls, self.gradients, after)
+        self.world.mail.check(after[0])
 
     def _send_early(self, x: Tensor) -> None:
-        """Where only `x` is mixed in the next round, its journey and its gradients overlap."""
-        mail = self.world.mail
-        if mail.foresees(len(self.gradients)) and mail.early is not None:
-            following = self.world.round(self.k + 1)
-            self.world.group.k = self.k
-            parcels = following.send(0, [(kind, number, x) for kind, number in mail.plan])
-            mail.flight = Flight(self.k + 1, x, mail.early, mail.plan, parcels)
+        """Where only x is mixed in the next round, its journey and its gradients overlap."""
+        world, mail = self.world, self.world.mail
+        alone = bool(world.planned) and all(name == "x" for _, name in world.planned)
+        if mail.overlap and alone and self.gradients == 1 and mail.flight is None:
+            following = world.round(self.k + 1)
+            world.group.k = self.k
+            mail.flight = Flight(self.k + 1, x, following.send(0, dict.fromkeys(world.planned, x)))
 
-    def _mix(self, x: Tensor, weights: str, kind: str, keeper: Ints) -> Tensor:
-        world, active = self.world, self.links(kind)
-        self._count(active, x)
-        number = next((n for n, each in enumerate(self.state) if each is x), None)
-        self.calls.append((kind, number))
-        traffic, values, parcels = self.traffic(kind), world.weights[weights], self.parcels
-        if number is None or (kind, number) not in self.together:
-            parcels = self.send(len(self.calls), [(kind, number, x)])
+    def _mix(self, x: Tensor, weights: str, active: Bools, keeper: Ints) -> Tensor:
+        world, kind = self.world, "push" if weights == "b" else "pull"
+        self._count(active, x, world.block.into)
+        self.calls += 1
+        key = next((key for key, sent in self.left.items() if sent is x and key[0] == kind), (kind, None))
+        traffic, values, parcels = self.traffic(kind), world.batch.weights[weights], self.parcels
+        if key[1] is None:
+            parcels = self.send(self.calls, {key: x})
             self.posted.extend(parcels.values())
-        out = world.block.mix_own(x, values, active, keeper)  # while messages are on their way
+        # While messages are on their way:
+        out = world.block.mix_own(x, values, active, keeper, world.buffers.like(x))
         for peer, clients in traffic.receives.items():
-            world.block.add(out, parcels[peer].rows(kind, number), clients, values, active)
+            world.block.add(out, parcels[peer].rows(key), clients, values, active)
         return out
 
-    def _count(self, active: Bools, x: Tensor) -> None:
-        """Put messages along active links on the tally: every process counts those that it receives."""
-        tally, rows, into = self.world.tally, self.world.counted[1], self.world.block.into
-        before = self.counted
-        if active is not before:  # models and trackers share a message
-            tally.messages[rows] += (active if before is None else active & ~before)[into]
-            self.counted = active if before is None else active | before
-        tally.bytes[rows] += active[into] * (x.shape[1] * x.element_size())
 
-
-class Together(Algorithm):
-    """A method whose rounds are told where a step begins and ends."""
-
-    name: ClassVar[str] = "together"
-
-    def __init__(self, method: Algorithm) -> None:
-        self.method = method
-        self.traits: Traits = method.traits  # type: ignore[misc]
-
-    def init(self, x: Tensor, round: Any) -> Any:
-        state = self.method.init(x, round)
-        round.close(state)
-        return state
-
-    def step(self, state: Any, round: Any) -> Any:
-        round.open(state)
-        after = self.method.step(state, round)
-        round.close(after)
-        return after
-
-
-def _cut(value: Any, own: Tensor, clients: int, counts: tuple[int, ...]) -> Any:
-    """The same method, its values per client cut to this block."""
-    if isinstance(value, Tensor):
-        return value[own.to(value.device)] if value.ndim and len(value) == clients else value
-    if not isinstance(value, Algorithm | Schedule):
-        return value
-    changed = copy.copy(value)  # not `replace`: a value is cut, not checked again
-    for each in dataclasses.fields(value):  # type: ignore[arg-type]
-        object.__setattr__(changed, each.name, _cut(getattr(value, each.name), own, clients, counts))
+def _cut(method: M, own: Tensor, clients: int) -> M:
+    """The same method (or schedule), its values per client cut to this block."""
+    changed = copy.copy(method)  # not `replace`: a value is cut, not checked again
+    for each in dataclasses.fields(method):  # type: ignore[arg-type]
+        value = getattr(method, each.name)
+        if isinstance(value, Algorithm | Schedule):
+            value = _cut(value, own, clients)
+        elif isinstance(value, Tensor) and value.ndim and len(value) == clients:
+            value = value[own.to(value.device)]
+        object.__setattr__(changed, each.name, value)
     return changed

@@ -1,0 +1,318 @@
+"""Gradient tracking in two passes over memory instead of twenty: the compiled step "gradient-tracking".
+
+A method that declares it has the state x, y, g, one step size or one per client, and this step:
+
+    exchange    y ← B̂ y;  x ← Â x - η y;  y ← y - g, g ← 0 where a gradient is dropped
+    gradients   y ← y + g⁺ - g, g ← g⁺ for the clients that compute
+
+Which gradients are dropped and how they are weighed is the method's declared rule. The plain twin is the
+method's own `step`; a test holds both together.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spodgt.algorithms.base import Algorithm, HasStepSize, Rule
+from spodgt.compiled import jit, share, usable
+from spodgt.kernels.mixing import COLUMNS, Array, _combine, mix
+from spodgt.kernels.steps import Activity, Batch, State, rebuild
+from spodgt.problems.gradients.linear import linear_gradients
+from spodgt.types import CompiledGradient, Floats, LinearData, Minibatches, Problem
+
+_WIDE, _WIDE_COLUMNS = 2**17, 2048  # models so long that what counts is to read long pieces of them
+_ALONE = 2**18  # numbers of a single run above which it pays to share each of its rounds among threads
+_MANY = 200  # clients of a run whose blocks of columns do not stay in a cache
+Rows = tuple[Array, Array, Array, Array, Array, Array]  # pointers, senders, a, b, diagonals of Â and B̂
+
+
+@jit
+def _exchange(state, drop, step, starts, blocks, links, new, first, last):  # type: ignore[no-untyped-def]
+    """Tasks first to last of `exchange`, each one block of columns of one run.
+
+    state: x, y, g (clients, parameters), written to. drop, step: (clients,). starts: (runs + 1,).
+    blocks: blocks of columns in a run. links: `Rows` with the (links,) active ones in the middle.
+    new: two blocks (clients of the largest run, columns) to work in.
+    """
+    (x, y, g), (new_x, new_y) = state, new
+    pointers, senders, a, b, active, kept_a, kept_b = links
+    width, columns = x.shape[1], new_x.shape[1]
+    for task in range(first, last):
+        run, block = task // blocks, task % blocks
+        low, high = starts[run], starts[run + 1]
+        left = block * columns
+        size = min(width - left, columns)
+        for i in range(low, high):
+            _combine(x, new_x[i - low, :size], i, kept_a, pointers, senders, a, active, left)
+            _combine(y, new_y[i - low, :size], i, kept_b, pointers, senders, b, active, left)
+        for i in range(low, high):
+            eta = x.dtype.type(step[i])
+            xi, yi, gi = x[i, left : left + size], y[i, left : left + size], g[i, left : left + size]
+            from_x, from_y = new_x[i - low, :size], new_y[i - low, :size]
+            for c in range(size):
+                xi[c] = from_x[c] - eta * from_y[c]
+            if drop[i]:
+                for c in range(size):
+                    yi[c] = from_y[c] - gi[c]
+                gi[:] = 0
+            else:
+                for c in range(size):
+                    yi[c] = from_y[c]
+
+
+def exchange(
+    x: Tensor, y: Tensor, g: Tensor, drop: Array, step: Array, starts: Array, links: Rows, active: Array
+) -> None:
+    """In place, column block by column block: y ← B̂y, x ← Âx - ηy, and y ← y - g, g ← 0 where `drop`.
+
+    `drop` and `step` are (clients,), `starts` the first clients of the runs and the end.
+    """
+    largest = int(np.diff(starts).max())
+    columns = COLUMNS if x.shape[1] <= _WIDE else _WIDE_COLUMNS
+    blocks = -(-x.shape[1] // columns)
+    views = x.numpy(), y.numpy(), g.numpy()
+    pointers, senders, a, b, kept_a, kept_b = links
+
+    def work(first: int, last: int) -> None:
+        rows = pointers, senders, a, b, active, kept_a, kept_b
+        new = _scratch(largest, columns, views[0].dtype)
+        _exchange(views, drop, step, starts, blocks, rows, new, first, last)
+
+    share(blocks * (len(starts) - 1), x.numel(), work)
+
+
+@jit
+def _pull_rows(state, out, drop, step, links, first, last):  # type: ignore[no-untyped-def]
+    """Rows first to last: out ← Âx - ηy, and y ← y - g, g ← 0 where `drop`; y is mixed already."""
+    (x, y, g), (pointers, senders, a, active, kept) = state, links
+    for i in range(first, last):
+        to, yi, gi, eta = out[i], y[i], g[i], x.dtype.type(step[i])
+        _combine(x, to, i, kept, pointers, senders, a, active, 0)
+        for c in range(len(to)):
+            to[c] = to[c] - eta * yi[c]
+        if drop[i]:
+            for c in range(len(to)):
+                yi[c] = yi[c] - gi[c]
+            gi[:] = 0
+
+
+def exchange_rows(
+    x: Tensor, y: Tensor, g: Tensor, spare: Tensor, drop: Array, step: Array, links: Rows, active: Array
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same as `exchange`, for more clients than a cache holds: whole rows, by way of a spare state.
+
+    Returns x, y and what is spare now: the three have changed places.
+    """
+    pointers, senders, a, b, kept_a, kept_b = links
+    y, spare = mix(y, spare, pointers, senders, b, active, kept_b), y
+    given = (
+        (x.numpy(), y.numpy(), g.numpy()),
+        spare.numpy(),
+        drop,
+        step,
+        (pointers, senders, a, active, kept_a),
+    )
+    share(len(x), x.numel(), lambda first, last: _pull_rows(*given, first, last))
+    return spare, y, x
+
+
+_kept_by_thread = threading.local()
+
+
+def _scratch(rows: int, columns: int, dtype: Any) -> tuple[Array, Array]:
+    """Two blocks of this thread's own, made once: fresh pages in every round cost more than the work."""
+    key = (rows, columns, dtype)
+    if getattr(_kept_by_thread, "key", None) != key:
+        _kept_by_thread.key = key
+        _kept_by_thread.blocks = np.empty((rows, columns), dtype), np.empty((rows, columns), dtype)
+    blocks: tuple[Array, Array] = _kept_by_thread.blocks
+    return blocks
+
+
+@jit
+def _renew(y, g, new, rows, weight, first, last):  # type: ignore[no-untyped-def]
+    for n in range(first, last):
+        by, yi, gi, ni = new.dtype.type(weight[n]), y[rows[n]], g[rows[n]], new[n]
+        for c in range(len(ni)):
+            yi[c] += by * ni[c] - gi[c]
+        for c in range(len(ni)):
+            gi[c] = by * ni[c]
+
+
+def renew(y: Tensor, g: Tensor, new: Tensor, rows: Array, weight: Array) -> None:
+    """In place: y ← y + w g⁺ - g and g ← w g⁺ in some rows."""
+    views = y.numpy(), g.numpy(), new.contiguous().numpy(), rows, weight
+    share(len(rows), new.numel(), lambda first, last: _renew(*views, first, last))
+
+
+@jit
+def _kept(pointers, senders, a, b, active, kept_a, kept_b, low, high):  # type: ignore[no-untyped-def]
+    """Of clients low to high, whose links come from each other."""
+    kept_a[low:high] = 1
+    kept_b[low:high] = 1
+    for i in range(low, high):
+        for link in range(pointers[i], pointers[i + 1]):
+            if active[link]:
+                kept_a[i] -= a[link]
+                kept_b[senders[link]] -= b[link]
+
+
+def kept(pointers: Array, senders: Array, a: Array, b: Array, active: Array) -> tuple[Array, Array]:
+    """The diagonals of Â and B̂: what missing links would have carried stays."""
+    clients = len(pointers) - 1
+    out = np.empty(clients), np.empty(clients)
+    _kept(pointers, senders, a, b, active, *out, 0, clients)
+    return out
+
+
+@jit
+def _rounds(state, when, memory, each, starts, links, data, batch, first, last):  # type: ignore[no-untyped-def]
+    """All rounds of the runs first to last; as `rounds`, with `when` = (computes, active, first k)."""
+    x, y, g = state
+    computes, active, k = when
+    step, weight, keys, places = each
+    pointers, senders, a, b = links
+    columns = COLUMNS
+    clients, blocks = len(x), -(-x.shape[1] // columns)
+    kept_a, kept_b, nobody = np.empty(clients), np.empty(clients), np.zeros(clients, np.bool_)
+    most = 0
+    for run in range(first, last):
+        most = max(most, starts[run + 1] - starts[run])
+    new_x, new_y = np.empty((most, columns), x.dtype), np.empty((most, columns), x.dtype)
+    who, whose = np.empty(most, np.int64), np.empty(most, keys.dtype)
+    where, by = np.empty(most, np.int64), np.empty(most)
+    for run in range(first, last):  # one run stays in the cache for all its rounds
+        low, high = starts[run], starts[run + 1]
+        for r in range(len(active)):
+            on, drop = active[r], nobody if memory else computes[r]
+            _kept(pointers, senders, a, b, on, kept_a, kept_b, low, high)
+            rows, new = (pointers, senders, a, b, on, kept_a, kept_b), (new_x, new_y)
+            _exchange(state, drop, step, starts, blocks, rows, new, run * blocks, (run + 1) * blocks)
+            begin = count = low - low  # 0; as literals, 0 and True would have the gradients compiled anew
+            for i in range(low, high):
+                if computes[r + 1, i]:
+                    who[count], whose[count], where[count], by[count] = i, keys[i], places[i], weight[i]
+                    count += 1
+            linear_gradients(x, g, y, low >= 0, who, who, whose, where, k + r, data, batch, by, begin, count)
+
+
+def rounds(
+    state: tuple[Tensor, Tensor, Tensor],
+    activity: Activity,
+    memory: bool,
+    each: tuple[Array, Array, Array, Array],
+    starts: Array,
+    links: tuple[Array, Array, Array, Array],
+    data: LinearData,
+    batch: int,
+) -> None:
+    """Several rounds in place, run by run: `exchange`, then y ← y + g⁺ - g and g ← g⁺.
+
+    Args:
+        state: x, y, g, each (clients, parameters).
+        activity: the rounds; clients compute and links work as it says.
+        memory: idle clients keep their gradient instead of dropping it.
+        each: step size, weight of gradients, key and place of every client.
+        starts: the first client of every run, and the end.
+        links: pointers, senders, a, b.
+        data: the linear problem.
+        batch: samples in a mini-batch.
+    """
+    x, y, g = (tensor.numpy() for tensor in state)
+    when = activity.computes, activity.links.pull, activity.first
+
+    def work(first: int, last: int) -> None:
+        _rounds((x, y, g), when, memory, each, starts, links, data, batch, first, last)
+
+    share(len(starts) - 1, x.size * len(activity.cost), work)
+
+
+# --- the compiled step -------------------------------------------------------------------------------
+@dataclass(eq=False)
+class GradientTracking:
+    """The rounds of a method with state x, y, g; see the head of this file."""
+
+    batch: Batch
+    rule: Rule
+    step: Floats  # (clients,) η
+    weight: Floats  # (clients,) what a gradient is multiplied by
+    spare: Tensor | None = None  # a third state, for exchanges by whole rows
+
+    @classmethod
+    def of(cls, algorithm: Algorithm, batch: Batch) -> GradientTracking | None:
+        step = algorithm.step_size if isinstance(algorithm, HasStepSize) else None
+        rule = algorithm.traits.rule
+        if rule is None or not isinstance(step, int | float | Tensor):
+            return None  # a schedule is not compiled
+        p: Floats = batch.p.double().numpy()[:, 0]
+        each = np.broadcast_to(np.asarray(step, dtype=np.float64).reshape(-1), p.shape)
+        weight = np.ones(len(p))
+        if rule == "importance":  # p = 0: a client that never computes has no gradient to weigh
+            np.divide(1, p, out=weight, where=p > 0)
+        return cls(batch, rule, np.ascontiguousarray(each), weight)
+
+    def own(self, state: State) -> State:
+        x, y, g = state
+        return rebuild(state, (x, y.clone(), g)) if y is g else state
+
+    def advance(self, state: State, activity: Activity) -> State | None:
+        if activity.links.push is not None or not usable(*state):
+            return None
+        if not self._together(state, activity):
+            for number, k in enumerate(activity.rounds):
+                computes = activity.computes[number : number + 2]
+                state = self._round(state, computes, activity.links.pull[number], k)
+        return state
+
+    def _together(self, state: State, activity: Activity) -> bool:
+        """All rounds in one compiled call; False where that does not fit or pay."""
+        batch, (x, y, g) = self.batch, state
+        few = len(batch.sizes) < torch.get_num_threads() and x.numel() > _ALONE
+        if few or not isinstance(batch.problem, CompiledGradient):
+            return False
+        data, sizes = batch.problem.linear_data(x.dtype), np.unique(batch.problem.batches(np.arange(len(x))))
+        if data is None or len(sizes) > 1:
+            return False
+        rounds(
+            (x, y, g),
+            activity,
+            self.rule == "memory",
+            (self.step, self.weight, batch.keys, batch.places),
+            batch.starts,
+            (batch.links.pointers, batch.links.senders, batch.weights["a"], batch.weights["b"]),
+            data,
+            int(sizes[0]),
+        )
+        return True
+
+    def _round(self, state: State, computes: Array, active: Array, k: int) -> State:
+        batch, (x, y, g) = self.batch, state
+        links, a, b = batch.links, batch.weights["a"], batch.weights["b"]
+        before, now = computes
+        drop = np.zeros_like(before) if self.rule == "memory" else before
+        rows = links.pointers, links.senders, a, b, *kept(links.pointers, links.senders, a, b, active)
+        if max(batch.sizes) > _MANY:
+            spare = torch.empty_like(x) if self.spare is None else self.spare
+            x, y, self.spare = exchange_rows(x, y, g, spare, drop, self.step, rows, active)
+        else:
+            exchange(x, y, g, drop, self.step, batch.starts, rows, active)
+        who = np.flatnonzero(now)
+        if len(who):
+            batches = Minibatches(who, batch.keys[who], batch.places[who], k)
+            track(batch.problem, x, g, y, batches, self.weight[who])
+        return rebuild(state, (x, y, g))
+
+
+def track(problem: Problem, x: Tensor, g: Tensor, y: Tensor, batches: Minibatches, weight: Floats) -> None:
+    """y ← y + g⁺ - g and g ← g⁺ in the rows drawn, in one pass where the problem can."""
+    rows = batches.rows
+    if isinstance(problem, CompiledGradient) and problem.grad_into(x, g, y, rows, batches, weight):
+        return
+    models = x if len(rows) == len(x) else x[torch.from_numpy(rows)]
+    renew(y, g, problem.grad(models, batches), rows, weight)

@@ -1,0 +1,98 @@
+"""The distributed runtime: processes that hold a block of the clients each; rank 0 records.
+
+Processes meet only where the simulator would evaluate, save or check for NaN. A checkpoint holds the whole
+state in the order of clients, so a run may be taken up by another number of processes, or by the simulator.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from spodgt.errors import Failed, InvalidInput, SpodgtError
+from spodgt.kernels.steps import rebuild
+from spodgt.runtimes.distributed.group import Group, restarted
+from spodgt.runtimes.distributed.world import Distributed
+from spodgt.runtimes.world import Run, Saved, Snapshot, Tally
+
+T = TypeVar("T")
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, eq=False)
+class Processes:
+    """The runtime of one process among several."""
+
+    group: Group
+
+    @property
+    def records(self) -> bool:
+        return self.group.rank == 0
+
+    @property
+    def restarted(self) -> bool:
+        return restarted()
+
+    def working(self) -> AbstractContextManager[None]:
+        return self.group.answering()
+
+    def check_alike(self, facts: Mapping[str, str]) -> None:
+        """Processes with other settings or versions would wait for each other in vain."""
+        theirs = json.loads(self.share(lambda: json.dumps(dict(facts)).encode()))
+        differ = [name for name, value in facts.items() if theirs.get(name) != value]
+        odd = torch.zeros(self.group.size, dtype=torch.int64)
+        odd[self.group.rank] = len(differ)
+        odd = self.group.sum(odd)
+        if odd.any():
+            what = ", ".join(differ) or "settings or versions"
+            raise InvalidInput(
+                f"all processes must be alike, but rank {int(odd.argmax())} has other {what} than rank 0; "
+                "use the same files and versions on all hosts."
+            )
+
+    def first(self, action: Callable[[], T]) -> T:
+        """Do it where it is recorded; all get what it gives, or raise what it raises."""
+        error: SpodgtError | None = None
+        value: T | None = None
+        if self.records:
+            try:
+                value = action()
+            except SpodgtError as problem:
+                error = problem
+        word = {"value": value, "error": error and str(error), "invalid": isinstance(error, InvalidInput)}
+        word = json.loads(self.share(lambda: json.dumps(word).encode()))
+        if word["error"]:
+            raise error or (InvalidInput if word["invalid"] else Failed)(word["error"])
+        given: T = value if self.records else word["value"]  # type: ignore[assignment]
+        return given
+
+    def share(self, data: Callable[[], bytes]) -> bytes:
+        return bytes(self.group.share_bytes(data() if self.records else b"").numpy().tobytes())
+
+    def world(self, runs: Sequence[Run], dtype: torch.dtype) -> Distributed:
+        return Distributed(runs, self.group, dtype=dtype)
+
+    def restore(self, runs: Sequence[Run], dtype: torch.dtype, saved: Saved | None) -> Snapshot:
+        head = saved and {"k": saved.k, "delay": saved.delay.tolist(), "runs": saved.runs.tolist()}
+        head = json.loads(self.share(lambda: json.dumps(head).encode()))
+        fresh = self.world(runs, dtype)
+        like = fresh.init()  # round 0 tells what a state looks like
+        fresh.close()
+        counts = saved.tally if saved else Tally.zeros(runs)
+        live = np.asarray(head["runs"], np.int64)
+        world = Distributed(runs, self.group, dtype=dtype, runs=live, counts=counts, mail=fresh.mail)
+        fields = []
+        for name, tensor in zip(world.algorithm.traits.state, like, strict=True):
+            parts = None
+            if saved:
+                whole, owner = saved.state[name].cpu(), world.block.owner
+                parts = [whole[np.flatnonzero(owner == rank)] for rank in range(self.group.size)]
+            rows = tensor.new_empty(len(world.own), *tensor.shape[1:], device=_CPU)
+            fields.append(self.group.scatter(parts, rows).to(self.group.device))
+        return Snapshot(head["k"], np.asarray(head["delay"]), world, rebuild(like, fields))

@@ -1,0 +1,231 @@
+"""The observer of one method's batch: evaluates, records, checks for NaN, saves and reports progress.
+
+It runs in every process that holds clients. All of them call it at the same rounds; where it needs others,
+it asks the world. Only the process that records fills tables and writes files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spodgt.algorithms import describe
+from spodgt.compiled import finite, usable
+from spodgt.kernels.steps import State, rebuild
+from spodgt.record import metrics
+from spodgt.record.record import Diverged
+from spodgt.runtimes.loop import STRIDE
+from spodgt.runtimes.world import Run, RunState, Saved, Snapshot, World
+from spodgt.types import Bools, CompiledGradient, Evaluation, Problem
+
+if TYPE_CHECKING:
+    from spodgt.training.executor import Executor
+
+_SHOW_EVERY = 0.1  # seconds between two reports of progress
+_SMALL = 2**22  # numbers of a state that is copied, so that it is evaluated while rounds go on
+_AHEAD = 4  # evaluations that may be under way
+_CHEAP, _AFFORDABLE = 1e6, 1e9  # multiplications for a global gradient: at every evaluation, at the last only
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a comparison is; what a progress callback is given.
+
+    Args:
+        algorithm: the method that is running.
+        number: its number among `total` methods, from 1.
+        total: how many methods there are.
+        k: the round.
+        delay: of the run that is furthest behind.
+        fraction: of this method's work that is done, 0 to 1.
+        accuracy: mean over runs at their last evaluation, NaN before the first.
+    """
+
+    algorithm: str
+    number: int
+    total: int
+    k: int
+    delay: float
+    fraction: float
+    accuracy: float
+
+
+class Observer:
+    """Watches the runs of one method; `run_rounds` calls it."""
+
+    def __init__(self, executor: Executor, label: str, runs: Sequence[Run]) -> None:
+        self.executor, self.label, self.runs = executor, label, runs
+        self.settings, self.records = executor.settings, executor.runtime.records
+        self.background = Background()
+        self.finite_at = 0
+        self.averages: dict[int, Tensor] = {}  # run → its average model when it ended
+        self.history: dict[int, list[State]] = {n: [] for n in range(len(runs))}
+        self.accuracy = np.full(len(runs), np.nan)
+        self.saved = self.shown = time.monotonic()
+
+    def __call__(self, snapshot: Snapshot, due: Bools, last: Bools) -> Bools:
+        world, state, keep = snapshot.world, snapshot.state, self.settings.keep_states
+        if world.processes > 1 and snapshot.k % STRIDE and not due.any() and not keep:
+            return np.zeros_like(due)  # processes meet only where all of them do
+        broken = self._meet(snapshot, due)
+        wanted = due | broken | keep
+        found = world.gather(state, wanted) if wanted.any() else []
+        for number, at in enumerate(np.flatnonzero(wanted).tolist()):
+            whole, run = found[number] if found else None, int(world.runs[at])
+            if due[at] and not broken[at]:
+                self._evaluate(snapshot, at, whole, final=bool(last[at]))
+                self.background.wait(_AHEAD)
+            if whole and keep:  # copies: a world uses the memory of a state again
+                self.history[run].append(rebuild(whole.state, [t.clone() for t in whole.state]))
+            if whole and (last[at] or broken[at]):
+                self.averages[run] = torch.cat([whole.state[0].mean(0), whole.statistics.mean(0)])
+        self._report(snapshot, over=bool(last.all()))
+        return broken
+
+    def close(self, world: World) -> None:
+        """Fold a finished method into the tables."""
+        self.background.wait()
+        self.background.threads.shutdown()
+        tally, states = world.tally(), {}
+        world.close()
+        for n, run in enumerate(self.runs if self.settings.keep_states and self.records else ()):
+            columns = zip(*self.history[n], strict=True)
+            states[run.seed] = rebuild(self.history[n][0], [torch.stack(column) for column in columns])
+        averages = [self.averages[n] for n in range(len(self.runs))] if self.records else []
+        self.executor.finish(self.label, self.runs, tally, averages, states)
+
+    # --- what all processes do together ----------------------------------------------------------
+    def _meet(self, snapshot: Snapshot, due: Bools) -> Bools:
+        """Save and stop where it is time to; returns the runs that have left the finite numbers."""
+        world, executor = snapshot.world, self.executor
+        suspects = due if snapshot.k % STRIDE else np.ones_like(due)
+        models = zip(suspects, world.split(snapshot.state[0]), strict=True)
+        odd = [bool(suspect) and not finite(x) for suspect, x in models]
+        wait = time.monotonic() - self.saved < self.settings.checkpoint_every
+        save = executor.kept and self.records and not wait
+        flags = world.agree(np.array([*odd, save, executor.interrupt.requested]))
+        broken, stop = flags[:-2], bool(flags[-1])
+        if flags[-2] or (stop and executor.kept):
+            self._save(snapshot)
+        if stop:
+            world.close()
+            raise KeyboardInterrupt
+        for run in world.runs[broken].tolist():
+            step = str(describe(self.runs[run].algorithm).get("step_size"))
+            found = Diverged(self.label, self.runs[run].seed, snapshot.k, self.finite_at, step)
+            executor.diverged.append(found)
+        if suspects.all() and not broken.any():
+            self.finite_at = snapshot.k
+        return broken
+
+    def _save(self, snapshot: Snapshot) -> None:
+        self.background.wait()
+        world, names = snapshot.world, self.runs[0].algorithm.traits.state
+        parts, tally = world.gather(snapshot.state, np.ones(len(world.runs), bool)), world.tally()
+        if parts:
+            fields = [_joined(tensors) for tensors in zip(*(part.state for part in parts), strict=True)]
+            statistics = _joined([part.statistics for part in parts])
+            state = dict(zip(names, fields, strict=True))
+            where = Saved(snapshot.k, snapshot.delay, world.runs, state, statistics, tally)
+            self.executor.save(self, where)
+        self.saved = time.monotonic()
+
+    # --- evaluation ------------------------------------------------------------------------------
+    def _evaluate(self, snapshot: Snapshot, at: int, whole: RunState | None, *, final: bool) -> None:
+        world, k, delay = snapshot.world, snapshot.k, float(snapshot.delay[at])
+        number = int(world.runs[at])
+        problem = self.runs[number].problem.to(self.settings.device, self.settings.dtype)
+        wish = self.settings.gradient_norm
+        gradient = (problem.work <= (_AFFORDABLE if final else _CHEAP)) if wish is None else wish
+
+        def evaluate(whole: RunState | None) -> None:
+            quality = world.evaluate(snapshot.state, at, whole)
+            if quality is not None and whole is not None:
+                self._record(number, k, delay, self._snapshot(problem, whole, quality, gradient))
+
+        if whole and world.processes == 1 and _beside(problem, whole.state):
+            # Rounds go on with the original. numpy copies on this thread; torch would wait for a busy one.
+            copies = [torch.from_numpy(tensor.numpy().copy()) for tensor in (*whole.state, whole.statistics)]
+            self.background.add(partial(evaluate, RunState(rebuild(whole.state, copies[:-1]), copies[-1])))
+        else:
+            evaluate(whole)
+
+    def _snapshot(
+        self, problem: Problem, whole: RunState, quality: Evaluation, gradient: bool
+    ) -> metrics.Snapshot:
+        fields = dict(zip(self.runs[0].algorithm.traits.state, whole.state, strict=True))
+        x, (loss, accuracy) = fields["x"], quality
+        clients, average = Evaluation(loss[:-1], accuracy[:-1]), Evaluation(loss[-1:], accuracy[-1:])
+        rest = whole.statistics, clients, average, gradient
+        return metrics.Snapshot(problem, x, fields.get("y"), fields.get("g"), *rest)
+
+    def _record(self, number: int, k: int, delay: float, snapshot: metrics.Snapshot) -> None:
+        row = metrics.measure(snapshot)
+        self.accuracy[number] = row["accuracy"]
+        seed = self.runs[number].seed
+        self.executor.rows.append({"algorithm": self.label, "seed": seed, "round": k, "delay": delay, **row})
+
+    # --- progress --------------------------------------------------------------------------------
+    def _report(self, snapshot: Snapshot, *, over: bool) -> None:
+        now, tell = time.monotonic(), self.settings.progress
+        if tell is None or not self.records or (now - self.shown < _SHOW_EVERY and not over):
+            return
+        self.shown = now
+        self.background.wait(0 if over else _AHEAD)  # what is shown last is what came out
+        stop, labels, behind = self.settings.stop, self.executor.labels, float(snapshot.delay.min())
+        parts = [behind / stop.delay] if stop.delay else []
+        parts += [snapshot.k / stop.rounds] if stop.rounds else []
+        known = self.accuracy[~np.isnan(self.accuracy)]
+        tell(
+            Progress(
+                self.label,
+                labels.index(self.label) + 1,
+                len(labels),
+                snapshot.k,
+                behind,
+                1.0 if over else min(1.0, max(parts, default=0.0)),
+                float(known.mean()) if len(known) else float("nan"),
+            )
+        )
+
+
+class Background:
+    """Evaluates models on background threads while training goes on.
+
+    Each evaluation has one thread, so that none waits for the other half of an operation (OpenMP barriers).
+    """
+
+    def __init__(self) -> None:
+        alone = partial(torch.set_num_threads, 1)  # of the thread that says it
+        self.threads = ThreadPoolExecutor(torch.get_num_threads(), "evaluation", alone)
+        self.waiting: deque[Future[None]] = deque()
+
+    def add(self, evaluate: Callable[[], None]) -> None:
+        self.waiting.append(self.threads.submit(evaluate))
+
+    def wait(self, most: int = 0) -> None:
+        """Until at most so many are under way; what failed there fails here."""
+        while len(self.waiting) > most:
+            self.waiting.popleft().result()
+
+
+def _beside(problem: Problem, state: State) -> bool:
+    """Whether evaluation may go on beside the rounds.
+
+    Modules may draw random numbers or share memory with those that train; linear models do neither.
+    """
+    linear = isinstance(problem, CompiledGradient) and problem.linear_data(state[0].dtype) is not None
+    return linear and usable(*state) and state[0].numel() * len(state) <= _SMALL
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

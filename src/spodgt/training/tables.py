@@ -1,0 +1,109 @@
+"""The tables of a record, and what tells one experiment from another when a run is resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spodgt.experiment.config import checksum
+from spodgt.runtimes.world import Run, Tally
+from spodgt.types import HasIdentity
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_BASE = ("algorithm", "seed", "round", "delay", "loss", "accuracy", "accuracy_average", "accuracy_worst")
+_PARTICIPATION: tuple[str, ...] = ("algorithm", "seed", "kind", "receiver", "sender")
+_PARTICIPATION += ("probability", "gradients", "messages", "bytes")
+_TRIED = 2**22  # draws that are tried to tell one participation from another
+
+
+def metrics_table(rows: list[dict[str, Any]], labels: Sequence[str]) -> pd.DataFrame:
+    """One row per evaluation, methods in the order of `labels`."""
+    import pandas as pd
+
+    columns = list(dict.fromkeys([*_BASE, *(name for row in rows for name in row)]))
+    order = {label: number for number, label in enumerate(labels)}
+    frame = pd.DataFrame(rows, columns=columns)
+    frame["algorithm"] = frame["algorithm"].astype(str)
+    return frame.sort_values(
+        ["algorithm", "seed", "round"],
+        key=lambda column: column.map(order) if column.name == "algorithm" else column,
+        ignore_index=True,
+    )
+
+
+def participation_table(
+    label: str, runs: Sequence[Run], tally: Tally, before: Iterable[pd.DataFrame] = ()
+) -> pd.DataFrame:
+    """One row per client and per link of every run: its probability, and what it really did.
+
+    Args:
+        label: the method.
+        runs: its runs.
+        tally: what they did, one run after the other.
+        before: tables of other methods that come first.
+    """
+    import pandas as pd
+
+    tables, client, link = list(before), 0, 0
+    for run in runs:
+        net, av = run.network, run.availability
+        own, out = slice(client, client + net.clients), slice(link, link + net.links)
+        client, link = own.stop, out.stop
+        everyone, none = np.arange(net.clients), np.zeros(net.clients, np.int64)
+        values = (
+            label,
+            run.seed,
+            ["client"] * net.clients + ["link"] * net.links,
+            np.r_[everyone, net.receivers],
+            np.r_[everyone, net.senders],
+            np.r_[av.p, av.p_hat],
+            np.r_[tally.gradients[own], np.zeros(net.links, np.int64)],
+            np.r_[none, tally.messages[out]],
+            np.r_[none, tally.bytes[out]],
+        )
+        tables.append(pd.DataFrame(dict(zip(_PARTICIPATION, values, strict=True))))
+    return pd.concat(tables or [pd.DataFrame(columns=_PARTICIPATION)], ignore_index=True)
+
+
+# --- resuming ----------------------------------------------------------------------------------------
+def identity(runs: Sequence[Run]) -> dict[str, Any]:
+    """What a config only names: the data, the network in a file, who was there in a trace."""
+    told = [run.problem.identity for run in runs if isinstance(run.problem, HasIdentity)]
+    numbers = {id(array): array for _, arrays in told for array in arrays}  # seeds share most of them
+    happens = []
+    for world in (run.availability for run in runs):
+        most = _TRIED // (len(world.p) + len(world.p_hat)) if world.length is None else world.length
+        span = range(1, 1 + (min(max(most, 1), 256) if world.length is None else most))
+        links = world.links(span)
+        happens += [world.computes(span), links.pull, links.pushing]
+    nets = [run.network for run in runs]
+    return {
+        "links": checksum(*(array for net in nets for array in (net.receivers, net.senders, net.a, net.b))),
+        "problem's settings": told[0][0] if told else {},
+        "data": checksum(*numbers.values()),
+        "who takes part": checksum(*happens),
+    }
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any], where: str) -> str:
+    """A sentence with the first key in which two configurations differ."""
+
+    def walk(a: Any, b: Any, path: str) -> tuple[str, Any, Any] | None:
+        if isinstance(a, dict) and isinstance(b, dict):
+            for key in dict.fromkeys([*a, *b]):  # what a user sets comes before check sums
+                found = walk(a.get(key), b.get(key), f"{path}.{key}" if path else key)
+                if found:
+                    return found
+            return None
+        return None if a == b else (path, a, b)
+
+    found = walk(old, json.loads(json.dumps(new, default=str)), "")
+    assert found is not None, "fingerprints are of these two"
+    key, was, now = found
+    differ = f"{key} is {was!r} there and {now!r} here"
+    return f"{where} holds another run: {differ}; use the same settings or another folder."
