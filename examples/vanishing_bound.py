@@ -1,10 +1,10 @@
-"""The paper's corollary at work: a bound that falls with the length of the run, if the run is planned for it.
+"""The corollary "Arbitrarily Small Bound": a gradient that vanishes with the length of the run.
 
     python examples/vanishing_bound.py [PICTURE]
 
 Logistic regression on heterogeneous clients. The mean of |∇F|² over K rounds is measured for Spod-GT with
 fixed step size, participation and batches; with those of `vanishing_schedule(K)`; and with memory and full
-batches, where clients may stay as idle as they are. Takes less than a minute.
+batches, at the fixed participation. Takes less than a minute.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SEEDS = range(6)
 
 
 def problem() -> spodgt.Learning:
-    """Every client has its own labelling, so that whom to listen to matters."""
+    """Clients label their samples by different rules, so ignoring one biases the result."""
     draw = np.random.default_rng(0)
     clients = []
     for _ in range(CLIENTS):
@@ -49,7 +49,7 @@ def gap(
 
 
 def squares(work: spodgt.Learning, models: torch.Tensor) -> float:
-    """Mean of |∇F|² over models (rounds, parameters); clients hold equally much, so F is over samples."""
+    """Mean of |∇F|² over models (rounds, parameters); clients hold equally many samples."""
     inputs, targets = work.samples.inputs, work.samples.targets
     W, b = models[:, :-CLASSES].reshape(-1, CLASSES, FEATURES), models[:, -CLASSES:]
     slopes = torch.softmax(inputs @ W.mT + b[:, None], -1) - nn.functional.one_hot(targets, CLASSES)

@@ -49,9 +49,9 @@ def largest_eigenvalues(
                 if residuals[k, client] <= _CLOSE * abs(rayleigh):
                     break
             if values[k, client]:
-                starts[client] = v  # the next point begins where this one ended
+                starts[client] = v  # the next point starts from this eigenvector
         if k == 0 and not values.any():
-            return None  # one point in general position is enough to see a piecewise linear loss
+            return None  # a loss without curvature at one point in general position is piecewise linear
     return values, residuals
 
 

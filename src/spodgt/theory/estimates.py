@@ -310,7 +310,7 @@ def fit(square: Floats, response: Floats) -> tuple[Floats, Floats]:
 
 
 def _rotated(g: Tensor) -> Floats:
-    """(clients, at most clients): coordinates with the same inner products, so a few numbers tell all."""
+    """(clients, at most clients): coordinates with the same inner products as the gradients."""
     gram = (g.double() @ g.double().T).numpy()
     values, vectors = np.linalg.eigh(gram)
     keep = values > 1e-12 * max(values[-1], 1e-300)

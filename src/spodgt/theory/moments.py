@@ -18,7 +18,7 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, gmres
 from spodgt.errors import Failed
 from spodgt.types import Floats, Ints
 
-DENSE = 120  # unknowns of a symmetric matrix up to which writing the operator out beats iterating
+DENSE = 120  # unknowns of a symmetric matrix up to which a dense operator is faster than iterating
 Map = Callable[[Floats], Floats]
 
 
@@ -74,7 +74,7 @@ def spectral_radius(apply: Map, start: Floats) -> float:
 
 
 def _power_iteration(apply: Map, start: Floats) -> float:
-    """Slow and sure: trace growth of a positive start."""
+    """Fallback where ARPACK does not converge: the growth of the trace, from a positive start."""
     S, before = start / np.trace(start), 0.0
     for _ in range(100_000):
         S = apply(S)
@@ -109,7 +109,7 @@ def stationary_moment(apply: Map, source: Floats) -> Floats:
 
 
 def _written_out(apply: Map, n: int) -> Floats:
-    """The map as a matrix on the upper triangles of symmetric matrices."""
+    """The map as a dense matrix on the upper triangles of symmetric matrices."""
     upper = np.triu_indices(n)
     unit = np.eye(len(upper[0]))
     return np.stack([apply(_symmetric(column, n))[upper] for column in unit], axis=1)

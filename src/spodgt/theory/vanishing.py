@@ -76,6 +76,6 @@ def vanishing_schedule(
         if not (value > 0 and math.isfinite(value)):
             raise InvalidInput(f"{name} must be positive and finite, got {value}; use {name}=1.0.")
     root = math.sqrt(rounds + 1)
-    # a hair is taken off before rounding up, so that exact integers stay what they are
+    # reduced by 1e-12 before rounding up, so that exact integers stay as they are
     B = np.ceil(D / (1 + D / (batch * root)) * (1 - 1e-12)).astype(np.int64)
     return VanishingSchedule(rounds, step_size / root, 1 - idle / root, np.clip(B, 1, D.astype(np.int64)))
