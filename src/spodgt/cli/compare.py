@@ -128,8 +128,7 @@ def _fill(experiment: Experiment, result: Result, folder: Path) -> None:
     if "distance" in result.frame:
         from spodgt.theory import prediction
 
-        draws = {int(seed): experiment.draw(int(seed)) for seed in result.frame["seed"].unique()}
-        result.prediction = prediction(draws, experiment.methods, result.frame)
+        result.prediction = prediction(result.draws, experiment.methods, result.frame)
         result.write(folder)
     metric = "accuracy" if result.frame["accuracy"].notna().any() else "loss"
     result.plot(folder / f"{metric}.png", metric)

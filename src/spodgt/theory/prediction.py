@@ -12,7 +12,7 @@ from spodgt.algorithms import ALGORITHMS
 from spodgt.algorithms.base import Algorithm, HasStepSize
 from spodgt.errors import Failed, SpodgtError
 from spodgt.problems import Quadratic
-from spodgt.runtimes.world import Draw
+from spodgt.runtimes.world import Draw, Run
 from spodgt.theory.dynamics import MOST_EXACT, Dynamics
 from spodgt.theory.setting import independent
 
@@ -99,13 +99,12 @@ def _dynamics(draw: Draw, method: Algorithm) -> Dynamics | None:
     registered, problem = ALGORITHMS.get(method.name), draw.problem
     if registered is None or registered.traits.rule is None or not isinstance(problem, Quadratic):
         return None
-    found = independent(method.uses(draw.availability, draw.network))
+    run = Run.of(draw, method)
+    found = independent(run.availability)
     if found is None:
         return None
     H, c = (np.asarray(t.double().cpu().numpy()) for t in (problem.H, problem.c))
-    return Dynamics(
-        method.weighs(draw.network), *found, H, c, rule=registered.traits.rule, noise=problem.noise
-    )
+    return Dynamics(run.network, *found, H, c, rule=registered.traits.rule, noise=problem.noise)
 
 
 def _seconds(dynamics: Dynamics) -> float:
