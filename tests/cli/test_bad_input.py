@@ -494,15 +494,15 @@ CALLS: dict[str, tuple[Any, str]] = {
         'algorithms must name at least one method, got none; use ["spod-gt"].',
     ),
     "methods are a number": (
-        lambda: spodgt.compare(3, PROBLEM, RING, rounds=3),
+        lambda: spodgt.compare(3, PROBLEM, RING, rounds=3),  # type: ignore[arg-type]
         'algorithms must be a list of methods, got int; use ["spod-gt"].',
     ),
     "beta of a word": (
-        lambda: spodgt.Beta("half"),
+        lambda: spodgt.Beta("half"),  # type: ignore[arg-type]
         "alpha must be a number above 0, got 'half'; use alpha=0.5.",
     ),
     "beta with a floor in words": (
-        lambda: spodgt.Beta(floor="low"),
+        lambda: spodgt.Beta(floor="low"),  # type: ignore[arg-type]
         "floor must be in [0, 1), got 'low'; use floor=0.05.",
     ),
     "x0 of wrong shape": (

@@ -302,12 +302,12 @@ def test_set_reaches_every_key(cli: Cli) -> None:
 def test_delay_or_rounds_given_alone_replaces_the_other() -> None:
     both = Experiment.parse({"run": {"delay": 10.0, "rounds": 5}})
     for options, expected in (
-        ({"rounds": "7"}, (None, 7)),
-        ({"delay": "70"}, (70.0, None)),
-        ({"delay": "70", "rounds": "7"}, (70.0, 7)),
-        ({}, (10.0, 5)),
+        (Changes(rounds="7"), (None, 7)),
+        (Changes(delay="70"), (70.0, None)),
+        (Changes(delay="70", rounds="7"), (70.0, 7)),
+        (Changes(), (10.0, 5)),
     ):
-        run = both.override(Changes(**options).keys()).run
+        run = both.override(options.keys()).run
         assert (run.delay, run.rounds) == expected
 
 
@@ -336,7 +336,8 @@ def test_the_page_about_the_configuration_is_true() -> None:
     page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
     block = page.split("```toml\n")[1].split("```")[0]
     assert Experiment.parse(tomllib.loads(block)) == Experiment()
-    for kinds in (RECIPES, PARTICIPATIONS, PARTITIONS):
+    known: tuple[dict[str, Any], ...] = (RECIPES, PARTICIPATIONS, PARTITIONS)
+    for kinds in known:
         for kind, made in kinds.items():
             assert f"`{kind}`" in page
             keys = {f.name for f in dataclasses.fields(made) if f.init} - {"clients"}

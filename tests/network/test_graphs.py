@@ -120,4 +120,5 @@ def test_seeds_differ_and_redraws_do_not_repeat() -> None:
     drawn = [graphs.RandomGeometric(10, 0.4).draw(seed).positions for seed in range(5)]
     for one, other in pairwise(drawn):
         assert one is not None
+        assert other is not None
         assert not np.allclose(one, other)

@@ -202,7 +202,7 @@ BAD: dict[str, tuple[Any, str]] = {
         "the link weights network.a, network.b.",
     ),
     "no network": (
-        lambda: as_network(nx.DiGraph(), 0),  # type: ignore[arg-type]
+        lambda: as_network(nx.DiGraph(), 0),
         "network must be a spodgt.Network or a recipe of spodgt.graphs, got DiGraph; "
         "use spodgt.Network.from_networkx(graph) for a networkx graph.",
     ),

@@ -61,7 +61,8 @@ def tasks_of(ancestor: int) -> list[int]:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes by /proc")
 def test_twenty_cells_with_a_worker_killed_are_complete_and_equal_to_local_ones(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    spec, killed = grid(20), []
+    spec = grid(20)
+    killed: list[int] = []
 
     def kill_one() -> None:
         end = time.monotonic() + 120
@@ -81,4 +82,4 @@ def test_twenty_cells_with_a_worker_killed_are_complete_and_equal_to_local_ones(
     assert not on_ray.failures
     local = sweep.run(spec, tmp_path / "local", workers=2)
     assert len(local.cells) == 20
-    pd.testing.assert_frame_equal(on_ray.frame, local.frame, check_exact=True)
+    pd.testing.assert_frame_equal(on_ray.results, local.results, check_exact=True)

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -22,6 +23,7 @@ from spodgt.problems.data import LabelsPerClient
 from spodgt.report import tensorboard
 from spodgt.sweeps import grid as experiments
 from spodgt.sweeps import sweep
+from spodgt.sweeps.grid import at
 
 NAMES = [
     f"{data}-{what}"
@@ -40,16 +42,16 @@ def call(*words: object) -> str:
 
 
 # --- the files --------------------------------------------------------------------------------------
-def test_every_figure_has_its_file():
+def test_every_figure_has_its_file() -> None:
     assert sorted(experiments.names()) == sorted(NAMES)
     figures = [experiments.load(name).figure for name in experiments.names()]
     assert figures == [f"{n}{letter}" for n in (2, 3, 5) for letter in "abcd"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_at_the_papers_scale_it_is_the_papers_setting(name):
+def test_at_the_papers_scale_it_is_the_papers_setting(name: str) -> None:
     spec = experiments.load(name, "paper")
-    run = spec.config.run
+    run = spec.experiment.run
     assert spec.title
     assert spec.paper
     assert (run.step_size, run.delay, run.seed_list) == (0.01, 5000, [0, 1, 2, 3, 4])
@@ -61,10 +63,10 @@ def test_at_the_papers_scale_it_is_the_papers_setting(name):
         "k-gt",
         "sporadic-k-gt",
     }
-    assert spec.config.network == RandomGeometric(10, 0.4)
-    assert spec.config.weights == "degree"
-    assert spec.config.participation == Beta(0.5, 0.5)
-    problem = spec.config.problem
+    assert spec.experiment.network == RandomGeometric(10, 0.4)
+    assert spec.experiment.weights == "degree"
+    assert spec.experiment.participation == Beta(0.5, 0.5)
+    problem = spec.experiment.problem
     assert isinstance(problem, Classification)
     assert problem.batch_size == 16
     everything = ("fmnist-iid", "cifar-iid", "cifar-radius", "cifar-clients")
@@ -73,8 +75,8 @@ def test_at_the_papers_scale_it_is_the_papers_setting(name):
     assert source.startswith(f"# Figure {spec.figure}")
 
 
-def test_the_grids_are_the_papers():
-    def grid(name):
+def test_the_grids_are_the_papers() -> None:
+    def grid(name: str) -> tuple[str, list[Any]]:
         return next(iter(experiments.load(name).grid.items()))
 
     for data in ("fmnist", "cifar"):
@@ -86,41 +88,41 @@ def test_the_grids_are_the_papers():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_smoke_cell_can_be_built(name):
+def test_every_smoke_cell_can_be_built(name: str) -> None:
     spec = experiments.load(name, "smoke")
     assert len(spec.points()) <= 2
     for point in spec.points():
-        made = spec.config.override(point)
+        made = spec.experiment.override(point)
         assert made.undivided.clients == made.network.clients
 
 
-def test_a_laptop_has_fashion_mnist_at_full_size():
+def test_a_laptop_has_fashion_mnist_at_full_size() -> None:
     for what in ("iid", "radius"):
         paper, laptop = (experiments.load(f"fmnist-{what}", scale) for scale in ("paper", "laptop"))
-        assert laptop.config == paper.config
+        assert laptop.experiment == paper.experiment
         assert laptop.grid == paper.grid
         assert "paper's size" in str(laptop.scale)
 
 
-def test_figures_of_many_cells_are_smaller_on_a_laptop():
+def test_figures_of_many_cells_are_smaller_on_a_laptop() -> None:
     one, many = (experiments.load(name, "laptop") for name in ("cifar-noniid", "cifar-labels"))
-    assert (one.config.problem.width, many.config.problem.width) == (16, 8)
+    assert [at(each.experiment, "problem.width") for each in (one, many)] == [16, 8]
     assert "width 8 (paper 64)" in str(many.scale)
-    assert one.config.run.evaluations > many.config.run.evaluations
-    assert many.config.run.delay == one.config.run.delay == 5000
+    assert one.experiment.run.evaluations > many.experiment.run.evaluations
+    assert many.experiment.run.delay == one.experiment.run.delay == 5000
     assert many.grid == experiments.load("cifar-labels").grid
 
 
-def test_what_a_scale_changes_is_said():
+def test_what_a_scale_changes_is_said() -> None:
     spec = experiments.load("cifar-iid", "laptop")
     assert "width 16 (paper 64)" in str(spec.scale)
-    assert spec.config.problem.width == 16
+    assert at(spec.experiment, "problem.width") == 16
 
 
-def test_figures_share_the_cells_they_have_in_common():
-    def marks(name):
+def test_figures_share_the_cells_they_have_in_common() -> None:
+    def marks(name: str) -> set[str]:
         spec = experiments.load(name)
-        return {sweep.fingerprint(spec.config.override(point)) for point in spec.points()}
+        return {sweep.fingerprint(spec.experiment.override(point)) for point in spec.points()}
 
     one = marks("fmnist-labels") & marks("fmnist-radius") & marks("fmnist-clients") & marks("fmnist-rate")
     assert len(one) == 1  # one label, radius 0.4, ten clients and rate 0.01 are one setting
@@ -128,7 +130,7 @@ def test_figures_share_the_cells_they_have_in_common():
     assert len(marks("cifar-labels") & marks("cifar-radius") & marks("cifar-clients")) == 1  # with all
 
 
-def test_unknown_names_and_scales_are_one_sentence():
+def test_unknown_names_and_scales_are_one_sentence() -> None:
     with pytest.raises(InvalidConfig, match="fmnist-iid"):
         experiments.load("fmnist")
     with pytest.raises(InvalidConfig, match="smoke, laptop, paper"):
@@ -137,42 +139,42 @@ def test_unknown_names_and_scales_are_one_sentence():
         call("reproduce")
 
 
-def test_a_swept_key_can_be_fixed_by_hand():
+def test_a_swept_key_can_be_fixed_by_hand() -> None:
     spec = experiments.load("fmnist-radius", "smoke").override({"network.radius": 0.5})
     assert spec.grid == {}
-    assert spec.config.network == RandomGeometric(10, 0.5)
+    assert spec.experiment.network == RandomGeometric(10, 0.5)
     assert spec.changes == {"network.radius": 0.5}
 
 
-def test_a_list_for_a_swept_key_is_part_of_the_figure():
+def test_a_list_for_a_swept_key_is_part_of_the_figure() -> None:
     whole = experiments.load("fmnist-radius", "laptop")
     part = whole.override({"network.radius": [0.3, 1.0]})
     assert part.grid == {"network.radius": [0.3, 1.0]}
-    marks = {sweep.fingerprint(whole.config.override(point)) for point in whole.points()}
-    assert marks >= {sweep.fingerprint(part.config.override(point)) for point in part.points()}
+    marks = {sweep.fingerprint(whole.experiment.override(point)) for point in whole.points()}
+    assert marks >= {sweep.fingerprint(part.experiment.override(point)) for point in part.points()}
     with pytest.raises(InvalidConfig, match="a list of values"):
         whole.override({"network.radius": []})
     with pytest.raises(InvalidConfig, match="more than 10,000 cells"):
         whole.override({"network.radius": [n / 20_000 for n in range(1, 10_002)]})
 
 
-def test_where_values_are_lists_one_list_is_one_value(tmp_path):
+def test_where_values_are_lists_one_list_is_one_value(tmp_path: Path) -> None:
     file = tmp_path / "methods.toml"
     file.write_text('[sweep]\n"run.methods" = [["spod-gt"], ["k-gt"]]\n')
     spec = experiments.read(file)
     fixed = spec.override({"run.methods": ["spod-gt", "k-gt"]})
-    assert (fixed.grid, list(fixed.config.run.methods)) == ({}, ["spod-gt", "k-gt"])
+    assert (fixed.grid, list(fixed.experiment.run.methods)) == ({}, ["spod-gt", "k-gt"])
     assert spec.override({"run.methods": [["k-gt"]]}).grid == {"run.methods": [["k-gt"]]}
 
 
 # --- the commands -----------------------------------------------------------------------------------
-def test_the_list_names_every_figure():
+def test_the_list_names_every_figure() -> None:
     rows = json.loads(call("reproduce", "--list", "--json"))
     assert [row["name"] for row in rows] == experiments.names()
 
 
 @pytest.fixture(scope="module")
-def reproduced(tmp_path_factory):
+def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two figures at the smallest scale; they share a folder of cells."""
     out = tmp_path_factory.mktemp("reproduced")
     quick = ("--scale", "smoke", "--workers", "1", "--json", "--out", out)
@@ -183,7 +185,7 @@ def reproduced(tmp_path_factory):
     return out
 
 
-def test_two_figures_are_reproduced(reproduced):
+def test_two_figures_are_reproduced(reproduced: Path) -> None:
     for name in ("fmnist-noniid", "fmnist-labels"):
         files = {path.name for path in (reproduced / name).iterdir()}
         assert {"report.html", "figure.pdf", "figure.svg", "figure.png", "results.csv", "sweep.json"} <= files
@@ -192,12 +194,12 @@ def test_two_figures_are_reproduced(reproduced):
     assert "Figure 3a of the paper" in page
     assert "smoke scale: data fashion-mnist-small (paper fashion-mnist)" in page
     assert "changed by hand" in page
-    command = re.search(r"<pre>(spodgt reproduce .*?)</pre>", page).group(1)
+    (command,) = re.findall(r"<pre>(spodgt reproduce .*?)</pre>", page)
     assert "--scale smoke" in command
     assert "run.delay=30" in command
 
 
-def test_a_reproduced_figure_is_not_run_again(reproduced):
+def test_a_reproduced_figure_is_not_run_again(reproduced: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (reproduced / "cells").rglob("*")}
     quick = ("--scale", "smoke", "--workers", "1", "--json", "--out", reproduced)
     fewer = ("--methods", "spod-gt,spod-gt-memory,g-push-pull", "--set", "run.delay=30")
@@ -206,28 +208,30 @@ def test_a_reproduced_figure_is_not_run_again(reproduced):
 
 
 @pytest.mark.slow
-def test_a_cifar_figure_is_reproduced(tmp_path):
+def test_a_cifar_figure_is_reproduced(tmp_path: Path) -> None:
     quick = ("--scale", "smoke", "--workers", "1", "--json", "--out", tmp_path)
     (row,) = json.loads(call("reproduce", "cifar-rate", *quick, "--methods", "spod-gt,k-gt", "--seeds", "1"))
     assert row["complete"]
 
 
-def test_a_report_is_made_anew(reproduced):
+def test_a_report_is_made_anew(reproduced: Path) -> None:
     path = reproduced / "fmnist-noniid/report.html"
     path.unlink()
     assert call("report", path.parent).strip() == str(path)
     assert path.exists()
 
 
-def results_tool():
+def results_tool() -> Any:
     source = Path(__file__).parents[2] / "tools/results.py"
     spec = importlib.util.spec_from_file_location("results", source)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_pages_of_several_networks_say_what_a_step_counts_for(tmp_path):
+def test_pages_of_several_networks_say_what_a_step_counts_for(tmp_path: Path) -> None:
     (tmp_path / "kinds.toml").write_text(
         """
         [run]
@@ -256,7 +260,9 @@ def test_pages_of_several_networks_say_what_a_step_counts_for(tmp_path):
         assert f"| {kind} | {cells[0]} | {cells[1]} |" in text
 
 
-def test_results_pages_hold_the_numbers(reproduced, tmp_path, monkeypatch):
+def test_results_pages_hold_the_numbers(
+    reproduced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = results_tool()
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/fmnist-noniid.md").write_text("Seed 0 draws a client that is never heard.")
@@ -280,7 +286,7 @@ def test_results_pages_hold_the_numbers(reproduced, tmp_path, monkeypatch):
 
 
 # --- compare ----------------------------------------------------------------------------------------
-def test_compare_writes_a_report_and_event_files(tmp_path):
+def test_compare_writes_a_report_and_event_files(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="pip install 'spodgt[tensorboard]'")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -295,7 +301,7 @@ def test_compare_writes_a_report_and_event_files(tmp_path):
     assert [event.value for event in found] == pytest.approx(frame["loss"].tolist(), rel=1e-6)
 
 
-def test_missing_tensorboard_is_one_sentence(monkeypatch):
+def test_missing_tensorboard_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(InvalidInput, match=r"spodgt\[tensorboard\]"):
         tensorboard.check()

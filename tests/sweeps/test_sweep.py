@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -19,7 +20,9 @@ from spodgt.cli.experiments import Display
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.sweeps import executors, sweep
 from spodgt.sweeps import grid as experiments
-from spodgt.sweeps.cell import Job, Outcome, Progress
+from spodgt.sweeps.cell import CellProgress, Event, Job, Outcome
+from spodgt.sweeps.executors.inline import Inline
+from spodgt.sweeps.executors.processes import Processes
 
 QUADRATIC = """
 title = "Quadratics"
@@ -45,7 +48,7 @@ def spec_of(folder: Path, text: str) -> experiments.Spec:
 
 
 @pytest.fixture
-def spec(tmp_path):
+def spec(tmp_path: Path) -> experiments.Spec:
     return spec_of(tmp_path, QUADRATIC.format(delay=30))
 
 
@@ -55,14 +58,14 @@ def stamps(folder: Path) -> dict[str, int]:
 
 
 # --- the file ---------------------------------------------------------------------------------------
-def test_several_keys_make_a_grid(tmp_path):
+def test_several_keys_make_a_grid(tmp_path: Path) -> None:
     text = QUADRATIC.format(delay=30) + '"network.radius" = [0.5, 0.9]\n'
     points = spec_of(tmp_path, text).points()
     assert len(points) == 6
     assert points[0] == {"run.step_size": 0.01, "network.radius": 0.5}
 
 
-def test_a_config_without_a_grid_is_one_cell(tmp_path):
+def test_a_config_without_a_grid_is_one_cell(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, '[problem]\nkind = "quadratic"\n')
     assert spec.points() == [{}]
 
@@ -82,12 +85,12 @@ def test_a_config_without_a_grid_is_one_cell(tmp_path):
         ("[run", "not TOML"),
     ],
 )
-def test_a_file_that_means_nothing_is_one_sentence(tmp_path, text, words):
+def test_a_file_that_means_nothing_is_one_sentence(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(InvalidConfig, match=words):
         spec_of(tmp_path, text)
 
 
-def test_a_wrong_value_shows_before_the_work(tmp_path, monkeypatch):
+def test_a_wrong_value_shows_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPODGT_DATA", "/nowhere")
     with pytest.raises(InvalidConfig, match="radius"):
         spec_of(tmp_path, QUADRATIC.format(delay=30) + '"network.radius" = [0.5, "wide"]\n')
@@ -97,21 +100,25 @@ def test_a_wrong_value_shows_before_the_work(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_saved_spec_reads_back(spec, tmp_path):
+def test_a_saved_spec_reads_back(spec: experiments.Spec, tmp_path: Path) -> None:
     (tmp_path / "again.toml").write_text(spec.to_toml())
     again = experiments.read(tmp_path / "again.toml")
-    assert (again.config.to_dict(), again.grid, again.title) == (spec.config.to_dict(), spec.grid, spec.title)
+    assert (again.experiment.to_dict(), again.grid, again.title) == (
+        spec.experiment.to_dict(),
+        spec.grid,
+        spec.title,
+    )
 
 
-def test_a_cell_is_named_by_its_config_alone(spec):
-    marks = [sweep.fingerprint(cell.config) for cell in sweep.plan(spec, Path("x"))]
+def test_a_cell_is_named_by_its_config_alone(spec: experiments.Spec) -> None:
+    marks = [sweep.fingerprint(cell.experiment) for cell in sweep.plan(spec, Path("x"))]
     assert len(set(marks)) == 3
-    reordered = type(spec.config).parse(dict(reversed(spec.config.to_dict().items())))
-    assert sweep.fingerprint(reordered) == sweep.fingerprint(spec.config)
+    reordered = type(spec.experiment).parse(dict(reversed(spec.experiment.to_dict().items())))
+    assert sweep.fingerprint(reordered) == sweep.fingerprint(spec.experiment)
 
 
 # --- running ----------------------------------------------------------------------------------------
-def test_a_sweep_fills_tidy_tables(spec, tmp_path):
+def test_a_sweep_fills_tidy_tables(spec: experiments.Spec, tmp_path: Path) -> None:
     heard: list[object] = []
     done = sweep.run(spec, tmp_path / "out", workers=1, display=heard.append)
     assert done.complete
@@ -123,31 +130,31 @@ def test_a_sweep_fills_tidy_tables(spec, tmp_path):
     assert note["complete"]
     assert all(cell["complete"] and cell["seconds"] > 0 for cell in note["cells"])
     assert sum(isinstance(event, Outcome) for event in heard) == 3
-    assert any(isinstance(event, Progress) for event in heard)
+    assert any(isinstance(event, CellProgress) for event in heard)
 
 
-def test_finished_cells_are_not_run_again(spec, tmp_path):
+def test_finished_cells_are_not_run_again(spec: experiments.Spec, tmp_path: Path) -> None:
     first = sweep.run(spec, tmp_path / "out", workers=1)
     before = {cell.name: stamps(cell.folder) for cell in first.cells}
     again = sweep.run(spec, tmp_path / "out", workers=1)
     assert {cell.name: stamps(cell.folder) for cell in again.cells} == before
-    pd.testing.assert_frame_equal(first.frame, again.frame)
+    pd.testing.assert_frame_equal(first.results, again.results)
 
 
-def test_experiments_share_the_cells_they_have_in_common(spec, tmp_path):
+def test_experiments_share_the_cells_they_have_in_common(spec: experiments.Spec, tmp_path: Path) -> None:
     home = tmp_path / "cells"
     sweep.run(spec, tmp_path / "one", home=home, workers=1)
     other = spec.override({"run.step_size": 0.02})
     assert [cell.complete for cell in sweep.plan(other, tmp_path / "two", home)] == [True]
 
 
-def test_a_failing_cell_takes_no_other_with_it(tmp_path):
+def test_a_failing_cell_takes_no_other_with_it(tmp_path: Path) -> None:
     text = QUADRATIC.format(delay=30).replace(
         '"run.step_size" = [0.01, 0.02, 0.05]', '"run.methods" = [["spod-gt"], ["extra"]]'
     )
     done = sweep.run(spec_of(tmp_path, text), tmp_path / "out", workers=1)
     assert not done.complete
-    assert list(done.frame["algorithm"].unique()) == ["spod-gt"]
+    assert list(done.results["algorithm"].unique()) == ["spod-gt"]
     ((name, why),) = done.failures.items()
     assert "extra" in name
     assert "extra" in why
@@ -155,7 +162,7 @@ def test_a_failing_cell_takes_no_other_with_it(tmp_path):
     assert [bool(cell["error"]) for cell in note["cells"]] == [False, True]
 
 
-def test_the_command_shows_failures_at_the_end(tmp_path):
+def test_the_command_shows_failures_at_the_end(tmp_path: Path) -> None:
     text = QUADRATIC.format(delay=30).replace(
         '"run.step_size" = [0.01, 0.02, 0.05]', '"run.methods" = [["extra"], ["spod-gt"]]'
     )
@@ -169,40 +176,42 @@ def test_the_command_shows_failures_at_the_end(tmp_path):
     assert "spod-gt" in page
 
 
-def test_a_folder_holds_one_sweep_at_a_time(spec, tmp_path):
+def test_a_folder_holds_one_sweep_at_a_time(spec: experiments.Spec, tmp_path: Path) -> None:
     with sweep._alone(tmp_path / "out"), pytest.raises(InvalidInput, match="still going"):
         sweep.run(spec, tmp_path / "out", workers=1)
 
 
-def test_unknown_backends_and_workers_are_named(spec, tmp_path):
+def test_unknown_backends_and_workers_are_named(spec: experiments.Spec, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"backend='cloud'.*local"):
         sweep.run(spec, tmp_path / "out", workers=1, backend="cloud")
     with pytest.raises(InvalidInput, match="workers"):
         sweep.run(spec, tmp_path / "out", workers=-1)
 
 
-def test_a_backend_is_one_entry(spec, tmp_path, monkeypatch):
+def test_a_backend_is_one_entry(
+    spec: experiments.Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     submitted: list[Job] = []
 
-    class Mine(executors.Inline):
-        def submit(self, job):
+    class Mine(Inline):
+        def submit(self, job: Job) -> None:
             submitted.append(job)
             super().submit(job)
 
     monkeypatch.setitem(executors.BACKENDS, "mine", lambda workers: Mine())
     assert sweep.run(spec, tmp_path / "out", backend="mine").complete
     assert len(submitted) == 3
-    json.dumps(submitted[0].config)  # a job is plain values, so it can be sent anywhere
+    json.dumps(submitted[0].tables)  # a job is plain values, so it can be sent anywhere
 
 
 # --- processes --------------------------------------------------------------------------------------
 @pytest.mark.slow
-def test_a_worker_that_dies_loses_only_its_own_job(spec, tmp_path):
-    pool = executors.Processes(2, 1)
+def test_a_worker_that_dies_loses_only_its_own_job(spec: experiments.Spec, tmp_path: Path) -> None:
+    pool = Processes(2, 1)
     outcomes: dict[str, Outcome] = {}
-    long = spec.config.override({"run.delay": 1e7})
+    long = spec.experiment.override({"run.delay": 1e7})
 
-    def tell(event):
+    def tell(event: Event) -> None:
         if isinstance(event, Outcome):
             outcomes[event.name] = event
         elif event.name == "long":
@@ -212,9 +221,9 @@ def test_a_worker_that_dies_loses_only_its_own_job(spec, tmp_path):
 
     try:
         pool.submit(Job("long", long.to_dict(), str(tmp_path / "long")))
-        pool.submit(Job("short", spec.config.to_dict(), str(tmp_path / "short")))
+        pool.submit(Job("short", spec.experiment.to_dict(), str(tmp_path / "short")))
         pool.submit(
-            Job("next", spec.config.override({"run.step_size": 0.03}).to_dict(), str(tmp_path / "next"))
+            Job("next", spec.experiment.override({"run.step_size": 0.03}).to_dict(), str(tmp_path / "next"))
         )
         pool.wait(tell)
     finally:
@@ -230,15 +239,15 @@ def start(file: Path, out: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*command, *options], start_new_session=True, stderr=subprocess.PIPE)
 
 
-def until(condition, process, seconds=120.0):
+def until(condition: Callable[[], bool], process: subprocess.Popen[bytes], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None, process.stderr.read().decode()
+        assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
         assert time.monotonic() < end
         time.sleep(0.02)
 
 
-def test_a_killed_sweep_goes_on_and_equals_an_unbroken_one(tmp_path):
+def test_a_killed_sweep_goes_on_and_equals_an_unbroken_one(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, QUADRATIC.format(delay=600))
     file = tmp_path / "quadratics.toml"
     unbroken = sweep.run(spec, tmp_path / "unbroken", workers=1)
@@ -258,11 +267,11 @@ def test_a_killed_sweep_goes_on_and_equals_an_unbroken_one(tmp_path):
     for name, before in finished.items():
         assert stamps(tmp_path / "broken/cells" / name) == before, "a finished cell was run twice"
     resumed = pd.read_parquet(tmp_path / "broken/results.parquet")
-    pd.testing.assert_frame_equal(resumed, unbroken.frame)
+    pd.testing.assert_frame_equal(resumed, unbroken.results)
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, QUADRATIC.format(delay=6000))
     process = start(tmp_path / "quadratics.toml", tmp_path / "out")
     cells = sweep.plan(spec, tmp_path / "out")
@@ -276,7 +285,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
 
 
 # --- what is lost and what is not -------------------------------------------------------------------
-def test_fresh_forgets_nothing_before_everything_is_checked(tmp_path, spec):
+def test_fresh_forgets_nothing_before_everything_is_checked(tmp_path: Path, spec: experiments.Spec) -> None:
     sweep.run(spec, tmp_path / "out", workers=1)
     cells = sorted((tmp_path / "out" / "cells").iterdir())
     before = [stamps(cell) for cell in cells]
@@ -293,7 +302,7 @@ def test_fresh_forgets_nothing_before_everything_is_checked(tmp_path, spec):
     assert all(stamps(cell) != old for cell, old in zip(cells, before, strict=True))
 
 
-def test_a_changed_file_is_another_cell(tmp_path):
+def test_a_changed_file_is_another_cell(tmp_path: Path) -> None:
     graph = tmp_path / "graph.csv"
     text = QUADRATIC.format(delay=30).replace("clients = 4\nradius = 0.9", f"kind = 'file'\npath = '{graph}'")
     graph.write_text("0,1,0\n0,0,1\n1,0,0\n")
@@ -305,7 +314,7 @@ def test_a_changed_file_is_another_cell(tmp_path):
 
 
 @pytest.mark.parametrize("clients", ["'ten'", "0"])
-def test_a_wrong_number_of_clients_is_one_sentence(tmp_path, clients):
+def test_a_wrong_number_of_clients_is_one_sentence(tmp_path: Path, clients: str) -> None:
     text = QUADRATIC.format(delay=30).replace("clients = 4", f"clients = {clients}")
     (tmp_path / "quadratics.toml").write_text(text)
     result = CliRunner().invoke(
@@ -322,16 +331,16 @@ def test_a_wrong_number_of_clients_is_one_sentence(tmp_path, clients):
         (["--address", "host:1"], "--address='host:1' is for --backend ray, got 'local'"),
     ],
 )
-def test_options_that_cannot_be_meant(tmp_path, option, message):
+def test_options_that_cannot_be_meant(tmp_path: Path, option: list[str], message: str) -> None:
     spec_of(tmp_path, QUADRATIC.format(delay=30))
     result = CliRunner().invoke(app, ["sweep", str(tmp_path / "quadratics.toml"), *option])
     assert message in str(result.exception)
 
 
-def test_an_interrupted_cell_is_not_shown_as_done(tmp_path, spec):
+def test_an_interrupted_cell_is_not_shown_as_done(tmp_path: Path, spec: experiments.Spec) -> None:
     cells = sweep.plan(spec, tmp_path / "out")
     with Display("Sweep", cells) as display:
-        display.show(Progress(cells[0].name, 0.4, ""))
+        display.show(CellProgress(cells[0].name, 0.4, ""))
         display.show(Outcome(cells[0].name, complete=False))
         assert display.fractions[cells[0].name] == 0.4
         display.show(Outcome(cells[0].name, complete=True))

@@ -22,9 +22,10 @@ from spodgt.cli.groups import grouped
 from spodgt.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from spodgt.record import SweepRecord
     from spodgt.sweeps.cell import Event
     from spodgt.sweeps.grid import Spec
-    from spodgt.sweeps.sweep import Cell, Sweep
+    from spodgt.sweeps.sweep import Cell
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,9 @@ def reproduce(
     chosen = grid.names() if name == "all" else [name]
     specs = [grid.load(each, scale).override(changes.keys()) for each in chosen]
     folder, options = out or Path("runs") / f"reproduce-{scale}", working.options()
-    done = [_run(spec, folder / spec.name, folder / "cells", quiet=as_json, **options) for spec in specs]
+    done = {}
+    for spec in specs:
+        done[folder / spec.name] = _run(spec, folder / spec.name, folder / "cells", as_json, **options)
     _finish(done, as_json)
 
 
@@ -115,7 +118,8 @@ def sweep(
 
     options = working.options()
     spec = grid.read(file).override(changes.keys())
-    _finish([_run(spec, out or Path("runs") / spec.name, None, quiet=as_json, **options)], as_json)
+    folder = out or Path("runs") / spec.name
+    _finish({folder: _run(spec, folder, None, as_json, **options)}, as_json)
 
 
 @app.command(epilog="Example: [bold]spodgt report runs/compare[/]")
@@ -147,8 +151,8 @@ def _list(as_json: bool) -> None:
     Console().print(table)
 
 
-def _run(spec: Spec, folder: Path, home: Path | None, *, quiet: bool, **options: Any) -> Sweep:
-    """One sweep with its display, its report and its failures."""
+def _run(spec: Spec, folder: Path, home: Path | None, quiet: bool, **options: Any) -> SweepRecord:
+    """One sweep with its display and its report."""
     from spodgt import report as reports
     from spodgt.sweeps import sweep as sweeps
 
@@ -156,33 +160,33 @@ def _run(spec: Spec, folder: Path, home: Path | None, *, quiet: bool, **options:
     display = None if quiet else Display(spec.title or spec.name, cells)
     try:
         with display or nullcontext():
-            done = sweeps.run(spec, folder, home=home, display=display.show if display else None, **options)
+            record = sweeps.run(spec, folder, home=home, display=display.show if display else None, **options)
     except KeyboardInterrupt:
         print(f"spodgt: stopped; the same command goes on with what is saved in {folder}.", file=sys.stderr)
         raise typer.Exit(1) from None
     reports.write(folder)
     if not quiet:
         print(f"{spec.name}: {folder / reports.NAME}")
-    return done
+    return record
 
 
-def _finish(done: list[Sweep], as_json: bool) -> None:
-    """Say what failed; exit code 1 if anything did."""
-    failures = {f"{each.spec.name}/{cell}": why for each in done for cell, why in each.failures.items()}
+def _finish(done: dict[Path, SweepRecord], as_json: bool) -> None:
+    """Say what failed in any of the folders; exit code 1 if anything did."""
     if as_json:
         rows = [
             {
-                "name": each.spec.name,
-                "out": str(each.folder),
+                "name": each.name,
+                "out": str(folder),
                 "complete": each.complete,
                 "failures": each.failures,
             }
-            for each in done
+            for folder, each in done.items()
         ]
         print(json.dumps(rows, indent=2))
-    for cell, why in failures.items():
-        print(f"spodgt: error: {cell}: {why}", file=sys.stderr)
-    if failures or not all(each.complete for each in done):
+    for each in done.values():
+        for cell, why in each.failures.items():
+            print(f"spodgt: error: {each.name}/{cell}: {why}", file=sys.stderr)
+    if not all(each.complete for each in done.values()):
         raise typer.Exit(1)
 
 

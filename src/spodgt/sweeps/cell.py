@@ -1,7 +1,7 @@
-"""One cell of a sweep, done: in this process, or in a worker that takes jobs and tells events as JSON lines.
+"""Runs one cell of a sweep, in this process or in a worker that reads jobs and writes events as JSON lines.
 
 A worker is started with `python -m spodgt.sweeps.cell THREADS`, reads one job per line and ends when its
-input does. What its parent is told goes to the original stdout; whatever a library prints goes to stderr.
+input does. Events go to the original stdout; whatever a library prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -10,32 +10,41 @@ import json
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from spodgt.errors import SpodgtError
+import torch
 
-TIMING = "timing.json"
+from spodgt import training
+from spodgt.errors import SpodgtError
+from spodgt.experiment import Experiment
+
 ERROR = "error.txt"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A config to be run in its own folder, from wherever that folder stands."""
+    """An experiment to be run in its own folder.
+
+    Args:
+        name: The cell's name.
+        tables: The experiment, as the tables of a config.
+        out: The cell's folder.
+        save_every: Seconds between checkpoints.
+    """
 
     name: str
-    config: dict[str, Any]
+    tables: dict[str, Any]
     out: str
-    save_every: float = 60.0  # seconds
+    save_every: float = 60.0
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a job is."""
+class CellProgress:
+    """How far a job is: a fraction from 0 to 1, and a few words."""
 
     name: str
     fraction: float
@@ -51,24 +60,27 @@ class Outcome:
     error: str = ""
 
 
-Event = Progress | Outcome
+Event = CellProgress | Outcome
 Tell = Callable[[Event], None]
+_EVENTS: dict[str, Callable[..., Event]] = {kind.__name__: kind for kind in (CellProgress, Outcome)}
 
 
 def perform(job: Job, tell: Tell) -> Outcome:
-    """Run a job to its end; what goes wrong is its outcome and never an exception."""
-    from spodgt.experiment import Experiment
-    from spodgt.training import Progress as Now
-    from spodgt.training import run
+    """Run a job to its end; what goes wrong is its outcome and never an exception.
 
-    def show(now: Now) -> None:
+    Args:
+        job: What to run. A run that is in its folder already goes on.
+        tell: Called with the job's progress, about ten times a second.
+    """
+
+    def show(now: training.Progress) -> None:
         fraction = (now.number - 1 + now.fraction) / now.total
-        tell(Progress(job.name, fraction, f"{now.algorithm}, delay {now.delay:,.0f}"))
+        tell(CellProgress(job.name, fraction, f"{now.algorithm}, delay {now.delay:,.0f}"))
 
-    began, folder = time.monotonic(), Path(job.out)
+    folder = Path(job.out)
     try:
-        result = run(
-            Experiment.parse(job.config),
+        result = training.run(
+            Experiment.parse(job.tables),
             out=folder,
             resume=True,
             checkpoint_every=job.save_every,
@@ -82,42 +94,22 @@ def perform(job: Job, tell: Tell) -> Outcome:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ERROR).write_text(traceback.format_exc(), encoding="utf-8")
         return Outcome(job.name, False, f"{type(error).__name__}: {error} (see {folder / ERROR})")
-    _add_time(folder, time.monotonic() - began)
     return Outcome(job.name, result.complete)
 
 
-def _add_time(folder: Path, seconds: float) -> None:
-    """Note the time this sitting took, on top of earlier ones."""
-    import torch
-
-    from spodgt.record.folder import write
-
-    before = seconds_of(folder) or 0.0
-    note = {"seconds": round(before + seconds, 3), "threads": torch.get_num_threads()}
-    write(folder / TIMING, json.dumps(note).encode())
-
-
-def seconds_of(folder: Path) -> float | None:
-    """How long the run in a folder took, None where nobody noted it."""
-    try:
-        return float(json.loads((folder / TIMING).read_text(encoding="utf-8"))["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
 def to_line(event: Event) -> str:
+    """An event as one line of JSON."""
     return json.dumps({"kind": type(event).__name__, **asdict(event)}) + "\n"
 
 
 def from_line(line: str) -> Event:
+    """The event that `to_line` wrote."""
     fields = json.loads(line)
-    return Progress(**fields) if fields.pop("kind") == "Progress" else Outcome(**fields)
+    return _EVENTS[fields.pop("kind")](**fields)
 
 
 def main() -> None:
     """Take jobs until the input ends."""
-    import torch
-
     torch.set_num_threads(max(1, int(sys.argv[1])))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends us with SIGTERM
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as channel:

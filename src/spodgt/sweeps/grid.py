@@ -36,16 +36,27 @@ _MOST_CELLS = 10_000
 
 @dataclass(frozen=True)
 class Spec:
-    """What a file describes: a config, and a grid of values for some of its keys."""
+    """What a file describes: an experiment, and a grid of values for some of its keys.
+
+    Args:
+        name: Of its folder and in the report.
+        experiment: What all cells have in common.
+        grid: Config key → its values.
+        title: What it is, for people.
+        figure: The figure of the paper it reproduces, if any.
+        paper: What the paper says about it.
+        scale: How it compares with the paper's experiment.
+        changes: Config keys that were changed by hand since it was loaded, and their values.
+    """
 
     name: str
-    config: Experiment
+    experiment: Experiment
     grid: dict[str, list[Any]] = field(default_factory=dict)
     title: str = ""
     figure: str = ""
     paper: str = ""
-    scale: Scale = field(default_factory=Scale)  # how it compares with the paper
-    changes: dict[str, Any] = field(default_factory=dict)  # what was changed by hand since it was loaded
+    scale: Scale = field(default_factory=Scale)
+    changes: dict[str, Any] = field(default_factory=dict)
 
     def points(self) -> list[dict[str, Any]]:
         """Every combination of the grid's values; one empty one where there is no grid."""
@@ -65,13 +76,13 @@ class Spec:
                 grid.pop(key, None)
                 fixed[key] = value
         changed = {**self.changes, **changes}
-        return _checked(replace(self, config=self.config.override(fixed), grid=grid, changes=changed))
+        return _checked(replace(self, experiment=self.experiment.override(fixed), grid=grid, changes=changed))
 
     def to_toml(self) -> str:
         """The whole of it as a file that `spodgt sweep` reads."""
         texts = {key: str(getattr(self, key)) for key in _TEXTS if str(getattr(self, key))}
         grid = {"sweep": self.grid} if self.grid else {}
-        return tomli_w.dumps({**texts, **self.config.to_dict(), **grid})
+        return tomli_w.dumps({**texts, **self.experiment.to_dict(), **grid})
 
 
 def names() -> list[str]:
@@ -88,7 +99,7 @@ def load(name: str, scale: str = "paper") -> Spec:
         raise InvalidConfig(f"--scale={scale!r} is not known; choose from {', '.join(SCALES)}.")
     spec = read(FOLDER / f"{name}.toml")
     table = read_toml(FOLDER / "scales.toml").get(scale, {})
-    changes = dict(table.get(at(spec.config, "problem.data"), {}))
+    changes = dict(table.get(at(spec.experiment, "problem.data"), {}))
     for_grids = changes.pop("grids", {})
     changes |= for_grids if spec.grid else {}
     most = table.get("values", math.inf)
@@ -96,9 +107,11 @@ def load(name: str, scale: str = "paper") -> Spec:
     # A key of the grid belongs to the figure, whatever the scale.
     changes = {key: value for key, value in changes.items() if key not in grid}
     told = {key: value for key, value in changes.items() if key != "run.gradient_norm"}  # not in a figure
-    reduced = {key: (value, at(spec.config, key)) for key, value in told.items()}
+    reduced = {key: (value, at(spec.experiment, key)) for key, value in told.items()}
     kept = {key: (len(grid[key]), len(spec.grid[key])) for key in grid if grid[key] != spec.grid[key]}
-    return replace(spec, config=spec.config.override(changes), grid=grid, scale=Scale(scale, reduced, kept))
+    return replace(
+        spec, experiment=spec.experiment.override(changes), grid=grid, scale=Scale(scale, reduced, kept)
+    )
 
 
 def read(path: str | Path) -> Spec:
@@ -126,9 +139,9 @@ def read(path: str | Path) -> Spec:
     return _checked(Spec(path.stem, Experiment.parse(_config(path)), grid, **texts))
 
 
-def at(config: Experiment, key: str) -> Any:
+def at(experiment: Experiment, key: str) -> Any:
     """The value of a dotted key, None where it is left out."""
-    value: Any = config.to_dict()
+    value: Any = experiment.to_dict()
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
@@ -138,7 +151,7 @@ def _checked(spec: Spec) -> Spec:
     if math.prod(map(len, spec.grid.values())) > _MOST_CELLS:
         raise InvalidConfig(f"sweep of {spec.name} has more than {_MOST_CELLS:,} cells; make it smaller.")
     for point in spec.points():  # names that mean nothing are an error now, not after an hour
-        spec.config.override(point)
+        spec.experiment.override(point)
     return spec
 
 

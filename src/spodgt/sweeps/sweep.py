@@ -1,9 +1,8 @@
-"""Sweeps: a grid of configs, every cell in its own run directory, none of them run twice.
+"""Sweeps: a grid of experiments, every cell in its own run folder, none of them run twice.
 
-A cell's folder is named after its config, so a sweep that was killed finds what is finished and goes on
-with the rest, and experiments that share a folder of cells share the cells they have in common. All
-seeds of a cell run together as one batch; different cells go to worker processes. (Joining different
-cells into one batch was measured and is no faster: the time goes into the data, not into the rounds.)
+A cell's folder is named after its experiment, so a sweep that was killed finds what is finished and goes
+on with the rest, and sweeps that share a folder of cells share the cells they have in common. All seeds
+of a cell run together as one batch; different cells go to worker processes.
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
-from spodgt.record.folder import write
+from spodgt.record.folder import locked, write
 from spodgt.record.record import is_complete
 from spodgt.record.sweep import SOURCE, CellRecord, SweepRecord, collect, label
-from spodgt.sweeps.cell import Event, Job, Outcome, seconds_of
+from spodgt.sweeps.cell import Event, Job, Outcome
 from spodgt.sweeps.executors import check_backend, cores, executor
 from spodgt.sweeps.grid import Spec
+
+Display = Callable[[Event], None]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of the grid: its keys' values, the whole config, and where it is run."""
+    """One point of the grid: its keys' values, its experiment, and the folder it is run in."""
 
     keys: dict[str, Any]
-    config: Experiment
+    experiment: Experiment
     folder: Path
 
     @property
@@ -48,10 +47,6 @@ class Cell:
     @property
     def complete(self) -> bool:
         return is_complete(self.folder)
-
-    def record(self, error: str = "") -> CellRecord:
-        """What a record keeps of it; `error` says what went wrong."""
-        return CellRecord(self.name, self.keys, self.folder, self.complete, seconds_of(self.folder), error)
 
     @property
     def begun(self) -> float:
@@ -64,44 +59,44 @@ class Cell:
     @property
     def weight(self) -> float:
         """How much work it is, roughly: for the time left, and to begin with the longest."""
-        table = self.config.to_dict()["network"]  # a file is not read for this
-        return float(table.get("clients", 10)) * len(self.config.run.seed_list)
+        table = self.experiment.to_dict()["network"]  # a file is not read for this
+        return float(table.get("clients", 10)) * len(self.experiment.run.seed_list)
 
+    def job(self, save_every: float) -> Job:
+        """What an executor is given."""
+        return Job(self.name, self.experiment.to_dict(), str(self.folder), save_every)
 
-@dataclass(eq=False)
-class Sweep:
-    """A sweep after it was run, as far as it came."""
-
-    spec: Spec
-    folder: Path
-    cells: list[Cell]
-    frame: pd.DataFrame  # one row per cell, algorithm and seed: its keys and its last look
-    failures: dict[str, str] = field(default_factory=dict)  # cell → what went wrong
-
-    @property
-    def complete(self) -> bool:
-        return all(cell.complete for cell in self.cells)
-
-
-Display = Callable[[Event], None]
+    def record(self, error: str = "") -> CellRecord:
+        """What the sweep's record keeps of it; `error` says what went wrong."""
+        seconds = None
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            seconds = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))["seconds"]
+        return CellRecord(self.name, self.keys, self.folder, self.complete, seconds, error)
 
 
 def plan(spec: Spec, folder: Path, home: Path | None = None) -> list[Cell]:
-    """The cells of `spec` and their folders in `home`; one that is already there is found again."""
+    """The cells of a sweep.
+
+    Args:
+        spec: The sweep.
+        folder: Its folder.
+        home: Where the cells' folders are; a cell that is already there is found again. Inside `folder`
+            if None.
+    """
     home = home or folder / "cells"
     made: dict[str, Cell] = {}
     for keys in spec.points():
-        config = spec.config.override(keys)
-        mark = fingerprint(config)
+        experiment = spec.experiment.override(keys)
+        mark = fingerprint(experiment)
         found = next(iter(sorted(home.glob(f"*{mark}"))), None)
-        made.setdefault(mark, Cell(keys, config, found or home / f"{_slug(keys) or 'run-'}{mark}"))
+        made.setdefault(mark, Cell(keys, experiment, found or home / f"{_slug(keys) or 'run-'}{mark}"))
     return list(made.values())
 
 
-def fingerprint(config: Experiment) -> str:
-    """Twelve letters that every process and every version computes alike from the same config."""
-    tables = config.to_dict()
-    text = json.dumps(tables, sort_keys=True, default=list)
+def fingerprint(experiment: Experiment) -> str:
+    """Twelve letters that every process computes alike from the same experiment and the files it names."""
+    tables = experiment.to_dict()
+    text = json.dumps(tables, sort_keys=True)
     for name in ("network", "participation"):
         with contextlib.suppress(OSError, KeyError):  # most name no file; `check` says which is missing
             text += hashlib.sha256(Path(tables[name]["path"]).read_bytes()).hexdigest()
@@ -110,10 +105,11 @@ def fingerprint(config: Experiment) -> str:
 
 def check(spec: Spec) -> None:
     """Build the first cell, and every other value of every key once: mistakes show before the work."""
-    spec.config.override(spec.points()[0]).check()
+    first = spec.points()[0]
+    spec.experiment.override(first).check()
     for key, values in spec.grid.items():
         for value in values[1:]:
-            spec.config.override({**spec.points()[0], key: value}).check()
+            spec.experiment.override({**first, key: value}).check()
 
 
 def run(
@@ -126,24 +122,32 @@ def run(
     save_every: float = 60.0,
     forget: float | None = None,
     display: Display | None = None,
-) -> Sweep:
+) -> SweepRecord:
     """Run every cell that is not finished, and write the tables of all that are.
 
-    `home` is the folder of the cells, inside `out` unless given; those begun before the time `forget` are
-    run anew. On Ctrl-C and SIGTERM the running cells save what they have, the tables are written, and the
-    same call goes on later.
+    On Ctrl-C and SIGTERM the running cells save what they have, the tables are written, and the same call
+    goes on later.
+
+    Args:
+        spec: The sweep.
+        out: Its folder.
+        home: The folder of the cells; inside `out` if None.
+        workers: How many cells run at a time; one per core if None.
+        backend: Where they run: a name of `spodgt.sweeps.executors.BACKENDS`.
+        save_every: Seconds between checkpoints.
+        forget: Cells begun before this time, in seconds since 1970, are run anew.
+        display: Called with every event of a cell.
     """
-    folder = Path(out)
-    cells = plan(spec, folder, None if home is None else Path(home))
     if workers is not None and workers < 1:
         raise InvalidInput(f"--workers must be at least 1, got {workers}; use {cores()}.")
     if not save_every >= 0:
         raise InvalidInput(f"--checkpoint-every must be seconds of at least 0, got {save_every}; use 60.")
     check_backend(backend)
+    folder = Path(out)
+    cells = plan(spec, folder, None if home is None else Path(home))
     old = [cell for cell in cells if forget is not None and cell.begun < forget]
-    open_cells = [cell for cell in cells if cell in old or not cell.complete]
-    open_cells.sort(key=lambda cell: -cell.weight)
-    if open_cells:
+    todo = sorted((cell for cell in cells if cell in old or not cell.complete), key=lambda cell: -cell.weight)
+    if todo:
         check(spec)
     failures: dict[str, str] = {}
 
@@ -154,35 +158,33 @@ def run(
             display(event)
 
     with _alone(folder), _terminable():
-        pool = executor(backend, min(workers or cores(), max(1, len(open_cells))))
+        pool = executor(backend, min(workers or cores(), max(1, len(todo))))
         try:
             for cell in old:  # now that nothing can go wrong any more
                 shutil.rmtree(cell.folder, ignore_errors=True)
             write(folder / SOURCE, spec.to_toml().encode())
-            for cell in open_cells:
-                pool.submit(Job(cell.name, cell.config.to_dict(), str(cell.folder), save_every))
+            for cell in todo:
+                pool.submit(cell.job(save_every))
             pool.wait(hear)
         finally:
             pool.close()
-            done = Sweep(spec, folder, cells, collect([cell.record() for cell in cells]), failures)
-            _record(done).write(folder)
-    return done
+            record = _record(spec, [cell.record(failures.get(cell.name, "")) for cell in cells])
+            record.write(folder)
+    return record
 
 
-def _record(sweep: Sweep) -> SweepRecord:
-    """What the folder keeps of a sweep."""
-    spec = sweep.spec
+def _record(spec: Spec, cells: list[CellRecord]) -> SweepRecord:
     return SweepRecord(
         spec.name,
-        sweep.frame,
+        collect(cells),
         spec.grid,
-        [cell.record(sweep.failures.get(cell.name, "")) for cell in sweep.cells],
-        spec.title,
-        spec.figure,
-        spec.paper,
-        spec.scale,
-        spec.changes,
-        spec.to_toml(),
+        cells,
+        title=spec.title,
+        figure=spec.figure,
+        paper=spec.paper,
+        scale=spec.scale,
+        changes=spec.changes,
+        source=spec.to_toml(),
     )
 
 
@@ -194,22 +196,13 @@ def _slug(keys: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Make the folder, and refuse it while another sweep works there; the lock goes with its process."""
+    """Make the folder, and refuse it while another sweep works there."""
     name = f"out={str(folder)!r}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / ".lock", "w")  # noqa: SIM115 (it is held until the end)
     except OSError as error:
         raise InvalidInput(f"{name} cannot be written: {error.strerror}; choose another folder.") from None
-    with lock:
-        try:
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidInput(f"{name} is in use by a sweep that is still going; wait for it.") from None
-        except (ImportError, OSError):
-            pass  # Windows, or a file system without locks
+    with locked(folder, f"{name} is in use by a sweep that is still going; wait for it."):
         yield
 
 
@@ -220,7 +213,7 @@ def _terminable() -> Iterator[None]:
         yield
         return
 
-    def stop(*_: Any) -> None:
+    def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, stop)
