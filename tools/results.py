@@ -72,15 +72,15 @@ def publish(name: str, page: Page, out: Path) -> None:
 
 def text(name: str, page: Page, out: Path) -> Iterator[str]:
     metric = statistics.judged(page.results)
-    yield f"# Figure {page.figure}: {page.title}\n"
+    yield f"# Figure {page.sweep.figure}: {page.title}\n"
     yield f"![{page.title}]({name}.png)\n"
-    yield f"**The paper:** {page.paper}\n"
+    yield f"**The paper:** {page.sweep.paper}\n"
     yield f"**Ours:** {verdict(page)}\n"
     yield f"```\n{page.command}\n```\n"
     yield f"{page.setting[:1].upper()}{page.setting[1:]}. {cost(page)}"
     yield f"As PDF: [{name}.pdf]({name}.pdf).\n"
     if missing(name, page):
-        keys = ", ".join(map(words, page.grid))
+        keys = ", ".join(map(words, page.sweep.grid))
         yield f"**Not complete:** not run at {keys} = {'; '.join(missing(name, page))}.\n"
     diverged = page.results[page.results["diverged"]]
     if len(diverged):
@@ -91,7 +91,7 @@ def text(name: str, page: Page, out: Path) -> Iterator[str]:
     yield f"\n## Lead of {reference(page)} over the others, paired over seeds\n"
     yield "Mean difference, Student's 95 % interval, and in how many seeds it is ahead.\n"
     yield from lead_table(page)
-    if not page.grid:
+    if not page.sweep.grid:
         yield "\n## Seed by seed\n"
         yield from seed_table(page, metric)
         yield "\n## What the seeds drew\n"
@@ -112,7 +112,7 @@ def verdict(page: Page) -> str:
     table = summaries(page)
     table = table[table["algorithm"].isin(PAPERS)]
     leads = differences(page)
-    keys = list(page.grid)
+    keys = list(page.sweep.grid)
     cells = [((), table)] if not keys else [(at, part) for at, part in table.groupby(keys, sort=False)]
     first, sentences = 0, []
     for at, part in cells:
@@ -140,7 +140,7 @@ def verdict(page: Page) -> str:
     else:
         memory = winners.count("spod-gt-memory")
         sentences.append(f"Of all methods, Spod-GT with memory is first in {memory} of {len(cells)}.")
-    idle = sum(not learned(run.record) for run in page.runs)
+    idle = sum(not learned(record) for record in page.records)
     if idle:
         where = f" in {idle} of {len(cells)} settings" if keys else ""
         sentences.append(
@@ -164,7 +164,7 @@ def missing(name: str, page: Page) -> list[str]:
 
 # --- tables -----------------------------------------------------------------------------------------
 def groups(page: Page) -> list[tuple[dict[str, Any], pd.DataFrame]]:
-    keys = list(page.grid)
+    keys = list(page.sweep.grid)
     if not keys:
         return [({}, page.results)]
     parts = page.results.groupby(keys, sort=False)
@@ -184,7 +184,7 @@ def summaries(page: Page) -> pd.DataFrame:
         for point, rows in groups(page)
     ]
     table = pd.concat(tables, ignore_index=True)
-    return table[[*page.grid, *(name for name in table if name not in page.grid)]]
+    return table[[*page.sweep.grid, *(name for name in table if name not in page.sweep.grid)]]
 
 
 def differences(page: Page) -> pd.DataFrame:
@@ -215,7 +215,7 @@ def mean_table(page: Page, metric: str) -> Iterator[str]:
             shown = "–" if one is None else f"{one[metric]:.3f} ± {one[f'{metric}_std']:.3f}"
             cells.append(f"**{shown}**" if one is not None and one[metric] == best else shown)
         rows.append(cells)
-    yield from table([*(words(key) for key in page.grid), *methods], rows)
+    yield from table([*(words(key) for key in page.sweep.grid), *methods], rows)
 
 
 def lead_table(page: Page) -> Iterator[str]:
@@ -232,7 +232,7 @@ def lead_table(page: Page) -> Iterator[str]:
                 f"{one['mean']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}], {one['ahead']}/{one['seeds']}"
             )
         rows.append(cells)
-    yield from table([*(words(key) for key in page.grid), *others], rows)
+    yield from table([*(words(key) for key in page.sweep.grid), *others], rows)
 
 
 def seed_table(page: Page, metric: str) -> Iterator[str]:
@@ -243,7 +243,7 @@ def seed_table(page: Page, metric: str) -> Iterator[str]:
 
 
 def draw_table(page: Page) -> Iterator[str]:
-    record, rows = page.runs[0].record, []
+    record, rows = page.records[0], []
     observed = record.observed().get(reference(page), {})
     for seed, net in record.drawn().items():
         computed = observed[seed].clients if seed in observed else np.full(net.clients, np.nan)
@@ -260,7 +260,7 @@ def draw_table(page: Page) -> Iterator[str]:
 
 def step_part(page: Page, metric: str) -> Iterator[str]:
     """Where the networks differ: what a step counts for on each, next to what Spod-GT made of it."""
-    keys = [key for key in page.grid if key.startswith("network.")]
+    keys = [key for key in page.sweep.grid if key.startswith("network.")]
     if not keys:
         return
     yield "\n## What a step counts for, seed by seed\n"
@@ -269,10 +269,10 @@ def step_part(page: Page, metric: str) -> Iterator[str]:
     yield f"gather at clients that nobody hears. In brackets the {metric} of {reference(page)} at the end.\n"
     ends = page.results[page.results["algorithm"] == reference(page)].set_index(["cell", "seed"])[metric]
     rows = []
-    for run in page.runs:
-        config, row = run.record.config, []
+    for cell, record in zip(page.cells, page.records, strict=True):
+        config, row = record.config, []
         experiment = Experiment.parse(config)
-        for seed, end in ends[run.folder.name].items():
+        for seed, end in ends[cell.name].items():
             network, availability = experiment.draw_network(int(str(seed)))
             phi, pi = perron_vectors(network, availability.p_hat)
             row.append(f"{network.clients * phi @ pi:.2f} ({end:.3f})")
@@ -282,14 +282,14 @@ def step_part(page: Page, metric: str) -> Iterator[str]:
 
 def recall_part(page: Page) -> Iterator[str]:
     """With one label per client: how well a class is known, by how often its client computes."""
-    run = page.runs[0]
-    config = run.record.config
+    record = page.records[0]
+    config = record.config
     if config["problem"].get("partition", {}).get("labels") != 1:
         return
     problem: Any = Experiment.parse(config).undivided
-    networks, found = run.record.drawn(), []
+    networks, found = record.drawn(), []
     methods = page.methods
-    saved = Checkpoint.read(run.folder / CHECKPOINT).tensors
+    saved = Checkpoint.read(page.cells[0].folder / CHECKPOINT).tensors
     models = {method: saved[f"final/{method}"] for method in methods}
     test = problem.test_samples
     inputs, _ = test.take(slice(None), torch.float32)
@@ -317,11 +317,11 @@ def recall_part(page: Page) -> Iterator[str]:
 
 def cost(page: Page) -> str:
     """The time it took, counted in the processes that did it."""
-    if not page.seconds:
+    if not page.sweep.seconds:
         return ""
-    cells = f"{len(page.runs)} cells, " if len(page.runs) > 1 else ""
-    made = page.versions
-    return f"{cells}{duration(page.seconds)} of computing; spodgt {made['spodgt']}, torch {made['torch']}. "
+    cells = f"{len(page.records)} cells, " if len(page.records) > 1 else ""
+    made, time = page.sweep.versions, duration(page.sweep.seconds)
+    return f"{cells}{time} of computing; spodgt {made['spodgt']}, torch {made['torch']}. "
 
 
 def index(done: dict[str, Page]) -> str:
@@ -333,8 +333,8 @@ def index(done: dict[str, Page]) -> str:
             rows.append([spec.figure, spec.title, "not run yet", "", ""])
             continue
         page = done[name]
-        state = f"{len(page.runs)} of {len(spec.points())} cells" if missing(name, page) else "done"
-        seconds = duration(page.seconds) if page.seconds else ""
+        state = f"{len(page.records)} of {len(spec.points())} cells" if missing(name, page) else "done"
+        seconds = duration(page.sweep.seconds) if page.sweep.seconds else ""
         rows.append([spec.figure, f"[{spec.title}]({name}.md)", state, verdict(page), seconds])
     lines = [
         "# The paper's experiments, rerun",

@@ -16,16 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from spodgt.errors import Failed, InvalidInput
+from spodgt.network import Network
 from spodgt.record import statistics
 from spodgt.record.folder import write
 from spodgt.record.metrics import METRICS
+from spodgt.record.record import DrawnNetwork
 from spodgt.record.sweep import label
-from spodgt.types import Floats, Ints
+from spodgt.types import Floats
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,15 +38,16 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 DASHES = ("-", "-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 # Methods that are often drawn together, each with a colour of its own; others get one by their name.
-_SLOTS = {
-    "spod-gt": 0,
-    "ab-push-pull": 1,
-    "g-push-pull": 2,
-    "k-gt": 3,
-    "sporadic-k-gt": 4,
-    "spod-gt-memory": 5,
-    "spod-gt-importance": 6,
-}
+_KNOWN = (
+    "spod-gt",
+    "ab-push-pull",
+    "g-push-pull",
+    "k-gt",
+    "sporadic-k-gt",
+    "spod-gt-memory",
+    "spod-gt-importance",
+)
+_SLOTS = {name: slot for slot, name in enumerate(_KNOWN)}
 Style = Literal["screen", "column"]
 SUFFIXES = (".png", ".svg", ".pdf")
 COLUMN = 3.35  # inches
@@ -52,42 +55,18 @@ _SMALL = 60  # clients up to which they are numbered and arrows have heads
 _MOST_LINKS = 20_000  # of a larger network only so many are drawn: more would be a black square
 _MOST_PANELS = 6
 _RC = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "legend.fontsize": 7,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "axes.linewidth": 0.6,
-    "grid.linewidth": 0.4,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "pdf.fonttype": 42,  # text stays text
-    "svg.fonttype": "none",
+    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7,
+    "xtick.labelsize": 7, "ytick.labelsize": 7, "axes.linewidth": 0.6, "grid.linewidth": 0.4,
+    "xtick.major.width": 0.6, "ytick.major.width": 0.6, "savefig.dpi": 300,
+    "pdf.fonttype": 42, "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "spodgt",  # the same figure is the same file
-    "savefig.dpi": 300,
-}
+}  # fmt: skip
 _WORDS = {
     "problem.partition.labels": "labels per client",
     "network.radius": "radius of the graph",
     "network.clients": "clients",
     "run.step_size": "learning rate",
 }
-
-
-class Drawable(Protocol):
-    """A network that can be drawn: a `Network`, or what a record keeps of one."""
-
-    @property
-    def clients(self) -> int: ...
-    @property
-    def links(self) -> int: ...
-    @property
-    def receivers(self) -> Ints: ...
-    @property
-    def senders(self) -> Ints: ...
-    @property
-    def positions(self) -> Floats | None: ...
 
 
 # --- what a method looks like ---------------------------------------------------------------------------
@@ -298,7 +277,7 @@ def axis(values: Sequence[Any]) -> tuple[list[Any], bool]:
 
 
 # --- networks ---------------------------------------------------------------------------------------------
-def network(network: Drawable, p: Floats, p_hat: Floats, title: str = "") -> Figure:
+def network(network: Network | DrawnNetwork, p: Floats, p_hat: Floats, title: str = "") -> Figure:
     """The digraph: an arrow for every link, coloured and weighted by p̂; clients coloured by p.
 
     Args:
@@ -349,7 +328,7 @@ def network(network: Drawable, p: Floats, p_hat: Floats, title: str = "") -> Fig
     return figure
 
 
-def network_svg(network: Drawable, p: Floats, p_hat: Floats) -> str:
+def network_svg(network: Network | DrawnNetwork, p: Floats, p_hat: Floats) -> str:
     """The digraph as an SVG element for a page whose style sheet colours it; titles show on hover.
 
     Args:
@@ -396,7 +375,7 @@ def _point(at: Floats) -> str:
     return f"{at[0]:.1f},{at[1]:.1f}"
 
 
-def positions(network: Drawable) -> Floats:
+def positions(network: Network | DrawnNetwork) -> Floats:
     """(clients, 2): where the clients are, or a layout where they have no position.
 
     Args:

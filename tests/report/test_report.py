@@ -130,9 +130,9 @@ def test_every_text_is_escaped(swept: Path) -> None:
     page = text_of(swept)
     assert "Two keys &amp; &lt;more&gt;" in page
     assert "<more>" not in page
-    evil = dataclasses.replace(
-        report.read(swept), title="</script><script>alert(1)</script>", failures={"<b>": "<img src=x>"}
-    )
+    evil = report.read(swept)
+    evil.sweep.title = "</script><script>alert(1)</script>"
+    evil.sweep.cells[0] = dataclasses.replace(evil.sweep.cells[0], name="<b>", error="<img src=x>")
     page = report.render(evil)
     assert "<script>alert" not in page
     assert "<img" not in page

@@ -125,12 +125,16 @@ def sweep(
 @app.command(epilog="Example: [bold]spodgt report runs/compare[/]")
 def report(
     folder: Annotated[Path, typer.Argument(help="A folder of compare, run, sweep or reproduce.")],
+    reference: Annotated[
+        str | None,
+        typer.Option(help="Compare the others with this method. [dim]default: spod-gt[/]", metavar="METHOD"),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write report.html and figure.png, .svg, .pdf for existing results."""
     from spodgt import report as reports
 
-    path = reports.write(folder)
+    path = reports.write(folder, reference)
     print(json.dumps({"report": str(path)}) if as_json else path)
 
 

@@ -38,12 +38,13 @@ def draw(page: Page) -> list[Path]:
     if not len(page.results):
         return []
     metric = statistics.judged(page.results)
-    note = "" if page.scale.full and not page.changes else page.setting
-    title = page.title if page.figure else ""
-    if page.grid:
-        figure = figures.bars(page.results, list(page.grid), metric, title=title, note=note)
+    sweep = page.sweep
+    note = "" if sweep.scale.full and not sweep.changes else page.setting
+    title = page.title if sweep.figure else ""
+    if sweep.grid:
+        figure = figures.bars(page.results, list(sweep.grid), metric, title=title, note=note)
     else:
-        record = page.runs[0].record
+        record = page.records[0]
         figure = figures.curves(
             record.frame, metric, style="column", end=record.budget, title=title, note=note
         )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spodgt.errors import InvalidInput
 from spodgt.record import record as runs
 from spodgt.record import statistics, sweep
 from spodgt.record.record import Record
-from spodgt.record.sweep import Scale, SweepRecord, label
+from spodgt.record.sweep import CellRecord, SweepRecord, label
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,59 +21,34 @@ MOST_RUNS = 24  # of a sweep: more would make the page too heavy, they have thei
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """One run of the page.
-
-    Args:
-        title: What tells it from the others; "" where it is the only one.
-        folder: Its run folder.
-        record: What happened in it.
-    """
-
-    title: str
-    folder: Path
-    record: Record
-
-
-@dataclass(frozen=True, eq=False)
 class Page:
-    """Everything a report shows.
+    """Everything a report shows. A single run is a sweep without a grid.
 
     Args:
         folder: The folder it is about.
-        title: The heading.
-        runs: The runs whose curves are in the page.
-        results: The last evaluation of every run; in a sweep with the cells' keys.
+        sweep: The sweep.
+        cells: The cells whose curves are in the page.
+        records: What happened in them.
         reference: The method that others are compared with at first; "" where nothing has run.
-        grid: Key → values of a sweep.
-        figure: The figure of the paper, if any.
-        paper: What the paper says about it.
-        scale: How it compares with the paper's experiment.
-        changes: Key → value that was changed by hand.
-        source: TOML text to run it from.
         command: The command that runs it again; "" where there is none.
-        failures: Cell → what went wrong.
-        missing: The cells that are not run yet.
-        versions: The versions of the packages it was made with.
-        seconds: How long it took.
     """
 
     folder: Path
-    title: str
-    runs: list[Run]
-    results: pd.DataFrame
+    sweep: SweepRecord
+    cells: list[CellRecord]
+    records: list[Record]
     reference: str
-    grid: dict[str, list[Any]] = field(default_factory=dict)
-    figure: str = ""
-    paper: str = ""
-    scale: Scale = field(default_factory=Scale)
-    changes: dict[str, Any] = field(default_factory=dict)
-    source: str = ""
-    command: str = ""
-    failures: dict[str, str] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-    versions: dict[str, str] = field(default_factory=dict)
-    seconds: float | None = None
+    command: str
+
+    @property
+    def title(self) -> str:
+        """The heading."""
+        return self.sweep.title or self.sweep.name
+
+    @property
+    def results(self) -> pd.DataFrame:
+        """The last evaluation of every run; in a sweep with the cells' keys."""
+        return self.sweep.results
 
     @property
     def methods(self) -> list[str]:
@@ -83,8 +58,9 @@ class Page:
     @property
     def setting(self) -> str:
         """The scale and what was changed by hand, in words."""
-        listed = ", ".join(f"{key} = {label(value)}" for key, value in self.changes.items())
-        return "; ".join(filter(None, (str(self.scale), f"changed by hand: {listed}" if listed else "")))
+        listed = ", ".join(f"{key} = {label(value)}" for key, value in self.sweep.changes.items())
+        changed = f"changed by hand: {listed}" if listed else ""
+        return "; ".join(filter(None, (str(self.sweep.scale), changed)))
 
 
 def read(folder: str | Path, reference: str | None = None) -> Page:
@@ -96,53 +72,22 @@ def read(folder: str | Path, reference: str | None = None) -> Page:
     """
     folder = Path(folder)
     if (folder / sweep.SUMMARY).exists():
-        return _sweep(folder, reference)
-    if (folder / runs.SUMMARY).exists():
-        return _single(folder, reference)
-    raise InvalidInput(
-        f"{folder} holds neither a run ({runs.SUMMARY}) nor a sweep ({sweep.SUMMARY}); "
-        "give the folder that spodgt compare, run, sweep or reproduce wrote to."
-    )
-
-
-def _single(folder: Path, reference: str | None) -> Page:
-    record = Record.read(folder)
-    results = record.final()
-    return Page(
-        folder,
-        folder.name,
-        [Run("", folder, record)],
-        results,
-        _reference(results, reference),
-        source=record.source,
-        command=_again("run", folder / "config.toml", folder) if record.rerunnable else "",
-        versions=record.versions,
-        seconds=record.seconds,
-    )
-
-
-def _sweep(folder: Path, reference: str | None) -> Page:
-    record = SweepRecord.read(folder)
-    done = [cell for cell in record.cells if cell.complete][:MOST_RUNS]
-    shipped = bool(record.figure)
-    return Page(
-        folder,
-        record.title or record.name,
-        [Run(cell.title, cell.folder, cell.read()) for cell in done],
-        record.results,
-        _reference(record.results, reference),
-        record.grid,
-        record.figure,
-        record.paper,
-        record.scale,
-        record.changes,
-        record.source,
-        _reproduce(record) if shipped else _again("sweep", folder / sweep.SOURCE, folder),
-        record.failures,
-        record.missing,
-        record.versions,
-        record.seconds,
-    )
+        found = SweepRecord.read(folder)
+        cells = [cell for cell in found.cells if cell.complete][:MOST_RUNS]
+        records = [cell.read() for cell in cells]
+        command = _reproduce(found) if found.figure else _again("sweep", folder / sweep.SOURCE, folder)
+    elif (folder / runs.SUMMARY).exists():
+        record = Record.read(folder)
+        cells = [CellRecord(folder.name, {}, folder, record.complete, record.seconds)]
+        records, last = [record], record.final()
+        found = SweepRecord(folder.name, last, {}, cells, source=record.source, versions=record.versions)
+        command = _again("run", folder / "config.toml", folder) if record.rerunnable else ""
+    else:
+        raise InvalidInput(
+            f"{folder} holds neither a run ({runs.SUMMARY}) nor a sweep ({sweep.SUMMARY}); "
+            "give the folder that spodgt compare, run, sweep or reproduce wrote to."
+        )
+    return Page(folder, found, cells, records, _reference(found.results, reference), command)
 
 
 def _reference(results: pd.DataFrame, wanted: str | None) -> str:

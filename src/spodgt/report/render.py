@@ -68,9 +68,9 @@ def context(page: Page) -> dict[str, Any]:
     """
     pictures = Pictures()
     data = payload(page, pictures)
-    pairs = len(page.methods) ** 2 * (len(page.runs) + math.prod(map(len, page.grid.values())))
+    pairs = len(page.methods) ** 2 * (len(page.records) + math.prod(map(len, page.sweep.grid.values())))
     references = page.methods if pairs <= _MOST_PAIRS else [page.reference]
-    runs = [_run(page, number, references) for number in range(len(page.runs))]
+    runs = [_run(page, number, references) for number in range(len(page.records))]
     lines = _prediction(page)
     return {
         "page": page,
@@ -79,22 +79,22 @@ def context(page: Page) -> dict[str, Any]:
         "script": _assets(_SCRIPTS),
         "data": _json(data),
         "facts": _facts(page),
-        "problems": [f"{name}: {error}" for name, error in page.failures.items()] + _diverged(page),
-        "unfinished": bool(page.missing) or not all(run.record.complete for run in page.runs),
+        "problems": [f"{name}: {error}" for name, error in page.sweep.failures.items()] + _diverged(page),
+        "unfinished": not page.sweep.complete,
         "metrics": [(name, METRICS[name].label) for name in data["metrics"]],
         "logarithmic": bool(data["metrics"]) and next(iter(data["metrics"].values()))["log"],
         "references": [(name, name) for name in references],
-        "keys": [(key, figures.words(key), _values(page, key)) for key in page.grid],
-        "sweep": sweep_tables(page.results, list(page.grid), references)
-        if page.grid and len(page.results)
+        "keys": [(key, figures.words(key), _values(page, key)) for key in page.sweep.grid],
+        "sweep": sweep_tables(page.results, list(page.sweep.grid), references)
+        if page.sweep.grid and len(page.results)
         else None,
         "judged": METRICS[statistics.judged(page.results)].label if len(page.results) else "",
         "runs": runs,
-        "more": page.results["cell"].nunique() - len(page.runs) if "cell" in page.results else 0,
-        "seeds": list(dict.fromkeys(seed for run in page.runs for seed in run.record.drawn())),
+        "more": page.results["cell"].nunique() - len(page.records) if "cell" in page.results else 0,
+        "seeds": list(dict.fromkeys(seed for record in page.records for seed in record.drawn())),
         "pictures": list(pictures.found),
         "prediction": prediction_table(lines) if lines else None,
-        "versions": page.versions or versions(),
+        "versions": page.sweep.versions,
         "made_by": versions()["spodgt"],
     }
 
@@ -104,13 +104,13 @@ def _assets(names: Sequence[str]) -> str:
 
 
 def _run(page: Page, number: int, references: list[str]) -> dict[str, Any]:
-    run = page.runs[number]
-    last = statistics.final(run.record.frame)
-    rare = rare_clients(run.record, page.reference)
+    record = page.records[number]
+    last = statistics.final(record.frame)
+    rare = rare_clients(record, page.reference)
     return {
         "number": number,
-        "title": run.title,
-        "final": final_table(run.record),
+        "title": page.cells[number].title,
+        "final": final_table(record),
         "differences": {one: difference_table(last, one) for one in references},
         "rare": rare if isinstance(rare, Table) else None,
         "rare_text": "" if isinstance(rare, Table) else rare,
@@ -123,14 +123,15 @@ def _values(page: Page, key: str) -> list[tuple[str, str]]:
 
 
 def _diverged(page: Page) -> list[str]:
-    found = [(run.title, str(each)) for run in page.runs for each in run.record.diverged]
+    pairs = zip(page.cells, page.records, strict=True)
+    found = [(cell.title, str(each)) for cell, record in pairs for each in record.diverged]
     return [f"{title}: {text}" if title else text for title, text in found]
 
 
 def _facts(page: Page) -> list[str]:
     """What the run is, in a few words each."""
     facts = []
-    config = page.runs[0].record.config if page.runs else {}
+    config = page.records[0].config if page.records else {}
     run, network, problem = (
         section if isinstance(section := config.get(name), Mapping) else {}
         for name in ("run", "network", "problem")
@@ -143,14 +144,14 @@ def _facts(page: Page) -> list[str]:
         facts.append(f"delay {run['delay']:,.0f}")
     if run.get("rounds"):
         facts.append(f"{run['rounds']:,} rounds")
-    if "network.clients" not in page.grid and "clients" in network:
+    if "network.clients" not in page.sweep.grid and "clients" in network:
         facts.append(f"{network['clients']} clients")
     named = [str(problem[key]) for key in ("data", "model") if key in problem] or [problem.get("kind", "")]
     facts += [", ".join(named)] if any(named) else []
-    if page.grid:
-        facts.append(f"{math.prod(len(values) for values in page.grid.values())} cells")
-    if page.seconds:
-        facts.append(f"computed in {duration(page.seconds)}")
+    if page.sweep.grid:
+        facts.append(f"{math.prod(len(values) for values in page.sweep.grid.values())} cells")
+    if page.sweep.seconds:
+        facts.append(f"computed in {duration(page.sweep.seconds)}")
     return facts
 
 
@@ -169,7 +170,7 @@ def duration(seconds: float) -> str:
 
 def _prediction(page: Page) -> list[dict[str, Any]]:
     """The theory's prediction, where the record of a single run has one."""
-    found = page.runs[0].record.prediction if len(page.runs) == 1 and not page.grid else None
+    found = page.records[0].prediction if page.records and not page.sweep.grid else None
     return list(found["lines"]) if found else []
 
 
@@ -199,7 +200,7 @@ def payload(page: Page, pictures: Pictures) -> dict[str, Any]:
     """
     names = statistics.known(page.results) if len(page.results) else []
     looks = figures.looks(page.methods)
-    points = _POINTS if len(page.runs) == 1 else _FEWER
+    points = _POINTS if len(page.records) == 1 else _FEWER
     return {
         "methods": {name: {"slot": look.slot, "gaps": look.gaps} for name, look in looks.items()},
         "metrics": {
@@ -210,8 +211,8 @@ def payload(page: Page, pictures: Pictures) -> dict[str, Any]:
             }
             for name in names
         },
-        "sweep": _sweep_data(page, names) if page.grid and len(page.results) else None,
-        "runs": [_run_data(run.record, names, points, pictures) for run in page.runs],
+        "sweep": _sweep_data(page, names) if page.sweep.grid and len(page.results) else None,
+        "runs": [_run_data(record, names, points, pictures) for record in page.records],
         "prediction": [_line_data(line) for line in _prediction(page)],
     }
 
@@ -231,19 +232,19 @@ def _line_data(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sweep_data(page: Page, names: Sequence[str]) -> dict[str, Any]:
     keys, numbers = {}, {}
-    for key in page.grid:
+    for key in page.sweep.grid:
         values = list(dict.fromkeys(page.results[key]))
         at, logarithmic = figures.axis(values)
         texts = [label(value) for value in values]
         keys[key] = {"at": at, "texts": texts, "log": logarithmic, "label": figures.words(key)}
         numbers[key] = {value: number for number, value in enumerate(values)}
     cells = []
-    for point, rows in page.results.groupby(list(page.grid), sort=False):
+    for point, rows in page.results.groupby(list(page.sweep.grid), sort=False):
         found = {
             str(method): {name: _numbers((row[name], row[f"{name}_std"])) for name in names}
             for method, row in statistics.summary(rows, list(names)).iterrows()
         }
-        chosen = {key: numbers[key][value] for key, value in zip(page.grid, point, strict=True)}
+        chosen = {key: numbers[key][value] for key, value in zip(page.sweep.grid, point, strict=True)}
         cells.append({"at": chosen, "values": found})
     return {"keys": keys, "cells": cells}
 
