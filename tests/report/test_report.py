@@ -409,3 +409,4 @@ def test_a_browser_shows_a_prediction(predicted: Path, tmp_path: Path) -> None:
     said = browse(predicted, tmp_path)
     assert said["complaints"] == []
     check_chart(said["prediction"], ["spod-gt"])
+    assert said["points"] == 4 + 4, "those of the same probability, too"

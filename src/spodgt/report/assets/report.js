@@ -39,6 +39,7 @@ function tick(value) {
   if (size >= 1e6 || (size > 0 && size < 1e-3)) return Number(value.toPrecision(6)).toExponential();
   return value.toLocaleString("en", { maximumSignificantDigits: 6 });
 }
+const isRound = (value) => value !== null && Math.abs(value / Number(value.toPrecision(1)) - 1) < 1e-6;
 const percent = (part) => (isNumber(part) ? `${(100 * part).toFixed(part < 0.1 ? 2 : 0)} %` : "?");
 
 /* --- charts ----------------------------------------------------------------------------------------- */
@@ -91,6 +92,7 @@ function chart(id, plan) {
 /* Lines as the aligned columns of uPlot: value, upper and lower edge, then whatever goes with it. */
 function columns({ lines, bars }) {
   const [tables, series, bands] = [[], [], []];
+  const add = (x, ...more) => (tables.at(-1)?.[0] === x ? tables.at(-1).push(...more) : tables.push([x, ...more]));
   for (const { name, method, x, y, sigma, stroke, dots, dashes, width = 2.2, extra = [] } of lines) {
     const ink = stroke || ((opacity) => colour(method, opacity));
     const base = { method, show: !hidden.has(method), scale: "y" };
@@ -101,13 +103,13 @@ function columns({ lines, bars }) {
       const edge = { ...base, stroke: "transparent", width: 0, points: { show: false } };
       const at = (sign) => y.map((value, n) => (isNumber(value) ? value + sign * sigma[n] : null));
       if (!bars) bands.push({ series: [series.length + 1, series.length + 2], fill: () => ink(0.13) });
-      tables.push([x, y, at(1), at(-1)]);
+      add(x, y, at(1), at(-1));
       series.push(edge, edge);
-    } else tables.push([x, y]);
+    } else add(x, y);
     for (const one of extra) {
       const look = { stroke: () => ink(one.opacity), width: one.width, dash: one.dash };
       const points = { show: Boolean(one.dots), size: 5, fill: () => ink(one.opacity) };
-      tables.push([one.x, one.y]);
+      add(one.x, one.y);
       series.push({ ...base, ...look, points, paths: one.dots ? () => null : undefined });
     }
   }
@@ -134,8 +136,7 @@ function axis(label, ticks, logarithmic) {
     some.splits = () => ticks.map(([at]) => at);
     some.filter = (u, splits) => splits;
     some.values = () => ticks.map(([, text]) => text);
-  } else some.values = (u, splits) => splits.map(tick);
-  if (logarithmic) some.space = 30;
+  } else some.values = (u, splits) => splits.map((value) => (logarithmic && !isRound(value) ? "" : tick(value)));
   return some;
 }
 
@@ -288,21 +289,21 @@ function networkSection() {
     if (!net || !seen) return [];
     const clients = net.p.map((p, n) => ({ x: p, client: seen.clients[n], name: `client ${n}` }));
     const links = net.links.map(([j, i, p], n) => ({ x: p, link: seen.links[n], name: `${j} → ${i}` }));
-    return [...clients, ...links].sort((a, b) => a.x - b.x);
+    const diagonal = [0, 1].map((x) => ({ x, diagonal: x }));
+    return [...clients, ...links, ...diagonal].sort((a, b) => a.x - b.x);
   };
   const draw = chart("participation", () => {
     const all = points();
-    const line = (kind, variable) => ({
-      x: all.map((one) => one.x), y: all.map((one) => one[kind]), dots: true, stroke: (opacity) => css(variable, opacity),
-    });
-    const diagonal = { x: [0, 1], y: [0, 1], stroke: () => css("soft"), width: 1, dashes: [4, 4] };
+    const x = all.map((one) => one.x); // one column for all: several have the same probability
+    const line = (kind, ink) => ({ x, y: all.map((one) => one[kind]), dots: true, stroke: (opacity) => css(ink, opacity) });
+    const diagonal = { ...line("diagonal", "soft"), dots: false, width: 1, dashes: [4, 4] };
     const near = (u, left, top) => {
       const away = (one) => Math.hypot(u.valToPos(one.x, "x") - left, u.valToPos(one.client ?? one.link, "y") - top);
-      const [best] = all.filter((one) => away(one) < 20).sort((a, b) => away(a) - away(b));
+      const [best] = all.filter((one) => one.name && away(one) < 20).sort((a, b) => away(a) - away(b));
       return best ? [best.name, ["probability", show(best.x)], ["rounds", percent(best.client ?? best.link)]] : [];
     };
     const titles = { titleX: "probability per round", titleY: "observed fraction of rounds" };
-    return { lines: [line("client", "accent"), line("link", "m1"), diagonal], square: true, read: near, ...titles };
+    return { lines: [line("link", "m1"), line("client", "accent"), diagonal], square: true, read: near, ...titles };
   });
   const update = () => {
     const { seed, method, net, seen } = both();
@@ -324,7 +325,7 @@ function predictionChart() {
   chart("prediction", () => {
     const lines = data.prediction.map(({ method, at, predicted, rounds, measured, floor }) => {
       const extra = [{ x: rounds, y: measured, dots: true, opacity: 0.7 }];
-      if (isNumber(floor)) extra.push({ x: [0, rounds.at(-1)], y: [floor, floor], width: 1, dash: [5, 5] });
+      if (floor > 0) extra.push({ x: [0, rounds.at(-1)], y: [floor, floor], width: 1, dash: [5, 5] });
       return { name: method, method, x: at, y: predicted, extra };
     });
     return { lines, tight: true, logY: true, titleX: "round", titleY: "distance from the optimum" };
