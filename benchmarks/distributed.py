@@ -82,7 +82,7 @@ def train(group: Any, model: str, rounds: int) -> dict[str, Any]:
     from spodgt.network import Network
     from spodgt.participation import Bernoulli
     from spodgt.runtimes.distributed.world import Distributed
-    from spodgt.runtimes.simulator import Run
+    from spodgt.runtimes.world import Run
 
     clients = 10
     network = Network.random_geometric(clients, radius=0.4, seed=0)
@@ -90,14 +90,13 @@ def train(group: Any, model: str, rounds: int) -> dict[str, Any]:
     availability = Bernoulli(0.5, 0.5).draw(network, 0)
     run = Run(0, method("spod-gt"), network, availability, problem, problem.start(0))
     world = Distributed([run], group)
-    state = world.algorithm.init(world.start(), world.round(0))
-    state = world.algorithm.step(state, world.round(1))  # compiled, and the habit learned
+    state = world.advance(world.init(), range(1, 2))  # compiled
     before, bound, times = (world.mail.bytes, world.mail.messages), 0, []
     for k in range(2, rounds + 2):
         now = world.round(k)
-        bound += 2 * world.block.crossing(now.active_links.pull) * problem.parameters * 4
+        bound += 2 * world.block.crossing(now.links.pull) * problem.parameters * 4
         began = time.perf_counter()
-        state = world.algorithm.step(state, now)
+        state = world.advance(state, range(k, k + 1))
         times.append(time.perf_counter() - began)
     sent = group.sum(torch.tensor([world.mail.bytes - before[0], world.mail.messages - before[1]]))
     return {

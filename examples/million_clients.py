@@ -66,10 +66,10 @@ def main(clients: int = 1_000_000, rounds: int = 60) -> None:
     seen, spent = [], []
     for k in track(range(1, rounds + 1), "rounds"):
         start = time.perf_counter()
-        state = world.algorithm.step(state, world.round(k))
+        state = world.advance(state, range(k, k + 1))
         spent.append(time.perf_counter() - start)
         if k % 5 == 0 or k == 1:
-            seen.append((k, float(problem.evaluate(state.x[sample]).accuracy.mean())))
+            seen.append((k, float(problem.evaluate(state[0][sample]).accuracy.mean())))
             print(f"round {k:3d}: accuracy of {SAMPLED} sampled clients {seen[-1][1]:.3f}, {spent[-1]:.2f} s")
 
     source, copies = torch.zeros(2**28 // 4), []
@@ -79,10 +79,10 @@ def main(clients: int = 1_000_000, rounds: int = 60) -> None:
         target.copy_(source)
         copies.append(time.perf_counter() - start)
     bandwidth = 2 * 2**28 / min(copies)
-    least = 6 * state.x.numel() * 4 / bandwidth  # every state read and written once
+    least = 6 * state[0].numel() * 4 / bandwidth  # every state read and written once
     share, peak = least / min(spent), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"best round {min(spent):.2f} s, {share:.0%} of the memory roofline ({bandwidth / 1e9:.1f} GB/s)")
-    over = peak / (3 * state.x.numel() * 4)
+    over = peak / (3 * state[0].numel() * 4)
     print(f"most memory in use {peak / 1e9:.1f} GB, {over:.2f} times the three states")
 
     figure, axes = figures.new(6, 4)

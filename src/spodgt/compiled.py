@@ -7,9 +7,7 @@ number of threads or on what else is in the batch.
 
 from __future__ import annotations
 
-import math
 import os
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,10 +19,8 @@ import numba
 import numpy as np
 import torch
 from numba.core import event
-from numpy.typing import NDArray
 from torch import Tensor
 
-Array = NDArray[Any]
 _FUSE = {"contract", "nsz"}  # not nnan or ninf: divergence must stay visible
 _options: dict[str, Any] = {"nogil": True, "cache": True, "boundscheck": False}
 jit = numba.njit(fastmath=_FUSE, **_options)
@@ -32,8 +28,6 @@ jit = numba.njit(fastmath=_FUSE, **_options)
 # would let two loops that are the same on paper differ in the last bit, by what they were inlined into.
 jit_sum = numba.njit(fastmath=_FUSE | {"reassoc"}, **_options)
 
-_LARGE = 2**18  # numbers of a state above which its memory is used again
-_BLOCKS = 4  # of them at most: two states on their way, and the two they come from
 _SERIAL = 200_000  # numbers below which waking a thread costs more than it saves
 
 
@@ -72,36 +66,6 @@ def share(tasks: int, numbers: int, work: Callable[[int, int], None]) -> None:
     work(cuts[0], cuts[1])
     for other in others:
         other.result()
-
-
-def _holders(blocks: list[Array]) -> list[int]:
-    return [sys.getrefcount(block) for block in blocks]
-
-
-_ONE_LIST = _holders([np.empty(0)])[0]  # what is counted for a list alone; versions of Python differ
-
-
-class Memory:
-    """Memory for mixed states, used again once nobody holds it: fresh pages cost more than the mixing."""
-
-    def __init__(self) -> None:
-        self.blocks: list[Array] = []
-        self.spare: Tensor | None = None  # a whole state's, for steps that take turns with it
-
-    def like(self, x: Tensor, columns: int | None = None) -> Tensor:
-        """A tensor of the same shape, or with so many columns, and any numbers in it."""
-        shape = (len(x), x.shape[1] if columns is None else columns)
-        if math.prod(shape) < _LARGE or x.device.type != "cpu":
-            return x.new_empty(shape)
-        kind = torch.empty(0, dtype=x.dtype).numpy().dtype
-        same = [block for block in self.blocks if block.shape == shape and block.dtype == kind]
-        for number, holders in enumerate(_holders(same)):
-            # A tensor made of a block holds it, and so does every view; the two lists here do anyway.
-            if holders <= _ONE_LIST + 1:
-                return torch.from_numpy(same[number])
-        block = np.empty(shape, kind)
-        self.blocks = [*same, block] if len(same) < _BLOCKS else same
-        return torch.from_numpy(block)
 
 
 def usable(*tensors: Tensor) -> bool:

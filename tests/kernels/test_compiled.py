@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numba
 import numpy as np
 import pytest
@@ -89,6 +91,52 @@ def test_many_rounds_in_one_call_are_the_rounds_one_by_one(name, sizes):
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(state, one_by_one, strict=True))
     for ours, theirs in zip(world.tally(), tally, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@dataclass(frozen=True)
+class Outside(spodgt.SpodGT):
+    """A method from outside the package, which declares the compiled step as its own."""
+
+    name = "outside"
+    traits = replace(spodgt.SpodGT.traits, source="spodgt")
+
+
+@dataclass(frozen=True)
+class Changed(spodgt.SpodGT):
+    """It steps twice as far and declares nothing."""
+
+    name = "changed"
+
+    def step(self, state, round):
+        y = round.push(state.y)
+        x = round.pull(state.x) - 2 * self.step_size * y
+        g = round.grad(x)
+        return type(state)(x, y + g - state.g, g)
+
+
+@pytest.fixture
+def registered():
+    yield spodgt.register
+    for name in ("outside", "changed"):
+        spodgt.ALGORITHMS.pop(name, None)
+
+
+def test_a_method_from_outside_gets_the_compiled_step_by_declaring_it(registered):
+    registered(Outside)
+    runs = runs_of(toy_problem(), "outside")
+    (fast, fast_tally), (plain, plain_tally) = after(runs, 25, compiled=True), after(runs, 25, compiled=False)
+    for ours, theirs in zip((*fast, *fast_tally), (*plain, *plain_tally), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_a_method_with_a_step_of_its_own_is_never_given_another(registered):
+    registered(Changed)
+    runs = runs_of(toy_problem(), "changed", step_size=0.1)
+    assert Simulation(runs, dtype=torch.float64).step is None
+    twice = runs_of(toy_problem(), "spod-gt", step_size=0.2)
+    (ours, _), (theirs, _) = after(runs, 9, compiled=False), after(twice, 9, compiled=False)
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", FAMILY)
