@@ -18,27 +18,27 @@ NAMES = [*spodgt.ALGORITHMS, "mine", "spod-gt step_size=0.1", "spod-gt step_size
 
 @given(st.permutations(NAMES[:12]))
 def test_a_colour_belongs_to_a_method_and_not_to_its_place(names: list[str]) -> None:
-    assert figures.looks(names) == figures.looks(sorted(names))
+    assert figures.line_styles(names) == figures.line_styles(sorted(names))
 
 
 @given(st.lists(st.sampled_from(NAMES), unique=True, max_size=8))
 def test_up_to_eight_methods_have_eight_colours(names: list[str]) -> None:
-    assert len({look.slot for look in figures.looks(names).values()}) == len(names)
+    assert len({style.slot for style in figures.line_styles(names).values()}) == len(names)
 
 
 @given(st.lists(st.sampled_from(NAMES), unique=True))
 def test_no_two_methods_look_alike(names: list[str]) -> None:
-    assert len(set(figures.looks(names).values())) == len(names)
+    assert len(set(figures.line_styles(names).values())) == len(names)
 
 
 def test_known_methods_have_the_same_colour_in_every_figure() -> None:
-    alone = figures.looks(["spod-gt"])["spod-gt"]
-    assert figures.looks(["k-gt", "mine", "ab", "spod-gt"])["spod-gt"] == alone
-    assert figures.looks(["spod-gt step_size=0.1"])["spod-gt step_size=0.1"] == alone
+    alone = figures.line_styles(["spod-gt"])["spod-gt"]
+    assert figures.line_styles(["k-gt", "mine", "ab", "spod-gt"])["spod-gt"] == alone
+    assert figures.line_styles(["spod-gt step_size=0.1"])["spod-gt step_size=0.1"] == alone
 
 
 def test_more_methods_than_looks_are_still_drawn() -> None:
-    assert len(figures.looks([f"m{n}" for n in range(100)])) == 100
+    assert len(figures.line_styles([f"m{n}" for n in range(100)])) == 100
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_curves_are_drawn_in_the_colour_of_their_method(style: figures.Style, tm
     frame = spodgt.compare(["push-pull", "spod-gt"], problem, network, rounds=10, seeds=2).frame
     axes = figures.curves(frame, "distance", "round", style=style).axes[0]
     drawn = {line.get_label().split(" ")[0]: line.get_color() for line in axes.lines}
-    assert drawn["spod-gt"] == figures.COLOURS[figures.looks(["spod-gt"])["spod-gt"].slot]
+    assert drawn["spod-gt"] == figures.COLOURS[figures.line_styles(["spod-gt"])["spod-gt"].slot]
     assert axes.get_yscale() == "log"
     assert axes.get_ylabel() == "distance from the optimum"
     assert figures.curves(frame, "loss", "round", style=style).axes[0].get_yscale() == "linear"

@@ -69,9 +69,9 @@ _WORDS = {
 }
 
 
-# --- what a method looks like ---------------------------------------------------------------------------
+# --- colours and dashes of methods -----------------------------------------------------------------------
 @dataclass(frozen=True)
-class Look:
+class LineStyle:
     """Colour and dash of one method.
 
     Args:
@@ -95,7 +95,7 @@ class Look:
         return [float(n) for n in (named[dash] if isinstance(dash, str) else dash[1])]
 
 
-def looks(methods: Sequence[str]) -> dict[str, Look]:
+def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
     """What each method looks like in one figure; its colour does not depend on the order.
 
     Args:
@@ -106,11 +106,11 @@ def looks(methods: Sequence[str]) -> dict[str, Look]:
         first = zlib.crc32(name.encode()) % len(COLOURS) if unknown else _SLOTS[name]
         turns, steps = range(len(DASHES) - 1), range(len(COLOURS))
         choices = [((first + step) % len(COLOURS), turn) for turn in turns for step in steps]
-        # There are 56 looks; of more methods, some look alike.
+        # There are 56 pairs of colour and dash; more methods share some.
         found[method] = next((each for each in choices if each not in found.values()), choices[0])
     dashes = len(DASHES) - 1  # the first two are both solid
     return {
-        method: Look(slot, 1 + (max(0, slot - 1) + turn) % dashes)
+        method: LineStyle(slot, 1 + (max(0, slot - 1) + turn) % dashes)
         for method, (slot, turn) in ((method, found[method]) for method in methods)
     }
 
@@ -168,7 +168,7 @@ def curves(
     with _styled(style):
         figure, axes = new(7.2, 4.4) if screen else new(COLUMN, 2.65)
         grid, found = statistics.bands(frame, metric, against)
-        shown = looks(list(found))
+        shown = line_styles(list(found))
         for method, band in found.items():
             line = shown[method].line
             low, high = band.mean - band.sigma, band.mean + band.sigma
@@ -216,7 +216,7 @@ def bars(results: pd.DataFrame, keys: list[str], metric: str, *, title: str = ""
     with _styled("column"):
         figure = Figure(figsize=(COLUMN * max(1, len(panels) * 0.8), 2.65), layout="constrained")
         panes = list(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0])
-        shown = looks(statistics.methods(results))
+        shown = line_styles(statistics.methods(results))
         for axes, values in zip(panes, panels, strict=True):
             part = results
             for other, value in zip(others, values, strict=True):
@@ -228,7 +228,7 @@ def bars(results: pd.DataFrame, keys: list[str], metric: str, *, title: str = ""
     return figure
 
 
-def _bars(axes: Axes, part: pd.DataFrame, key: str, metric: str, shown: dict[str, Look]) -> None:
+def _bars(axes: Axes, part: pd.DataFrame, key: str, metric: str, shown: dict[str, LineStyle]) -> None:
     values = list(dict.fromkeys(part[key]))
     at, logarithmic = axis(values)
     methods = statistics.methods(part)

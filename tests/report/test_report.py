@@ -303,6 +303,13 @@ addEventListener("load", () => setTimeout(async () => {
     one.zoomed = (plot(id).scales.x.max - plot(id).scales.x.min) / whole;
     mouse(id, "dblclick", 0.5, 0.5);
     await settle();
+    const { min, max } = plot(id).scales.y;
+    mouse(id, "mousedown", 0.3, 0.2); mouse(id, "mousemove", 0.6, 0.7); mouse(id, "mouseup", 0.6, 0.7);
+    await settle();
+    one.tall = plot(id).scales.y.min > min && plot(id).scales.y.max < max;
+    mouse(id, "dblclick", 0.5, 0.5);
+    await settle();
+    one.whole = plot(id).scales.y.min === min && plot(id).scales.y.max === max;
     one.restored = (plot(id).scales.x.max - plot(id).scales.x.min) / whole;
   }
   choose("metric", all("#metric option").map((each) => each.value).find((name) => name === "consensus_x"));
@@ -372,6 +379,8 @@ def check_chart(said: dict[str, Any], methods: list[str]) -> None:
     assert re.search(r"\d\.\d", said["tip"])
     assert said["zoomed"] < 0.5
     assert said["restored"] == pytest.approx(1)
+    assert said["tall"], "a tall box zooms both axes"
+    assert said["whole"]
 
 
 METHODS = ["spod-gt", "spod-gt-memory", "k-gt"]

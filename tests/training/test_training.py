@@ -221,9 +221,12 @@ def test_plot_of_a_run_that_was_stopped_at_once(tmp_path: Path) -> None:
 
 
 def test_many_curves_have_different_looks() -> None:
-    from spodgt.figures import looks
+    from spodgt.figures import line_styles
 
-    assert len(set(looks([f"method {n}" for n in range(20)] + [f"m{n}" for n in range(20)]).values())) == 40
+    assert (
+        len(set(line_styles([f"method {n}" for n in range(20)] + [f"m{n}" for n in range(20)]).values()))
+        == 40
+    )
 
 
 def test_a_large_network_is_drawn_quickly(tmp_path: Path) -> None:

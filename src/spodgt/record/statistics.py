@@ -70,35 +70,59 @@ class Band:
 
 
 def judged(frame: pd.DataFrame) -> str:
-    """The metric a result is judged by: accuracy where something is classified, else the loss."""
+    """The metric a result is judged by: accuracy where something is classified, else the loss.
+
+    Args:
+        frame: The frame of a record, or the last evaluation of every run.
+    """
     known = "accuracy" in frame and bool(frame["accuracy"].notna().any())
     return "accuracy" if known else "loss"
 
 
 def better(metric: str) -> float:
-    """1 where a higher value of the metric is better, -1 where a lower one is."""
+    """1 where a higher value of the metric is better, -1 where a lower one is.
+
+    Args:
+        metric: Its name.
+    """
     return 1.0 if metric in METRICS and METRICS[metric].better == "up" else -1.0
 
 
 def reference(names: list[str]) -> str:
-    """The default reference: Spod-GT, or the first method where it does not take part."""
+    """The default reference: Spod-GT, or the first method where it does not take part.
+
+    Args:
+        names: The methods, at least one.
+    """
     return REFERENCE if REFERENCE in names else names[0]
 
 
 def methods(frame: pd.DataFrame) -> list[str]:
-    """The methods of a frame, in its order."""
+    """The methods of a frame, in its order.
+
+    Args:
+        frame: The frame of a record, or the last evaluation of every run.
+    """
     return list(dict.fromkeys(frame["algorithm"].astype(str)))
 
 
 def known(frame: pd.DataFrame) -> list[str]:
-    """The metrics that a frame has values of: the judged one first, then those of its kind."""
+    """The metrics that a frame has values of: the judged one first, then those of its kind.
+
+    Args:
+        frame: The frame of a record, or the last evaluation of every run.
+    """
     first = judged(frame)
     found = [name for name in METRICS if name in frame and frame[name].notna().any()]
     return sorted(found, key=lambda name: (name != first, METRICS[name].unit != METRICS[first].unit))
 
 
 def final(frame: pd.DataFrame) -> pd.DataFrame:
-    """The last evaluation of every run."""
+    """The last evaluation of every run.
+
+    Args:
+        frame: The frame of a record.
+    """
     return frame.groupby(["algorithm", "seed"], sort=False).tail(1).reset_index(drop=True)
 
 
@@ -156,7 +180,11 @@ def best_cells(results: pd.DataFrame, keys: list[str], metric: str) -> pd.DataFr
 
 
 def half_width(values: Floats) -> float:
-    """Half of Student's interval for the mean; NaN with fewer than two values."""
+    """Half of Student's interval for the mean; NaN with fewer than two values.
+
+    Args:
+        values: One number for each seed.
+    """
     from scipy.special import stdtrit
 
     if len(values) < 2:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,7 @@ def context(page: Page) -> dict[str, Any]:
     Args:
         page: What the report shows.
     """
-    pictures = Pictures()
+    pictures: dict[str, int] = {}
     data = payload(page, pictures)
     pairs = len(page.methods) ** 2 * (len(page.records) + math.prod(map(len, page.sweep.grid.values())))
     references = page.methods if pairs <= _MOST_PAIRS else [page.reference]
@@ -92,7 +91,7 @@ def context(page: Page) -> dict[str, Any]:
         "runs": runs,
         "more": page.results["cell"].nunique() - len(page.records) if "cell" in page.results else 0,
         "seeds": list(dict.fromkeys(seed for record in page.records for seed in record.drawn())),
-        "pictures": list(pictures.found),
+        "pictures": list(pictures),
         "prediction": prediction_table(lines) if lines else None,
         "versions": page.sweep.versions,
         "made_by": versions()["spodgt"],
@@ -175,34 +174,18 @@ def _prediction(page: Page) -> list[dict[str, Any]]:
 
 
 # --- what the script draws from -------------------------------------------------------------------
-@dataclass
-class Pictures:
-    """The networks of a page, each once: the cells of a sweep often share them."""
-
-    found: dict[str, int]
-
-    def __init__(self) -> None:
-        self.found = {}
-
-    def add(self, picture: str) -> int | None:
-        """The number of a picture; None where there are too many."""
-        if picture not in self.found and len(self.found) >= _MOST_PICTURES:
-            return None
-        return self.found.setdefault(picture, len(self.found))
-
-
-def payload(page: Page, pictures: Pictures) -> dict[str, Any]:
+def payload(page: Page, pictures: dict[str, int]) -> dict[str, Any]:
     """The data of the page, small enough to be inside it: numbers to four digits, long runs thinned.
 
     Args:
         page: What the report shows.
-        pictures: Collects the networks that are drawn.
+        pictures: Collects the networks that are drawn, each once: the cells of a sweep often share them.
     """
     names = statistics.known(page.results) if len(page.results) else []
-    looks = figures.looks(page.methods)
+    styles = figures.line_styles(page.methods)
     points = _POINTS if len(page.records) == 1 else _FEWER
     return {
-        "methods": {name: {"slot": look.slot, "gaps": look.gaps} for name, look in looks.items()},
+        "methods": {name: {"slot": style.slot, "gaps": style.gaps} for name, style in styles.items()},
         "metrics": {
             name: {
                 "label": METRICS[name].label,
@@ -249,7 +232,7 @@ def _sweep_data(page: Page, names: Sequence[str]) -> dict[str, Any]:
     return {"keys": keys, "cells": cells}
 
 
-def _run_data(record: Record, names: Sequence[str], points: int, pictures: Pictures) -> dict[str, Any]:
+def _run_data(record: Record, names: Sequence[str], points: int, pictures: dict[str, int]) -> dict[str, Any]:
     frame = record.frame
     names = [name for name in names if name in frame]
     axes = {}
@@ -284,11 +267,11 @@ def _evaluations(record: Record, names: Sequence[str]) -> dict[str, list[dict[st
     return found
 
 
-def _networks(record: Record, pictures: Pictures) -> dict[str, Any]:
+def _networks(record: Record, pictures: dict[str, int]) -> dict[str, Any]:
     small = {seed: net for seed, net in record.drawn().items() if net.clients <= _MOST_CLIENTS}
     networks = {
         str(seed): {
-            "picture": pictures.add(figures.network_svg(net, net.p, net.p_hat)),
+            "picture": _picture(figures.network_svg(net, net.p, net.p_hat), pictures),
             "p": _numbers(net.p),
             "links": [
                 [int(j), int(i), _number(works)]
@@ -310,6 +293,13 @@ def _networks(record: Record, pictures: Pictures) -> dict[str, Any]:
         for method, seeds in record.observed().items()
     }
     return {"networks": networks, "observed": observed}
+
+
+def _picture(picture: str, pictures: dict[str, int]) -> int | None:
+    """The number of a picture; None where there are too many."""
+    if picture not in pictures and len(pictures) >= _MOST_PICTURES:
+        return None
+    return pictures.setdefault(picture, len(pictures))
 
 
 def _number(value: float, digits: int = 4) -> float | None:

@@ -73,7 +73,11 @@ class Table:
 
 
 def number(value: float) -> str:
-    """Three places for what lies between 0.001 and 10, else three digits."""
+    """Three places for what lies between 0.001 and 10, else three digits.
+
+    Args:
+        value: Any number.
+    """
     if not np.isfinite(value):
         return "–"
     size = abs(value)
@@ -81,7 +85,11 @@ def number(value: float) -> str:
 
 
 def interval(one: Difference) -> str:
-    """`0.012 … 0.134`, in places that suit both ends."""
+    """`0.012 … 0.134`, in places that suit both ends.
+
+    Args:
+        one: A difference of two methods.
+    """
     if not np.isfinite(one.low):
         return "–"
     reach = max(abs(one.low), abs(one.high))
@@ -90,12 +98,20 @@ def interval(one: Difference) -> str:
 
 
 def signed(value: float) -> str:
-    """`+0.012`, or with an exponent where that would be zero."""
+    """`+0.012`, or with an exponent where that would be zero.
+
+    Args:
+        value: Any number.
+    """
     return f"{value:+.3f}" if abs(value) >= 1e-3 or not value else f"{value:+.2e}"
 
 
 def final_table(record: Record) -> Table:
-    """Value ± sigma of the last models, best first, and the work each method did."""
+    """Value ± sigma of the last models, best first, and the work each method did.
+
+    Args:
+        record: The record of a run.
+    """
     last = statistics.final(record.frame)
     judged = statistics.judged(last)
     metrics = [name for name in statistics.known(last) if METRICS[name].column]
@@ -121,7 +137,12 @@ def final_table(record: Record) -> Table:
 
 
 def difference_table(last: pd.DataFrame, reference: str) -> Table | None:
-    """How far the reference leads every other method; None where there is no other."""
+    """How far the reference leads every other method; None where there is no other.
+
+    Args:
+        last: The last evaluation of every run.
+        reference: The method that is compared with the others.
+    """
     metric = statistics.judged(last)
     found = statistics.paired(last, metric, reference)
     if not found:
@@ -236,7 +257,12 @@ def _lead(one: Difference | None) -> Cell:
 
 
 def rare_clients(record: Record, reference: str) -> Table | str:
-    """Which clients rarely participate: their data weigh next to nothing in what the reference learned."""
+    """Which clients rarely participate: their data weigh next to nothing in what the reference learned.
+
+    Args:
+        record: The record of a run.
+        reference: The method whose rounds count.
+    """
     observed = record.observed()
     if not observed:
         return ""
@@ -256,7 +282,11 @@ def rare_clients(record: Record, reference: str) -> Table | str:
 
 
 def prediction_table(lines: list[dict[str, object]]) -> Table:
-    """What was measured at the end, and what the theory predicts."""
+    """What was measured at the end, and what the theory predicts.
+
+    Args:
+        lines: The lines of a record's prediction.
+    """
     rows = []
     for line in lines:
         rounds, predicted = _list(line["rounds"]), _list(line["predicted"])

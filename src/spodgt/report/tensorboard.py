@@ -26,7 +26,12 @@ def check() -> None:
 
 
 def write(frame: pd.DataFrame, folder: Path) -> Path:
-    """Write the looks of `frame` to `folder`/METHOD/seed-N."""
+    """Write the evaluations in `frame` to `folder`/METHOD/seed-N.
+
+    Args:
+        frame: The frame of a record.
+        folder: Where the event files go.
+    """
     check()
     from torch.utils.tensorboard import SummaryWriter
 

@@ -4,7 +4,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const methods = Object.keys(data.methods);
 const hidden = new Set(); // methods switched off in the legends
-const charts = []; // { draw, show, repaint } of every chart
+const charts = []; // { show, repaint } of every chart
 
 const byId = (id) => document.getElementById(id);
 const chosen = (id) => byId(id)?.value;
@@ -70,21 +70,17 @@ function chart(id, plan) {
       hooks: {
         draw: [(u) => p.bars && errorBars(u, p.lines)],
         setCursor: [(u) => read(u, p, tip)],
+        setSelect: [(u) => (u.tall = u.select.height < u.over.clientHeight)],
       },
     };
     plot = new uPlot(options, uPlot.join(tables), host);
     plot.over.append(tip);
+    plot.over.addEventListener("dblclick", () => (host.chart.tall = false));
     host.chart = plot;
   };
   new ResizeObserver(() => plot && plot.setSize(size(plan()))).observe(host);
-  charts.push({
-    draw,
-    show: () =>
-      plot.batch(() =>
-        plot.series.forEach(({ method }, n) => method && plot.setSeries(n, { show: !hidden.has(method) })),
-      ),
-    repaint: () => plot.redraw(false, true),
-  });
+  const toggle = ({ method }, n) => method && plot.setSeries(n, { show: !hidden.has(method) });
+  charts.push({ show: () => plot.batch(() => plot.series.forEach(toggle)), repaint: () => plot.redraw(false, true) });
   draw();
   return draw;
 }
@@ -107,10 +103,10 @@ function columns({ lines, bars }) {
       series.push(edge, edge);
     } else add(x, y);
     for (const one of extra) {
-      const look = { stroke: () => ink(one.opacity), width: one.width, dash: one.dash };
+      const drawn = { stroke: () => ink(one.opacity), width: one.width, dash: one.dash };
       const points = { show: Boolean(one.dots), size: 5, fill: () => ink(one.opacity) };
       add(one.x, one.y);
-      series.push({ ...base, ...look, points, paths: one.dots ? () => null : undefined });
+      series.push({ ...base, ...drawn, points, paths: one.dots ? () => null : undefined });
     }
   }
   return { tables, series, bands };
@@ -121,7 +117,7 @@ function scale(logarithmic, floor) {
     if (!isNumber(low) || !isNumber(high)) return logarithmic ? [0.1, 1] : [0, 1];
     if (logarithmic) return [low / 1.15, high * 1.15];
     const room = (high - low || Math.abs(high) || 1) * 0.04;
-    return [low >= 0 && (isNumber(floor) || low < room) ? 0 : low - room, high + room];
+    return [low >= 0 && ((isNumber(floor) && !u.tall) || low < room) ? 0 : low - room, high + room];
   };
   return { time: false, distr: logarithmic ? 3 : 1, range };
 }
