@@ -114,7 +114,7 @@ def recipe(error: type[InvalidInput], registry: MutableMapping[str, Any] | None 
     return made
 
 
-def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
+def from_table(cls: type[T], table: Mapping[str, object], where: str) -> T:
     """Build a recipe from a table of a config; errors name the key as `where.key`.
 
     Args:
@@ -130,7 +130,7 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     return made  # type: ignore[no-any-return]
 
 
-def to_table(made: Any) -> dict[str, Any]:
+def to_table(made: Any) -> dict[str, object]:
     """The fields of a recipe as plain values for TOML; those left at None or False are left out."""
     fields = [(field, getattr(made, field.name)) for field in dataclasses.fields(made) if field.init]
     return {
@@ -140,7 +140,7 @@ def to_table(made: Any) -> dict[str, Any]:
     }
 
 
-def _value(value: Any) -> Any:
+def _value(value: object) -> object:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):

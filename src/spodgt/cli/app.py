@@ -61,11 +61,11 @@ class Changes:
     device: Annotated[str | None, unchecked("cpu, cuda, mps, …", "DEVICE")] = None
     assign: SetOption = None
 
-    def keys(self) -> dict[str, Any]:
+    def keys(self) -> dict[str, object]:
         """The changes by dotted config keys; None drops a key."""
         from spodgt.experiment import value_of
 
-        changes: dict[str, Any] = {}
+        changes: dict[str, object] = {}
         if self.methods is not None:
             changes["run.methods"] = [name.strip() for name in self.methods.split(",")]
         if (self.delay is None) != (self.rounds is None):  # one given alone replaces the other of the config
@@ -86,7 +86,7 @@ class Changes:
         return changes
 
 
-def experiment_of(config: Path | None, changes: Mapping[str, Any]) -> Experiment:
+def experiment_of(config: Path | None, changes: Mapping[str, object]) -> Experiment:
     """The experiment of a file, or the default one, with some keys changed."""
     from spodgt.experiment import Experiment
 

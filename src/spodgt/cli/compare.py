@@ -7,7 +7,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -134,11 +134,6 @@ def _fill(experiment: Experiment, result: Result, folder: Path) -> None:
     result.plot(folder / f"{metric}.png", metric)
     result.plot_network(folder / "network.png")
     report.write(folder)
-
-
-def changes_of(**options: Any) -> dict[str, Any]:
-    """`Changes(**options).keys()`."""
-    return Changes(**options).keys()
 
 
 def _compiling() -> None:

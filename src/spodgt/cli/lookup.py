@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -59,7 +59,7 @@ def network(
     figures.check_suffix(out)
     if not seed.isdigit():
         raise InvalidInput(f"--seed must be a whole number of at least 0, got {seed!r}; use --seed 0.")
-    changes: dict[str, Any] = {} if kind is None else {"network.kind": kind}
+    changes: dict[str, object] = {} if kind is None else {"network.kind": kind}
     changes |= {} if clients is None else {"network.clients": value_of(clients)}
     chosen = experiment_of(config, changes | Changes(assign=assign).keys())
     net, availability = chosen.draw_network(int(seed))

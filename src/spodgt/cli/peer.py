@@ -15,8 +15,7 @@ from typing import Annotated
 
 import typer
 
-from spodgt.cli.app import ConfigOption, JsonOption, SetOption, app
-from spodgt.cli.compare import changes_of
+from spodgt.cli.app import Changes, ConfigOption, JsonOption, SetOption, app
 from spodgt.cli.groups import grouped
 from spodgt.errors import InvalidInput
 
@@ -103,7 +102,7 @@ def peer_init(
 
     changes = {} if config else dict(_PEER_DEFAULTS)
     changes |= {"network.clients": clients} if clients is not None else {}
-    changes |= changes_of(methods=method, labels_per_client=labels_per_client, assign=assign)
+    changes |= Changes(methods=method, labels_per_client=labels_per_client, assign=assign).keys()
     parts = {"names": _list(made.names), "addresses": _list(made.addresses)}
     devices, problem = _devices(made.compute or []), _factory(made.problem)
     deployment = Deployment(**{**vars(made), **parts, "compute": devices, "problem": problem})

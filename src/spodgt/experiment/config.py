@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 from torch import Tensor, uint8
 
 from spodgt.errors import InvalidConfig
@@ -99,7 +100,7 @@ def read_problem(table: object) -> ProblemRecipe:
     return _recipe(PROBLEMS, fields, "problem")
 
 
-def check_table(table: object, name: str) -> Mapping[str, Any]:
+def check_table(table: object, name: str) -> Mapping[str, object]:
     """Refuse anything else than a table."""
     if not isinstance(table, Mapping):
         raise InvalidConfig(f"{name} must be a table, got {table!r}; write it as [{name}].")
@@ -129,7 +130,7 @@ def _recipe(kinds: Mapping[str, type[R]], table: Table, where: str) -> R:
     return from_table(kinds[kind], fields, where)
 
 
-def changed(tables: Mapping[str, Table], changes: Mapping[str, Any]) -> Table:
+def changed(tables: Mapping[str, Table], changes: Mapping[str, object]) -> Table:
     """The tables with some keys changed by their dotted names; None drops a key.
 
     Args:
@@ -198,7 +199,7 @@ def _described(made: Any, kinds: Mapping[str, type]) -> Table:
     return {**facts, "checksum": checksum(*numbers)} if numbers else {**facts, "text": repr(made)}
 
 
-def checksum(*arrays: Any) -> str:
+def checksum(*arrays: ArrayLike | Tensor) -> str:
     """Eight letters that tell arrays and tensors of any type from others."""
     total = 0
     for array in arrays:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as fields_of
 from functools import cached_property
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from pydantic import BeforeValidator
 from torch import Tensor
 
@@ -30,7 +31,8 @@ from spodgt.types import Availability, Problem
 from spodgt.validation import Field, Number, Whole, from_table, only, recipe, to_table
 
 PAPER_METHODS = ("spod-gt", "spod-gt-memory", "ab-push-pull", "g-push-pull", "k-gt", "sporadic-k-gt")
-Entry = str | Mapping[str, Any] | Algorithm  # a method by name, a table with a name and fields, or itself
+Entry = str | Mapping[str, object] | Algorithm  # a method by name, a table with a name and fields, or itself
+Start = Tensor | ArrayLike  # initial models
 _DELAY = 5000.0
 _DTYPES = ("float32", "float64")
 
@@ -114,7 +116,7 @@ class RunOptions:
         return device
 
     @classmethod
-    def parse(cls, table: Mapping[str, Any]) -> RunOptions:
+    def parse(cls, table: Mapping[str, object]) -> RunOptions:
         """Read `[run]`; a table that says nothing of the end stops before the default delay."""
         ends = {} if "rounds" in table or "delay" in table else {"delay": _DELAY}
         return from_table(cls, {**table, **ends}, "run")
@@ -158,7 +160,7 @@ class Experiment:
     problem: Problem | ProblemRecipe = Classification()  # noqa: RUF009
     run: RunOptions = RunOptions(delay=_DELAY)  # noqa: RUF009
     weights: str = "degree"
-    x0: Any = field(default=None, compare=False)
+    x0: Start | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         _ = self.methods  # a method that means nothing is an error now
@@ -190,21 +192,20 @@ class Experiment:
         return cls.parse(config.read_toml(path))
 
     @classmethod
-    def parse(cls, tables: Mapping[str, Any]) -> Experiment:
+    def parse(cls, tables: Mapping[str, object]) -> Experiment:
         """Read the tables run, network, participation and problem; what is left out is default."""
         for key in ("title", "base", "figure", "paper", "sweep"):
             if key in tables:
                 raise InvalidConfig(f"{key}={tables[key]!r} belongs to a sweep; use spodgt sweep FILE.")
         return cls()._with(tables)
 
-    def _with(self, tables: Mapping[str, Any]) -> Experiment:
+    def _with(self, tables: Mapping[str, object]) -> Experiment:
         """The experiment with some of its sections replaced."""
         only(tables, SECTIONS, "the config")
-        parts: dict[str, Any] = {}
+        parts: Table = {}
         for name, table in tables.items():
-            config.check_table(table, name)
             if name == "run":
-                parts["run"] = RunOptions.parse(table)
+                parts["run"] = RunOptions.parse(config.check_table(table, name))
             elif name == "network":
                 parts["network"], parts["weights"] = config.read_network(table)
             elif name == "participation":
@@ -213,7 +214,7 @@ class Experiment:
                 parts["problem"] = config.read_problem(table)
         return replace(self, **parts)
 
-    def override(self, changes: Mapping[str, Any]) -> Experiment:
+    def override(self, changes: Mapping[str, object]) -> Experiment:
         """Change keys by their dotted names.
 
         Args:
@@ -224,7 +225,7 @@ class Experiment:
         tables = {name: table for name, table in self._tables().items() if name in touched}
         return self._with(config.changed({name: table() for name, table in tables.items()}, changes))
 
-    def _tables(self) -> dict[str, Any]:
+    def _tables(self) -> dict[str, Callable[[], Table]]:
         return {
             "run": self._run_table,
             "network": lambda: config.network_table(self.network, self.weights),
@@ -250,7 +251,7 @@ class Experiment:
         participation: Participation = Always(),  # noqa: B008
         *,
         seeds: int | Iterable[int] = 0,
-        x0: Any = None,
+        x0: Start | None = None,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         weights: str = "degree",
@@ -270,7 +271,7 @@ class Experiment:
             weights: The rule for the weights of drawn networks.
             options: Others of `RunOptions`: rounds, delay, evaluations, every, gradient_norm.
         """
-        given: Any = [methods] if isinstance(methods, str | Algorithm | Mapping) else methods
+        given: object = [methods] if isinstance(methods, str | Algorithm | Mapping) else methods
         if not isinstance(given, Iterable):
             raise InvalidInput(
                 f'algorithms must be a list of methods, got {type(given).__name__}; use ["spod-gt"].'
@@ -328,7 +329,7 @@ class Experiment:
         )
 
 
-def _start(x0: Any, problem: Problem) -> Tensor:
+def _start(x0: Start, problem: Problem) -> Tensor:
     m, n = problem.clients, problem.parameters
     try:
         start = x0 if isinstance(x0, Tensor) else torch.from_numpy(np.array(x0, np.float64))

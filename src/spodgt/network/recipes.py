@@ -19,8 +19,7 @@ from scipy.spatial import cKDTree
 
 from spodgt.errors import InvalidNetwork
 from spodgt.rng import distinct, generator
-from spodgt.types import Floats as Floats  # noqa: PLC0414 (until nobody imports it from here)
-from spodgt.types import Ints as Ints  # noqa: PLC0414
+from spodgt.types import Floats, Ints
 from spodgt.validation import Field, Must, Number, Whole, recipe
 
 _MOST_REDRAWS = 1000

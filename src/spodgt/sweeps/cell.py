@@ -14,13 +14,13 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from spodgt import training
 from spodgt.errors import SpodgtError
 from spodgt.experiment import Experiment
+from spodgt.experiment.config import Table
 
 ERROR = "error.txt"
 
@@ -37,7 +37,7 @@ class Job:
     """
 
     name: str
-    tables: dict[str, Any]
+    tables: dict[str, Table]
     out: str
     save_every: float = 60.0
 

@@ -25,11 +25,12 @@ import tomli_w
 
 from spodgt.errors import InvalidConfig
 from spodgt.experiment import Experiment, read_toml
+from spodgt.experiment.config import SECTIONS, Table
 from spodgt.record.sweep import Scale
 
 FOLDER = Path(__file__).parents[1] / "experiment" / "paper"
 SCALES = ("smoke", "laptop", "paper")
-_SECTIONS = ("run", "network", "participation", "problem")
+Values = list[Any]  # of a key of the grid
 _TEXTS = ("title", "figure", "paper", "scale")
 _MOST_CELLS = 10_000
 
@@ -51,26 +52,26 @@ class Spec:
 
     name: str
     experiment: Experiment
-    grid: dict[str, list[Any]] = field(default_factory=dict)
+    grid: dict[str, Values] = field(default_factory=dict)
     title: str = ""
     figure: str = ""
     paper: str = ""
     scale: Scale = field(default_factory=Scale)
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: Table = field(default_factory=dict)
 
-    def points(self) -> list[dict[str, Any]]:
+    def points(self) -> list[Table]:
         """Every combination of the grid's values; one empty one where there is no grid."""
         return [
             dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())
         ]
 
-    def override(self, changes: Mapping[str, Any]) -> Spec:
+    def override(self, changes: Mapping[str, object]) -> Spec:
         """Change config keys; of a key of the grid, a list replaces the values, one value takes it out."""
-        grid, fixed = dict(self.grid), dict[str, Any]()
+        grid, fixed = dict(self.grid), Table()
         for key, value in changes.items():
             if key in grid and value in (None, []):
                 raise InvalidConfig(f"{key} is swept; give it a value or a list of values, or edit the file.")
-            if key in grid and _are_values(value, grid[key]):
+            if key in grid and isinstance(value, list) and _are_values(value, grid[key]):
                 grid[key] = value
             else:
                 grid.pop(key, None)
@@ -130,18 +131,18 @@ def read(path: str | Path) -> Spec:
     for key in _TEXTS:
         if not isinstance(text.get(key, ""), str):
             raise InvalidConfig(f"{key} of {path.name} must be text in quotes, got {text[key]!r}.")
-    unknown = [key for key in text if key not in (*_TEXTS, *_SECTIONS, "base", "sweep")]
+    unknown = [key for key in text if key not in (*_TEXTS, *SECTIONS, "base", "sweep")]
     if unknown:
-        known = ", ".join((*_TEXTS, "base", "sweep", *_SECTIONS))
+        known = ", ".join((*_TEXTS, "base", "sweep", *SECTIONS))
         raise InvalidConfig(f"{unknown[0]} is not a key of {path.name}; choose from {known}.")
     texts = {key: text[key] for key in _TEXTS if key in text and key != "scale"}
     texts["scale"] = Scale(note=text.get("scale", ""))
     return _checked(Spec(path.stem, Experiment.parse(_config(path)), grid, **texts))
 
 
-def at(experiment: Experiment, key: str) -> Any:
+def at(experiment: Experiment, key: str) -> object:
     """The value of a dotted key, None where it is left out."""
-    value: Any = experiment.to_dict()
+    value: object = experiment.to_dict()
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
@@ -155,16 +156,16 @@ def _checked(spec: Spec) -> Spec:
     return spec
 
 
-def _are_values(given: Any, before: list[Any]) -> bool:
+def _are_values(given: Values, before: Values) -> bool:
     """Whether `given` is a list of values like those `before`: if these are lists, one list is one value."""
     lists = isinstance(before[0], list)
-    return isinstance(given, list) and all(isinstance(one, list) == lists for one in given)
+    return all(isinstance(one, list) == lists for one in given)
 
 
-def _config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _config(path: Path, above: tuple[Path, ...] = ()) -> Table:
     """The config sections of a file on top of those of its base."""
     text = read_toml(path)
-    sections = {key: text[key] for key in _SECTIONS if key in text}
+    sections = {key: text[key] for key in SECTIONS if key in text}
     if "base" not in text:
         return sections
     if not isinstance(text["base"], str):
@@ -175,7 +176,7 @@ def _config(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     return _merge(_config(base, (*above, path.resolve())), sections)
 
 
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(below: Mapping[str, object], above: Mapping[str, object]) -> Table:
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -183,5 +184,5 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _ends(values: list[Any], most: float) -> list[Any]:
+def _ends(values: Values, most: float) -> Values:
     return values if len(values) <= most else [values[0], values[-1]]

@@ -18,10 +18,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
+from spodgt.experiment.config import Table
 from spodgt.record.folder import locked, write
 from spodgt.record.record import is_complete
 from spodgt.record.sweep import SOURCE, CellRecord, SweepRecord, collect, label
@@ -36,7 +36,7 @@ Display = Callable[[Event], None]
 class Cell:
     """One point of the grid: its keys' values, its experiment, and the folder it is run in."""
 
-    keys: dict[str, Any]
+    keys: Table
     experiment: Experiment
     folder: Path
 
@@ -188,7 +188,7 @@ def _record(spec: Spec, cells: list[CellRecord]) -> SweepRecord:
     )
 
 
-def _slug(keys: Mapping[str, Any]) -> str:
+def _slug(keys: Mapping[str, object]) -> str:
     """What a person sees in a cell's name: `radius-0.4-`."""
     words = (f"{key.rsplit('.', 1)[-1]}-{label(value)}-" for key, value in keys.items())
     return re.sub(r"[^\w.+-]+", "_", "".join(words))[:80]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from spodgt.errors import Failed, InvalidInput
+from spodgt.experiment.config import Table
 from spodgt.sweeps.cell import Event, Job, Outcome, Tell, from_line, perform, to_line
 from spodgt.sweeps.executors.base import SAVE_SECONDS, cores
 
@@ -36,9 +37,9 @@ class RayTasks:
         except ImportError:
             fix = "use pip install 'spodgt[ray]'"
             raise InvalidInput(f"--backend='ray' needs the package ray; {fix}.") from None
-        self.ray, self.jobs, self.running = ray, deque[Job](), dict[Any, Job]()
+        self.ray, self.jobs, self.running = ray, deque[Job](), dict[object, Job]()
         address = address or os.environ.get("RAY_ADDRESS")
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        quiet: dict[str, object] = {"log_to_driver": False, "logging_level": "ERROR"}
         try:
             if address:
                 ray.init(address=address, **quiet)
@@ -80,7 +81,7 @@ class RayTasks:
             for line in self.words.get_nowait_batch(self.words.qsize()):
                 tell(from_line(line))
 
-    def _outcome(self, reference: Any, job: Job) -> Outcome:
+    def _outcome(self, reference: object, job: Job) -> Outcome:
         try:
             outcome = from_line(self.ray.get(reference))
         except self.ray.exceptions.RayError as error:
@@ -93,7 +94,7 @@ class RayTasks:
         return outcome
 
 
-def _perform(job: dict[str, Any], threads: int, words: Any) -> str:
+def _perform(job: Table, threads: int, words: Any) -> str:
     """In a Ray worker: run a job and tell how it goes, a word now and then."""
     import torch
 
