@@ -1,7 +1,6 @@
-"""Which clients a process holds, what crosses between processes in a round, and the mixing of one block.
+"""Which clients a process holds, what it sends and receives in a round, and the mixing of one block.
 
-Everything here is computed, alike in every process, from the networks and the round's active links:
-no process ever asks another what it is going to send.
+All processes compute this alike from the networks and the active links: none asks another what it will send.
 """
 
 from __future__ import annotations

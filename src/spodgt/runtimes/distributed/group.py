@@ -1,14 +1,13 @@
 """The processes of one job, over `torch.distributed`: gloo between CPUs, nccl between GPUs.
 
-Every operation has a time limit, and one that fails names the rank that was lost and the round. Whoever
-notices first calls the roll in the store that `torchrun` keeps; a thread of every process answers, also
-where the process itself waits for another survivor. What comes out is the name that all survivors give.
-Nothing is pickled. The network is trusted: nothing is authenticated or encrypted here.
+Every operation has a time limit, and one that fails names the lost rank and the round. On failure the first
+rank to notice sets a flag in the rendezvous store; a thread of each live rank answers, even while the rank
+waits for another; all survivors report the rank that did not. Nothing is pickled. The network is trusted:
+nothing is authenticated or encrypted here.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -26,9 +25,9 @@ from torch.distributed.rendezvous import rendezvous
 from spodgt.errors import Failed, InvalidInput
 from spodgt.runtimes.distributed.shared_memory import NOTE, Shared, meet
 
-TIMEOUT = 600.0  # seconds a process may take for its gradients, or rank 0 for a look
-_GRACE = 5.0  # seconds survivors have at most to say that they are there
-_LISTEN = 0.25  # seconds between two looks whether the roll is called
+TIMEOUT = 600.0  # seconds a process may take for its gradients, or rank 0 for an evaluation
+_GRACE = 5.0  # seconds that survivors have to answer
+_LISTEN = 0.25  # seconds between two checks of the flag
 _GATHER = 7  # tags; mixing counts up from 16
 
 
@@ -90,10 +89,6 @@ class Group:
                 dist.all_reduce(tensor, group=self.members)
         return tensor
 
-    def share(self, value: Any) -> Any:
-        """What rank 0 says, as JSON."""
-        return json.loads(bytes(self.share_bytes(json.dumps(value).encode()).tolist()))
-
     def share_bytes(self, data: bytes | bytearray) -> Tensor:
         """The bytes of rank 0."""
         if self.size == 1:
@@ -142,9 +137,9 @@ class Group:
             raise self._lost(peer, error) from error
 
     def _lost(self, peer: int | None, error: Exception) -> Failed:
-        who = f"rank {peer}" if peer is not None else self._roll_call()
+        who = f"rank {peer}" if peer is not None else self._missing()
         with suppress(Exception):  # the store itself may be gone
-            # The first to notice is right: who comes later may only see that others have given up.
+            # The first to notice is right: later ones may only see that others have stopped.
             who = self.store.compare_set("spodgt/lost", "", who).decode() or who
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return Failed(
@@ -154,17 +149,17 @@ class Group:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Say that this process is there when the roll is called, whatever it is waiting for."""
+        """Answer from a thread when another rank reports a failure, whatever this one is waiting for."""
         store, over = self.store.clone(), threading.Event()  # clones may be used beside the original
 
         def listen() -> None:
             with suppress(Exception):  # the store goes with the job
                 while not over.wait(_LISTEN):
-                    if store.check(["spodgt/roll"]):
-                        store.set(f"spodgt/here/{self.rank}", "1")
+                    if store.check(["spodgt/failed"]):
+                        store.set(f"spodgt/alive/{self.rank}", "1")
                         return
 
-        thread = threading.Thread(target=listen, name="roll call", daemon=True)
+        thread = threading.Thread(target=listen, name="liveness", daemon=True)
         thread.start()
         try:
             yield
@@ -172,16 +167,16 @@ class Group:
             over.set()
             thread.join(_GRACE)
 
-    def _roll_call(self) -> str:
-        """Who does not answer, as well as can be told after a collective call failed."""
+    def _missing(self) -> str:
+        """The ranks that do not answer, as well as can be told after a collective call failed."""
         try:
-            self.store.set("spodgt/roll", "1")
+            self.store.set("spodgt/failed", "1")
             begun, away = time.monotonic(), [r for r in range(self.size) if r != self.rank]
             while len(away) > 1 and time.monotonic() - begun < _GRACE:  # a busy rank answers late
                 time.sleep(_LISTEN)
                 if self.store.check(["spodgt/lost"]):
                     return str(self.store.get("spodgt/lost").decode())
-                away = [r for r in away if not self.store.check([f"spodgt/here/{r}"])]
+                away = [r for r in away if not self.store.check([f"spodgt/alive/{r}"])]
         except Exception:
             away = []
         return " or ".join(f"rank {r}" for r in away) or "an unknown rank"

@@ -1,4 +1,4 @@
-"""Messages between processes: rows of several tensors packed together, sent once, waited for always."""
+"""Messages between processes: rows of several tensors packed into one buffer per pair of processes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Large messages between processes of one host: copied once in, once out, and only announced by wire.
+"""Large messages between processes of one Linux host through shared memory, announced by a small message.
 
-A sender writes into anonymous shared memory and tells the receiver where; the receiver maps it through
-/proc, copies, and marks it free. Nothing has a name in a file system, so nothing stays behind whoever is
-killed. Who can read whose memory is tried once, when the processes meet; all others use the wire.
+A sender writes into anonymous shared memory and tells the receiver where; the receiver maps it through /proc,
+copies, and marks it free. Nothing has a name in a file system, so a killed process leaves nothing behind. At
+the start it is tried which processes can read each other's memory; all others use the network.
 """
 
 from __future__ import annotations
