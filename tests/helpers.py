@@ -66,7 +66,7 @@ def make_run(
 
 
 def states(runs: Sequence[Run], rounds: int, *, compiled: bool = False) -> list[Any]:
-    """The states after rounds 0 to `rounds`, all runs of the batch in one; `fuse` allows compiled steps."""
+    """The states after rounds 0 to `rounds`, all runs of the batch in one, with or without compiled steps."""
     kept: list[Any] = []
 
     def observe(snapshot: Snapshot, due: Any, last: Any) -> Any:

@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from helpers import (
+from spodgt.algorithms import ALGORITHMS, method
+from spodgt.network import Network
+from spodgt.participation import Always, Bernoulli, Trace
+from spodgt.participation.availability import Overlay, Woken, two_way
+from spodgt.problems import Quadratic
+from spodgt.runtimes.simulator import Simulation
+from spodgt.runtimes.world import Run
+from tests.helpers import (
     FAMILY,
     NAMES,
     STEPPING,
@@ -26,13 +33,6 @@ from helpers import (
     ring_of,
     states,
 )
-from spodgt.algorithms import ALGORITHMS, method
-from spodgt.network import Network
-from spodgt.participation import Always, Bernoulli, Trace
-from spodgt.participation.availability import Overlay, Woken, two_way
-from spodgt.problems import Quadratic
-from spodgt.runtimes.simulator import Simulation
-from spodgt.runtimes.world import Run
 
 EXACT = [name for name in NAMES if ALGORITHMS[name].traits.exact != "no"]
 # A client that talks to nobody goes to its own minimum, whatever the step.

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import spodgt.algorithms.registry as package
-from helpers import NAMES, final, golden, golden_trace, make_run, ring_of
 from spodgt.algorithms import ALGORITHMS, InverseSqrt, describe, method, register, table
 from spodgt.algorithms.base import Algorithm, GradientState, Rate, Traits
 from spodgt.algorithms.checks import check
@@ -31,6 +30,7 @@ from spodgt.network import Network
 from spodgt.participation import Always, Bernoulli, EveryK, OneLink
 from spodgt.problems import Quadratic
 from spodgt.types import Availability, Round
+from tests.helpers import NAMES, final, golden, golden_trace, make_run, ring_of
 
 ROOT = Path(__file__).parents[2]
 ONE_WAY = Network.from_adjacency(golden()["digraph"])

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from helpers import NAMES, STEPPING, build, final, make_run, ring_of, states
 from spodgt.algorithms import (
     ALGORITHMS,
     Constant,
@@ -31,6 +30,7 @@ from spodgt.network import Network
 from spodgt.participation import Always, Bernoulli
 from spodgt.problems import Quadratic
 from spodgt.runtimes.simulator import Simulation
+from tests.helpers import NAMES, STEPPING, build, final, make_run, ring_of, states
 
 FREE = [name for name in STEPPING if ALGORITHMS[name].traits.steps != "constant"]
 PER_CLIENT = [name for name in STEPPING if ALGORITHMS[name].traits.steps == "per client"]

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import build, make_run, states
 from spodgt.network import Network
 from spodgt.participation import Bernoulli
 from spodgt.problems import Quadratic
 from spodgt.runtimes.simulator import Run
 from spodgt.types import Floats
+from tests.helpers import build, make_run, states
 
 ROUNDS, STEP = 14, 0.1
 

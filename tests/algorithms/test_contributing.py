@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from torch.testing import assert_close
 
-from helpers import final, make_run, ring_of
 from spodgt.algorithms import ALGORITHMS, method
 from spodgt.problems import Quadratic
+from tests.helpers import final, make_run, ring_of
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("src", "tests", "docs/methods.md", "docs/references.md", "CONTRIBUTING.md", "pyproject.toml")

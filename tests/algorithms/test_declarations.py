@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import FAMILY, NAMES, build, make_run, ring_of
 from spodgt.algorithms import ALGORITHMS, InverseSqrt, method
 from spodgt.algorithms.base import Algorithm, Rate, State, TrackingState
 from spodgt.algorithms.compose.wrapper import Wrapper
@@ -20,6 +19,7 @@ from spodgt.participation import Always, Bernoulli
 from spodgt.problems import Quadratic
 from spodgt.runtimes.simulator import Simulation
 from spodgt.types import Round
+from tests.helpers import FAMILY, NAMES, build, make_run, ring_of
 
 WRAPPED: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -62,7 +62,7 @@ class Recording:
 
 def recorded(algorithm: Algorithm, rounds: int = 6) -> Recording:
     """The last of `rounds` rounds; by then no two fields are one tensor."""
-    world = Simulation([make_run(algorithm, Quadratic.random(5, 2, seed=1), ring_of(5))], fuse=False)
+    world = Simulation([make_run(algorithm, Quadratic.random(5, 2, seed=1), ring_of(5))], compiled=False)
     state = world.algorithm.init(world.start(), world.round(0))
     for k in range(1, rounds):
         state = world.algorithm.step(state, world.round(k))

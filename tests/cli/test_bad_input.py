@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import spodgt
-from conftest import Cli
 from spodgt.algorithms import ALGORITHMS
 from spodgt.errors import InvalidInput
 from spodgt.network.recipes import RECIPES
 from spodgt.problems import Quadratic
+from tests.conftest import Cli
 
 FILES = {
     "loop.csv": "0,1\n1,0\n",

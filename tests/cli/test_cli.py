@@ -17,7 +17,6 @@ import pytest
 import typer
 from rich.console import Console
 
-from conftest import Cli
 from spodgt.algorithms import ALGORITHMS
 from spodgt.cli import app
 from spodgt.cli.app import Changes
@@ -28,6 +27,7 @@ from spodgt.participation import PARTICIPATIONS
 from spodgt.problems.data import PARTITIONS
 from spodgt.problems.models import MODELS
 from spodgt.training import Progress
+from tests.conftest import Cli
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -23,7 +23,7 @@ from spodgt.network.recipes import RECIPES, KOut, RandomGeometric, Ring
 from spodgt.participation import PARTICIPATIONS, Beta, Trace, TraceFile
 from spodgt.problems import Quadratic
 from spodgt.problems.data import PARTITIONS, Dirichlet, Explicit, LabelsPerClient
-from strategies import SEEDS
+from tests.strategies import SEEDS
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spodgt.network import recipes as graphs
 from spodgt.network.recipes import RECIPES, Graph, Recipe
-from strategies import SEEDS
+from tests.strategies import SEEDS
 
 
 def make(name: str, clients: int) -> Any:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import spodgt
 from spodgt.errors import InvalidNetwork
 from spodgt.network import Network, as_network
-from strategies import SEEDS, graph, networks
+from tests.strategies import SEEDS, graph, networks
 
 
 @given(networks())

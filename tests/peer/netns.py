@@ -18,9 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.peer.failures import Skipped, exact, make
-
 from spodgt.peer import folders
+from tests.peer.failures import Skipped, exact, make
 
 
 def sh(*command: str, check: bool = True) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from tests.peer import netns
 from tests.peer.failures import ROWS, Skipped, fleet
 

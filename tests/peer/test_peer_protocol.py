@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from tests.peer.world import World
 
 from spodgt.peer import protocol
 from spodgt.peer.audit import local_error
 from spodgt.peer.node import Node
+from tests.peer.world import World
 
 EXACT = 1e-12
 CRASHES = ("", "", "", "before commit", "after commit", "after send")

@@ -16,7 +16,6 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from tests.peer.world import World
 
 import spodgt
 from spodgt.cli.peer import _factory
@@ -32,6 +31,7 @@ from spodgt.peer.options import Options
 from spodgt.peer.panel import overview, panel
 from spodgt.peer.run import Peer, run_peer
 from spodgt.peer.states import Member, begin
+from tests.peer.world import World
 
 CONFIG: dict[str, Any] = {
     "run": {"methods": ["spod-gt-memory"], "step_size": 0.05, "seeds": 1},

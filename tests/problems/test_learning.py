@@ -20,7 +20,7 @@ from spodgt.problems import classification
 from spodgt.problems.losses import cross_entropy, multi_margin, one_vs_rest
 from spodgt.problems.samples import without_replacement
 from spodgt.types import Minibatches
-from strategies import SEEDS
+from tests.strategies import SEEDS
 
 CLIENTS = 3
 DRAWS = torch.Generator().manual_seed(0)

@@ -15,8 +15,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed_pool import Pool
-from helpers import build, make_run
 from spodgt.algorithms import ALGORITHMS
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
@@ -33,6 +31,8 @@ from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Run, Snapshot
 from spodgt.training import Progress, compare
 from spodgt.types import Bools
+from tests.distributed_pool import Pool
+from tests.helpers import build, make_run
 
 pytestmark = pytest.mark.network
 CLIENTS = 7

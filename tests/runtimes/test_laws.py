@@ -21,7 +21,7 @@ from spodgt.problems.data import IID, Dirichlet, LabelsPerClient
 from spodgt.problems.samples import Samples
 from spodgt.runtimes.simulator import Simulation
 from spodgt.types import Minibatches
-from strategies import METHODS, SEEDS, as_run, networks, participations, worlds
+from tests.strategies import METHODS, SEEDS, as_run, networks, participations, worlds
 
 
 def close(ours: Any, theirs: Any, tolerance: float = 1e-12) -> None:

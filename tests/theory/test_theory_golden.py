@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from coverings import greedy_covering
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from spodgt.network import Network
 from spodgt.record.folder import plain
 from spodgt.theory import Constants, Data, Infeasible, Start
 from spodgt.theory.inputs import Variant
+from tests.theory.coverings import greedy_covering
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "theory.json").read_text())
 CASES = {case["inputs"]["name"]: case for case in GOLDEN["cases"]}

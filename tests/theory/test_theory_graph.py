@@ -6,7 +6,6 @@ from dataclasses import replace
 import networkx as nx
 import numpy as np
 import pytest
-from coverings import greedy_covering
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
@@ -16,6 +15,7 @@ from spodgt.errors import InvalidNetwork
 from spodgt.network import Network
 from spodgt.network.recipes import KOut, Recipe, Ring
 from spodgt.types import Floats
+from tests.theory.coverings import greedy_covering
 
 
 def residuals(network: Network, p_hat: Floats) -> tuple[float, float, float, float]:

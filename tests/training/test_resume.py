@@ -158,7 +158,7 @@ sys.path.insert(0, sys.argv[1])
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-from test_resume import run
+from tests.training.test_resume import run
 
 run(None)  # compiled once, here
 out, kills, random_wait = Path(sys.argv[2]), 0, random.Random(int(sys.argv[3]))
@@ -183,8 +183,8 @@ while True:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the children are forks, so that many kills take seconds")
 def test_kill_9_at_random_moments(tmp_path: Path, unbroken: Any) -> None:
-    here = str(Path(__file__).parent)
-    command = [sys.executable, "-c", KILL_LOOP, here, str(tmp_path / "run"), "1"]
+    root = str(Path(__file__).parents[2])
+    command = [sys.executable, "-c", KILL_LOOP, root, str(tmp_path / "run"), "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 2, "it was killed at all"
