@@ -20,7 +20,7 @@ from spodgt.errors import InvalidInput, SpodgtError
 
 __all__ = ["app", "main"]
 
-_LET_SPEAK = 2.0  # seconds: torchrun ends all as soon as one ends, and rank 0 has something to say
+_WAIT_FOR_MAIN = 2.0  # seconds: torchrun ends all processes with the first, and rank 0 must print its error
 
 # Every usage error has this ancestor, in typer's own copy of click and in click itself.
 _UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -40,7 +40,7 @@ def main() -> None:
         if code == 1 or os.environ.get("RANK", "0") == "0":  # under torchrun all find the same bad input
             _say(f"error: {error}")
         else:
-            time.sleep(_LET_SPEAK)
+            time.sleep(_WAIT_FOR_MAIN)
     except _UsageError as error:
         if text := error.format_message():  # empty where help was shown instead
             command = error.ctx.command_path if getattr(error, "ctx", None) else "spodgt"

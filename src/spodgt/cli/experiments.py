@@ -243,13 +243,13 @@ class Display:
 
     def _done(self) -> float:
         total = sum(self.weights.values())
-        return float(sum(self.weights[name] * share for name, share in self.fractions.items()) / total)
+        return float(sum(self.weights[name] * part for name, part in self.fractions.items()) / total)
 
     def _update(self) -> None:
         done, here = self._done(), self._done() - self.before
         spent = time.monotonic() - self.began
         left = spent * (1 - done) / here if here > 0.01 else None
-        over = sum(share == 1.0 for share in self.fractions.values())
+        over = sum(part == 1.0 for part in self.fractions.values())
         note = f"{over} of {len(self.fractions)} cells"
         self.progress.update(self.whole, completed=done, note=note, left=left)
 

@@ -27,6 +27,9 @@ class GraphFile:
 
     `.graphml` and `.gml` as networkx reads them, `.txt` and `.edgelist` with lines "u v" (u sends to v), or
     a 0/1 matrix [receiver, sender] in `.csv`.
+
+    Args:
+        path: The file.
     """
 
     name: ClassVar[str] = "file"

@@ -28,14 +28,24 @@ DENSE_LIMIT = 2000  # above this many clients no (clients × clients) matrix is 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """The links between clients and their weights. Build one with the class methods below."""
+    """The links between clients and their weights. Build one with the class methods below.
+
+    Args:
+        clients: How many.
+        receivers: (links,) the receiver of each link, sorted by receiver, then sender.
+        senders: (links,) the sender of each link.
+        a: (links,) pull weights a_ij of link j → i.
+        b: (links,) push weights b_ij.
+        w: (links,) gossip weights; None unless every link has its reverse.
+        positions: (clients, 2) in the unit square, where the graph has them.
+    """
 
     clients: int
-    receivers: Ints  # (links,) sorted by receiver, then sender
-    senders: Ints  # (links,)
-    a: Floats  # (links,) pull weights a_ij of link j → i
-    b: Floats  # (links,) push weights b_ij
-    w: Floats | None  # (links,) gossip weights, None unless every link has its reverse
+    receivers: Ints
+    senders: Ints
+    a: Floats
+    b: Floats
+    w: Floats | None
     positions: Floats | None = None
 
     # --- from a recipe -----------------------------------------------------------------------
@@ -54,42 +64,111 @@ class Network:
     def random_geometric(
         cls, clients: int, radius: float = 0.4, *, seed: int = 0, weights: str = "degree"
     ) -> Network:
+        """Clients at random in the unit square, linked both ways within a radius.
+
+        Args:
+            clients: How many.
+            radius: The largest distance of a link.
+            seed: Of the graph, and of random weights.
+            weights: "degree" or "random", see `from_graph`.
+        """
         return cls.draw(graphs.RandomGeometric(clients, radius), seed=seed, weights=weights)
 
     @classmethod
     def directed_geometric(
         cls, clients: int, low: float = 0.3, high: float = 0.6, *, seed: int = 0, weights: str = "degree"
     ) -> Network:
+        """Clients at random in the unit square, each with its own transmit radius.
+
+        Args:
+            clients: How many.
+            low: The smallest radius.
+            high: The largest radius.
+            seed: Of the graph, and of random weights.
+            weights: "degree" or "random", see `from_graph`.
+        """
         return cls.draw(graphs.DirectedGeometric(clients, low, high), seed=seed, weights=weights)
 
     @classmethod
     def ring(cls, clients: int, *, weights: str = "degree", seed: int = 0) -> Network:
+        """The directed ring: client i sends to i + 1.
+
+        Args:
+            clients: How many.
+            seed: Of the graph, and of random weights.
+            weights: "degree" or "random", see `from_graph`.
+        """
         return cls.draw(graphs.Ring(clients), seed=seed, weights=weights)
 
     @classmethod
     def exponential(cls, clients: int, *, weights: str = "degree", seed: int = 0) -> Network:
+        """Client i sends to i + 1, i + 2, i + 4, ….
+
+        Args:
+            clients: How many.
+            seed: Of the graph, and of random weights.
+            weights: "degree" or "random", see `from_graph`.
+        """
         return cls.draw(graphs.Exponential(clients), seed=seed, weights=weights)
 
     @classmethod
     def complete(cls, clients: int, *, weights: str = "degree", seed: int = 0) -> Network:
+        """Every client sends to every other.
+
+        Args:
+            clients: How many.
+            seed: Of the graph, and of random weights.
+            weights: "degree" or "random", see `from_graph`.
+        """
         return cls.draw(graphs.Complete(clients), seed=seed, weights=weights)
 
     @classmethod
     def star(cls, clients: int, *, weights: str = "degree", seed: int = 0) -> Network:
+        """Client 0 in the middle, links both ways.
+
+        Args:
+            clients: How many.
+            seed: Of the graph, and of random weights.
+            weights: "degree" or "random", see `from_graph`.
+        """
         return cls.draw(graphs.Star(clients), seed=seed, weights=weights)
 
     @classmethod
     def erdos_renyi(
         cls, clients: int, probability: float = 0.4, *, seed: int = 0, weights: str = "degree"
     ) -> Network:
+        """Every ordered pair of clients is a link with the same probability.
+
+        Args:
+            clients: How many.
+            probability: Of each link.
+            seed: Of the graph, and of random weights.
+            weights: "degree" or "random", see `from_graph`.
+        """
         return cls.draw(graphs.ErdosRenyi(clients, probability), seed=seed, weights=weights)
 
     @classmethod
     def k_out(cls, clients: int, out: int = 3, *, seed: int = 0, weights: str = "degree") -> Network:
+        """Every client sends to the same number of others.
+
+        Args:
+            clients: How many.
+            out: To how many others each client sends.
+            seed: Of the graph, and of random weights.
+            weights: "degree" or "random", see `from_graph`.
+        """
         return cls.draw(graphs.KOut(clients, out), seed=seed, weights=weights)
 
     @classmethod
     def k_regular(cls, clients: int, degree: int = 3, *, seed: int = 0, weights: str = "degree") -> Network:
+        """Every client sends to and receives from the same number of others.
+
+        Args:
+            clients: How many.
+            degree: To and from how many.
+            seed: Of the graph, and of random weights.
+            weights: "degree" or "random", see `from_graph`.
+        """
         return cls.draw(graphs.KRegular(clients, degree), seed=seed, weights=weights)
 
     # --- from what the user has --------------------------------------------------------------
@@ -263,7 +342,13 @@ class Network:
 
 
 def as_network(network: Network | Recipe, seed: int, weights: str = "degree") -> Network:
-    """A fixed network is the same for every seed; a recipe is drawn anew."""
+    """A fixed network is the same for every seed; a recipe is drawn anew.
+
+    Args:
+        network: A fixed network, or a recipe.
+        seed: Of the drawn graph.
+        weights: "degree" or "random", of a drawn graph.
+    """
     if isinstance(network, Network):
         return network
     if isinstance(network, Recipe):
@@ -278,12 +363,12 @@ def _check_connected(graph: Graph) -> None:
     count, component = graph.components()
     if count == 1:
         return
-    heard = np.bincount(graph.receivers, minlength=graph.clients)
-    spoke = np.bincount(graph.senders, minlength=graph.clients)
-    if not heard.all():
-        why, fix = f"client {int(np.argmin(heard))} receives from nobody", "give it an in-link"
-    elif not spoke.all():
-        why, fix = f"client {int(np.argmin(spoke))} sends to nobody", "give it an out-link"
+    received = np.bincount(graph.receivers, minlength=graph.clients)
+    sent = np.bincount(graph.senders, minlength=graph.clients)
+    if not received.all():
+        why, fix = f"client {int(np.argmin(received))} receives from nobody", "give it an in-link"
+    elif not sent.all():
+        why, fix = f"client {int(np.argmin(sent))} sends to nobody", "give it an out-link"
     else:
         one, other = 0, int(np.argmax(component != component[0]))
         why = f"clients {one} and {other} cannot reach each other both ways"

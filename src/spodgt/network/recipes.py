@@ -101,7 +101,12 @@ def _redraw(recipe: Recipe, seed: int, attempt: Callable[[np.random.Generator], 
 
 @recipe(InvalidNetwork, RECIPES)
 class RandomGeometric:
-    """Clients at random in the unit square; links both ways within `radius` [penrose2003random]."""
+    """Clients at random in the unit square; links both ways within `radius` [penrose2003random].
+
+    Args:
+        clients: How many.
+        radius: The largest distance of a link; the square has side 1.
+    """
 
     name: ClassVar[str] = "random-geometric"
     clients: Clients
@@ -118,7 +123,13 @@ class RandomGeometric:
 
 @recipe(InvalidNetwork, RECIPES)
 class DirectedGeometric:
-    """Each client has its own transmit radius, uniform in [low, high]: asymmetric wireless links."""
+    """Each client has its own transmit radius, uniform in [low, high]: asymmetric wireless links.
+
+    Args:
+        clients: How many.
+        low: The smallest transmit radius.
+        high: The largest.
+    """
 
     name: ClassVar[str] = "directed-geometric"
     clients: Clients
@@ -137,16 +148,20 @@ class DirectedGeometric:
             positions = draws.random((self.clients, 2))
             radius = draws.uniform(self.low, self.high, self.clients)
             tree = cKDTree(positions)
-            heard = tree.query_ball_point(positions, radius)  # client j is heard by heard[j]
-            senders = np.repeat(np.arange(self.clients), [len(near) for near in heard])
-            return Graph.of(self.clients, np.concatenate(heard), senders, positions)
+            near = tree.query_ball_point(positions, radius)  # client j reaches those of near[j]
+            senders = np.repeat(np.arange(self.clients), list(map(len, near)))
+            return Graph.of(self.clients, np.concatenate(near), senders, positions)
 
         return _redraw(self, seed, attempt, "use a larger low and high, or more clients")
 
 
 @recipe(InvalidNetwork, RECIPES)
 class Ring:
-    """The directed ring: client i sends to i + 1."""
+    """The directed ring: client i sends to i + 1.
+
+    Args:
+        clients: How many.
+    """
 
     name: ClassVar[str] = "ring"
     clients: Clients
@@ -158,7 +173,11 @@ class Ring:
 
 @recipe(InvalidNetwork, RECIPES)
 class Exponential:
-    """Client i sends to i + 1, i + 2, i + 4, …: the static exponential graph [assran2019stochastic]."""
+    """Client i sends to i + 1, i + 2, i + 4, …: the static exponential graph [assran2019stochastic].
+
+    Args:
+        clients: How many.
+    """
 
     name: ClassVar[str] = "exponential"
     clients: Clients
@@ -171,7 +190,11 @@ class Exponential:
 
 @recipe(InvalidNetwork, RECIPES)
 class Complete:
-    """Every client sends to every other."""
+    """Every client sends to every other.
+
+    Args:
+        clients: How many.
+    """
 
     name: ClassVar[str] = "complete"
     clients: Clients
@@ -183,7 +206,11 @@ class Complete:
 
 @recipe(InvalidNetwork, RECIPES)
 class Star:
-    """Client 0 in the middle, links both ways."""
+    """Client 0 in the middle, links both ways.
+
+    Args:
+        clients: How many.
+    """
 
     name: ClassVar[str] = "star"
     clients: Clients
@@ -196,7 +223,12 @@ class Star:
 
 @recipe(InvalidNetwork, RECIPES)
 class ErdosRenyi:
-    """Every ordered pair is a link with probability `probability`, independently of its reverse."""
+    """Every ordered pair is a link with probability `probability`, independently of its reverse.
+
+    Args:
+        clients: How many.
+        probability: Of each link.
+    """
 
     name: ClassVar[str] = "erdos-renyi"
     clients: Clients
@@ -213,7 +245,12 @@ class ErdosRenyi:
 
 @recipe(InvalidNetwork, RECIPES)
 class KOut:
-    """Every client sends to `out` others, drawn at random without repeats."""
+    """Every client sends to `out` others, drawn at random without repeats.
+
+    Args:
+        clients: How many.
+        out: To how many others each client sends.
+    """
 
     name: ClassVar[str] = "k-out"
     clients: Clients
@@ -235,10 +272,14 @@ class KOut:
 
 @recipe(InvalidNetwork, RECIPES)
 class KRegular:
-    """Every client sends to `degree` others and hears `degree` others.
+    """Every client sends to `degree` others and receives from `degree` others.
 
     One random cycle through all clients makes it strongly connected, so it suits any size; the other
     links are random permutations.
+
+    Args:
+        clients: How many.
+        degree: To and from how many others each client has a link.
     """
 
     name: ClassVar[str] = "k-regular"

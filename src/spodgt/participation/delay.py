@@ -35,9 +35,15 @@ class Costs:
 
 
 def costs(network: Network, availability: Availability) -> Costs:
+    """What gradients and links cost on a network.
+
+    Args:
+        network: The links.
+        availability: The probabilities that are charged.
+    """
     # Each link is an in-link of its receiver and an out-link of its sender: both means are charged.
-    share = 1.0 / network.in_degree[network.receivers] + 1.0 / network.out_degree[network.senders]
+    weight = 1.0 / network.in_degree[network.receivers] + 1.0 / network.out_degree[network.senders]
     return Costs(
         np.minimum(1.0 / (network.clients * availability.p), _MOST),
-        np.minimum(share / (network.clients * availability.p_hat), _MOST),
+        np.minimum(weight / (network.clients * availability.p_hat), _MOST),
     )

@@ -46,9 +46,12 @@ class Always:
 
 @recipe(InvalidInput, PARTICIPATIONS)
 class Bernoulli:
-    """Given probabilities: a number for all, or one per client (`p`) and one per link (`p_hat`).
+    """Given probabilities, in (0, 1].
 
-    `p_hat` may be (links,) in the network's order or a (clients, clients) matrix [receiver, sender].
+    Args:
+        p: That a client computes: one number for all, or (clients,).
+        p_hat: That a link works: one number, (links,) in the network's order, or (clients, clients) as
+            [receiver, sender].
     """
 
     name: ClassVar[str] = "bernoulli"
@@ -66,6 +69,11 @@ class Beta:
     """p and p̂ drawn from Beta(alpha, beta) for every client and link, never below `floor`.
 
     Beta(0.5, 0.5) is the paper's setting: most are near 0 or near 1, and 1/p has no mean.
+
+    Args:
+        alpha: First parameter of the distribution.
+        beta: Second parameter.
+        floor: The smallest probability, in [0, 1).
     """
 
     name: ClassVar[str] = "beta"
@@ -82,7 +90,11 @@ class Beta:
 
 @recipe(InvalidInput, PARTICIPATIONS)
 class EveryK:
-    """Every client computes in every round; links work only in every `rounds`-th."""
+    """Every client computes in every round; links work only in every `rounds`-th.
+
+    Args:
+        rounds: How many rounds lie between two exchanges.
+    """
 
     name: ClassVar[str] = "every-k"
     rounds: Annotated[Whole, Field(ge=1), Must("a whole number of at least 1")] = 5
@@ -93,10 +105,14 @@ class EveryK:
 
 @recipe(InvalidInput, PARTICIPATIONS)
 class OneLink:
-    """Gossip: one link a round, drawn uniformly, and only its two ends compute."""
+    """Gossip: one link a round, drawn uniformly, and only its two ends compute.
+
+    Args:
+        pairs: A two-way link carries both ways at once.
+    """
 
     name: ClassVar[str] = "one-link"
-    pairs: bool = False  # a two-way link carries both ways at once
+    pairs: bool = False
 
     def draw(self, network: Network, seed: int) -> Availability:
         if not network.links:
@@ -111,8 +127,13 @@ class OneLink:
 class Trace:
     """Replay recorded availability.
 
-    `computes` is (rounds + 1, clients); `links` is (rounds, clients, clients) as [receiver, sender],
-    or (rounds, links) in the network's order. `p` and `p_hat` default to the observed frequencies.
+    Args:
+        computes: (rounds + 1, clients), who computes; round 0 included.
+        links: Which links work: (rounds, clients, clients) as [receiver, sender], or (rounds, links) in the
+            network's order.
+        p: Probabilities that the delay clock charges, as in `Bernoulli`; observed frequencies if None.
+        p_hat: Likewise, of links.
+        source: Where it was read from.
     """
 
     name: ClassVar[str] = "trace"
@@ -133,6 +154,9 @@ class Trace:
 
         A row with receiver = sender says that this client computes in that round; any other that the
         link sender → receiver works in it. What has no row is down.
+
+        Args:
+            path: The file.
         """
         import pandas as pd
 
@@ -200,7 +224,11 @@ class Trace:
 
 @recipe(InvalidInput, PARTICIPATIONS)
 class TraceFile:
-    """Recorded availability in a file, in the form of `Trace.read`; it is read when it is first needed."""
+    """Recorded availability in a file; it is read when it is first needed.
+
+    Args:
+        path: A table in the form of `Trace.read`.
+    """
 
     name: ClassVar[str] = "trace"
     path: Annotated[str, Must("text in quotes", "file.csv")]

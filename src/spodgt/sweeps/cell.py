@@ -88,7 +88,7 @@ def perform(job: Job, tell: Tell) -> Outcome:
         )
     except SpodgtError as error:
         return Outcome(job.name, False, str(error))
-    except BrokenPipeError:  # whom we told is gone
+    except BrokenPipeError:  # the parent that reads our events is gone
         raise
     except Exception as error:
         folder.mkdir(parents=True, exist_ok=True)

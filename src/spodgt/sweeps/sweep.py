@@ -151,7 +151,7 @@ def run(
         check(spec)
     failures: dict[str, str] = {}
 
-    def hear(event: Event) -> None:
+    def receive(event: Event) -> None:
         if isinstance(event, Outcome) and event.error:
             failures[event.name] = event.error
         if display:
@@ -165,7 +165,7 @@ def run(
             write(folder / SOURCE, spec.to_toml().encode())
             for cell in todo:
                 pool.submit(cell.job(save_every))
-            pool.wait(hear)
+            pool.wait(receive)
         finally:
             pool.close()
             record = _record(spec, [cell.record(failures.get(cell.name, "")) for cell in cells])

@@ -26,13 +26,13 @@ class _Worker:
 
 
 class Processes:
-    """Worker processes, each with its share of the cores; one that dies takes only its own job with it."""
+    """Worker processes, which divide the cores; one that dies loses only its own job."""
 
     def __init__(self, workers: int, threads: int) -> None:
         self.count, self.threads = workers, threads
         self.jobs: deque[Job] = deque()
         self.workers: list[_Worker] = []
-        self.heard: queue.Queue[tuple[_Worker, Event | None]] = queue.Queue()  # None: it is gone
+        self.events: queue.Queue[tuple[_Worker, Event | None]] = queue.Queue()  # None: it is gone
 
     def submit(self, job: Job) -> None:
         self.jobs.append(job)
@@ -43,7 +43,7 @@ class Processes:
             if not any(worker.job for worker in self.workers):
                 return
             try:
-                worker, event = self.heard.get(timeout=1)  # Ctrl-C is heard in between, on Windows too
+                worker, event = self.events.get(timeout=1)  # Ctrl-C arrives in between, on Windows too
             except queue.Empty:
                 continue
             if event is None:
@@ -83,7 +83,7 @@ class Processes:
 
     def _start(self) -> _Worker:
         threads = str(self.threads)
-        with _deaf():
+        with _ignoring_interrupts():
             process = subprocess.Popen(
                 [sys.executable, "-m", "spodgt.sweeps.cell", threads],
                 stdin=subprocess.PIPE,
@@ -101,13 +101,13 @@ class Processes:
         assert worker.process.stdout is not None
         with worker.process.stdout as lines, contextlib.suppress(ValueError, OSError):
             for line in lines:
-                self.heard.put((worker, from_line(line)))
-        self.heard.put((worker, None))
+                self.events.put((worker, from_line(line)))
+        self.events.put((worker, None))
 
 
 @contextlib.contextmanager
-def _deaf() -> Iterator[None]:
-    """A process that is started now never hears Ctrl-C: it is the parent's, who ends it with SIGTERM."""
+def _ignoring_interrupts() -> Iterator[None]:
+    """A process started now ignores Ctrl-C: its parent handles it and ends it with SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
