@@ -199,7 +199,8 @@ def _rounds(state, when, memory, each, starts, links, data, batch, first, last):
                 if computes[r + 1, i]:
                     who[count], whose[count], where[count], by[count] = i, keys[i], places[i], weight[i]
                     count += 1
-            linear_gradients(x, g, y, low >= 0, who, who, whose, where, k + r, data, batch, by, begin, count)
+            draws = Minibatches(who, whose, where, k + r)
+            linear_gradients((x, g, y), low >= 0, who, draws, data, batch, by, begin, count)
 
 
 def rounds(

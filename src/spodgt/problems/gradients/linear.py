@@ -145,15 +145,14 @@ def _collect(scores, pixels, factor, bias, total, g, y, add):  # type: ignore[no
 
 
 @jit
-def linear_gradients(  # type: ignore[no-untyped-def]
-    x, g, y, add, models, rows, keys, places, k, data, batch, weight, first, last
-):
+def linear_gradients(state, add, models, batches, data, batch, weight, first, last):  # type: ignore[no-untyped-def]
     """g[at] ← weight × gradient at x[at] for at = models[first:last]; with `add`, y[at] += its change.
 
-    x, g, y are (models, parameters). For every task, `models` is the row of x, `rows` the client in `data`,
-    `keys` and `places` with the round k name its draw, `weight` multiplies its gradient; all are (tasks,).
-    `data` is a LinearData; every client draws `batch` samples.
+    `state` is x, g, y, each (models, parameters). For every task, `models` is the row of x, `batches` (a
+    Minibatches) names its draw from `data` (a LinearData), `weight` multiplies its gradient; all are
+    (tasks,). Every client draws `batch` samples.
     """
+    (x, g, y), (rows, keys, places, k) = state, batches
     numbers, offsets, inputs, targets, scale, classes, bias, loss = data
     features = inputs.shape[1]
     pixels = np.empty((batch, features), x.dtype)
@@ -186,13 +185,10 @@ def gradients(
     weight: Floats,
 ) -> None:
     """Write gradients at `x[models]` to `g[models]`, times `weight`; with `y`, add their change to it."""
-    views = x.numpy(), g.numpy(), (g if y is None else y).numpy(), y is not None
-    who = models, *batches
-    share(
-        len(models),
-        len(models) * x.shape[1] * batch,
-        lambda first, last: linear_gradients(*views, *who, data, batch, weight, first, last),
-    )
+    state = x.numpy(), g.numpy(), (g if y is None else y).numpy()
+    given = state, y is not None, models, batches, data, batch, weight
+    numbers = len(models) * x.shape[1] * batch
+    share(len(models), numbers, lambda first, last: linear_gradients(*given, first, last))
 
 
 # --- compiled evaluation ------------------------------------------------------------------------------
