@@ -2,7 +2,7 @@
 
     python tools/make_embedded.py FOLDER_WITH_THE_FOUR_FILES
 
-Deterministic: `spodgt.problems.data.embedded.choose` picks 600 + 100 images of every class, and they are
+Deterministic: `choose` picks 600 + 100 images of every class, and they are
 written in their old order as IDX files packed by xz, which makes them a seventh smaller than gzip.
 (Another version of liblzma may pack the same contents into other bytes.)
 """
@@ -14,10 +14,27 @@ import lzma
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from spodgt.problems.data import embedded
-from spodgt.problems.data.datasets import load
+from spodgt.problems.data.datasets import EMBEDDED, load
 from spodgt.problems.data.formats import Bytes
+from spodgt.rng import generator
+
+PER_CLASS = {"train": 600, "t10k": 100}
+
+
+def choose(train: NDArray[np.integer], test: NDArray[np.integer]) -> dict[str, NDArray[np.int64]]:
+    """Which samples of the full data set are embedded: sorted indices for "train" and "t10k".
+
+    Drawn class by class without replacement from `generator(0, "embedded")`, first train, then test.
+    """
+    draws = generator(0, "embedded")
+    chosen: dict[str, NDArray[np.int64]] = {}
+    for split, targets in (("train", train), ("t10k", test)):
+        members = [np.flatnonzero(targets == label) for label in np.unique(targets)]
+        picks = [draws.choice(one, PER_CLASS[split], replace=False) for one in members]
+        chosen[split] = np.sort(np.concatenate(picks)).astype(np.int64)
+    return chosen
 
 
 def pack_idx(array: Bytes) -> bytes:
@@ -32,12 +49,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("source", type=Path, help="folder with the four Fashion-MNIST files")
-    parser.add_argument("--target", type=Path, default=embedded.path(), help="folder to write to")
+    parser.add_argument("--target", type=Path, default=EMBEDDED, help="folder to write to")
     arguments = parser.parse_args()
 
     full = load("fashion-mnist", arguments.source)
     splits = {"train": full.train, "t10k": full.test}
-    chosen = embedded.choose(full.train.targets.numpy(), full.test.targets.numpy())
+    chosen = choose(full.train.targets.numpy(), full.test.targets.numpy())
     arguments.target.mkdir(parents=True, exist_ok=True)
     for split, data in splits.items():
         images = data.inputs.numpy()[chosen[split], 0]

@@ -26,9 +26,10 @@ from PIL import Image
 
 from spodgt.errors import InvalidData
 from spodgt.problems import data
-from spodgt.problems.data import IID, Dirichlet, Explicit, LabelsPerClient, datasets, embedded, fetch
+from spodgt.problems.data import IID, Dirichlet, Explicit, LabelsPerClient, datasets, fetch
 from spodgt.problems.data.datasets import CIFAR_FILES, FASHION_FILES
 from spodgt.problems.data.formats import read_idx
+from tools.make_embedded import choose
 
 RNG = np.random.default_rng(0)
 FULL = next(row.found for row in data.available() if row.name == "fashion-mnist")
@@ -116,7 +117,7 @@ def test_embedded_is_stratified_and_always_there() -> None:
 
 
 def test_embedded_has_its_licence_and_stays_small() -> None:
-    folder = embedded.path()
+    folder = datasets.EMBEDDED
     licence = (folder / "LICENSE.fashion-mnist").read_text("utf-8")
     assert "Copyright © 2017 Zalando SE" in licence
     assert "Permission is hereby granted, free of charge" in licence
@@ -127,7 +128,7 @@ def test_embedded_has_its_licence_and_stays_small() -> None:
 @needs_full
 def test_embedded_is_what_the_rule_chooses() -> None:
     full, small = data.load("fashion-mnist", FULL), data.load("fashion-mnist-small")
-    chosen = embedded.choose(full.train.targets.numpy(), full.test.targets.numpy())
+    chosen = choose(full.train.targets.numpy(), full.test.targets.numpy())
     for split, mine, theirs in (("train", small.train, full.train), ("t10k", small.test, full.test)):
         assert torch.equal(mine.inputs, theirs.inputs[chosen[split]])
         assert torch.equal(mine.targets, theirs.targets[chosen[split]])
@@ -290,8 +291,7 @@ def test_missing_cifar_file_is_named(tmp_path: Path) -> None:
 def test_damaged_installation_says_reinstall(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for file in FASHION_FILES:
         (tmp_path / f"{file}.xz").write_bytes(lzma.compress(b"?"))
-    monkeypatch.setattr(embedded, "files", lambda package: tmp_path)
-    monkeypatch.setattr(embedded, "FOLDER", ".")
+    monkeypatch.setattr(datasets, "EMBEDDED", tmp_path)
     with pytest.raises(InvalidData) as error:
         data.load("fashion-mnist-small")
     sentence(error, "reinstall spodgt")

@@ -115,12 +115,10 @@ class Learning(Problem, HasIdentity, HasLayout, CompiledGradient):
             augment: as for `Learning`.
             buffers: as for `Learning`.
         """
-        train, test = (Samples(split.inputs, split.targets) for split in (data.train, data.test))
-        parts = partition.split(train.targets, clients, 0)
+        parts = partition.split(data.train.targets, clients, 0)
         problem = cls.__new__(cls)
-        problem.data = ClientData(
-            train, Holdings.of(parts), test, checked_batch_size(batch_size), augment, partition
-        )
+        sizes = checked_batch_size(batch_size)
+        problem.data = ClientData(data.train, Holdings.of(parts), data.test, sizes, augment, partition)
         problem.trained = Trainable.of(
             model, loss, problem.data, keep_weights=keep_weights, same_start=same_start, buffers=buffers
         )

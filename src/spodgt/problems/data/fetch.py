@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.client
+import io
 import json
 import os
 import shutil
@@ -26,8 +27,8 @@ import numpy as np
 
 from spodgt.errors import InvalidData
 from spodgt.problems.data import datasets
-from spodgt.problems.data.datasets import CIFAR_CLASSES, CIFAR_FILES, CIFAR_NAMES, FASHION_FILES, OFFLINE
-from spodgt.problems.data.formats import Bytes, check_labels, require, unreadable, wrong
+from spodgt.problems.data.datasets import CIFAR_CLASSES, CIFAR_FILES, CIFAR_NAMES, FILES, OFFLINE
+from spodgt.problems.data.formats import Bytes, check_labels, reading, require, wrong
 
 Progress = Callable[[str, int, int | None], None]  # the file, bytes so far, bytes in all where known
 
@@ -63,18 +64,17 @@ def get(name: str, directory: Path | None = None, progress: Progress | None = No
         progress: called with the file, the bytes so far, and the bytes in all where they are known.
     """
     with _scratch(name, directory) as (folder, scratch):
-        if name == "cifar-10":
-            if not all(_is_official(folder / file) for file in CIFAR_FILES):
-                archive = scratch / "cifar-10-binary.tar.gz"
-                _download(name, CIFAR_URL, archive, progress)
-                _unpack(archive, scratch, {*CIFAR_FILES, CIFAR_NAMES})
-                datasets.read(name, scratch)
-                _install(scratch, folder, [*CIFAR_FILES, CIFAR_NAMES])
-        else:
-            for file in (f"{file}.gz" for file in FASHION_FILES):
+        if name == "fashion-mnist":
+            for file in FILES[name]:
                 if not _is_official(folder / file):
                     _download(name, FASHION_URL + file, scratch / file, progress)
                     _install(scratch, folder, [file])
+        elif not all(_is_official(folder / file) for file in CIFAR_FILES):
+            archive = scratch / "cifar-10-binary.tar.gz"
+            _download(name, CIFAR_URL, archive, progress)
+            _unpack(archive, scratch, {*CIFAR_FILES, CIFAR_NAMES})
+            datasets.read(name, scratch)
+            _install(scratch, folder, [*CIFAR_FILES, CIFAR_NAMES])
     return folder
 
 
@@ -102,7 +102,7 @@ def import_(name: str, source: Path, directory: Path | None = None) -> Path:
             complete = (path for path in (source, source / name) if not datasets.missing(name, path))
             origin = next(complete, source)
             datasets.read(name, origin)
-            files = [path for file in FASHION_FILES if (path := datasets.variant(origin, file))]
+            files = [path for file in FILES[name] if (path := datasets.variant(origin, file))]
             for path in files:
                 shutil.copyfile(path, scratch / path.name)
             _install(scratch, folder, [path.name for path in files])
@@ -145,10 +145,10 @@ def _convert(package: Path, scratch: Path) -> None:
 
 def _read_labels(path: Path) -> Bytes:
     fix = OFFLINE["cifar-10"]
+    with reading(path, fix):
+        text = path.read_bytes()
     try:
-        labels = json.loads(path.read_bytes())
-    except OSError as error:
-        raise unreadable(path, error, fix) from error
+        labels = json.loads(text)
     except (ValueError, RecursionError):
         labels = None
     good = isinstance(labels, list) and len(labels) > 0 and all(type(label) is int for label in labels)
@@ -162,23 +162,21 @@ def _read_png(path: Path, rows: int) -> Bytes:
     """The pixels of a PNG as `(rows, 1024, 3)`; its size is checked before anything is decoded."""
     from PIL import Image
 
-    fix = OFFLINE["cifar-10"]
-    expected = f"be a PNG of 1024 × {rows} RGB pixels"
+    fix, expected = OFFLINE["cifar-10"], f"be a PNG of 1024 × {rows} RGB pixels"
+    with reading(path, fix):
+        packed = io.BytesIO(path.read_bytes())
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=["PNG"]) as image:
+            with Image.open(packed, formats=["PNG"]) as image:
                 found = f"{image.width} × {image.height} pixels of kind {image.mode}"
-                require(image.size == (1024, rows) and image.mode == "RGB", path, expected, found, fix)
-                return np.asarray(image)
-    except InvalidData:
-        raise
-    except FileNotFoundError as error:
-        raise unreadable(path, error, fix) from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise wrong(path, expected, "one that is far larger", fix) from error
-    except (OSError, SyntaxError, ValueError, EOFError, zlib.error) as error:  # Pillow raises any of these
-        raise wrong(path, expected, "something that cannot be decoded", fix) from error
+                if image.size == (1024, rows) and image.mode == "RGB":
+                    return np.asarray(image)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        found = "one that is far larger"
+    except (OSError, SyntaxError, ValueError, EOFError, zlib.error):  # Pillow raises any of these
+        found = "something that cannot be decoded"
+    raise wrong(path, expected, found, fix)
 
 
 @contextmanager
@@ -205,31 +203,24 @@ def _scratch(name: str, directory: Path | None) -> Iterator[tuple[Path, Path]]:
 
 def _install(scratch: Path, folder: Path, files: list[str]) -> None:
     for file in files:
-        if (scratch / file).exists():
+        if (scratch / file).exists():  # the names of classes may be missing
             os.replace(scratch / file, folder / file)
 
 
 def _is_official(path: Path) -> bool:
-    return path.is_file() and _sum(path) == SHA256[path.name]
-
-
-def _sum(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == SHA256[path.name]
 
 
 def _download(name: str, url: str, path: Path, progress: Progress | None) -> None:
-    done = 0
+    done, digest = 0, hashlib.sha256()
     with path.open("wb") as out:
         for chunk, total in _chunks(name, url):
             out.write(chunk)
+            digest.update(chunk)
             done += len(chunk)
             if progress is not None:
                 progress(path.name, done, total)
-    if (found := _sum(path)) != SHA256[path.name]:
+    if (found := digest.hexdigest()) != SHA256[path.name]:
         raise InvalidData(
             f"{url} must have the SHA-256 sum {SHA256[path.name]}, got {found} for {done} bytes; "
             f"try again later, or {OFFLINE[name]}."
@@ -256,10 +247,8 @@ def _chunks(name: str, url: str) -> Iterator[tuple[bytes, int | None]]:
 def _unpack(archive: Path, scratch: Path, wanted: set[str]) -> None:
     """Copy the `wanted` files out of a tar archive, by the last part of their names."""
     fix = "get the archive again"
-    try:
+    with reading(archive, fix):
         source = archive.open("rb")
-    except OSError as error:
-        raise unreadable(archive, error, fix) from error
     try:
         with source, tarfile.open(fileobj=source, mode="r:gz") as tar:
             for member in tar:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import gzip
 import lzma
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,27 +27,22 @@ CIFAR_RECORD = 1 + 3 * 32 * 32  # one label, then the pixels
 
 _CHUNK = 1 << 20
 _UNSIGNED_BYTE = 0x08  # the IDX code of the only item type used here
-_UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
 def read_idx(path: Path, item: tuple[int, ...], fix: str) -> Bytes:
     """The items of an IDX file, plain, `.gz` or `.xz`, as `(N, *item)`; `item` is () for labels."""
     axes = 1 + len(item)
     magic, length = bytes([0, 0, _UNSIGNED_BYTE, axes]), 4 + 4 * axes
-    try:
-        with _open(path) as stream:
-            header = _read(stream, length)
-            found = header[:4].hex() or "nothing"
-            require(header[:4] == magic, path, f"start with the IDX magic number {magic.hex()}", found, fix)
-            require(len(header) == length, path, f"have an IDX header of {length} bytes", len(header), fix)
-            count, *shape = (int(n) for n in np.frombuffer(header, ">u4", offset=4))
-            expected = f"hold images of {_times(item)} pixels"
-            require(tuple(shape) == item, path, expected, _times(shape), fix)
-            require(count > 0, path, "hold at least one item", count, fix)
-            size = count * int(np.prod(item, dtype=np.int64))
-            body = _read(stream, size + 1)  # one more, to see a file that is too long
-    except _UNREADABLE as error:
-        raise unreadable(path, error, fix) from error
+    with reading(path, fix), _open(path) as stream:
+        header = _read(stream, length)
+        found = header[:4].hex() or "nothing"
+        require(header[:4] == magic, path, f"start with the IDX magic number {magic.hex()}", found, fix)
+        require(len(header) == length, path, f"have an IDX header of {length} bytes", len(header), fix)
+        count, *shape = (int(n) for n in np.frombuffer(header, ">u4", offset=4))
+        require(tuple(shape) == item, path, f"hold images of {_times(item)} pixels", _times(shape), fix)
+        require(count > 0, path, "hold at least one item", count, fix)
+        size = count * int(np.prod(item, dtype=np.int64))
+        body = _read(stream, size + 1)  # one more, to see a file that is too long
     expected = f"have {size} bytes after its header of {count} items"
     require(len(body) == size, path, expected, "more" if len(body) > size else len(body), fix)
     return np.frombuffer(body, np.uint8).reshape(count, *item)
@@ -72,10 +68,8 @@ def read_cifar(paths: Sequence[Path], classes: int, fix: str) -> tuple[Bytes, By
     """
     batches: list[Bytes] = []
     for path in paths:
-        try:
+        with reading(path, fix):
             data = path.read_bytes()
-        except OSError as error:
-            raise unreadable(path, error, fix) from error
         whole = len(data) > 0 and len(data) % CIFAR_RECORD == 0
         require(whole, path, f"hold records of {CIFAR_RECORD} bytes", f"{len(data)} bytes in all", fix)
         records = np.frombuffer(data, np.uint8).reshape(-1, CIFAR_RECORD)
@@ -89,10 +83,8 @@ def read_cifar(paths: Sequence[Path], classes: int, fix: str) -> tuple[Bytes, By
 
 def read_names(path: Path, classes: int, fix: str) -> tuple[str, ...]:
     """The class names of `batches.meta.txt`: one a line, blank lines ignored."""
-    try:
+    with reading(path, fix):
         names = tuple(line.strip() for line in path.read_text("utf-8").splitlines() if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error, fix) from error
     require(len(names) == classes, path, f"name {classes} classes", len(names), fix)
     return names
 
@@ -114,16 +106,20 @@ def require(good: bool, path: Path, expected: str, found: object, fix: str) -> N
         raise wrong(path, expected, found, fix)
 
 
-def unreadable(path: Path, error: Exception, fix: str) -> InvalidData:
-    """The sentence for a file the system or the decompressor gave up on."""
-    if isinstance(error, FileNotFoundError):
-        return wrong(path, "exist", "no such file", fix)
-    if isinstance(error, OSError) and error.strerror:
-        return wrong(path, "be a readable file", f"the error {error.strerror!r}", fix)
-    kind = {".gz": "gzip", ".tgz": "gzip", ".xz": "xz"}.get(path.suffix, "data")
-    clause = str(error).strip().rstrip(".") or type(error).__name__
-    found = "one that is cut short" if isinstance(error, EOFError) else f"a corrupt one ({clause})"
-    return wrong(path, f"be a whole {kind} file", found, fix)
+@contextmanager
+def reading(path: Path, fix: str) -> Iterator[None]:
+    """That sentence for whatever the system or a decoder gives up on in here."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise wrong(path, "exist", "no such file", fix) from error
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise wrong(path, "be a readable file", f"the error {error.strerror!r}", fix) from error
+        kind = {".gz": "gzip", ".xz": "xz"}.get(path.suffix, "data")
+        clause = str(error).strip().rstrip(".") or type(error).__name__
+        found = "one that is cut short" if isinstance(error, EOFError) else f"a corrupt one ({clause})"
+        raise wrong(path, f"be a whole {kind} file", found, fix) from error
 
 
 def _open(path: Path) -> Stream:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BeforeValidator
 
-from spodgt.errors import InvalidData
+from spodgt.errors import InvalidData, InvalidInput
 from spodgt.rng import generator
 from spodgt.validation import Field, Must, Number, Whole, recipe
 
@@ -37,6 +37,18 @@ class Partition(Protocol):
 PARTITIONS: dict[str, type[Partition]] = {}  # all kinds a config knows, by name
 
 
+def _each(what: str) -> Must:
+    return Must(f"a whole number of {what} for each client from 1 on", 1, got="but is", use="1")
+
+
+_ALPHA = Must(
+    "a number above 0 and at most 1000000",
+    0.5,
+    got="but is",
+    use="0.1 for clients that differ much, 10 for alike, or IID",
+)
+
+
 @recipe(InvalidData, PARTITIONS)
 class IID:
     """All samples, shuffled and dealt out evenly: sizes differ by at most one."""
@@ -44,7 +56,6 @@ class IID:
     name: ClassVar[str] = "iid"
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
-        """See `Partition.split`."""
         labels, draws = _checked(targets, clients, seed)
         return _finished(np.array_split(draws.permutation(len(labels)), clients), _FEWER)
 
@@ -58,14 +69,9 @@ class LabelsPerClient:
     """
 
     name: ClassVar[str] = "labels-per-client"
-    labels: Annotated[  # 1 … number of classes among the targets
-        Whole,
-        Field(ge=1),
-        Must("a whole number of classes for each client from 1 on", 1, got="but is", use="1"),
-    ]
+    labels: Annotated[Whole, Field(ge=1), _each("classes")]  # 1 … number of classes among the targets
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
-        """See `Partition.split`."""
         labels, draws = _checked(targets, clients, seed)
         classes = np.unique(labels)
         if self.labels > len(classes):
@@ -73,20 +79,17 @@ class LabelsPerClient:
                 f"labels must be at most {len(classes)}, the number of classes in the targets, "
                 f"but is {self.labels}; lower it."
             )
-        held = np.zeros(len(classes), np.int64)  # by how many clients so far
-        holders: list[list[int]] = [[] for _ in classes]
+        holds = np.zeros((clients, len(classes)), bool)
         for client in range(clients):
-            rarest = np.lexsort((draws.random(len(classes)), held))[: self.labels]
-            held[rarest] += 1
-            for c in rarest:
-                holders[c].append(client)
+            rarest = np.lexsort((draws.random(len(classes)), holds.sum(0)))[: self.labels]
+            holds[client, rarest] = True
         parts: list[list[Indices]] = [[] for _ in range(clients)]
-        for c, members in enumerate(holders):
-            if members:
-                samples = draws.permutation(np.flatnonzero(labels == classes[c]))
-                shares = np.array_split(samples, len(members))
-                for client, share in zip(draws.permutation(members), shares, strict=True):
-                    parts[client].append(share)
+        for label, holders in zip(classes, holds.T, strict=True):
+            if holders.any():
+                samples = draws.permutation(np.flatnonzero(labels == label))
+                pieces = np.array_split(samples, holders.sum())
+                for client, piece in zip(draws.permutation(np.flatnonzero(holders)), pieces, strict=True):
+                    parts[client].append(piece)
         return _finished([np.concatenate(part) for part in parts], "raise labels, or " + _FEWER)
 
 
@@ -99,59 +102,35 @@ class Dirichlet:
     """
 
     name: ClassVar[str] = "dirichlet"
-    alpha: Annotated[
-        Number,
-        Field(gt=0, le=1e6),
-        Must(
-            "a number above 0 and at most 1000000",
-            0.5,
-            got="but is",
-            use="0.1 for clients that differ much, 10 for alike, or IID",
-        ),
-    ]
-    minimum: Annotated[
-        Whole,
-        Field(ge=1),
-        Must("a whole number of samples for each client from 1 on", 1, got="but is", use="1"),
-    ] = 1
+    alpha: Annotated[Number, Field(gt=0, le=1e6), _ALPHA]
+    minimum: Annotated[Whole, Field(ge=1), _each("samples")] = 1
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
-        """See `Partition.split`."""
         labels, draws = _checked(targets, clients, seed)
         if self.minimum * clients > len(labels):
             raise InvalidData(
                 f"minimum must be at most {len(labels) // clients}, as {clients} clients share {len(labels)} "
                 f"samples, but is {self.minimum}; lower it, or {_FEWER}."
             )
-        _, counts = np.unique(labels, return_counts=True)
-        best: Indices | None = None
+        classes, counts = np.unique(labels, return_counts=True)
+        best = np.full(clients, -1)
         for _ in range(_DRAWS):
-            cuts = self._cuts(draws, counts, clients)
-            sizes = np.diff(cuts, axis=1).sum(0)
-            if best is None or sizes.min() > best.min():
-                best = sizes
+            shares = draws.dirichlet(np.full(clients, self.alpha), len(classes))
+            ends = np.rint(shares.cumsum(1) * counts[:, None]).astype(np.int64)
+            ends[:, -1] = counts  # whatever rounding did, no sample is lost
+            sizes = np.diff(ends, axis=1, prepend=0).sum(0)
             if sizes.min() >= self.minimum:
-                return _finished(self._deal(draws, labels, cuts), _FEWER)
-        assert best is not None
+                rows = [
+                    np.split(draws.permutation(np.flatnonzero(labels == label)), cuts)
+                    for label, cuts in zip(classes, ends[:, :-1], strict=True)
+                ]
+                return _finished([np.concatenate(part) for part in zip(*rows, strict=True)], _FEWER)
+            best = max(best, sizes, key=np.min)
         raise InvalidData(
             f"Dirichlet({self.alpha}) should leave no client with fewer samples than {self.minimum}, "
             f"but in the best of {_DRAWS} draws client {int(best.argmin())} gets {int(best.min())}; "
             f"raise alpha, {'lower minimum, ' if self.minimum > 1 else ''}or {_FEWER}."
         )
-
-    def _cuts(self, draws: np.random.Generator, counts: Indices, clients: int) -> Indices:
-        """Where each class is cut: `(classes, clients + 1)` positions from 0 to its count."""
-        shares = draws.dirichlet(np.full(clients, self.alpha), len(counts))
-        ends = np.rint(shares.cumsum(1) * counts[:, None]).astype(np.int64)
-        ends[:, -1] = counts  # whatever rounding did, no sample is lost
-        return np.pad(ends, ((0, 0), (1, 0)))
-
-    def _deal(self, draws: np.random.Generator, labels: NDArray[Any], cuts: Indices) -> list[Indices]:
-        rows = [
-            np.split(draws.permutation(np.flatnonzero(labels == label)), ends[1:-1])
-            for label, ends in zip(np.unique(labels), cuts, strict=True)
-        ]
-        return [np.concatenate(part) for part in zip(*rows, strict=True)]
 
 
 def _indices(given: Any) -> tuple[tuple[int, ...], ...]:
@@ -172,7 +151,6 @@ class Explicit:
     indices: Annotated[Sequence[Sequence[int]], BeforeValidator(_indices), Must("a list", [[0, 1], [2]])]
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
-        """See `Partition.split`."""
         labels, _ = _checked(targets, clients, seed)
         if len(self.indices) != clients:
             raise InvalidData(
@@ -204,26 +182,17 @@ def _checked(targets: torch.Tensor, clients: int, seed: int) -> tuple[NDArray[An
             f"targets must be one whole number for each sample, but have shape {labels.shape} and type "
             f"{labels.dtype}; pass the labels as an int64 tensor (N,)."
         )
-    clients = _positive("clients", clients, "clients")
+    if isinstance(clients, bool) or not isinstance(clients, int | np.integer) or clients < 1:
+        raise InvalidData(f"clients must be a whole number of clients from 1 on, but is {clients!r}; use 1.")
     if clients > len(labels):
         raise InvalidData(
             f"clients must be at most {len(labels)}, the number of samples, but is {clients}, "
             f"which leaves client {len(labels)} empty; {_FEWER}."
         )
     try:
-        return labels, generator(operator.index(seed), "partition")
-    except (TypeError, ValueError) as error:
-        raise InvalidData(f"seed must be a whole number from 0 on, but is {seed!r}; use 0.") from error
-
-
-def _positive(name: str, value: int, what: str) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1 or isinstance(value, bool):
-        raise InvalidData(f"{name} must be a whole number of {what} from 1 on, but is {value!r}; use 1.")
-    return number
+        return labels, generator(seed, "partition")
+    except InvalidInput as error:
+        raise InvalidData(str(error)) from None
 
 
 def _finished(parts: Sequence[Indices], fix: str) -> list[Indices]:
