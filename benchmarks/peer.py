@@ -22,9 +22,9 @@ import grpc
 import torch
 
 from spodgt.peer import folders, identity, wire
-from spodgt.peer.create import create
 from spodgt.peer.demo import five_peers
-from spodgt.peer.faults.fleet import Fleet
+from spodgt.peer.fleet import Fleet
+from spodgt.peer.folders import create
 from spodgt.peer.options import Options
 from spodgt.peer.protocol import Ack, Incarnation, Message
 from spodgt.peer.transport import _OPTIONS, Local, Transport, secure_channel

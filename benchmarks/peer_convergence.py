@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import spodgt
-from spodgt.peer.create import Deployment, create
 from spodgt.peer.demo import five_peers
-from spodgt.peer.faults.fleet import Fleet
-from spodgt.peer.options import Options
+from spodgt.peer.fleet import Fleet
+from spodgt.peer.folders import create
+from spodgt.peer.options import Deployment, Options
 
 STEP = 0.05
 WINDOW = 0.2  # accuracies from 0.8 to 1.2 times the gradients are averaged: single ones are noisy

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from spodgt.experiment import Experiment
-from spodgt.peer import folders
+from spodgt.peer import faults, folders
 from spodgt.peer.audit import Audit
-from spodgt.peer.create import Deployment, create
-from spodgt.peer.faults import injection
-from spodgt.peer.faults.fleet import Fleet
-from spodgt.peer.options import Options
+from spodgt.peer.fleet import Fleet
+from spodgt.peer.folders import create
+from spodgt.peer.options import Deployment, Options
 
 EXACT = 1e-12
 QUADRATIC = {"kind": "quadratic", "parameters": 20, "seed": 1}
@@ -112,7 +111,7 @@ def row_1(seconds: float = 20) -> str:
         return f"{exact(found)} after {k} rounds; distance between neighbours {consensus:.1e}"
 
 
-def row_5(points: tuple[str, ...] = injection.POINTS, times: tuple[int, ...] = (1, 2)) -> str:
+def row_5(points: tuple[str, ...] = faults.POINTS, times: tuple[int, ...] = (1, 2)) -> str:
     """kill -9 at each commit, send and ack point, first and second time"""
     worst, count = 0.0, 0
     with fleet(clients=3, problem=LARGE, rate=10) as f:

@@ -22,15 +22,14 @@ from spodgt.cli.peer import _factory
 from spodgt.errors import InvalidConfig, InvalidInput, InvalidNetwork
 from spodgt.experiment import Experiment
 from spodgt.peer import folders, identity
-from spodgt.peer.capacity import Budget, active_links, capacity
-from spodgt.peer.create import Deployment, create
 from spodgt.peer.demo import demo
+from spodgt.peer.display import overview, panel, serve_metrics
+from spodgt.peer.folders import create
 from spodgt.peer.manifest import Manifest, SignedManifest
-from spodgt.peer.metrics import serve_metrics
-from spodgt.peer.options import Options
-from spodgt.peer.panel import overview, panel
-from spodgt.peer.run import Peer, run_peer
+from spodgt.peer.options import Deployment, Options
+from spodgt.peer.run import Peer
 from spodgt.peer.states import Member, begin
+from spodgt.peer.work import Budget, active_links, capacity
 from tests.peer.world import World
 
 CONFIG: dict[str, Any] = {
@@ -162,7 +161,7 @@ def test_a_peer_alone_waits_and_restarts_where_it_was(run: Path) -> None:
     home = folders.issue(run, "p0")
     for incarnation, rounds in ((1, 30), (2, 60)):
         peer = Peer(home, "p0", Options(durability="process", rounds=rounds))
-        run_peer(peer)
+        peer.run()
         assert peer.node.incarnation.number == incarnation
         assert peer.node.state.k == rounds + 1
     status = json.loads((home / "status.json").read_text())
@@ -226,7 +225,7 @@ def test_init_issue_audit_by_command(
     assert json.loads(text)["clients"] == ["p0", "p1", "p2"]
     assert call("issue", "all", "--run", run)[0] == 0
     for name in ("p0", "p1", "p2"):
-        run_peer(Peer(Path(run) / name, name, Options(durability="process", rounds=5)))
+        Peer(Path(run) / name, name, Options(durability="process", rounds=5)).run()
     code, text = call("audit", *(f"{run}/p{i}" for i in range(3)), "--json")
     assert code == 0
     assert json.loads(text)["error"] <= 1e-12
@@ -369,7 +368,7 @@ def test_what_a_peer_has_done_is_shown(run: Path) -> None:
     """The panel, the overview and the metrics read the same status."""
     home = folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process", rounds=20))
-    run_peer(peer)
+    peer.run()
     port = serve_metrics(peer.reporter.status, peer.journal, 0)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
         text = page.read().decode()

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from spodgt.errors import InvalidInput
+from spodgt.peer import faults
 from spodgt.peer import store as stores
-from spodgt.peer.faults import injection
 from spodgt.peer.store import Store, StoreFailed
 
 
@@ -50,7 +50,7 @@ def test_kill_9_inside_a_commit_leaves_the_old_or_the_new_state(folder: Path, po
     if not child:
         mine = Store(folder, durability="process")
         mine.load()
-        injection.arm(point)
+        faults.arm(point)
         mine.commit(vectors(2), {"k": 2})
         os._exit(0)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL

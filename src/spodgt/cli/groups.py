@@ -5,30 +5,28 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import get_type_hints
+from typing import Annotated, get_args, get_type_hints
+
+import typer
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn each parameter that is a dataclass into one option per field.
+    """What typer registers: each parameter that is a dataclass becomes one option per field.
 
-    Args:
-        command: Its dataclass parameters have fields annotated as typer options, all with defaults.
-
-    Returns:
-        What typer registers: the fields are keyword arguments, and the command gets the dataclasses.
+    A field is annotated with a typer option, or with the text of its help alone, and has a default.
     """
     hints = get_type_hints(command, include_extras=True)
     groups = {name: hint for name, hint in hints.items() if is_dataclass(hint) and isinstance(hint, type)}
     parameters: list[inspect.Parameter] = []
     for given in inspect.signature(command).parameters.values():
-        group = groups.get(given.name)
-        if group is None:
+        if (group := groups.get(given.name)) is None:
             parameters.append(given.replace(annotation=hints[given.name]))
             continue
-        types = get_type_hints(group, include_extras=True)
-        parameters += [
-            given.replace(name=f.name, default=f.default, annotation=types[f.name]) for f in fields(group)
-        ]
+        for field in fields(group):
+            hint = get_type_hints(group, include_extras=True)[field.name]
+            kind, told = get_args(hint)
+            hint = Annotated[kind, typer.Option(help=told)] if isinstance(told, str) else hint
+            parameters.append(given.replace(name=field.name, default=field.default, annotation=hint))
 
     def call(**values: object) -> None:
         for name, group in groups.items():

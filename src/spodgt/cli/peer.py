@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from spodgt.cli.app import Changes, ConfigOption, JsonOption, SetOption, app
+from spodgt.cli.app import Changes, ConfigOption, JsonOption, SetOption, app, experiment_of
 from spodgt.cli.groups import grouped
 from spodgt.errors import InvalidInput
 
@@ -33,51 +33,36 @@ _PEER_DEFAULTS = {
     "network.clients": 5,
     "participation.kind": "always",
 }
+_COMPUTE = "What a device can do: 'p0={kind = \"budget\", share = 0.25}'; repeatable."
+_ADDRESSES = "host:port of each client, comma-separated. [dim]default: free ports on loopback[/]"
+_PROBLEM = "Your own model and data: module:function, called with NAME."
 
 
 @dataclass(frozen=True)
 class Clients:
     """Names, addresses and devices of the clients."""
 
-    addresses: Annotated[
-        str | None,
-        typer.Option(
-            help="host:port of each client, comma-separated. [dim]default: free ports on loopback[/]"
-        ),
-    ] = None
-    names: Annotated[str | None, typer.Option(help="Names of the clients, comma-separated.")] = None
-    compute: Annotated[
-        list[str] | None,
-        typer.Option(help="What a device can do: 'p0={kind = \"budget\", share = 0.25}'; repeatable."),
-    ] = None
-    problem: Annotated[
-        str | None, typer.Option(help="Your own model: module:function, called with a NAME.")
-    ] = None
-    rounds_per_second: Annotated[
-        float, typer.Option(help="Upper limit of a client's local rounds; 0: none.")
-    ] = 0.0
-    max_alone: Annotated[
-        int, typer.Option(help="Rounds without news after which a client waits; 0: never.")
-    ] = 200
+    addresses: Annotated[str | None, _ADDRESSES] = None
+    names: Annotated[str | None, "Names of the clients, comma-separated."] = None
+    compute: Annotated[list[str] | None, _COMPUTE] = None
+    problem: Annotated[str | None, _PROBLEM] = None
+    rounds_per_second: Annotated[float, "Upper limit of a client's local rounds; 0: none."] = 0.0
+    max_alone: Annotated[int, "Rounds without news after which a client waits; 0: never."] = 200
 
 
 @dataclass(frozen=True)
 class Running:
     """How a client runs, and when it stops."""
 
-    durability: Annotated[str, typer.Option(help="power (fsync) or process (survives kill -9 only).")] = (
-        "power"
-    )
-    rounds: Annotated[int | None, typer.Option(help="Stop after this many local rounds.")] = None
-    gradients: Annotated[int | None, typer.Option(help="Stop after this many gradients.")] = None
-    seconds: Annotated[float | None, typer.Option(help="Stop after this time.")] = None
-    linger: Annotated[bool, typer.Option(help="Stay reachable after the last round.")] = False
-    evaluate_every: Annotated[float, typer.Option(help="Seconds between evaluations.")] = 5.0
-    commit_every: Annotated[int, typer.Option(help="Local rounds that share one commit.")] = 1
-    problem: Annotated[str | None, typer.Option(help="Your own data: module:function, called with NAME.")] = (
-        None
-    )
-    listen: Annotated[str | None, typer.Option(help="host:port, if other than the manifest's.")] = None
+    durability: Annotated[str, "power (fsync) or process (survives kill -9 only)."] = "power"
+    rounds: Annotated[int | None, "Stop after this many local rounds."] = None
+    gradients: Annotated[int | None, "Stop after this many gradients."] = None
+    seconds: Annotated[float | None, "Stop after this time."] = None
+    linger: Annotated[bool, "Stay reachable after the last round."] = False
+    evaluate_every: Annotated[float, "Seconds between evaluations."] = 5.0
+    commit_every: Annotated[int, "Local rounds that share one commit."] = 1
+    problem: Annotated[str | None, _PROBLEM] = None
+    listen: Annotated[str | None, "host:port, if other than the manifest's."] = None
 
 
 @peer_app.command(
@@ -97,8 +82,8 @@ def peer_init(
 ) -> None:
     """Make a run: an authority and a signed manifest."""
     with _peer_extra():
-        from spodgt.peer.create import Deployment, create
-    from spodgt.experiment import Experiment
+        from spodgt.peer.folders import create
+        from spodgt.peer.options import Deployment
 
     changes = {} if config else dict(_PEER_DEFAULTS)
     changes |= {"network.clients": clients} if clients is not None else {}
@@ -106,17 +91,13 @@ def peer_init(
     parts = {"names": _list(made.names), "addresses": _list(made.addresses)}
     devices, problem = _devices(made.compute or []), _factory(made.problem)
     deployment = Deployment(**{**vars(made), **parts, "compute": devices, "problem": problem})
-    chosen = Experiment.read(config) if config else Experiment()
-    manifest = create(run, chosen.override(changes), deployment)
-    names = [client.name for client in manifest.clients]
+    manifest = create(run, experiment_of(config, changes), deployment)
     if as_json:
-        print(json.dumps({"run": manifest.run, "clients": names, "folder": str(run)}, indent=2))
+        print(json.dumps({"run": manifest.run, "clients": manifest.names, "folder": str(run)}, indent=2))
         return
-    print(
-        f"run {manifest.run}: {len(names)} clients, {len(manifest.links)} links, {manifest.parameters:,} "
-        f"parameters in {run}"
-    )
-    print(f"next: spodgt peer issue {names[0]} --run {run}")
+    size = f"{len(manifest.clients)} clients, {len(manifest.links)} links, {manifest.parameters:,} parameters"
+    print(f"run {manifest.run}: {size} in {run}")
+    print(f"next: spodgt peer issue {manifest.names[0]} --run {run}")
 
 
 @peer_app.command("issue", epilog="Example: [bold]spodgt peer issue p3 --run peers[/]")
@@ -128,7 +109,7 @@ def peer_issue(
     """Make a client's folder: certificate, key and manifest, to be copied to its host."""
     with _peer_extra():
         from spodgt.peer import folders
-    for each in [client.name for client in folders.load(run).clients] if name == "all" else [name]:
+    for each in folders.load(run).names if name == "all" else [name]:
         print(folders.issue(run, each, days=days))
 
 
@@ -144,9 +125,10 @@ def peer_start(
 ) -> None:
     """Run one client until it is stopped; started again, it continues."""
     with _peer_extra():
-        from spodgt.peer.metrics import serve_metrics
-        from spodgt.peer.run import Peer, run_peer
-    from spodgt.peer.options import Options
+        from spodgt.peer.display import panel, serve_metrics
+        from spodgt.peer.options import Options
+        from spodgt.peer.run import Peer
+    from rich.live import Live
 
     _check_start(running, metrics_port)
     options = Options(**{**vars(running), "problem": _factory(running.problem)})
@@ -163,18 +145,14 @@ def peer_start(
         served = serve_metrics(status, journal, metrics_port)
         print(f"metrics at http://127.0.0.1:{served}/metrics", file=sys.stderr)
     if quiet:
-        run_peer(peer)
+        peer.run()
         return
-    from rich.live import Live
-
-    from spodgt.peer.panel import panel
-
     with Live(auto_refresh=False, transient=False) as live:
-        run_peer(peer, lambda: live.update(panel(status, journal), refresh=True))
+        peer.run(lambda: live.update(panel(status, journal), refresh=True))
 
 
 def _check_start(running: Running, metrics_port: int | None) -> None:
-    from spodgt.peer.create import check_address
+    from spodgt.peer.options import check_address
 
     for key in ("rounds", "gradients", "seconds", "commit_every", "evaluate_every"):
         value = vars(running)[key]
@@ -190,19 +168,18 @@ def _check_start(running: Running, metrics_port: int | None) -> None:
 def peer_status(run: RunArgument = _RUN, as_json: JsonOption = False) -> None:
     """What the clients in this folder last reported."""
     with _peer_extra():
-        from spodgt.peer.panel import overview
+        from spodgt.peer.display import overview
+    from rich.console import Console
+
     paths = sorted([*run.glob("*/status.json"), *run.glob("status.json")])
     rows = [json.loads(path.read_text()) for path in paths]
     if not rows:
-        raise InvalidInput(
-            f"{run} holds no client that has reported; start one with spodgt peer start NAME --run {run}."
-        )
+        fix = f"start one with spodgt peer start NAME --run {run}"
+        raise InvalidInput(f"{run} holds no client that has reported; {fix}.")
     if as_json:
         print(json.dumps(rows, indent=2))
-        return
-    from rich.console import Console
-
-    Console().print(overview(rows))
+    else:
+        Console().print(overview(rows))
 
 
 @peer_app.command("audit", epilog="Example: [bold]spodgt peer audit peers/p*[/]")
@@ -215,17 +192,16 @@ def peer_audit(
     with _peer_extra():
         from spodgt.peer.folders import audit_folders
     found = audit_folders(folders)
-    worst = max([found.error or 0.0, *found.local.values()])
+    local = max(found.local.values())
     if as_json:
         print(json.dumps(vars(found), indent=2))
     else:
         value = "not all in one epoch" if found.error is None else f"{found.error:.2e}"
-        local = max(found.local.values())
         print(f"{len(found.local)} clients: |Σy + in flight - Σg| = {value} (relative)")
         print(f"largest local audit {local:.2e}; largest number in flight {found.in_flight:.3g}")
         for problem in found.problems:
             print(f"note: {problem}")
-    if worst > limit:
+    if max(found.error or 0.0, local) > limit:
         raise typer.Exit(1)
 
 
@@ -248,7 +224,7 @@ def peer_remove(
     with _peer_extra():
         from spodgt.peer.folders import remove
     made = remove(run, name)
-    print(f"version {made.version}: {', '.join(c.name for c in made.clients)}")
+    print(f"version {made.version}: {', '.join(made.names)}")
 
 
 @peer_app.command("demo", epilog="Example: [bold]spodgt peer demo --seconds 40 --out demo[/]")
@@ -273,11 +249,10 @@ def _peer_extra() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        if error.name and error.name.split(".")[0] in ("grpc", "google", "cryptography", "prometheus_client"):
-            raise InvalidInput(
-                f"spodgt peer needs {error.name}; install it with: pip install 'spodgt[peer]'."
-            ) from None
-        raise
+        if (error.name or "").split(".")[0] not in ("grpc", "google", "cryptography", "prometheus_client"):
+            raise
+        fix = "install it with: pip install 'spodgt[peer]'"
+        raise InvalidInput(f"spodgt peer needs {error.name}; {fix}.") from None
 
 
 def _factory(text: str | None) -> Callable[[str], object] | None:
@@ -300,10 +275,9 @@ def _devices(given: list[str]) -> dict[str, dict[str, object]]:
     devices = {}
     for text in given:
         name, _, table = text.partition("=")
-        value = value_of(table)
-        if not isinstance(value, dict):
+        devices[name.strip()] = value_of(table)
+        if not isinstance(devices[name.strip()], dict):
             raise InvalidInput(f'--compute {text!r} must be NAME={{kind = "budget", share = 0.25}}.')
-        devices[name.strip()] = value
     return devices
 
 

@@ -1,14 +1,15 @@
 """Real peers: every client is its own process, asynchronous and authenticated, and no mass is ever lost.
 
     protocol ◀─ states ◀─ node        the core: no clock, socket or file
-    store                             its state on disk
+    audit                             whether all mass is there
+    store                             a client's state on disk
     wire ◀─ transport, diagnosis      its links: bytes, sockets, why a link is down
-    identity, manifest, membership    who may take part, and what all agree on
-    capacity, work                    what the device can do, and its part of the problem
+    identity, manifest                who may take part, and what all agree on
+    work                              what the device can do, and its part of the problem
     options, rounds, run              the process: its options, its loop, all of it together
-    status, journal, metrics, panel   what people and programs see of it
-    create, folders, audit            commands on folders
-    faults/, demo                     fault injection, and a demonstration of it
+    status, display                   what people and programs see of it
+    folders                           commands on folders: make a run, issue, remove, audit, export
+    faults, fleet, demo               fault injection, and a demonstration of it
 
 `docs/peer.md` gives the rules and the measured failure table. Needs `pip install spodgt[peer]`.
 """

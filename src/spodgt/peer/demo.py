@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from spodgt.errors import Failed, InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.figures import COLOURS
-from spodgt.peer.create import Deployment, create
-from spodgt.peer.faults.fleet import Fleet
-from spodgt.peer.options import Options
+from spodgt.peer.fleet import Fleet
+from spodgt.peer.folders import create
+from spodgt.peer.options import Deployment, Options
 
 _START_SECONDS = 180.0
 _PLAN = ((0.3, "p1", "killed"), (0.45, "p1", "back"), (0.5, "p3", "killed"), (0.7, "p3", "back"))
-
-
 Event = tuple[float, str, str]  # wall time, client, "killed" or "back"
 
 
 def five_peers(*, step_size: float, labels: int) -> Experiment:
     """A linear model on images, `labels` classes per client."""
+    partition = {"kind": "labels-per-client", "labels": labels}
     return Experiment.parse(
         {
             "run": {"methods": ["spod-gt-memory"], "step_size": step_size, "seeds": 1},
             "network": {"kind": "exponential", "clients": 5},
             "participation": {"kind": "always"},
-            "problem": {
-                "data": "fashion-mnist-small",
-                "model": "svm",
-                "partition": {"kind": "labels-per-client", "labels": labels},
-            },
+            "problem": {"data": "fashion-mnist-small", "model": "svm", "partition": partition},
         }
     )
 
@@ -57,9 +52,8 @@ def demo(out: Path, seconds: float, console: Console) -> dict[str, object]:
         try:
             fleet.rounds(2, _START_SECONDS)
         except TimeoutError:
-            raise Failed(
-                f"the peers did not start within {_START_SECONDS:.0f} s; see {run}/*/log.jsonl."
-            ) from None
+            why = f"the peers did not start within {_START_SECONDS:.0f} s"
+            raise Failed(f"{why}; see {run}/*/log.jsonl.") from None
         begun = time.time()
         events = _disturb(fleet, begun, seconds, console)
         fleet.stop()
@@ -68,9 +62,8 @@ def demo(out: Path, seconds: float, console: Console) -> dict[str, object]:
     picture = out / "demo.png"
     draw(rows, events, found.error, picture)
     last = {name: log[-1]["accuracy"] for name, log in rows.items() if log}
-    console.print(
-        f"audit of all mass, from the disks: [bold]{found.error:.1e}[/] (relative; zero to rounding)"
-    )
+    zero = "(relative; zero to rounding)"
+    console.print(f"audit of all mass, from the disks: [bold]{found.error:.1e}[/] {zero}")
     console.print("accuracy: " + ", ".join(f"{name} {value:.3f}" for name, value in last.items()))
     console.print(f"picture: [bold]{picture}[/]")
     times = [(at - begun, name, what) for at, name, what in events]
@@ -97,19 +90,18 @@ def draw(rows: dict[str, list[dict[str, Any]]], events: list[Event], error: floa
     figure = Figure(figsize=(7.6, 5.4), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     start = min((row["time"] for log in rows.values() for row in log), default=0.0)
-    gaps = {(name, what): at - start for at, name, what in events}
+    at = {(name, what): when - start for when, name, what in events}
     for (name, log), colour in zip(rows.items(), COLOURS, strict=False):
-        times = [row["time"] - start for row in log]
-        below.plot(times, [max(row["audit"], 1e-20) for row in log], ".", color=colour, markersize=4)
-        values: list[float] = [row["accuracy"] for row in log]
-        killed, back = gaps.get((name, "killed")), gaps.get((name, "back"))
-        if killed is not None and back is not None:
-            at = sum(t <= killed for t in times)
-            back = next((t for t in times if t > back), back)  # until its first report
-            times, values = [*times[:at], killed, *times[at:]], [*values[:at], math.nan, *values[at:]]
+        points = [(row["time"] - start, row["accuracy"], max(row["audit"], 1e-20)) for row in log]
+        times, accuracy, audit = np.array(points, float).reshape(-1, 3).T
+        below.plot(times, audit, ".", color=colour, markersize=4)
+        killed = at.get((name, "killed"), np.inf)
+        for part, label in ((times <= killed, name), (times > killed, None)):
+            above.plot(times[part], accuracy[part], color=colour, label=label, linewidth=1.8)
+        if (name, "back") in at:
+            back = min(times[times > at[name, "back"]], default=at[name, "back"])  # until its first report
             above.axvspan(killed, back, color=colour, alpha=0.12, linewidth=0)
             above.text(killed, 0.02, f" {name} dead", color=colour, fontsize=9)
-        above.plot(times, values, color=colour, label=name, linewidth=1.8)
     total = "" if error is None else f"; all mass, from the disks at the end: {error:.1e}"
     above.set_title(f"five peers, two killed and restarted{total}", loc="left", fontsize=10)
     above.set(ylabel="test accuracy", ylim=(0, 1))
@@ -117,9 +109,8 @@ def draw(rows: dict[str, list[dict[str, Any]]], events: list[Event], error: floa
     below.set(yscale="log", ylim=(1e-21, 1e-8), xlabel="seconds")
     below.set_ylabel("local audit |L|\n(0 is drawn at 1e-20)")
     below.axhline(1e-12, color="0.5", linestyle="--", linewidth=1)
-    below.text(
-        1, 2e-12, "limit 1e-12", ha="right", fontsize=8, color="0.4", transform=below.get_yaxis_transform()
-    )
+    right = below.get_yaxis_transform()
+    below.text(1, 2e-12, "limit 1e-12", ha="right", fontsize=8, color="0.4", transform=right)
     for axes in (above, below):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""The folders of a run: certificates, new manifests, audits and exported models.
+"""The folders of a run: made from an experiment; certificates, new manifests, audits and exported models.
 
 RUN/ca.pem, ca.key            the authority; the key never leaves this folder
 RUN/manifest.toml, .sig       what all agree on
@@ -7,17 +7,104 @@ RUN/NAME/                     one client's certificate, key, manifest, and later
 
 from __future__ import annotations
 
+import contextlib
+import secrets
+import socket
 from pathlib import Path
 
 from safetensors.torch import save_file
 
 from spodgt.errors import InvalidInput
+from spodgt.experiment import Experiment
 from spodgt.peer import identity, store
 from spodgt.peer.audit import Audit, audit
-from spodgt.peer.manifest import Manifest, SignedManifest
+from spodgt.peer.manifest import Client, Link, Manifest, Method, SignedManifest, layout_of
+from spodgt.peer.options import Deployment, Table, check_address
 from spodgt.peer.states import state_from
-from spodgt.peer.work import manifest_problem
+from spodgt.peer.work import capacity, manifest_problem, own_problem
+from spodgt.problems import refuse_statistics
 from spodgt.types import HasLayout, Problem
+
+
+def create(folder: Path, experiment: Experiment, deployment: Deployment = Deployment()) -> Manifest:  # noqa: B008
+    """Make a run's folder, which must not hold a run yet; returns its manifest, signed and written.
+
+    The experiment's network, participation, problem and one method are drawn with its first seed.
+    """
+    if (folder / "ca.key").exists():
+        raise InvalidInput(f"{folder} already holds a run; give another folder.")
+    manifest = plan(experiment, deployment)
+    manifest.method.build()  # refused here rather than when the clients start
+    key, authority = identity.create_authority(manifest.run)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"{folder} cannot be made: {error.strerror}; give another folder.") from None
+    identity.write_secret(folder / "ca.key", key)
+    (folder / "ca.pem").write_bytes(authority)
+    publish(folder, manifest)
+    return manifest
+
+
+def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
+    """The first manifest of a run."""
+    seed = experiment.run.seed_list[0]
+    network, availability = experiment.draw_network(seed)
+    names = deployment.names or [f"p{i}" for i in range(network.clients)]
+    addresses = deployment.addresses or free_addresses(network.clients)
+    _check_clients(network.clients, names, addresses)
+    if len(experiment.methods) != 1:
+        several = ", ".join(each.name for each in experiment.methods)
+        raise InvalidInput(f"run.methods must be one method, got {several}; use --method spod-gt-memory.")
+    method = experiment.methods[0]
+    step_size = vars(method).get("step_size")
+    if not isinstance(step_size, float):
+        raise InvalidInput(f"step_size must be one number between peers, got {step_size}; use 0.01.")
+    make = deployment.problem
+    problem = own_problem(make, names[0]) if make else experiment.draw(seed).problem
+    refuse_statistics(problem, "peers")
+    devices: list[Table] = [{"kind": "bernoulli", "p": float(p)} for p in availability.p]
+    for name, table in deployment.compute.items():
+        if name not in names:
+            raise InvalidInput(f"--compute names {name!r}, which is no client; they are {', '.join(names)}.")
+        capacity(table, seed, names.index(name))  # raises if it means nothing
+        devices[names.index(name)] = dict(table)
+    ends = zip(network.receivers, network.senders, availability.p_hat, strict=True)
+    return Manifest(
+        run=secrets.token_hex(8),
+        clients=tuple(map(Client, names, addresses, range(len(names)), devices)),
+        links=tuple(Link(names[j], names[i], float(p_hat)) for i, j, p_hat in ends),
+        layout=layout_of(problem),
+        parameters=problem.parameters,
+        method=Method(method.name, step_size),
+        problem=experiment.to_dict()["problem"],
+        seed=seed,
+        weights=experiment.weights,
+        divided_into=network.clients,
+        rounds_per_second=deployment.rounds_per_second,
+        max_alone=deployment.max_alone,
+    )
+
+
+def _check_clients(clients: int, names: list[str], addresses: list[str]) -> None:
+    for what, given in (("names", names), ("addresses", addresses)):
+        if len(given) != clients:
+            raise InvalidInput(f"{what} must be {clients}, one per client, got {len(given)}.")
+    for address in addresses:
+        check_address(address, "addresses")
+    if len(set(addresses)) < len(addresses):
+        raise InvalidInput(f"addresses must differ, got {', '.join(addresses)}; give each client its own.")
+
+
+def free_addresses(count: int) -> list[str]:
+    """Loopback addresses with ports that are free now, below those the kernel gives to connections."""
+    found: set[str] = set()
+    while len(found) < count:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.add(f"127.0.0.1:{port}")
+    return list(found)
 
 
 def load(folder: Path) -> Manifest:
@@ -28,10 +115,9 @@ def load(folder: Path) -> Manifest:
 def publish(folder: Path, manifest: Manifest) -> None:
     """Sign a manifest and write it, also into the folders of clients in this folder."""
     signed = SignedManifest.sign(manifest, (folder / "ca.key").read_bytes())
-    signed.write(folder)
-    for client in manifest.clients:
-        if (folder / client.name / "cert.pem").exists():
-            signed.write(folder / client.name)
+    for home in (folder, *(folder / name for name in manifest.names)):
+        if home == folder or (home / "cert.pem").exists():
+            signed.write(home)
 
 
 def issue(folder: Path, name: str, *, days: float = identity.DAYS) -> Path:
@@ -62,7 +148,7 @@ def remove(folder: Path, name: str) -> Manifest:
 
 def audit_folders(folders: list[Path]) -> Audit:
     """The audit of stopped clients, from their disks alone."""
-    saved = [_saved(folder) for folder in folders]
+    saved = map(_saved, folders)
     return audit({meta["name"]: state_from(vectors, meta) for vectors, meta in saved})
 
 

@@ -20,7 +20,7 @@ from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.errors import Incompatible, InvalidConfig, InvalidInput
 from spodgt.network import Network
 from spodgt.peer import identity
-from spodgt.peer.capacity import Table
+from spodgt.peer.options import Table
 from spodgt.types import HasLayout, Problem
 from spodgt.validation import Field, Must, Number, Whole, from_table, recipe
 
@@ -91,9 +91,7 @@ class Manifest:
 
     # --- text ------------------------------------------------------------------------------------
     def to_text(self) -> bytes:
-        body = asdict(self)
-        body["clients"], body["links"] = list(body["clients"]), list(body["links"])
-        return tomli_w.dumps({"format": FORMAT, **body}).encode()
+        return tomli_w.dumps({"format": FORMAT, **asdict(self)}).encode()
 
     @classmethod
     def parse(cls, text: bytes) -> Manifest:
@@ -117,8 +115,7 @@ class Manifest:
         return from_table(cls, body, "manifest")
 
     def __post_init__(self) -> None:
-        names = [client.name for client in self.clients]
-        for name in names:
+        for name in (names := self.names):
             legal = 0 < len(name) <= 63 and all(c.isalnum() or c in "-_" for c in name)
             if not legal or names.count(name) > 1:
                 must = "a name of its own made of letters, digits, - and _"
@@ -131,14 +128,15 @@ class Manifest:
                     )
 
     # --- views -----------------------------------------------------------------------------------
+    @property
+    def names(self) -> list[str]:
+        return [client.name for client in self.clients]
+
     def client(self, name: str) -> Client:
-        for client in self.clients:
-            if client.name == name:
-                return client
-        known = ", ".join(client.name for client in self.clients)
-        raise InvalidInput(
-            f"client {name!r} is not in version {self.version} of the manifest; its clients are {known}."
-        )
+        if name not in self.names:
+            known = f"version {self.version} of the manifest; its clients are {', '.join(self.names)}"
+            raise InvalidInput(f"client {name!r} is not in {known}.")
+        return self.clients[self.names.index(name)]
 
     @property
     def epoch(self) -> int:
@@ -146,8 +144,12 @@ class Manifest:
         return self.version * RESETS
 
     @property
+    def last_epoch(self) -> int:
+        return self.epoch + RESETS - 1
+
+    @property
     def network(self) -> Network:
-        index = {client.name: i for i, client in enumerate(self.clients)}
+        index = {name: i for i, name in enumerate(self.names)}
         adjacency = np.zeros((len(index), len(index)), bool)
         for link in self.links:
             adjacency[index[link.receiver], index[link.sender]] = True
@@ -155,14 +157,10 @@ class Manifest:
 
     def weights_of(self, name: str) -> tuple[dict[str, float], dict[str, float]]:
         """b of the out-links and a of the in-links of a client."""
-        network, names = self.network, [client.name for client in self.clients]
-        out, into = {}, {}
-        for i, j, a, b in zip(network.receivers, network.senders, network.a, network.b, strict=True):
-            if names[j] == name:
-                out[names[i]] = float(b)
-            if names[i] == name:
-                into[names[j]] = float(a)
-        return out, into
+        network, names = self.network, self.names
+        ends = list(zip(network.receivers, network.senders, network.a, network.b, strict=True))
+        out = {names[i]: float(b) for i, j, _, b in ends if names[j] == name}
+        return out, {names[j]: float(a) for i, j, a, _ in ends if names[i] == name}
 
     def probabilities(self, name: str) -> dict[str, float]:
         """p̂ of the out-links of a client."""

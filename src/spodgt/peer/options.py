@@ -1,13 +1,36 @@
-"""How one peer runs; none of it is agreed with others."""
+"""What is chosen when a run between peers is made, and when one peer is started."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from spodgt.errors import InvalidInput
+
+Table = Mapping[str, object]  # of the manifest
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What a run between peers has beyond an experiment."""
+
+    names: list[str] | None = None  # of the clients; None: p0, p1, …
+    addresses: list[str] | None = None  # host:port of each; None: free ports on loopback
+    compute: Mapping[str, Table] = field(default_factory=dict)  # what some devices can do, by name
+    problem: Callable[[str], object] | None = None  # a client's problem from its name, for the experiment's
+    rounds_per_second: float = 0.0  # upper limit of a client's local rounds; 0: none
+    max_alone: int = 200  # rounds without news after which a client waits; 0: never
+
+    def __post_init__(self) -> None:
+        for key in ("rounds_per_second", "max_alone"):
+            if vars(self)[key] < 0:
+                raise InvalidInput(f"{key} must be at least 0, got {vars(self)[key]}; use {key}=0.")
 
 
 @dataclass(frozen=True)
 class Options:
+    """How one peer runs; none of it is agreed with others."""
+
     durability: str = "power"
     rounds: int | None = None  # stop after so many local rounds,
     gradients: int | None = None  # gradients,
@@ -18,3 +41,10 @@ class Options:
     commit_every: int = 1  # local rounds that share one commit
     listen: str | None = None  # host:port, if other than the manifest's
     problem: Callable[[str], object] | None = None  # makes the client's own problem from its name
+
+
+def check_address(address: str, what: str) -> None:
+    """Refuse what is not host:port; `what` names the option."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidInput(f"{what} must be host:port with a port below 65536, got {address!r}.")

@@ -1,23 +1,71 @@
-"""The local rounds of a peer, in their own thread.
+"""The local rounds of a peer, in their own thread, and the manifest that it follows.
 
 take what has arrived ▶ step ▶ commit ▶ only now send and acknowledge ▶ again
 """
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import contextlib
 import threading
 import time
+from pathlib import Path
 
-from spodgt.peer.capacity import Capacity, active_links
-from spodgt.peer.faults.injection import crash_point
-from spodgt.peer.manifest import RESETS
-from spodgt.peer.membership import Membership
+from spodgt.errors import InvalidInput
+from spodgt.peer.faults import crash_point
+from spodgt.peer.identity import Identity
+from spodgt.peer.manifest import SignedManifest
 from spodgt.peer.node import Node
 from spodgt.peer.options import Options
 from spodgt.peer.status import Reporter
-from spodgt.peer.transport import Transport
+from spodgt.peer.transport import Transport, fetch_manifest
+from spodgt.peer.work import Capacity, active_links
 
 _WAIT = 0.2  # seconds, the longest pause before `halt` is checked again
+_PAUSE = 0.5  # seconds between two requests for a manifest
+
+
+class Membership:
+    """The signed manifest in force, and a newer one once it is known: from the folder or from a neighbour."""
+
+    def __init__(self, folder: Path, identity: Identity) -> None:
+        self.folder, self.identity = folder, identity
+        self.current = SignedManifest.read(folder, identity.authority)
+        self.update: SignedManifest | None = None
+        self._request: concurrent.futures.Future[None] | None = None
+
+    def adopt(self) -> bool:
+        """Put the newer manifest in force and keep it in the folder, if there is one."""
+        if self.update is None:
+            return False
+        self.current, self.update = self.update, None
+        self.current.write(self.folder)
+        return True
+
+    def check_folder(self) -> None:
+        """Somebody may have put a newer manifest into the folder."""
+        with contextlib.suppress(InvalidInput, OSError):  # half written, or not ours: checked again later
+            if (self.folder / "manifest.toml").read_bytes() != self.current.text:
+                self._consider(SignedManifest.read(self.folder, self.identity.authority))
+
+    def ask(self, neighbour: str, loop: asyncio.AbstractEventLoop) -> None:
+        """Fetch a neighbour's manifest in `loop`; one request at a time."""
+        if self._request is None or self._request.done():
+            self._request = asyncio.run_coroutine_threadsafe(self._fetch(neighbour), loop)
+
+    async def _fetch(self, neighbour: str) -> None:
+        with contextlib.suppress(Exception):  # the neighbour's next frame asks again
+            address = self.current.manifest.client(neighbour).address
+            text, signature = await fetch_manifest(self.identity, address, neighbour)
+            self._consider(SignedManifest.verify(text, signature, self.identity.authority))
+        await asyncio.sleep(_PAUSE)
+
+    def _consider(self, newer: SignedManifest) -> None:
+        ours, theirs = self.current.manifest, newer.manifest
+        if theirs.run == ours.run and theirs.version > ours.version and theirs.layout == ours.layout:
+            theirs.client(self.identity.name)  # raises if we have left
+            self.update = newer
 
 
 class Rounds:
@@ -36,22 +84,18 @@ class Rounds:
         self.capacity, self.reporter, self.options = capacity, reporter, options
         self.name = membership.identity.name
         self.halt = threading.Event()
-        self.failure: BaseException | None = None
         self.begun = time.monotonic()
         self._next = 0.0  # when the next round is due, if their rate is limited
         self._alone = 0  # rounds since a message arrived
 
     def run(self) -> None:
-        """Rounds until a limit is reached or `halt` is set; an error is kept in `failure`."""
-        try:
-            while not self.halt.is_set() and not self._done():
-                self._round()
-            if self.node.dirty:
-                self._publish()
-            while self.options.linger and not self.halt.is_set():
-                self._rest()
-        except BaseException as error:
-            self.failure = error
+        """Rounds until a limit is reached or `halt` is set."""
+        while not self.halt.is_set() and not self._done():
+            self._round()
+        if self.node.dirty:
+            self._publish()
+        while self.options.linger and not self.halt.is_set():
+            self._rest()
 
     def _done(self) -> bool:
         o, state = self.options, self.node.state
@@ -62,7 +106,7 @@ class Rounds:
         )
 
     def _round(self) -> None:
-        node, manifest, k = self.node, self.membership.manifest, self.node.state.k
+        node, manifest, k = self.node, self.membership.current.manifest, self.node.state.k
         if self._follow_manifest():
             return
         self._pace(manifest.rounds_per_second)
@@ -95,8 +139,7 @@ class Rounds:
     def _pace(self, rate: float) -> None:
         if rate:
             self._next = max(self._next + 1 / rate, time.monotonic() - 1)
-            while (left := self._next - time.monotonic()) > 0 and not self.halt.is_set():
-                time.sleep(min(left, _WAIT))
+            self.halt.wait(max(0.0, self._next - time.monotonic()))
 
     def _publish(self) -> None:
         """Commit, then send what others have not acknowledged, and acknowledge what was taken."""
@@ -113,15 +156,14 @@ class Rounds:
         if self.node.newer_manifest is not None:
             self.membership.ask(self.node.newer_manifest, self.transport.loop)
             self.node.newer_manifest = None
-        if self.membership.update is None:
+        if not self.membership.adopt():
             return False
-        manifest = self.membership.adopt()
-        self.node.last_epoch = manifest.epoch + RESETS - 1
+        manifest = self.membership.current.manifest
+        self.node.last_epoch = manifest.last_epoch
         self.node.relink(*manifest.weights_of(self.name), manifest.epoch)
         self._publish()
-        self.reporter.journal.event(
-            "manifest", f"version {manifest.version} with {len(manifest.clients)} clients"
-        )
+        told = f"version {manifest.version} with {len(manifest.clients)} clients"
+        self.reporter.journal.event("manifest", told)
         self.transport.loop.call_soon_threadsafe(self.transport.relink, *manifest.neighbours(self.name))
         return True
 

@@ -1,24 +1,61 @@
-"""What people and programs see of a running peer: status.json, and its evaluations in the log."""
+"""What people and programs see of a running peer: status.json, and its log of one JSON object per line."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
+import threading
 import time
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from spodgt.peer.audit import local_error
-from spodgt.peer.journal import Journal
 from spodgt.peer.manifest import RESETS
 from spodgt.peer.node import Node
 from spodgt.peer.options import Options
 from spodgt.peer.store import StoreFailed
-from spodgt.peer.transport import Traffic, Transport
+from spodgt.peer.transport import Transport
 from spodgt.peer.work import Work
 
 SUSPECT = 1e-9  # a local audit above this means broken memory or a bug: stop rather than spread it
+_QUIET = 5.0  # seconds between two entries of the same kind and text
+
+
+class Journal:
+    """The log in a file, counts of events by kind, and the most recent events."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        self.told: dict[tuple[str, str], float] = {}
+        self.recent: deque[tuple[float, str, str]] = deque(maxlen=4)
+        self.counts: Counter[str] = Counter()
+        self.lock = threading.Lock()
+        self.logger = logging.getLogger(f"spodgt.peer.{name}")
+
+    def event(self, kind: str, text: str) -> None:
+        """Count an event, and log it unless the same was logged a few seconds ago."""
+        now = time.monotonic()
+        with self.lock:
+            self.counts[kind] += 1
+            if now - self.told.get((kind, text), -math.inf) < _QUIET:
+                return
+            if len(self.told) > 1000:
+                self.told.clear()
+            self.told[kind, text] = now
+            self.recent.append((time.time(), kind, text))
+        self.append({"event": kind, "text": text})
+        self.logger.info("%s: %s", kind, text)
+
+    def append(self, row: Mapping[str, object]) -> None:
+        line = json.dumps({"time": time.time(), "client": self.name, **row}) + "\n"
+        try:
+            with self.lock, self.path.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError:  # a full disk must not hide its own report
+            self.logger.warning("log %s cannot be written", self.path)
 
 
 @dataclass
@@ -33,7 +70,7 @@ class Neighbour:
     bytes: int
     number: int
     silent: float | None  # seconds since something was heard
-    distance: float | None = None  # between the neighbour's model and the own
+    distance: float | None  # between the neighbour's model and the own
 
 
 @dataclass
@@ -50,44 +87,14 @@ class Status:
     rounds_per_second: float = 0.0
     loss: float = math.nan
     accuracy: float = math.nan
+    consensus: float = math.nan  # root mean square distance to the neighbours' models
     audit: float = 0.0
     waiting: bool = False
     neighbours: list[Neighbour] = field(default_factory=list)
-    at: float = 0.0  # monotonic time of the last update
-    evaluated: float = 0.0  # and of the last evaluation
-
-    def update(self, node: Node, out: Mapping[str, Traffic], into: Mapping[str, Traffic]) -> None:
-        """Read the node and the traffic on its links."""
-        now, state = time.monotonic(), node.state
-        if self.at:
-            self.rounds_per_second = (state.k - self.k) / max(now - self.at, 1e-9)
-        self.at, self.k, self.gradients = now, state.k, state.gradients
-        self.version, self.epoch = divmod(state.epoch, RESETS)
-        self.incarnation = node.incarnation.number
-
-        def links(
-            way: str, numbers: Mapping[str, int], traffic: Mapping[str, Traffic]
-        ) -> Iterator[Neighbour]:
-            for name, number in numbers.items():
-                if t := traffic.get(name):
-                    silent = now - t.heard if t.heard else None
-                    distance = node.distance.get(name) if way == "from" else None
-                    yield Neighbour(name, way, t.state, t.why, t.messages, t.bytes, number, silent, distance)
-
-        sent = {name: link.number for name, link in state.out.items()}
-        got = {name: link.number for name, link in state.into.items()}
-        self.neighbours = [*links("to", sent, out), *links("from", got, into)]
-
-    @property
-    def consensus(self) -> float:
-        """Root mean square distance to the neighbours' models."""
-        known = [n.distance for n in self.neighbours if n.distance is not None]
-        return math.sqrt(sum(d * d for d in known) / len(known)) if known else math.nan
 
     def to_dict(self) -> dict[str, object]:
         """JSON values; NaN becomes null."""
-        body = asdict(self) | {"consensus": self.consensus, "time": time.time()}
-        del body["at"], body["evaluated"]
+        body = asdict(self) | {"time": time.time()}
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in body.items()}
 
 
@@ -98,39 +105,53 @@ class Reporter:
         self, folder: Path, node: Node, work: Work, transport: Transport, journal: Journal, options: Options
     ) -> None:
         self.path, self.node, self.work, self.transport = folder / "status.json", node, work, transport
-        self.journal, self.options = journal, options
-        self.status = Status(journal.name)
+        self.journal, self.options, self.status = journal, options, Status(journal.name)
         self.begun = time.monotonic()
+        self.reported = self.evaluated = 0.0  # when last
 
     @property
     def due(self) -> bool:
-        return time.monotonic() - self.status.at >= self.options.report_every
+        return time.monotonic() - self.reported >= self.options.report_every
 
-    def report(self) -> None:
-        """Write the status; raises if the local audit is not zero to rounding."""
-        now, status, node = time.monotonic(), self.status, self.node
-        evaluate = now - status.evaluated >= self.options.evaluate_every
+    def report(self, *, last: bool = False) -> None:
+        """Write the status; the last one is evaluated. Raises if the local audit is not zero to rounding."""
+        now, status, state = time.monotonic(), self.status, self.node.state
+        evaluate = last or now - self.evaluated >= self.options.evaluate_every
         if evaluate:
-            scores = self.work.evaluate(node.state.method.x)
+            scores = self.work.problem.evaluate(state.method.x)
             status.loss, status.accuracy = float(scores.loss[0]), float(scores.accuracy[0])
-            status.evaluated = now
-        status.audit, status.seconds = local_error(node.state), now - self.begun
-        sent = {name: stream.traffic for name, stream in self.transport.out.items()}
-        status.update(node, sent, self.transport.into)
-        node.measure = True
-        body = status.to_dict()
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(body))
-        temporary.replace(self.path)
-        if evaluate:
-            self.journal.append({"event": "status"} | {k: v for k, v in body.items() if k != "neighbours"})
+            self.evaluated = now
+        if self.reported and not last:
+            status.rounds_per_second = (state.k - status.k) / max(now - self.reported, 1e-9)
+        self.reported, status.seconds = now, now - self.begun
+        status.k, status.gradients = state.k, state.gradients
+        status.incarnation = self.node.incarnation.number
+        status.version, status.epoch = divmod(state.epoch, RESETS)
+        status.audit = local_error(state)
+        status.neighbours = list(self._neighbours(now))
+        known = [n.distance for n in status.neighbours if n.distance is not None]
+        status.consensus = math.sqrt(sum(d * d for d in known) / len(known)) if known else math.nan
+        self.node.measure = True
+        self._write(status.to_dict(), evaluate)
         if status.audit > SUSPECT:
             raise StoreFailed(
                 f"the local audit of {status.name} is {status.audit:.1e}, it must be zero to rounding; "
                 "nothing more is sent. Check this host's memory, remove the state directory and start again."
             )
 
-    def final(self) -> None:
-        """The last report, with an evaluation."""
-        self.status.at = self.status.evaluated = 0.0
-        self.report()
+    def _neighbours(self, now: float) -> Iterator[Neighbour]:
+        state, out, into = self.node.state, self.transport.out, self.transport.into
+        ends = [("to", n, link.number, out[n].traffic) for n, link in state.out.items() if n in out]
+        ends += [("from", n, link.number, into[n]) for n, link in state.into.items() if n in into]
+        for way, name, number, t in ends:
+            silent = now - t.heard if t.heard else None
+            distance = self.node.distance.get(name) if way == "from" else None
+            yield Neighbour(name, way, t.state, t.why, t.messages, t.bytes, number, silent, distance)
+
+    def _write(self, body: dict[str, object], evaluated: bool) -> None:
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(body))
+        temporary.replace(self.path)
+        if evaluated:
+            del body["neighbours"]
+            self.journal.append({"event": "status", **body})

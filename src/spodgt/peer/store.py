@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from spodgt.errors import Failed, InvalidInput
-from spodgt.peer.faults.injection import crash_point
+from spodgt.peer.faults import crash_point
 
 DURABILITY = ("power", "process")
 _FORMAT = 1

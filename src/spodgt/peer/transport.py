@@ -18,7 +18,7 @@ import grpc
 from spodgt.peer import wire
 from spodgt.peer import wire_pb2 as pb
 from spodgt.peer.diagnosis import cause
-from spodgt.peer.faults.injection import Hear, crash_point
+from spodgt.peer.faults import Hear, crash_point
 from spodgt.peer.identity import Identity
 from spodgt.peer.protocol import Ack, Incarnation, Message, Refused
 

@@ -1,32 +1,106 @@
-"""A client's own part of the problem: its data, its gradients and its initial model."""
+"""What one client computes: when its device can, and on which part of the problem.
+
+The table `compute` of a client in the manifest says what its device can do:
+
+{kind = "bernoulli", p = 0.7}      drawn, a pure function of (seed, round, client)
+{kind = "budget", share = 0.25}    at most this fraction of wall time goes into gradients
+{kind = "trace", path = "a.csv"}   recorded: columns round, receiver, sender, up; replayed in a loop
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from spodgt import rng
-from spodgt.errors import InvalidInput
+from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment.config import read_problem
-from spodgt.peer.capacity import Capacity
+from spodgt.participation import Trace
+from spodgt.participation.availability import Independent
 from spodgt.peer.manifest import Manifest, layout_of
+from spodgt.peer.options import Table
 from spodgt.problems import refuse_statistics
-from spodgt.types import Evaluation, Minibatches, Problem
+from spodgt.types import Minibatches, Problem
+
+_KEYS = {"bernoulli": "p", "budget": "share", "trace": "path"}
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """Computes in rounds that are drawn or recorded."""
+
+    p: float
+    computes: Callable[[int], bool]  # in round k?
+
+    def spent(self, seconds: float) -> None:
+        """A gradient took so long; a schedule does not mind."""
+
+
+@dataclass
+class Budget:
+    """Computes as long as gradients have taken no more than a fraction `p` of the time."""
+
+    p: float
+    clock: Callable[[], float] = time.monotonic
+    used: float = 0.0
+    begun: float = -1.0
+
+    def computes(self, k: int) -> bool:
+        now = self.clock()
+        if self.begun < 0:
+            self.begun = now
+        return self.used <= self.p * (now - self.begun)
+
+    def spent(self, seconds: float) -> None:
+        self.used += seconds
+
+
+Capacity = Scheduled | Budget
+
+
+def capacity(section: Table, seed: int, place: int) -> Capacity:
+    """The capacity of client number `place`, from its table in the manifest."""
+    kind = section.get("kind")
+    key = _KEYS.get(kind) if isinstance(kind, str) else None
+    if key is None or set(section) != {"kind", key}:
+        raise InvalidConfig(
+            f"compute={dict(section)!r} must be one of {{kind = 'bernoulli', p = 0.7}}, "
+            "{kind = 'budget', share = 0.25} and {kind = 'trace', path = 'trace.csv'}."
+        )
+    value = section[key]
+    if kind == "trace":
+        table = np.asarray(Trace.read(str(value)).computes)  # (rounds, clients)
+        if place >= table.shape[1]:
+            known = f"{table.shape[1]} clients, not number {place}"
+            raise InvalidConfig(f"compute.path={value!r} knows {known}; add its rows.")
+        rounds = table[:, place]
+        return Scheduled(max(rounds.mean(), 1e-300), lambda k: bool(rounds[k % len(rounds)]))
+    if not isinstance(value, int | float) or not 0 < value <= 1:
+        raise InvalidConfig(f"compute.{key} must be in (0, 1], got {value!r}; use {key} = 0.5.")
+    if kind == "budget":
+        return Budget(value)
+    drawn = Independent(np.full(place + 1, float(value)), np.ones(0), seed)
+    return Scheduled(value, lambda k: bool(drawn.computes(range(k, k + 1))[0, place]))
+
+
+def active_links(probabilities: Mapping[str, float], seed: int, place: int, k: int) -> list[str]:
+    """The out-links drawn for local round k, from p̂ of each."""
+    if all(p_hat >= 1 for p_hat in probabilities.values()):
+        return list(probabilities)
+    draws = rng.uniform(rng.key(seed, "peer-links"), k, place, np.arange(len(probabilities)))
+    return [name for (name, p_hat), u in zip(probabilities.items(), draws, strict=True) if u < p_hat]
 
 
 class Work:
     """What client `name` computes; on the problem of the manifest unless `make` gives another."""
 
     def __init__(
-        self,
-        name: str,
-        manifest: Manifest,
-        capacity: Capacity,
-        make: Callable[[str], object] | None = None,
+        self, name: str, manifest: Manifest, capacity: Capacity, make: Callable[[str], object] | None = None
     ) -> None:
         problem = own_problem(make, name) if make else manifest_problem(manifest)
         refuse_statistics(problem, "peers")
@@ -56,9 +130,6 @@ class Work:
         self.capacity.spent(time.perf_counter() - begun)
         return g
 
-    def evaluate(self, x: Tensor) -> Evaluation:
-        return self.problem.evaluate(x)
-
 
 def manifest_problem(manifest: Manifest) -> Problem:
     """The problem that a manifest describes, divided among the clients the run began with."""
@@ -73,7 +144,6 @@ def own_problem(make: Callable[[str], object], name: str) -> Problem:
     except Exception as error:
         raise InvalidInput(f"--problem failed for {name!r}: {type(error).__name__}: {error}.") from error
     if not isinstance(problem, Problem):
-        raise InvalidInput(
-            f"--problem must return a spodgt.Learning for {name!r}, got {type(problem).__name__}."
-        )
+        got = type(problem).__name__
+        raise InvalidInput(f"--problem must return a spodgt.Learning for {name!r}, got {got}.")
     return problem

@@ -1,4 +1,4 @@
-"""Faults inside a peer's process, chosen by environment variables. Unset, they cost nothing.
+"""Fault injection inside a peer's process, chosen by environment variables. Unset, it costs nothing.
 
 SPODGT_CRASH="after commit:3"                              kill -9 the third time this point is reached
 SPODGT_CHAOS="loss=0.3,twice=0.1,late=0.2,replay=0.05"     lose, repeat, delay and replay received frames
@@ -16,16 +16,9 @@ from spodgt.errors import InvalidInput
 from spodgt.peer.protocol import Ack, Message
 
 Hear = Callable[[str, Message | Ack], None]  # (from whom, what)
-POINTS = (
-    "frames taken",
-    "vectors written",
-    "before commit",
-    "after commit",
-    "half sent",
-    "message sent",
-    "ack sent",
-)
-_armed: list[tuple[str, int]] = []
+POINTS: tuple[str, ...] = ("frames taken", "vectors written", "before commit", "after commit")
+POINTS += ("half sent", "message sent", "ack sent")
+_armed: dict[str, int] = {}  # how often the crash point is reached until it kills
 _KEPT = 16  # old frames of a link that may come again
 
 
@@ -34,15 +27,16 @@ def arm(text: str) -> None:
     name, _, count = text.partition(":")
     if name and name not in POINTS:
         raise InvalidInput(f"SPODGT_CRASH={text!r} names no point; choose from {', '.join(POINTS)}.")
-    _armed[:] = [(name, int(count or 1))] if name else []
+    _armed.clear()
+    if name:
+        _armed[name] = int(count or 1)
 
 
 def crash_point(name: str) -> None:
     """Die here, as by kill -9, if this is the chosen point and the chosen time."""
-    if _armed and _armed[0][0] == name:
-        left = _armed[0][1] - 1
-        _armed[0] = (name, left)
-        if left == 0:
+    if name in _armed:
+        _armed[name] -= 1
+        if _armed[name] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -70,9 +64,8 @@ class Chaos:
         try:
             return cls(hear, **{key: float(value) for key, value in (p.split("=") for p in text.split(","))})
         except (ValueError, TypeError):
-            raise InvalidInput(
-                f"SPODGT_CHAOS={text!r} must be like loss=0.3,twice=0.1,late=0.2,seed=1."
-            ) from None
+            like = "loss=0.3,twice=0.1,late=0.2,seed=1"
+            raise InvalidInput(f"SPODGT_CHAOS={text!r} must be like {like}.") from None
 
     def __call__(self, source: str, frame: Message | Ack) -> None:
         past = self.old.setdefault((source, type(frame)), [])

@@ -19,19 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from spodgt.errors import SpodgtError
-from spodgt.peer import folders
+from spodgt.peer import faults, folders
 from spodgt.peer.audit import Audit
-from spodgt.peer.faults import injection
 from spodgt.peer.options import Options
-from spodgt.peer.run import Peer, run_peer
+from spodgt.peer.run import Peer
 
 
 class Fleet:
-    """The clients of a run's folder, each a process."""
+    """The clients of a run's folder, each a process; methods act on the clients named, or on all."""
 
     def __init__(self, run: Path, options: Options = Options(), env: Mapping[str, str] | None = None) -> None:  # noqa: B008
         self.run, self.options, self.env = Path(run), options, dict(env or {})
-        self.names = [client.name for client in folders.load(self.run).clients]
+        self.names = folders.load(self.run).names
         for name in self.names:
             if not (self.run / name / "cert.pem").exists():
                 folders.issue(self.run, name)
@@ -44,22 +43,21 @@ class Fleet:
         self, *names: str, env: Mapping[str, str] | None = None, options: Options | None = None
     ) -> None:
         for name in names or self.names:
-            arguments = (str(self.run / name), name, options or self.options, {**self.env, **(env or {})})
+            arguments = (self.run / name, name, options or self.options, {**self.env, **(env or {})})
             process = self.context.Process(target=_child, args=arguments, name=name, daemon=True)
             process.start()
             self.processes[name] = process
 
     def kill(self, *names: str, number: int = signal.SIGKILL) -> None:
         """Send a signal, and wait for the end of those that it ends."""
-        for name in names or self.names:
-            process = self.processes.get(name)
-            if process is not None and process.pid and process.is_alive():
+        chosen = [self.processes[name] for name in names or self.names if name in self.processes]
+        for process in chosen:
+            if process.pid and process.is_alive():
                 os.kill(process.pid, number)
                 self.kills += number == signal.SIGKILL
         if number in (signal.SIGKILL, signal.SIGTERM):
-            for name in names or self.names:
-                if name in self.processes:
-                    self.processes[name].join(20)
+            for process in chosen:
+                process.join(20)
 
     def stop(self) -> None:
         """End all cleanly."""
@@ -75,14 +73,14 @@ class Fleet:
             return json.loads((self.run / name / "status.json").read_text())  # type: ignore[no-any-return]
         return {}
 
-    def log(self, name: str, event: str = "") -> list[dict[str, Any]]:
-        """Rows of a client's log, of one kind of event if given."""
+    def log(self, name: str, event: str) -> list[dict[str, Any]]:
+        """Rows of one kind in a client's log."""
         path = self.run / name / "log.jsonl"
         rows = []
         for line in path.read_text().splitlines() if path.exists() else []:
             with contextlib.suppress(json.JSONDecodeError):  # a kill may cut a line
                 rows.append(json.loads(line))
-        return [row for row in rows if not event or row["event"] == event]
+        return [row for row in rows if row["event"] == event]
 
     def wait(self, condition: Callable[[], object], seconds: float, what: str = "") -> float:
         """Wait until `condition()`; returns how long it took, raises if it takes longer than `seconds`."""
@@ -93,11 +91,9 @@ class Fleet:
             time.sleep(0.05)
         return time.monotonic() - begun
 
-    def rounds(self, at_least: int, seconds: float, *names: str) -> float:
-        """Wait until the clients have reached a local round."""
-        return self.wait(
-            lambda: all(self.status(n).get("k", 0) >= at_least for n in names or self.names), seconds
-        )
+    def rounds(self, at_least: int, seconds: float) -> float:
+        """Wait until all have reached a local round."""
+        return self.wait(lambda: all(self.status(n).get("k", 0) >= at_least for n in self.names), seconds)
 
     def audit(self, *names: str) -> Audit:
         """From the disks; the clients must have stopped."""
@@ -117,13 +113,13 @@ def _exit_with(parent: int) -> None:
     os._exit(1)
 
 
-def _child(folder: str, name: str, options: Options, env: dict[str, str]) -> None:
+def _child(folder: Path, name: str, options: Options, env: dict[str, str]) -> None:
     threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
     os.environ.update(env)
-    injection.arm(env.get("SPODGT_CRASH", ""))
+    faults.arm(env.get("SPODGT_CRASH", ""))
     try:
-        run_peer(Peer(folder, name, options))
+        Peer(folder, name, options).run()
     except SpodgtError as error:
-        (Path(folder) / "error.txt").write_text(str(error))
+        (folder / "error.txt").write_text(str(error))
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(1)

@@ -1,19 +1,22 @@
-"""The live panel of `spodgt peer start`, and the table of `spodgt peer status`."""
+"""A peer for people and programs: the live panel, the table of `spodgt peer status`, Prometheus metrics."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from rich import box
 from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from spodgt.peer.journal import Journal
-from spodgt.peer.status import Status
+from spodgt.peer.status import Journal, Status
 
 _COLOURS = {"up": "green", "down": "red", "waiting": "yellow"}
 
@@ -36,16 +39,14 @@ def panel(status: Status, journal: Journal) -> Panel:
     links = Table("link", "state", "number", "messages", "MB", "silent", "distance", box=None, pad_edge=False)
     for n in status.neighbours:
         arrow = f"{status.name} → {n.name}" if n.way == "to" else f"{n.name} → {status.name}"
-        state = Text(n.state, style=_COLOURS.get(n.state, ""))
-        if n.why:
-            state.append(f" ({n.why})", style="dim")
+        state = Text(n.state, style=_COLOURS[n.state]).append(f" ({n.why})" if n.why else "", style="dim")
         silent = "–" if n.silent is None else f"{n.silent:.0f} s"
         distance = "" if n.distance is None else f"{n.distance:.3g}"
-        size = f"{n.bytes / 1e6:.1f}"
-        links.add_row(arrow, state, f"{n.number:,}", f"{n.messages:,}", size, silent, distance)
+        counts = f"{n.number:,}", f"{n.messages:,}", f"{n.bytes / 1e6:.1f}"
+        links.add_row(arrow, state, *counts, silent, distance)
     events = [
         Text(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {kind}: {text}", style="dim")
-        for at, kind, text in journal.recent[-4:]
+        for at, kind, text in list(journal.recent)
     ]
     body = Group(head, Text(), links, *events)
     return Panel(body, title=f"spodgt peer {status.name}", title_align="left", border_style="blue")
@@ -67,3 +68,35 @@ def overview(rows: list[dict[str, Any]]) -> Table:
 
 def _number(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{value:.3g}"
+
+
+class _Metrics(Collector):
+    def __init__(self, status: Status, journal: Journal) -> None:
+        self.status, self.journal = status, journal
+
+    def collect(self) -> Iterator[Metric]:
+        name = self.status.name
+        for key, value in vars(self.status).items():
+            if isinstance(value, int | float):
+                gauge = GaugeMetricFamily(f"spodgt_peer_{key}", f"{key} of this client", labels=["client"])
+                gauge.add_metric([name], float(value))
+                yield gauge
+        link = ["client", "way", "neighbour"]
+        messages = CounterMetricFamily("spodgt_peer_messages", "messages on a link", labels=link)
+        size = CounterMetricFamily("spodgt_peer_bytes", "bytes on a link", labels=link)
+        up = GaugeMetricFamily("spodgt_peer_link_up", "1 if the link works", labels=link)
+        for n in self.status.neighbours:
+            for metric, value in ((messages, n.messages), (size, n.bytes), (up, n.state == "up")):
+                metric.add_metric([name, n.way, n.name], float(value))
+        events = CounterMetricFamily("spodgt_peer_events", "events in the log", labels=["client", "kind"])
+        for kind, count in list(self.journal.counts.items()):
+            events.add_metric([name, kind], float(count))
+        yield from (messages, size, up, events)
+
+
+def serve_metrics(status: Status, journal: Journal, port: int) -> int:
+    """Serve the metrics at http://127.0.0.1:`port`/metrics; 0 takes a free port. Returns the port."""
+    registry = CollectorRegistry()
+    registry.register(_Metrics(status, journal))
+    server, _ = start_http_server(port, addr="127.0.0.1", registry=registry)
+    return int(server.server_port)
