@@ -188,12 +188,20 @@ class Experiment:
     # --- TOML ----------------------------------------------------------------------------------------
     @classmethod
     def read(cls, path: str | Path) -> Experiment:
-        """Read a TOML file."""
+        """Read a TOML file.
+
+        Args:
+            path: the file.
+        """
         return cls.parse(config.read_toml(path))
 
     @classmethod
     def parse(cls, tables: Mapping[str, object]) -> Experiment:
-        """Read the tables run, network, participation and problem; what is left out is default."""
+        """Read the tables of a config; what is left out is default.
+
+        Args:
+            tables: run, network, participation and problem, or some of them.
+        """
         for key in ("title", "base", "figure", "paper", "sweep"):
             if key in tables:
                 raise InvalidConfig(f"{key}={tables[key]!r} belongs to a sweep; use spodgt sweep FILE.")
@@ -311,7 +319,11 @@ class Experiment:
         return Draw(seed, network, availability, problem, start)
 
     def draw_network(self, seed: int) -> tuple[Network, Availability]:
-        """The network and availability of one seed alone, without loading any data."""
+        """The network and availability of one seed alone, without loading any data.
+
+        Args:
+            seed: any whole number of at least 0.
+        """
         network = as_network(self.network, seed, self.weights)
         return network, as_availability(self.participation, network, seed)
 

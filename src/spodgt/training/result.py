@@ -20,12 +20,23 @@ class Result(Record):
     draws: dict[int, Draw] = field(default_factory=dict)  # by seed
 
     def plot(self, path: str | Path, metric: str = "accuracy", against: str = "delay") -> Path:
-        """Draw `metric` against delay, mean and one-sigma band over seeds; the suffix picks the format."""
+        """Draw a metric of every method, mean and one-sigma band over seeds.
+
+        Args:
+            path: the picture to write; its suffix picks the format: png, svg or pdf.
+            metric: a column of `frame`.
+            against: "delay" or "round".
+        """
         figures.check_suffix(path)
         return figures.save(figures.curves(self.frame, metric, against), Path(path))
 
     def plot_network(self, path: str | Path, seed: int | None = None) -> Path:
-        """Draw the network of one seed (the first unless given): links by p̂, clients by p."""
+        """Draw a network: links by p̂, clients by p.
+
+        Args:
+            path: the picture to write; its suffix picks the format: png, svg or pdf.
+            seed: whose network; the first unless given.
+        """
         figures.check_suffix(path)
         seed = next(iter(self.draws)) if seed is None else seed
         if seed not in self.draws:

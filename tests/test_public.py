@@ -1,0 +1,72 @@
+"""What users call is documented, argument by argument."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import spodgt
+from spodgt.algorithms.base import Algorithm
+from spodgt.types import Problem
+
+# Documented where the contract is: the methods of Problem and Algorithm, and `draw` of every recipe.
+CONTRACT = {"draw", "grad_into", "linear_data", "batches", "with_holdings", "gradient"}
+CONTRACT |= {name for base in (Problem, Algorithm) for name in vars(base) if not name.startswith("_")}
+
+
+def callables() -> Iterator[tuple[str, Callable[..., Any], str]]:
+    """Every public function and constructor, with the text that documents it."""
+    for name in spodgt.__all__:
+        value = getattr(spodgt, name)
+        for owner in members(value) if inspect.ismodule(value) else [value]:
+            if inspect.isfunction(owner):
+                yield owner.__name__, owner, inspect.getdoc(owner) or ""
+            elif inspect.isclass(owner):
+                yield owner.__name__, owner, documentation(owner)
+                for key, member in vars(owner).items():
+                    function = getattr(member, "__func__", member)
+                    if inspect.isfunction(function) and not key.startswith("_") and key not in CONTRACT:
+                        yield f"{owner.__name__}.{key}", function, inspect.getdoc(function) or ""
+
+
+def members(module: ModuleType) -> list[Any]:
+    """What a module offers: its recipes, or the names it lists."""
+    names = getattr(module, "__all__", None) or [
+        cls.__name__ for cls in getattr(module, "RECIPES", {}).values()
+    ]
+    found = [getattr(module, name) for name in names]
+    return [each for each in found if not getattr(each, "_is_protocol", False)]
+
+
+def documentation(owner: type) -> str:
+    """Docstrings of a class and its bases, and the fields of dataclasses that a comment explains."""
+    text = []
+    for part in owner.__mro__[:-1]:
+        text += [part.__doc__ or "", part.__init__.__doc__ or ""]
+        if dataclasses.is_dataclass(part):
+            fields = re.findall(r"^    (\w+): .*  # ", inspect.getsource(part), re.MULTILINE)
+            text += [f"{name}:" for name in fields]
+    return "\n".join(text)
+
+
+CALLABLES = {name: (function, text) for name, function, text in callables()}
+
+
+@pytest.mark.parametrize("name", sorted(set(CALLABLES) - {"train"}))  # `train` has the arguments of `compare`
+def test_every_argument_is_documented(name: str) -> None:
+    function, text = CALLABLES[name]
+    given = [p.name for p in inspect.signature(function).parameters.values() if p.name not in ("self", "cls")]
+    missing = [each for each in given if not re.search(rf"(^|[\s`*]){each}[`:,]", text)]
+    assert not missing
+
+
+def test_train_takes_what_compare_takes() -> None:
+    ours, theirs = (inspect.signature(each).parameters for each in (spodgt.train, spodgt.compare))
+    assert [*ours][1:] == [*theirs][1:]
+    assert [p.default for p in ours.values()] == [p.default for p in theirs.values()]
