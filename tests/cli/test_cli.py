@@ -77,6 +77,16 @@ def test_every_command_has_help_with_an_example(cli: Cli, path: tuple[str, ...])
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_help_loads_nothing_heavy() -> None:
+    """It takes a third of a second; torch alone would take two."""
+    heavy = ("torch", "numba", "pandas", "matplotlib", "networkx", "scipy", "pyarrow", "pydantic", "numpy")
+    code = f"import sys, spodgt.cli; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
 def test_no_command_shows_the_commands(cli: Cli) -> None:
     code, out, err = cli()
     assert code == 2

@@ -25,7 +25,7 @@ from spodgt.experiment.config import SECTIONS, Table, checksum
 from spodgt.experiment.problems import Classification, ProblemRecipe
 from spodgt.network import Network, Recipe, as_network
 from spodgt.network.recipes import RandomGeometric
-from spodgt.participation import Always, Beta, Participation, as_availability
+from spodgt.participation import Always, Beta, Participation, TraceFile, as_availability
 from spodgt.runtimes.world import Draw
 from spodgt.types import Availability, Problem
 from spodgt.validation import Field, Number, Whole, from_table, only, recipe, to_table
@@ -328,8 +328,10 @@ class Experiment:
         return network, as_availability(self.participation, network, seed)
 
     def check(self) -> None:
-        """Read the files and data it names; what cannot be drawn is said now."""
+        """Read the files and data it names: what is missing is said now, not at the first draw."""
         _ = self.network.clients, self.undivided
+        if isinstance(self.participation, TraceFile):
+            _ = self.participation.trace
 
     @cached_property
     def undivided(self) -> Problem:

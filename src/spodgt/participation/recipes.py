@@ -234,11 +234,12 @@ class TraceFile:
     path: Annotated[str, Must("text in quotes", "file.csv")]
 
     @cached_property
-    def _trace(self) -> Trace:
+    def trace(self) -> Trace:
+        """What the file holds."""
         return Trace.read(self.path)
 
     def draw(self, network: Network, seed: int) -> Availability:
-        return self._trace.draw(network, seed)
+        return self.trace.draw(network, seed)
 
 
 def as_availability(participation: Participation, network: Network, seed: int) -> Availability:
