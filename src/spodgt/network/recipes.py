@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import BeforeValidator, ValidationInfo
-from scipy.sparse import coo_array, csr_array
-from scipy.sparse.csgraph import connected_components
-from scipy.spatial import cKDTree
 
 from spodgt.errors import InvalidNetwork
 from spodgt.rng import distinct, generator
 from spodgt.types import Floats, Ints
 from spodgt.validation import Field, Must, Number, Whole, recipe
+
+if TYPE_CHECKING:
+    from scipy.spatial import cKDTree
 
 _MOST_REDRAWS = 1000
 
@@ -43,14 +43,14 @@ class Graph:
         keep = receiver != sender
         return Graph(clients, receiver[keep], sender[keep], positions)
 
-    def matrix(self) -> csr_array:
-        """The sparse boolean adjacency: row i holds who client i receives from."""
-        ones = np.ones(len(self.receivers), dtype=bool)
-        return coo_array((ones, (self.receivers, self.senders)), shape=(self.clients, self.clients)).tocsr()
-
     def components(self) -> tuple[int, Ints]:
         """Number of strongly connected components, and the component of every client."""
-        count, labels = connected_components(self.matrix(), directed=True, connection="strong")
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        ones = np.ones(len(self.receivers), dtype=bool)
+        adjacency = coo_array((ones, (self.receivers, self.senders)), shape=(self.clients, self.clients))
+        count, labels = connected_components(adjacency.tocsr(), directed=True, connection="strong")
         return int(count), labels.astype(np.int64)
 
 
@@ -99,6 +99,12 @@ def _redraw(recipe: Recipe, seed: int, attempt: Callable[[np.random.Generator], 
     )
 
 
+def _tree(positions: Floats) -> cKDTree:
+    from scipy.spatial import cKDTree
+
+    return cKDTree(positions)
+
+
 @recipe(InvalidNetwork, RECIPES)
 class RandomGeometric:
     """Clients at random in the unit square; links both ways within `radius` [penrose2003random].
@@ -115,7 +121,7 @@ class RandomGeometric:
     def draw(self, seed: int) -> Graph:
         def attempt(draws: np.random.Generator) -> Graph:
             positions = draws.random((self.clients, 2))
-            i, j = cKDTree(positions).query_pairs(self.radius, output_type="ndarray").T
+            i, j = _tree(positions).query_pairs(self.radius, output_type="ndarray").T
             return Graph.of(self.clients, np.r_[i, j], np.r_[j, i], positions)
 
         return _redraw(self, seed, attempt, "use a larger radius or more clients")
@@ -147,7 +153,7 @@ class DirectedGeometric:
         def attempt(draws: np.random.Generator) -> Graph:
             positions = draws.random((self.clients, 2))
             radius = draws.uniform(self.low, self.high, self.clients)
-            tree = cKDTree(positions)
+            tree = _tree(positions)
             near = tree.query_ball_point(positions, radius)  # client j reaches those of near[j]
             senders = np.repeat(np.arange(self.clients), list(map(len, near)))
             return Graph.of(self.clients, np.concatenate(near), senders, positions)
