@@ -349,6 +349,11 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
     peer = Peer(tmp_path / "run" / "p2", "p2", Options(durability="process", problem=build))
     assert peer.work.problem.parameters == 8
     peer.store.close()
+    target = tmp_path / "model.safetensors"
+    folders.export(tmp_path / "run" / "p2", target)  # the manifest's problem is another one
+    assert torch.equal(load_file(target)["x"], peer.node.state.method.x[0])
+    folders.export(tmp_path / "run" / "p2", target, build("p2"))
+    assert load_file(target)["weight"].shape == (2, 3)
     with pytest.raises(InvalidInput, match="with other names or shapes than the 8 of the manifest"):
         Peer(tmp_path / "run" / "p2", "p2", Options(durability="process"))
     for wrong, why in ((lambda name: 1 / 0, "ZeroDivisionError"), (lambda name: name, "got str")):

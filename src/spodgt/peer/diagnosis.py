@@ -13,32 +13,32 @@ import grpc
 
 from spodgt.peer.identity import Identity
 
+_UNAVAILABLE = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED
+
 
 async def cause(error: Exception, identity: Identity, address: str, name: str) -> str:
     """One sentence that says why the link to `name` is down."""
-    if isinstance(error, grpc.aio.AioRpcError) and error.code() not in (
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.CANCELLED,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-    ):
+    if isinstance(error, grpc.aio.AioRpcError) and error.code() not in _UNAVAILABLE:
         return f"{name} refuses: {error.details()}"
-    return await asyncio.get_running_loop().run_in_executor(None, probe, identity, address, name)
+    return await asyncio.to_thread(probe, identity, address, name)
 
 
 def probe(identity: Identity, address: str, name: str) -> str:
     """Connect once with the standard library, whose errors name the cause."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), 2) as plain:
-            context = _context(identity)
-            with context.wrap_socket(plain, server_hostname=name) as secure:
-                secure.settimeout(0.3)
-                with contextlib.suppress(TimeoutError):
-                    secure.recv(1)  # TLS 1.3: a refusal of our certificate comes after the handshake
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), 2) as plain,
+            _context(identity).wrap_socket(plain, server_hostname=name) as secure,
+            contextlib.suppress(TimeoutError),
+        ):
+            secure.settimeout(0.3)
+            secure.recv(1)  # TLS 1.3: a refusal of our certificate comes after the handshake
     except ssl.SSLCertVerificationError as error:
         return f"the certificate of {name} at {address} is not accepted: {error.verify_message}"
     except ssl.SSLError as error:
-        return f"{name} at {address} does not accept our certificate or speaks no TLS: {_alert(error)}"
+        alert = (error.reason or str(error)).lower().replace("_", " ")
+        return f"{name} at {address} does not accept our certificate or speaks no TLS: {alert}"
     except ConnectionRefusedError:
         return f"nobody listens at {address}"
     except TimeoutError:
@@ -46,10 +46,6 @@ def probe(identity: Identity, address: str, name: str) -> str:
     except (OSError, ValueError) as error:
         return f"{address} cannot be reached: {error}"
     return f"{name} at {address} answers, but the stream broke"
-
-
-def _alert(error: ssl.SSLError) -> str:
-    return (error.reason or str(error)).lower().replace("_", " ")
 
 
 def _context(identity: Identity) -> ssl.SSLContext:

@@ -155,13 +155,14 @@ def audit_folders(folders: list[Path]) -> Audit:
 def export(folder: Path, target: Path, problem: Problem | None = None) -> dict[str, object]:
     """Write a stopped client's model as safetensors; returns what the file holds.
 
-    `problem` knows the names of the parameters; if None, the manifest's problem does, if there is one.
+    `problem` knows the names of the parameters, or the manifest's does; else the file has one vector "x".
     """
     vectors, meta = _saved(folder)
     if problem is None and (folder / "manifest.toml").exists():
         problem = manifest_problem(load(folder))
-    layout = problem.layout if isinstance(problem, HasLayout) else None
-    named = {"x": vectors["x"]} if layout is None else layout.unflatten(vectors["x"])
+    named = {"x": vectors["x"]}
+    if problem is not None and layout_of(problem) == meta["layout"] and isinstance(problem, HasLayout):
+        named = problem.layout.unflatten(vectors["x"])
     tensors = {name: tensor.contiguous() for name, tensor in named.items()}
     notes = {key: str(meta[key]) for key in ("run", "name", "k", "epoch", "gradients", "layout")}
     save_file(tensors, target, notes)

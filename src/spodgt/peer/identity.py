@@ -5,9 +5,9 @@ The client's name is the certificate's only subject alternative name. Keys are f
 
 from __future__ import annotations
 
-import datetime
 import os
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from cryptography import x509
@@ -20,7 +20,8 @@ from spodgt.errors import InvalidInput
 
 DAYS = 30
 _CA_DAYS = 3650
-_SKEW = datetime.timedelta(minutes=5)  # clocks of honest hosts differ a little
+_SKEW = timedelta(minutes=5)  # clocks of honest hosts differ a little
+_PEM = serialization.Encoding.PEM
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,8 @@ class Identity:
         try:
             parts = [(folder / file).read_bytes() for file in ("key.pem", "cert.pem", "ca.pem")]
         except OSError as error:
-            raise InvalidInput(
-                f"{error.filename} cannot be read: {error.strerror}; make it with: spodgt peer issue {name}."
-            ) from None
+            why, fix = f"cannot be read: {error.strerror}", f"make it with: spodgt peer issue {name}"
+            raise InvalidInput(f"{error.filename} {why}; {fix}.") from None
         identity = cls(name, *parts)
         check(identity)
         return identity
@@ -48,22 +48,15 @@ class Identity:
 
 def create_authority(run: str) -> tuple[bytes, bytes]:
     """A new authority: its key and its certificate, as PEM."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = _common_name(f"spodgt run {run}")
+    key, name = ec.generate_private_key(ec.SECP256R1()), _common_name(f"spodgt run {run}")
     usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
-    builder = _builder(name, name, key, _now(), _CA_DAYS)
+    builder = _builder(name, name, key, _now(), _CA_DAYS).add_extension(usage, critical=True)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    certificate = builder.add_extension(usage, critical=True).sign(key, hashes.SHA256())
-    return _pem(key), certificate.public_bytes(serialization.Encoding.PEM)
+    return _pem(key), builder.sign(key, hashes.SHA256()).public_bytes(_PEM)
 
 
 def issue(
-    authority_key: bytes,
-    authority: bytes,
-    name: str,
-    *,
-    days: float = DAYS,
-    start: datetime.datetime | None = None,
+    authority_key: bytes, authority: bytes, name: str, *, days: float = DAYS, start: datetime | None = None
 ) -> Identity:
     """A certificate for `name`, good for both ends of a link, for `days` from `start` or from now."""
     signer, root = _private(authority_key), x509.load_pem_x509_certificate(authority)
@@ -73,18 +66,15 @@ def issue(
     builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
     builder = builder.add_extension(both, critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    certificate = builder.sign(signer, hashes.SHA256())
-    return Identity(name, _pem(key), certificate.public_bytes(serialization.Encoding.PEM), authority)
+    return Identity(name, _pem(key), builder.sign(signer, hashes.SHA256()).public_bytes(_PEM), authority)
 
 
 def check(identity: Identity) -> None:
     """Report now, in one sentence, what would fail later in a handshake."""
     certificate, now = x509.load_pem_x509_certificate(identity.certificate), _now()
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    whose, fix = (
-        f"the certificate of {identity.name}",
-        f"issue a new one with: spodgt peer issue {identity.name}",
-    )
+    whose = f"the certificate of {identity.name}"
+    fix = f"issue a new one with: spodgt peer issue {identity.name}"
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
         names = extension.value.get_values_for_type(x509.DNSName)
@@ -96,10 +86,8 @@ def check(identity: Identity) -> None:
     if end < now:
         raise InvalidInput(f"{whose} expired on {end:%Y-%m-%d %H:%M} UTC; {fix}.")
     if begin > now:
-        raise InvalidInput(
-            f"{whose} begins on {begin:%Y-%m-%d %H:%M} UTC, but this host's clock says "
-            f"{now:%Y-%m-%d %H:%M}; set the clock."
-        )
+        clock = f"this host's clock says {now:%Y-%m-%d %H:%M}"
+        raise InvalidInput(f"{whose} begins on {begin:%Y-%m-%d %H:%M} UTC, but {clock}; set the clock.")
     try:
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(identity.authority))
     except (InvalidSignature, ValueError, TypeError):
@@ -107,15 +95,14 @@ def check(identity: Identity) -> None:
 
 
 def sign(authority_key: bytes, text: bytes) -> bytes:
-    """The authority's signature of `text`."""
     return _private(authority_key).sign(text, ec.ECDSA(hashes.SHA256()))
 
 
 def verified(authority: bytes, text: bytes, signature: bytes) -> bool:
     """Whether the authority has signed `text`."""
     key = x509.load_pem_x509_certificate(authority).public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
     try:
-        assert isinstance(key, ec.EllipticCurvePublicKey)
         key.verify(signature, text, ec.ECDSA(hashes.SHA256()))
     except InvalidSignature:
         return False
@@ -135,24 +122,19 @@ def _private(pem: bytes) -> ec.EllipticCurvePrivateKey:
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    kind = serialization.PrivateFormat.PKCS8
-    return key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption())
+    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
 def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    start: datetime.datetime,
-    days: float,
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, start: datetime, days: float
 ) -> x509.CertificateBuilder:
     builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
-    return builder.not_valid_before(start - _SKEW).not_valid_after(start + datetime.timedelta(days=days))
+    return builder.not_valid_before(start - _SKEW).not_valid_after(start + timedelta(days=days))
 
 
 def _common_name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.timezone.utc)
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

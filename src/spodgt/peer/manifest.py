@@ -65,9 +65,8 @@ class Method:
         """The method itself; refused if its state is not x, y, g, for which peers have links."""
         built = method(self.name, step_size=self.step_size)
         if built.traits.state != TrackingState._fields or built.traits.rule is None:
-            raise Incompatible(
-                f"method {built.name} cannot run between peers; use spod-gt-memory or spod-gt."
-            )
+            fix = "use spod-gt-memory or spod-gt"
+            raise Incompatible(f"method {built.name} cannot run between peers; {fix}.")
         return built
 
 
@@ -101,17 +100,15 @@ class Manifest:
             raise InvalidConfig(f"the manifest is not TOML: {error}.") from None
         form = body.pop("format", None)
         if form != FORMAT:
-            raise InvalidConfig(
-                f"the manifest has format {form!r}, this version reads {FORMAT}; use the same version."
-            )
+            known = f"has format {form!r}, this version reads {FORMAT}"
+            raise InvalidConfig(f"the manifest {known}; use the same version.")
         try:
             body["clients"] = tuple(from_table(Client, table, "clients") for table in body["clients"])
             body["links"] = tuple(from_table(Link, table, "links") for table in body["links"])
             body["method"] = from_table(Method, body["method"], "method")
         except (KeyError, TypeError):
-            raise InvalidConfig(
-                "the manifest must have tables clients, links and method; write it with spodgt peer init."
-            ) from None
+            must = "must have tables clients, links and method"
+            raise InvalidConfig(f"the manifest {must}; write it with spodgt peer init.") from None
         return from_table(cls, body, "manifest")
 
     def __post_init__(self) -> None:
@@ -123,9 +120,8 @@ class Manifest:
         for link in self.links:
             for end in (link.sender, link.receiver):
                 if end not in names:
-                    raise InvalidConfig(
-                        f"link {link.sender} → {link.receiver} names {end!r}, which is no client; add it."
-                    )
+                    which = f"link {link.sender} → {link.receiver}"
+                    raise InvalidConfig(f"{which} names {end!r}, which is no client; add it.")
 
     # --- views -----------------------------------------------------------------------------------
     @property
@@ -210,9 +206,8 @@ class SignedManifest(NamedTuple):
     def verify(cls, text: bytes, signature: bytes, authority: bytes) -> SignedManifest:
         """Parse a text that the authority has signed; anything else is refused."""
         if not identity.verified(authority, text, signature):
-            raise InvalidInput(
-                "manifest.toml does not match its signature; take it from the authority again, unchanged."
-            )
+            fix = "take it from the authority again, unchanged"
+            raise InvalidInput(f"manifest.toml does not match its signature; {fix}.")
         return cls(Manifest.parse(text), text, signature)
 
     @classmethod
@@ -221,9 +216,8 @@ class SignedManifest(NamedTuple):
         try:
             text, signature = (folder / "manifest.toml").read_bytes(), (folder / "manifest.sig").read_bytes()
         except FileNotFoundError as error:
-            raise InvalidInput(
-                f"{error.filename} does not exist; make it with spodgt peer init and spodgt peer issue."
-            ) from None
+            fix = "make it with spodgt peer init and spodgt peer issue"
+            raise InvalidInput(f"{error.filename} does not exist; {fix}.") from None
         return cls.verify(text, signature, authority)
 
     def write(self, folder: Path) -> None:

@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from spodgt.errors import InvalidInput
@@ -68,21 +69,19 @@ class Membership:
             self.update = newer
 
 
+@dataclass(eq=False)
 class Rounds:
     """Advances a node round by round, and sends what it has committed."""
 
-    def __init__(
-        self,
-        node: Node,
-        transport: Transport,
-        membership: Membership,
-        capacity: Capacity,
-        reporter: Reporter,
-        options: Options,
-    ) -> None:
-        self.node, self.transport, self.membership = node, transport, membership
-        self.capacity, self.reporter, self.options = capacity, reporter, options
-        self.name = membership.identity.name
+    node: Node
+    transport: Transport
+    membership: Membership
+    capacity: Capacity
+    reporter: Reporter
+    options: Options
+
+    def __post_init__(self) -> None:
+        self.name = self.membership.identity.name
         self.halt = threading.Event()
         self.begun = time.monotonic()
         self._next = 0.0  # when the next round is due, if their rate is limited

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import importlib.metadata
 import os
 import secrets
 import signal
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -46,8 +45,8 @@ class Peer:
         self.store = Store(folder / "state", durability=options.durability, labels=labels)
         member = Member(own.place, len(manifest.clients), device.p)
         self.node = restore(self.store, manifest, self.work, member, self.journal)
-        layout = bytes.fromhex(manifest.layout)
-        self.context = wire.Context(manifest.run, layout, manifest.parameters, name, _version())
+        layout, version = bytes.fromhex(manifest.layout), metadata.version("spodgt")
+        self.context = wire.Context(manifest.run, layout, manifest.parameters, name, version)
         hear = Chaos.parse(self.node.hear, os.environ.get("SPODGT_CHAOS", ""))
         local = Local(self.context, identity, hear, self.journal.event)
         self.transport = Transport(local, lambda: self.membership.current[1:])
@@ -117,10 +116,3 @@ def restore(store: Store, manifest: Manifest, work: Work, member: Member, journa
         node.relink(out, into, manifest.epoch)
     node.commit()  # the new incarnation is on disk before anybody hears of it
     return node
-
-
-def _version() -> str:
-    """Of the installed package."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version("spodgt")
-    return "unknown"

@@ -13,6 +13,7 @@ from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.errors import Incompatible
 from spodgt.peer.protocol import Incarnation, InLink, OutLink, put
 
+Links = tuple[dict[str, OutLink], dict[str, InLink]]  # by the neighbour's name
 Gradient = Callable[[Tensor, int], Tensor]  # (x as (1, n) float32, round) -> gradient of the same shape
 
 
@@ -76,7 +77,7 @@ class PeerRound:
     def push(self, y: Tensor) -> Tensor:
         if self.out:
             raise Incompatible(
-                "a peer's links carry one tracker, but the method pushes twice; use spod-gt-memory."
+                "a peer's links carry one tracker, the method pushes twice; use spod-gt-memory."
             )
         pushed = y.clone()
         for news in self.news.values():
@@ -112,14 +113,10 @@ def begin(
     return State(1, epoch, narrow(first), z, *empty_links(out, into, n), gradients=int(computes))
 
 
-def empty_links(
-    out: Mapping[str, float], into: Mapping[str, float], n: int
-) -> tuple[dict[str, OutLink], dict[str, InLink]]:
+def empty_links(out: Mapping[str, float], into: Mapping[str, float], n: int) -> Links:
     """Links that have carried nothing, from their weights."""
-    return (
-        {name: OutLink(b, torch.zeros(n)) for name, b in out.items()},
-        {name: InLink(a, torch.zeros(n)) for name, a in into.items()},
-    )
+    outs = {name: OutLink(b, torch.zeros(n)) for name, b in out.items()}
+    return outs, {name: InLink(a, torch.zeros(n)) for name, a in into.items()}
 
 
 def narrow(state: TrackingState) -> TrackingState:
@@ -138,16 +135,6 @@ def fresh(state: State, epoch: int) -> State:
         out={name: OutLink(link.weight, zero, seen=link.seen) for name, link in state.out.items()},
         into={name: InLink(link.weight, zero, seen=link.seen) for name, link in state.into.items()},
     )
-
-
-def residual(state: State) -> Tensor:
-    """L = y - g - Σρ + Σσ - z of one client, (n,): zero up to rounding whatever has happened."""
-    total = state.method.y - state.method.g.double() - state.z
-    for into in state.into.values():
-        total = total - into.total.double()
-    for out in state.out.values():
-        total = total + out.total.double()
-    return total[0]
 
 
 def vectors_of(state: State) -> dict[str, Tensor]:

@@ -62,9 +62,7 @@ class Store:
         self, directory: str | Path, *, durability: str = "power", labels: Mapping[str, str] | None = None
     ) -> None:
         if durability not in DURABILITY:
-            raise InvalidInput(
-                f"durability must be power or process, got {durability!r}; use durability=power."
-            )
+            raise InvalidInput(f"durability must be power or process, got {durability!r}; use power.")
         self.path, self.durability, self.labels = Path(directory), durability, dict(labels or {})
         self._open = contextlib.ExitStack()
         try:
@@ -75,12 +73,9 @@ class Store:
             self._open.callback(self.db.close)
         except (OSError, sqlite3.Error) as error:
             self.close()
-            taken = isinstance(error, BlockingIOError)
-            why = (
-                "is in use by another process; stop that first"
-                if taken
-                else f"cannot be used: {_reason(error)}"
-            )
+            why = f"cannot be used: {_reason(error)}"
+            if isinstance(error, BlockingIOError):
+                why = "is in use by another process; stop that first"
             raise StoreFailed(f"state directory {self.path} {why}.") from None
         self.slots: dict[str, Slot] = {}
         self.generation = 0
@@ -144,10 +139,8 @@ class Store:
             try:
                 body = json.loads(text)
                 if body["format"] != _FORMAT:
-                    raise StoreFailed(
-                        f"{self.path} has format {body['format']}, this version reads {_FORMAT}; use the "
-                        "version that wrote it."
-                    )
+                    known = f"has format {body['format']}, this version reads {_FORMAT}"
+                    raise StoreFailed(f"{self.path} {known}; use the version that wrote it.")
                 vectors = {name: self._read(name, slot) for name, slot in body["slots"].items()}
             except (ValueError, KeyError) as error:
                 damaged = damaged or str(error)
@@ -156,19 +149,17 @@ class Store:
             self.damaged = damaged
             return Saved(vectors, body["meta"])
         if rows:
-            raise StoreFailed(
-                f"state in {self.path} is damaged ({damaged}); remove the directory: the client joins again "
-                "with an epoch reset."
-            )
+            fix = "remove the directory: the client joins again with an epoch reset"
+            raise StoreFailed(f"state in {self.path} is damaged ({damaged}); {fix}.")
         return None
 
     def _read(self, name: str, slot: Slot) -> Tensor:
         kind = _DTYPES[slot["dtype"]]
-        size = slot["n"] * kind.itemsize
-        data = _pread(self.file, size, slot["at"] + slot["slot"] * size)
-        if len(data) != size or zlib.crc32(data) != slot["crc"][slot["slot"]]:
+        at = slot["at"] + slot["slot"] * slot["n"] * kind.itemsize
+        data = np.fromfile(self.path / "vectors.bin", kind, slot["n"], offset=at)
+        if len(data) != slot["n"] or zlib.crc32(data.data) != slot["crc"][slot["slot"]]:
             raise ValueError(f"checksum of {name} is wrong")
-        return torch.from_numpy(np.frombuffer(data, kind).astype(kind.newbyteorder("="), copy=True))
+        return torch.from_numpy(data.astype(kind.newbyteorder("="), copy=False))
 
     def _file(self, name: str) -> int:
         file = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -202,17 +193,6 @@ def _pwrite(file: int, data: memoryview, at: int) -> None:
     while len(data):  # a write may be short
         done = os.pwrite(file, data, at)
         data, at = data[done:], at + done
-
-
-def _pread(file: int, size: int, at: int) -> bytes:
-    parts = []
-    while size:
-        part = os.pread(file, min(size, 2**30), at)
-        if not part:
-            break
-        parts.append(part)
-        size, at = size - len(part), at + len(part)
-    return b"".join(parts)
 
 
 def _reason(error: Exception) -> str:

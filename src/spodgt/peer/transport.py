@@ -115,7 +115,7 @@ class Transport:
         for stream in self.out.values():
             stream.task.cancel()
         await asyncio.gather(*(stream.task for stream in self.out.values()), return_exceptions=True)
-        handlers = [stream.handler for stream in self.streams.values() if stream.handler is not None]
+        handlers = [stream.handler for stream in self.streams.values()]
         for handler in handlers:  # before the server does it, which would log an error
             handler.cancel()
         if handlers:
@@ -190,10 +190,8 @@ class Transport:
         if old is not None:
             lively = old.incarnation != incarnation and time.monotonic() - old.heard < TAKEOVER_SECONDS
             if lively or old.incarnation.supersedes(incarnation):
-                why = (
-                    f"{sender} is already connected as incarnation {old.incarnation.number}; another process "
-                    "uses its name"
-                )
+                known = f"{sender} is already connected as incarnation {old.incarnation.number}"
+                why = f"{known}; another process uses its name"
                 self.local.notify("refused", why)
                 await context.abort(grpc.StatusCode.ALREADY_EXISTS, why)
             old.close()
@@ -209,9 +207,8 @@ class Transport:
 async def _certified_name(context: grpc.aio.ServicerContext) -> str:
     names = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", [])]
     if len(names) != 1:
-        await context.abort(
-            grpc.StatusCode.UNAUTHENTICATED, f"the certificate must hold one name, it has {names}"
-        )
+        why = f"the certificate must hold one name, it has {names}"
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
     return str(names[0])
 
 
@@ -226,21 +223,20 @@ async def fetch_manifest(identity: Identity, address: str, name: str) -> tuple[b
 class InStream:
     """The receiver's end of a stream: answers with the newest acknowledgement."""
 
-    def __init__(
-        self, own: wire.Context, incarnation: Incarnation, context: grpc.aio.ServicerContext
-    ) -> None:
-        self.own, self.incarnation, self.context = own, incarnation, context  # incarnation: the sender's
+    def __init__(self, own: wire.Context, sender: Incarnation, context: grpc.aio.ServicerContext) -> None:
+        self.own, self.incarnation, self.context = own, sender, context
         self.ack: Ack | None = None
         self.heard = time.monotonic()
         self.answered = 0.0
         self.wake = asyncio.Event()
-        self.handler = asyncio.current_task()  # the stream's own task
+        handler = asyncio.current_task()
+        assert handler is not None
+        self.handler = handler  # the stream's own task
         self.task = asyncio.create_task(self._answer())
 
     def close(self) -> None:
         self.task.cancel()
-        if self.handler is not None:
-            self.handler.cancel()
+        self.handler.cancel()
 
     async def _answer(self) -> None:
         with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, grpc.aio.UsageError):
@@ -278,8 +274,6 @@ class OutStream:
                 async with secure_channel(self.local.identity, self.address, self.name) as channel:
                     await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
                     await self._stream(channel)
-            except asyncio.CancelledError:
-                raise
             except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.TimeoutError, OSError) as error:
                 self.traffic.why = await cause(error, self.local.identity, self.address, self.name)
             if self.traffic.state != "down":
@@ -290,16 +284,12 @@ class OutStream:
 
     async def _stream(self, channel: grpc.aio.Channel) -> None:
         call = channel.stream_stream(f"/{SERVICE}/Talk")()
-        listener = asyncio.create_task(self._listen(call))
+        parts = [asyncio.create_task(part) for part in (self._listen(call), self._send(call), self._watch())]
         try:
-            tasks = {listener, asyncio.create_task(self._send(call)), asyncio.create_task(self._watch())}
-            done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in pending:
-                task.cancel()
-            for task in done:
-                task.result()
+            await asyncio.gather(*parts)  # until one of them raises
         finally:
-            listener.cancel()
+            for part in parts:
+                part.cancel()
             call.cancel()
 
     async def _watch(self) -> None:
