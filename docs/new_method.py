@@ -7,8 +7,6 @@ A skeleton: copy it to src/spodgt/algorithms/your_method.py, rename everything, 
 in registry.py, and delete the comments that are not about your method. CONTRIBUTING.md has the checklist.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,14 +22,13 @@ class SkeletonState(NamedTuple):  # or GradientState, TrackingState of base.py
 
 
 @dataclass(frozen=True)
-class Skeleton(Algorithm[SkeletonState]):
+class Skeleton(Algorithm[SkeletonState]):  # `traits.state` takes the names of the fields
     name = "skeleton"  # the file's name with hyphens
     traits = Traits(
         source="spodgt",  # the citation key
         mixing="gossip",  # what `step` calls: pull, push, both, gossip, a server's average or none
         sporadic_clients="no",  # idle clients: "yes" goes on, "waits" for them, "no" refuses
         sporadic_links="yes",
-        state=SkeletonState._fields,
         mixes=(("gossip", "x"),),  # fields given to a mixing as they are, in order; derived ones are not
     )  # base.py lists the others: tracking, exact, steps, local_steps, …
     step_size: Rate = 0.01  # η; Rate, Count and Positive fields are checked

@@ -199,7 +199,6 @@ class Lazy(Algorithm[GradientState]):
         mixing="gossip",
         sporadic_clients="no",
         sporadic_links="no",
-        state=GradientState._fields,
     )
     step_size: Rate = 0.01
 

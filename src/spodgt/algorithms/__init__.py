@@ -3,8 +3,8 @@
 from spodgt.algorithms.base import Algorithm, Rate, Schedule, Traits
 from spodgt.algorithms.compose.momentum import Momentum
 from spodgt.algorithms.compose.schedules import Constant, Cosine, Inverse, InverseSqrt, Scheduled
-from spodgt.algorithms.registry import ALGORITHMS, algorithms, describe, method, register, stack, unwrapped
-from spodgt.algorithms.table import markdown, table
+from spodgt.algorithms.registry import ALGORITHMS, algorithms, describe, method, register, stack
+from spodgt.algorithms.table import table
 
 __all__ = [
     "ALGORITHMS",
@@ -20,10 +20,8 @@ __all__ = [
     "Traits",
     "algorithms",
     "describe",
-    "markdown",
     "method",
     "register",
     "stack",
     "table",
-    "unwrapped",
 ]

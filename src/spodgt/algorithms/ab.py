@@ -7,24 +7,22 @@ The paper has a fixed graph; the same recursion over changing links is TV-AB [sa
 Steps may differ between clients, because y goes to zero.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from spodgt.algorithms.base import Rate, TrackingState, Traits
-from spodgt.algorithms.shared import Tracking
+from torch import Tensor
+
+from spodgt.algorithms.base import Algorithm, Rate, TrackingState, Traits
 from spodgt.types import Round
 
 
 @dataclass(frozen=True)
-class AB(Tracking):
+class AB(Algorithm[TrackingState]):
     name = "ab"
     traits = Traits(
         source="xin2018linear",
         mixing="pull+push",
         sporadic_clients="no",
         sporadic_links="yes",
-        state=TrackingState._fields,
         mixes=(("pull", "x"), ("push", "y")),
         tracking=True,
         exact="yes",
@@ -32,6 +30,10 @@ class AB(Tracking):
         steps="per client",
     )
     step_size: Rate = 0.01  # α
+
+    def init(self, x: Tensor, round: Round) -> TrackingState:
+        g = round.grad(x)
+        return TrackingState(x, g, g)
 
     def step(self, state: TrackingState, round: Round) -> TrackingState:
         x = round.pull(state.x) - self.step_size * state.y

@@ -3,8 +3,6 @@
 Each use of a client or a link is charged.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from spodgt.algorithms.spod_gt import SpodGT

@@ -8,7 +8,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import partial
 from inspect import isfunction
 from numbers import Integral, Real
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Protocol
@@ -20,7 +20,7 @@ from typing_extensions import TypeVar
 
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.participation.availability import Overlay, Served
+from spodgt.participation.availability import Overlay, Served, Woken
 from spodgt.types import Availability, Round
 
 
@@ -54,27 +54,10 @@ class TrackingState(NamedTuple):
 
 
 # --- fields ------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Check:
-    """A note on a field's type, `Annotated[float, Check()]`: the field takes what `positive` takes."""
-
-    whole: bool = False
-    zero: bool = False
-
-
-Number = float | Tensor  # one for all clients, or (clients, 1)
-Positive = Annotated[float, Check()]
-Count = Annotated[int, Check(whole=True)]
-
-
 def positive(value: object, name: str, *, whole: bool = False, zero: bool = False) -> Rate:
-    """A number above 0, or one per client as a (clients, 1) tensor; anything else is the caller's mistake.
+    """A number above 0, or one per client as a (clients, 1) tensor; with `zero`, 0 will do as well.
 
-    Args:
-        value: what was given.
-        name: the argument and its owner for the error message, such as "step_size of spod-gt".
-        whole: only a whole number will do.
-        zero: 0 will do as well.
+    `name` is the argument and its owner for the error message, such as "step_size of spod-gt".
     """
     if isinstance(value, Schedule):
         return value
@@ -92,30 +75,24 @@ def positive(value: object, name: str, *, whole: bool = False, zero: bool = Fals
     raise InvalidInput(f"{name} must be {kind} above 0, got {value!r}; use {argument}={example}.")
 
 
-@cache
-def _checks(owner: type[Algorithm | Schedule]) -> dict[str, Check]:
-    """The checks that the types of the fields ask for, by field."""
+Number = float | Tensor  # one for all clients, or (clients, 1)
+Positive = Annotated[float, positive]  # a field of this type is checked by the function
+Count = Annotated[int, partial(positive, whole=True)]
+
+
+def _check_fields(owner: Algorithm | Schedule) -> None:
     try:
-        hints = typing.get_type_hints(owner, include_extras=True)
+        hints = typing.get_type_hints(type(owner), include_extras=True)
     except NameError as error:
         raise InvalidInput(
             f"fields of {owner.name} need their types at run time, but {error}; import them always."
         ) from error
-    return {
-        name: note
-        for name, hint in hints.items()
-        for part in (hint, *typing.get_args(hint))  # the type, or the parts of `Count | None`
-        for note in typing.get_args(part)
-        if isinstance(note, Check)
-    }
-
-
-def _check_fields(owner: Algorithm | Schedule) -> None:
     for each in fields(owner):  # type: ignore[arg-type]
-        value, check = getattr(owner, each.name), _checks(type(owner)).get(each.name)
-        if check is not None and value is not each.default:
-            name = f"{each.name} of {owner.name}"
-            object.__setattr__(owner, each.name, positive(value, name, whole=check.whole, zero=check.zero))
+        value, hint = getattr(owner, each.name), hints[each.name]
+        for part in (hint, *typing.get_args(hint)):  # the type, or the parts of `Count | None`
+            for check in getattr(part, "__metadata__", ()):
+                if callable(check) and value is not each.default:
+                    object.__setattr__(owner, each.name, check(value, f"{each.name} of {owner.name}"))
 
 
 # --- step sizes --------------------------------------------------------------------------------------
@@ -124,7 +101,7 @@ class Schedule(ABC):
     """A step size that changes with the rounds; a frozen dataclass of numbers."""
 
     name: ClassVar[str]
-    start: Annotated[Number, Check()]  # in round 1
+    start: Annotated[Number, positive]  # in round 1
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -140,7 +117,7 @@ class Schedule(ABC):
 
 
 # A step size: a number, one per client, or a schedule of these.
-Rate = Annotated[float | Tensor | Schedule, Check()]
+Rate = Annotated[float | Tensor | Schedule, positive]
 
 
 @typing.runtime_checkable
@@ -167,7 +144,7 @@ class Traits:
     mixing: Literal["pull+push", "pull", "push", "gossip", "none", "server"]
     sporadic_clients: Sporadic
     sporadic_links: Sporadic
-    state: tuple[str, ...]  # the fields of its state, in order
+    state: tuple[str, ...] = ()  # the fields of its state, in order; `Algorithm[State]` fills it in
     mixes: tuple[tuple[Mixing, str], ...] = ()  # fields that a step mixes as they are, in its order
     tracking: bool = False  # follows the global gradient, not the client's own
     local_steps: bool = False  # several gradients between two exchanges
@@ -197,12 +174,16 @@ class Algorithm(ABC, Generic[S]):
     traits: ClassVar[Traits]
 
     def __init_subclass__(cls) -> None:
-        """A subclass with a step of its own keeps no claim to a compiled one, unless it declares it."""
+        """Fill in `traits.state`. A step of its own gives up an inherited compiled one."""
         super().__init_subclass__()
         hooks = {"fit", "uses", "weighs"}  # these set the scene and leave the step alone
         own = {key for key, value in vars(cls).items() if isfunction(value) and not key.startswith("__")}
-        inherits = any("traits" in vars(parent) for parent in cls.__mro__[1:])
-        if own - hooks and inherits and "traits" not in vars(cls):
+        if "traits" in vars(cls):
+            bases = (base for parent in cls.__mro__ for base in vars(parent).get("__orig_bases__", ()))
+            named = (state for base in bases for state in typing.get_args(base))  # S of Algorithm[S]
+            names = (state._fields for state in named if hasattr(state, "_fields"))
+            cls.traits = replace(cls.traits, state=next(names, cls.traits.state))
+        elif own - hooks and hasattr(cls, "traits"):
             cls.traits = replace(cls.traits, rule=None, compiled=None)
 
     def __post_init__(self) -> None:
@@ -224,10 +205,13 @@ class Algorithm(ABC, Generic[S]):
         """What the method makes of the availability, by default what its traits say.
 
         A server or no mixing: no links. "waits": everybody, in every round. Gossip: one draw per pair.
+        A random pair or client talks: those who are drawn.
         """
         traits = self.traits
         if traits.mixing in ("none", "server"):
             return Served(availability)
+        if traits.talks != "all":
+            return Woken(availability, network, traits.talks == "pair", computing=traits.steps != "none")
         clients, links = traits.sporadic_clients == "waits", traits.sporadic_links == "waits"
         pairs = network.reverse if traits.mixing == "gossip" and traits.sporadic_links == "yes" else None
         if not clients and not links and pairs is None:
@@ -235,5 +219,8 @@ class Algorithm(ABC, Generic[S]):
         return Overlay(availability, all_clients=clients, all_links=links, pairs=pairs)
 
     def weighs(self, network: Network) -> Network:
-        """The network with the mixing weights that the method prescribes, such as ½ for pairwise gossip."""
-        return network
+        """The network with the method's own mixing weights, such as ½ where two random clients meet."""
+        if self.traits.talks == "all":
+            return network
+        half = np.full(network.links, 0.5)
+        return replace(network, a=half, b=half, w=None if network.w is None else half)

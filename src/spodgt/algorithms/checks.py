@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, HasStepSize, Schedule, Traits
+from spodgt.algorithms.base import Algorithm, HasStepSize, Schedule, Sporadic, Traits
 from spodgt.algorithms.compose.momentum import Momentum
 from spodgt.algorithms.registry import ALGORITHMS
 from spodgt.errors import Incompatible, InvalidInput
@@ -17,43 +17,29 @@ from spodgt.types import Availability
 
 
 def check(algorithm: Algorithm, network: Network, availability: Availability) -> None:
-    """Raise `Incompatible` unless the method can run here.
-
-    Args:
-        algorithm: the method.
-        network: who can talk.
-        availability: the run's own, before `uses`.
-    """
-    traits, name = algorithm.traits, algorithm.name
-    instead = _instead(traits, network, availability)
+    """Raise `Incompatible` unless the method can run here; `availability` is the run's own, before `uses`."""
+    traits, needs = algorithm.traits, None
     if _one_way(traits, network):
         j, i = network.one_way_link()
-        raise Incompatible(
-            f"{name} needs a reverse for every link, and link {j} → {i} has none; "
-            f"add link {i} → {j} or use {instead}."
-        )
-    if traits.sporadic_clients == "no" and availability.idle_clients:
-        client = int(np.argmin(availability.p))
-        got = _probability(
-            f"client {client} computes", availability.p[client], "some clients are idle in some rounds"
-        )
-        raise Incompatible(f"{name} needs every client in every round, but {got}; use {instead}.")
-    if traits.sporadic_links == "no" and availability.idle_links:
-        link = int(np.argmin(availability.p_hat))
-        which = f"link {network.senders[link]} → {network.receivers[link]} works"
-        got = _probability(which, availability.p_hat[link], "some links are down in some rounds")
-        raise Incompatible(f"{name} needs every link in every round, but {got}; use {instead}.")
-    check_steps(algorithm, network)
+        needs = f"a reverse for every link, and link {j} → {i} has none; add link {i} → {j} or"
+    elif traits.sporadic_clients == "no" and availability.idle_clients:
+        p, got = availability.p.min(), "some clients are idle in some rounds"
+        if p < 1:
+            got = f"client {np.argmin(availability.p)} computes with probability {p:.3g}"
+        needs = f"every client in every round, but {got};"
+    elif traits.sporadic_links == "no" and availability.idle_links:
+        n, p = int(np.argmin(availability.p_hat)), availability.p_hat.min()
+        link = f"link {network.senders[n]} → {network.receivers[n]}"
+        got = f"{link} works with probability {p:.3g}" if p < 1 else "some links are down in some rounds"
+        needs = f"every link in every round, but {got};"
+    if needs is not None:
+        raise Incompatible(f"{algorithm.name} needs {needs} use {_instead(traits, network, availability)}.")
+    _check_steps(algorithm, network)
     algorithm.weighs(network)
 
 
-def check_steps(algorithm: Algorithm, network: Network) -> None:
-    """Raise unless the method's step size and momentum are of a kind that it is meant for.
-
-    Args:
-        algorithm: the method.
-        network: who can talk.
-    """
+def _check_steps(algorithm: Algorithm, network: Network) -> None:
+    """Raise unless the step size and the momentum are of a kind that the method is meant for."""
     traits, name = algorithm.traits, algorithm.name
     step = algorithm.step_size if isinstance(algorithm, HasStepSize) else None
     start = step.start if isinstance(step, Schedule) else step
@@ -77,20 +63,17 @@ def _one_way(traits: Traits, network: Network) -> bool:
     return traits.mixing == "gossip" and not network.two_way
 
 
-def _probability(what: str, p: float, otherwise: str) -> str:
-    return f"{what} with probability {p:.3g}" if p < 1 else otherwise
-
-
 def _instead(refused: Traits, network: Network, availability: Availability) -> str:
     """The nearest method that runs here and waits for nobody; among equals, the first of the list."""
 
+    def bears(sporadic: Sporadic, idle: bool) -> bool:
+        return sporadic == "yes" or (sporadic == "no" and not idle)
+
     def runs(traits: Traits) -> bool:
-        waits = "waits" in (traits.sporadic_clients, traits.sporadic_links)
-        idle = (availability.idle_clients and traits.sporadic_clients != "yes") or (
-            availability.idle_links and traits.sporadic_links != "yes"
-        )
         plain = traits.talks == "all" and not traits.local_steps and traits.mixing not in ("none", "server")
-        return plain and not waits and not idle and not _one_way(traits, network)
+        clients = bears(traits.sporadic_clients, availability.idle_clients)
+        links = bears(traits.sporadic_links, availability.idle_links)
+        return plain and clients and links and not _one_way(traits, network)
 
     def distance(cls: type[Algorithm]) -> tuple[bool, ...]:
         same = ("tracking", "mixing", "rule", "exact")

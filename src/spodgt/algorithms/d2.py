@@ -7,8 +7,6 @@ x^{-1} = x⁰ and g^{-1} = 0 give the first line. It needs λ_min(W) > -1/3; wit
 which always has it. The step must be one constant: what has been summed up cannot be rescaled.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -32,7 +30,7 @@ class D2State(NamedTuple):
 @dataclass(frozen=True)
 class D2(Algorithm[D2State]):
     name = "d2"
-    traits = replace(Extra.traits, source="tang2018d", state=D2State._fields, mixes=())
+    traits = replace(Extra.traits, source="tang2018d", mixes=())
     step_size: Rate = 0.01  # γ
     lazy: bool = False
 

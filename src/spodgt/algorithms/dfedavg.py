@@ -6,35 +6,29 @@
 With `momentum=θ` it is DFedAvgM: z ← z - η g(z) + θ (z - z₋), started anew after every exchange.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from spodgt.algorithms.base import Count, GradientState, Rate, Traits
+from spodgt.algorithms.base import Count, GradientState, Rate
+from spodgt.algorithms.dsgd import DSGD
 from spodgt.algorithms.shared import LocalSteps, exchanges
 from spodgt.types import Round
 
 
 @dataclass(frozen=True)
-class DFedAvg(LocalSteps[GradientState]):
+class DFedAvg(LocalSteps[GradientState], DSGD):
     name = "dfedavg"
-    traits = Traits(
+    traits = replace(
+        DSGD.traits,
         source="sun2022decentralized",
-        mixing="gossip",
-        sporadic_clients="no",
         sporadic_links="no",
-        state=GradientState._fields,
+        mixes=(),
         local_steps=True,
         momentum="restarted",
     )
     step_size: Rate = 0.01  # η
     local_steps: Count = 5  # K
-
-    def init(self, x: Tensor, round: Round) -> GradientState:
-        return GradientState(x, round.grad(x))
 
     def step(self, state: GradientState, round: Round) -> GradientState:
         z = state.x - self.step_size * state.g

@@ -7,8 +7,6 @@ The step is DSGD's; the paper's gradients are full, so give the problem a full b
 weights are our W.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from spodgt.algorithms.dsgd import DSGD

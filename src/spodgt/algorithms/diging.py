@@ -7,23 +7,19 @@ Links may come and go, one draw for each pair. Steps that differ between clients
 [nedic2017geometrically].
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from spodgt.algorithms.ab import AB
-from spodgt.algorithms.base import Rate, TrackingState
-from spodgt.algorithms.shared import Tracking
+from spodgt.algorithms.base import TrackingState
 from spodgt.types import Round
 
 
 @dataclass(frozen=True)
-class DIGing(Tracking):
+class DIGing(AB):
     name = "diging"
     traits = replace(
         AB.traits, source="nedic2017achieving", mixing="gossip", mixes=(("gossip", "x"), ("gossip", "y"))
     )
-    step_size: Rate = 0.01  # α
 
     def step(self, state: TrackingState, round: Round) -> TrackingState:
         x = round.gossip(state.x) - self.step_size * state.y

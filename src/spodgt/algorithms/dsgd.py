@@ -6,8 +6,6 @@ Over changing links (Ŵ, one draw for each pair) it is [koloskova2020unified]. W
 different clients it stops a distance of order γ from the optimum.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,7 +22,6 @@ class DSGD(Algorithm[GradientState]):
         mixing="gossip",
         sporadic_clients="no",
         sporadic_links="yes",
-        state=GradientState._fields,
         mixes=(("gossip", "x"),),
     )
     step_size: Rate = 0.01  # γ

@@ -5,8 +5,6 @@
 That is x⁺ = Ŵ x - α v⊙g, one draw v̂_ij = v̂_ji for each pair. Clients that compute rarely weigh less.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from spodgt.algorithms.dsgd import DSGD

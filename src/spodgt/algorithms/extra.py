@@ -7,8 +7,6 @@
 one constant: what has been summed up cannot be rescaled.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -30,13 +28,7 @@ class ExtraState(NamedTuple):
 class Extra(Algorithm[ExtraState]):
     name = "extra"
     traits = replace(
-        DSGD.traits,
-        source="shi2015extra",
-        sporadic_links="no",
-        state=ExtraState._fields,
-        tracking=True,
-        exact="yes",
-        steps="constant",
+        DSGD.traits, source="shi2015extra", sporadic_links="no", tracking=True, exact="yes", steps="constant"
     )
     step_size: Rate = 0.01  # α
 

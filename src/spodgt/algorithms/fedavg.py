@@ -8,35 +8,26 @@ charges gradients only; 2 messages per client go to the server and back in every
 weigh the same, whatever they hold.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from spodgt.algorithms.base import Count, GradientState, Rate, Traits
-from spodgt.algorithms.shared import LocalSteps, exchanges
+from spodgt.algorithms.base import GradientState
+from spodgt.algorithms.dfedavg import DFedAvg
+from spodgt.algorithms.shared import exchanges
 from spodgt.types import Round
 
 
 @dataclass(frozen=True)
-class FedAvg(LocalSteps[GradientState]):
+class FedAvg(DFedAvg):
     name = "fedavg"
-    traits = Traits(
+    traits = replace(
+        DFedAvg.traits,
         source="mcmahan2017communication",
         mixing="server",
         sporadic_clients="yes",
         sporadic_links="yes",
-        state=GradientState._fields,
-        local_steps=True,
-        momentum="restarted",
     )
-    step_size: Rate = 0.01  # η
-    local_steps: Count = 5  # K
-
-    def init(self, x: Tensor, round: Round) -> GradientState:
-        return GradientState(x, round.grad(x))
 
     def step(self, state: GradientState, round: Round) -> GradientState:
         z = state.x - self.step_size * state.g

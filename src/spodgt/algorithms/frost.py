@@ -8,8 +8,6 @@ Nobody needs to know its out-degree. z is the tracker, in the paper's letter: it
 it is not called y; e is the paper's y. Steps may differ between clients. A must stay the same in all rounds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -36,7 +34,6 @@ class Frost(Algorithm[FrostState]):
         source="xin2019frost",
         mixing="pull",
         sporadic_links="no",
-        state=FrostState._fields,
         mixes=(("pull", "x"), ("pull", "e"), ("pull", "z")),
     )
     step_size: Rate = 0.01  # α

@@ -3,8 +3,6 @@
 The gossip form of that source is `gossip-push-pull`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from spodgt.algorithms.spod_gt import SpodGT

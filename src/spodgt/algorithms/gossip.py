@@ -5,18 +5,13 @@
 There are no gradients: the models tend to the average of the x⁰. The yardstick for mixing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, Traits
-from spodgt.algorithms.shared import halves
-from spodgt.network import Network
-from spodgt.participation.availability import Woken
-from spodgt.types import Availability, Round
+from spodgt.types import Round
 
 
 class GossipState(NamedTuple):
@@ -31,18 +26,11 @@ class Gossip(Algorithm[GossipState]):
         mixing="gossip",
         sporadic_clients="waits",
         sporadic_links="waits",
-        state=GossipState._fields,
         mixes=(("gossip", "x"),),
         talks="pair",
         steps="none",
         momentum="none",
     )
-
-    def uses(self, availability: Availability, network: Network) -> Availability:
-        return Woken(availability, network, pairs=True, computing=False)
-
-    def weighs(self, network: Network) -> Network:
-        return halves(network)
 
     def init(self, x: Tensor, round: Round) -> GossipState:
         return GossipState(x)

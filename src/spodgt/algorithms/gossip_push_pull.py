@@ -10,18 +10,13 @@ talks to whom (one neighbour each way, drawn uniformly), the weights of one half
 `g-push-pull` is what the Spod-GT paper compares with.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
 
 from spodgt.algorithms.ab import AB
 from spodgt.algorithms.base import TrackingState
-from spodgt.algorithms.shared import halves
-from spodgt.network import Network
-from spodgt.participation.availability import Woken
-from spodgt.types import Availability, Round
+from spodgt.types import Round
 
 
 @dataclass(frozen=True)
@@ -35,12 +30,6 @@ class GossipPushPull(AB):
         vectors=1,
         talks="client",
     )
-
-    def uses(self, availability: Availability, network: Network) -> Availability:
-        return Woken(availability, network)
-
-    def weighs(self, network: Network) -> Network:
-        return halves(network)
 
     def step(self, state: TrackingState, round: Round) -> TrackingState:
         x = round.pull(state.x) - self.step_size * (round.computes * state.y)

@@ -8,22 +8,17 @@ From the paper: stochastic gradient tracking where one random pair averages in a
 wakes always meets a neighbour, drawn uniformly, and both step with the tracker they had before they met.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
 
-from spodgt.algorithms.base import Rate, TrackingState
+from spodgt.algorithms.base import TrackingState
 from spodgt.algorithms.diging import DIGing
-from spodgt.algorithms.shared import Tracking, halves
-from spodgt.network import Network
-from spodgt.participation.availability import Woken
-from spodgt.types import Availability, Round
+from spodgt.types import Round
 
 
 @dataclass(frozen=True)
-class GSGT(Tracking):
+class GSGT(DIGing):
     name = "gsgt"
     traits = replace(
         DIGing.traits,
@@ -32,13 +27,6 @@ class GSGT(Tracking):
         sporadic_links="waits",
         talks="pair",
     )
-    step_size: Rate = 0.01  # α
-
-    def uses(self, availability: Availability, network: Network) -> Availability:
-        return Woken(availability, network, pairs=True)
-
-    def weighs(self, network: Network) -> Network:
-        return halves(network)
 
     def step(self, state: TrackingState, round: Round) -> TrackingState:
         x = round.gossip(state.x) - self.step_size * (round.computes * state.y)

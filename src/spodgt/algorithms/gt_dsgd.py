@@ -6,8 +6,6 @@
 The two exchanges of a round follow each other. y sums up to the gradients one round old.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -28,9 +26,7 @@ class GTDSGDState(NamedTuple):
 @dataclass(frozen=True)
 class GTDSGD(Algorithm[GTDSGDState]):
     name = "gt-dsgd"
-    traits = replace(
-        DIGing.traits, source="xin2021improved", sporadic_links="no", state=GTDSGDState._fields, mixes=()
-    )
+    traits = replace(DIGing.traits, source="xin2021improved", sporadic_links="no", mixes=())
     step_size: Rate = 0.01  # α
 
     def init(self, x: Tensor, round: Round) -> GTDSGDState:

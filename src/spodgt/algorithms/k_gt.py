@@ -6,8 +6,6 @@
 With A = B = W it is the published method. The state's x is z, `anchor` is x. K = ⌈mean(1/p)⌉ by default.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -34,13 +32,13 @@ class KGT(LocalSteps[KGTState]):
     name = "k-gt"
     traits = replace(
         AB.traits, source="liu2025decentralized", sporadic_clients="waits", sporadic_links="waits",
-        state=KGTState._fields, mixes=(), local_steps=True,
+        mixes=(), local_steps=True
     )  # fmt: skip
     step_size: Rate = 0.01  # η
     local_steps: Count | None = None  # K
     server_step: Positive = 1.0  # η_s
 
-    def fit(self, availability: Availability) -> KGT:
+    def fit(self, availability: Availability) -> "KGT":
         K = math.ceil(min(float(np.mean(1 / availability.p)), 2.0**53))  # p may be next to nothing
         return replace(self, local_steps=self.local_steps or K)
 

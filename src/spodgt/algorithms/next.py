@@ -9,18 +9,15 @@ Chosen here: the linearised surrogate f̃ = ∇f(x)·(· - x) + τ/2 |· - x|² 
 x̃ = x - η y with η = m/τ. The paper lets α decay; a constant one is exact for smooth problems.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from spodgt.algorithms.base import Rate, TrackingState
 from spodgt.algorithms.diging import DIGing
-from spodgt.algorithms.shared import Tracking
 from spodgt.types import Round
 
 
 @dataclass(frozen=True)
-class Next(Tracking):
+class Next(DIGing):
     name = "next"
     traits = replace(DIGing.traits, source="di2016next", mixes=(("gossip", "y"),))
     step_size: Rate = 0.01  # η

@@ -8,8 +8,6 @@
 C is our B. Only out-degrees are needed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -32,11 +30,7 @@ class PushDIGingState(NamedTuple):
 class PushDIGing(Algorithm[PushDIGingState]):
     name = "push-diging"
     traits = replace(
-        AB.traits,
-        source="nedic2017achieving",
-        mixing="push",
-        state=PushDIGingState._fields,
-        mixes=(("push", "v"), ("push", "y")),
+        AB.traits, source="nedic2017achieving", mixing="push", mixes=(("push", "v"), ("push", "y"))
     )
     step_size: Rate = 0.01  # α
 

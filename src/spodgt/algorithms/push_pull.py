@@ -7,21 +7,17 @@ R is our A and C our B. α is a number or, as in the paper, one per client. The 
 over changing links it is AB/Push-Pull [nedic2025ab].
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from spodgt.algorithms.ab import AB
-from spodgt.algorithms.base import Rate, TrackingState
-from spodgt.algorithms.shared import Tracking
+from spodgt.algorithms.base import TrackingState
 from spodgt.types import Round
 
 
 @dataclass(frozen=True)
-class PushPull(Tracking):
+class PushPull(AB):
     name = "push-pull"
     traits = replace(AB.traits, source="pu2020push", mixes=(("push", "y"),))
-    step_size: Rate = 0.01  # α
 
     def step(self, state: TrackingState, round: Round) -> TrackingState:
         x = round.pull(state.x - self.step_size * state.y)

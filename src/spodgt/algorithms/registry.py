@@ -144,11 +144,7 @@ def method(name: str | Algorithm, **fields: Any) -> Algorithm:
 
 
 def unwrapped(algorithm: Algorithm) -> tuple[Algorithm, float]:
-    """The method itself, a schedule put back into its `step_size`, and its momentum.
-
-    Args:
-        algorithm: a method, wrapped or not.
-    """
+    """The method itself, a schedule put back into its `step_size`, and its momentum."""
     base, beta = (algorithm.base, algorithm.beta) if isinstance(algorithm, Momentum) else (algorithm, 0.0)
     if isinstance(base, Scheduled):
         base = dataclasses.replace(base.base, step_size=base.schedule)  # type: ignore[type-var]
@@ -156,11 +152,7 @@ def unwrapped(algorithm: Algorithm) -> tuple[Algorithm, float]:
 
 
 def describe(algorithm: Algorithm) -> dict[str, Any]:
-    """The method as plain values for a configuration: `method(**describe(algorithm))` is the same again.
-
-    Args:
-        algorithm: a method, wrapped or not.
-    """
+    """The method as plain values for a configuration: `method(**describe(algorithm))` is the same again."""
     base, beta = unwrapped(algorithm)
     values = {"name": base.name, **_fields(base), "momentum": beta}
     return {
@@ -193,11 +185,7 @@ def stack(
 ) -> Part:
     """One method for a batch of runs: numbers that differ between runs become one row per client.
 
-    Args:
-        parts: the method of every run; they differ in numbers only, such as K of `k-gt`.
-        clients: how many clients every run has.
-        dtype: of the rows.
-        device: where the rows are kept.
+    `parts` are the methods of the runs, `clients` how many clients each has.
     """
 
     def column(values: list[Any]) -> Any:

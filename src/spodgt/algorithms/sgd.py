@@ -6,8 +6,6 @@ Every row holds the same model, and a step uses the mini-batches of all clients 
 never idle: a round costs one gradient at p = 1 and no message, whatever the participation.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -26,7 +24,6 @@ class SGD(Algorithm[GradientState]):
         mixing="none",
         sporadic_clients="yes",
         sporadic_links="yes",
-        state=GradientState._fields,
         exact="yes",
     )
     step_size: Rate = 0.01  # η

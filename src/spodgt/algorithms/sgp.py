@@ -9,8 +9,6 @@ In our letters: u⁺ = B (u - γ g), s⁺ = B s, x⁺ = u⁺/s⁺. The step come
 round than in subgradient-push.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -31,9 +29,7 @@ class SGPState(NamedTuple):
 @dataclass(frozen=True)
 class SGP(Algorithm[SGPState]):
     name = "sgp"
-    traits = replace(
-        SubgradientPush.traits, source="assran2019stochastic", state=SGPState._fields, mixes=(("push", "s"),)
-    )
+    traits = replace(SubgradientPush.traits, source="assran2019stochastic", mixes=(("push", "s"),))
     step_size: Rate = 0.01  # γ
 
     def init(self, x: Tensor, round: Round) -> SGPState:

@@ -8,8 +8,6 @@ Columns of B̂ sum to one, so Σy = Σg in every round, whoever is idle. Idle cl
 the method settles near the minimiser of Σ p_i F_i.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -26,7 +24,6 @@ class SpodGT(Algorithm[TrackingState]):
         mixing="pull+push",
         sporadic_clients="yes",
         sporadic_links="yes",
-        state=TrackingState._fields,
         mixes=(("push", "y"), ("pull", "x")),
         tracking=True,
         exact="all active",
@@ -49,6 +46,3 @@ class SpodGT(Algorithm[TrackingState]):
         x = round.pull(state.x) - self.step_size * y
         g = self.gradient(x, state.g, round)
         return TrackingState(x, y + g - state.g, g)
-
-
-SpodGTState = TrackingState

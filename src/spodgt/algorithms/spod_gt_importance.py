@@ -5,8 +5,6 @@
 Unbiased, so it settles around the true optimum; but the noise of a rare client grows as 1/p_i.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

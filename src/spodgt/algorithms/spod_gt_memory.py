@@ -7,8 +7,6 @@ little stale. (x = x*, y = 0, g_i = ∇F_i(x*)) is a fixed point for every patte
 clients, so the bias that idle clients put into Spod-GT is gone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

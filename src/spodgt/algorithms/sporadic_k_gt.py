@@ -1,7 +1,5 @@
 """Sporadic K-GT [zehtabi2026sporadic]: Spod-GT's step over all links in every round, clients are sporadic."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from spodgt.algorithms.spod_gt import SpodGT

@@ -9,8 +9,6 @@ In our letters: w = B u, s⁺ = B s, x⁺ = w/s⁺, u⁺ = w - α g(x⁺). The f
 α decay, which makes the limit exact; with a constant α a bias remains.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,7 +32,6 @@ class SubgradientPush(Algorithm[SubgradientPushState]):
         mixing="push",
         sporadic_clients="no",
         sporadic_links="yes",
-        state=SubgradientPushState._fields,
         mixes=(("push", "u"), ("push", "s")),
     )
     step_size: Rate = 0.01  # α

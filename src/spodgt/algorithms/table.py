@@ -18,6 +18,7 @@ COLUMNS: dict[str, str] = {
     "vectors": "vectors each",
 }
 _BEGIN, _END = "<!-- methods: generated -->", "<!-- methods: end -->"
+_YES = {True: "yes", False: "no"}
 
 
 def table() -> list[dict[str, str]]:
@@ -25,45 +26,29 @@ def table() -> list[dict[str, str]]:
     return [_row(name, cls.traits) for name, cls in algorithms().items()]
 
 
-def markdown() -> str:
-    """The table as it stands in the docs."""
+def refreshed(page: str) -> str:
+    """The text of docs/methods.md with the table between its marks made anew."""
     lines = [list(COLUMNS.values()), ["---"] * len(COLUMNS)]
     for row in table():
-        cells = row | {
-            "method": f"`{row['method']}`",
-            "source": f"[{row['source']}](references.md#{row['source']})",
-        }
-        lines.append([cells[key] for key in COLUMNS])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def refreshed(page: str) -> str:
-    """A page with the table between its marks made anew.
-
-    Args:
-        page: the text of docs/methods.md.
-    """
+        method, source, *cells = row.values()
+        lines.append([f"`{method}`", f"[{source}](references.md#{source})", *cells])
+    rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     before, _, rest = page.partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    return f"{before}{_BEGIN}\n{markdown()}\n{_END}{after}"
+    return f"{before}{_BEGIN}\n{rows}\n{_END}{rest.partition(_END)[2]}"
 
 
 def _row(name: str, traits: Traits) -> dict[str, str]:
-    talks = {"all": "1 per link", "pair": "2", "client": "2"}[traits.talks]
-    talks = {"server": "2 per client", "none": "0"}.get(traits.mixing, talks)
+    messages = {"server": "2 per client", "none": "0"}.get(traits.mixing)
+    messages = messages or ("1 per link" if traits.talks == "all" else "2")
     return {
         "method": name,
         "source": traits.source,
-        "directed": "any" if traits.mixing in ("server", "none") else _yes("pu" in traits.mixing),
-        "tracking": _yes(traits.tracking),
+        "directed": "any" if traits.mixing in ("server", "none") else _YES["pu" in traits.mixing],
+        "tracking": _YES[traits.tracking],
         "sporadic_compute": traits.sporadic_clients,
         "sporadic_links": traits.sporadic_links,
-        "local_steps": _yes(traits.local_steps),
-        "exact": {"all active": "if all compute"}.get(traits.exact, traits.exact),
-        "messages": talks + (" every K" if traits.local_steps else ""),
+        "local_steps": _YES[traits.local_steps],
+        "exact": "if all compute" if traits.exact == "all active" else traits.exact,
+        "messages": messages + (" every K" if traits.local_steps else ""),
         "vectors": "–" if traits.mixing == "none" else str(traits.vectors),
     }
-
-
-def _yes(true: bool) -> str:
-    return "yes" if true else "no"

@@ -11,12 +11,13 @@ import copy
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Check, Count, Number, Positive, S, Schedule
+from spodgt.algorithms.base import Count, Number, Positive, S, Schedule, positive
 from spodgt.algorithms.compose.wrapper import Wrapper
 from spodgt.errors import InvalidConfig
 from spodgt.types import Round
@@ -60,7 +61,7 @@ class Cosine(Schedule):
 
     name = "cosine"
     rounds: Count = 1000
-    end: Annotated[float, Check(zero=True)] = 0.0
+    end: Annotated[float, partial(positive, zero=True)] = 0.0
 
     def at(self, k: int | Tensor) -> Number:
         done = (torch.as_tensor(k - 1, dtype=torch.float64) / self.rounds).clamp(max=1)
@@ -71,11 +72,7 @@ SCHEDULES: dict[str, type[Schedule]] = {cls.name: cls for cls in (Constant, Inve
 
 
 def schedule(value: Any) -> Any:
-    """The schedule that a table `{schedule = "inverse-sqrt", start = 0.1}` means; others as they are.
-
-    Args:
-        value: a step size as a configuration or a caller gives it.
-    """
+    """The schedule that a table `{schedule = "inverse-sqrt", start = 0.1}` means; others as they are."""
     if not isinstance(value, dict):
         return value.start if isinstance(value, Constant) else value
     fields = dict(value)
@@ -108,8 +105,7 @@ class Scheduled(Wrapper[S]):
         return self.schedule
 
     def init(self, x: Tensor, round: Round) -> S:
-        state: S = self.base.init(x, round)
-        return state
+        return self.base.init(x, round)
 
     def step(self, state: S, round: Round) -> S:
         k, K = round.k, self.local_steps
@@ -117,5 +113,4 @@ class Scheduled(Wrapper[S]):
         rate = self.schedule.at(held.double() if isinstance(held, Tensor) else held)
         now = copy.copy(self.base)  # not `replace`: a rate of zero at the end of a schedule is no mistake
         object.__setattr__(now, "step_size", rate.to(state.x) if isinstance(rate, Tensor) else rate)
-        after: S = now.step(state, round)
-        return after
+        return now.step(state, round)

@@ -13,7 +13,7 @@ from spodgt.types import Availability
 
 @dataclass(frozen=True)
 class Wrapper(Algorithm[S]):
-    base: Algorithm
+    base: Algorithm[S]
 
     def declares(self, suffix: str, *more: str) -> None:
         """Take the name and traits of `base`, with `more` fields in the state; no compiled step is ours."""
