@@ -199,6 +199,9 @@ def test_one_client_is_gradient_descent() -> None:
     assert d.fastest_step() == pytest.approx(0.25, rel=1e-2)
     # variance of x⁺ = (1 - ηH) x - η ξ
     assert d.variance(0.1) == pytest.approx(0.01 / (1 - 0.36))
+    for H in np.linspace(0.1, 9, 40):  # the search starts at the limit itself, on either side by rounding
+        found = Dynamics(Network.from_adjacency([[0]]), 1, [], [H], [1.0]).largest_stable_step()
+        assert found == pytest.approx(2 / H, rel=1e-4)
 
 
 def test_effective_step_size() -> None:

@@ -15,9 +15,8 @@ from spodgt.theory.graph import (
     perron_vectors,
 )
 from spodgt.theory.inputs import Data
-from spodgt.theory.overview import Outlook, Overview, overview
+from spodgt.theory.overview import Outlook, Overview, Setting, independent, overview, setting
 from spodgt.theory.prediction import prediction
-from spodgt.theory.setting import Setting, independent, setting
 from spodgt.theory.vanishing import VanishingSchedule, vanishing_schedule
 
 __all__ = [

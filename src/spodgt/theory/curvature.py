@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from spodgt import rng
 from spodgt.problems import Learning
-from spodgt.problems.losses import stacked_loss
+from spodgt.problems.losses import Loss, stacked_loss
 from spodgt.types import Floats
 
 _BLOCK = 2048  # samples of one product
@@ -30,7 +30,9 @@ def largest_eigenvalues(
     """
     values = np.zeros((len(points), problem.clients))
     residuals = np.zeros_like(values)
-    losses = _Losses(problem)
+    # the losses here can be differentiated twice, some of torch's own cannot
+    loss = stacked_loss(problem.loss) or problem.loss
+    module = copy.deepcopy(problem.model).float().eval()
     starts = torch.from_numpy(
         rng.generator(seed, "curvature").standard_normal((problem.clients, problem.parameters))
     ).to(points[0])
@@ -38,7 +40,7 @@ def largest_eigenvalues(
         for client in range(problem.clients):
             v = starts[client] / starts[client].norm()
             for _ in range(_ITERATIONS):
-                Hv, slope = losses.hessian_times(x, v, client)
+                Hv, slope = _hessian_times(problem, module, loss, x, v, client)
                 size = float(Hv.norm())
                 if size <= _FLAT * slope:
                     values[k, client] = residuals[k, client] = 0.0
@@ -55,34 +57,26 @@ def largest_eigenvalues(
     return values, residuals
 
 
-class _Losses:
-    """F_i of one client as a differentiable function of a flat model."""
-
-    def __init__(self, problem: Learning) -> None:
-        self.problem = problem
-        # the losses here can be differentiated twice, some of torch's own cannot
-        self.loss = stacked_loss(problem.loss) or problem.loss
-        self.module = copy.deepcopy(problem.model).float().eval()
-
-    def hessian_times(self, x: Tensor, v: Tensor, client: int) -> tuple[Tensor, float]:
-        """∇²F_i(x) v, and ‖∇F_i(x)‖."""
-        problem = self.problem
-        n = problem.parameters
-        running = problem.running.unflatten(x[n:])
-        share = torch.from_numpy(problem.holdings[client])
-        product, gradient = torch.zeros(n), torch.zeros(n)
-        for rows in torch.split(share, _BLOCK):
-            inputs, targets = problem.samples.take(rows, x.dtype)
-            with torch.enable_grad():
-                theta = x[:n].detach().requires_grad_()
-                outputs = functional_call(self.module, problem.layout.unflatten(theta) | running, (inputs,))
-                loss = self.loss(outputs, targets) * (len(rows) / len(share))
-                (g,) = torch.autograd.grad(loss, theta, create_graph=True)
-                gradient += g.detach()
-                if g.requires_grad:  # a loss that is linear in the model has a constant gradient
-                    try:
-                        (Hv,) = torch.autograd.grad(g @ v, theta, allow_unused=True)
-                    except RuntimeError as error:
-                        raise NotImplementedError(str(error)) from error
-                    product += 0 if Hv is None else Hv
-        return product, float(gradient.norm())
+def _hessian_times(
+    problem: Learning, module: nn.Module, loss: Loss, x: Tensor, v: Tensor, client: int
+) -> tuple[Tensor, float]:
+    """∇²F_i(x) v, and ‖∇F_i(x)‖."""
+    n, own = problem.parameters, torch.from_numpy(problem.holdings[client])
+    running = problem.running.unflatten(x[n:])
+    product, gradient = torch.zeros(n), torch.zeros(n)
+    for rows in torch.split(own, _BLOCK):
+        inputs, targets = problem.samples.take(rows, x.dtype)
+        with torch.enable_grad():
+            theta = x[:n].detach().requires_grad_()
+            outputs = functional_call(module, problem.layout.unflatten(theta) | running, (inputs,))
+            (g,) = torch.autograd.grad(
+                loss(outputs, targets) * (len(rows) / len(own)), theta, create_graph=True
+            )
+            gradient += g.detach()
+            if g.requires_grad:  # a loss that is linear in the model has a constant gradient
+                try:
+                    (Hv,) = torch.autograd.grad(g @ v, theta, allow_unused=True)
+                except RuntimeError as error:
+                    raise NotImplementedError(str(error)) from error
+                product += 0 if Hv is None else Hv
+    return product, float(gradient.norm())

@@ -16,6 +16,7 @@ the method. So every operator here is projected on Σz = 0.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import get_args
 
@@ -28,7 +29,7 @@ from scipy.sparse.csgraph import connected_components
 from spodgt.algorithms.base import Rule
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.theory.graph import Links, expected_matrices, per_client, perron_vectors, probabilities
+from spodgt.theory.graph import expected_matrices, per_client, perron_vectors, probabilities
 from spodgt.theory.moments import Fluctuations, Stage, spectral_radius, stationary_moment
 from spodgt.types import Floats, Ints
 
@@ -71,18 +72,15 @@ class Dynamics:
         self.p_hat = probabilities("p_hat", p_hat, network.links)
         self.H, self.c = _quadratics(network.clients, H, c)
         self.noise = per_client("noise", noise, network.clients, zero=True)
+        # μ_i: how much of client i's gradient an average round counts
+        self.mean_weight = self.p if rule == "zero" else np.ones_like(self.p)
         for weight, what in ((np.ones_like(self.p), "H"), (self.mean_weight, "p_i H_i")):
-            if not np.linalg.eigvalsh(np.einsum("i,iab->ab", weight, self.H))[0] > 0:
+            if not np.linalg.eigvalsh(self._curvature(weight))[0] > 0:
                 raise InvalidInput(
                     f"the sum of {what} over clients must be positive definite; add curvature to some client."
                 )
 
     # --- limits ------------------------------------------------------------------------------------
-    @property
-    def mean_weight(self) -> Floats:
-        """μ_i: how much of client i's gradient an average round counts."""
-        return self.p if self.rule == "zero" else np.ones_like(self.p)
-
     @cached_property
     def optimum(self) -> Floats:
         """(n,) minimiser of Σ F_i."""
@@ -98,18 +96,21 @@ class Dynamics:
         """(n,) what idle clients shift the mean by: limit minus optimum."""
         return self.limit - self.optimum
 
+    def _curvature(self, weight: Floats) -> Floats:
+        return np.asarray(np.einsum("i,iab->ab", weight, self.H))
+
     def _minimiser(self, weight: Floats) -> Floats:
-        total = np.einsum("i,iab->ab", weight, self.H)
-        return np.asarray(np.linalg.solve(total, np.einsum("i,iab,ib->a", weight, self.H, self.c)))
+        pull = np.einsum("i,iab,ib->a", weight, self.H, self.c)
+        return np.asarray(np.linalg.solve(self._curvature(weight), pull))
 
     # --- rates and errors --------------------------------------------------------------------------
     def mean_radius(self, step_size: ArrayLike) -> float:
         """Spectral radius of E[s⁺] as a function of E[s] on Σz = 0."""
-        return max(part.mean_radius() for part in self._leaders(step_size))
+        return max(_Part(self, step_size, first).mean_radius() for first, *_ in self._alike)
 
     def mean_square_radius(self, step_size: ArrayLike) -> float:
         """Spectral radius of E[s⁺s⁺ᵀ] as a function of E[ssᵀ] on Σz = 0; stable if below one."""
-        return max(part.mean_square_radius() for part in self._leaders(step_size))
+        return max(_Part(self, step_size, first).mean_square_radius() for first, *_ in self._alike)
 
     def variance(self, step_size: ArrayLike) -> float:
         """Stationary E‖x - limit‖² / clients; inf if not mean-square stable.
@@ -118,9 +119,9 @@ class Dynamics:
         """
         if self.mean_square_radius(step_size) >= 1:
             return float("inf")
-        eta, total = per_client("step_size", step_size, len(self.p)), 0.0
+        total = 0.0
         for same in self._alike:
-            parts = [_Part(self, eta, own) for own in same]
+            parts = [_Part(self, step_size, own) for own in same]
             total += parts[0].variance(np.sum([part.source() for part in parts], axis=0))
         return total
 
@@ -132,24 +133,24 @@ class Dynamics:
         """(rounds + 1,) exact E‖x_k - optimum‖² / clients from the models `x0`, (n,) or (clients, n)."""
         m, n = self.c.shape
         x = np.broadcast_to(np.asarray(x0, dtype=np.float64).reshape(-1, n), (m, n))
-        errors = [part.curve(x, rounds) for part in self._parts(step_size)]
-        return np.asarray(np.sum(errors, axis=0))
+        parts = (_Part(self, step_size, own) for same in self._alike for own in same)
+        return np.asarray(np.sum([part.curve(x, rounds) for part in parts], axis=0))
 
     def largest_stable_step(self, tolerance: float = 1e-5) -> float:
         """The common step size at which the mean-square radius reaches one, with a relative `tolerance`."""
-        phi, pi = perron_vectors(self.network, self.p_hat)
-        curvature = np.linalg.eigvalsh(np.einsum("i,iab->ab", self.mean_weight, self.H))[-1]
-        high = float(2 / (phi @ pi * curvature))  # where plain descent on Σ μF with this step would break
-        while self.mean_square_radius(high) < 1:
-            high *= 2
-        low = high / 2
-        while self.mean_square_radius(low) >= 1:
-            low, high = low / 2, low
 
         def log_radius(log_step: float) -> float:  # in logarithms: radii grow steeply above the limit
             return float(np.log(max(self.mean_square_radius(np.exp(log_step)), 1e-300)))
 
-        return float(np.exp(brentq(log_radius, np.log(low), np.log(high), xtol=tolerance)))
+        phi, pi = perron_vectors(self.network, self.p_hat)
+        steepest = np.linalg.eigvalsh(self._curvature(self.mean_weight))[-1]
+        high = float(np.log(2 / (phi @ pi * steepest)))  # where plain descent on Σ μF would break
+        while log_radius(high) < 0:
+            high += math.log(2)
+        low = high - math.log(2)
+        while log_radius(low) >= 0:
+            low, high = low - math.log(2), low
+        return float(np.exp(brentq(log_radius, low, high, xtol=tolerance)))
 
     def fastest_step(self, largest: float | None = None) -> float:
         """The step size with the smallest mean-square radius; `largest` is the largest stable one."""
@@ -162,19 +163,12 @@ class Dynamics:
         )
         return float(np.exp(found.x))
 
-    def _parts(self, step_size: ArrayLike) -> list[_Part]:
-        """Coordinates that no H_i couples evolve apart, and second moments across them decide nothing."""
-        eta = per_client("step_size", step_size, len(self.p))
-        return [_Part(self, eta, own) for same in self._alike for own in same]
-
-    def _leaders(self, step_size: ArrayLike) -> list[_Part]:
-        """One part per distinct curvature: parts of equal curvature have equal radii."""
-        eta = per_client("step_size", step_size, len(self.p))
-        return [_Part(self, eta, first) for first, *_ in self._alike]
-
     @cached_property
     def _alike(self) -> list[list[Ints]]:
-        """Coordinates of each part, those of equal curvature together: they share one linear system."""
+        """Coordinates that no H_i couples evolve apart, and second moments across them decide nothing.
+
+        Parts of equal curvature stand together: they share one linear system, and so their radii.
+        """
         _, label = connected_components(np.any(self.H != 0, axis=0), directed=False)
         groups: dict[bytes, list[Ints]] = {}
         for group in range(label.max() + 1):
@@ -186,75 +180,61 @@ class Dynamics:
 class _Part:
     """The recursion on some coordinates, as two stages on (x, z[, h], 1); the 1 carries what is constant."""
 
-    def __init__(self, dynamics: Dynamics, eta: Floats, coordinates: Ints) -> None:
-        self.m, self.n = dynamics.network.clients, len(coordinates)
+    def __init__(self, dynamics: Dynamics, step_size: ArrayLike, coordinates: Ints) -> None:
+        m, n = self.m, self.n = dynamics.network.clients, len(coordinates)
+        self.dynamics, self.coordinates, self.memory = dynamics, coordinates, dynamics.rule == "memory"
         self.H = dynamics.H[:, coordinates][:, :, coordinates]
-        self.limit, self.optimum = dynamics.limit[coordinates], dynamics.optimum[coordinates]
+        self.limit = dynamics.limit[coordinates]
         self.d = np.einsum("iab,ib->ia", self.H, self.limit - dynamics.c[:, coordinates])
-        self.coordinates, self.rule, self.mu = coordinates, dynamics.rule, dynamics.mean_weight
-        self.blocks = 3 if dynamics.rule == "memory" else 2
-        self.client_stage = self._clients(dynamics)
-        self.link_stage = self._links(dynamics.network, dynamics.p_hat, eta)
-        self.size = self.m * self.n
-        self.states = self.blocks * self.size
+        self.size = m * n
+        self.states = (3 if self.memory else 2) * self.size
+        # (clients, n) positions in a state: models, z or trackers, last or present gradients
+        self.x, self.y, self.g = np.arange(3 * self.size).reshape(3, m, n)
+        self.client_stage = self._clients()
+        self.link_stage = self._links(per_client("step_size", step_size, m))
 
-    def _block(self, block: int) -> Ints:
-        """(clients, n) positions of a block: x, z or y, h or g."""
-        size = self.m * self.n
-        return (block * size + np.arange(size)).reshape(self.m, self.n)
-
-    def _clients(self, dynamics: Dynamics) -> Stage:
+    def _clients(self) -> Stage:
         """(x, z[, h], 1) -> (x, y, g, 1) by the draw of v."""
-        m, n, p, H = self.m, self.n, dynamics.p, self.H
-        x, y, g = self._block(0), self._block(1), self._block(2)
-        one_in, one_out = self.blocks * m * n, 3 * m * n
-        scale = 1 / p if self.rule == "importance" else np.ones(m)
-        mean = np.zeros((one_out + 1, one_in + 1))
-        mean[one_out, one_in] = 1
-        mean[x.ravel(), x.ravel()] = 1
-        mean[y.ravel(), y.ravel()] = 1
-        mean_H = (p * scale)[:, None, None] * H
+        m, n, p, H, x, y, g = self.m, self.n, self.dynamics.p, self.H, self.x, self.y, self.g
+        scale = 1 / p if self.dynamics.rule == "importance" else np.ones(m)
+        one = np.full((m, 1), self.states)
+        mean = np.eye(3 * self.size + 1, self.states + 1)
+        mean[2 * self.size :] = 0  # gradients of before, which memory alone keeps
+        mean[-1, -1] = 1
         for rows in (y, g):
-            mean[rows[:, :, None], x[:, None, :]] += mean_H
-        # the fluctuation of v_i multiplies H_i x_i + d_i, or for memory H_i x_i - h_i
-        reads = np.concatenate([x, g if self.rule == "memory" else np.full((m, 1), one_in)], axis=1)
-        if self.rule == "memory":
-            for rows in (y, g):
+            mean[rows[:, :, None], x[:, None, :]] += (p * scale)[:, None, None] * H
+            if self.memory:
                 mean[rows.ravel(), g.ravel()] += np.repeat(1 - p, n)
-            u = np.concatenate([H, np.broadcast_to(-np.eye(n), (m, n, n))], axis=2)
-        else:
-            u = np.concatenate([H, self.d[:, :, None]], axis=2)
-        deviation = scale * np.sqrt(p * (1 - p))
-        idle = Fluctuations(
-            reads, np.concatenate([y, g], axis=1), deviation[:, None, None] * np.concatenate([u, u], axis=1)
-        )
+        # the fluctuation of v_i multiplies H_i x_i + d_i, or for memory H_i x_i - h_i
+        constant = np.broadcast_to(-np.eye(n), (m, n, n)) if self.memory else self.d[:, :, None]
+        maps = (scale * np.sqrt(p * (1 - p)))[:, None, None] * np.concatenate([H, constant], axis=2)
+        reads = np.concatenate([x, g if self.memory else one], axis=1)
+        idle = Fluctuations(reads, np.concatenate([y, g], axis=1), np.concatenate([maps, maps], axis=1))
         # gradient noise comes with v_i: second moment p (scale noise)², independent over coordinates
-        sigma = np.repeat(scale * np.sqrt(p) * dynamics.noise, n)
+        sigma = np.repeat(scale * np.sqrt(p) * self.dynamics.noise, n)
         written = np.stack([y.ravel(), g.ravel()], axis=1)
         noise = Fluctuations(
-            np.full((m * n, 1), one_in), written, np.broadcast_to(sigma[:, None, None], (m * n, 2, 1))
+            np.repeat(one, n, axis=0), written, np.broadcast_to(sigma[:, None, None], (self.size, 2, 1))
         )
         return Stage(csr_matrix(mean), (idle, noise))
 
-    def _links(self, network: Network, p_hat: Floats, eta: Floats) -> Stage:
+    def _links(self, eta: Floats) -> Stage:
         """(x, y, g, 1) -> (x⁺, z⁺[, h⁺], 1) by the draw of the links, the same for A^(k) and B^(k)."""
-        n, links, eye, size = self.n, Links.of(network, p_hat), np.eye(self.n), self.m * self.n
-        x, y, g = self._block(0), self._block(1), self._block(2)
+        network, p_hat, x, y, g = self.dynamics.network, self.dynamics.p_hat, self.x, self.y, self.g
+        n, eye, size = self.n, np.eye(self.n), self.size
         A, B = (matrix.toarray() for matrix in expected_matrices(network, p_hat))
-        mean = np.zeros((self.blocks * size + 1, 3 * size + 1))
-        mean[-1, -1] = 1
+        mean = np.eye(self.states + 1, 3 * size + 1)  # h⁺ = g
+        mean[-1] = np.eye(3 * size + 1)[-1]
         mean[:size, :size] = np.kron(A, eye)
         mean[:size, size : 2 * size] = np.kron(-eta[:, None] * B, eye)
         mean[size : 2 * size, size : 2 * size] = np.kron(B, eye)
         mean[y.ravel(), g.ravel()] -= 1
-        if self.blocks == 3:
-            mean[g.ravel(), g.ravel()] = 1
         # a working link gives x_i: a(x_j - x_i) - η_i b y_j, x_j: η_j b y_j, z_i: b y_j, z_j: -b y_j
-        i, j, a, b = links.i, links.j, links.a, links.b
+        i, j, a, b = network.receivers, network.senders, network.a, network.b
         local = np.zeros((len(i), 4, 3))
         local[:, 0] = np.stack([-a, a, -eta[i] * b], axis=1)
         local[:, 1:, 2] = np.stack([eta[j] * b, b, -b], axis=1)
-        local *= np.sqrt(links.variance)[:, None, None]
+        local *= np.sqrt(p_hat * (1 - p_hat))[:, None, None]
         maps = np.einsum("lrc,ab->lracb", local, eye).reshape(len(i), 4 * n, 3 * n)
         reads = np.concatenate([x[i], x[j], y[j]], axis=1)
         writes = np.concatenate([x[i], x[j], y[i], y[j]], axis=1)
@@ -301,15 +281,12 @@ class _Part:
         return float(np.trace(S[: self.size, : self.size]) / self.m)
 
     def curve(self, x0: Floats, rounds: int) -> Floats:
-        size = self.size
-        x = x0[:, self.coordinates] - self.limit
-        state = [x.ravel(), (self.mu[:, None] * self.d).ravel()]  # y⁰ = g⁰, so z⁰ = 0
-        if self.blocks == 3:
-            state.append(-self.d.ravel())  # no gradient yet
-        s = np.concatenate([*state, [1.0]])
-        S = np.outer(s, s)
-        bias = np.tile(self.limit - self.optimum, self.m)
-        errors = []
+        size, x = self.size, x0[:, self.coordinates] - self.limit
+        z = self.dynamics.mean_weight[:, None] * self.d  # y⁰ = g⁰, so z⁰ = 0
+        h = -self.d if self.memory else self.d[:0]  # no gradient yet
+        s = np.concatenate([x.ravel(), z.ravel(), h.ravel(), [1.0]])
+        S, errors = np.outer(s, s), []
+        bias = np.tile(self.dynamics.bias[self.coordinates], self.m)
         for _ in range(rounds + 1):
             square = np.trace(S[:size, :size]) + 2 * bias @ S[:size, -1] + bias @ bias
             errors.append(square / self.m)
@@ -318,10 +295,11 @@ class _Part:
 
 
 def _quadratics(m: int, H: ArrayLike, c: ArrayLike) -> tuple[Floats, Floats]:
-    centres = np.asarray(c, dtype=np.float64)
-    centres = centres[:, None] if centres.ndim == 1 else centres
-    hessians = np.asarray(H, dtype=np.float64)
-    hessians = hessians[:, None] if hessians.ndim == 1 else hessians
+    """Checked curvatures (m, n, n) and centres (m, n)."""
+    hessians, centres = (
+        each[:, None] if each.ndim == 1 else each
+        for each in (np.asarray(t, dtype=np.float64) for t in (H, c))
+    )
     n = centres.shape[-1]
     if hessians.ndim == 2:
         hessians = hessians[:, :, None] * np.eye(n)

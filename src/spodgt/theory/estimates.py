@@ -6,6 +6,7 @@ an estimate only of these: it can refute a condition, and suggest that one holds
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -73,10 +74,8 @@ class Estimates:
 
     def variance(self, point: int) -> Floats:
         """(clients,) E‖mini-batch gradient - ∇F_i‖² at one of the points, as fitted."""
-        sampled = (1 - self.batch / self.samples) / self.batch
-        return np.asarray(
-            sampled * (self.sigma0.value**2 + self.sigma1.value**2 * self.gradient_norms[point] ** 2)
-        )
+        one = self.sigma0.value**2 + self.sigma1.value**2 * self.gradient_norms[point] ** 2
+        return np.asarray((1 - self.batch / self.samples) / self.batch * one)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the gradients."""
@@ -213,43 +212,40 @@ class _Descent:
     def _variances(self, x: Tensor, k: int) -> Floats:
         """(clients,) variance of the gradient of one sample, with D - 1 below as (1 - B/D)/B asks for."""
         problem, found = self.problem, np.zeros(len(self.everyone))
-        draw = rng.generator(self.seed, "estimates", k)
+        draw, block = rng.generator(self.seed, "estimates", k), max(1, _NUMBERS // self.problem.parameters)
         for i in self.everyone:
-            share = problem.holdings[i]
-            if len(share) < 2:
+            n = min(self.draws, len(problem.holdings[i]))
+            if n < 2:
                 continue  # a single sample does not vary
-            chosen = draw.choice(share, min(self.draws, len(share)), replace=False)
+            chosen = torch.from_numpy(draw.choice(problem.holdings[i], n, replace=False))
             total, squares = torch.zeros(problem.parameters, dtype=torch.float64), 0.0
-            block = max(1, _NUMBERS // problem.parameters)
-            for rows in torch.split(torch.from_numpy(chosen), block):
+            for rows in torch.split(chosen, block):
                 inputs, targets = (t[:, None] for t in problem.samples.take(rows, x.dtype))
                 g = problem.engine.grads(x.repeat(len(rows), 1), inputs, targets, None).double()
                 total += g.sum(0)
                 squares += float(g.square().sum())
-            n = len(chosen)
             found[i] = max(0.0, squares - float(total.square().sum()) / n) / (n - 1)
         return found
 
     def _fit(self, square: Floats, response: Floats, stream: str) -> tuple[Estimate, Estimate, Floats]:
         """response ≈ a + b ‖∇F‖² with a, b >= 0 for every client; intervals of 95 % by resampling points."""
-        a, b = fit(square, response)
-        draw = rng.generator(self.seed, f"estimates:{stream}")
-        again = draw.integers(0, len(square), (_RESAMPLED, len(square)))
-        shaken = fit(square[again], response[:, again])
-        fitted = a[:, None] + b[:, None] * square
-        excess = np.maximum(0.0, (response - fitted).max(1))
+        values = fit(square, response)
+        again = rng.generator(self.seed, f"estimates:{stream}").integers(
+            0, len(square), (_RESAMPLED, len(square))
+        )
         both = []
-        for value, values in zip((a, b), shaken, strict=True):
-            low, high = np.sqrt(np.quantile(values, [0.025, 0.975], axis=1))
+        for value, resampled in zip(values, fit(square[again], response[:, again]), strict=True):
+            low, high = np.sqrt(np.quantile(resampled, [0.025, 0.975], axis=1))
             root = np.sqrt(value)
             both.append(Estimate(root, np.minimum(low, root), np.maximum(high, root)))
-        return both[0], both[1], excess
+        fitted = values[0][:, None] + values[1][:, None] * square
+        return both[0], both[1], np.maximum(0.0, (response - fitted).max(1))
 
     def _lipschitz(self, xs: list[Tensor], gradients: list[Tensor]) -> tuple[Estimate, Method]:
         reason = (
             "the loss is piecewise linear: its Hessian is zero almost everywhere and its gradient jumps, so "
-            "no L_i bounds all x"
         )
+        reason += "no L_i bounds all x"
         try:
             found = largest_eigenvalues(self.problem, [xs[0], xs[len(xs) // 2], xs[-1]], self.seed)
         except NotImplementedError:
@@ -260,30 +256,27 @@ class _Descent:
             )
             return self._secants(xs, gradients), "secants"
         values, residuals = found
-        L, at_largest = values.max(0), values.argmax(0)[None]
-        low, high = L, L + np.take_along_axis(residuals, at_largest, 0)[0]
+        L = low = values.max(0)
+        high = L + np.take_along_axis(residuals, values.argmax(0)[None], 0)[0]
         flat = L <= 0
         if flat.any():
             self.notes.append("a client has no curvature at these points; its L is from secants")
             other = self._secants(xs, gradients)
-            L, low = np.where(flat, other.value, L), np.where(flat, other.low, low)
-            high = np.where(flat, other.high, high)
+            pairs = ((other.value, L), (other.low, low), (other.high, high))
+            L, low, high = (np.where(flat, secant, power) for secant, power in pairs)
         return Estimate(L, low, high), "power iteration"
 
     def _secants(self, xs: list[Tensor], gradients: list[Tensor]) -> Estimate:
         """‖∇F_i(x) - ∇F_i(x')‖ / ‖x - x'‖ over pairs: the largest; the interval is from the median to ∞."""
-        models, slopes, lengths = torch.stack(xs).double(), [], []
-        for k in range(len(xs)):
-            for later in range(k + 1, len(xs)):
-                lengths.append(float((models[later] - models[k]).norm()))
-                slopes.append((gradients[later] - gradients[k]).double().norm(dim=1).numpy())
-        distance = np.array(lengths)
+        pairs = list(itertools.combinations(zip(xs, gradients, strict=True), 2))
+        distance = np.array([float((y.double() - x.double()).norm()) for (x, _), (y, _) in pairs])
         enough = distance > _SHORTEST * distance.max(initial=0.0)
         if not enough.any():
             raise InvalidInput(
                 "the gradient at the initial model must not be zero to estimate L; use another start."
             )
-        rates = np.stack(slopes)[enough] / distance[enough, None]
+        slopes = np.stack([(h - g).double().norm(dim=1).numpy() for (_, g), (_, h) in pairs])
+        rates = slopes[enough] / distance[enough, None]
         value = rates.max(0)
         value = np.where(value > 0, value, max(float(value.max()), 1e-12))  # one that never moved
         return Estimate(value, np.minimum(np.median(rates, axis=0), value), np.full_like(value, np.inf))
@@ -293,17 +286,16 @@ def fit(square: Floats, response: Floats) -> tuple[Floats, Floats]:
     """Non-negative least squares of response (…, points) on (1, square): two unknowns, so in closed form."""
     x, y = np.broadcast_arrays(square, response)
     mean_x, mean_y = x.mean(-1), y.mean(-1)
-    spread = ((x - mean_x[..., None]) ** 2).mean(-1)
+    dx, dy = x - mean_x[..., None], y - mean_y[..., None]
+    spread = (dx**2).mean(-1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        slope = ((x - mean_x[..., None]) * (y - mean_y[..., None])).mean(-1) / spread
+        slope = np.where(spread > 1e-14 * mean_x**2, (dx * dy).mean(-1) / spread, 0.0)
         through_zero = (x * y).mean(-1) / (x * x).mean(-1)
-    slope = np.where(spread > 1e-14 * mean_x**2, slope, 0.0)
     level = mean_y - slope * mean_x
     # outside the quadrant the best point is on one of its two sides
     through_zero = np.where(np.isfinite(through_zero), through_zero, 0.0)
     by_slope = ((y - through_zero[..., None] * x) ** 2).mean(-1)
-    by_level = ((y - mean_y[..., None]) ** 2).mean(-1)
-    inside, steep = (slope >= 0) & (level >= 0), by_slope < by_level
+    inside, steep = (slope >= 0) & (level >= 0), by_slope < (dy**2).mean(-1)
     a = np.where(inside, level, np.where(steep, 0.0, mean_y))
     b = np.where(inside, slope, np.where(steep, through_zero, 0.0))
     return np.maximum(a, 0.0), np.maximum(b, 0.0)
@@ -311,17 +303,16 @@ def fit(square: Floats, response: Floats) -> tuple[Floats, Floats]:
 
 def _rotated(g: Tensor) -> Floats:
     """(clients, at most clients): coordinates with the same inner products as the gradients."""
-    gram = (g.double() @ g.double().T).numpy()
-    values, vectors = np.linalg.eigh(gram)
+    values, vectors = np.linalg.eigh((g.double() @ g.double().T).numpy())
     keep = values > 1e-12 * max(values[-1], 1e-300)
     return np.asarray(vectors[:, keep] * np.sqrt(values[keep]))
 
 
 def _thinned(problem: Learning, seed: int, most: int) -> Learning:
     """The same problem on at most `most` samples of each client."""
-    parts = []
-    for i in range(problem.clients):
-        share, draw = problem.holdings[i], rng.generator(seed, "estimates:thin", i)
-        few = len(share) <= most
-        parts.append(share if few else np.sort(draw.choice(share, most, replace=False)))
+    parts = [problem.holdings[i] for i in range(problem.clients)]
+    for i, part in enumerate(parts):
+        if len(part) > most:
+            draw = rng.generator(seed, "estimates:thin", i)
+            parts[i] = np.sort(draw.choice(part, most, replace=False))
     return problem.with_holdings(Holdings.of(parts))

@@ -20,6 +20,7 @@ from spodgt.types import Floats, Ints
 
 DENSE = 120  # unknowns of a symmetric matrix up to which a dense operator is faster than iterating
 Map = Callable[[Floats], Floats]
+Triangle = tuple[Ints, Ints]  # row and column of each unknown
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +30,6 @@ class Fluctuations:
     reads: Ints  # (draws, in)
     writes: Ints  # (draws, out)
     maps: Floats  # (draws, out, in), scaled by the standard deviation of its draw
-
-    def add_to(self, moment: Floats, S: Floats) -> None:
-        """moment += Σ_l E_l S E_lᵀ."""
-        local = self.maps @ S[self.reads[:, :, None], self.reads[:, None, :]] @ self.maps.swapaxes(1, 2)
-        np.add.at(moment, (self.writes[:, :, None], self.writes[:, None, :]), local)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +42,9 @@ class Stage:
     def second_moment(self, S: Floats) -> Floats:
         """E[s⁺s⁺ᵀ] from the symmetric S = E[ssᵀ]."""
         moment = np.asarray(self.mean @ (self.mean @ S).T)
-        for fluctuation in self.fluctuations:
-            fluctuation.add_to(moment, S)
+        for each in self.fluctuations:
+            local = each.maps @ S[each.reads[:, :, None], each.reads[:, None, :]] @ each.maps.swapaxes(1, 2)
+            np.add.at(moment, (each.writes[:, :, None], each.writes[:, None, :]), local)
         return moment
 
 
@@ -57,17 +54,12 @@ def spectral_radius(apply: Map, start: Floats) -> float:
     The radius of such a map is an eigenvalue with a semidefinite eigenvector (Krein-Rutman), so iterating on
     symmetric matrices suffices.
     """
-    n = len(start)
-    if n * (n + 1) // 2 <= DENSE:
-        return float(np.abs(np.linalg.eigvals(_written_out(apply, n))).max())
-
-    def matvec(vector: Floats) -> Floats:
-        S = vector.reshape(n, n)
-        return apply((S + S.T) / 2).ravel()
-
-    operator = LinearOperator((n * n, n * n), matvec=matvec, dtype=np.float64)
+    upper = np.triu_indices(len(start))
+    operator, v0 = _on_triangles(apply, upper), start[upper]
+    if len(v0) <= DENSE:
+        return float(np.abs(np.linalg.eigvals(operator @ np.eye(len(v0)))).max())
     try:
-        values = eigs(operator, k=1, v0=start.ravel(), tol=1e-10, maxiter=500, return_eigenvectors=False)
+        values = eigs(operator, k=1, v0=v0, tol=1e-10, maxiter=500, return_eigenvectors=False)
         return float(np.abs(values).max())
     except ArpackNoConvergence:
         return _power_iteration(apply, start)
@@ -79,43 +71,32 @@ def _power_iteration(apply: Map, start: Floats) -> float:
     for _ in range(100_000):
         S = apply(S)
         growth = float(np.trace(S))
-        if growth == 0:
-            return 0.0
-        S = S / growth
-        if abs(growth - before) < 1e-13 * growth:
+        if growth == 0 or abs(growth - before) < 1e-13 * growth:
             return growth
-        before = growth
+        S, before = S / growth, growth
     return before
 
 
 def stationary_moment(apply: Map, source: Floats) -> Floats:
     """The fixed point S = apply(S) + source of a map whose spectral radius is below one."""
-    n = len(source)
-    if n * (n + 1) // 2 <= DENSE:
-        upper = np.triu_indices(n)
-        unknowns = np.eye(len(upper[0])) - _written_out(apply, n)
-        return _symmetric(np.asarray(np.linalg.solve(unknowns, source[upper]), np.float64), n)
-
-    def matvec(vector: Floats) -> Floats:
-        S = vector.reshape(n, n)
-        return vector - apply((S + S.T) / 2).ravel()
-
-    operator = LinearOperator((n * n, n * n), matvec=matvec, dtype=np.float64)
-    solution, stopped = gmres(operator, source.ravel(), rtol=1e-10, restart=60, maxiter=200)
+    upper = np.triu_indices(len(source))
+    operator, constant = _on_triangles(lambda S: S - apply(S), upper), source[upper]
+    if len(constant) <= DENSE:
+        return _symmetric(np.linalg.solve(operator @ np.eye(len(constant)), constant), upper)
+    solution, stopped = gmres(operator, constant, rtol=1e-10, restart=60, maxiter=200)
     if stopped:
         raise Failed("no stationary second moment found: the step size is too close to the stability limit.")
-    S = solution.reshape(n, n)
-    return np.asarray((S + S.T) / 2)
+    return _symmetric(solution, upper)
 
 
-def _written_out(apply: Map, n: int) -> Floats:
-    """The map as a dense matrix on the upper triangles of symmetric matrices."""
-    upper = np.triu_indices(n)
-    unit = np.eye(len(upper[0]))
-    return np.stack([apply(_symmetric(column, n))[upper] for column in unit], axis=1)
+def _on_triangles(apply: Map, upper: Triangle) -> LinearOperator:
+    """The map of symmetric matrices, on their upper triangles as vectors."""
+    shape = (len(upper[0]), len(upper[0]))
+    return LinearOperator(shape, matvec=lambda t: apply(_symmetric(t, upper))[upper], dtype=np.float64)
 
 
-def _symmetric(triangle: Floats, n: int) -> Floats:
-    S = np.zeros((n, n))
-    S[np.triu_indices(n)] = triangle
-    return np.asarray(S + S.T - np.diag(np.diag(S)))
+def _symmetric(triangle: Floats, upper: Triangle) -> Floats:
+    n = upper[0][-1] + 1
+    S = np.empty((n, n))
+    S[upper] = S.T[upper] = triangle.ravel()
+    return S

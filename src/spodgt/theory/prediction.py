@@ -14,7 +14,7 @@ from spodgt.errors import Failed, SpodgtError
 from spodgt.problems import Quadratic
 from spodgt.runtimes.world import Draw, Run
 from spodgt.theory.dynamics import MOST_EXACT, Dynamics
-from spodgt.theory.setting import independent
+from spodgt.theory.overview import independent
 
 if TYPE_CHECKING:
     import pandas as pd
