@@ -16,7 +16,7 @@ from spodgt.errors import InvalidInput
 from spodgt.network import Network
 from spodgt.record.folder import plain
 from spodgt.theory import Constants, Data, Infeasible, Start
-from spodgt.theory.inputs import Variant
+from spodgt.theory.constants import Variant
 from tests.theory.coverings import greedy_covering
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "theory.json").read_text())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spodgt import theory
 from spodgt.network import Network
 from spodgt.theory import Constants
-from spodgt.theory.inputs import Variant
+from spodgt.theory.constants import Variant
 from spodgt.types import Floats
 
 networks = st.builds(

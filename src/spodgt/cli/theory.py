@@ -18,7 +18,7 @@ from spodgt.errors import InvalidInput
 if TYPE_CHECKING:
     from spodgt.experiment import Experiment
     from spodgt.theory import Estimates, Overview, Setting
-    from spodgt.theory.inputs import Variant
+    from spodgt.theory.constants import Variant
     from spodgt.types import Floats
 
 

@@ -2,7 +2,7 @@
 
 from spodgt.theory.bounds import Start, rigorous_bound, theorem_terms
 from spodgt.theory.conditions import Condition, conditions
-from spodgt.theory.constants import Constants, Infeasible, constants
+from spodgt.theory.constants import Constants, Data, Infeasible
 from spodgt.theory.contraction import Contraction, contraction, pull_second_moment, push_second_moment
 from spodgt.theory.dynamics import Dynamics
 from spodgt.theory.estimates import Estimate, Estimates, estimate
@@ -14,7 +14,7 @@ from spodgt.theory.graph import (
     expected_matrices,
     perron_vectors,
 )
-from spodgt.theory.inputs import Data
+from spodgt.theory.lemmas import constants
 from spodgt.theory.overview import Outlook, Overview, Setting, independent, overview, setting
 from spodgt.theory.prediction import prediction
 from spodgt.theory.vanishing import VanishingSchedule, vanishing_schedule

@@ -1,28 +1,21 @@
-"""All constants of the convergence analysis, from a network, its probabilities and the data."""
+"""All constants of the convergence analysis: what they are asked of, and their names."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.theory import lemmas
-from spodgt.theory.inputs import Data, Inputs, Variant
-from spodgt.theory.lemmas import Gradients, Graph, Loss, Mixing, Recursion, Stage, Sums
-from spodgt.theory.theorem import (
-    PropositionLoss,
-    PropositionLr,
-    TheoremTerms,
-    proposition_loss,
-    proposition_lr,
-    theorem,
-)
+from spodgt.theory.graph import Links, per_client, probabilities
 from spodgt.types import Floats
+
+Variant = Literal["paper", "corrected"]
+N = TypeVar("N")  # a float while it is computed, float | Infeasible in `Constants`
+V = TypeVar("V")  # an array, or array | Infeasible
 
 
 @dataclass(frozen=True)
@@ -43,8 +36,35 @@ Vector = Floats | Infeasible
 
 
 @dataclass(frozen=True, eq=False)
-class Given(Stage):
-    """Inputs that conditions are checked against."""
+class Data:
+    """The constants of the assumptions: each field is one number, or an array (clients,).
+
+        ‖∇F_i(x) - ∇F_i(x')‖ <= L_i ‖x - x'‖                                    Assumption lipschitz
+        E‖mini-batch gradient - ∇F_i(x)‖² <= (1 - B/D)/B (σ₀² + σ₁² ‖∇F(x)‖²)    Assumption sgd
+        ‖∇F_i(x)‖² <= δ₀² + δ₁² ‖∇F(x)‖²                                         Assumption graddiv
+
+    Args:
+        L: smoothness L_i, positive.
+        sigma0: σ₀, gradient noise that stays at a stationary point; unit of a gradient.
+        sigma1: σ₁, gradient noise relative to ‖∇F‖; no unit.
+        delta0: δ₀, dissimilarity of clients at a stationary point; unit of a gradient.
+        delta1: δ₁, dissimilarity relative to ‖∇F‖; no unit.
+        samples: D_i, samples that client i holds.
+        batch: B_i, samples in a mini-batch, from 1 to D_i.
+    """
+
+    L: ArrayLike
+    sigma0: ArrayLike
+    sigma1: ArrayLike
+    delta0: ArrayLike
+    delta1: ArrayLike
+    samples: ArrayLike
+    batch: ArrayLike
+
+
+@dataclass(init=False, eq=False)
+class Always:
+    """Constants that exist for every network, data and step size; some may be infinite."""
 
     variant: Variant
     p: Floats
@@ -52,109 +72,152 @@ class Given(Stage):
     batch: Floats
     step_size: Floats
     gamma3: float
+    # network
+    m: int  # clients
+    diameter: int  # D(G), Lemma expected_contraction
+    edge_utility: int  # K(G), Lemma expected_contraction
+    A_hat: Floats  # Â, eqn:expected_mat
+    B_hat: Floats  # B̂, eqn:expected_mat
+    phi: Floats  # φ̂ᵀÂ = φ̂ᵀ, eqn:eigenvectors
+    pi: Floats  # B̂π̂ = π̂, eqn:eigenvectors
+    # contraction, Lemmas expected_contraction and sporadic_contraction
+    one_minus_rho_A: float  # 1 - ρ̂_A, Lemma expected_contraction (i)
+    one_minus_rho_B: float  # 1 - ρ̂_B, Lemma expected_contraction (ii)
+    rho_A: float
+    rho_B: float
+    rho0_A: float  # ρ̂_0A, Lemma sporadic_contraction (i)
+    rho0_B: float  # ρ̂_0B, Lemma sporadic_contraction (ii)
+    one_minus_rho_tilde_A: float  # 1 - ρ̃_A, ρ̃_A = ρ̂_A + 2ρ̂_0A, Lemma xdispersion; may be negative
+    one_minus_rho_tilde_B: float  # 1 - ρ̃_B, ρ̃_B = ρ̂_B + ρ̂_0B, Lemma ydispersion; may be negative
+    rho_tilde_A: float
+    rho_tilde_B: float
+    lemma_A_ok: bool  # ρ̂_0A <= (1 - ρ̂_A)/4, Lemma sporadic_contraction (i)
+    lemma_B_ok: bool  # ρ̂_0B <= (1 - ρ̂_B)/2, Lemma sporadic_contraction (ii)
+    log_tau_A: float  # log τ̂_A, Lemma sporadic_contraction (i)
+    log_tau_B: float  # log τ̂_B, Lemma sporadic_contraction (ii)
+    log_one_minus_r_A: float  # log(1 - r̂_A), root of x^(2m+2) + τ̂_A x - τ̂_A
+    log_one_minus_r_B: float  # log(1 - r̂_B), root of x^(3m+2) + τ̂_B x - τ̂_B
+    min_p_hat: float
+    p_hat_ge_r_A: bool  # min p̂ >= r̂_A
+    p_hat_ge_r_B: bool  # min p̂ >= r̂_B
+    # gradients, Lemmas descenteffect and trackingeffect: what the data and the step sizes contribute
+    L_bar: float  # mean L_i, Assumption lipschitz
+    noise: float  # S = mean(σ₀² p s), Theorem constant
+    sporadicity: float  # T = mean((1-p) δ₀²), Theorem constant
+    eta_max: float
+    eta_bar: float
+    kappa1: float  # Lemma descenteffect (i)
+    kappa2: float  # Lemma descenteffect (i)
+    kappa3: float  # Lemma descenteffect (iii)
+    kappa4: float  # Lemma trackingeffect (iii)
+    kappa5: float  # Lemma trackingeffect (iii)
+    kappa8: float  # Lemma loss
+    change_constant: float  # constant term of Lemma trackingeffect (iii)
+    change_gradient: float  # coefficient of E‖∇F‖² in Lemma trackingeffect (iii)
 
 
-@dataclass(frozen=True, eq=False)
-class Constants(
-    TheoremTerms[Number],
-    PropositionLoss[Number, Vector],
-    PropositionLr[Number],
-    Sums[Number, Vector],
-    Loss[Number],
-    Recursion[Number],
-    Gradients,
-    Mixing,
-    Graph,
-    Given,
-):
-    """Every constant of the analysis for one network, data and step size; fields are those of the bases.
+@dataclass(init=False, eq=False)
+class Fields(Always, Generic[N, V]):
+    """All constants, in the order of the proofs."""
+
+    # the recursion ς⁺ <= Ψς + γ E‖∇F‖² + ω, eqn:varsigma
+    kappa6: N  # Lemma xdispersion
+    kappa7: N  # Lemma ydispersion
+    kappa9: N  # Proposition loss, which stands only in the printed variant
+    kappa10: N  # Proposition loss
+    psi11: N  # Lemma xdispersion
+    psi12: N
+    psi21: N  # Lemma ydispersion
+    psi22: N
+    gamma1: N  # Lemma xdispersion
+    gamma2: N  # Lemma ydispersion
+    omega1: N  # Lemma xdispersion
+    omega2: N  # Lemma ydispersion
+    rho_Psi: N  # spectral radius of Ψ, Corollary constant
+    one_minus_rho_Psi: N  # det(I-Ψ)/(1-λ₂)
+    # Lemma loss, eqn:loss_redefined
+    psi01: N
+    psi02: N
+    gamma0: N
+    omega0: N
+    # sums over powers of Ψ in the proof of the Theorem, by (I-Ψ)⁻¹
+    neumann_psi0: V  # ψ₀ᵀ(I-Ψ)⁻¹, (2,)
+    neumann_gamma: N  # ψ₀ᵀ(I-Ψ)⁻¹γ
+    neumann_gamma_paper: N  # ψ₀ᵀγ/(1-ρ_Ψ), which the proof of Proposition loss takes for it
+    neumann_omega: N  # ψ₀ᵀ(I-Ψ)⁻¹ω
+    descent_exact: N  # γ₀ - ψ₀ᵀ(I-Ψ)⁻¹γ, to be positive in eqn:loss_expanded
+    # Proposition lr: a step size below this keeps ρ(Ψ) < 1
+    lr_bound_prop1: N  # eqn:lr_constraint as stated, with 1 + ρ̃_A
+    lr_bound_prop1_proof: N  # the same with 1 + ρ̂_A, as in the proof (eqn:lr_cond2)
+    # Proposition loss; its conditions are circular, so they are evaluated at a configuration, not solved
+    Gamma1: N  # Γ₁, eqn:Gamma1_val
+    min_p: V  # smallest p_i; 0 where any will do
+    min_B: V  # smallest B_i; 1 where any will do
+    tau_prime_B: N  # τ̂'_B with the largest b_ij
+    r_prime_B: N  # r̂'_B; 0 where any p̂ will do
+    one_minus_r_prime_B: N
+    lr_bound_prop2: N
+    q: N
+    # the terms of Theorem constant, as factors of what they multiply
+    term_optimality_k: N  # factor of (F(x̄⁰)-F*)/(k+1)
+    term_model_k: N  # factor of ‖X⁰-1x̄⁰‖²/(k+1)
+    term_tracking_k: N  # factor of the tracking error/(k+1)
+    term_const: N  # the gap that does not shrink with η
+    term_eta2: N  # the η² gap as printed
+    term_eta2_fixed: N  # with the 1/(1-ρ_Ψ) that its own derivation gives
+
+
+@dataclass(init=False, eq=False)
+class Constants(Fields[Number, Vector]):
+    """Every constant of the analysis for one network, data and step size; made by `constants`.
 
     `variant` is "paper" (printed formulas, index typos repaired) or "corrected" (those for which the
     proofs go through). A field is a number, an array, or `Infeasible` with the reason.
     """
 
-    def __post_init__(self) -> None:
-        """Keep what is finite; what always exists may be infinite, anything else is then infeasible."""
-        always = {field.name for stage in (Given, Graph, Mixing, Gradients) for field in fields(stage)}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, np.floating):
-                value = float(value)
-            if isinstance(value, float | np.ndarray) and not np.isfinite(value).all():
-                if field.name not in always:
-                    value = Infeasible(f"{field.name} exceeds the range of floating point")
-                elif np.isnan(value).any():
-                    value = math.inf
-            object.__setattr__(self, field.name, value)
 
+class Draft(Fields[float, Floats]):
+    """Constants that are being computed, and what they are computed from: arrays are (clients,)."""
 
-def constants(
-    network: Network,
-    p: ArrayLike,
-    p_hat: ArrayLike,
-    data: Data,
-    step_size: ArrayLike,
-    *,
-    gamma2: float = 2.0,
-    gamma3: float = 2.0,
-    variant: Variant = "paper",
-) -> Constants:
-    """Compute every constant of the analysis; what cannot hold is `Infeasible` with its reason.
+    links: Links
+    L: Floats
+    sigma0: Floats
+    sigma1: Floats
+    delta0: Floats
+    delta1: Floats
+    samples: Floats  # D
+    s: Floats  # (1 - B/D)/B: variance of a mini-batch drawn without replacement, Assumption sgd
+    Gamma2: float  # Γ₂
 
-    The edge utility K(G) takes links × clients² steps, so this is for up to some hundred clients.
-
-    Args:
-        network: the graph and its weights A and B.
-        p: probability in (0, 1] that a client computes in a round; one number or (clients,).
-        p_hat: probability in (0, 1] that a link works; one number or (links,) in the network's order.
-        data: smoothness, noise, dissimilarity and sample counts of the clients.
-        step_size: η, positive; one number or (clients,).
-        gamma2: Γ₂ > 1 of Proposition loss.
-        gamma3: Γ₃ > 1 of Proposition loss: how much the largest step size may exceed the mean.
-        variant: "paper" for the printed formulas, "corrected" for those that the proofs support.
-    """
-    inputs = Inputs.of(network, p, p_hat, data, step_size, gamma2=gamma2, gamma3=gamma3, variant=variant)
-    values: dict[str, Any] = {}
-    # tiny probabilities may overflow; what is then not a number is reported as infeasible
-    with np.errstate(all="ignore"):
-        for found in _stages(network, inputs):
-            if isinstance(found, Infeasible):
-                values = {field.name: found for field in fields(Constants)} | values
-            else:
-                values |= {field.name: getattr(found, field.name) for field in fields(found)}
-        return Constants(**values)
-
-
-def _stages(network: Network, inputs: Inputs) -> Iterator[Stage | Infeasible]:
-    """The constants in the order of the proofs, then why the chain ends where it does."""
-    yield Given(inputs.variant, inputs.p, inputs.links.p_hat, inputs.batch, inputs.step_size, inputs.gamma3)
-    graph = lemmas.graph_constants(network, inputs)
-    mixing = lemmas.mixing_constants(inputs, graph)
-    gradients = lemmas.gradient_constants(inputs, graph)
-    yield from (graph, mixing, gradients)
-    for name, tilde, rho0, gap in (
-        ("A", mixing.one_minus_rho_tilde_A, mixing.rho0_A, mixing.one_minus_rho_A),
-        ("B", mixing.one_minus_rho_tilde_B, mixing.rho0_B, mixing.one_minus_rho_B),
-    ):
-        if not tilde > 0:
-            yield Infeasible(
-                f"1 - rho_tilde_{name} = {tilde:.3g} must be positive; the links' variance rho0_{name} = "
-                f"{rho0:.3g} is too large for the gap 1 - rho_{name} = {gap:.3g}"
+    def __init__(
+        self,
+        network: Network,
+        p: ArrayLike,
+        p_hat: ArrayLike,
+        data: Data,
+        step_size: ArrayLike,
+        variant: Variant,
+    ) -> None:
+        """Check the inputs and broadcast them to one value per client."""
+        if variant not in get_args(Variant):
+            raise InvalidInput(
+                f"variant must be 'paper' or 'corrected', got {variant!r}; use variant='corrected'."
             )
-            return
-    r = lemmas.recursion(inputs, graph, mixing, gradients)
-    loss = lemmas.loss_constants(inputs, graph, mixing, gradients)
-    yield from (r, loss, proposition_lr(inputs, graph, mixing, gradients, r.kappa7))
-    if not r.one_minus_rho_Psi > 0:
-        yield Infeasible(f"rho_Psi = {r.rho_Psi:.6g} must be below one; the step size is too large")
-        return
-    yield lemmas.sums(graph, mixing, gradients, r, loss)
-    if inputs.variant == "corrected":
-        yield Infeasible("the proof of Proposition loss does not go through; use rigorous_bound instead")
-        return
-    found = proposition_loss(inputs, graph, mixing, gradients, r)
-    yield found
-    if not found.q > 0:
-        yield Infeasible("q = 0: with a single client Gamma1 = 1 leaves no guaranteed descent")
-        return
-    yield theorem(graph, mixing, gradients, r, found.q)
+        self.variant, self.m = variant, network.clients
+        for name, value in {**vars(data), "step_size": step_size}.items():
+            setattr(self, name, per_client(name, value, self.m, zero=name.startswith(("sigma", "delta"))))
+        B, D = self.batch, self.samples
+        outside = (B > D) | (B < 1)
+        if outside.any():
+            worst = int(np.argmax(outside))
+            raise InvalidInput(
+                f"batch[{worst}] must be from 1 to {D[worst]:g}, the client's samples, got {B[worst]:g}; "
+                "use batch=1."
+            )
+        self.s = (1 - B / D) / B
+        self.links, self.p = Links.of(network, p_hat), probabilities("p", p, self.m)
+        self.p_hat = self.links.p_hat
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Floats are kept as numpy scalars: an overflow is inf, not an exception."""
+        super().__setattr__(name, np.float64(value) if isinstance(value, float) else value)

@@ -1,4 +1,4 @@
-"""The constants of the assumptions (`inputs.Data`), estimated for every client from its data.
+"""The constants of the assumptions (`constants.Data`), estimated for every client from its data.
 
 Points are those that steepest descent on F visits from the initial model. The assumptions speak of all x,
 an estimate only of these: it can refute a condition, and suggest that one holds, but not prove it.
@@ -19,8 +19,8 @@ from spodgt.errors import InvalidInput
 from spodgt.problems import Learning, Quadratic
 from spodgt.problems.samples import Holdings
 from spodgt.record.folder import plain
+from spodgt.theory.constants import Data
 from spodgt.theory.curvature import largest_eigenvalues
-from spodgt.theory.inputs import Data
 from spodgt.types import Floats, Problem
 
 LETTERS = {"L": "L", "sigma0": "σ₀", "sigma1": "σ₁", "delta0": "δ₀", "delta1": "δ₁"}

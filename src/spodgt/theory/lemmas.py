@@ -1,4 +1,4 @@
-"""The constants of the lemmas, stage by stage in the order of the proofs, in the paper's letters.
+"""The formulas of the constants, stage by stage in the order of the proofs, in the paper's letters.
 
 Lemmas and equations are named by the labels of the paper's source. s_i = (1 - B_i/D_i)/B_i is what sampling
 without replacement leaves of the variance, and mean(·) is over clients. Gaps such as 1 - ρ are computed as
@@ -9,108 +9,131 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Generic, TypeVar
+from dataclasses import fields
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 
+from spodgt.errors import InvalidInput
 from spodgt.network import Network
+from spodgt.theory.constants import Always, Constants, Data, Draft, Infeasible, Variant
 from spodgt.theory.graph import Links, edge_utility, expected_matrices, perron_vectors
-from spodgt.theory.inputs import Inputs
 from spodgt.types import Floats
 
-N = TypeVar("N")  # a float while it is computed, float | Infeasible in `Constants`
-V = TypeVar("V")  # an array, or array | Infeasible
+
+def constants(
+    network: Network,
+    p: ArrayLike,
+    p_hat: ArrayLike,
+    data: Data,
+    step_size: ArrayLike,
+    *,
+    gamma2: float = 2.0,
+    gamma3: float = 2.0,
+    variant: Variant = "paper",
+) -> Constants:
+    """Compute every constant of the analysis; what cannot hold is `Infeasible` with its reason.
+
+    The edge utility K(G) takes links × clients² steps, so this is for up to some hundred clients.
+
+    Args:
+        network: the graph and its weights A and B.
+        p: probability in (0, 1] that a client computes in a round; one number or (clients,).
+        p_hat: probability in (0, 1] that a link works; one number or (links,) in the network's order.
+        data: smoothness, noise, dissimilarity and sample counts of the clients.
+        step_size: η, positive; one number or (clients,).
+        gamma2: Γ₂ > 1 of Proposition loss.
+        gamma3: Γ₃ > 1 of Proposition loss: how much the largest step size may exceed the mean.
+        variant: "paper" for the printed formulas, "corrected" for those that the proofs support.
+    """
+    for name, gamma in {"gamma2": gamma2, "gamma3": gamma3}.items():
+        if not (gamma > 1 and math.isfinite(gamma)):
+            raise InvalidInput(f"{name} must be a finite number above 1, got {gamma}; use {name}=2.0.")
+    k, found = Draft(network, p, p_hat, data, step_size, variant), Constants()
+    k.Gamma2, k.gamma3 = float(gamma2), float(gamma3)
+    # tiny probabilities may overflow; what is then not a number is reported as infeasible
+    with np.errstate(all="ignore"):
+        ended = Infeasible(_compute(k, network))
+    always = {field.name for field in fields(Always)}
+    for name in (field.name for field in fields(Constants)):
+        value = vars(k).get(name, ended)
+        if isinstance(value, np.floating):
+            value = float(value)
+        if isinstance(value, float | np.ndarray) and not np.isfinite(value).all():
+            if name not in always:
+                value = Infeasible(f"{name} exceeds the range of floating point")
+            elif np.isnan(value).any():
+                value = math.inf
+        setattr(found, name, value)
+    return found
 
 
-@dataclass(frozen=True, eq=False)
-class Stage:
-    """Some constants. Floats are kept as numpy scalars: an overflow is inf, not an exception."""
+def _compute(k: Draft, network: Network) -> str:
+    """Fill the draft in the order of the proofs; return why the chain ends where it does, if it does."""
+    _graph(k, network)
+    _mixing(k)
+    _gradients(k)
+    for name, tilde, rho0, gap in (
+        ("A", k.one_minus_rho_tilde_A, k.rho0_A, k.one_minus_rho_A),
+        ("B", k.one_minus_rho_tilde_B, k.rho0_B, k.one_minus_rho_B),
+    ):
+        if not tilde > 0:
+            return (
+                f"1 - rho_tilde_{name} = {tilde:.3g} must be positive; the links' variance rho0_{name} = "
+                f"{rho0:.3g} is too large for the gap 1 - rho_{name} = {gap:.3g}"
+            )
+    g1, g2 = _recursion(k)
+    _loss(k)
+    _proposition_lr(k)
+    if not k.one_minus_rho_Psi > 0:
+        return f"rho_Psi = {k.rho_Psi:.6g} must be below one; the step size is too large"
+    _sums(k, g1, g2)
+    if k.variant == "corrected":
+        return "the proof of Proposition loss does not go through; use rigorous_bound instead"
+    _proposition_loss(k)
+    if not k.q > 0:
+        return "q = 0: with a single client Gamma1 = 1 leaves no guaranteed descent"
+    _theorem(k)
+    return ""
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float):
-                object.__setattr__(self, field.name, np.float64(value))
 
-
-# --- network -------------------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
-class Graph(Stage):
-    m: int  # clients
-    diameter: int  # D(G), Lemma expected_contraction
-    edge_utility: int  # K(G), Lemma expected_contraction
-    A_hat: Floats  # Â, eqn:expected_mat
-    B_hat: Floats  # B̂, eqn:expected_mat
-    phi: Floats  # φ̂ᵀÂ = φ̂ᵀ, eqn:eigenvectors
-    pi: Floats  # B̂π̂ = π̂, eqn:eigenvectors
-
-
-def graph_constants(network: Network, inputs: Inputs) -> Graph:
-    p_hat = inputs.links.p_hat
-    A_hat, B_hat = expected_matrices(network, p_hat)
-    phi, pi = perron_vectors(network, p_hat)
+def _graph(k: Draft, network: Network) -> None:
+    k.A_hat, k.B_hat = (matrix.toarray() for matrix in expected_matrices(network, k.p_hat))
+    k.phi, k.pi = perron_vectors(network, k.p_hat)
     graph = edge_utility(network)
-    return Graph(
-        network.clients, graph.diameter, graph.edge_utility, A_hat.toarray(), B_hat.toarray(), phi, pi
-    )
+    k.diameter, k.edge_utility = graph.diameter, graph.edge_utility
 
 
 # --- contraction ---------------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
-class Mixing(Stage):
-    """Lemmas expected_contraction and sporadic_contraction."""
-
-    one_minus_rho_A: float  # 1 - ρ̂_A, Lemma expected_contraction (i)
-    one_minus_rho_B: float  # 1 - ρ̂_B, Lemma expected_contraction (ii)
-    rho_A: float
-    rho_B: float
-    rho0_A: float  # ρ̂_0A, Lemma sporadic_contraction (i)
-    rho0_B: float  # ρ̂_0B, Lemma sporadic_contraction (ii)
-    one_minus_rho_tilde_A: float  # 1 - ρ̃_A, ρ̃_A = ρ̂_A + 2ρ̂_0A, Lemma xdispersion; may be negative
-    one_minus_rho_tilde_B: float  # 1 - ρ̃_B, ρ̃_B = ρ̂_B + ρ̂_0B, Lemma ydispersion; may be negative
-    rho_tilde_A: float
-    rho_tilde_B: float
-    lemma_A_ok: bool  # ρ̂_0A <= (1 - ρ̂_A)/4, Lemma sporadic_contraction (i)
-    lemma_B_ok: bool  # ρ̂_0B <= (1 - ρ̂_B)/2, Lemma sporadic_contraction (ii)
-    log_tau_A: float  # log τ̂_A, Lemma sporadic_contraction (i)
-    log_tau_B: float  # log τ̂_B, Lemma sporadic_contraction (ii)
-    log_one_minus_r_A: float  # log(1 - r̂_A), root of x^(2m+2) + τ̂_A x - τ̂_A
-    log_one_minus_r_B: float  # log(1 - r̂_B), root of x^(3m+2) + τ̂_B x - τ̂_B
-    min_p_hat: float
-    p_hat_ge_r_A: bool  # min p̂ >= r̂_A
-    p_hat_ge_r_B: bool  # min p̂ >= r̂_B
-
-
-def mixing_constants(inputs: Inputs, graph: Graph) -> Mixing:
-    links, m, phi, pi = inputs.links, graph.m, graph.phi, graph.pi
-    D, K = graph.diameter, graph.edge_utility
+def _mixing(k: Draft) -> None:
+    links, m, phi, pi, D, K = k.links, k.m, k.phi, k.pi, k.diameter, k.edge_utility
     if m == 1:  # nothing to contract and no link to fail
-        gap_A, gap_B, rho0_A, rho0_B, log_tau_A, log_tau_B = 1.0, 1.0, 0.0, 0.0, -math.inf, -math.inf
+        k.one_minus_rho_A, k.one_minus_rho_B, k.rho0_A, k.rho0_B = 1.0, 1.0, 0.0, 0.0
+        k.log_tau_A = k.log_tau_B = -math.inf
     else:
         # the smallest weight includes the diagonal: the proof walks along a_lj a_ll
         min_A, min_B = _extreme(links, links.p_hat, np.min)
-        gap_A = phi.min() * min_A**2 / (phi.max() ** 2 * D * K)
-        gap_B = pi.min() ** 2 * min_B**2 / (pi.max() ** 3 * D * K)
-        rho0_A = 4 * (m - 1) * phi.max() / phi.min() * (links.a**2 * links.variance).max()
-        rho0_B = 2 * (m - 1) * pi.max() / pi.min() * (links.b**2 * links.variance).max()
+        k.one_minus_rho_A = phi.min() * min_A**2 / (phi.max() ** 2 * D * K)
+        k.one_minus_rho_B = pi.min() ** 2 * min_B**2 / (pi.max() ** 3 * D * K)
+        k.rho0_A = 4 * (m - 1) * phi.max() / phi.min() * (links.a**2 * links.variance).max()
+        k.rho0_B = 2 * (m - 1) * pi.max() / pi.min() * (links.b**2 * links.variance).max()
         log_min_A, log_min_B = np.log(_extreme(links, 1.0, np.min))
         log_max_A, log_max_B = np.log(_extreme(links, 1.0, np.max))
-        log_tau_A = math.log(16 * m**2 * (m - 1) * D * K) + 2 * log_max_A - 2 * (m + 1) * log_min_A
-        log_tau_B = math.log(4 * m**3 * (m - 1) * D * K) + 2 * log_max_B - (3 * m + 2) * log_min_B
-    log_r_A, log_r_B = _log_root(2 * (m + 1), log_tau_A), _log_root(3 * m + 2, log_tau_B)
-    gap_tilde_A, gap_tilde_B = gap_A - 2 * rho0_A, gap_B - rho0_B
-    min_p_hat = float(links.p_hat.min(initial=1.0))
-    log_idle = math.log1p(-min_p_hat) if min_p_hat < 1 else -math.inf
-    return Mixing(
-        one_minus_rho_A=gap_A, one_minus_rho_B=gap_B, rho_A=1 - gap_A, rho_B=1 - gap_B, rho0_A=rho0_A,
-        rho0_B=rho0_B, one_minus_rho_tilde_A=gap_tilde_A, one_minus_rho_tilde_B=gap_tilde_B,
-        rho_tilde_A=1 - gap_tilde_A, rho_tilde_B=1 - gap_tilde_B, lemma_A_ok=bool(rho0_A <= gap_A / 4),
-        lemma_B_ok=bool(rho0_B <= gap_B / 2), log_tau_A=log_tau_A, log_tau_B=log_tau_B,
-        log_one_minus_r_A=log_r_A, log_one_minus_r_B=log_r_B, min_p_hat=min_p_hat,
-        p_hat_ge_r_A=log_idle <= log_r_A, p_hat_ge_r_B=log_idle <= log_r_B,
-    )  # fmt: skip
+        k.log_tau_A = math.log(16 * m**2 * (m - 1) * D * K) + 2 * log_max_A - 2 * (m + 1) * log_min_A
+        k.log_tau_B = math.log(4 * m**3 * (m - 1) * D * K) + 2 * log_max_B - (3 * m + 2) * log_min_B
+    k.one_minus_rho_tilde_A = k.one_minus_rho_A - 2 * k.rho0_A
+    k.one_minus_rho_tilde_B = k.one_minus_rho_B - k.rho0_B
+    k.rho_A, k.rho_B = 1 - k.one_minus_rho_A, 1 - k.one_minus_rho_B
+    k.rho_tilde_A, k.rho_tilde_B = 1 - k.one_minus_rho_tilde_A, 1 - k.one_minus_rho_tilde_B
+    k.lemma_A_ok = bool(k.rho0_A <= k.one_minus_rho_A / 4)
+    k.lemma_B_ok = bool(k.rho0_B <= k.one_minus_rho_B / 2)
+    k.log_one_minus_r_A = _log_root(2 * (m + 1), k.log_tau_A)
+    k.log_one_minus_r_B = _log_root(3 * m + 2, k.log_tau_B)
+    k.min_p_hat = float(links.p_hat.min(initial=1.0))
+    log_idle = math.log1p(-k.min_p_hat) if k.min_p_hat < 1 else -math.inf
+    k.p_hat_ge_r_A = bool(log_idle <= k.log_one_minus_r_A)
+    k.p_hat_ge_r_B = bool(log_idle <= k.log_one_minus_r_B)
 
 
 def _extreme(links: Links, p_hat: Floats | float, pick: Callable[[Floats], float]) -> tuple[float, float]:
@@ -132,195 +155,147 @@ def _log_root(n: int, log_tau: float) -> float:
 
 
 # --- gradients -----------------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
-class Gradients(Stage):
-    """Lemmas descenteffect and trackingeffect: what the data and the step sizes contribute."""
-
-    L_bar: float  # mean L_i, Assumption lipschitz
-    noise: float  # S = mean(σ₀² p s), Theorem constant
-    sporadicity: float  # T = mean((1-p) δ₀²), Theorem constant
-    eta_max: float
-    eta_bar: float
-    kappa1: float  # Lemma descenteffect (i)
-    kappa2: float  # Lemma descenteffect (i)
-    kappa3: float  # Lemma descenteffect (iii)
-    kappa4: float  # Lemma trackingeffect (iii)
-    kappa5: float  # Lemma trackingeffect (iii)
-    kappa8: float  # Lemma loss
-    change_constant: float  # constant term of Lemma trackingeffect (iii)
-    change_gradient: float  # coefficient of E‖∇F‖² in Lemma trackingeffect (iii)
-
-
-def gradient_constants(inputs: Inputs, graph: Graph) -> Gradients:
-    m, phi, pi, links = graph.m, graph.phi, graph.pi, inputs.links
-    p, s, L, eta = inputs.p, inputs.s, inputs.L, inputs.step_size
-    L_bar = L.mean()
-    s1 = s * inputs.sigma1**2
-    idle0, idle1 = (1 - p) * inputs.delta0**2, (1 - p) * inputs.delta1**2
+def _gradients(k: Draft) -> None:
+    m, phi, pi, links, p, L = k.m, k.phi, k.pi, k.links, k.p, k.L
+    k.L_bar = L_bar = L.mean()
+    s1 = k.s * k.sigma1**2
+    idle0, idle1 = (1 - p) * k.delta0**2, (1 - p) * k.delta1**2
+    k.noise = (k.sigma0**2 * p * k.s).mean()
+    k.sporadicity = idle0.mean()
+    k.eta_max, k.eta_bar = k.step_size.max(), k.step_size.mean()
     # m overline(b² p̂ (1-p̂)) is a plain sum over the out-links of j
     link_variance = np.bincount(links.j, links.b**2 * links.variance, m)
-    if inputs.variant == "paper":
-        kappa4 = (p / phi * (2 * s1 * L_bar**2 + 5 * L**2)).max()
-        kappa5 = 2 * (p * (2 * s1 + 5 * idle1)).mean() * L_bar**2 + 5 * (p**2 * L**2).mean()
-        change_constant = 2 * m * (p * (inputs.sigma0**2 * s + 5 * idle0)).mean()
-        change_gradient = 3 * m * (p * (2 * s1 + 5 * idle1)).mean()
+    k.kappa1 = (p / phi * (2 * s1 * L_bar**2 + 3 * L**2)).max()
+    k.kappa2 = 2 * (p * s1).mean() + 3 * idle1.mean() + 3
+    k.kappa3 = phi.max() * (pi.max() ** 2 / pi.min() + 2 * (pi * link_variance).max())
+    k.kappa8 = (p * (2 * s1 * L_bar**2 + 3 * L**2)).max()
+    if k.variant == "paper":
+        k.kappa4 = (p / phi * (2 * s1 * L_bar**2 + 5 * L**2)).max()
+        k.kappa5 = 2 * (p * (2 * s1 + 5 * idle1)).mean() * L_bar**2 + 5 * (p**2 * L**2).mean()
+        k.change_constant = 2 * m * (p * (k.sigma0**2 * k.s + 5 * idle0)).mean()
+        k.change_gradient = 3 * m * (p * (2 * s1 + 5 * idle1)).mean()
     else:  # X^(k+1) depends on G^(k) and v^(k), so the cross terms stay
-        kappa4 = (p / phi * (4 * s1 * L_bar**2 + 8 * L**2)).max()
-        kappa5 = (p * (4 * s1 * L_bar**2 + 8 * L**2)).mean()
-        change_constant = m * (p * (3 * inputs.sigma0**2 * s + 16 * idle0)).mean()
-        change_gradient = 8 * m * (p * (s1 + 2 * idle1)).mean()
-    return Gradients(
-        L_bar=L_bar,
-        noise=(inputs.sigma0**2 * p * s).mean(),
-        sporadicity=idle0.mean(),
-        eta_max=eta.max(),
-        eta_bar=eta.mean(),
-        kappa1=(p / phi * (2 * s1 * L_bar**2 + 3 * L**2)).max(),
-        kappa2=2 * (p * s1).mean() + 3 * idle1.mean() + 3,
-        kappa3=phi.max() * (pi.max() ** 2 / pi.min() + 2 * (pi * link_variance).max()),
-        kappa4=kappa4,
-        kappa5=kappa5,
-        kappa8=(p * (2 * s1 * L_bar**2 + 3 * L**2)).max(),
-        change_constant=change_constant,
-        change_gradient=change_gradient,
-    )
+        k.kappa4 = (p / phi * (4 * s1 * L_bar**2 + 8 * L**2)).max()
+        k.kappa5 = (p * (4 * s1 * L_bar**2 + 8 * L**2)).mean()
+        k.change_constant = m * (p * (3 * k.sigma0**2 * k.s + 16 * idle0)).mean()
+        k.change_gradient = 8 * m * (p * (s1 + 2 * idle1)).mean()
 
 
 # --- the recursion ς⁺ <= Ψς + γ E‖∇F‖² + ω, eqn:varsigma -------------------------------------------------
-@dataclass(frozen=True, eq=False)
-class Recursion(Stage, Generic[N]):
-    """Lemmas xdispersion and ydispersion."""
-
-    kappa6: N  # Lemma xdispersion
-    kappa7: N  # Lemma ydispersion
-    kappa9: N  # Proposition loss, which stands only in the printed variant
-    kappa10: N  # Proposition loss
-    psi11: N  # Lemma xdispersion
-    psi12: N
-    psi21: N  # Lemma ydispersion
-    psi22: N
-    gamma1: N  # Lemma xdispersion
-    gamma2: N  # Lemma ydispersion
-    omega1: N  # Lemma xdispersion
-    omega2: N  # Lemma ydispersion
-    rho_Psi: N  # spectral radius of Ψ, Corollary constant
-    one_minus_rho_Psi: N  # det(I-Ψ)/(1-λ₂)
-
-
-def recursion(inputs: Inputs, graph: Graph, mixing: Mixing, gradients: Gradients) -> Recursion[float]:
-    m, g = graph.m, gradients
-    k1, k2, k3, k4, k5 = g.kappa1, g.kappa2, g.kappa3, g.kappa4, g.kappa5
-    rho_B, rho0_A, rho0_B = mixing.rho_tilde_B, mixing.rho0_A, mixing.rho0_B
-    h, noise = g.eta_max**2, g.noise + 3 * g.sporadicity
-    corrected = inputs.variant == "corrected"
-    k6 = (1 + mixing.rho_A) / mixing.one_minus_rho_tilde_A
-    k7 = (1 / graph.pi.min() if corrected else 2 * (m + 1)) * (1 + rho_B) / mixing.one_minus_rho_tilde_B
+def _recursion(k: Draft) -> tuple[float, float]:
+    """Lemmas xdispersion and ydispersion; returns 1 - ψ11 and 1 - ψ22."""
+    m, k1, k2, k3, k4, k5 = k.m, k.kappa1, k.kappa2, k.kappa3, k.kappa4, k.kappa5
+    rho_B, rho0_A, rho0_B = k.rho_tilde_B, k.rho0_A, k.rho0_B
+    h, noise = k.eta_max**2, k.noise + 3 * k.sporadicity
+    corrected = k.variant == "corrected"
+    k.kappa6 = (1 + k.rho_A) / k.one_minus_rho_tilde_A
+    k.kappa7 = k7 = (1 / k.pi.min() if corrected else 2 * (m + 1)) * (1 + rho_B) / k.one_minus_rho_tilde_B
+    k.kappa9 = (
+        (m * (1 + 3 * rho0_B) / (3 * k7 * rho_B) + 1) * k4 * k.kappa6 + k5 / m if rho_B > 0 else math.inf
+    )
+    k.kappa10 = 8 / (3 * k2 * k3) * (k.phi * k.pi).max() / k.phi.max()
     # |Y|² = |consensus error|² + m²|ȳ|²: the printed lemma loses this m², and the whole ȳ term of the mixing
     m2 = m**2 if corrected else 1
     x = (1 + rho_B) / (2 * rho_B) * m**2 * rho0_B if corrected and rho0_B > 0 else 0.0
-    psi12 = k6 * k3 * h
-    gamma1 = m**2 * k2 * psi12
-    omega1 = m**2 * noise * psi12
-    g1, g2 = _gaps(graph, mixing, gradients, k7, psi12)
-    psi21 = k7 * k4 * (2 - g1) + m2 * k7 * k5 * k3 * k1 * h + m * k7 * k5 * rho0_A + x * k1 / m
-    gap = _radius_gap(g1, g2, psi12 * psi21)
-    return Recursion(
-        kappa6=k6,
-        kappa7=k7,
-        kappa9=(m * (1 + 3 * rho0_B) / (3 * k7 * rho_B) + 1) * k4 * k6 + k5 / m if rho_B > 0 else math.inf,
-        kappa10=8 / (3 * k2 * k3) * (graph.phi * graph.pi).max() / graph.phi.max(),
-        psi11=1 - g1,
-        psi12=psi12,
-        psi21=psi21,
-        psi22=1 - g2,
-        gamma1=gamma1,
-        gamma2=k7 * k4 * gamma1 + k7 * g.change_gradient + m * m2 * k7 * k5 * k3 * k2 * h + x * k2,
-        omega1=omega1,
-        omega2=k7 * k4 * omega1 + k7 * g.change_constant + m * m2 * k7 * k5 * k3 * noise * h + x * noise,
-        rho_Psi=1 - gap,
-        one_minus_rho_Psi=gap,
-    )
+    k.psi12 = k.kappa6 * k3 * h
+    k.gamma1 = m**2 * k2 * k.psi12
+    k.omega1 = m**2 * noise * k.psi12
+    g1 = k.one_minus_rho_tilde_A / 2 - m * k1 * k.psi12
+    g2 = k.one_minus_rho_tilde_B / 2 - k7 * (k4 * k.psi12 + m * k5 * k3 * h)
+    k.psi11, k.psi22 = 1 - g1, 1 - g2
+    k.psi21 = k7 * k4 * (2 - g1) + m2 * k7 * k5 * k3 * k1 * h + m * k7 * k5 * rho0_A + x * k1 / m
+    k.gamma2 = k7 * k4 * k.gamma1 + k7 * k.change_gradient + m * m2 * k7 * k5 * k3 * k2 * h + x * k2
+    k.omega2 = k7 * k4 * k.omega1 + k7 * k.change_constant + m * m2 * k7 * k5 * k3 * noise * h + x * noise
+    # 1 - ρ(Ψ) is the smaller eigenvalue of I - Ψ, without cancellation
+    coupling = k.psi12 * k.psi21
+    root = np.sqrt((g1 - g2) ** 2 + 4 * coupling)
+    larger = (g1 + g2 + root) / 2
+    k.one_minus_rho_Psi = (g1 * g2 - coupling) / larger if larger > 0 else (g1 + g2 - root) / 2
+    k.rho_Psi = 1 - k.one_minus_rho_Psi
+    return g1, g2
 
 
-def _gaps(graph: Graph, mixing: Mixing, g: Gradients, k7: float, psi12: float) -> tuple[float, float]:
-    """1 - ψ11 and 1 - ψ22."""
-    rise22 = k7 * (g.kappa4 * psi12 + graph.m * g.kappa5 * g.kappa3 * g.eta_max**2)
-    return (
-        mixing.one_minus_rho_tilde_A / 2 - graph.m * g.kappa1 * psi12,
-        mixing.one_minus_rho_tilde_B / 2 - rise22,
-    )
-
-
-def _radius_gap(g1: float, g2: float, coupling: float) -> float:
-    """1 - ρ(Ψ) from 1-ψ11, 1-ψ22 and ψ12ψ21: the smaller eigenvalue of I - Ψ, without cancellation."""
-    larger = (g1 + g2 + np.sqrt((g1 - g2) ** 2 + 4 * coupling)) / 2
-    if not larger > 0:
-        return float((g1 + g2 - np.sqrt((g1 - g2) ** 2 + 4 * coupling)) / 2)
-    return float((g1 * g2 - coupling) / larger)
-
-
-# --- the loss, eqn:loss_redefined --------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
-class Loss(Stage, Generic[N]):
-    """Lemma loss."""
-
-    psi01: N
-    psi02: N
-    gamma0: N
-    omega0: N
-
-
-def loss_constants(inputs: Inputs, graph: Graph, mixing: Mixing, gradients: Gradients) -> Loss[float]:
-    m, phi, pi, eta, g = graph.m, graph.phi, graph.pi, inputs.step_size, gradients
-    rho_B, rho0_B = mixing.rho_tilde_B, mixing.rho0_B
-    links = 1 + 3 * rho0_B
-    s1 = inputs.p * inputs.s * inputs.sigma1**2
-    idle1 = (1 - inputs.p) * inputs.delta1**2
-    if inputs.variant == "paper":
-        per_client = inputs.sigma0**2 * inputs.p * inputs.s + 3 * (1 - inputs.p) * inputs.delta0**2
-        return Loss(
-            psi01=links * g.kappa8 * g.eta_max / 2,
-            psi02=3 * phi.max() * rho_B / (2 * m) * g.eta_max,
-            gamma0=m / 2 * (phi * eta * (m * pi - 2 * s1 - 3 * idle1 - 3 * rho0_B * g.kappa2)).mean(),
-            omega0=m / 2 * links * (phi * eta * per_client).mean(),
-        )
+def _loss(k: Draft) -> None:
+    """Lemma loss, eqn:loss_redefined."""
+    m, phi, pi, eta, rho_B = k.m, k.phi, k.pi, k.step_size, k.rho_tilde_B
+    links = 1 + 3 * k.rho0_B
+    s1, idle1 = k.p * k.s * k.sigma1**2, (1 - k.p) * k.delta1**2
+    if k.variant == "paper":
+        per_client = k.sigma0**2 * k.p * k.s + 3 * (1 - k.p) * k.delta0**2
+        k.psi01 = links * k.kappa8 * k.eta_max / 2
+        k.psi02 = 3 * phi.max() * rho_B / (2 * m) * k.eta_max
+        k.gamma0 = m / 2 * (phi * eta * (m * pi - 2 * s1 - 3 * idle1 - 3 * k.rho0_B * k.kappa2)).mean()
+        k.omega0 = m / 2 * links * (phi * eta * per_client).mean()
+        return
     step = (phi * eta).max()  # taken out of the sum, as the proof's last line does
-    move = g.L_bar * g.kappa3 * g.eta_max**2 / 2  # the dropped (L̄/2)|x̄⁺-x̄|²
-    spread = 2 * s1.mean() + 3 * idle1.mean() + 3 * rho0_B * g.kappa2
-    noise = g.noise + 3 * g.sporadicity
-    return Loss(
-        psi01=step * links * g.kappa1 / 2 + g.L_bar / 2 * mixing.rho0_A + move * m * g.kappa1,
-        psi02=3 * step * rho_B / (2 * m) + move,
-        gamma0=m**2 / 2 * (phi * pi * eta).mean() - m / 2 * step * spread - move * m**2 * g.kappa2,
-        omega0=m / 2 * step * links * noise + move * m**2 * noise,
-    )
+    move = k.L_bar * k.kappa3 * k.eta_max**2 / 2  # the dropped (L̄/2)|x̄⁺-x̄|²
+    spread = 2 * s1.mean() + 3 * idle1.mean() + 3 * k.rho0_B * k.kappa2
+    noise = k.noise + 3 * k.sporadicity
+    k.psi01 = step * links * k.kappa1 / 2 + k.L_bar / 2 * k.rho0_A + move * m * k.kappa1
+    k.psi02 = 3 * step * rho_B / (2 * m) + move
+    k.gamma0 = m**2 / 2 * (phi * pi * eta).mean() - m / 2 * step * spread - move * m**2 * k.kappa2
+    k.omega0 = m / 2 * step * links * noise + move * m**2 * noise
 
 
-# --- sums over powers of Ψ -----------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
-class Sums(Stage, Generic[N, V]):
-    """What the sums in the proof of the Theorem come to, by (I-Ψ)⁻¹."""
-
-    neumann_psi0: V  # ψ₀ᵀ(I-Ψ)⁻¹, (2,)
-    neumann_gamma: N  # ψ₀ᵀ(I-Ψ)⁻¹γ
-    neumann_gamma_paper: N  # ψ₀ᵀγ/(1-ρ_Ψ), which the proof of Proposition loss takes for it
-    neumann_omega: N  # ψ₀ᵀ(I-Ψ)⁻¹ω
-    descent_exact: N  # γ₀ - ψ₀ᵀ(I-Ψ)⁻¹γ, to be positive in eqn:loss_expanded
-
-
-def sums(
-    graph: Graph, mixing: Mixing, gradients: Gradients, r: Recursion[float], loss: Loss[float]
-) -> Sums[float, Floats]:
-    g1, g2 = _gaps(graph, mixing, gradients, r.kappa7, r.psi12)
-    gap = r.one_minus_rho_Psi
+def _sums(k: Draft, g1: float, g2: float) -> None:
+    gap = k.one_minus_rho_Psi
     # det(I-Ψ) = (1-ρ_Ψ)(1-λ₂), and the two factors sum to g1 + g2
     det = gap * (g1 + g2 - gap)
-    psi0 = np.array([loss.psi01 * g2 + loss.psi02 * r.psi21, loss.psi01 * r.psi12 + loss.psi02 * g1]) / det
-    gamma = float(psi0 @ [r.gamma1, r.gamma2])
-    return Sums(
-        neumann_psi0=psi0,
-        neumann_gamma=gamma,
-        neumann_gamma_paper=(loss.psi01 * r.gamma1 + loss.psi02 * r.gamma2) / gap,
-        neumann_omega=float(psi0 @ [r.omega1, r.omega2]),
-        descent_exact=loss.gamma0 - gamma,
-    )
+    psi0 = np.array([k.psi01 * g2 + k.psi02 * k.psi21, k.psi01 * k.psi12 + k.psi02 * g1]) / det
+    k.neumann_psi0 = psi0
+    k.neumann_gamma = float(psi0 @ [k.gamma1, k.gamma2])
+    k.neumann_gamma_paper = (k.psi01 * k.gamma1 + k.psi02 * k.gamma2) / gap
+    k.neumann_omega = float(psi0 @ [k.omega1, k.omega2])
+    k.descent_exact = k.gamma0 - k.neumann_gamma
+
+
+# --- the propositions and the Theorem --------------------------------------------------------------------
+def _proposition_lr(k: Draft) -> None:
+    m, k5, gap_A, gap_B = k.m, k.kappa5, k.one_minus_rho_tilde_A, k.one_minus_rho_tilde_B
+    one_plus_B = 1 + k.rho_tilde_B
+    coupling = 2 * k.kappa4 + m * k5 * k.rho0_A
+    size, third = m + 1.0, np.sqrt(gap_A / k5)
+    if k.variant == "corrected":
+        # κ7 has 1/min π̂ for 2(m+1), and ψ21 has an m² and the ȳ term of the mixing
+        size = 1 / (2 * k.pi.min())
+        third /= m
+        if k.rho0_B > 0:
+            x = one_plus_B / (2 * k.rho_tilde_B) * m**2 * k.rho0_B
+            coupling += x * k.kappa1 / (m * k.kappa7)
+    fourth = gap_B / (2 * np.sqrt(m * size * one_plus_B * k5))
+
+    def bound(one_plus_A: float) -> float:
+        second = gap_A * gap_B / (4 * np.sqrt(size * one_plus_A * one_plus_B * coupling))
+        return float(min(second, third, fourth) / (2 * np.sqrt(k.kappa3)))
+
+    k.lr_bound_prop1_proof = bound(1 + k.rho_A)
+    k.lr_bound_prop1 = bound(1 + (k.rho_A if k.variant == "corrected" else k.rho_tilde_A))
+
+
+def _proposition_loss(k: Draft) -> None:
+    m, pi, gap, G3, product = k.m, k.pi, k.one_minus_rho_Psi, k.gamma3, k.phi * k.pi
+    G1_minus_1 = 8 * G3 / m * product.max() / product.min() * k.Gamma2 * k.kappa7 * k.rho_tilde_B / gap
+    k.Gamma1 = G1 = 1 + G1_minus_1
+    need_p = np.divide(m * pi, 9 * G1 * k.delta1**2, out=np.full(m, np.inf), where=k.delta1 > 0)
+    k.min_p = np.maximum(0.0, 1 - need_p)
+    # B_i >= D/(1 + c D) with c = mπ/(6Γ₁σ₁²); without σ₁ a single sample will do
+    c = np.divide(m * pi, 6 * G1 * k.sigma1**2, out=np.full(m, np.inf), where=k.sigma1 > 0)
+    k.min_B = np.maximum(1.0, k.samples / (1 + c * k.samples))
+    links = 9 * (m - 1) * k.kappa2 * G1 * k.links.b.max(initial=0.0) ** 2
+    k.tau_prime_B = tau = 2 * m * pi.min() ** 2 / (links * pi.max()) if links > 0 else math.inf
+    # ½(1 - √(1-τ')) without cancellation; at τ' >= 1 no p̂ is excluded, whatever the formula returns
+    k.one_minus_r_prime_B = tau / (2 * (1 + np.sqrt(1 - tau))) if tau < 1 else 1.0
+    k.r_prime_B = 1 - k.one_minus_r_prime_B
+    k.lr_bound_prop2 = float(np.sqrt((1 - 1 / G3) / G1 * k.kappa10 / k.kappa9 * gap))
+    k.q = m**2 / 2 * (G1_minus_1 / G1) * (1 - 1 / k.Gamma2) / G3 * product.min()
+
+
+def _theorem(k: Draft) -> None:
+    m, gap, q, phi_max, S, T = k.m, k.one_minus_rho_Psi, k.q, k.phi.max(), k.noise, k.sporadicity
+    k7_rho, links = k.kappa7 * k.rho_tilde_B, 1 + 3 * k.rho0_B
+    k.term_optimality_k = 1 / (q * k.eta_max)
+    k.term_model_k = links * k.kappa8 / (2 * q * gap)
+    k.term_tracking_k = 3 * phi_max * k.rho_tilde_B / (2 * m * q * gap)
+    k.term_const = phi_max / q * (m * links / 2 + 3 * k7_rho / gap) * (S + 5 * T)
+    k.term_eta2 = 3 * m * phi_max / (2 * q) * k.kappa9 * k.kappa3 * k7_rho * (S + 3 * T) * k.eta_max**2
+    k.term_eta2_fixed = k.term_eta2 / gap
