@@ -14,7 +14,7 @@ from spodgt.network import Network
 from spodgt.network.recipes import Graph
 from spodgt.participation import as_availability
 from spodgt.problems import Quadratic
-from spodgt.runtimes.simulator import Run
+from spodgt.runtimes.world import Run
 
 SEEDS = st.integers(0, 2**32 - 1)
 METHODS = (*(name for name, cls in ALGORITHMS.items() if cls.traits.rule is not None), "k-gt")

@@ -48,7 +48,7 @@ def documentation(owner: type) -> str:
     """Docstrings of a class and its bases, and the fields of dataclasses that a comment explains."""
     text = []
     for part in owner.__mro__[:-1]:
-        text += [part.__doc__ or "", part.__init__.__doc__ or ""]
+        text += [part.__doc__ or "", part.__init__.__doc__ or ""]  # type: ignore[misc]
         if dataclasses.is_dataclass(part):
             fields = re.findall(r"^    (\w+): .*  # ", inspect.getsource(part), re.MULTILINE)
             text += [f"{name}:" for name in fields]

@@ -10,7 +10,7 @@ import pytest
 from spodgt.network import Network
 from spodgt.participation import Bernoulli
 from spodgt.problems import Quadratic
-from spodgt.runtimes.simulator import Run
+from spodgt.runtimes.world import Run
 from spodgt.types import Floats
 from tests.helpers import build, make_run, states
 

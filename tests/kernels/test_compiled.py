@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numba
 import numpy as np
@@ -13,23 +15,33 @@ from hypothesis import strategies as st
 
 import spodgt
 from spodgt import rng
+from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.compiled import announced, finite
 from spodgt.kernels.mixing import Buffers, Links
 from spodgt.kernels.sums import spread
+from spodgt.problems import Quadratic
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.learning import Learning
-from spodgt.problems.losses import cross_entropy, multi_margin, one_vs_rest
+from spodgt.problems.losses import Loss, cross_entropy, multi_margin, one_vs_rest
 from spodgt.problems.models import linear
 from spodgt.problems.samples import draw_batch, without_replacement
 from spodgt.runtimes.loop import EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Simulation
-from spodgt.runtimes.world import Draw, Run
-from spodgt.types import Minibatches
+from spodgt.runtimes.world import Draw, Run, Snapshot, Tally
+from spodgt.types import Bools, Minibatches, Round
 
 FAMILY = ["spod-gt", "spod-gt-memory", "spod-gt-importance", "ab-push-pull", "g-push-pull", "sporadic-k-gt"]
+Register = Callable[[type[Algorithm]], type[Algorithm]]
 
 
-def toy_problem(loss=multi_margin, *, clients=4, batch_size=5, dtype=torch.uint8, sizes=None) -> Learning:
+def toy_problem(
+    loss: Loss = multi_margin,
+    *,
+    clients: int = 4,
+    batch_size: int | None = 5,
+    dtype: torch.dtype = torch.uint8,
+    sizes: Sequence[int] | None = None,
+) -> Learning:
     draws = torch.Generator().manual_seed(1)
     data = []
     for size in sizes or [12] * clients:
@@ -39,7 +51,9 @@ def toy_problem(loss=multi_margin, *, clients=4, batch_size=5, dtype=torch.uint8
     return Learning(linear((1, 3, 3), 3), loss, data, batch_size=batch_size)
 
 
-def runs_of(problem, name, count=2, *, chance=0.6, step_size=0.3) -> list[Run]:
+def runs_of(
+    problem: Learning | Quadratic, name: str, count: int = 2, *, chance: float = 0.6, step_size: float = 0.3
+) -> list[Run]:
     runs = []
     for seed in range(count):
         network = spodgt.Network.erdos_renyi(problem.clients, 0.6, seed=seed, weights="random")
@@ -51,7 +65,9 @@ def runs_of(problem, name, count=2, *, chance=0.6, step_size=0.3) -> list[Run]:
     return runs
 
 
-def after(runs, rounds, *, compiled, dtype=torch.float64):
+def after(
+    runs: Sequence[Run], rounds: int, *, compiled: bool, dtype: torch.dtype = torch.float64
+) -> tuple[Any, Tally]:
     world = Simulation(runs, dtype=dtype, compiled=compiled)
     assert (world.step is not None) == compiled
     state = begin(world).state
@@ -62,7 +78,7 @@ def after(runs, rounds, *, compiled, dtype=torch.float64):
 
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
-def test_a_fused_step_is_the_step_of_the_method(name, sizes):
+def test_a_fused_step_is_the_step_of_the_method(name: str, sizes: list[int] | None) -> None:
     runs = runs_of(toy_problem(sizes=sizes), name)
     (fast, fast_tally), (plain, plain_tally) = after(runs, 25, compiled=True), after(runs, 25, compiled=False)
     for ours, theirs in zip(fast, plain, strict=True):
@@ -72,7 +88,7 @@ def test_a_fused_step_is_the_step_of_the_method(name, sizes):
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_a_fused_step_serves_problems_without_a_compiled_gradient(name):
+def test_a_fused_step_serves_problems_without_a_compiled_gradient(name: str) -> None:
     runs = runs_of(spodgt.Quadratic.random(5, 3, noise=0.1), name, step_size=0.05)
     for ours, theirs in zip(
         after(runs, 25, compiled=True)[0], after(runs, 25, compiled=False)[0], strict=True
@@ -82,7 +98,7 @@ def test_a_fused_step_serves_problems_without_a_compiled_gradient(name):
 
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
-def test_many_rounds_in_one_call_are_the_rounds_one_by_one(name, sizes):
+def test_many_rounds_in_one_call_are_the_rounds_one_by_one(name: str, sizes: list[int] | None) -> None:
     runs = runs_of(toy_problem(sizes=sizes), name, count=3)
     one_by_one, tally = after(runs, 37, compiled=True)
     world = Simulation(runs, dtype=torch.float64)
@@ -107,21 +123,21 @@ class Changed(spodgt.SpodGT):
 
     name = "changed"
 
-    def step(self, state, round):
+    def step(self, state: TrackingState, round: Round) -> TrackingState:
         y = round.push(state.y)
-        x = round.pull(state.x) - 2 * self.step_size * y
+        x = round.pull(state.x) - 2 * (self.step_size * y)
         g = round.grad(x)
         return type(state)(x, y + g - state.g, g)
 
 
 @pytest.fixture
-def registered():
+def registered() -> Iterator[Register]:
     yield spodgt.register
     for name in ("outside", "changed"):
         spodgt.ALGORITHMS.pop(name, None)
 
 
-def test_a_method_from_outside_gets_the_compiled_step_by_declaring_it(registered):
+def test_a_method_from_outside_gets_the_compiled_step_by_declaring_it(registered: Register) -> None:
     registered(Outside)
     runs = runs_of(toy_problem(), "outside")
     (fast, fast_tally), (plain, plain_tally) = after(runs, 25, compiled=True), after(runs, 25, compiled=False)
@@ -129,7 +145,7 @@ def test_a_method_from_outside_gets_the_compiled_step_by_declaring_it(registered
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_a_method_with_a_step_of_its_own_is_never_given_another(registered):
+def test_a_method_with_a_step_of_its_own_is_never_given_another(registered: Register) -> None:
     registered(Changed)
     runs = runs_of(toy_problem(), "changed", step_size=0.1)
     assert Simulation(runs, dtype=torch.float64).step is None
@@ -140,7 +156,9 @@ def test_a_method_with_a_step_of_its_own_is_never_given_another(registered):
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_whole_rows_for_many_clients_are_the_same_exchange(name, monkeypatch):
+def test_whole_rows_for_many_clients_are_the_same_exchange(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = runs_of(toy_problem(), name)
     blocks, _ = after(runs, 9, compiled=True)
     monkeypatch.setattr("spodgt.kernels.tracking._MANY", 1)
@@ -152,14 +170,16 @@ def test_whole_rows_for_many_clients_are_the_same_exchange(name, monkeypatch):
 @pytest.mark.parametrize(
     "schedule", [EvaluationSchedule(rounds=7), EvaluationSchedule(delay=9.0), EvaluationSchedule()], ids=str
 )
-def test_a_stride_passes_no_evaluation_and_no_end(stop, schedule):
+def test_a_stride_passes_no_evaluation_and_no_end(stop: Stop, schedule: EvaluationSchedule) -> None:
     """Long strides see the same models at the same moments as single rounds, for runs that end apart."""
-    seen: dict[int, list] = {}
+    seen: dict[int, list[tuple[Any, ...]]] = {}
     for stride in (1, 16):
         world = Simulation(runs_of(toy_problem(), "spod-gt", count=3, chance=0.4), dtype=torch.float64)
-        looks = seen[stride] = []
+        seen[stride] = []
 
-        def observe(snapshot, due, last, looks=looks):
+        def observe(
+            snapshot: Snapshot, due: Bools, last: Bools, looks: list[tuple[Any, ...]] = seen[stride]
+        ) -> Bools:
             parts = snapshot.world.split(snapshot.state[0])
             for at in np.flatnonzero(due):
                 looks.append(
@@ -173,15 +193,17 @@ def test_a_stride_passes_no_evaluation_and_no_end(stop, schedule):
     assert len({look[1] for look in seen[1]}) == 3
 
 
-def test_strides_grow_where_rounds_are_short_and_never_where_they_are_long(monkeypatch):
+def test_strides_grow_where_rounds_are_short_and_never_where_they_are_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Someone who presses Ctrl-C while a large network trains must not wait for sixteen rounds of it."""
 
-    def observed(seconds):
+    def observed(seconds: float) -> list[int]:
         clock = iter(np.arange(1000) * seconds)
         monkeypatch.setattr("spodgt.runtimes.loop.time.monotonic", lambda: next(clock))
-        seen = []
+        seen: list[int] = []
 
-        def observe(snapshot, due, last):
+        def observe(snapshot: Snapshot, due: Bools, last: Bools) -> Bools:
             seen.append(snapshot.k)
             return np.zeros_like(last)
 
@@ -193,7 +215,7 @@ def test_strides_grow_where_rounds_are_short_and_never_where_they_are_long(monke
     assert observed(5.0) == list(range(49))
 
 
-def test_a_run_is_the_same_bit_for_bit_alone_and_in_a_batch():
+def test_a_run_is_the_same_bit_for_bit_alone_and_in_a_batch() -> None:
     runs = runs_of(toy_problem(), "spod-gt-memory", count=3)
     together, _ = after(runs, 20, compiled=True, dtype=torch.float32)
     for number, run in enumerate(runs):
@@ -202,7 +224,7 @@ def test_a_run_is_the_same_bit_for_bit_alone_and_in_a_batch():
             assert torch.equal(whole[4 * number : 4 * number + 4], own)
 
 
-def test_the_number_of_threads_changes_nothing():
+def test_the_number_of_threads_changes_nothing() -> None:
     problem = spodgt.problems.fashion_mnist_svm(6, 10)
     runs = runs_of(problem, "spod-gt", count=2, step_size=0.01)
     threads, states = torch.get_num_threads(), []
@@ -217,7 +239,7 @@ def test_the_number_of_threads_changes_nothing():
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 8), st.integers(1, 3), st.integers(0, 2**32 - 1), st.booleans())
-def test_compiled_mixing_is_torchs_mixing(clients, runs, seed, many):
+def test_compiled_mixing_is_torchs_mixing(clients: int, runs: int, seed: int, many: bool) -> None:
     draws = np.random.default_rng(seed)
     ends = [(i, j) for i in range(clients) for j in range(clients) if i != j]
     pairs = sorted(
@@ -230,13 +252,13 @@ def test_compiled_mixing_is_torchs_mixing(clients, runs, seed, many):
     x = torch.from_numpy(draws.standard_normal((total, 3)))
     for keeper in (receivers, senders):
         moved = np.where(active, weights, 0.0)
-        kept = 1 - np.bincount(keeper, moved, minlength=total)
+        kept = np.ones(total) - np.bincount(keeper, moved, minlength=total)
         theirs = links.plain(x, moved, active, kept)
         ours = links.mix(x, weights, active, keeper=keeper)
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_buffers_are_lent_again_only_when_the_state_lies_elsewhere(monkeypatch):
+def test_buffers_are_lent_again_only_when_the_state_lies_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spodgt.kernels.mixing._LARGE", 1)
     buffers, x = Buffers(), torch.zeros(3, 4)
     first, second = buffers.like(x), buffers.like(x)
@@ -251,7 +273,7 @@ def test_buffers_are_lent_again_only_when_the_state_lies_elsewhere(monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(spodgt.ALGORITHMS))
-def test_memory_that_is_used_again_changes_no_method(name, monkeypatch):
+def test_memory_that_is_used_again_changes_no_method(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A world lends the same buffers round after round; a state must never lie in one that is lent again."""
     traits = spodgt.ALGORITHMS[name].traits
     p_hat = 0.6 if traits.sporadic_links != "no" else 1.0
@@ -273,7 +295,9 @@ def test_memory_that_is_used_again_changes_no_method(name, monkeypatch):
 @pytest.mark.parametrize("loss", [multi_margin, cross_entropy, one_vs_rest])
 @pytest.mark.parametrize("batch_size", [1, 4, 7, None])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float64])
-def test_compiled_gradients_are_those_of_the_engine(loss, batch_size, dtype):
+def test_compiled_gradients_are_those_of_the_engine(
+    loss: Loss, batch_size: int | None, dtype: torch.dtype
+) -> None:
     problem = toy_problem(loss, batch_size=batch_size, dtype=dtype)
     x = torch.randn(4, problem.parameters, dtype=torch.float64)
     rows, keys = np.array([0, 2, 3]), np.full(3, rng.key(5, "batch"))
@@ -289,7 +313,9 @@ def test_compiled_gradients_are_those_of_the_engine(loss, batch_size, dtype):
 
 @pytest.mark.parametrize("loss", [multi_margin, cross_entropy, one_vs_rest])
 @pytest.mark.parametrize("bias", [True, False])
-def test_compiled_grades_are_the_plain_losses_and_accuracies(loss, bias, monkeypatch):
+def test_compiled_grades_are_the_plain_losses_and_accuracies(
+    loss: Loss, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draws = torch.Generator().manual_seed(2)
     test = torch.rand(50, 1, 3, 3, generator=draws), torch.randint(0, 3, (50,), generator=draws)
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(9, 3, bias=bias))
@@ -304,7 +330,7 @@ def test_compiled_grades_are_the_plain_losses_and_accuracies(loss, bias, monkeyp
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 6), st.integers(1, 40), st.integers(0, 2**32 - 1), st.booleans())
-def test_compiled_measures_are_plain_measures(clients, width, seed, double):
+def test_compiled_measures_are_plain_measures(clients: int, width: int, seed: int, double: bool) -> None:
     x = torch.from_numpy(np.random.default_rng(seed).standard_normal((clients, width)))
     x = x if double else x.float()
     plain = float((x - x.mean(0)).square().sum(1).mean().sqrt())
@@ -318,7 +344,7 @@ def test_compiled_measures_are_plain_measures(clients, width, seed, double):
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 2**20), st.integers(0, 2**32 - 1))
-def test_compiled_draws_are_the_vectorised_draws(count, more, k, seed):
+def test_compiled_draws_are_the_vectorised_draws(count: int, more: int, k: int, seed: int) -> None:
     key, size, chosen = rng.key(seed, "batch"), count + more, np.empty(count, np.int64)
     draw_batch(key, 3, k, size, chosen)
     theirs = without_replacement(np.array([key]), np.array([3]), k, np.array([size]), count)[0]
@@ -329,20 +355,22 @@ def test_compiled_draws_are_the_vectorised_draws(count, more, k, seed):
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**40), st.integers(0, 30), st.integers(0, 2**32 - 1))
-def test_compiled_bernoulli_draws_are_uniform_draws_below_the_chance(first, count, seed):
+def test_compiled_bernoulli_draws_are_uniform_draws_below_the_chance(
+    first: int, count: int, seed: int
+) -> None:
     chances, key = np.random.default_rng(seed).random(count), rng.key(seed, "links")
     rounds = range(first, first + 4)
     theirs = rng.uniform(key, np.asarray(rounds)[:, None], np.arange(count)[None]) < chances
     np.testing.assert_array_equal(rng.bernoulli(key, rounds, chances), theirs)
 
 
-def test_compiling_is_announced_once_and_only_when_it_happens():
+def test_compiling_is_announced_once_and_only_when_it_happens() -> None:
 
     @numba.njit
-    def double(number):
+    def double(number: Any) -> Any:
         return 2 * number
 
-    said = []
+    said: list[str] = []
     with announced(lambda: said.append("compiling")):
         assert double(1) == 2
         assert double(1.5) == 3.0

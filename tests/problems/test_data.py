@@ -563,7 +563,7 @@ def test_iid_is_even(deal: tuple[torch.Tensor, int, int]) -> None:
 @given(deals(), st.integers(0, 9))
 def test_labels_per_client_is_exact_and_balanced(deal: tuple[torch.Tensor, int, int], draw: int) -> None:
     targets = deal[0]
-    classes = len(targets.unique())
+    classes = len(targets.unique())  # type: ignore[no-untyped-call]
     labels = 1 + draw % classes
     parts = check_laws(LabelsPerClient(labels), *deal)
     counts = np.array([np.bincount(targets[part], minlength=classes) for part in parts])  # (clients, classes)
@@ -599,7 +599,7 @@ def test_dirichlet_follows_alpha_and_minimum() -> None:
 def test_ten_clients_with_one_label_hold_one_class_each() -> None:
     targets = data.load("fashion-mnist-small").train.targets
     parts = LabelsPerClient(1).split(targets, 10, 3)
-    assert sorted(int(targets[part].unique().item()) for part in parts) == list(range(10))
+    assert sorted(int(targets[part].unique().item()) for part in parts) == list(range(10))  # type: ignore[no-untyped-call]
     assert [len(part) for part in parts] == [600] * 10
     everyone = LabelsPerClient(10).split(targets, 10, 3)
     assert all(np.bincount(targets[part]).tolist() == [60] * 10 for part in everyone)
@@ -614,7 +614,7 @@ def test_seeds_deal_differently(recipe: data.Partition) -> None:
 
 
 def test_explicit_is_taken_as_given() -> None:
-    recipe = Explicit([[4, 0], np.array([2])])
+    recipe = Explicit([[4, 0], np.array([2])])  # type: ignore[list-item]
     assert [part.tolist() for part in recipe.split(torch.zeros(5, dtype=torch.int64), 2, 0)] == [[0, 4], [2]]
     assert recipe == Explicit(((4, 0), (2,)))
     assert hash(recipe) == hash(Explicit(((4, 0), (2,))))
@@ -624,19 +624,19 @@ TEN = torch.arange(10)
 MISTAKES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "more clients than samples": (lambda: IID().split(TEN, 11, 0), ["client 10", "fewer clients"]),
     "no client": (lambda: IID().split(TEN, 0, 0), ["clients", "0"]),
-    "half a client": (lambda: IID().split(TEN, 1.5, 0), ["clients", "1.5"]),
+    "half a client": (lambda: IID().split(TEN, 1.5, 0), ["clients", "1.5"]),  # type: ignore[arg-type]
     "negative seed": (lambda: IID().split(TEN, 2, -1), ["seed", "-1"]),
     "float targets": (lambda: IID().split(torch.zeros(4), 2, 0), ["targets", "float32"]),
     "table of targets": (lambda: IID().split(TEN[:, None], 2, 0), ["targets", "(10, 1)"]),
     "no label": (lambda: LabelsPerClient(0), ["labels", "0"]),
     "all true": (lambda: LabelsPerClient(True), ["labels", "True"]),
-    "labels as text": (lambda: LabelsPerClient("2"), ["labels", "'2'"]),
+    "labels as text": (lambda: LabelsPerClient("2"), ["labels", "'2'"]),  # type: ignore[arg-type]
     "too many labels": (lambda: LabelsPerClient(11).split(TEN, 2, 0), ["at most 10", "11"]),
     "rare class": (lambda: LabelsPerClient(1).split(TEN.clamp(max=1), 4, 0), ["client", "none"]),
     "alpha zero": (lambda: Dirichlet(0.0), ["alpha", "0.0"]),
     "alpha infinite": (lambda: Dirichlet(float("inf")), ["alpha", "inf"]),
     "alpha nan": (lambda: Dirichlet(float("nan")), ["alpha", "nan"]),
-    "alpha text": (lambda: Dirichlet("a lot"), ["alpha", "'a lot'"]),
+    "alpha text": (lambda: Dirichlet("a lot"), ["alpha", "'a lot'"]),  # type: ignore[arg-type]
     "minimum zero": (lambda: Dirichlet(1.0, 0), ["minimum", "0"]),
     "minimum too large": (lambda: Dirichlet(1.0, 6).split(TEN, 2, 0), ["at most 5", "6"]),
     "hopeless alpha": (lambda: Dirichlet(1e-4).split(TEN % 2, 9, 0), ["client", "raise alpha"]),
@@ -645,8 +645,8 @@ MISTAKES: dict[str, tuple[Callable[[], object], list[str]]] = {
     "given twice": (lambda: Explicit([[0, 1], [1]]).split(TEN, 2, 0), ["sample 1", "client 0", "client 1"]),
     "out of range": (lambda: Explicit([[0], [10]]).split(TEN, 2, 0), ["client 1", "0 to 9", "10"]),
     "negative index": (lambda: Explicit([[-1]]).split(TEN, 1, 0), ["client 0", "-1"]),
-    "flat list": (lambda: Explicit([0, 1]), ["indices", "[[0, 2], [1]]"]),
-    "fractions": (lambda: Explicit([[0.5]]), ["indices", "float"]),
+    "flat list": (lambda: Explicit([0, 1]), ["indices", "[[0, 2], [1]]"]),  # type: ignore[list-item]
+    "fractions": (lambda: Explicit([[0.5]]), ["indices", "float"]),  # type: ignore[list-item]
 }  # fmt: skip
 
 

@@ -34,7 +34,8 @@ class Tied(nn.Module):
         self.last = nn.Linear(12, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.layer(torch.tanh(self.layer(x.flatten(1))))))
+        y: Tensor = self.last(torch.tanh(self.layer(torch.tanh(self.layer(x.flatten(1))))))
+        return y
 
 
 class FunctionalDropout(nn.Module):
@@ -43,7 +44,8 @@ class FunctionalDropout(nn.Module):
         self.layer = nn.Linear(12, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(nn.functional.dropout(x.flatten(1), 0.5, self.training))
+        y: Tensor = self.layer(nn.functional.dropout(x.flatten(1), 0.5, self.training))
+        return y
 
 
 def frozen() -> nn.Module:
@@ -92,7 +94,7 @@ def by_hand(module: nn.Module, row: Tensor, inputs: Tensor, targets: Tensor) -> 
     nn.utils.vector_to_parameters(row, module.parameters())
     module.zero_grad()
     loss = nn.functional.cross_entropy(module(inputs), targets)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters()]
     return loss.detach(), flatten(parts)
 
@@ -272,7 +274,7 @@ def test_a_training_pass_refreshes_the_statistics_of_each_client_and_nothing_els
         module = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, CLASSES))
         nn.utils.vector_to_parameters(before[client, :n], module.parameters())
         mine = problem.holdings[client]
-        cross_entropy(module(problem.samples.inputs[mine]), problem.samples.targets[mine]).backward()
+        cross_entropy(module(problem.samples.inputs[mine]), problem.samples.targets[mine]).backward()  # type: ignore[no-untyped-call]
         assert_close(g[client], flatten(p.grad for p in module.parameters() if p.grad is not None))
         assert_close(after[client, n:], flatten([module[1].running_mean, module[1].running_var]))  # type: ignore[list-item]
 
@@ -286,7 +288,7 @@ def test_exact_gradients_and_evaluation_use_the_statistics_and_leave_them() -> N
     nn.utils.vector_to_parameters(x[1, :n], module.parameters())
     module[1].running_mean, module[1].running_var = x[1, n : n + 5].clone(), x[1, n + 5 :].clone()
     loss = cross_entropy(module(problem.samples.inputs[4:]), problem.samples.targets[4:])
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     assert_close(losses[1], loss.detach())
     assert_close(grads[1], flatten(p.grad for p in module.parameters() if p.grad is not None))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def linear() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(32, 5))
 
 
-MODULES = {
+MODULES: dict[str, Callable[[], nn.Module]] = {
     "linear": linear,
     "linear without bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 5, bias=False)),
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 7), nn.Tanh(), nn.Linear(7, 5)),
@@ -346,7 +347,7 @@ class Scaled(nn.Linear):
 
 class Shifted(nn.Sequential):
     def forward(self, input: Any) -> Any:
-        return 2 * super().forward(input) - 1
+        return 2 * super().forward(input) - 1  # type: ignore[no-untyped-call]
 
 
 class Focal(nn.CrossEntropyLoss):

@@ -420,6 +420,6 @@ def test_resnet_gradients_are_plain_autograd() -> None:
         inputs, targets = problem.samples.take(
             torch.from_numpy(problem.holdings[client][drawn[client]]), x.dtype
         )
-        nn.functional.cross_entropy(module(inputs), targets).backward()
+        nn.functional.cross_entropy(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
         expected = flatten(p.grad for p in module.parameters() if p.grad is not None)
         assert_close(g[client], expected)

@@ -120,6 +120,7 @@ def test_a_network_is_kept_with_its_positions_and_probabilities(result: spodgt.R
     np.testing.assert_allclose(kept.p, available.p)
     np.testing.assert_allclose(kept.p_hat, available.p_hat)
     assert kept.positions is not None
+    assert network.positions is not None
     np.testing.assert_allclose(kept.positions, network.positions)
     ring = spodgt.Network.ring(4)
     table = networks_table([(0, ring, spodgt.Always().draw(ring, 0))])

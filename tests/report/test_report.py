@@ -205,8 +205,9 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "predicted"
     problem, network = spodgt.Quadratic.random(4, 3), spodgt.Network.ring(4)
     result = spodgt.compare(["spod-gt"], problem, network, rounds=20, seeds=range(2), out=folder)
-    line = {"method": "spod-gt", "seeds": [0, 1], "rounds": [0, 10, 20], "measured": [2.0, 0.2, 0.0123]}
-    line |= {"predicted": [2 * 0.77**k for k in range(21)], "floor": 0.0105, "rate": 0.593}
+    line: dict[str, Any] = {"method": "spod-gt", "seeds": [0, 1], "floor": 0.0105, "rate": 0.593}
+    line |= {"rounds": [0, 10, 20], "measured": [2.0, 0.2, 0.0123]}
+    line |= {"predicted": [2 * 0.77**k for k in range(21)]}
     result.prediction = {"lines": [line]}
     result.write(folder)
     report.write(folder)

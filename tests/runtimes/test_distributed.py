@@ -236,13 +236,13 @@ def compared(methods: Any = ("spod-gt", "dsgd"), stop_at: int | None = None, **o
         if stop_at is not None and now.k >= stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    usual = {"rounds": 60, "seeds": range(2), "dtype": torch.float64, "every": 8, "progress": progress}
+    usual: dict[str, Any] = {"rounds": 60, "seeds": range(2), "dtype": torch.float64, "every": 8}
     result = compare(
         [build(name, step_size=0.05) if isinstance(name, str) else name for name in methods],
         Quadratic.random(CLIENTS, 5, noise=0.1),
         RandomGeometric(CLIENTS, 0.6),
         Bernoulli(1.0, 0.6),
-        **(usual | options),
+        **({"progress": progress} | usual | options),
     )
     stopped = [str(stop) for stop in result.diverged]
     return result.frame, result.participation, stopped, result.complete, result.states

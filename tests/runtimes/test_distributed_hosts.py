@@ -72,7 +72,7 @@ def local(processes: int, *arguments: str) -> tuple[str, ...]:
 
 def workers(parent: int) -> dict[int, int]:
     """The processes that torchrun has started: rank → pid."""
-    found = {}
+    found: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
@@ -194,8 +194,8 @@ def test_two_hosts_end_with_the_same_result(config: Path, tmp_path: Path, unbrok
     jobs = []
     for number, (host, processes) in enumerate(zip(HOSTS, (2, 1), strict=True)):
         out = tmp_path / f"host{number}"
-        rendezvous = ("--nnodes=2", "--rdzv-id=test", "--rdzv-backend=c10d")
-        rendezvous += ("--rdzv-endpoint=10.77.0.1:29400", f"--local-addr=10.77.0.{number + 1}")
+        rendezvous = ["--nnodes=2", "--rdzv-id=test", "--rdzv-backend=c10d"]
+        rendezvous += ["--rdzv-endpoint=10.77.0.1:29400", f"--local-addr=10.77.0.{number + 1}"]
         # The name of this machine says nothing about its namespaces: say which one keeps the store.
         own = (f"--nproc-per-node={processes}", f"--rdzv-conf=is_host={int(number == 0)}")
         command = ("-m", "spodgt", "run", str(config), "--out", str(out))

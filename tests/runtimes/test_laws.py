@@ -17,7 +17,7 @@ from spodgt.algorithms import ALGORITHMS, method
 from spodgt.kernels import mixing
 from spodgt.kernels.mixing import Links
 from spodgt.problems import Quadratic, classification
-from spodgt.problems.data import IID, Dirichlet, LabelsPerClient
+from spodgt.problems.data import IID, Dirichlet, LabelsPerClient, Partition
 from spodgt.problems.samples import Samples
 from spodgt.runtimes.simulator import Simulation
 from spodgt.types import Minibatches
@@ -102,13 +102,12 @@ def test_dense_sparse_and_compiled_mixing_agree(clients: int, runs: int, seed: i
     active, weights = rng.random(len(receivers)) < 0.6, np.tile(network.b, runs)
     compiled = links.mix(x, weights, active, keeper=senders)
     moved = np.where(active, weights, 0.0)
-    kept = 1 - np.bincount(senders, moved, minlength=runs * clients)
-    assert links.dense
-    close(links.plain(x, moved, active, kept), compiled)
+    kept = np.ones(runs * clients) - np.bincount(senders, moved, minlength=runs * clients)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mixing, "_DENSE", 0)
-        assert not links.dense
-        close(links.plain(x, moved, active, kept), compiled)
+        for limit, dense in ((mixing._DENSE, True), (0, False)):
+            patch.setattr(mixing, "_DENSE", limit)
+            assert links.dense == dense
+            close(links.plain(x, moved, active, kept), compiled)
 
 
 # --- tracking --------------------------------------------------------------------------------------
@@ -246,7 +245,7 @@ def test_a_batch_is_its_runs_one_by_one(name: str, seed: int, by_delay: bool) ->
     participation = spodgt.Beta(0.7, 0.7, floor=0.05)
     problem = Quadratic.random(5, 3, seed=seed, noise=0.1)
     seeds = [seed % 1000, seed % 1000 + 1, seed % 1000 + 7]
-    until = {"delay": 90.0} if by_delay else {"rounds": 15}
+    until: dict[str, Any] = {"delay": 90.0} if by_delay else {"rounds": 15}
     options = until | {"dtype": torch.float64, "keep_states": True, "every": 1, "x0": torch.ones(3)}
     chosen = method(name, step_size=0.05)
     batch = spodgt.train(chosen, problem, recipe, participation, seeds=seeds, **options)
@@ -270,7 +269,7 @@ def test_a_batch_is_its_runs_one_by_one(name: str, seed: int, by_delay: bool) ->
 def test_a_batch_of_learning_runs_is_its_runs_one_by_one() -> None:
     problem = classification(clients=4, partition=LabelsPerClient(2), batch_size=8)
     recipe, participation = spodgt.graphs.RandomGeometric(4, 0.7), spodgt.Beta(0.7, 0.7, floor=0.1)
-    options = {"delay": 30.0, "dtype": torch.float64, "evaluations": 2}
+    options: dict[str, Any] = {"delay": 30.0, "dtype": torch.float64, "evaluations": 2}
     batch = spodgt.train("spod-gt-memory", problem, recipe, participation, seeds=[3, 1, 8], **options)
     for seed in (3, 1, 8):
         alone = spodgt.train("spod-gt-memory", problem, recipe, participation, seeds=seed, **options).frame
@@ -346,9 +345,8 @@ def test_data_of_idle_clients_are_never_touched(model: str) -> None:
 
 
 @settings(max_examples=15)
-@given(st.integers(1, 12), st.integers(0, 1000), st.sampled_from(["iid", "labels", "dirichlet"]))
-def test_every_sample_goes_to_at_most_one_client(clients: int, seed: int, kind: str) -> None:
-    partition = {"iid": IID(), "labels": LabelsPerClient(2), "dirichlet": Dirichlet(0.5)}[kind]
+@given(st.integers(1, 12), st.integers(0, 1000), st.sampled_from([IID(), LabelsPerClient(2), Dirichlet(0.5)]))
+def test_every_sample_goes_to_at_most_one_client(clients: int, seed: int, partition: Partition) -> None:
     drawn = classification(clients=clients, partition=partition).draw(seed)
     assert len(drawn.holdings) == clients
     assert drawn.holdings.sizes.min() >= 1
@@ -399,7 +397,7 @@ def test_spod_gt_settles_at_the_weighted_optimum_in_the_mean() -> None:
 def test_one_client_is_plain_gradient_descent(name: str) -> None:
     problem = Quadratic.random(1, 3, seed=2)
     chosen = method(name, step_size=0.1) if name != "k-gt" else method(name, step_size=0.1, local_steps=1)
-    options = {"rounds": 20, "dtype": torch.float64, "keep_states": True, "x0": torch.ones(3)}
+    options: dict[str, Any] = {"rounds": 20, "dtype": torch.float64, "keep_states": True, "x0": torch.ones(3)}
     x = spodgt.train(chosen, problem, spodgt.Network.ring(1), **options).states[0].x
     expected = torch.ones(3, dtype=torch.float64)
     for k in range(21):

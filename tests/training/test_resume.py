@@ -491,7 +491,9 @@ def images(labels: int = 2, batch_size: int = 4) -> spodgt.Learning:
     ],
     ids=["labels", "batch", "quadratic", "noise", "every k"],
 )
-def test_other_data_under_the_same_name_are_not_taken_up(tmp_path, before, after, what):
+def test_other_data_under_the_same_name_are_not_taken_up(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], what: str
+) -> None:
     few: dict[str, Any] = {"methods": ["spod-gt"], "seeds": [0], "delay": 20.0, "evaluations": 1}
     run(tmp_path / "run", **few, **before)
     with pytest.raises(InvalidInput, match=what):
@@ -499,19 +501,19 @@ def test_other_data_under_the_same_name_are_not_taken_up(tmp_path, before, after
     run(tmp_path / "run", resume=True, **few, **before)
 
 
-def test_a_network_without_links_is_saved_like_any_other(tmp_path):
+def test_a_network_without_links_is_saved_like_any_other(tmp_path: Path) -> None:
     problem, alone = Quadratic.random(1, 3, seed=0), spodgt.Network.complete(1)
     result = spodgt.train("spod-gt", problem, alone, rounds=30, out=tmp_path / "run", checkpoint_every=0)
     assert result.complete
 
 
-def test_a_clock_that_stands_still_is_said():
+def test_a_clock_that_stands_still_is_said() -> None:
     problem, alone = Quadratic.random(1, 3, seed=0), spodgt.Network.complete(1)
     with pytest.raises(InvalidInput, match="delay=100 is never reached: "):
         spodgt.train("gossip", problem, alone, delay=100)
 
 
-def test_a_changed_network_file_is_not_taken_up(tmp_path):
+def test_a_changed_network_file_is_not_taken_up(tmp_path: Path) -> None:
     """As many links as before, so only where they go tells."""
     graph, text = tmp_path / "graph.csv", tmp_path / "config.toml"
     text.write_text(
@@ -528,7 +530,7 @@ def test_a_changed_network_file_is_not_taken_up(tmp_path):
     assert "links is" in str(again.exception)
 
 
-def test_half_precision_data_can_be_kept(tmp_path):
+def test_half_precision_data_can_be_kept(tmp_path: Path) -> None:
     data = [(torch.randn(8, 3).bfloat16(), torch.arange(8) % 2) for _ in range(5)]
     problem = spodgt.Learning(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), data)
     assert run(tmp_path / "run", problem=problem, methods=["spod-gt"], seeds=[0], delay=10.0).complete

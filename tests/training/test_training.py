@@ -22,7 +22,7 @@ SOME = spodgt.Bernoulli(0.6, 0.6)
 
 
 def run(*names: Any, **options: Any) -> spodgt.Result:
-    settings = {"rounds": 20, "dtype": torch.float64} | options
+    settings: dict[str, Any] = {"rounds": 20, "dtype": torch.float64} | options
     return spodgt.compare(
         names or ["spod-gt"], PROBLEM, NETWORK, settings.pop("participation", SOME), **settings
     )
@@ -117,7 +117,7 @@ def test_float32_is_the_default_and_near_float64() -> None:
 
 
 def test_one_method_needs_no_list() -> None:
-    assert spodgt.compare("spod-gt", PROBLEM, NETWORK, rounds=3).algorithms == ["spod-gt"]  # type: ignore[arg-type]
+    assert spodgt.compare("spod-gt", PROBLEM, NETWORK, rounds=3).algorithms == ["spod-gt"]
     assert spodgt.compare(spodgt.KGT(), PROBLEM, NETWORK, rounds=3).algorithms == ["k-gt"]  # type: ignore[arg-type]
 
 
@@ -165,8 +165,8 @@ def test_one_run_of_a_batch_diverges_and_the_others_go_on(tmp_path: Path) -> Non
     """Seed by seed: only the client of one seed has a step that is too long."""
 
     class Steep(Quadratic):
-        def draw(self, seed: int) -> Quadratic:
-            return Quadratic(self.H * (1e6 if seed == 1 else 1), self.c)
+        def draw(self, seed: int) -> Steep:
+            return Steep(self.H * (1e6 if seed == 1 else 1), self.c)
 
     problem = Steep(PROBLEM.H, PROBLEM.c)
     result = spodgt.train("spod-gt", problem, NETWORK, SOME, rounds=300, seeds=[0, 1, 2])
