@@ -10,10 +10,7 @@ in registry.py, and delete the comments that are not about your method. CONTRIBU
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
-
-from spodgt.algorithms.base import Algorithm, Rate, Traits
-from spodgt.types import Round
+from spodgt.algorithms.base import Algorithm, Rate, Round, Tensor, Traits
 
 
 class SkeletonState(NamedTuple):  # or GradientState, TrackingState of base.py

@@ -9,10 +9,7 @@ Steps may differ between clients, because y goes to zero.
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from spodgt.algorithms.base import Algorithm, Rate, TrackingState, Traits
-from spodgt.types import Round
+from spodgt.algorithms.base import Algorithm, Rate, Round, Tensor, TrackingState, Traits
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,13 @@ from spodgt.network import Network
 from spodgt.participation.availability import Overlay, Served, Woken
 from spodgt.types import Availability, Round
 
+# With the words of other rooms that method files need, so that one import line serves them.
+__all__ = [
+    "Algorithm", "Availability", "Count", "GradientState", "HasStepSize", "Mixing", "Network", "Number",
+    "Positive", "Rate", "Round", "Rule", "S", "Schedule", "Sporadic", "State", "Tensor", "TrackingState",
+    "Traits", "positive",
+]  # fmt: skip
+
 
 # --- states ------------------------------------------------------------------------------------------
 class State(Protocol):

@@ -10,14 +10,10 @@ which always has it. The step must be one constant: what has been summed up cann
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from torch import Tensor
-
-from spodgt.algorithms.base import Algorithm, Rate
+from spodgt.algorithms.base import Algorithm, Network, Rate, Round, Tensor
 from spodgt.algorithms.extra import Extra
 from spodgt.algorithms.shared import smallest_eigenvalue
 from spodgt.errors import Incompatible
-from spodgt.network import Network
-from spodgt.types import Round
 
 
 class D2State(NamedTuple):

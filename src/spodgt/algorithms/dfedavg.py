@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spodgt.algorithms.base import Count, GradientState, Rate
+from spodgt.algorithms.base import Count, GradientState, Rate, Round
 from spodgt.algorithms.dsgd import DSGD
 from spodgt.algorithms.shared import LocalSteps, exchanges
-from spodgt.types import Round
 
 
 @dataclass(frozen=True)

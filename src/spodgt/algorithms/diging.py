@@ -10,8 +10,7 @@ Links may come and go, one draw for each pair. Steps that differ between clients
 from dataclasses import dataclass, replace
 
 from spodgt.algorithms.ab import AB
-from spodgt.algorithms.base import TrackingState
-from spodgt.types import Round
+from spodgt.algorithms.base import Round, TrackingState
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,7 @@ different clients it stops a distance of order γ from the optimum.
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from spodgt.algorithms.base import Algorithm, GradientState, Rate, Traits
-from spodgt.types import Round
+from spodgt.algorithms.base import Algorithm, GradientState, Rate, Round, Tensor, Traits
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,8 @@ one constant: what has been summed up cannot be rescaled.
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from torch import Tensor
-
-from spodgt.algorithms.base import Algorithm, Rate
+from spodgt.algorithms.base import Algorithm, Rate, Round, Tensor
 from spodgt.algorithms.dsgd import DSGD
-from spodgt.types import Round
 
 
 class ExtraState(NamedTuple):

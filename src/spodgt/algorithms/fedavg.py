@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spodgt.algorithms.base import GradientState
+from spodgt.algorithms.base import GradientState, Round
 from spodgt.algorithms.dfedavg import DFedAvg
 from spodgt.algorithms.shared import exchanges
-from spodgt.types import Round
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from spodgt.algorithms.ab import AB
-from spodgt.algorithms.base import Algorithm, Rate
-from spodgt.types import Round
+from spodgt.algorithms.base import Algorithm, Rate, Round, Tensor
 
 
 class FrostState(NamedTuple):

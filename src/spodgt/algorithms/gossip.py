@@ -8,10 +8,7 @@ There are no gradients: the models tend to the average of the x⁰. The yardstic
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
-
-from spodgt.algorithms.base import Algorithm, Traits
-from spodgt.types import Round
+from spodgt.algorithms.base import Algorithm, Round, Tensor, Traits
 
 
 class GossipState(NamedTuple):

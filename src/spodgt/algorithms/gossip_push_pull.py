@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from spodgt.algorithms.ab import AB
-from spodgt.algorithms.base import TrackingState
-from spodgt.types import Round
+from spodgt.algorithms.base import Round, TrackingState
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spodgt.algorithms.base import TrackingState
+from spodgt.algorithms.base import Round, TrackingState
 from spodgt.algorithms.diging import DIGing
-from spodgt.types import Round
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,8 @@ The two exchanges of a round follow each other. y sums up to the gradients one r
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from torch import Tensor
-
-from spodgt.algorithms.base import Algorithm, Rate
+from spodgt.algorithms.base import Algorithm, Rate, Round, Tensor
 from spodgt.algorithms.diging import DIGing
-from spodgt.types import Round
 
 
 class GTDSGDState(NamedTuple):

@@ -12,12 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from spodgt.algorithms.ab import AB
-from spodgt.algorithms.base import Count, Positive, Rate
+from spodgt.algorithms.base import Availability, Count, Positive, Rate, Round, Tensor
 from spodgt.algorithms.shared import LocalSteps, exchanges
-from spodgt.types import Availability, Round
 
 
 class KGTState(NamedTuple):

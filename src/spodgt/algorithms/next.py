@@ -11,9 +11,8 @@ x̃ = x - η y with η = m/τ. The paper lets α decay; a constant one is exact 
 
 from dataclasses import dataclass, replace
 
-from spodgt.algorithms.base import Rate, TrackingState
+from spodgt.algorithms.base import Rate, Round, TrackingState
 from spodgt.algorithms.diging import DIGing
-from spodgt.types import Round
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,8 @@ C is our B. Only out-degrees are needed.
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from torch import Tensor
-
 from spodgt.algorithms.ab import AB
-from spodgt.algorithms.base import Algorithm, Rate
-from spodgt.types import Round
+from spodgt.algorithms.base import Algorithm, Rate, Round, Tensor
 
 
 class PushDIGingState(NamedTuple):

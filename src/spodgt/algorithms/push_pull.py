@@ -10,8 +10,7 @@ over changing links it is AB/Push-Pull [nedic2025ab].
 from dataclasses import dataclass, replace
 
 from spodgt.algorithms.ab import AB
-from spodgt.algorithms.base import TrackingState
-from spodgt.types import Round
+from spodgt.algorithms.base import Round, TrackingState
 
 
 @dataclass(frozen=True)

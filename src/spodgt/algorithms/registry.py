@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, HasStepSize, Schedule
 from spodgt.algorithms.compose.momentum import Momentum
-from spodgt.algorithms.compose.schedules import Scheduled, schedule
+from spodgt.algorithms.compose.schedules import Scheduled, check_names, schedule
 from spodgt.errors import InvalidConfig
 
 # One line per method: its file. Its name is the same with hyphens; tables list methods in this order.
@@ -70,12 +70,9 @@ def register(cls: A) -> A:
     Args:
         cls: the method's class, a frozen dataclass derived from `Algorithm`.
     """
-    known = ALGORITHMS.get(cls.name)
-    if known is not None and known is not cls:
-        raise InvalidConfig(
-            f"name {cls.name!r} of {cls.__name__} is taken by {known.__name__}; choose another."
-        )
-    ALGORITHMS[cls.name] = cls
+    if ALGORITHMS.setdefault(cls.name, cls) is not cls:
+        other = ALGORITHMS[cls.name].__name__
+        raise InvalidConfig(f"name {cls.name!r} of {cls.__name__} is taken by {other}; choose another.")
     return cls
 
 
@@ -130,10 +127,7 @@ def method(name: str | Algorithm, **fields: Any) -> Algorithm:
         cls = _class(name)
     known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     beta = 0.0 if "momentum" in known else fields.pop("momentum", 0.0)
-    for key, value in fields.items():
-        if key not in known:
-            names = ", ".join([*known, "momentum"])
-            raise InvalidConfig(f"{key}={value!r} is not a field of {cls.name}; its fields are {names}.")
+    check_names(fields, cls.name, [*known, "momentum"])
     step = schedule(fields.pop("step_size", None))
     if step is not None and not isinstance(step, Schedule):
         fields["step_size"] = step
@@ -154,12 +148,8 @@ def unwrapped(algorithm: Algorithm) -> tuple[Algorithm, float]:
 def describe(algorithm: Algorithm) -> dict[str, Any]:
     """The method as plain values for a configuration: `method(**describe(algorithm))` is the same again."""
     base, beta = unwrapped(algorithm)
-    values = {"name": base.name, **_fields(base), "momentum": beta}
-    return {
-        key: _plain(value)
-        for key, value in values.items()
-        if value is not None and (key, value) != ("momentum", 0)
-    }
+    values = {"name": base.name, **_fields(base), **({"momentum": beta} if beta else {})}
+    return {key: _plain(value) for key, value in values.items() if value is not None}
 
 
 def _fields(value: Algorithm | Schedule) -> dict[str, Any]:

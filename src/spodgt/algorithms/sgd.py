@@ -8,12 +8,17 @@ never idle: a round costs one gradient at p = 1 and no message, whatever the par
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from spodgt.algorithms.base import Algorithm, GradientState, Rate, Traits
-from spodgt.network import Network
+from spodgt.algorithms.base import (
+    Algorithm,
+    Availability,
+    GradientState,
+    Network,
+    Rate,
+    Round,
+    Tensor,
+    Traits,
+)
 from spodgt.participation.availability import Served
-from spodgt.types import Availability, Round
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,8 @@ round than in subgradient-push.
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from torch import Tensor
-
-from spodgt.algorithms.base import Algorithm, Rate
+from spodgt.algorithms.base import Algorithm, Rate, Round, Tensor
 from spodgt.algorithms.subgradient_push import SubgradientPush
-from spodgt.types import Round
 
 
 class SGPState(NamedTuple):

@@ -10,10 +10,7 @@ the method settles near the minimiser of Σ p_i F_i.
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from spodgt.algorithms.base import Algorithm, Rate, TrackingState, Traits
-from spodgt.types import Round
+from spodgt.algorithms.base import Algorithm, Rate, Round, Tensor, TrackingState, Traits
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ Unbiased, so it settles around the true optimum; but the noise of a rare client 
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
+from spodgt.algorithms.base import Round, Tensor
 from spodgt.algorithms.spod_gt import SpodGT
-from spodgt.types import Round
 
 
 @dataclass(frozen=True)

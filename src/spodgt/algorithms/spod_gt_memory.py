@@ -10,10 +10,9 @@ clients, so the bias that idle clients put into Spod-GT is gone.
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
+from spodgt.algorithms.base import Round, Tensor
 from spodgt.algorithms.spod_gt import SpodGT
-from spodgt.types import Round
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,7 @@ In our letters: w = B u, s⁺ = B s, x⁺ = w/s⁺, u⁺ = w - α g(x⁺). The f
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
-
-from spodgt.algorithms.base import Algorithm, Rate, Traits
-from spodgt.types import Round
+from spodgt.algorithms.base import Algorithm, Rate, Round, Tensor, Traits
 
 
 class SubgradientPushState(NamedTuple):

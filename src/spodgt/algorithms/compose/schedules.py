@@ -71,6 +71,13 @@ class Cosine(Schedule):
 SCHEDULES: dict[str, type[Schedule]] = {cls.name: cls for cls in (Constant, Inverse, InverseSqrt, Cosine)}
 
 
+def check_names(given: dict[str, Any], owner: str, known: list[str]) -> None:
+    names = ", ".join(known)
+    for key, value in given.items():
+        if key not in known:
+            raise InvalidConfig(f"{key}={value!r} is not a field of {owner}; its fields are {names}.")
+
+
 def schedule(value: Any) -> Any:
     """The schedule that a table `{schedule = "inverse-sqrt", start = 0.1}` means; others as they are."""
     if not isinstance(value, dict):
@@ -79,12 +86,7 @@ def schedule(value: Any) -> Any:
     name = fields.pop("schedule", None)
     if name not in SCHEDULES:
         raise InvalidConfig(f"schedule of step_size must be one of {', '.join(SCHEDULES)}, got {name!r}.")
-    known = [field.name for field in dataclasses.fields(SCHEDULES[name])]
-    for key, given in fields.items():
-        if key not in known:
-            raise InvalidConfig(
-                f"{key}={given!r} is not a field of {name}; its fields are {', '.join(known)}."
-            )
+    check_names(fields, name, [field.name for field in dataclasses.fields(SCHEDULES[name])])
     if "start" not in fields:
         raise InvalidConfig(f"step_size with schedule {name!r} needs a start; add start = 0.1.")
     return schedule(SCHEDULES[name](**fields))
