@@ -135,9 +135,11 @@ def torch_loop(run: Run) -> Callable[[], None]:
     import copy
 
     problem, network = run.problem, run.network
-    models = [copy.deepcopy(problem.model) for _ in range(network.clients)]
+    models = [copy.deepcopy(problem.trained.model) for _ in range(network.clients)]
     optimisers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
-    loss = torch.nn.CrossEntropyLoss() if problem.loss is cross_entropy else torch.nn.MultiMarginLoss()
+    loss = (
+        torch.nn.CrossEntropyLoss() if problem.trained.loss is cross_entropy else torch.nn.MultiMarginLoss()
+    )
     inputs, targets = problem.samples.inputs, problem.samples.targets
     shares = [torch.from_numpy(problem.holdings[i]) for i in range(network.clients)]
     y = [[torch.zeros_like(p) for p in model.parameters()] for model in models]
@@ -186,7 +188,7 @@ def eager(runs: list[Run]) -> Callable[[], None]:
     x = world.start()
     batch = world.batch
     problem, links = batch.problem, batch.links
-    engine: LinearEngine = problem.engine
+    engine: LinearEngine = problem.trained.engine
     y = torch.zeros_like(x)
     g = torch.zeros_like(x)
     k = 0
@@ -224,7 +226,7 @@ def roofline(runs: list[Run], chance: float, power: dict[str, Any]) -> float:
     problem = runs[0].problem
     width, features = problem.parameters, problem.samples.inputs[0].numel()
     moved = 6 * clients * width * 4 + chance * clients * 16 * features  # x, y, g in and out; pixels are bytes
-    classes = problem.engine.classes
+    classes = problem.trained.engine.classes
     flops = chance * clients * 16 * features * classes * 4 + 2 * 2 * (links + clients) * width
     return max(moved / (power["copy_gb_per_s"] * 1e9), flops / (power["gemm_gflops"] * 1e9))
 
@@ -393,7 +395,7 @@ def networks(power: dict[str, Any]) -> list[dict[str, Any]]:
 
 def outside_the_module(problem: Learning, step: Callable[[], None]) -> tuple[float, float, float]:
     """Seconds per round, the spread, and the share of a round not spent in the gradients of the module."""
-    spent, engine = 0.0, type(problem.engine)
+    spent, engine = 0.0, type(problem.trained.engine)
     grads = engine.with_losses
 
     def timed(self: Any, *given: Any) -> Any:

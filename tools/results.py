@@ -291,13 +291,13 @@ def recall_part(page: Page) -> Iterator[str]:
     methods = page.methods
     saved = Checkpoint.read(page.cells[0].folder / CHECKPOINT).tensors
     models = {method: saved[f"final/{method}"] for method in methods}
-    test = problem.test_samples
+    test = problem.data.test
     inputs, _ = test.take(slice(None), torch.float32)
     for number, seed in enumerate(networks):
         part = problem.draw(seed)
         held = [int(part.samples.targets[part.holdings[i]][0]) for i in range(part.clients)]
         for method in methods:
-            guess = problem.engine.outputs(models[method][number : number + 1], inputs)[0].argmax(-1)
+            guess = problem.trained.engine.outputs(models[method][number : number + 1], inputs)[0].argmax(-1)
             for client, held_label in enumerate(held):
                 right = float((guess[test.targets == held_label] == held_label).float().mean())
                 found.append((method, float(networks[seed].p[client]), right))

@@ -307,8 +307,10 @@ def test_compiled_gradients_are_those_of_the_engine(
     drawn = without_replacement(keys, rows, 9, np.full(3, 12), size)
     chosen = torch.from_numpy(problem.holdings.numbers[problem.holdings.offsets[rows, None] + drawn])
     inputs, targets = problem.samples.take(chosen, torch.float64)
-    assert isinstance(problem.engine, LinearEngine)
-    torch.testing.assert_close(g, problem.engine.grads(x[rows], inputs, targets, []), rtol=1e-10, atol=1e-12)
+    assert isinstance(problem.trained.engine, LinearEngine)
+    torch.testing.assert_close(
+        g, problem.trained.engine.grads(x[rows], inputs, targets, []), rtol=1e-10, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("loss", [multi_margin, cross_entropy, one_vs_rest])

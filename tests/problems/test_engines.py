@@ -13,13 +13,13 @@ from torch.testing import assert_close
 from spodgt import Learning, Quadratic, rng
 from spodgt.errors import InvalidInput
 from spodgt.problems import refuse_statistics
-from spodgt.problems.gradients.choose import choose, multiplications, side_effects
-from spodgt.problems.gradients.layout import Layout, flatten
+from spodgt.problems.gradients import Layout, flatten
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.loop import LoopEngine
 from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.losses import cross_entropy
 from spodgt.problems.models import MODELS
+from spodgt.problems.trainable import choose, multiplications, side_effects
 from spodgt.types import Minibatches
 
 CLIENTS, BATCH, CLASSES = 3, 5, 4
@@ -141,7 +141,7 @@ def test_without_compiled_copies_the_gradients_are_the_same(
 ) -> None:
     _, engine, x, inputs, targets = case(name)
     compiled = engine.grads(x, inputs, targets, [0] * CLIENTS).clone()
-    monkeypatch.setattr("spodgt.problems.gradients.layout.usable", lambda *_: False)  # as on another device
+    monkeypatch.setattr("spodgt.problems.gradients.loop.usable", lambda *_: False)  # as on another device
     assert torch.equal(engine.grads(x, inputs, targets, [0] * CLIENTS), compiled)
 
 
@@ -202,7 +202,7 @@ def test_batch_norm_is_refused_unless_its_buffers_are_pulled() -> None:
     with pytest.raises(InvalidInput, match=r"buffers must be 'pull' or None, got 'mix'"):
         Learning(module, nn.CrossEntropyLoss(), data, buffers="mix")  # type: ignore[arg-type]
     problem = Learning(module, nn.CrossEntropyLoss(), data, buffers="pull")
-    assert problem.running.names == ("2.running_mean", "2.running_var")  # not num_batches_tracked
+    assert problem.trained.running.names == ("2.running_mean", "2.running_var")  # not num_batches_tracked
     assert problem.parameters == sum(p.numel() for p in module.parameters())
     assert_close(problem.statistics(0), torch.tensor([[0.0] * 8 + [1.0] * 8] * 2))
     with pytest.raises(InvalidInput, match=r"columns, got .* of them running statistics"):

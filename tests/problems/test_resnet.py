@@ -21,7 +21,7 @@ from spodgt.participation import Always, Bernoulli, Participation
 from spodgt.problems import classification
 from spodgt.problems.augment import PADDING, Windows, crop_and_flip
 from spodgt.problems.data import IID, load
-from spodgt.problems.gradients.layout import flatten
+from spodgt.problems.gradients import flatten
 from spodgt.problems.gradients.loop import LoopEngine
 from spodgt.problems.losses import cross_entropy
 from spodgt.problems.models import MODELS
@@ -270,10 +270,10 @@ def test_a_network_with_batch_norm_learns_and_its_average_does_too() -> None:
 def test_a_client_is_measured_with_its_own_statistics_and_the_average_with_their_average() -> None:
     *_, (state, statistics, world) = simulate("spod-gt", 5)
     problem: Any = world.batch.problem
-    inputs, targets = problem.test_samples.take(slice(None), torch.float64)
+    inputs, targets = problem.data.test.take(slice(None), torch.float64)
 
     def by_hand(x: Tensor, running: Tensor) -> tuple[float, float]:
-        module = problem.model.double().eval()
+        module = problem.trained.model.double().eval()
         nn.utils.vector_to_parameters(x, module.parameters())
         module[1].running_mean, module[1].running_var = running[:8], running[8:]
         with torch.no_grad():
@@ -396,7 +396,7 @@ def test_resnet_learns_cifar(norm: str) -> None:
     except InvalidData as error:
         pytest.skip(str(error))
     problem = classification("cifar-10", "resnet18", clients=2, partition=IID(), width=8, norm=norm)
-    assert isinstance(problem.engine, LoopEngine)
+    assert isinstance(problem.trained.engine, LoopEngine)
     few = dataclasses.replace(problem.holdings, numbers=np.arange(64), offsets=np.array([0, 32, 64]))
     seen = Samples(problem.samples.inputs[:64], problem.samples.targets[:64])
     few_data = dataclasses.replace(problem.data, holdings=few, partition=None, test=seen)

@@ -15,7 +15,7 @@ from spodgt.problems.data import Partition
 from spodgt.problems.samples import Holdings, Samples, Source, read_samples, without_replacement
 from spodgt.types import Ints, Minibatches
 
-BatchSize = int | tuple[int, ...] | None
+BatchSize = int | Sequence[int] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +25,12 @@ class ClientData:
     samples: Samples
     holdings: Holdings
     test: Samples | None
-    batch_size: BatchSize  # one for all, one per client, None for everything
+    batch_size: BatchSize  # one for all, a tuple with one per client, None for everything
     augment: bool = False
     partition: Partition | None = None  # gives the holdings of every seed; None: they are fixed
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "batch_size", _checked(self.batch_size))
         if isinstance(self.batch_size, tuple) and len(self.batch_size) != len(self.holdings):
             raise InvalidInput(
                 f"batch_size must be one number or {len(self.holdings)} (one per client), "
@@ -47,10 +48,9 @@ class ClientData:
         clients: Sequence[Source], test: Source | None, batch_size: BatchSize, augment: bool
     ) -> ClientData:
         """One data set per client."""
-        given = list(clients)
-        if not given:
+        parts = [read_samples(each, f"client {i}") for i, each in enumerate(clients)]
+        if not parts:
             raise InvalidData("clients must hold at least one dataset, got none.")
-        parts = [read_samples(each, f"client {i}") for i, each in enumerate(given)]
         for i, part in enumerate(parts):
             _check_alike(part, f"client {i}", parts[0])
             kinds = [each.inputs.dtype for each in (part, parts[0])]
@@ -124,7 +124,7 @@ class ClientData:
                 )
 
 
-def checked_batch_size(given: object) -> BatchSize:
+def _checked(given: object) -> BatchSize:
     """A number of at least 1, a tuple of them, or None."""
     if given is None:
         return None
@@ -140,10 +140,9 @@ def _positive(size: object) -> int:
 
 
 def _check_alike(part: Samples, who: str, first: Samples) -> None:
-    pairs = {"inputs": (part.inputs, first.inputs), "targets": (part.targets, first.targets)}
-    for what, (ours, theirs) in pairs.items():
-        if ours.shape[1:] != theirs.shape[1:]:
+    for what in ("inputs", "targets"):
+        ours, theirs = (tuple(getattr(each, what).shape[1:]) for each in (part, first))
+        if ours != theirs:
             raise InvalidData(
-                f"{who} has {what} of shape {tuple(ours.shape[1:])}, client 0 of {tuple(theirs.shape[1:])}; "
-                "all must have the same."
+                f"{who} has {what} of shape {ours}, client 0 of {theirs}; all must have the same."
             )

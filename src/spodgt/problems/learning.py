@@ -10,7 +10,7 @@ only there: the round keeps them apart from x, so no method can put them into a 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -20,10 +20,9 @@ from torch import Tensor, nn
 
 from spodgt import rng
 from spodgt.compiled import usable
-from spodgt.problems.client_data import BatchSize, ClientData, checked_batch_size
+from spodgt.problems.client_data import ClientData
 from spodgt.problems.data import Dataset, Partition
-from spodgt.problems.gradients import Engine
-from spodgt.problems.gradients.layout import Layout
+from spodgt.problems.gradients import Layout
 from spodgt.problems.gradients.linear import LinearEngine, grade, gradients
 from spodgt.problems.gradients.loop import LoopEngine
 from spodgt.problems.losses import LOSSES, Loss, mass
@@ -81,10 +80,8 @@ class Learning(Problem, HasIdentity, HasLayout, CompiledGradient):
                 has its own, they are exchanged with its model, and they are never part of a gradient.
                 None (default) refuses such a model.
         """
-        self.data = ClientData.read(clients, test, checked_batch_size(batch_size), augment)
-        self.trained = Trainable.of(
-            model, loss, self.data, keep_weights=keep_weights, same_start=same_start, buffers=buffers
-        )
+        self.data = ClientData.read(clients, test, batch_size, augment)
+        self.trained = Trainable.of(model, loss, self.data, keep_weights, same_start, buffers)
 
     @classmethod
     def partitioned(
@@ -115,18 +112,15 @@ class Learning(Problem, HasIdentity, HasLayout, CompiledGradient):
             augment: as for `Learning`.
             buffers: as for `Learning`.
         """
-        parts = partition.split(data.train.targets, clients, 0)
+        parts = Holdings.of(partition.split(data.train.targets, clients, 0))
         problem = cls.__new__(cls)
-        sizes = checked_batch_size(batch_size)
-        problem.data = ClientData(data.train, Holdings.of(parts), data.test, sizes, augment, partition)
-        problem.trained = Trainable.of(
-            model, loss, problem.data, keep_weights=keep_weights, same_start=same_start, buffers=buffers
-        )
+        problem.data = ClientData(data.train, parts, data.test, batch_size, augment, partition)
+        problem.trained = Trainable.of(model, loss, problem.data, keep_weights, same_start, buffers)
         return problem
 
     def with_batch_size(self, batch_size: int | Sequence[int] | None) -> Learning:
         """The same problem with other mini-batches; `batch_size` as for `Learning`."""
-        return self._with(replace(self.data, batch_size=checked_batch_size(batch_size)))
+        return self._with(replace(self.data, batch_size=batch_size))
 
     def with_holdings(self, holdings: Holdings) -> Learning:
         """The same problem with other clients: each holds the samples given here, for every seed."""
@@ -137,29 +131,6 @@ class Learning(Problem, HasIdentity, HasLayout, CompiledGradient):
         other.data, other.trained = data, trained or self.trained
         return other
 
-    # --- what it is made of ---------------------------------------------------------------------
-    @property
-    def model(self) -> nn.Module:
-        return self.trained.model
-
-    @property
-    def loss(self) -> Loss:
-        return self.trained.loss
-
-    @property
-    def engine(self) -> Engine:
-        return self.trained.engine
-
-    @property
-    def layout(self) -> Layout:
-        """The parameters in a flat model."""
-        return self.trained.layout
-
-    @property
-    def running(self) -> Layout:
-        """The running statistics behind the parameters."""
-        return self.trained.running
-
     @property
     def samples(self) -> Samples:
         return self.data.samples
@@ -168,22 +139,15 @@ class Learning(Problem, HasIdentity, HasLayout, CompiledGradient):
     def holdings(self) -> Holdings:
         return self.data.holdings
 
-    @property
-    def test_samples(self) -> Samples | None:
-        return self.data.test
-
-    @property
-    def batch_size(self) -> BatchSize:
-        return self.data.batch_size
-
-    @property
-    def augment(self) -> bool:
-        return self.data.augment
-
     # --- Problem --------------------------------------------------------------------------------
     @property
+    def layout(self) -> Layout:
+        """The parameters in a flat model."""
+        return self.trained.layout
+
+    @property
     def clients(self) -> int:
-        return len(self.data.holdings)
+        return len(self.holdings)
 
     @property
     def parameters(self) -> int:
@@ -191,15 +155,16 @@ class Learning(Problem, HasIdentity, HasLayout, CompiledGradient):
 
     @property
     def work(self) -> float:
-        return float(len(self.data.holdings.numbers)) * self.trained.cost
+        return float(len(self.holdings.numbers)) * self.trained.cost
 
     @property
     def identity(self) -> tuple[dict[str, str], list[Tensor | Ints]]:
-        loss = str(self.loss) if isinstance(self.loss, nn.Module) else getattr(self.loss, "__name__", "")
-        settings = {"batch_size": self.batch_size, "loss": loss, "augment": self.augment, "model": self.model}
-        parts = [part for part in (self.samples, self.test_samples) if part is not None]
+        data, (model, loss) = self.data, (self.trained.model, self.trained.loss)
+        name = loss if isinstance(loss, nn.Module) else getattr(loss, "__name__", "")
+        settings = {"batch_size": data.batch_size, "loss": name, "augment": data.augment, "model": model}
+        parts = [part for part in (data.samples, data.test) if part is not None]
         arrays = [array for part in parts for array in (part.inputs, part.targets)]
-        words = {name: str(value) for name, value in settings.items()}
+        words = {key: str(value) for key, value in settings.items()}
         return words, [*arrays, self.holdings.numbers, self.holdings.offsets]
 
     def draw(self, seed: int) -> Learning:
@@ -217,6 +182,9 @@ class Learning(Problem, HasIdentity, HasLayout, CompiledGradient):
     def to(self, device: torch.device, dtype: torch.dtype) -> Learning:
         return self._with(self.data.to(device), self.trained.to(device, dtype))
 
+    def batches(self, rows: Ints) -> Ints:
+        return self.data.batches(rows)
+
     def grad(self, x: Tensor, batches: Minibatches) -> Tensor:
         self.trained.check_columns(x)
         g = x.new_empty(len(x), self.parameters)  # its pages are taken only where something is written
@@ -227,21 +195,17 @@ class Learning(Problem, HasIdentity, HasLayout, CompiledGradient):
             inputs, targets = self.data.minibatch(some, size, x.device)
             noise = [int(word >> np.uint64(1)) for word in rng.words(keys, k, places, 2**32)]
             models = x[same]
-            part = self.engine.grads(models, Samples.scaled(inputs, x.dtype), targets, noise)
+            part = self.trained.engine.grads(models, Samples.scaled(inputs, x.dtype), targets, noise)
             if isinstance(same, slice):  # everyone: `models` is a view of x
                 return part
             g[same] = part
-            if self.running.names:
+            if self.trained.running.names:
                 x[same] = models
         return g
 
     def grad_into(
         self, x: Tensor, g: Tensor, y: Tensor | None, models: Ints, batches: Minibatches, weight: Floats
     ) -> bool:
-        """For linear models: g[models] ← weight ⊙ gradients at x[models], and add their change to y[models].
-
-        False where the compiled pass does not fit; then nothing was done.
-        """
         data = self.linear_data(x.dtype)
         if data is None or not usable(x, g):
             return False
@@ -250,73 +214,59 @@ class Learning(Problem, HasIdentity, HasLayout, CompiledGradient):
         return True
 
     def linear_data(self, dtype: torch.dtype) -> LinearData | None:
-        """What compiled loops need for models of this kind, None where they do not fit."""
-        engine, whole = self.engine, self.samples.inputs
-        if self.augment or not isinstance(engine, LinearEngine) or engine.loss not in LOSSES:
+        engine, whole = self.trained.engine, self.samples.inputs
+        if self.data.augment or not isinstance(engine, LinearEngine) or engine.loss not in LOSSES:
             return None
         if whole.device.type != "cpu" or not whole.is_contiguous() or whole.dtype not in (torch.uint8, dtype):
             return None
-        return LinearData(
-            self.holdings.numbers,
-            self.holdings.offsets,
-            whole.flatten(1).numpy(),
-            self.samples.targets.numpy(),
-            1 / 255 if whole.dtype == torch.uint8 else 1.0,
-            engine.classes,
-            engine.bias,
-            LOSSES[engine.loss],
-        )
-
-    def batches(self, rows: Ints) -> Ints:
-        return self.data.batches(rows)
+        held = self.holdings.numbers, self.holdings.offsets
+        scale = 1 / 255 if whole.dtype == torch.uint8 else 1.0
+        inputs, targets = whole.flatten(1).numpy(), self.samples.targets.numpy()
+        return LinearData(*held, inputs, targets, scale, engine.classes, engine.bias, LOSSES[engine.loss])
 
     def full(self, x: Tensor, rows: Ints) -> tuple[Tensor, Tensor]:
         self.trained.check_columns(x)
         losses, grads = torch.zeros(len(rows), dtype=x.dtype), x.new_zeros(len(rows), self.parameters)
         for n, row in enumerate(rows):
             own = torch.from_numpy(self.holdings[row]).to(x.device)
-            whole = mass(self.loss, self.samples.targets[own]) or 1.0
+            whole = mass(self.trained.loss, self.samples.targets[own]) or 1.0
             for piece in torch.split(own, self._block(1)):
-                inputs, targets = (t[None] for t in self.samples.take(piece, x.dtype))
-                weight = mass(self.loss, targets[0]) / whole
-                if not weight:
-                    continue
-                loss, slope = self.engine.with_losses(x[n : n + 1], inputs, targets, None)
-                losses[n] += weight * float(loss[0])
-                grads[n] += weight * slope[0]
+                inputs, targets = self.samples.take(piece, x.dtype)
+                if weight := mass(self.trained.loss, targets) / whole:
+                    one = x[n : n + 1], inputs[None], targets[None]
+                    loss, slope = self.trained.engine.with_losses(*one, None)
+                    losses[n] += weight * float(loss[0])
+                    grads[n] += weight * slope[0]
         return losses, grads
 
     def evaluate(self, x: Tensor) -> Evaluation:
         self.trained.check_columns(x)
-        nothing = torch.full((len(x),), torch.nan, dtype=torch.float64)
-        if self.test_samples is None:
-            return Evaluation(nothing, nothing)
-        loss, right = torch.zeros_like(nothing), torch.zeros_like(nothing)
-        if isinstance(self.engine, LinearEngine) and self.engine.loss in LOSSES and usable(x):
-            for piece in self._pieces(self.test_samples, len(x)):
-                inputs, targets = self.test_samples.floats(piece, x.dtype), self.test_samples.targets[piece]
-                grade(self.engine, x, inputs, targets, loss, right)
-            return Evaluation(loss / len(self.test_samples), right / len(self.test_samples))
-        whole = mass(self.loss, self.test_samples.targets) or 1.0
+        test, engine, loss_of = self.data.test, self.trained.engine, self.trained.loss
+        loss, right = torch.zeros(2, len(x), dtype=torch.float64)
+        if test is None:
+            return Evaluation(loss + torch.nan, right + torch.nan)
+        block = self._block(len(x))
+        pieces = [slice(start, start + block) for start in range(0, len(test), block)]
+        if isinstance(engine, LinearEngine) and engine.loss in LOSSES and usable(x):
+            for piece in pieces:
+                grade(engine, x, test.floats(piece, x.dtype), test.targets[piece], loss, right)
+            return Evaluation(loss / len(test), right / len(test))
+        whole = mass(loss_of, test.targets) or 1.0
         with torch.no_grad():
-            for piece in self._pieces(self.test_samples, len(x)):
-                inputs, targets = self.test_samples.take(piece, x.dtype)
-                outputs = self.engine.outputs(x, inputs)
-                if counts := mass(self.loss, targets) / whole:
-                    loss += counts * torch.stack([self.loss(o, targets) for o in outputs]).double().cpu()
+            for piece in pieces:
+                inputs, targets = test.take(piece, x.dtype)
+                outputs = engine.outputs(x, inputs)
+                if counts := mass(loss_of, targets) / whole:
+                    loss += counts * torch.stack([loss_of(o, targets) for o in outputs]).double().cpu()
                 if outputs.ndim == 3 and not targets.is_floating_point():
                     hits = (outputs.argmax(-1) == targets).double().mean(-1).cpu()
-                    right += len(targets) / len(self.test_samples) * hits
+                    right += len(targets) / len(test) * hits
                 else:
                     right += torch.nan
         return Evaluation(loss, right)
 
     def _block(self, models: int) -> int:
         """Samples that go through so many models at once."""
-        if isinstance(self.engine, LoopEngine):
+        if isinstance(self.trained.engine, LoopEngine):
             return _PICTURES
         return max(1, CHUNK // max(1, self.samples.inputs[0].numel(), models * 64))
-
-    def _pieces(self, samples: Samples, models: int) -> Iterator[slice]:
-        block = self._block(models)
-        return (slice(start, start + block) for start in range(0, len(samples), block))

@@ -161,7 +161,7 @@ class _Descent:
         used, all_of = self.problem.holdings.sizes, problem.holdings.sizes
         if (used < all_of).any():
             self.notes.append(f"from {used.max()} samples a client at most, drawn from up to {all_of.max()}")
-        if problem.augment:
+        if problem.data.augment:
             self.notes.append("from images as they are: the noise of augmentation is not counted")
 
     def estimates(self, start: Tensor, points: int) -> Estimates:
@@ -221,7 +221,7 @@ class _Descent:
             total, squares = torch.zeros(problem.parameters, dtype=torch.float64), 0.0
             for rows in torch.split(chosen, block):
                 inputs, targets = (t[:, None] for t in problem.samples.take(rows, x.dtype))
-                g = problem.engine.grads(x.repeat(len(rows), 1), inputs, targets, None).double()
+                g = problem.trained.engine.grads(x.repeat(len(rows), 1), inputs, targets, None).double()
                 total += g.sum(0)
                 squares += float(g.square().sum())
             found[i] = max(0.0, squares - float(total.square().sum()) / n) / (n - 1)

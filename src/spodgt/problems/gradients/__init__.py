@@ -4,15 +4,17 @@ Models are flat vectors: the module's parameters in `named_parameters` order, th
 where it keeps any. An engine takes stacked models (clients, columns) and one batch per client, and returns
 stacked gradients (clients, parameters). Which engine is fastest depends on the module: a linear layer has
 a closed form (`linear`), small dense networks gain from `vmap`, convolutions on a CPU do not (`loop`).
-`choose` takes the fastest one that agrees with the plain loop.
+`trainable.choose` takes the fastest one that agrees with the plain loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 Noise = Sequence[int] | None  # a seed for each client's dropout; None for gradients without any
 
@@ -27,3 +29,34 @@ class Engine(Protocol):
         self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise
     ) -> tuple[Tensor, Tensor]: ...  # losses (clients,), and gradients
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor: ...  # shared inputs: (models, samples, …)
+
+
+def flatten(tensors: Iterable[Tensor]) -> Tensor:
+    """All numbers as one vector, a copy."""
+    return torch.cat([torch.empty(0), *(tensor.detach().reshape(-1) for tensor in tensors)])
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where some tensors of a module lie in a flat vector."""
+
+    names: tuple[str, ...] = ()
+    shapes: tuple[torch.Size, ...] = ()
+
+    @staticmethod
+    def of(module: nn.Module) -> Layout:
+        named = dict(module.named_parameters())
+        return Layout(tuple(named), tuple(parameter.shape for parameter in named.values()))
+
+    @property
+    def sizes(self) -> list[int]:
+        return [shape.numel() for shape in self.shapes]
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    def unflatten(self, x: Tensor) -> dict[str, Tensor]:
+        """Views into `x` (…, parameters), by name."""
+        pieces = zip(self.names, self.shapes, torch.split(x, self.sizes, -1), strict=True)
+        return {name: piece.reshape(*x.shape[:-1], *shape) for name, shape, piece in pieces}

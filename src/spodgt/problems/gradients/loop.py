@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spodgt.compiled import share
-from spodgt.problems.gradients import Engine, Noise
-from spodgt.problems.gradients.layout import Layout, Packing
+from spodgt.compiled import jit, share, usable
+from spodgt.problems.gradients import Engine, Layout, Noise
 from spodgt.problems.losses import Loss
+
+_ALIGNED = 16  # numbers: tensors begin where vector instructions work best
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,10 +93,10 @@ class LoopEngine(Engine):
         shell = self.shells[key]
         if shell.module.training != training:
             shell.module.train(training)
-        shell.fill(row)
+        shell.copy(row, shell.values, slice(None), inward=True)
         yield shell
         if training:
-            shell.return_statistics(row)
+            shell.copy(row, shell.values, slice(shell.trained, None), inward=False)
 
     @cached_property
     def _channels_last(self) -> bool:
@@ -122,8 +125,10 @@ def _overruns(layer: nn.Conv2d) -> bool:
 class Shell:
     """A copy of a module whose memory one client after the other fills with its model.
 
-    Its parameters and statistics lie in one block, its gradients in another, each tensor in the memory layout
-    that suits convolutions: a model comes and a gradient goes in one pass, whatever the number of layers.
+    Its parameters and statistics lie in one block, its gradients in another, each tensor aligned and in the
+    memory layout that suits convolutions: a model comes and a gradient goes in one pass, whatever the number
+    of layers. A row of `table` is: start in the model, start in the block, and the sizes (outer, inner, last)
+    of a tensor that is (outer, inner, last) in the model and (outer, last, inner) in the block.
     """
 
     def __init__(self, module: nn.Module, statistics: Layout, like: Tensor, *, channels_last: bool) -> None:
@@ -131,23 +136,62 @@ class Shell:
         buffers = dict(self.module.named_buffers())
         parameters = list(self.module.parameters())
         tensors = [*parameters, *(buffers[name] for name in statistics.names)]
-        self.packing = Packing.of(tensors, channels_last=channels_last)
-        self.trained = self.packing[: len(parameters)]
-        self.tracked = self.packing[len(parameters) :]
-        self.values, self.slopes = (like.new_zeros(self.packing.size) for _ in range(2))
-        for tensor, value in zip(tensors, self.packing.views(self.values), strict=True):
+        self.trained, self.shapes, self.channels_last = (
+            len(parameters),
+            [t.shape for t in tensors],
+            channels_last,
+        )
+        rows, start, at = [], 0, 0
+        for shape in self.shapes:
+            outer, inner, last = 1, shape.numel(), 1
+            if channels_last and len(shape) == 4:
+                outer, inner, last = shape[0], shape[1], math.prod(shape[2:])
+            rows.append((start, at, outer, inner, last))
+            start += shape.numel()
+            at += -(-shape.numel() // _ALIGNED) * _ALIGNED
+        self.table = np.array(rows, np.int64)
+        self.values, self.slopes = (like.new_zeros(at) for _ in range(2))
+        for tensor, value in zip(tensors, self._views(self.values), strict=True):
             tensor.data = value
-        for part, slope in zip(parameters, self.trained.views(self.slopes), strict=True):
+        for part, slope in zip(parameters, self._views(self.slopes), strict=False):
             part.grad = slope if part.requires_grad else None  # what is frozen keeps a gradient of zero
 
-    def fill(self, row: Tensor) -> None:
-        self.packing.move(row, self.values, inward=True)
+    def _views(self, block: Tensor) -> Iterator[Tensor]:
+        """The tensors in a block, shaped as the module knows them."""
+        for at, shape in zip(self.table[:, 1].tolist(), self.shapes, strict=True):
+            piece = block[at : at + shape.numel()]
+            if self.channels_last and len(shape) == 4:
+                yield piece.view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2)
+            else:
+                yield piece.view(shape)
 
-    def return_statistics(self, row: Tensor) -> None:
-        self.tracked.move(row, self.values, inward=False)
+    def copy(self, row: Tensor, block: Tensor, some: slice, *, inward: bool) -> None:
+        """block ← row, or row ← block, for some of the tensors."""
+        if usable(row, block):
+            _copy(row.numpy(), block.numpy(), self.table[some], inward)
+            return
+        tensors = list(zip(self.table[:, 0].tolist(), self.shapes, self._views(block), strict=True))
+        for start, shape, slot in tensors[some]:
+            value = row[start : start + shape.numel()].view(shape)
+            slot.copy_(value) if inward else value.copy_(slot)
 
     def gradient(self, loss: Tensor, row: Tensor) -> None:
         """row ← the gradient of `loss`."""
         self.slopes.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
-        self.trained.move(row, self.slopes, inward=False)
+        self.copy(row, self.slopes, slice(self.trained), inward=False)
+
+
+@jit
+def _copy(row, block, table, inward):  # type: ignore[no-untyped-def]
+    """Copy the tensors of `table` (tensors, 5), see `Shell`: block ← row if `inward`, else row ← block."""
+    for n in range(len(table)):
+        start, at, outer, inner, last = table[n]
+        for o in range(outer):
+            for i in range(inner):
+                for p in range(last):
+                    here, there = start + (o * inner + i) * last + p, at + (o * last + p) * inner + i
+                    if inward:
+                        block[there] = row[here]
+                    else:
+                        row[here] = block[there]

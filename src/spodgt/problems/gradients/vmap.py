@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from spodgt.problems.gradients import Engine, Noise
-from spodgt.problems.gradients.layout import Layout
+from spodgt.problems.gradients import Engine, Layout, Noise
 from spodgt.problems.losses import Loss, stacked_loss
 
 
