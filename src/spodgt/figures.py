@@ -39,14 +39,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 # Methods that are often drawn together, each with a colour of its own; others get one by their name.
 _KNOWN = (
-    "spod-gt",
-    "ab-push-pull",
-    "g-push-pull",
-    "k-gt",
-    "sporadic-k-gt",
-    "spod-gt-memory",
-    "spod-gt-importance",
-)
+    "spod-gt", "ab-push-pull", "g-push-pull", "k-gt", "sporadic-k-gt", "spod-gt-memory", "spod-gt-importance",
+)  # fmt: skip
 _SLOTS = {name: slot for slot, name in enumerate(_KNOWN)}
 Style = Literal["screen", "column"]
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -72,12 +66,7 @@ _WORDS = {
 # --- colours and dashes of methods -----------------------------------------------------------------------
 @dataclass(frozen=True)
 class LineStyle:
-    """Colour and dash of one method.
-
-    Args:
-        slot: The number of its colour in `COLOURS`.
-        dash: The number of its dash in `DASHES`.
-    """
+    """Colour and dash of one method: their numbers in `COLOURS` and `DASHES`."""
 
     slot: int
     dash: int
@@ -96,27 +85,19 @@ class LineStyle:
 
 
 def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
-    """What each method looks like in one figure; its colour does not depend on the order.
-
-    Args:
-        methods: The methods in the figure; a label may have settings behind the name.
-    """
-    found: dict[str, tuple[int, int]] = {}
-    for unknown, name, method in sorted((_base(name) not in _SLOTS, _base(name), name) for name in methods):
+    """What each method looks like in one figure; its colour does not depend on the order."""
+    found: dict[str, LineStyle] = {}
+    named = [(method.split(" ", maxsplit=1)[0], method) for method in methods]  # settings may follow the name
+    for unknown, name, method in sorted((name not in _SLOTS, name, method) for name, method in named):
         first = zlib.crc32(name.encode()) % len(COLOURS) if unknown else _SLOTS[name]
-        turns, steps = range(len(DASHES) - 1), range(len(COLOURS))
-        choices = [((first + step) % len(COLOURS), turn) for turn in turns for step in steps]
+        turns = len(DASHES) - 1  # the first two are both solid
+        slots = [(first + step) % len(COLOURS) for step in range(len(COLOURS))]
+        choices = [
+            LineStyle(slot, 1 + (max(0, slot - 1) + turn) % turns) for turn in range(turns) for slot in slots
+        ]
         # There are 56 pairs of colour and dash; more methods share some.
         found[method] = next((each for each in choices if each not in found.values()), choices[0])
-    dashes = len(DASHES) - 1  # the first two are both solid
-    return {
-        method: LineStyle(slot, 1 + (max(0, slot - 1) + turn) % dashes)
-        for method, (slot, turn) in ((method, found[method]) for method in methods)
-    }
-
-
-def _base(method: str) -> str:
-    return method.split(" ", maxsplit=1)[0]
+    return {method: found[method] for method in methods}
 
 
 # --- figures ----------------------------------------------------------------------------------------------
@@ -126,13 +107,7 @@ def prepare() -> None:
 
 
 def new(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]:
-    """An empty figure and its axes (an array of them where there are several columns).
-
-    Args:
-        width: In inches.
-        height: In inches.
-        columns: How many axes stand side by side.
-    """
+    """An empty figure, sizes in inches, and its axes (an array of them where there are several columns)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -161,7 +136,7 @@ def curves(
         note: Small print below them.
     """
     for name, column in (("metric", metric), ("against", against)):
-        if column not in frame.columns:
+        if column not in frame:
             numbers = ", ".join(frame.select_dtypes("number").columns)
             raise InvalidInput(f"{name}={column!r} is not a column of the result; choose from {numbers}.")
     screen = style == "screen"
@@ -199,15 +174,7 @@ def curves(
 
 
 def bars(results: pd.DataFrame, keys: list[str], metric: str, *, title: str = "", note: str = "") -> Figure:
-    """The last value of `metric` against the first key, one panel for each value of the others.
-
-    Args:
-        results: The last evaluation of every run of a sweep, with the cells' keys.
-        keys: The keys of the grid.
-        metric: The column to draw.
-        title: The title above a single panel.
-        note: Small print below the figure.
-    """
+    """The last value of `metric` against the first key of a sweep, one panel for each value of the others."""
     from matplotlib.figure import Figure
 
     key, *others = keys
@@ -218,12 +185,11 @@ def bars(results: pd.DataFrame, keys: list[str], metric: str, *, title: str = ""
         panes = list(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0])
         shown = line_styles(statistics.methods(results))
         for axes, values in zip(panes, panels, strict=True):
-            part = results
-            for other, value in zip(others, values, strict=True):
+            part, chosen = results, dict(zip(others, values, strict=True))
+            for other, value in chosen.items():
                 part = part[part[other] == value]
             _bars(axes, part, key, metric, shown)
-            chosen = zip(others, values, strict=True)
-            axes.set_title(", ".join(f"{other.rsplit('.', 1)[-1]} {label(value)}" for other, value in chosen))
+            axes.set_title(", ".join(f"{k.rsplit('.', 1)[-1]} {label(v)}" for k, v in chosen.items()))
         _finish(figure, panes, metric, title, note)
     return figure
 
@@ -252,20 +218,12 @@ def _bars(axes: Axes, part: pd.DataFrame, key: str, metric: str, shown: dict[str
 
 
 def words(key: str) -> str:
-    """What a person calls a config key.
-
-    Args:
-        key: A dotted key, such as `network.radius`.
-    """
+    """What a person calls a dotted config key."""
     return _WORDS.get(key, key)
 
 
 def axis(values: Sequence[Any]) -> tuple[list[Any], bool]:
-    """Where values stand on an axis, and whether it is logarithmic; texts stand one step apart.
-
-    Args:
-        values: The values of a key of a grid.
-    """
+    """Where values of a grid stand on an axis, and whether it is logarithmic; texts stand one step apart."""
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return list(range(len(values))), False
     if not values or min(values) <= 0:
@@ -301,17 +259,14 @@ def network(network: Network | DrawnNetwork, p: Floats, p_hat: Floats, title: st
     i, j, probability = network.receivers[shown], network.senders[shown], p_hat[shown]
     if small:
         for sender, receiver, works in zip(at[j], at[i], probability, strict=True):
-            arrow = FancyArrowPatch(
-                sender, receiver,
+            axes.add_patch(FancyArrowPatch(
+                sender, receiver, arrowstyle="-|>,head_length=5,head_width=2.5",
                 connectionstyle="arc3,rad=0.12",  # both directions of a pair stay apart
-                arrowstyle="-|>,head_length=5,head_width=2.5",
                 shrinkA=np.sqrt(size) / 2, shrinkB=np.sqrt(size) / 2,
                 linewidth=0.5 + 1.8 * works, color=colours(scale(works)), alpha=0.9,
-            )  # fmt: skip
-            axes.add_patch(arrow)
+            ))  # fmt: skip
     else:
-        lines = list(np.stack([at[j], at[i]], 1))
-        widths = 0.3 + 0.5 * probability
+        lines, widths = list(np.stack([at[j], at[i]], 1)), 0.3 + 0.5 * probability
         axes.add_collection(LineCollection(lines, linewidths=widths, colors=colours(scale(probability))))
     axes.scatter(*at.T, s=size, c=p, cmap=colours, norm=scale, edgecolors="black", linewidths=1, zorder=3)
     for client, (across, up) in enumerate(at if small else []):
@@ -329,13 +284,7 @@ def network(network: Network | DrawnNetwork, p: Floats, p_hat: Floats, title: st
 
 
 def network_svg(network: Network | DrawnNetwork, p: Floats, p_hat: Floats) -> str:
-    """The digraph as an SVG element for a page whose style sheet colours it; titles show on hover.
-
-    Args:
-        network: The network.
-        p: (clients,) the probability that a client computes.
-        p_hat: (links,) the probability that a link works.
-    """
+    """The digraph as an SVG element for a page whose style sheet colours it; titles show on hover."""
     size, edge = 480.0, 34.0
     radius = 15 if network.clients <= 20 else 10 if network.clients <= _SMALL else 4
     at = positions(network)
@@ -352,12 +301,13 @@ def network_svg(network: Network | DrawnNetwork, p: Floats, p_hat: Floats) -> st
             for end, away in ((at[j], radius), (at[i], radius + 7), (at[i], radius + 0.5))
         )
         side = 0.5 * np.array([head[1] - neck[1], neck[0] - head[0]])
-        curve = f"M{_point(begin)}Q{_point(bend)} {_point(neck)}"
-        arrow = "L".join(map(_point, (head, neck + side, neck - side)))
-        opacity = 0.15 + 0.85 * works
+        points = (begin, bend, neck, head, neck + side, neck - side)
+        first, middle, last, tip, left, right = (f"{x:.1f},{y:.1f}" for x, y in points)
         parts.append(
-            f'<g class="link" style="opacity:{opacity:.2f}"><title>{j} → {i}: p̂ {works:.3g}</title>'
-            f'<path d="{curve}" stroke-width="{0.5 + 2 * works:.1f}"/><path class="head" d="M{arrow}Z"/></g>'
+            f'<g class="link" style="opacity:{0.15 + 0.85 * works:.2f}">'
+            f"<title>{j} → {i}: p̂ {works:.3g}</title>"
+            f'<path d="M{first}Q{middle} {last}" stroke-width="{0.5 + 2 * works:.1f}"/>'
+            f'<path class="head" d="M{tip}L{left}L{right}Z"/></g>'
         )
     for client, ((x, y), computes) in enumerate(zip(at, p, strict=True)):
         ink = "paper" if computes > 0.55 else "ink"
@@ -371,16 +321,8 @@ def network_svg(network: Network | DrawnNetwork, p: Floats, p_hat: Floats) -> st
     return f"<svg {frame}>{''.join(parts)}</svg>"
 
 
-def _point(at: Floats) -> str:
-    return f"{at[0]:.1f},{at[1]:.1f}"
-
-
 def positions(network: Network | DrawnNetwork) -> Floats:
-    """(clients, 2): where the clients are, or a layout where they have no position.
-
-    Args:
-        network: The network.
-    """
+    """(clients, 2): where the clients are, or a layout where they have no position."""
     if network.positions is not None:
         return network.positions
     if network.clients <= _SMALL:
@@ -389,30 +331,20 @@ def positions(network: Network | DrawnNetwork) -> Floats:
         graph = nx.Graph()
         graph.add_nodes_from(range(network.clients))
         graph.add_edges_from(zip(network.senders.tolist(), network.receivers.tolist(), strict=True))
-        layout = nx.kamada_kawai_layout(graph)
-        return np.array([layout[client] for client in range(network.clients)])
+        return np.array(list(nx.kamada_kawai_layout(graph).values()))
     angle = 2 * np.pi * np.arange(network.clients) / network.clients
     return np.stack([np.cos(angle), np.sin(angle)], 1)
 
 
 # --- files ------------------------------------------------------------------------------------------------
 def check_suffix(path: str | Path) -> None:
-    """Say before the work, not after it, that a picture of this kind cannot be drawn.
-
-    Args:
-        path: The file to be written.
-    """
+    """Say before the work, not after it, that a picture of this kind cannot be drawn."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise InvalidInput(f"picture {str(path)!r} must end in {', '.join(SUFFIXES)}; use network.png.")
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the figure by its suffix (png, svg, pdf), whole or not at all.
-
-    Args:
-        figure: The figure.
-        path: The file.
-    """
+    """Write the figure by its suffix (png, svg, pdf), whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -426,15 +358,8 @@ def save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def save_all(figure: Figure, folder: Path, name: str = "figure") -> list[Path]:
-    """Write the figure as PNG, SVG and PDF; the same figure gives the same files.
-
-    Args:
-        figure: The figure, in the style "column".
-        folder: Where the files go.
-        name: Their name without a suffix.
-    """
-    paths = []
+def save_all(figure: Figure, folder: Path) -> None:
+    """Write `figure.png`, `.svg` and `.pdf`; the same figure gives the same files."""
     with _styled("column"):
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # laid out once, not once per format
@@ -442,9 +367,7 @@ def save_all(figure: Figure, folder: Path, name: str = "figure") -> list[Path]:
             buffer = io.BytesIO()
             stamp = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[suffix]
             figure.savefig(buffer, format=suffix[1:], metadata=stamp)
-            paths.append(folder / f"{name}{suffix}")
-            write(paths[-1], buffer.getvalue())
-    return paths
+            write(folder / f"figure{suffix}", buffer.getvalue())
 
 
 def _styled(style: str) -> contextlib.AbstractContextManager[None]:

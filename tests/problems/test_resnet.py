@@ -26,10 +26,10 @@ from spodgt.problems.gradients.loop import LoopEngine
 from spodgt.problems.losses import cross_entropy
 from spodgt.problems.models import MODELS
 from spodgt.problems.samples import Samples, without_replacement
-from spodgt.record.metrics import Snapshot, measure
+from spodgt.record.metrics import RunSnapshot, measure
 from spodgt.runtimes.loop import begin
 from spodgt.runtimes.simulator import Simulation
-from spodgt.runtimes.world import Run
+from spodgt.runtimes.world import Run, RunState, with_average
 from spodgt.types import Minibatches
 
 resnet18 = MODELS["resnet18"].build
@@ -281,11 +281,16 @@ def test_a_client_is_measured_with_its_own_statistics_and_the_average_with_their
         return float(cross_entropy(outputs, targets)), float((outputs.argmax(1) == targets).double().mean())
 
     losses = [by_hand(*model)[0] for model in zip(state.x, statistics, strict=True)]
-    row = measure(Snapshot.take(problem, state._fields, state, statistics, gradient=False))
+
+    def measured(statistics: Tensor) -> dict[str, float]:
+        whole = RunState(state, statistics)
+        quality = problem.evaluate(with_average(whole))
+        return measure(RunSnapshot.take(problem, state._fields, whole, quality, gradient=False))
+
+    row = measured(statistics)
     assert row["loss"] == pytest.approx(np.mean(losses))
     assert row["accuracy_average"] == by_hand(state.x.mean(0), statistics.mean(0))[1]
-    other = Snapshot.take(problem, state._fields, state, 0 * statistics + 1, gradient=False)
-    assert row["loss"] != pytest.approx(measure(other)["loss"])
+    assert row["loss"] != pytest.approx(measured(0 * statistics + 1)["loss"])
 
 
 def test_a_checkpoint_holds_the_statistics(tmp_path: Path) -> None:

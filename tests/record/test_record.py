@@ -16,9 +16,20 @@ from scipy import stats
 
 import spodgt
 from spodgt.errors import InvalidInput
-from spodgt.record import METRICS, Diverged, Metric, Record, Scale, Snapshot, SweepRecord, measure, statistics
+from spodgt.record import (
+    METRICS,
+    Diverged,
+    Metric,
+    Record,
+    RunSnapshot,
+    Scale,
+    SweepRecord,
+    measure,
+    statistics,
+)
 from spodgt.record.record import is_complete, networks_table
 from spodgt.record.sweep import CellRecord, collect, label
+from spodgt.runtimes.world import RunState, with_average
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +43,11 @@ def result() -> spodgt.Result:
 
 
 # --- metrics ------------------------------------------------------------------------------------------
-def snapshot(problem: spodgt.Quadratic, *state: torch.Tensor, gradient: bool = True) -> Snapshot:
-    return Snapshot.take(problem, ("x", "y", "g"), state, gradient=gradient)
+def snapshot(
+    problem: spodgt.Quadratic, fields: tuple[str, ...], *state: torch.Tensor, gradient: bool = False
+) -> RunSnapshot:
+    whole = RunState(state, torch.zeros(len(state[0]), 0))
+    return RunSnapshot.take(problem, fields, whole, problem.evaluate(with_average(whole)), gradient)
 
 
 @given(st.integers(1, 6), st.integers(0, 1000))
@@ -41,7 +55,7 @@ def test_metrics_are_their_definitions(clients: int, seed: int) -> None:
     problem = spodgt.Quadratic.random(clients, 3, seed=seed).to(torch.device("cpu"), torch.float64)
     draw = torch.Generator().manual_seed(seed)
     x, y, g = (torch.randn(clients, 3, dtype=torch.float64, generator=draw) for _ in range(3))
-    row = measure(snapshot(problem, x, y, g))
+    row = measure(snapshot(problem, ("x", "y", "g"), x, y, g, gradient=True))
     everyone = np.arange(clients)
     losses, grads = problem.full(x.mean(0).expand(clients, -1), everyone)
     expected = {
@@ -60,7 +74,7 @@ def test_metrics_are_their_definitions(clients: int, seed: int) -> None:
 
 def test_what_does_not_apply_is_left_out() -> None:
     problem = spodgt.Quadratic.random(3, 2)
-    row = measure(Snapshot.take(problem, ("x",), [problem.start(0)], gradient=False))
+    row = measure(snapshot(problem, ("x",), problem.start(0)))
     assert not {"consensus_y", "tracking", "train_loss", "gradient_norm"} & set(row)
     assert math.isnan(row["accuracy"]), "nothing is classified"
 
@@ -68,17 +82,17 @@ def test_what_does_not_apply_is_left_out() -> None:
 def test_fields_count_by_their_declared_names() -> None:
     problem = spodgt.Quadratic.random(3, 2)
     x, z = problem.start(0), torch.ones(3, 2)
-    assert "consensus_y" not in measure(Snapshot.take(problem, ("x", "z"), (x, z), gradient=False))
-    assert "consensus_y" in measure(Snapshot.take(problem, ("x", "y"), (x, z), gradient=False))
+    assert "consensus_y" not in measure(snapshot(problem, ("x", "z"), x, z))
+    assert "consensus_y" in measure(snapshot(problem, ("x", "y"), x, z))
 
 
 def test_a_flat_problem_has_no_distance() -> None:
     flat = spodgt.Quadratic(np.zeros((2, 2, 2)), np.zeros((2, 2)))
-    assert math.isnan(measure(Snapshot.take(flat, ("x",), [torch.ones(2, 2)], gradient=False))["distance"])
+    assert math.isnan(measure(snapshot(flat, ("x",), torch.ones(2, 2)))["distance"])
 
 
 def test_a_new_metric_is_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def largest(s: Snapshot) -> float:
+    def largest(s: RunSnapshot) -> float:
         return float(s.x.abs().max())
 
     monkeypatch.setitem(

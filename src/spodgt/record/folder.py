@@ -75,12 +75,7 @@ def plain(value: Any) -> Any:
 
 @contextlib.contextmanager
 def locked(path: Path, busy: str) -> Iterator[None]:
-    """Hold a lock on a file or folder, which goes with the process, however it ends.
-
-    Args:
-        path: what is locked; it must exist.
-        busy: the sentence for a user where another process holds it.
-    """
+    """Lock an existing file or folder until the process ends, or say `busy`: another process holds it."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -111,7 +106,7 @@ class Checkpoint:
         # Copies: two parts of a state may be one tensor, which the format refuses.
         whole = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in self.tensors.items()}
         buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        with zipfile.ZipFile(buffer, "w") as archive:
             archive.writestr(_NOTES, json.dumps({"format": _FORMAT, **self.notes}))
             archive.writestr(_TENSORS, save_tensors(whole))
             for name, table in self.tables.items():
@@ -153,13 +148,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def opened(self, config: Callable[[], str], needed: int, *, resume: bool) -> Iterator[None]:
-        """Take the folder, and say now, not after an hour, if it cannot be written.
-
-        Args:
-            config: gives the text of config.toml.
-            needed: bytes that the run may need.
-            resume: whether a run that is there may be gone on with.
-        """
+        """Take the folder, and say now, not after an hour, if it cannot be written (`needed` bytes)."""
         name, old = f"out={str(self.path)!r}", self.path / CHECKPOINT
         if old.exists() and not resume:
             raise InvalidInput(

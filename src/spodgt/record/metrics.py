@@ -16,67 +16,37 @@ import torch
 from torch import Tensor
 
 from spodgt.kernels.sums import imbalance, mean, spread
+from spodgt.runtimes.world import RunState
 from spodgt.types import Evaluation, HasOptimum, Problem
 
 
 @dataclass(frozen=True, eq=False)
-class Snapshot:
-    """One evaluation of one run: everything a metric may be computed from.
+class RunSnapshot:
+    """One evaluation of one run: everything a metric may be computed from."""
 
-    Args:
-        problem: The problem of this run, on the device of the tensors.
-        x: The clients' models, (clients, parameters).
-        y: Their trackers; None where the method declares no field `y`.
-        g: The gradients that the trackers sum; None where the method declares no field `g`.
-        statistics: Running statistics (BatchNorm), (clients, columns); mostly no columns.
-        clients: The evaluation of the clients' models, one entry each.
-        average: The evaluation of the average model, one entry.
-        gradient: Whether the global gradient, a pass over all data, is affordable.
-    """
-
-    problem: Problem
-    x: Tensor
-    y: Tensor | None
-    g: Tensor | None
-    statistics: Tensor
-    clients: Evaluation
-    average: Evaluation
-    gradient: bool
+    problem: Problem  # on the device of the tensors
+    x: Tensor  # the clients' models, (clients, parameters)
+    y: Tensor | None  # their trackers; None where the method declares no field `y`
+    g: Tensor | None  # the gradients that the trackers sum; None where the method declares no field `g`
+    statistics: Tensor  # running statistics (BatchNorm), (clients, columns); mostly no columns
+    clients: Evaluation  # of the clients' models, one entry each
+    average: Evaluation  # of the average model, one entry
+    gradient: bool  # whether the global gradient, a pass over all data, is affordable
 
     @classmethod
     def take(
-        cls,
-        problem: Problem,
-        fields: Sequence[str],
-        state: Sequence[Tensor],
-        statistics: Tensor | None = None,
-        *,
-        gradient: bool,
-    ) -> Snapshot:
-        """Evaluate a run whose clients are all here.
-
-        Args:
-            problem: The problem of this run.
-            fields: The names of the state's fields, as the method declares them (`traits.state`).
-            state: The state: one tensor for each name, maybe more.
-            statistics: Running statistics of the clients, if there are any.
-            gradient: Whether the global gradient is affordable.
-        """
-        named = dict(zip(fields, state, strict=False))
-        x = named["x"]
-        statistics = x.new_zeros(len(x), 0) if statistics is None else statistics
-        every = torch.cat([with_statistics(x, statistics), average_model(x, statistics)])
-        quality = problem.evaluate(every)
-        clients, average = (
-            Evaluation(*(part[cut] for part in quality)) for cut in (slice(-1), slice(-1, None))
-        )
+        cls, problem: Problem, fields: Sequence[str], whole: RunState, quality: Evaluation, gradient: bool
+    ) -> RunSnapshot:
+        """`fields` names the tensors of the state; `quality` is of all models, their average last."""
+        named = dict(zip(fields, whole.state, strict=True))
+        clients, average = (Evaluation(*(part[cut] for part in quality)) for cut in (np.s_[:-1], np.s_[-1:]))
         y, g = named.get("y"), named.get("g")
-        return cls(problem, x, y, g, statistics, clients, average, gradient)
+        return cls(problem, named["x"], y, g, whole.statistics, clients, average, gradient)
 
     @cached_property
     def full(self) -> tuple[float, float]:
         """The global training loss F of the average model, and |∇F|."""
-        average = average_model(self.x, self.statistics)
+        average = torch.cat([mean(self.x), mean(self.statistics.to(self.x))])
         everyone = np.arange(self.problem.clients)
         losses, grads = self.problem.full(average.expand(len(everyone), -1), everyone)
         return float(losses.mean()), float(grads.mean(0).norm())
@@ -101,49 +71,21 @@ class Metric:
     name: str
     label: str
     description: str
-    compute: Callable[[Snapshot], float | None]
+    compute: Callable[[RunSnapshot], float | None]
     better: Literal["up", "down"] = "down"
     log: bool = False
     unit: Literal["fraction", ""] = ""
     column: str = ""
     combine: Literal["mean", "min", "max"] = "mean"
 
-    def as_dict(self) -> dict[str, str | bool]:
-        """What a record keeps of it, so that a reader needs no table."""
-        return {"label": self.label, "unit": self.unit, "better": self.better, "log": self.log}
 
-
-def measure(snapshot: Snapshot) -> dict[str, float]:
-    """The values of the metrics that apply, in the order of the table.
-
-    Args:
-        snapshot: The evaluation to be measured.
-    """
+def measure(snapshot: RunSnapshot) -> dict[str, float]:
+    """The values of the metrics that apply, in the order of the table."""
     values = ((name, metric.compute(snapshot)) for name, metric in METRICS.items())
     return {name: value for name, value in values if value is not None}
 
 
-def with_statistics(x: Tensor, statistics: Tensor) -> Tensor:
-    """Models with their running statistics as further columns, as problems take them.
-
-    Args:
-        x: Models, (clients, parameters).
-        statistics: Running statistics, (clients, columns).
-    """
-    return torch.cat([x, statistics], 1) if statistics.shape[1] else x
-
-
-def average_model(x: Tensor, statistics: Tensor) -> Tensor:
-    """The average model with the average statistics, (1, parameters + columns).
-
-    Args:
-        x: Models, (clients, parameters).
-        statistics: Running statistics, (clients, columns).
-    """
-    return mean(with_statistics(x, statistics))[None]
-
-
-def _distance(snapshot: Snapshot) -> float | None:
+def _distance(snapshot: RunSnapshot) -> float | None:
     if not isinstance(snapshot.problem, HasOptimum):
         return None
     try:

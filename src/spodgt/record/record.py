@@ -34,21 +34,13 @@ _TABLES = {"frame": "metrics", "participation": "participation", "networks": "ne
 
 @dataclass(frozen=True)
 class Diverged:
-    """A run that was ended because its numbers stopped being finite.
+    """A run that was ended because its numbers stopped being finite."""
 
-    Args:
-        algorithm: The method's label in the frame.
-        seed: The seed of the run.
-        round: The round in which this was found.
-        finite_at: The last round at which all numbers were known to be finite.
-        step_size: The method's step size, as text.
-    """
-
-    algorithm: str
+    algorithm: str  # the method's label in the frame
     seed: int
-    round: int
-    finite_at: int
-    step_size: str
+    round: int  # in which this was found
+    finite_at: int  # the last round at which all numbers were known to be finite
+    step_size: str  # the method's, as text
 
     def __str__(self) -> str:
         return (
@@ -59,46 +51,30 @@ class Diverged:
 
 @dataclass(frozen=True, eq=False)
 class DrawnNetwork:
-    """The network of one seed as a record keeps it.
+    """The network of one seed as a record keeps it."""
 
-    Args:
-        p: (clients,) the probability that a client computes in a round.
-        senders: (links,) the sending client.
-        receivers: (links,) the receiving client.
-        p_hat: (links,) the probability that a link works in a round.
-        positions: (clients, 2) where clients are; None where the network has no positions.
-    """
-
-    p: Floats
-    senders: Ints
-    receivers: Ints
-    p_hat: Floats
-    positions: Floats | None
+    p: Floats  # (clients,) the probability that a client computes in a round
+    senders: Ints  # (links,)
+    receivers: Ints  # (links,)
+    p_hat: Floats  # (links,) the probability that a link works in a round
+    positions: Floats | None  # (clients, 2); None where the network has no positions
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
         return len(self.p)
 
     @property
     def links(self) -> int:
-        """How many links there are."""
         return len(self.senders)
 
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """What the clients and links of one run really did.
+    """What the clients and links of one run really did."""
 
-    Args:
-        rounds: The number of the last round.
-        clients: (clients,) the fraction of rounds in which each computed; round 0 counts.
-        links: (links,) the fraction of rounds in which each carried a message; round 0 has none.
-    """
-
-    rounds: int
-    clients: Floats
-    links: Floats
+    rounds: int  # the number of the last one
+    clients: Floats  # (clients,) the fraction of rounds in which each computed; round 0 counts
+    links: Floats  # (links,) the fraction of rounds in which each carried a message; round 0 has none
 
 
 @dataclass(eq=False)
@@ -190,9 +166,8 @@ class Record:
         """One row per algorithm: accuracy mean and standard deviation over seeds, delay, rounds, seeds."""
         metrics = ["accuracy", "accuracy_average", "accuracy_worst", "loss", "delay", "round"]
         table = statistics.summary(statistics.final(self.frame), metrics).reset_index()
-        names = {"algorithm": "name", "round": "rounds"}
         columns = ["algorithm", "accuracy", "accuracy_std", *metrics[1:], "seeds"]
-        return table[columns].rename(columns=names)
+        return table[columns].rename(columns={"algorithm": "name", "round": "rounds"})
 
     def as_dict(self) -> dict[str, Any]:
         """Everything but the tables, as `summary.json` holds it."""
@@ -203,7 +178,11 @@ class Record:
             "config": plain(self.config),
             "versions": self.versions,
             "seconds": self.seconds,
-            "metrics": {name: METRICS[name].as_dict() for name in METRICS if name in self.frame},
+            "metrics": {
+                name: {key: getattr(metric, key) for key in ("label", "unit", "better", "log")}
+                for name, metric in METRICS.items()
+                if name in self.frame
+            },
         }
         return facts if self.prediction is None else facts | {"prediction": self.prediction}
 
@@ -246,11 +225,7 @@ class Record:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a folder holds a run that reached its end.
-
-    Args:
-        folder: The run folder; it may be missing.
-    """
+    """Whether a folder, which may be missing, holds a run that reached its end."""
     try:
         return json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["complete"] is True
     except (OSError, ValueError, KeyError, TypeError):
@@ -258,11 +233,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def networks_table(drawn: Iterable[tuple[int, Network, Availability]]) -> pd.DataFrame:
-    """One row per seed and client or link: the table of networks of a record.
-
-    Args:
-        drawn: (seed, network, availability) for every seed.
-    """
+    """One row per seed and client or link: the table of networks of a record."""
     import pandas as pd
 
     columns = ("seed", "kind", "receiver", "sender", "probability", "x", "y")

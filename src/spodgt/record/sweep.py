@@ -22,23 +22,19 @@ if TYPE_CHECKING:
 
 SUMMARY, RESULTS, SOURCE = "sweep.json", "results", "sweep.toml"
 _FORMAT = 2
+_FACTS = ("name", "title", "figure", "paper", "changes", "grid", "source", "versions")  # stored as they are
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How a sweep compares with the experiment of the paper.
+    """How a sweep compares with the experiment of the paper."""
 
-    Args:
-        name: smoke, laptop or paper; "" for a sweep of one's own.
-        reduced: Config key → (its value here, its value in the paper; None: everything there is).
-        kept: Key of the grid → (how many of its values are run, how many the paper has).
-        note: Free text, of a file that has some.
-    """
-
-    name: str = ""
+    name: str = ""  # smoke, laptop or paper; "" for a sweep of one's own
+    # Config key → (its value here, its value in the paper; None: everything there is).
     reduced: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    # Key of the grid → (how many of its values are run, how many the paper has).
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)
-    note: str = ""
+    note: str = ""  # free text, of a file that has some
 
     @property
     def full(self) -> bool:
@@ -55,23 +51,14 @@ class Scale:
 
 @dataclass(frozen=True)
 class CellRecord:
-    """One point of the grid.
+    """One point of the grid."""
 
-    Args:
-        name: The name of its folder.
-        keys: Config key → its value in this cell.
-        folder: Where its run is.
-        complete: Whether the run reached its end.
-        seconds: How long it took; None where it was not measured.
-        error: What went wrong; "" where nothing did.
-    """
-
-    name: str
-    keys: dict[str, Any]
+    name: str  # of its folder
+    keys: dict[str, Any]  # config key → its value in this cell
     folder: Path
-    complete: bool
-    seconds: float | None = None
-    error: str = ""
+    complete: bool  # whether the run reached its end
+    seconds: float | None = None  # how long it took; None where it was not measured
+    error: str = ""  # what went wrong
 
     @property
     def title(self) -> str:
@@ -85,32 +72,18 @@ class CellRecord:
 
 @dataclass(eq=False)
 class SweepRecord:
-    """What happened in a sweep, as far as it came.
-
-    Args:
-        name: Its short name.
-        results: One row per finished cell, method and seed: the cell's keys, the last evaluation, `cell`.
-        grid: Config key → its values.
-        cells: The cells, in the order of the grid.
-        title: What it is, for people.
-        figure: The figure of the paper it reproduces, if any.
-        paper: What the paper says about it.
-        scale: How it compares with the paper's experiment.
-        changes: Config key → value that was changed by hand.
-        source: The TOML text that runs it again.
-        versions: The versions of Python and of the packages that matter.
-    """
+    """What happened in a sweep, as far as it came."""
 
     name: str
-    results: pd.DataFrame
-    grid: dict[str, list[Any]]
-    cells: list[CellRecord]
-    title: str = ""
-    figure: str = ""
-    paper: str = ""
+    results: pd.DataFrame  # a row per finished cell, method and seed: the keys, the last evaluation, `cell`
+    grid: dict[str, list[Any]]  # config key → its values
+    cells: list[CellRecord]  # in the order of the grid
+    title: str = ""  # what it is, for people
+    figure: str = ""  # the figure of the paper that it reproduces, if any
+    paper: str = ""  # what the paper says about it
     scale: Scale = field(default_factory=Scale)
-    changes: dict[str, Any] = field(default_factory=dict)
-    source: str = ""
+    changes: dict[str, Any] = field(default_factory=dict)  # config key → value that was changed by hand
+    source: str = ""  # the TOML text that runs it again
     versions: dict[str, str] = field(default_factory=versions)
 
     @property
@@ -148,13 +121,9 @@ class SweepRecord:
             write(folder / SOURCE, self.source.encode())
         facts = {
             "format": _FORMAT,
-            **{key: getattr(self, key) for key in ("name", "title", "figure", "paper", "changes", "grid")},
+            **{key: getattr(self, key) for key in (*_FACTS, "complete", "seconds")},
             "scale": asdict(self.scale),
-            "complete": self.complete,
-            "seconds": self.seconds,
             "cells": [{**vars(cell), "folder": _relative(cell.folder, folder)} for cell in self.cells],
-            "versions": self.versions,
-            "source": self.source,
         }
         write(folder / SUMMARY, json.dumps(facts, indent=2, default=str).encode())
 
@@ -172,57 +141,34 @@ class SweepRecord:
             facts = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
             cells = [CellRecord(**{**each, "folder": folder / each["folder"]}) for each in facts["cells"]]
             done = any(cell.complete for cell in cells)
-            scale = Scale(**facts["scale"])
-            return cls(
-                results=pd.read_parquet(folder / f"{RESULTS}.parquet") if done else pd.DataFrame(),
-                cells=cells,
-                scale=scale,
-                **{
-                    key: facts[key]
-                    for key in ("name", "grid", "title", "figure", "paper", "changes", "source", "versions")
-                },
-            )
+            results = pd.read_parquet(folder / f"{RESULTS}.parquet") if done else pd.DataFrame()
+            rest = {key: facts[key] for key in _FACTS}
+            return cls(results=results, cells=cells, scale=Scale(**facts["scale"]), **rest)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidInput(f"{folder}/{SUMMARY} cannot be read ({error}); run the sweep again.") from None
 
 
 def collect(cells: list[CellRecord]) -> pd.DataFrame:
-    """One row per finished cell, method and seed: the cell's keys, then the last evaluation.
-
-    Args:
-        cells: The cells; those that are not complete are left out.
-    """
+    """One row per finished cell, method and seed: the cell's keys, then the last evaluation."""
     import pandas as pd
 
     tables = []
     for cell in cells:
         if cell.complete:
+            # Lists and tables of the grid become text.
+            keys = {k: v if isinstance(v, int | float | str) else label(v) for k, v in cell.keys.items()}
             final = cell.read().final()
-            point = pd.DataFrame([{key: flat(value) for key, value in cell.keys.items()}] * len(final))
-            tables.append(point.join(final).assign(cell=cell.name))
+            tables.append(pd.DataFrame([keys] * len(final)).join(final).assign(cell=cell.name))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
 def label(value: Any) -> str:
-    """A short text for a value of the grid.
-
-    Args:
-        value: A number, a text, a list or a table.
-    """
+    """A short text for a value of the grid: a number, a text, a list or a table."""
     if isinstance(value, Mapping):
-        return ", ".join(label(item) for item in value.values())
+        return label(list(value.values()))
     if isinstance(value, list):
         return ", ".join(map(label, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def flat(value: Any) -> bool | int | float | str:
-    """The value as one cell of a table: lists and tables become text.
-
-    Args:
-        value: A value of the grid.
-    """
-    return value if isinstance(value, bool | int | float | str) else label(value)
 
 
 def _change(key: str, here: Any, paper: Any) -> str:

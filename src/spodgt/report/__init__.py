@@ -29,23 +29,16 @@ def write(folder: str | Path, reference: str | None = None) -> Path:
     return path
 
 
-def draw(page: Page) -> list[Path]:
-    """The figure for a paper: curves of one run, or values against the first key of a sweep.
-
-    Args:
-        page: What the report shows.
-    """
+def draw(page: Page) -> None:
+    """The figure for a paper: curves of one run, or values against the first key of a sweep."""
     if not len(page.results):
-        return []
-    metric = statistics.judged(page.results)
-    sweep = page.sweep
+        return
+    metric, sweep = statistics.judged(page.results), page.sweep
     note = "" if sweep.scale.full and not sweep.changes else page.setting
     title = page.title if sweep.figure else ""
     if sweep.grid:
         figure = figures.bars(page.results, list(sweep.grid), metric, title=title, note=note)
     else:
-        record = page.records[0]
-        figure = figures.curves(
-            record.frame, metric, style="column", end=record.budget, title=title, note=note
-        )
-    return figures.save_all(figure, page.folder)
+        frame, end = page.records[0].frame, page.records[0].budget
+        figure = figures.curves(frame, metric, style="column", end=end, title=title, note=note)
+    figures.save_all(figure, page.folder)

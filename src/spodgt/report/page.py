@@ -22,38 +22,24 @@ MOST_RUNS = 24  # of a sweep: more would make the page too heavy, they have thei
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """Everything a report shows. A single run is a sweep without a grid.
-
-    Args:
-        folder: The folder it is about.
-        sweep: The sweep.
-        cells: The cells whose curves are in the page.
-        records: What happened in them.
-        reference: The method that others are compared with at first; "" where nothing has run.
-        command: The command that runs it again; "" where there is none.
-    """
+    """Everything a report shows. A single run is a sweep without a grid."""
 
     folder: Path
     sweep: SweepRecord
-    cells: list[CellRecord]
-    records: list[Record]
-    reference: str
-    command: str
+    cells: list[CellRecord]  # those whose curves are in the page
+    records: list[Record]  # what happened in them
+    methods: list[str]  # of all cells, in the order of the runs
+    reference: str  # the method that others are compared with at first; "" where nothing has run
+    command: str  # the one that runs it again; "" where there is none
 
     @property
     def title(self) -> str:
-        """The heading."""
         return self.sweep.title or self.sweep.name
 
     @property
     def results(self) -> pd.DataFrame:
         """The last evaluation of every run; in a sweep with the cells' keys."""
         return self.sweep.results
-
-    @property
-    def methods(self) -> list[str]:
-        """All methods, in the order of the runs."""
-        return statistics.methods(self.results) if len(self.results) else []
 
     @property
     def setting(self) -> str:
@@ -64,12 +50,7 @@ class Page:
 
 
 def read(folder: str | Path, reference: str | None = None) -> Page:
-    """The page of a run folder, or of the folder of a sweep or a reproduction.
-
-    Args:
-        folder: The folder.
-        reference: The method that others are compared with at first.
-    """
+    """The page of a run folder, or of the folder of a sweep or a reproduction."""
     folder = Path(folder)
     if (folder / sweep.SUMMARY).exists():
         found = SweepRecord.read(folder)
@@ -87,15 +68,12 @@ def read(folder: str | Path, reference: str | None = None) -> Page:
             f"{folder} holds neither a run ({runs.SUMMARY}) nor a sweep ({sweep.SUMMARY}); "
             "give the folder that spodgt compare, run, sweep or reproduce wrote to."
         )
-    return Page(folder, found, cells, records, _reference(found.results, reference), command)
-
-
-def _reference(results: pd.DataFrame, wanted: str | None) -> str:
-    names = statistics.methods(results) if len(results) else []
-    if wanted is not None and wanted not in names:
-        known = ", ".join(names) or "no method: nothing has run"
-        raise InvalidInput(f"--reference={wanted!r} is not a method of this result; choose from {known}.")
-    return wanted or (statistics.reference(names) if names else "")
+    methods = statistics.methods(found.results) if len(found.results) else []
+    if reference is not None and reference not in methods:
+        known = ", ".join(methods) or "no method: nothing has run"
+        raise InvalidInput(f"--reference={reference!r} is not a method of this result; choose from {known}.")
+    chosen = reference or (statistics.reference(methods) if methods else "")
+    return Page(folder, found, cells, records, methods, chosen, command)
 
 
 def _again(command: str, file: Path, folder: Path) -> str:

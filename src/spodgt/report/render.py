@@ -6,7 +6,6 @@ the page. Templates escape every text.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from numpy.typing import NDArray
 
 from spodgt import figures
 from spodgt.record import statistics
@@ -21,33 +21,19 @@ from spodgt.record.metrics import METRICS
 from spodgt.record.record import Record, versions
 from spodgt.record.sweep import label
 from spodgt.report.page import Page
-from spodgt.report.tables import (
-    Table,
-    difference_table,
-    final_table,
-    prediction_table,
-    rare_clients,
-    sweep_tables,
-)
+from spodgt.report.tables import difference_table, final_table, prediction_table, rare_clients, sweep_tables
 
 _HERE = Path(__file__).parent
-_STYLES = ("uplot/uPlot.min.css", "report.css")
-_SCRIPTS = ("uplot/uPlot.iife.min.js", "report.js")
 _POINTS = 121  # of a curve
 _FEWER = 61  # of a curve, where there are several runs
 _MOST_EVALUATIONS = 200  # of one run; a longer one is thinned
 _MOST_CLIENTS = 200  # of a network that is drawn
 _MOST_PICTURES = 150  # of networks in one page
 _MOST_PAIRS = 4000  # of methods in tables of differences; with more, only the chosen reference is there
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def render(page: Page) -> str:
-    """The whole file.
-
-    Args:
-        page: What it shows.
-    """
+    """The whole file."""
     environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
@@ -55,76 +41,54 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    # The order of keys is that of the methods, and a browser reads no NaN.
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment.get_template("page.html.j2").render(context(page))
+
+
+def _asset(name: str) -> str:
+    return (_HERE / "assets" / name).read_text(encoding="utf-8")
 
 
 # --- what the templates show ----------------------------------------------------------------------
 def context(page: Page) -> dict[str, Any]:
-    """Plain values for the templates.
-
-    Args:
-        page: What the report shows.
-    """
+    """Plain values for the templates."""
     pictures: dict[str, int] = {}
     data = payload(page, pictures)
+    metrics, keys = list(data["metrics"]), data["sweep"]["keys"] if data["sweep"] else {}
     pairs = len(page.methods) ** 2 * (len(page.records) + math.prod(map(len, page.sweep.grid.values())))
     references = page.methods if pairs <= _MOST_PAIRS else [page.reference]
-    runs = [_run(page, number, references) for number in range(len(page.records))]
     lines = _prediction(page)
+    runs, problems = [], [f"{name}: {error}" for name, error in page.sweep.failures.items()]
+    for number, (cell, record) in enumerate(zip(page.cells, page.records, strict=True)):
+        problems += [f"{cell.title}: {each}" if cell.title else str(each) for each in record.diverged]
+        run = {
+            "number": number,
+            "title": cell.title,
+            "final": final_table(record),
+            "differences": {one: difference_table(record.final(), one) for one in references},
+            "rare": rare_clients(record, page.reference),
+        }
+        runs.append(run)
     return {
         "page": page,
-        "policy": _POLICY,
-        "style": _assets(_STYLES),
-        "script": _assets(_SCRIPTS),
-        "data": _json(data),
+        "asset": _asset,
+        "data": data,
         "facts": _facts(page),
-        "problems": [f"{name}: {error}" for name, error in page.sweep.failures.items()] + _diverged(page),
-        "unfinished": not page.sweep.complete,
-        "metrics": [(name, METRICS[name].label) for name in data["metrics"]],
-        "logarithmic": bool(data["metrics"]) and next(iter(data["metrics"].values()))["log"],
+        "problems": problems,
+        "metrics": [(name, METRICS[name].label) for name in metrics],
+        "logarithmic": bool(metrics) and METRICS[metrics[0]].log,
         "references": [(name, name) for name in references],
-        "keys": [(key, figures.words(key), _values(page, key)) for key in page.sweep.grid],
-        "sweep": sweep_tables(page.results, list(page.sweep.grid), references)
-        if page.sweep.grid and len(page.results)
-        else None,
-        "judged": METRICS[statistics.judged(page.results)].label if len(page.results) else "",
+        "keys": [(key, one["label"], list(enumerate(one["texts"]))) for key, one in keys.items()],
+        "sweep": sweep_tables(page.results, list(keys), references) if keys else None,
+        "judged": METRICS[statistics.judged(page.results)].label,
         "runs": runs,
         "more": page.results["cell"].nunique() - len(page.records) if "cell" in page.results else 0,
         "seeds": list(dict.fromkeys(seed for record in page.records for seed in record.drawn())),
         "pictures": list(pictures),
         "prediction": prediction_table(lines) if lines else None,
-        "versions": page.sweep.versions,
         "made_by": versions()["spodgt"],
     }
-
-
-def _assets(names: Sequence[str]) -> str:
-    return "\n".join((_HERE / "assets" / name).read_text(encoding="utf-8") for name in names)
-
-
-def _run(page: Page, number: int, references: list[str]) -> dict[str, Any]:
-    record = page.records[number]
-    last = statistics.final(record.frame)
-    rare = rare_clients(record, page.reference)
-    return {
-        "number": number,
-        "title": page.cells[number].title,
-        "final": final_table(record),
-        "differences": {one: difference_table(last, one) for one in references},
-        "rare": rare if isinstance(rare, Table) else None,
-        "rare_text": "" if isinstance(rare, Table) else rare,
-    }
-
-
-def _values(page: Page, key: str) -> list[tuple[str, str]]:
-    values = list(dict.fromkeys(page.results[key])) if len(page.results) else []
-    return [(str(number), label(value)) for number, value in enumerate(values)]
-
-
-def _diverged(page: Page) -> list[str]:
-    pairs = zip(page.cells, page.records, strict=True)
-    found = [(cell.title, str(each)) for cell, record in pairs for each in record.diverged]
-    return [f"{title}: {text}" if title else text for title, text in found]
 
 
 def _facts(page: Page) -> list[str]:
@@ -155,11 +119,7 @@ def _facts(page: Page) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """`75` as `1 min 15 s`.
-
-    Args:
-        seconds: A time.
-    """
+    """`75` as `1 min 15 s`."""
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -170,43 +130,36 @@ def duration(seconds: float) -> str:
 def _prediction(page: Page) -> list[dict[str, Any]]:
     """The theory's prediction, where the record of a single run has one."""
     found = page.records[0].prediction if page.records and not page.sweep.grid else None
-    return list(found["lines"]) if found else []
+    return found["lines"] if found else []
 
 
 # --- what the script draws from -------------------------------------------------------------------
 def payload(page: Page, pictures: dict[str, int]) -> dict[str, Any]:
     """The data of the page, small enough to be inside it: numbers to four digits, long runs thinned.
 
-    Args:
-        page: What the report shows.
-        pictures: Collects the networks that are drawn, each once: the cells of a sweep often share them.
+    `pictures` collects the networks that are drawn, each once: the cells of a sweep often share them.
     """
-    names = statistics.known(page.results) if len(page.results) else []
-    styles = figures.line_styles(page.methods)
+    names, styles = statistics.known(page.results), figures.line_styles(page.methods)
+    shown = {name: METRICS[name] for name in names}
     points = _POINTS if len(page.records) == 1 else _FEWER
     return {
         "methods": {name: {"slot": style.slot, "gaps": style.gaps} for name, style in styles.items()},
         "metrics": {
-            name: {
-                "label": METRICS[name].label,
-                "log": METRICS[name].log,
-                "fraction": METRICS[name].unit == "fraction",
-            }
-            for name in names
+            name: {"label": metric.label, "log": metric.log, "fraction": metric.unit == "fraction"}
+            for name, metric in shown.items()
         },
-        "sweep": _sweep_data(page, names) if page.sweep.grid and len(page.results) else None,
+        "sweep": _sweep_data(page, names) if page.sweep.grid and page.methods else None,
         "runs": [_run_data(record, names, points, pictures) for record in page.records],
         "prediction": [_line_data(line) for line in _prediction(page)],
     }
 
 
 def _line_data(line: Mapping[str, Any]) -> dict[str, Any]:
-    predicted = line["predicted"]
-    at = np.unique(np.linspace(0, len(predicted) - 1, min(len(predicted), _MOST_EVALUATIONS)).astype(int))
+    at = _thinned(len(line["predicted"]))
     return {
         "method": line["method"],
         "at": at.tolist(),
-        "predicted": _numbers(predicted[n] for n in at),
+        "predicted": _numbers(line["predicted"][n] for n in at),
         "rounds": line["rounds"],
         "measured": _numbers(line["measured"]),
         "floor": None if line["floor"] is None else _number(line["floor"]),
@@ -225,7 +178,7 @@ def _sweep_data(page: Page, names: Sequence[str]) -> dict[str, Any]:
     for point, rows in page.results.groupby(list(page.sweep.grid), sort=False):
         found = {
             str(method): {name: _numbers((row[name], row[f"{name}_std"])) for name in names}
-            for method, row in statistics.summary(rows, list(names)).iterrows()
+            for method, row in statistics.summary(rows, names).iterrows()
         }
         chosen = {key: numbers[key][value] for key, value in zip(page.sweep.grid, point, strict=True)}
         cells.append({"at": chosen, "values": found})
@@ -235,71 +188,51 @@ def _sweep_data(page: Page, names: Sequence[str]) -> dict[str, Any]:
 def _run_data(record: Record, names: Sequence[str], points: int, pictures: dict[str, int]) -> dict[str, Any]:
     frame = record.frame
     names = [name for name in names if name in frame]
-    axes = {}
+    axes: dict[str, Any] = {}
     for against, end in (("delay", record.budget), ("round", None)):
         grid = np.linspace(0, max(end or 0, float(frame[against].max()), 1e-9), points)
-        found = statistics.available(frame, against, grid)
-        axes[against] = {
-            "x": _numbers(grid),
-            "bands": {
-                name: {
-                    method: [_numbers(band.mean), _numbers(band.sigma, 2)]
-                    for method, band in ((m, statistics.band(frame, name, rows)) for m, rows in found.items())
-                }
-                for name in names
-            },
-        }
+        axes[against] = {"x": _numbers(grid), "bands": {name: {} for name in names}}
+        for method, rows in statistics.available(frame, against, grid).items():
+            for name in names:
+                band = statistics.band(frame, name, rows)
+                axes[against]["bands"][name][method] = [_numbers(band.mean), _numbers(band.sigma, 2)]
+    seeds: dict[str, list[dict[str, Any]]] = {}
+    for (algorithm, _), run in frame.groupby(["algorithm", "seed"], sort=False):
+        kept = run.iloc[_thinned(len(run))]
+        columns = {name: _numbers(kept[name]) for name in ("delay", "round", *names)}
+        seeds.setdefault(str(algorithm), []).append(columns)
     last = statistics.summary(statistics.final(frame), names)
-    return {
-        "axes": axes,
-        "seeds": _evaluations(record, names),
-        "final": {name: dict(zip(last.index, _numbers(last[name]), strict=True)) for name in names},
-        **_networks(record, pictures),
-    }
-
-
-def _evaluations(record: Record, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for (method, _), rows in record.frame.groupby(["algorithm", "seed"], sort=False):
-        keep = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _MOST_EVALUATIONS)).astype(int))
-        columns = {name: _numbers(rows[name].to_numpy()[keep]) for name in ("delay", "round", *names)}
-        found.setdefault(str(method), []).append(columns)
-    return found
+    final = {name: dict(zip(last.index, _numbers(last[name]), strict=True)) for name in names}
+    return {"axes": axes, "seeds": seeds, "final": final, **_networks(record, pictures)}
 
 
 def _networks(record: Record, pictures: dict[str, int]) -> dict[str, Any]:
-    small = {seed: net for seed, net in record.drawn().items() if net.clients <= _MOST_CLIENTS}
-    networks = {
-        str(seed): {
-            "picture": _picture(figures.network_svg(net, net.p, net.p_hat), pictures),
-            "p": _numbers(net.p),
-            "links": [
-                [int(j), int(i), _number(works)]
-                for j, i, works in zip(net.senders, net.receivers, net.p_hat, strict=True)
-            ],
-        }
-        for seed, net in small.items()
-    }
+    networks: dict[str, Any] = {}
+    for seed, net in record.drawn().items():
+        if net.clients <= _MOST_CLIENTS:
+            picture = figures.network_svg(net, net.p, net.p_hat)
+            if len(pictures) < _MOST_PICTURES:
+                pictures.setdefault(picture, len(pictures))
+            links = zip(net.senders.tolist(), net.receivers.tolist(), _numbers(net.p_hat), strict=True)
+            networks[str(seed)] = {
+                "picture": pictures.get(picture),  # None where there are too many
+                "p": _numbers(net.p),
+                "links": list(links),
+            }
     observed = {
         method: {
-            str(seed): {
-                "rounds": one.rounds,
-                "clients": _numbers(one.clients),
-                "links": _numbers(one.links),
-            }
+            str(seed): {"rounds": one.rounds, "clients": _numbers(one.clients), "links": _numbers(one.links)}
             for seed, one in seeds.items()
-            if seed in small
+            if str(seed) in networks
         }
         for method, seeds in record.observed().items()
     }
     return {"networks": networks, "observed": observed}
 
 
-def _picture(picture: str, pictures: dict[str, int]) -> int | None:
-    """The number of a picture; None where there are too many."""
-    if picture not in pictures and len(pictures) >= _MOST_PICTURES:
-        return None
-    return pictures.setdefault(picture, len(pictures))
+def _thinned(count: int) -> NDArray[np.int64]:
+    """Numbers below `count`, evenly spread and not too many."""
+    return np.unique(np.linspace(0, count - 1, min(count, _MOST_EVALUATIONS)).astype(int))
 
 
 def _number(value: float, digits: int = 4) -> float | None:
@@ -308,9 +241,3 @@ def _number(value: float, digits: int = 4) -> float | None:
 
 def _numbers(values: Iterable[float], digits: int = 4) -> list[float | None]:
     return [_number(value, digits) for value in values]
-
-
-def _json(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,77 +18,51 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RARE = 0.01  # a client that computes in a smaller fraction of rounds participates rarely
-_FOREST = (170, 18)  # pixels: a picture of an interval
+_MIDDLE = 85.0  # pixels: zero in the picture of an interval, see macros.html.j2
 
 
-@dataclass(frozen=True)
-class Forest:
-    """An interval and its middle, in pixels.
-
-    Args:
-        low: The left end; None where there is no interval.
-        high: The right end; None where there is no interval.
-        middle: The mean.
-    """
+class Forest(NamedTuple):
+    """An interval and its mean, in pixels; no ends where there is no interval."""
 
     low: float | None
     high: float | None
     middle: float
-    size: tuple[int, int] = _FOREST
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One cell of a table.
-
-    Args:
-        text: What it says.
-        small: Smaller text behind it.
-        kind: A class of the style sheet: best, ahead, behind or open.
-        forest: A picture in place of text.
-    """
+class Cell(NamedTuple):
+    """One cell of a table."""
 
     text: str = ""
-    small: str = ""
-    kind: str = ""
-    forest: Forest | None = None
+    small: str = ""  # smaller text behind it
+    kind: str = ""  # a class of the style sheet: best, ahead, behind or open
+    forest: Forest | None = None  # a picture in place of text
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table.
-
-    Args:
-        heads: The headings.
-        rows: The cells.
-        left: How many columns stand left: those of texts.
-        note: A sentence below it.
-    """
-
+class Table(NamedTuple):
     heads: list[str]
     rows: list[list[Cell]]
-    left: int = 1
-    note: str = ""
+    left: int = 1  # how many columns stand left: those of texts
+    note: str = ""  # a sentence below it
+
+
+_NONE = Cell("–")
+
+
+class SweepTables(NamedTuple):
+    means: Table  # a row for each cell: value ± sigma of every method
+    best: Table  # each method in its best cell
+    leads: dict[str, Table]  # reference → a row for each cell: its lead over each other method
 
 
 def number(value: float) -> str:
-    """Three places for what lies between 0.001 and 10, else three digits.
-
-    Args:
-        value: Any number.
-    """
+    """Three places for what lies between 0.001 and 10, else three digits."""
     if not np.isfinite(value):
         return "–"
-    size = abs(value)
-    return f"{value:.3f}" if 1e-3 <= size < 10 or size == 0 else f"{value:.3g}"
+    return f"{value:.3f}" if 1e-3 <= abs(value) < 10 or not value else f"{value:.3g}"
 
 
 def interval(one: Difference) -> str:
-    """`0.012 … 0.134`, in places that suit both ends.
-
-    Args:
-        one: A difference of two methods.
-    """
+    """`0.012 … 0.134`, in places that suit both ends."""
     if not np.isfinite(one.low):
         return "–"
     reach = max(abs(one.low), abs(one.high))
@@ -98,20 +71,18 @@ def interval(one: Difference) -> str:
 
 
 def signed(value: float) -> str:
-    """`+0.012`, or with an exponent where that would be zero.
-
-    Args:
-        value: Any number.
-    """
+    """`+0.012`, or with an exponent where that would be zero."""
     return f"{value:+.3f}" if abs(value) >= 1e-3 or not value else f"{value:+.2e}"
 
 
-def final_table(record: Record) -> Table:
-    """Value ± sigma of the last models, best first, and the work each method did.
+def _value(row: dict[Hashable, Any], metric: str, kind: str = "") -> Cell:
+    """Value ± sigma of a row of `statistics.summary`."""
+    spread = f"± {number(row[f'{metric}_std'])}" if row["seeds"] > 1 else ""
+    return Cell(number(row[metric]), spread, kind)
 
-    Args:
-        record: The record of a run.
-    """
+
+def final_table(record: Record) -> Table:
+    """Value ± sigma of the last models, best first, and the work each method did."""
     last = statistics.final(record.frame)
     judged = statistics.judged(last)
     metrics = [name for name in statistics.known(last) if METRICS[name].column]
@@ -123,26 +94,18 @@ def final_table(record: Record) -> Table:
     work = {name: groups[name].sum().to_dict() for name in ("gradients", "messages")}
     rows: list[list[Cell]] = []
     for row in means.reset_index().to_dict("records"):
-        cells = [Cell(method := str(row["algorithm"]))]
-        for name in metrics:
-            spread = f"± {number(row[f'{name}_std'])}" if row["seeds"] > 1 else ""
-            best = "best" if not rows and name == judged else ""
-            cells.append(Cell(number(row[name]), spread, best))
+        method = str(row["algorithm"])
+        cells = [_value(row, name, "best" if not rows and name == judged else "") for name in metrics]
         done = [f"{count[method]:,.0f}" if method in count else "–" for count in work.values()]
-        rows.append([*cells, *map(Cell, (f"{row['round']:,.0f}", f"{row['delay']:,.0f}", *done))])
+        texts = f"{row['round']:,.0f}", f"{row['delay']:,.0f}", *done
+        rows.append([Cell(method), *cells, *map(Cell, texts)])
     heads = ["method", *(METRICS[name].column for name in metrics), "rounds", "delay", *work]
-    return Table(
-        heads, rows, note="Rounds and delay are means over seeds; gradients and messages are sums over seeds."
-    )
+    note = "Rounds and delay are means over seeds; gradients and messages are sums over seeds."
+    return Table(heads, rows, note=note)
 
 
 def difference_table(last: pd.DataFrame, reference: str) -> Table | None:
-    """How far the reference leads every other method; None where there is no other.
-
-    Args:
-        last: The last evaluation of every run.
-        reference: The method that is compared with the others.
-    """
+    """How far the reference leads every other method at the end; None where there is no other."""
     metric = statistics.judged(last)
     found = statistics.paired(last, metric, reference)
     if not found:
@@ -175,94 +138,50 @@ def _kind(one: Difference) -> str:
 
 def _forest(one: Difference, reach: float) -> Forest:
     def x(value: float) -> float | None:
-        return round(_FOREST[0] / 2 + 80 * value / reach, 1) if np.isfinite(value) else None
+        return round(_MIDDLE + 80 * value / reach, 1) if np.isfinite(value) else None
 
-    return Forest(x(one.low), x(one.high), x(one.mean) or _FOREST[0] / 2)
-
-
-@dataclass
-class SweepTables:
-    """The tables of a sweep.
-
-    Args:
-        means: A row for each cell: value ± sigma of every method.
-        best: Each method in its best cell.
-        leads: Reference → a row for each cell: its lead over each other method.
-    """
-
-    means: Table
-    best: Table
-    leads: dict[str, Table] = field(default_factory=dict)
+    return Forest(x(one.low), x(one.high), x(one.mean) or _MIDDLE)
 
 
 def sweep_tables(results: pd.DataFrame, keys: list[str], references: list[str]) -> SweepTables:
-    """The tables of a sweep.
-
-    Args:
-        results: The last evaluation of every run, with the cells' keys.
-        keys: The keys of the grid.
-        references: The methods whose leads are listed.
-    """
+    """The tables of the last evaluations of a sweep, whose cells are told apart by `keys`."""
     metric, methods = statistics.judged(results), statistics.methods(results)
-    heads = [words(key) for key in keys]
     means: list[list[Cell]] = []
     leads: dict[str, list[list[Cell]]] = {one: [] for one in references}
     for values, rows in results.groupby(keys, sort=False):
-        names = [Cell(label(value)) for value in (values if isinstance(values, tuple) else (values,))]
+        names = [Cell(label(value)) for value in values]
         table = statistics.summary(rows, [metric])
         best = table[metric].max() if statistics.better(metric) > 0 else table[metric].min()
-        given = {str(row["algorithm"]): row for row in table.reset_index().to_dict("records")}
-        means.append(names + [_mean(given.get(method), metric, best) for method in methods])
+        given = {
+            str(row["algorithm"]): _value(row, metric, "best" if row[metric] == best else "")
+            for row in table.reset_index().to_dict("records")
+        }
+        means.append(names + [given.get(method, _NONE) for method in methods])
         for reference, lines in leads.items():
-            found = {one.method: one for one in statistics.paired(rows, metric, reference)}
-            lines.append(names + [_lead(found.get(method)) for method in methods if method != reference])
-    note = "Paired over seeds; above zero, {} is better."
-    return SweepTables(
-        Table([*heads, *methods], means, left=len(keys)),
-        _best(results, keys, metric),
-        {
-            one: Table(
-                [*heads, *(method for method in methods if method != one)],
-                lines,
-                left=len(keys),
-                note=note.format(one),
-            )
-            for one, lines in leads.items()
-        },
-    )
+            found = {
+                one.method: Cell(signed(one.mean), interval(one), _kind(one))
+                for one in statistics.paired(rows, metric, reference)
+            }
+            lines.append(names + [found.get(method, _NONE) for method in methods if method != reference])
+    heads, left = [words(key) for key in keys], len(keys)
+    tables = {}
+    for one, lines in leads.items():
+        others = [method for method in methods if method != one]
+        tables[one] = Table(heads + others, lines, left, f"Paired over seeds; above zero, {one} is better.")
+    return SweepTables(Table(heads + methods, means, left), _best(results, keys, metric), tables)
 
 
 def _best(results: pd.DataFrame, keys: list[str], metric: str) -> Table:
     rows = [
-        [
-            Cell(row["algorithm"]),
-            Cell(number(row[metric]), f"± {number(row[f'{metric}_std'])}" if row["seeds"] > 1 else ""),
-            *(Cell(label(row[key])) for key in keys),
-        ]
+        [Cell(row["algorithm"]), _value(row, metric), *(Cell(label(row[key])) for key in keys)]
         for row in statistics.best_cells(results, keys, metric).to_dict("records")
     ]
     note = "The best cell is chosen by the same runs that are shown, which flatters every method a little."
     return Table(["method", METRICS[metric].label, *(words(key) for key in keys)], rows, note=note)
 
 
-def _mean(row: dict[Hashable, Any] | None, metric: str, best: float) -> Cell:
-    if row is None:
-        return Cell("–")
-    spread = f"± {number(row[f'{metric}_std'])}" if row["seeds"] > 1 else ""
-    return Cell(number(row[metric]), spread, "best" if row[metric] == best else "")
-
-
-def _lead(one: Difference | None) -> Cell:
-    return Cell("–") if one is None else Cell(signed(one.mean), interval(one), _kind(one))
-
-
 def rare_clients(record: Record, reference: str) -> Table | str:
-    """Which clients rarely participate: their data weigh next to nothing in what the reference learned.
-
-    Args:
-        record: The record of a run.
-        reference: The method whose rounds count.
-    """
+    """Which clients rarely participate: their data weigh next to nothing in what the reference learned."""
     observed = record.observed()
     if not observed:
         return ""
@@ -281,30 +200,15 @@ def rare_clients(record: Record, reference: str) -> Table | str:
     return Table(heads, rows, left=3)
 
 
-def prediction_table(lines: list[dict[str, object]]) -> Table:
-    """What was measured at the end, and what the theory predicts.
-
-    Args:
-        lines: The lines of a record's prediction.
-    """
+def prediction_table(lines: list[dict[str, Any]]) -> Table:
+    """What was measured at the end, and what the theory predicts: the lines of a record's prediction."""
     rows = []
     for line in lines:
-        rounds, predicted = _list(line["rounds"]), _list(line["predicted"])
-        floor, rate = (_number(line[key]) for key in ("floor", "rate"))
-        reached = predicted[-1] if len(predicted) > rounds[-1] else np.nan
+        floor, rate = (np.nan if line[key] is None else line[key] for key in ("floor", "rate"))
+        reached = line["predicted"][-1] if len(line["predicted"]) > line["rounds"][-1] else np.nan
         decade = -2 / np.log10(rate) if 0 < rate < 1 else np.nan  # the square shrinks by 100
-        values = [_list(line["measured"])[-1], reached, floor]
-        texts = [f"{value:.3g}" if np.isfinite(value) else "–" for value in (*values, decade)]
-        texts.insert(3, f"{rate:.6g}" if np.isfinite(rate) else "–")
-        rows.append([Cell(str(line["method"])), *map(Cell, texts)])
+        shown = ((line["measured"][-1], 3), (reached, 3), (floor, 3), (rate, 6), (decade, 3))
+        texts = [f"{value:.{digits}g}" if np.isfinite(value) else "–" for value, digits in shown]
+        rows.append([Cell(line["method"]), *map(Cell, texts)])
     heads = ["method", "distance at the end", "predicted", "floor"]
     return Table([*heads, "rate of the mean square", "rounds per decade"], rows)
-
-
-def _list(value: object) -> list[float]:
-    assert isinstance(value, list)
-    return value
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else np.nan

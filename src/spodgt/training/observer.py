@@ -25,7 +25,7 @@ from spodgt.record import metrics
 from spodgt.record.record import Diverged
 from spodgt.runtimes.loop import STRIDE
 from spodgt.runtimes.world import Run, RunState, Saved, Snapshot, World
-from spodgt.types import Bools, CompiledGradient, Evaluation, Problem
+from spodgt.types import Bools, CompiledGradient, Problem
 
 if TYPE_CHECKING:
     from spodgt.training.executor import Executor
@@ -150,7 +150,9 @@ class Observer:
         def evaluate(whole: RunState | None) -> None:
             quality = world.evaluate(snapshot.state, at, whole)
             if quality is not None and whole is not None:
-                self._record(number, k, delay, self._snapshot(problem, whole, quality, gradient))
+                fields = self.runs[number].algorithm.traits.state
+                taken = metrics.RunSnapshot.take(problem, fields, whole, quality, gradient)
+                self._record(number, k, delay, taken)
 
         if whole and world.processes == 1 and _beside(problem, whole.state):
             # Rounds go on with the original. numpy copies on this thread; torch would wait for a busy one.
@@ -159,16 +161,7 @@ class Observer:
         else:
             evaluate(whole)
 
-    def _snapshot(
-        self, problem: Problem, whole: RunState, quality: Evaluation, gradient: bool
-    ) -> metrics.Snapshot:
-        fields = dict(zip(self.runs[0].algorithm.traits.state, whole.state, strict=True))
-        x, (loss, accuracy) = fields["x"], quality
-        clients, average = Evaluation(loss[:-1], accuracy[:-1]), Evaluation(loss[-1:], accuracy[-1:])
-        rest = whole.statistics, clients, average, gradient
-        return metrics.Snapshot(problem, x, fields.get("y"), fields.get("g"), *rest)
-
-    def _record(self, number: int, k: int, delay: float, snapshot: metrics.Snapshot) -> None:
+    def _record(self, number: int, k: int, delay: float, snapshot: metrics.RunSnapshot) -> None:
         row = metrics.measure(snapshot)
         self.accuracy[number] = row["accuracy"]
         seed = self.runs[number].seed
