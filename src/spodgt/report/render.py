@@ -62,11 +62,12 @@ def context(page: Page) -> dict[str, Any]:
     runs, problems = [], [f"{name}: {error}" for name, error in page.sweep.failures.items()]
     for number, (cell, record) in enumerate(zip(page.cells, page.records, strict=True)):
         problems += [f"{cell.title}: {each}" if cell.title else str(each) for each in record.diverged]
+        last = statistics.final(record.frame)
         run = {
             "number": number,
             "title": cell.title,
             "final": final_table(record),
-            "differences": {one: difference_table(record.final(), one) for one in references},
+            "differences": {one: difference_table(last, one) for one in references},
             "rare": rare_clients(record, page.reference),
         }
         runs.append(run)
