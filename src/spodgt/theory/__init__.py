@@ -1,18 +1,20 @@
 """The convergence theory as a tool: constants, conditions and bounds, and exact analysis of quadratics."""
 
-from spodgt.theory.bounds import Start, rigorous_bound, theorem_terms
-from spodgt.theory.conditions import Condition, conditions
+from spodgt.theory.conditions import Condition, Start, conditions, rigorous_bound, theorem_terms
 from spodgt.theory.constants import Constants, Data, Infeasible
-from spodgt.theory.contraction import Contraction, contraction, pull_second_moment, push_second_moment
 from spodgt.theory.dynamics import Dynamics
 from spodgt.theory.estimates import Estimate, Estimates, estimate
 from spodgt.theory.graph import (
+    Contraction,
     EdgeUtility,
+    contraction,
     distances,
     doubly_stochasticable,
     edge_utility,
     expected_matrices,
     perron_vectors,
+    pull_second_moment,
+    push_second_moment,
 )
 from spodgt.theory.lemmas import constants
 from spodgt.theory.overview import Outlook, Overview, Setting, independent, overview, setting

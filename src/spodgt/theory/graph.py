@@ -1,4 +1,4 @@
-"""The graph and its expected mixing matrices: Perron vectors, diameter, edge utility.
+"""The graph and its mixing matrices: Perron vectors, diameter, edge utility, contraction.
 
 A link j -> i has receiver i and sender j; matrices are [receiver, sender]. With p̂ the probability
 that a link works in a round,
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import sparse
+from scipy.linalg import eigh, null_space
 from scipy.sparse import csgraph
 from scipy.sparse.linalg import splu
 
@@ -26,7 +27,7 @@ DENSE = 1000  # clients up to which the Perron vectors are eliminated densely
 
 @dataclass(frozen=True, eq=False)
 class Links:
-    """A network's links with their probabilities, checked once; every formula starts from here."""
+    """A network's links j -> i with their probabilities, checked once; every formula starts from here."""
 
     m: int
     i: Ints  # receivers
@@ -34,22 +35,17 @@ class Links:
     a: Floats
     b: Floats
     p_hat: Floats
+    variance: Floats  # p̂ (1 - p̂)
 
     @classmethod
     def of(cls, network: Network, p_hat: ArrayLike = 1.0) -> Links:
         p = probabilities("p_hat", p_hat, network.links)
-        return cls(network.clients, network.receivers, network.senders, network.a, network.b, p)
+        return cls(network.clients, network.receivers, network.senders, network.a, network.b, p, p * (1 - p))
 
-    @property
-    def variance(self) -> Floats:
-        """Var v̂ = p̂ (1 - p̂) of every link."""
-        return self.p_hat * (1 - self.p_hat)
-
-    def diagonals(self, p_hat: ArrayLike = 1.0) -> tuple[Floats, Floats]:
+    def diagonals(self, p_hat: Floats | float = 1.0) -> tuple[Floats, Floats]:
         """Diagonals of A and B when every link counts `p_hat`: what the links leave over."""
-        p = np.broadcast_to(p_hat, self.i.shape)
-        a = 1 - np.bincount(self.i, self.a * p, self.m)
-        b = 1 - np.bincount(self.j, self.b * p, self.m)
+        a = 1 - np.bincount(self.i, self.a * p_hat, self.m)
+        b = 1 - np.bincount(self.j, self.b * p_hat, self.m)
         # rounding may leave -1e-17 where a client keeps nothing
         return np.maximum(a, 0.0), np.maximum(b, 0.0)
 
@@ -95,10 +91,11 @@ def expected_matrices(
         p_hat: probability that a link works; one number or (links,).
     """
     links = Links.of(network, p_hat)
-    diagonal_a, diagonal_b = links.diagonals(links.p_hat)
     shape, where = (links.m, links.m), (links.i, links.j)
-    A = sparse.coo_matrix((links.a * links.p_hat, where), shape) + sparse.diags(diagonal_a)
-    B = sparse.coo_matrix((links.b * links.p_hat, where), shape) + sparse.diags(diagonal_b)
+    A, B = (
+        sparse.coo_matrix((weight * links.p_hat, where), shape) + sparse.diags(diagonal)
+        for weight, diagonal in zip((links.a, links.b), links.diagonals(links.p_hat), strict=True)
+    )
     return A.tocsr(), B.tocsr()
 
 
@@ -113,9 +110,10 @@ def perron_vectors(network: Network, p_hat: ArrayLike = 1.0) -> tuple[Floats, Fl
     """
     links = Links.of(network, p_hat)
     # φ is the stationary law of the chain that steps i -> j with probability â_ij; π of b̂_ij: j -> i
-    phi = _stationary(links.m, links.i, links.j, links.a * links.p_hat)
-    pi = _stationary(links.m, links.j, links.i, links.b * links.p_hat)
-    return phi, pi
+    return (
+        _stationary(links.m, links.i, links.j, links.a * links.p_hat),
+        _stationary(links.m, links.j, links.i, links.b * links.p_hat),
+    )
 
 
 def _stationary(m: int, source: Ints, target: Ints, weight: Floats) -> Floats:
@@ -171,9 +169,8 @@ def distances(network: Network) -> Ints:
     Args:
         network: the graph; a missing path is an error.
     """
-    links = Links.of(network)
-    ones = np.ones(len(links.i))
-    graph = sparse.csr_matrix((ones, (links.j, links.i)), (links.m, links.m))
+    m = network.clients
+    graph = sparse.csr_matrix((np.ones(network.links), (network.senders, network.receivers)), (m, m))
     d = csgraph.shortest_path(graph, method="D", unweighted=True)
     if np.isinf(d).any():
         s, t = (int(index) for index in np.argwhere(np.isinf(d))[0])
@@ -203,12 +200,12 @@ def edge_utility(network: Network) -> EdgeUtility:
     Args:
         network: the graph; must be strongly connected.
     """
-    links, d = Links.of(network), distances(network)
-    m, tails, heads = links.m, links.j, links.i
+    m, d = network.clients, distances(network)
     if m == 1:
         return EdgeUtility(0, 0, 0, 1)
-    through = [np.count_nonzero(d[:, u, None] + 1 + d[v] == d) for u, v in zip(tails, heads, strict=True)]
-    lower = -(-int(d.sum()) // len(tails))
+    ends = zip(network.senders, network.receivers, strict=True)
+    through = [np.count_nonzero(d[:, u, None] + 1 + d[v] == d) for u, v in ends]
+    lower = -(-int(d.sum()) // network.links)
     return EdgeUtility(int(d.max()), int(max(through)), lower, m * m - 3 * m + 3)
 
 
@@ -223,10 +220,9 @@ def doubly_stochasticable(network: Network, self_loops: bool = True) -> bool:
         network: the graph; its weights do not matter.
         self_loops: whether clients may give weight to themselves.
     """
-    links = Links.of(network)
-    m = links.m
+    m = network.clients
     own = np.arange(m) if self_loops else np.empty(0, dtype=np.int64)
-    rows, columns = np.concatenate([links.i, own]), np.concatenate([links.j, own])
+    rows, columns = (np.concatenate([ends, own]) for ends in (network.receivers, network.senders))
     support = sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), (m, m))
     sender_of = csgraph.maximum_bipartite_matching(support, perm_type="column")
     if (sender_of < 0).any():
@@ -237,3 +233,80 @@ def doubly_stochasticable(network: Network, self_loops: bool = True) -> bool:
     alternating = sparse.csr_matrix((np.ones(len(rows)), (rows, receiver_of[columns])), (m, m))
     _, component = csgraph.connected_components(alternating, directed=True, connection="strong")
     return bool((component[rows] == component[receiver_of[columns]]).all())
+
+
+# --- exact contraction -----------------------------------------------------------------------------------
+# Links fail independently, so with q_l = p̂_l (1 - p̂_l) for link l: j -> i
+#     E[AᵀΦA]   = ÂᵀΦÂ   + Σ_l q_l a_l² φ_i (e_j - e_i)(e_j - e_i)ᵀ
+#     E[BᵀΠ⁻¹B] = B̂ᵀΠ⁻¹B̂ + Σ_l q_l b_l² (1/π_i + 1/π_j) e_j e_jᵀ
+# (eqn:spod_contract_A0, eqn:spod_contract_B0), whatever the probabilities: no threshold is involved.
+@dataclass(frozen=True)
+class Contraction:
+    """True one-round factors in the paper's norms, and the threshold-free bound on the first."""
+
+    A: float  # largest E‖A^(k)x - 1x̄‖²_φ / ‖x - 1x̄‖²_φ
+    B: float  # largest E‖Π⁻¹B^(k)y‖²_π / ‖Π⁻¹y‖²_π over Σy = 0; may exceed one where links fail often
+    injection: float  # E‖Π⁻¹B^(k)π - 1‖²_π: what failing links add per squared Σy, since B^(k)π != π
+    one_minus_bound_A: float  # 1 - A is at least this, for every p̂ in (0, 1]
+
+
+def pull_second_moment(network: Network, p_hat: ArrayLike, weights: Floats) -> Floats:
+    """Return E[AᵀΦA] with Φ = diag(weights), (clients, clients).
+
+    Args:
+        network: the graph and its weights A.
+        p_hat: probability that a link works; one number or (links,).
+        weights: (clients,), such as φ̂.
+    """
+    links = Links.of(network, p_hat)
+    A = expected_matrices(network, p_hat)[0].toarray()
+    moment = np.asarray(A.T @ (weights[:, None] * A))
+    i, j, spread = links.i, links.j, links.variance * links.a**2 * weights[links.i]
+    for row, column, sign in ((j, j, 1), (i, i, 1), (i, j, -1), (j, i, -1)):
+        np.add.at(moment, (row, column), sign * spread)
+    return moment
+
+
+def push_second_moment(network: Network, p_hat: ArrayLike, weights: Floats) -> Floats:
+    """Return E[BᵀΠ⁻¹B] with Π = diag(weights), (clients, clients).
+
+    Args:
+        network: the graph and its weights B.
+        p_hat: probability that a link works; one number or (links,).
+        weights: (clients,), positive, such as π̂.
+    """
+    links = Links.of(network, p_hat)
+    B = expected_matrices(network, p_hat)[1].toarray()
+    moment = np.asarray(B.T @ (B / weights[:, None]))
+    spread = links.variance * links.b**2 * (1 / weights[links.i] + 1 / weights[links.j])
+    np.add.at(moment, (links.j, links.j), spread)
+    return moment
+
+
+def contraction(network: Network, p_hat: ArrayLike = 1.0) -> Contraction:
+    """Compute the exact contraction of pulling and pushing over failing links.
+
+    Args:
+        network: the graph and its weights A and B.
+        p_hat: probability that a link works; one number or (links,).
+    """
+    links = Links.of(network, p_hat)
+    if links.m == 1:
+        return Contraction(0.0, 0.0, 0.0, 1.0)
+    phi, pi = perron_vectors(network, p_hat)
+    pushed = push_second_moment(network, p_hat, pi)
+    # worst case over φᵀx = 0 in the φ-norm, and over 1ᵀy = 0 in the π⁻¹-norm
+    A = _largest(pull_second_moment(network, p_hat, phi), np.diag(phi), phi)
+    B = _largest(pushed, np.diag(1 / pi), np.ones(links.m))
+    graph, (own, _) = edge_utility(network), links.diagonals()
+    # E[a_ii^(k) a_ij^(k)] >= a_ij p̂_ij a_ii: the worst round keeps at least a_ii at home
+    kept = phi[links.i] * links.a * links.p_hat * own[links.i]
+    bound = kept.min() / (phi.max() ** 2 * graph.diameter * graph.edge_utility)
+    return Contraction(A, B, float(pi @ pushed @ pi - 1), float(bound))
+
+
+def _largest(form: Floats, norm: Floats, orthogonal_to: Floats) -> float:
+    """max xᵀ form x / xᵀ norm x over the x orthogonal to a vector."""
+    basis = null_space(orthogonal_to[None, :])
+    values = eigh(basis.T @ form @ basis, basis.T @ norm @ basis, eigvals_only=True)
+    return float(max(values[-1], 0.0))

@@ -18,13 +18,19 @@ from spodgt.participation.availability import Independent, Overlay
 from spodgt.problems import Quadratic
 from spodgt.record.folder import plain
 from spodgt.runtimes.world import Draw
-from spodgt.theory.bounds import Start, rigorous_bound, theorem_terms
-from spodgt.theory.conditions import Condition, conditions
+from spodgt.theory.conditions import Condition, Start, conditions, rigorous_bound, theorem_terms
 from spodgt.theory.constants import Constants, Infeasible, Variant
-from spodgt.theory.contraction import Contraction, contraction
 from spodgt.theory.dynamics import MOST_EXACT, Dynamics
 from spodgt.theory.estimates import Estimates, estimate
-from spodgt.theory.graph import EdgeUtility, doubly_stochasticable, edge_utility, per_client, perron_vectors
+from spodgt.theory.graph import (
+    Contraction,
+    EdgeUtility,
+    contraction,
+    doubly_stochasticable,
+    edge_utility,
+    per_client,
+    perron_vectors,
+)
 from spodgt.theory.lemmas import constants
 from spodgt.types import Availability, Floats
 
