@@ -69,9 +69,8 @@ def _hessian_times(
         with torch.enable_grad():
             theta = x[:n].detach().requires_grad_()
             outputs = functional_call(module, problem.layout.unflatten(theta) | running, (inputs,))
-            (g,) = torch.autograd.grad(
-                loss(outputs, targets) * (len(rows) / len(own)), theta, create_graph=True
-            )
+            part = loss(outputs, targets) * (len(rows) / len(own))
+            (g,) = torch.autograd.grad(part, theta, create_graph=True)
             gradient += g.detach()
             if g.requires_grad:  # a loss that is linear in the model has a constant gradient
                 try:

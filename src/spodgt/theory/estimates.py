@@ -29,6 +29,10 @@ ENDLESS = 1e15  # samples of a client whose noise is drawn afresh: (1 - B/D)/B i
 _RESAMPLED = 400  # bootstrap samples
 _NUMBERS = 2**23  # in one block of single-sample gradients
 _SHORTEST = 1e-3  # of the whole way: shorter secants are rounding error
+_PIECEWISE = (
+    "the loss is piecewise linear: its Hessian is zero almost everywhere and its gradient jumps, so no L_i "
+    "bounds all x"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +66,10 @@ class Estimates:
 
     def bounding(self) -> Data:
         """The data of `constants`, with σ₀ and δ₀ raised until the bounds hold at every point seen."""
-        return Data(
-            L=self.L.value,
-            sigma0=np.sqrt(self.sigma0.value**2 + self.sigma_excess),
-            sigma1=self.sigma1.value,
-            delta0=np.sqrt(self.delta0.value**2 + self.delta_excess),
-            delta1=self.delta1.value,
-            samples=self.samples,
-            batch=self.batch,
-        )
+        sigma0 = np.sqrt(self.sigma0.value**2 + self.sigma_excess)
+        delta0 = np.sqrt(self.delta0.value**2 + self.delta_excess)
+        sigma1, delta1 = self.sigma1.value, self.delta1.value
+        return Data(self.L.value, sigma0, sigma1, delta0, delta1, self.samples, self.batch)
 
     def variance(self, point: int) -> Floats:
         """(clients,) E‖mini-batch gradient - ∇F_i‖² at one of the points, as fitted."""
@@ -230,9 +229,8 @@ class _Descent:
     def _fit(self, square: Floats, response: Floats, stream: str) -> tuple[Estimate, Estimate, Floats]:
         """response ≈ a + b ‖∇F‖² with a, b >= 0 for every client; intervals of 95 % by resampling points."""
         values = fit(square, response)
-        again = rng.generator(self.seed, f"estimates:{stream}").integers(
-            0, len(square), (_RESAMPLED, len(square))
-        )
+        draw, n = rng.generator(self.seed, f"estimates:{stream}"), len(square)
+        again = draw.integers(0, n, (_RESAMPLED, n))
         both = []
         for value, resampled in zip(values, fit(square[again], response[:, again]), strict=True):
             low, high = np.sqrt(np.quantile(resampled, [0.025, 0.975], axis=1))
@@ -242,18 +240,14 @@ class _Descent:
         return both[0], both[1], np.maximum(0.0, (response - fitted).max(1))
 
     def _lipschitz(self, xs: list[Tensor], gradients: list[Tensor]) -> tuple[Estimate, Method]:
-        reason = (
-            "the loss is piecewise linear: its Hessian is zero almost everywhere and its gradient jumps, so "
-        )
-        reason += "no L_i bounds all x"
         try:
             found = largest_eigenvalues(self.problem, [xs[0], xs[len(xs) // 2], xs[-1]], self.seed)
+            reason = _PIECEWISE
         except NotImplementedError:
             found, reason = None, "torch cannot differentiate this loss twice"
         if found is None:
-            self.notes.append(
-                f"{reason}; L is the largest slope of the gradient between points of the descent"
-            )
+            instead = "L is the largest slope of the gradient between points of the descent"
+            self.notes.append(f"{reason}; {instead}")
             return self._secants(xs, gradients), "secants"
         values, residuals = found
         L = low = values.max(0)

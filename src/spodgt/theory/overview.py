@@ -36,6 +36,10 @@ from spodgt.types import Availability, Floats
 
 MOST_CLIENTS = 300  # K(G) takes links × clients² steps
 _EFFORT = 4e9  # multiplications for a pass over all data; above, samples are drawn
+_DEPENDENT = (
+    "clients and links do not take part independently in every round; the theory assumes independent draws "
+    "of the same frequency"
+)
 _MODEL = (
     "A model of the problem: F_i = L_i |x - c_i|²/2 with the L_i above in every direction, and with the "
     "gradients and the noise found at the last point of the descent. Exact for the model; for the problem "
@@ -80,10 +84,7 @@ def setting(draw: Draw, step_size: ArrayLike | Tensor | Schedule, rounds: int) -
     if rounds < 1:
         raise InvalidInput(f"rounds must be at least 1, got {rounds}; use rounds=1000.")
     if independent(draw.availability) is None:
-        notes.append(
-            "clients and links do not take part independently in every round; the theory assumes "
-            "independent draws of the same frequency"
-        )
+        notes.append(_DEPENDENT)
     if isinstance(step_size, Schedule):
         notes.append("the step size is that of round 1; those of a falling schedule need no other check")
         step_size = step_size.at(1)

@@ -67,12 +67,12 @@ def _line(draws: Mapping[int, Draw], method: Algorithm, frame: pd.DataFrame) -> 
     except SpodgtError:  # such as curvatures that leave the optimum open
         return None
     known = [each for each in found if each is not None]
-    if not known or len(known) < len(found) or not isinstance(method, HasStepSize):
+    eta = method.step_size if isinstance(method, HasStepSize) else None
+    if not known or len(known) < len(found) or not isinstance(eta, int | float):
         return None
-    eta = method.step_size
-    if not isinstance(eta, int | float):
-        return None
-    rounds, affordable = int(rows["round"].max()), int(_SECONDS / _seconds(known[0]))
+    states = known[0].c.size * (3 if known[0].rule == "memory" else 2)
+    # a round of a curve takes about 1e-3 + 2e-7 states² seconds
+    rounds, affordable = int(rows["round"].max()), int(_SECONDS / (1e-3 + 2e-7 * states**2))
     if affordable < _LEAST:
         return None
     seeds = seeds[: max(1, affordable // max(1, rounds))]
@@ -101,16 +101,9 @@ def _dynamics(draw: Draw, method: Algorithm) -> Dynamics | None:
         return None
     run = Run.of(draw, method)
     found = independent(run.availability)
-    if found is None:
-        return None
-    H, c = (np.asarray(t.double().cpu().numpy()) for t in (problem.H, problem.c))
-    return Dynamics(run.network, *found, H, c, rule=registered.traits.rule, noise=problem.noise)
-
-
-def _seconds(dynamics: Dynamics) -> float:
-    """What one round of a curve takes, roughly."""
-    states = dynamics.c.size * (3 if dynamics.rule == "memory" else 2)
-    return 1e-3 + 2e-7 * states**2
+    H, c = (t.double().cpu().numpy() for t in (problem.H, problem.c))
+    rule = registered.traits.rule
+    return found and Dynamics(run.network, *found, H, c, rule=rule, noise=problem.noise)
 
 
 def _measured(rows: pd.DataFrame, seeds: int, rounds: int) -> tuple[list[int], list[float]]:
