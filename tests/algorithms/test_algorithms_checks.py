@@ -23,7 +23,7 @@ import spodgt.algorithms.registry as package
 from spodgt.algorithms import ALGORITHMS, InverseSqrt, describe, method, register, table
 from spodgt.algorithms.base import Algorithm, GradientState, Rate, Traits
 from spodgt.algorithms.checks import check
-from spodgt.algorithms.shared import smallest_eigenvalue
+from spodgt.algorithms.d2 import smallest_eigenvalue
 from spodgt.algorithms.table import COLUMNS, refreshed
 from spodgt.errors import Incompatible, InvalidConfig, InvalidInput
 from spodgt.network import Network

@@ -25,9 +25,9 @@ from spodgt.types import Availability, Round
 
 # With the words of other rooms that method files need, so that one import line serves them.
 __all__ = [
-    "Algorithm", "Availability", "Count", "GradientState", "HasStepSize", "Mixing", "Network", "Number",
-    "Positive", "Rate", "Round", "Rule", "S", "Schedule", "Sporadic", "State", "Tensor", "TrackingState",
-    "Traits", "positive",
+    "Algorithm", "Availability", "Count", "GradientState", "HasStepSize", "LocalSteps", "Mixing", "Network",
+    "Number", "Positive", "Rate", "Round", "Rule", "S", "Schedule", "Sporadic", "State", "Tensor",
+    "TrackingState", "Traits", "exchanges", "positive",
 ]  # fmt: skip
 
 
@@ -231,3 +231,17 @@ class Algorithm(ABC, Generic[S]):
             return network
         half = np.full(network.links, 0.5)
         return replace(network, a=half, b=half, w=None if network.w is None else half)
+
+
+class LocalSteps(Algorithm[S]):
+    """A method that takes K local steps between two exchanges: links are used in every K-th round only."""
+
+    local_steps: int | None  # K; None until `fit` has chosen it
+
+    def uses(self, availability: Availability, network: Network) -> Availability:
+        return Overlay(super().uses(availability, network), every=self.local_steps or 1)
+
+
+def exchanges(k: int, K: int | Tensor) -> Tensor:
+    """Whether round k ends K local steps: a scalar, or (clients, 1) where K differs between runs."""
+    return torch.as_tensor(k) % K == 0

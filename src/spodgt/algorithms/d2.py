@@ -10,9 +10,10 @@ which always has it. The step must be one constant: what has been summed up cann
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from spodgt.algorithms.base import Algorithm, Network, Rate, Round, Tensor
 from spodgt.algorithms.extra import Extra
-from spodgt.algorithms.shared import smallest_eigenvalue
 from spodgt.errors import Incompatible
 
 
@@ -45,3 +46,14 @@ class D2(Algorithm[D2State]):
     def step(self, state: D2State, round: Round) -> D2State:
         x = round.gossip(2 * state.x - state.x_before - self.step_size * (state.g - state.g_before))
         return D2State(x, round.grad(x), state.x, state.g)
+
+
+def smallest_eigenvalue(network: Network) -> float:
+    """λ_min of W; links must be two-way. Dense where the network is small."""
+    if network.w is None or network.clients <= 100:
+        return float(np.linalg.eigvalsh(network.W)[0])
+    from scipy.sparse import csr_array, diags
+    from scipy.sparse.linalg import eigsh
+
+    off = csr_array((network.w, (network.receivers, network.senders)), shape=(network.clients,) * 2)
+    return float(eigsh(off + diags(1 - off.sum(1)), 1, which="SA", return_eigenvectors=False)[0])

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spodgt.algorithms.base import Count, GradientState, Rate, Round
+from spodgt.algorithms.base import Count, GradientState, LocalSteps, Rate, Round, exchanges
 from spodgt.algorithms.dsgd import DSGD
-from spodgt.algorithms.shared import LocalSteps, exchanges
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spodgt.algorithms.base import GradientState, Round
+from spodgt.algorithms.base import GradientState, Round, exchanges
 from spodgt.algorithms.dfedavg import DFedAvg
-from spodgt.algorithms.shared import exchanges
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from spodgt.algorithms.ab import AB
-from spodgt.algorithms.base import Availability, Count, Positive, Rate, Round, Tensor
-from spodgt.algorithms.shared import LocalSteps, exchanges
+from spodgt.algorithms.base import Availability, Count, LocalSteps, Positive, Rate, Round, Tensor, exchanges
 
 
 class KGTState(NamedTuple):

@@ -8,17 +8,10 @@ never idle: a round costs one gradient at p = 1 and no message, whatever the par
 
 from dataclasses import dataclass
 
-from spodgt.algorithms.base import (
-    Algorithm,
-    Availability,
-    GradientState,
-    Network,
-    Rate,
-    Round,
-    Tensor,
-    Traits,
-)
+from spodgt.algorithms.base import Algorithm, GradientState, Rate, Round, Tensor, Traits
+from spodgt.network import Network
 from spodgt.participation.availability import Served
+from spodgt.types import Availability
 
 
 @dataclass(frozen=True)

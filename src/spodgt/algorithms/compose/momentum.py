@@ -18,9 +18,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import State
+from spodgt.algorithms.base import State, exchanges
 from spodgt.algorithms.compose.wrapper import Wrapper
-from spodgt.algorithms.shared import exchanges
 from spodgt.errors import InvalidInput
 from spodgt.types import Round
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from spodgt.algorithms.base import Algorithm, HasStepSize, Rate, S
-from spodgt.algorithms.shared import LocalSteps
+from spodgt.algorithms.base import Algorithm, HasStepSize, LocalSteps, Rate, S
 from spodgt.network import Network
 from spodgt.types import Availability
 
