@@ -79,7 +79,9 @@ class ClientData:
         runs, sizes = [self, *others], self.batch_size
         if any(isinstance(run.batch_size, tuple) or run.batch_size != sizes for run in runs):
             sizes = tuple(int(n) for run in runs for n in run.batches(np.arange(len(run.holdings))))
-        return replace(self, holdings=Holdings.join([run.holdings for run in runs]), batch_size=sizes)
+        numbers = np.concatenate([run.holdings.numbers for run in runs])
+        offsets = np.r_[0, np.cumsum(np.concatenate([run.holdings.sizes for run in runs]))]
+        return replace(self, holdings=Holdings(numbers, offsets), batch_size=sizes)
 
     def to(self, device: torch.device) -> ClientData:
         return replace(self, samples=self.samples.to(device), test=self.test and self.test.to(device))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -19,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from spodgt import rng
-from spodgt.compiled import usable
+from spodgt.compiled import share, usable
 from spodgt.problems.client_data import ClientData
 from spodgt.problems.data import Dataset, Partition
 from spodgt.problems.gradients import Layout
-from spodgt.problems.gradients.linear import LinearEngine, grade, gradients
+from spodgt.problems.gradients.linear import LinearEngine, grade, linear_gradients
 from spodgt.problems.gradients.loop import LoopEngine
 from spodgt.problems.losses import LOSSES, Loss, mass
 from spodgt.problems.samples import CHUNK, Holdings, Samples, Source
@@ -209,13 +210,16 @@ class Learning(Problem, HasIdentity, HasLayout, CompiledGradient):
         data = self.linear_data(x.dtype)
         if data is None or not usable(x, g):
             return False
+        state = x.numpy(), g.numpy(), (g if y is None else y).numpy()
         for size, same in self.data.groups(batches.rows):
-            gradients(x, g, y, models[same], batches.part(same), data, size, weight[same])
+            some = models[same]
+            given = state, y is not None, some, batches.part(same), data, size, weight[same]
+            share(len(some), len(some) * x.shape[1] * size, partial(linear_gradients, *given))
         return True
 
     def linear_data(self, dtype: torch.dtype) -> LinearData | None:
         engine, whole = self.trained.engine, self.samples.inputs
-        if self.data.augment or not isinstance(engine, LinearEngine) or engine.loss not in LOSSES:
+        if self.data.augment or not isinstance(engine, LinearEngine):
             return None
         if whole.device.type != "cpu" or not whole.is_contiguous() or whole.dtype not in (torch.uint8, dtype):
             return None
@@ -247,7 +251,7 @@ class Learning(Problem, HasIdentity, HasLayout, CompiledGradient):
             return Evaluation(loss + torch.nan, right + torch.nan)
         block = self._block(len(x))
         pieces = [slice(start, start + block) for start in range(0, len(test), block)]
-        if isinstance(engine, LinearEngine) and engine.loss in LOSSES and usable(x):
+        if isinstance(engine, LinearEngine) and usable(x):
             for piece in pieces:
                 grade(engine, x, test.floats(piece, x.dtype), test.targets[piece], loss, right)
             return Evaluation(loss / len(test), right / len(test))

@@ -41,15 +41,13 @@ def stacked_loss(loss: Loss) -> Loss | None:
     """The many-clients form of a loss module with default settings, None if there is none here."""
     if loss in (multi_margin, one_vs_rest, cross_entropy):
         return loss
+    plain = getattr(loss, "weight", None) is None and getattr(loss, "reduction", "") == "mean"
     # The exact type: a subclass may be another loss.
-    if type(loss) not in (nn.MultiMarginLoss, nn.CrossEntropyLoss):
-        return None
-    assert isinstance(loss, nn.MultiMarginLoss | nn.CrossEntropyLoss)
-    if loss.weight is not None or loss.reduction != "mean":
-        return None
-    if isinstance(loss, nn.MultiMarginLoss):
-        return multi_margin if loss.p == 1 and loss.margin == 1 else None
-    return cross_entropy if loss.label_smoothing == 0 and loss.ignore_index < 0 else None
+    if type(loss) is nn.MultiMarginLoss and plain and loss.p == loss.margin == 1:
+        return multi_margin
+    if type(loss) is nn.CrossEntropyLoss and plain and loss.label_smoothing == 0 and loss.ignore_index < 0:
+        return cross_entropy
+    return None
 
 
 def mass(loss: Loss, targets: Tensor) -> float:

@@ -109,17 +109,12 @@ def resnet18(shape: tuple[int, ...], classes: int, width: int = 64, norm: str = 
         raise InvalidInput(
             f"resnet18 needs images (channels, height, width), got inputs of shape {shape}; use mlp."
         )
-    widths = [width, width, 2 * width, 4 * width, 8 * width]
-    blocks = [
-        Residual(
-            widths[stage] if first else widths[stage + 1],
-            widths[stage + 1],
-            2 if first and stage else 1,
-            norm,
-        )
-        for stage in range(4)
-        for first in (True, False)
-    ]
+    blocks: list[nn.Module] = []
+    before = width
+    for stage in range(4):
+        after = width * 2**stage
+        blocks += [Residual(before, after, 2 if stage else 1, norm), Residual(after, after, 1, norm)]
+        before = after
     return nn.Sequential(
         Standardise(shape[0]),
         nn.Conv2d(shape[0], width, 3, padding=1, bias=False),

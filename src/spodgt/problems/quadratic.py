@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spodgt import rng
 from spodgt.errors import InvalidInput
-from spodgt.types import Evaluation, Floats, HasIdentity, HasOptimum, Ints, Minibatches, Problem
+from spodgt.types import Evaluation, HasIdentity, HasOptimum, Ints, Minibatches, Problem
 
 Numbers = Tensor | ArrayLike
 
@@ -130,8 +130,11 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
 
     def grad(self, x: Tensor, batches: Minibatches) -> Tensor:
         _, g = self.full(x, batches.rows)
-        if self.noise:
-            g = g + self.noise * torch.from_numpy(normal(batches, self.parameters)).to(g)
+        if self.noise:  # normal draws by Box and Muller
+            draw, count = np.arange(2 * self.parameters)[None], self.parameters
+            u = rng.uniform(batches.keys[:, None], batches.k, batches.places[:, None], draw)
+            radius, angle = np.sqrt(-2 * np.log1p(-u[:, :count])), 2 * np.pi * u[:, count:]
+            g = g + self.noise * torch.from_numpy(radius * np.cos(angle)).to(g)
         return g
 
     def full(self, x: Tensor, rows: Ints) -> tuple[Tensor, Tensor]:
@@ -144,11 +147,3 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
         away = x[:, None] - self.c
         loss = torch.einsum("nij,ijk,nik->n", away, self.H, away) / (2 * self.clients)
         return Evaluation(loss, torch.full_like(loss, torch.nan))
-
-
-def normal(batches: Minibatches, count: int) -> Floats:
-    """Standard normal draws (rows, count), by Box and Muller."""
-    draw = np.arange(2 * count)
-    u = rng.uniform(batches.keys[:, None], batches.k, batches.places[:, None], draw[None])
-    radius = np.sqrt(-2 * np.log1p(-u[:, :count]))
-    return np.asarray(radius * np.cos(2 * np.pi * u[:, count:]))

@@ -71,12 +71,6 @@ class Holdings:
         """One array of sample numbers per client."""
         return Holdings(np.concatenate(parts), np.cumsum([0, *map(len, parts)]))
 
-    @staticmethod
-    def join(several: Sequence[Holdings]) -> Holdings:
-        """The clients of several runs, one run after the other."""
-        sizes = np.concatenate([each.sizes for each in several])
-        return Holdings(np.concatenate([each.numbers for each in several]), np.r_[0, np.cumsum(sizes)])
-
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,8 +25,9 @@ from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.losses import Loss, stacked_loss
 
 _PROBE = 4  # samples used to try a module out
-_CONVOLUTIONS = (nn.modules.conv._ConvNd,)
-_RUNNING = (nn.modules.batchnorm._NormBase,)
+_CONVOLUTIONS = nn.modules.conv._ConvNd
+_RUNNING = nn.modules.batchnorm._NormBase
+_NO_LAYERS = (nn.Sequential, nn.Flatten, nn.Identity)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +60,11 @@ class Trainable:
         if not any(p.numel() for p in module.parameters() if p.requires_grad):
             raise InvalidInput("model must have parameters to train, got none.")
         inputs, targets = data.samples.take(slice(0, _PROBE), torch.float32)
-        outputs = check_call(lambda: _attempt(module.float(), loss, inputs, targets), "model and loss")
+        with _trying("model and loss"):
+            outputs = module.float()(inputs)
+            shape = tuple(loss(outputs, targets).shape)
+        if shape:
+            raise InvalidInput(f"loss must return one number, got shape {shape}; use reduction='mean'.")
         if stacked_loss(loss) is not None:  # compiled losses trust that targets are classes of the model
             data.check_targets(outputs.shape[-1])
         running, random = side_effects(module, inputs)
@@ -110,24 +116,12 @@ class Trainable:
             raise InvalidInput(f"models must have {wanted} columns, got {x.shape[1]}{some}.")
 
 
-def _attempt(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> Tensor:
-    outputs: Tensor = module(inputs)
-    value = loss(outputs, targets)
-    if value.ndim:
-        raise InvalidInput(
-            f"loss must return one number, got shape {tuple(value.shape)}; use reduction='mean'."
-        )
-    return outputs
-
-
 def choose(
     module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, statistics: Layout, *, random: bool
 ) -> Engine:
     """The fastest engine that computes the same as the plain loop on a few samples."""
     plain = LoopEngine(module, Layout.of(module), loss, statistics, random)
-    parts = [
-        part for part in module.modules() if not isinstance(part, nn.Sequential | nn.Flatten | nn.Identity)
-    ]
+    parts = [part for part in module.modules() if not isinstance(part, _NO_LAYERS)]
     frozen = not all(part.requires_grad for part in module.parameters())
     if frozen or random or statistics.names or any(isinstance(part, _CONVOLUTIONS) for part in parts):
         return plain
@@ -162,7 +156,8 @@ def side_effects(module: nn.Module, inputs: Tensor) -> tuple[Layout, bool]:
     before = {name: buffer.clone() for name, buffer in probe.named_buffers()}
     with torch.no_grad(), torch.random.fork_rng():
         state = torch.get_rng_state()
-        check_call(lambda: probe(inputs), "model in training mode")
+        with _trying("model in training mode"):
+            probe(inputs)
         random = not torch.equal(state, torch.get_rng_state())
     norms = {name: part for name, part in probe.named_modules() if isinstance(part, _RUNNING)}
     for name, part in norms.items():
@@ -180,17 +175,16 @@ def side_effects(module: nn.Module, inputs: Tensor) -> tuple[Layout, bool]:
 
 def multiplications(module: nn.Module, inputs: Tensor) -> int:
     """What one sample costs in a forward pass: every weight, once for each position a convolution visits."""
-    total = sum(part.numel() for part in module.parameters())
+    total, hooks = sum(part.numel() for part in module.parameters()), []
 
     def visit(part: nn.Module, _: object, output: Tensor) -> None:
         nonlocal total
-        weight = part.weight
-        assert isinstance(weight, Tensor)
-        total += weight.numel() * (math.prod(output.shape[2:]) - 1)
+        assert isinstance(part, _CONVOLUTIONS)
+        total += part.weight.numel() * (math.prod(output.shape[2:]) - 1)
 
-    hooks = [
-        part.register_forward_hook(visit) for part in module.modules() if isinstance(part, _CONVOLUTIONS)
-    ]
+    for part in module.modules():
+        if isinstance(part, _CONVOLUTIONS):
+            hooks.append(part.register_forward_hook(visit))
     with torch.no_grad():
         module(inputs)
     for hook in hooks:
@@ -198,12 +192,11 @@ def multiplications(module: nn.Module, inputs: Tensor) -> int:
     return total
 
 
-def check_call(call: Callable[[], Tensor], what: str) -> Tensor:
+@contextmanager
+def _trying(what: str) -> Iterator[None]:
     """Turn a failing user module or loss into one sentence."""
     try:
-        return call()
-    except InvalidInput:
-        raise
+        yield
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InvalidInput(f"{what} failed on a few samples of client 0: {first}") from error

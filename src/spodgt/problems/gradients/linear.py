@@ -17,7 +17,6 @@ from spodgt.compiled import jit, jit_sum, share
 from spodgt.problems.gradients import Engine, Noise
 from spodgt.problems.losses import LOSSES, Loss, add_losses, slopes
 from spodgt.problems.samples import draw_batch
-from spodgt.types import Floats, Ints, LinearData, Minibatches
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,20 +26,17 @@ class LinearEngine(Engine):
     features: int
     classes: int
     bias: bool
-    loss: Loss
+    loss: Loss  # one of LOSSES
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         W = x[:, : self.classes * self.features].reshape(-1, self.classes, self.features)
         b = x[:, self.classes * self.features :] if self.bias else x.new_zeros(len(x), self.classes)
         return W, b[:, None]
 
-    def _logits(self, x: Tensor, inputs: Tensor) -> Tensor:
-        W, b = self._split(x)
-        return torch.baddbmm(b, inputs.flatten(2), W.mT)
-
     def with_losses(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        W, b = self._split(x.detach())
         with torch.enable_grad():
-            logits = self._logits(x.detach(), inputs).requires_grad_()
+            logits = torch.baddbmm(b, inputs.flatten(2), W.mT).requires_grad_()
             losses = self.loss(logits, targets)
             (slope,) = torch.autograd.grad(losses.sum(), logits)
         g = torch.empty_like(x)
@@ -116,10 +112,9 @@ def _collect(scores, pixels, factor, bias, total, g, y, add):  # type: ignore[no
         slope, s = zero, 0
         while s < batch:
             four = s + 4 <= batch
-            u0 = scores[s, c]
-            u1, u2, u3 = (
-                (scores[s + 1, c], scores[s + 2, c], scores[s + 3, c]) if four else (zero, zero, zero)
-            )
+            u0, u1, u2, u3 = scores[s, c], zero, zero, zero
+            if four:
+                u1, u2, u3 = scores[s + 1, c], scores[s + 2, c], scores[s + 3, c]
             slope += u0 + u1 + u2 + u3
             p0 = pixels[s]
             if not four:
@@ -172,23 +167,6 @@ def linear_gradients(state, add, models, batches, data, batch, weight, first, la
         for s in range(batch):
             slopes(loss, scores[s], targets[numbers[start + chosen[s]]], batch)
         _collect(scores, pixels, x.dtype.type(weight[task]), bias, total, g[at], y[at], add)
-
-
-def gradients(
-    x: Tensor,
-    g: Tensor,
-    y: Tensor | None,
-    models: Ints,
-    batches: Minibatches,
-    data: LinearData,
-    batch: int,
-    weight: Floats,
-) -> None:
-    """Write gradients at `x[models]` to `g[models]`, times `weight`; with `y`, add their change to it."""
-    state = x.numpy(), g.numpy(), (g if y is None else y).numpy()
-    given = state, y is not None, models, batches, data, batch, weight
-    numbers = len(models) * x.shape[1] * batch
-    share(len(models), numbers, lambda first, last: linear_gradients(*given, first, last))
 
 
 # --- compiled evaluation ------------------------------------------------------------------------------
