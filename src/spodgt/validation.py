@@ -30,18 +30,7 @@ from typing_extensions import dataclass_transform
 
 from spodgt.errors import InvalidConfig, InvalidInput
 
-__all__ = [
-    "Field",
-    "Must",
-    "Number",
-    "Whole",
-    "choices",
-    "from_table",
-    "one_of",
-    "only",
-    "recipe",
-    "to_table",
-]
+__all__ = ["Field"]  # what recipes annotate their fields with, together with the types below
 
 C = TypeVar("C", bound=type)
 T = TypeVar("T")
@@ -57,19 +46,12 @@ _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 
 @dataclass(frozen=True)
 class Must:
-    """How an error describes a field, where its type and range alone would not say it well.
+    """How an error describes a field, where its type and range alone would not say it well."""
 
-    Args:
-        what: What the value must be, as in "radius must be `above 0`".
-        example: A good value; the field's default if None.
-        got: The words before the bad value.
-        use: The fix; "name=example" if None.
-    """
-
-    what: str
-    example: object = None
-    got: str = "got"
-    use: str | None = None
+    what: str  # as in "radius must be `above 0`"
+    example: object = None  # a good value; the field's default if None
+    got: str = "got"  # the words before the bad value
+    use: str | None = None  # the fix; "name=example" if None
 
 
 def _plain(value: object) -> object:
@@ -87,12 +69,7 @@ Number = Annotated[float, BeforeValidator(_plain)]  # a float or an int, never a
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, Field))
 def recipe(error: type[InvalidInput], registry: MutableMapping[str, Any] | None = None) -> Callable[[C], C]:
-    """Make a class a recipe: a frozen dataclass with checked fields.
-
-    Args:
-        error: What is raised for a bad field when the class is called from Python.
-        registry: Where the class is entered under its `name`, so that configs know it.
-    """
+    """Make a class a frozen dataclass that raises `error` for bad fields; `registry` keeps it by `name`."""
 
     def made(cls: C) -> C:
         config = ConfigDict(extra="forbid", strict=True, validate_default=True, arbitrary_types_allowed=True)
@@ -115,13 +92,7 @@ def recipe(error: type[InvalidInput], registry: MutableMapping[str, Any] | None 
 
 
 def from_table(cls: type[T], table: Mapping[str, object], where: str) -> T:
-    """Build a recipe from a table of a config; errors name the key as `where.key`.
-
-    Args:
-        cls: A class made by `recipe`.
-        table: Its fields by name.
-        where: The table's name in the config, such as "network".
-    """
+    """Build a recipe from a table of a config; errors name the key as `where.key`."""
     made: Any = cls.__new__(cls)
     try:
         made.__checked_init__(**table)
@@ -152,14 +123,11 @@ def _value(value: object) -> object:
 def choices(word: object, known: Iterable[str]) -> str:
     """The nearest of the known words, or all of them."""
     known = list(known)
-    near = difflib.get_close_matches(str(word), known, 1)
-    if near:
+    if near := difflib.get_close_matches(str(word), known, 1):
         return f"did you mean {near[0]!r}?"
-    return (
-        f"choose {' or '.join(known)}."
-        if len(known) == 2
-        else f"choose from {', '.join(known) or 'nothing'}."
-    )
+    if len(known) == 2:
+        return f"choose {' or '.join(known)}."
+    return f"choose from {', '.join(known) or 'nothing'}."
 
 
 def only(table: Mapping[str, object], known: Iterable[str], where: str) -> None:

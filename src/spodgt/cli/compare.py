@@ -64,13 +64,7 @@ def run(
 
 
 def carry_out(experiment: Experiment, name: str, keeping: Keeping) -> None:
-    """Run an experiment, fill its folder, and show what came out.
-
-    Args:
-        experiment: What to run.
-        name: Of its folder below `runs`, unless one is given.
-        keeping: Where and how it is kept and shown.
-    """
+    """Run an experiment, fill its folder, and show what came out."""
     with many_imports():
         from spodgt.report import tensorboard
         from spodgt.runtimes.distributed.group import main_process, restarted

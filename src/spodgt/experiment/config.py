@@ -87,7 +87,6 @@ def read_network(table: object) -> tuple[Recipe, str]:
 
 
 def read_participation(table: object) -> Participation:
-    """The recipe of `[participation]`."""
     return _recipe(PARTICIPATIONS, _with_defaults(table, "participation"), "participation")
 
 
@@ -131,15 +130,15 @@ def _recipe(kinds: Mapping[str, type[R]], table: Table, where: str) -> R:
 
 
 def changed(tables: Mapping[str, Table], changes: Mapping[str, object]) -> Table:
-    """The tables with some keys changed by their dotted names; None drops a key.
-
-    Args:
-        tables: Tables by the names of their sections.
-        changes: New values: `{"network.radius": 0.5}`. A new kind drops the keys of the old one.
-    """
+    """The tables with keys changed by dotted names; None drops a key, a new kind the keys of the old one."""
     text = copy.deepcopy(dict(tables))
+
+    def order(change: tuple[str, object]) -> tuple[bool, int]:
+        inner = not change[0].endswith(".kind")
+        return inner, 0 if inner else change[0].count(".")
+
     # New kinds come first, the outer before the inner: they drop old keys, not those given with them.
-    for name, value in sorted(changes.items(), key=lambda each: _order(each[0])):
+    for name, value in sorted(changes.items(), key=order):
         *path, last = name.split(".")
         if not path:
             raise InvalidConfig(f"{name!r} is not a key; write it with its section, such as run.delay.")
@@ -158,10 +157,6 @@ def changed(tables: Mapping[str, Table], changes: Mapping[str, object]) -> Table
     return text
 
 
-def _order(name: str) -> tuple[bool, int]:
-    return not name.endswith(".kind"), name.count(".") if name.endswith(".kind") else 0
-
-
 # --- to tables ---------------------------------------------------------------------------------------
 def network_table(network: Network | Recipe, weights: str) -> Table:
     """`[network]`; a fixed network is described by its size and a checksum of its links and weights."""
@@ -169,20 +164,15 @@ def network_table(network: Network | Recipe, weights: str) -> Table:
         numbers = checksum(network.receivers, network.senders, network.a, network.b)
         facts = {"clients": network.clients, "links": network.links, "checksum": numbers}
         return {"kind": GIVEN, "class": "Network", **facts}
-    return {**_described(network, NETWORKS), "weights": weights}
-
-
-def participation_table(participation: Participation) -> Table:
-    """`[participation]`."""
-    return _described(participation, PARTICIPATIONS)
+    return {**described(network, NETWORKS), "weights": weights}
 
 
 def problem_table(problem: Problem | ProblemRecipe) -> Table:
     """`[problem]`; an object of Python is described by its size and a checksum of its numbers."""
     if isinstance(problem, ProblemRecipe):
-        table = _described(problem, PROBLEMS)
+        table = described(problem, PROBLEMS)
         if isinstance(problem, Classification):
-            table["partition"] = _described(problem.partition, PARTITIONS)
+            table["partition"] = described(problem.partition, PARTITIONS)
         return table
     facts = {"class": type(problem).__name__, "clients": problem.clients, "parameters": problem.parameters}
     if isinstance(problem, HasIdentity):
@@ -191,7 +181,8 @@ def problem_table(problem: Problem | ProblemRecipe) -> Table:
     return {"kind": GIVEN, **facts}
 
 
-def _described(made: Any, kinds: Mapping[str, type]) -> Table:
+def described(made: Any, kinds: Mapping[str, type] = PARTICIPATIONS) -> Table:
+    """The table of a recipe that configs know; another is described by its class and numbers."""
     if type(made) in kinds.values():
         return {"kind": made.name, **to_table(made)}
     numbers = [value for value in vars(made).values() if isinstance(value, np.ndarray | Tensor)]

@@ -188,20 +188,12 @@ class Experiment:
     # --- TOML ----------------------------------------------------------------------------------------
     @classmethod
     def read(cls, path: str | Path) -> Experiment:
-        """Read a TOML file.
-
-        Args:
-            path: the file.
-        """
+        """Read the TOML file at `path`."""
         return cls.parse(config.read_toml(path))
 
     @classmethod
     def parse(cls, tables: Mapping[str, object]) -> Experiment:
-        """Read the tables of a config; what is left out is default.
-
-        Args:
-            tables: run, network, participation and problem, or some of them.
-        """
+        """Read the tables of a config, `tables`: what is left out is default."""
         for key in ("title", "base", "figure", "paper", "sweep"):
             if key in tables:
                 raise InvalidConfig(f"{key}={tables[key]!r} belongs to a sweep; use spodgt sweep FILE.")
@@ -223,27 +215,22 @@ class Experiment:
         return replace(self, **parts)
 
     def override(self, changes: Mapping[str, object]) -> Experiment:
-        """Change keys by their dotted names.
+        """Change keys by their dotted names, as in `changes`, `{"network.radius": 0.5}`.
 
-        Args:
-            changes: New values: `{"network.radius": 0.5}`; None puts a key back to its default. A new kind
-                drops the keys of the old one.
+        None puts a key back to its default; a new kind drops the keys of the old one.
         """
         touched = {name.split(".")[0] for name in changes if "." in name}
         tables = {name: table for name, table in self._tables().items() if name in touched}
         return self._with(config.changed({name: table() for name, table in tables.items()}, changes))
 
     def _tables(self) -> dict[str, Callable[[], Table]]:
+        start = {} if self.x0 is None else {"x0": {"kind": config.GIVEN, "checksum": checksum(self.x0)}}
         return {
-            "run": self._run_table,
+            "run": lambda: self.run.to_dict() | start,
             "network": lambda: config.network_table(self.network, self.weights),
-            "participation": lambda: config.participation_table(self.participation),
+            "participation": lambda: config.described(self.participation),
             "problem": lambda: config.problem_table(self.problem),
         }
-
-    def _run_table(self) -> Table:
-        start = {} if self.x0 is None else {"x0": {"kind": config.GIVEN, "checksum": checksum(self.x0)}}
-        return self.run.to_dict() | start
 
     def to_dict(self) -> dict[str, Table]:
         """The tables of a config that `parse` reads; objects of Python are described, not held."""
@@ -296,17 +283,12 @@ class Experiment:
                 f"problem must be a spodgt.Learning or spodgt.Quadratic, got {type(problem).__name__}; "
                 "use spodgt.problems.fashion_mnist_svm()."
             )
-        return cls(
-            network, participation, problem, RunOptions(entries, seeds=numbers, **options), weights, x0
-        )
+        run = RunOptions(entries, seeds=numbers, **options)
+        return cls(network, participation, problem, run, weights, x0)
 
     # --- draws ---------------------------------------------------------------------------------------
     def draw(self, seed: int) -> Draw:
-        """One seed of the experiment: its network, availability, problem and initial models.
-
-        Args:
-            seed: Any whole number of at least 0, also one that `run` does not name.
-        """
+        """Network, availability, problem and initial models of any `seed`, also one not in `run`."""
         network, availability = self.draw_network(seed)
         problem = self.undivided.draw(seed)
         if problem.clients != network.clients:
@@ -319,11 +301,7 @@ class Experiment:
         return Draw(seed, network, availability, problem, start)
 
     def draw_network(self, seed: int) -> tuple[Network, Availability]:
-        """The network and availability of one seed alone, without loading any data.
-
-        Args:
-            seed: any whole number of at least 0.
-        """
+        """The network and availability of one `seed` alone, without loading any data."""
         network = as_network(self.network, seed, self.weights)
         return network, as_availability(self.participation, network, seed)
 
@@ -336,11 +314,8 @@ class Experiment:
     @cached_property
     def undivided(self) -> Problem:
         """The problem before a seed divides it among the clients; data are loaded once."""
-        return (
-            self.problem.build(self.network.clients)
-            if isinstance(self.problem, ProblemRecipe)
-            else self.problem
-        )
+        given = self.problem
+        return given.build(self.network.clients) if isinstance(given, ProblemRecipe) else given
 
 
 def _start(x0: Start, problem: Problem) -> Tensor:

@@ -66,11 +66,7 @@ class Network:
     ) -> Network:
         """Clients at random in the unit square, linked both ways within a radius.
 
-        Args:
-            clients: How many.
-            radius: The largest distance of a link.
-            seed: Of the graph, and of random weights.
-            weights: "degree" or "random", see `from_graph`.
+        clients: how many. radius: the largest distance of a link. weights, seed: see `draw`.
         """
         return cls.draw(graphs.RandomGeometric(clients, radius), seed=seed, weights=weights)
 
@@ -80,57 +76,28 @@ class Network:
     ) -> Network:
         """Clients at random in the unit square, each with its own transmit radius.
 
-        Args:
-            clients: How many.
-            low: The smallest radius.
-            high: The largest radius.
-            seed: Of the graph, and of random weights.
-            weights: "degree" or "random", see `from_graph`.
+        clients: how many. low: the smallest radius. high: the largest radius. weights, seed: see `draw`.
         """
         return cls.draw(graphs.DirectedGeometric(clients, low, high), seed=seed, weights=weights)
 
     @classmethod
     def ring(cls, clients: int, *, weights: str = "degree", seed: int = 0) -> Network:
-        """The directed ring: client i sends to i + 1.
-
-        Args:
-            clients: How many.
-            seed: Of the graph, and of random weights.
-            weights: "degree" or "random", see `from_graph`.
-        """
+        """The directed ring: client i sends to i + 1. clients: how many. weights, seed: see `draw`."""
         return cls.draw(graphs.Ring(clients), seed=seed, weights=weights)
 
     @classmethod
     def exponential(cls, clients: int, *, weights: str = "degree", seed: int = 0) -> Network:
-        """Client i sends to i + 1, i + 2, i + 4, ….
-
-        Args:
-            clients: How many.
-            seed: Of the graph, and of random weights.
-            weights: "degree" or "random", see `from_graph`.
-        """
+        """Client i sends to i + 1, i + 2, i + 4, …. clients: how many. weights, seed: see `draw`."""
         return cls.draw(graphs.Exponential(clients), seed=seed, weights=weights)
 
     @classmethod
     def complete(cls, clients: int, *, weights: str = "degree", seed: int = 0) -> Network:
-        """Every client sends to every other.
-
-        Args:
-            clients: How many.
-            seed: Of the graph, and of random weights.
-            weights: "degree" or "random", see `from_graph`.
-        """
+        """Every client sends to every other. clients: how many. weights, seed: see `draw`."""
         return cls.draw(graphs.Complete(clients), seed=seed, weights=weights)
 
     @classmethod
     def star(cls, clients: int, *, weights: str = "degree", seed: int = 0) -> Network:
-        """Client 0 in the middle, links both ways.
-
-        Args:
-            clients: How many.
-            seed: Of the graph, and of random weights.
-            weights: "degree" or "random", see `from_graph`.
-        """
+        """Client 0 in the middle, links both ways. clients: how many. weights, seed: see `draw`."""
         return cls.draw(graphs.Star(clients), seed=seed, weights=weights)
 
     @classmethod
@@ -139,11 +106,7 @@ class Network:
     ) -> Network:
         """Every ordered pair of clients is a link with the same probability.
 
-        Args:
-            clients: How many.
-            probability: Of each link.
-            seed: Of the graph, and of random weights.
-            weights: "degree" or "random", see `from_graph`.
+        clients: how many. probability: of each link. weights, seed: see `draw`.
         """
         return cls.draw(graphs.ErdosRenyi(clients, probability), seed=seed, weights=weights)
 
@@ -151,11 +114,7 @@ class Network:
     def k_out(cls, clients: int, out: int = 3, *, seed: int = 0, weights: str = "degree") -> Network:
         """Every client sends to the same number of others.
 
-        Args:
-            clients: How many.
-            out: To how many others each client sends.
-            seed: Of the graph, and of random weights.
-            weights: "degree" or "random", see `from_graph`.
+        clients: how many. out: to how many others each client sends. weights, seed: see `draw`.
         """
         return cls.draw(graphs.KOut(clients, out), seed=seed, weights=weights)
 
@@ -163,11 +122,7 @@ class Network:
     def k_regular(cls, clients: int, degree: int = 3, *, seed: int = 0, weights: str = "degree") -> Network:
         """Every client sends to and receives from the same number of others.
 
-        Args:
-            clients: How many.
-            degree: To and from how many.
-            seed: Of the graph, and of random weights.
-            weights: "degree" or "random", see `from_graph`.
+        clients: how many. degree: to and from how many. weights, seed: see `draw`.
         """
         return cls.draw(graphs.KRegular(clients, degree), seed=seed, weights=weights)
 
@@ -212,11 +167,7 @@ class Network:
 
         Args:
             adjacency: (clients, clients); [i, j] is true where i receives from j. The diagonal is ignored.
-            A: Row-stochastic (clients, clients) pull weights; made by the rule `weights` if None.
-            B: Column-stochastic push weights, likewise.
-            W: Symmetric doubly stochastic gossip weights; Metropolis weights if None.
-            weights: "degree" or "random", see `from_graph`.
-            seed: Of random weights.
+            A, B, W, weights, seed: See `from_graph`.
         """
         receivers, senders = np.nonzero(square(adjacency, "adjacency"))
         graph = Graph.of(len(np.asarray(adjacency)), receivers, senders)
@@ -342,13 +293,7 @@ class Network:
 
 
 def as_network(network: Network | Recipe, seed: int, weights: str = "degree") -> Network:
-    """A fixed network is the same for every seed; a recipe is drawn anew.
-
-    Args:
-        network: A fixed network, or a recipe.
-        seed: Of the drawn graph.
-        weights: "degree" or "random", of a drawn graph.
-    """
+    """A fixed network is the same for every seed; a recipe is drawn anew."""
     if isinstance(network, Network):
         return network
     if isinstance(network, Recipe):

@@ -35,12 +35,7 @@ class Costs:
 
 
 def costs(network: Network, availability: Availability) -> Costs:
-    """What gradients and links cost on a network.
-
-    Args:
-        network: The links.
-        availability: The probabilities that are charged.
-    """
+    """What gradients and links cost on a network."""
     # Each link is an in-link of its receiver and an out-link of its sender: both means are charged.
     weight = 1.0 / network.in_degree[network.receivers] + 1.0 / network.out_degree[network.senders]
     return Costs(

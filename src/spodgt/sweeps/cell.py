@@ -27,19 +27,12 @@ ERROR = "error.txt"
 
 @dataclass(frozen=True)
 class Job:
-    """An experiment to be run in its own folder.
-
-    Args:
-        name: The cell's name.
-        tables: The experiment, as the tables of a config.
-        out: The cell's folder.
-        save_every: Seconds between checkpoints.
-    """
+    """An experiment, as the tables of a config, to be run in its own folder `out`."""
 
     name: str
     tables: dict[str, Table]
     out: str
-    save_every: float = 60.0
+    save_every: float = 60.0  # seconds between checkpoints
 
 
 @dataclass(frozen=True)
@@ -66,12 +59,7 @@ _EVENTS: dict[str, Callable[..., Event]] = {kind.__name__: kind for kind in (Cel
 
 
 def perform(job: Job, tell: Tell) -> Outcome:
-    """Run a job to its end; what goes wrong is its outcome and never an exception.
-
-    Args:
-        job: What to run. A run that is in its folder already goes on.
-        tell: Called with the job's progress, about ten times a second.
-    """
+    """Run a job to its end; what goes wrong is its outcome and never an exception."""
 
     def show(now: training.Progress) -> None:
         fraction = (now.number - 1 + now.fraction) / now.total
@@ -79,12 +67,9 @@ def perform(job: Job, tell: Tell) -> Outcome:
 
     folder = Path(job.out)
     try:
+        experiment = Experiment.parse(job.tables)
         result = training.run(
-            Experiment.parse(job.tables),
-            out=folder,
-            resume=True,
-            checkpoint_every=job.save_every,
-            progress=show,
+            experiment, out=folder, resume=True, checkpoint_every=job.save_every, progress=show
         )
     except SpodgtError as error:
         return Outcome(job.name, False, str(error))

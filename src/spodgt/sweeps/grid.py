@@ -37,33 +37,21 @@ _MOST_CELLS = 10_000
 
 @dataclass(frozen=True)
 class Spec:
-    """What a file describes: an experiment, and a grid of values for some of its keys.
-
-    Args:
-        name: Of its folder and in the report.
-        experiment: What all cells have in common.
-        grid: Config key → its values.
-        title: What it is, for people.
-        figure: The figure of the paper it reproduces, if any.
-        paper: What the paper says about it.
-        scale: How it compares with the paper's experiment.
-        changes: Config keys that were changed by hand since it was loaded, and their values.
-    """
+    """What a file describes: an experiment, and a grid of values for some of its keys."""
 
     name: str
-    experiment: Experiment
+    experiment: Experiment  # what all cells have in common
     grid: dict[str, Values] = field(default_factory=dict)
     title: str = ""
-    figure: str = ""
-    paper: str = ""
+    figure: str = ""  # of the paper, where it reproduces one
+    paper: str = ""  # what the paper says about it
     scale: Scale = field(default_factory=Scale)
-    changes: Table = field(default_factory=dict)
+    changes: Table = field(default_factory=dict)  # made by hand since it was loaded
 
     def points(self) -> list[Table]:
         """Every combination of the grid's values; one empty one where there is no grid."""
-        return [
-            dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())
-        ]
+        rows = itertools.product(*self.grid.values())
+        return [dict(zip(self.grid, values, strict=True)) for values in rows]
 
     def override(self, changes: Mapping[str, object]) -> Spec:
         """Change config keys; of a key of the grid, a list replaces the values, one value takes it out."""

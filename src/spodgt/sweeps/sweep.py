@@ -75,14 +75,7 @@ class Cell:
 
 
 def plan(spec: Spec, folder: Path, home: Path | None = None) -> list[Cell]:
-    """The cells of a sweep.
-
-    Args:
-        spec: The sweep.
-        folder: Its folder.
-        home: Where the cells' folders are; a cell that is already there is found again. Inside `folder`
-            if None.
-    """
+    """The cells of a sweep, in `home` or inside its folder; one that is already there is found again."""
     home = home or folder / "cells"
     made: dict[str, Cell] = {}
     for keys in spec.points():
@@ -126,17 +119,7 @@ def run(
     """Run every cell that is not finished, and write the tables of all that are.
 
     On Ctrl-C and SIGTERM the running cells save what they have, the tables are written, and the same call
-    goes on later.
-
-    Args:
-        spec: The sweep.
-        out: Its folder.
-        home: The folder of the cells; inside `out` if None.
-        workers: How many cells run at a time; one per core if None.
-        backend: Where they run: a name of `spodgt.sweeps.executors.BACKENDS`.
-        save_every: Seconds between checkpoints.
-        forget: Cells begun before this time, in seconds since 1970, are run anew.
-        display: Called with every event of a cell.
+    goes on later. Cells begun before the time `forget`, in seconds since 1970, are run anew.
     """
     if workers is not None and workers < 1:
         raise InvalidInput(f"--workers must be at least 1, got {workers}; use {cores()}.")

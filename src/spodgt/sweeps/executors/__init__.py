@@ -28,12 +28,7 @@ BACKENDS: dict[str, Callable[[int], Executor]] = {"local": _local, "ray": RayTas
 
 
 def executor(backend: str, workers: int) -> Executor:
-    """Make an executor.
-
-    Args:
-        backend: Its name in `BACKENDS`.
-        workers: How many cells it runs at a time.
-    """
+    """Make an executor."""
     check_backend(backend)
     return BACKENDS[backend](workers)
 
