@@ -17,6 +17,7 @@ from spodgt.algorithms import ALGORITHMS
 from spodgt.errors import InvalidInput
 from spodgt.network.recipes import RECIPES
 from spodgt.problems import Quadratic
+from spodgt.record import METRICS
 from tests.conftest import Cli
 
 FILES = {
@@ -593,9 +594,8 @@ CALLS: dict[str, tuple[Any, str]] = {
     ),
     "metric": (
         lambda: train(rounds=1).plot("x.png", "accurancy"),
-        "metric='accurancy' is not a column of the result; choose from seed, round, delay, loss, accuracy, "
-        "accuracy_average, accuracy_worst, consensus_x, consensus_y, tracking, train_loss, gradient_norm, "
-        "distance.",
+        "metric='accurancy' is not a column of the result; choose from seed, round, delay, "
+        f"{', '.join(METRICS)}.",
     ),
     "picture": (
         lambda: train(rounds=1).plot("x.bmp", "loss"),

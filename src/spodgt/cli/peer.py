@@ -20,7 +20,7 @@ from spodgt.cli.groups import grouped
 from spodgt.errors import InvalidInput
 
 peer_app = typer.Typer(
-    help="Run clients as real peers: asynchronous, authenticated, and nothing is ever lost.",
+    help="Run clients as real peers: asynchronous, authenticated and crash-safe.",
     no_args_is_help=True,
 )
 app.add_typer(peer_app, name="peer")

@@ -224,9 +224,12 @@ class Experiment:
         return self._with(config.changed({name: table() for name, table in tables.items()}, changes))
 
     def _tables(self) -> dict[str, Callable[[], Table]]:
-        start = {} if self.x0 is None else {"x0": {"kind": config.GIVEN, "checksum": checksum(self.x0)}}
+        def run() -> Table:
+            start = {} if self.x0 is None else {"x0": {"kind": config.GIVEN, "checksum": checksum(self.x0)}}
+            return self.run.to_dict() | start
+
         return {
-            "run": lambda: self.run.to_dict() | start,
+            "run": run,
             "network": lambda: config.network_table(self.network, self.weights),
             "participation": lambda: config.described(self.participation),
             "problem": lambda: config.problem_table(self.problem),

@@ -76,7 +76,7 @@ def fashion_mnist_svm(
 
 
 def refuse_statistics(problem: Problem, runtime: str) -> None:
-    """Refuse a problem whose models keep running statistics, for a runtime that cannot carry them."""
+    """Refuse a `problem` whose models keep running statistics, on a `runtime` that cannot carry them."""
     if columns := problem.statistics(0).shape[1]:
         raise InvalidInput(
             f"model must not keep running statistics on {runtime}, got {columns} of them; "
