@@ -12,11 +12,6 @@ logistic, outside, large, networks, mixing, growth. Results: benchmarks/results/
 
 from __future__ import annotations
 
-import os
-
-# Threads of torch that spin while they wait slow each other down on a shared machine; must precede torch.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 import argparse
 import json
 import platform
