@@ -30,7 +30,7 @@ from rich.table import Table
 
 import spodgt
 from spodgt.algorithms.base import Algorithm, Rate, TrackingState
-from spodgt.kernels.mixing import Links
+from spodgt.kernels.mixing import Buffers, Links
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.learning import Learning
 from spodgt.problems.losses import cross_entropy
@@ -413,6 +413,12 @@ def outside_the_module(problem: Learning, step: Callable[[], None]) -> tuple[flo
     return min(walls), float(np.median(walls) / min(walls) - 1), float(np.median(shares))
 
 
+def _mix(links: Links, buffers: Buffers, x: torch.Tensor, weights: Any, active: Any, keeper: Any) -> None:
+    """One mixing as in a world, which lends the same memory to step after step."""
+    buffers.reclaim((x,))
+    links.mix(x, weights, active, keeper=keeper, out=buffers.like(x))
+
+
 def mixing(power: dict[str, Any]) -> list[dict[str, Any]]:
     """Pull and push alone, as a share of the copy bandwidth: each reads a state and writes one."""
     rows = []
@@ -427,10 +433,11 @@ def mixing(power: dict[str, Any]) -> list[dict[str, Any]]:
     ):
         net = geometric(10)(0) if clients == 10 else sparse(clients)(0)
         links = Links(1, clients, net.receivers, net.senders)
-        x = torch.randn(clients, width)
+        x, buffers = torch.randn(clients, width), Buffers()
         active = np.ones(net.links, bool)
+
         for name, weights, keeper in (("pull", net.a, net.receivers), ("push", net.b, net.senders)):
-            work = partial(links.mix, x, weights, active, keeper=keeper)
+            work = partial(_mix, links, buffers, x, weights, active, keeper)
             seconds, spread = best(work, repeats=3)
             share = 2 * x.numel() * 4 / seconds / (power["copy_gb_per_s"] * 1e9)
             rows.append(
