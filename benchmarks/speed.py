@@ -103,7 +103,7 @@ def make_runs(
 
 
 def ours(runs: list[Run], rounds: int = STRIDE) -> Callable[[], None]:
-    """Some rounds of the loop that `train` runs, with nothing to look at."""
+    """Some rounds of the loop that `train` runs, without evaluations."""
     snapshot = begin(Simulation(runs))
 
     def go() -> None:

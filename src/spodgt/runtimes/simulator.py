@@ -295,6 +295,7 @@ class Simulator:
 
     device: torch.device
     records: bool = True
+    processes: int = 1
     restarted: bool = False
 
     def working(self) -> contextlib.AbstractContextManager[None]:

@@ -131,6 +131,8 @@ class Runtime(Protocol):
     @property
     def records(self) -> bool: ...  # whether this process writes and reports
     @property
+    def processes(self) -> int: ...  # that share the work
+    @property
     def restarted(self) -> bool: ...  # whether the job was started again after a failure
     def working(self) -> AbstractContextManager[None]: ...  # around all work
     def check_alike(self, facts: Mapping[str, str]) -> None: ...  # raise where processes have other facts

@@ -220,6 +220,8 @@ class Executor:
         import pandas as pd
 
         here = self.result()
+        if self.runtime.processes == 1:  # nobody to send tables to
+            return here
         own: dict[str, Any] = {
             "diverged": [dataclasses.asdict(each) for each in here.diverged],
             "complete": here.complete,

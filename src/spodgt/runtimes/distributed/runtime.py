@@ -36,6 +36,10 @@ class Processes:
         return self.group.rank == 0
 
     @property
+    def processes(self) -> int:
+        return self.group.size
+
+    @property
     def restarted(self) -> bool:
         return restarted()
 
