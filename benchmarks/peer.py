@@ -163,7 +163,7 @@ def profile(count: int = 500) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         create(run, CONFIG)
-        peer = Peer(folders.issue(run, "p0"), "p0", Options(durability="process"))
+        peer = Peer(folders.issue(run, "p0"), "p0", Options(durability="process", compiled=True))
         node = peer.node
         node.confirmed = set(node.state.out)  # as if all neighbours were there
         parts = {"step": 0.0, "commit": 0.0, "pack": 0.0, "unpack": 0.0}

@@ -3,11 +3,14 @@
 Kernels work on a range of tasks and release the interpreter lock, so `share` can hand the ranges to
 threads. Each output number is computed by one task in a fixed order: results do not depend on the
 number of threads or on what else is in the batch.
+
+Numba is loaded by the first call of a loop: it takes 120 MB, which a process that calls none does not pay.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,25 +18,65 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-import numba
 import numpy as np
 import torch
-from numba.core import event
 from torch import Tensor
 
-_FUSE = {"contract", "nsz"}  # not nnan or ninf: divergence must stay visible
-_options: dict[str, Any] = {"nogil": True, "cache": True, "boundscheck": False}
-jit = numba.njit(fastmath=_FUSE, **_options)
-# Only sums along a row may change their order: they are not vectorised otherwise. Elsewhere this freedom
-# would let two loops that are the same on paper differ in the last bit, by what they were inlined into.
-jit_sum = numba.njit(fastmath=_FUSE | {"reassoc"}, **_options)
-
+_FUSE = frozenset({"contract", "nsz"})  # not nnan or ninf: divergence must stay visible
 _SERIAL = 200_000  # numbers below which waking a thread costs more than it saves
+_building = threading.RLock()
+_allowed = threading.Event()  # whether loops may be used in this process
+_allowed.set()
+
+
+class Loop:
+    """A function that numba compiles when it is first called."""
+
+    def __init__(self, function: Callable[..., Any], fastmath: frozenset[str]) -> None:
+        self.function, self.fastmath = function, set(fastmath)
+        self._compiled: Callable[..., Any] | None = None
+
+    def __call__(self, *arguments: object) -> Any:
+        return (self._compiled or self.compiled())(*arguments)
+
+    def compiled(self) -> Callable[..., Any]:
+        """Numba's own function; the loops that it calls become numba's, too."""
+        import numba
+
+        with _building:
+            if self._compiled is None:
+                known = self.function.__globals__
+                for name in self.function.__code__.co_names:
+                    if isinstance(inner := known.get(name), Loop):
+                        known[name] = inner.compiled()
+                build = numba.njit(fastmath=self.fastmath, nogil=True, cache=True, boundscheck=False)
+                self._compiled = build(self.function)
+            return self._compiled
+
+
+def jit(function: Callable[..., Any]) -> Loop:
+    """Compile a loop; its numbers do not depend on what it is inlined into."""
+    return Loop(function, _FUSE)
+
+
+def jit_sum(function: Callable[..., Any]) -> Loop:
+    """Compile a sum along a row, the only loop that may change its order: it is not vectorised otherwise.
+
+    Elsewhere this freedom would let two loops that are the same on paper differ in the last bit, by what
+    they were inlined into.
+    """
+    return Loop(function, _FUSE | {"reassoc"})
+
+
+def without_loops() -> None:
+    """Let this process use torch alone from now on: for one small model, loops save less than numba takes."""
+    _allowed.clear()
 
 
 @contextmanager
 def announced(say: Callable[[], None]) -> Iterator[None]:
     """Call `say` if something must be compiled in here, which takes seconds; a later run finds it on disk."""
+    from numba.core import event
 
     class First(event.Listener):
         said = False
@@ -69,8 +112,8 @@ def share(tasks: int, numbers: int, work: Callable[[int, int], None]) -> None:
 
 
 def usable(*tensors: Tensor) -> bool:
-    """Kernels take contiguous CPU floats."""
-    return all(
+    """Kernels take contiguous CPU floats, where they are allowed."""
+    return _allowed.is_set() and all(
         t.device.type == "cpu" and t.is_contiguous() and t.dtype in (torch.float32, torch.float64)
         for t in tensors
     )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import spodgt
 from spodgt import rng
 from spodgt.algorithms.base import Algorithm, TrackingState
-from spodgt.compiled import announced, finite
+from spodgt.compiled import Loop, announced, finite, jit
 from spodgt.kernels.mixing import Buffers, Links
 from spodgt.kernels.sums import spread
 from spodgt.problems import Quadratic
@@ -364,6 +364,21 @@ def test_compiled_bernoulli_draws_are_uniform_draws_below_the_chance(
     rounds = range(first, first + 4)
     theirs = rng.uniform(key, np.asarray(rounds)[:, None], np.arange(count)[None]) < chances
     np.testing.assert_array_equal(rng.bernoulli(key, rounds, chances), theirs)
+
+
+def outer(x: Any) -> Any:
+    return inner(x) + 1
+
+
+@jit
+def inner(x):  # type: ignore[no-untyped-def]
+    return 2 * x
+
+
+def test_a_loop_is_compiled_by_its_first_call_with_the_loops_it_calls() -> None:
+    assert isinstance(inner, Loop)
+    assert jit(outer)(3) == 7
+    assert not isinstance(inner, Loop)  # numba's own, as numba needs it
 
 
 def test_compiling_is_announced_once_and_only_when_it_happens() -> None:

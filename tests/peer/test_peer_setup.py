@@ -6,6 +6,7 @@ import datetime
 import io
 import json
 import re
+import subprocess
 import sys
 import urllib.request
 from dataclasses import replace
@@ -144,6 +145,29 @@ def test_links_are_drawn_by_name_and_round() -> None:
     assert drawn == [active_links(probabilities, 0, 0, k) for k in range(1000)]
     assert all("p2" in names for names in drawn)
     assert 0.25 < sum("p1" in names for names in drawn) / 1000 < 0.35
+
+
+LEAN = """
+import sys
+from pathlib import Path
+from spodgt.compiled import without_loops
+from spodgt.peer.options import Options
+from spodgt.peer.run import Peer
+without_loops()
+Peer(Path(sys.argv[1]), "p0", Options(durability="process", rounds=5)).run()
+heavy = {"numba", "pandas", "pyarrow", "matplotlib", "networkx", "sklearn", "sympy", "torch._dynamo"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+
+
+def test_a_peer_loads_no_heavy_package(tmp_path: Path) -> None:
+    """On images with a linear model; numba alone takes 120 MB."""
+    create(tmp_path, Experiment.parse({**CONFIG, "problem": {"model": "svm"}}))
+    home = folders.issue(tmp_path, "p0")
+    done = subprocess.run(
+        [sys.executable, "-c", LEAN, str(home)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_rounds_between_peers_reach_the_optimum_of_all() -> None:

@@ -61,6 +61,7 @@ class Running:
     linger: Annotated[bool, "Stay reachable after the last round."] = False
     evaluate_every: Annotated[float, "Seconds between evaluations."] = 5.0
     commit_every: Annotated[int, "Local rounds that share one commit."] = 1
+    compiled: Annotated[bool, "Faster linear models for 100 MB of memory."] = False
     problem: Annotated[str | None, _PROBLEM] = None
     listen: Annotated[str | None, "host:port, if other than the manifest's."] = None
 
@@ -124,6 +125,8 @@ def peer_start(
     running: Running,
 ) -> None:
     """Run one client until it is stopped; started again, it continues."""
+    from spodgt.compiled import without_loops
+
     with _peer_extra():
         from spodgt.peer.display import panel, serve_metrics
         from spodgt.peer.options import Options
@@ -139,6 +142,8 @@ def peer_start(
     quiet = quiet or not sys.stdout.isatty()
     level = logging.INFO if quiet else logging.ERROR
     logging.basicConfig(level=level, format="%(asctime)s %(name)s %(message)s")
+    if not options.compiled:
+        without_loops()
     peer = Peer(folder, name, options)
     status, journal = peer.reporter.status, peer.journal
     if metrics_port is not None:

@@ -18,6 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from spodgt.compiled import without_loops
 from spodgt.errors import SpodgtError
 from spodgt.peer import faults, folders
 from spodgt.peer.audit import Audit
@@ -117,6 +118,8 @@ def _child(folder: Path, name: str, options: Options, env: dict[str, str]) -> No
     threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
     os.environ.update(env)
     faults.arm(env.get("SPODGT_CRASH", ""))
+    if not options.compiled:
+        without_loops()
     try:
         Peer(folder, name, options).run()
     except SpodgtError as error:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spodgt.compiled import finite, jit
+from spodgt.compiled import finite, jit, usable
 
 
 class Incarnation(NamedTuple):
@@ -125,8 +125,12 @@ def check_epoch(own: Incarnation, epoch: int, frame: Message | Ack) -> bool:
 # --- the sender's end ----------------------------------------------------------------------------
 def put(link: OutLink, y: Tensor) -> tuple[OutLink, Tensor]:
     """Put b·y on the link: its next state, and the mass (float64) to take from y."""
-    new, mass = torch.empty_like(link.total), torch.empty_like(y)
-    _put(link.total.numpy(), y.numpy(), link.weight, new.numpy(), mass.numpy())
+    if usable(link.total, y):
+        new, mass = torch.empty_like(link.total), torch.empty_like(y)
+        _put(link.total.numpy(), y.numpy(), link.weight, new.numpy(), mass.numpy())
+    else:
+        new = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)
+        mass = new.to(y.dtype).sub_(link.total)
     return replace(link, total=new, number=link.number + 1), mass
 
 

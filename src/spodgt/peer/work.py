@@ -21,7 +21,6 @@ from spodgt import rng
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment.config import read_problem
 from spodgt.participation import Trace
-from spodgt.participation.availability import Independent
 from spodgt.peer.manifest import Manifest, layout_of
 from spodgt.peer.options import Table
 from spodgt.problems import refuse_statistics
@@ -84,8 +83,8 @@ def capacity(section: Table, seed: int, place: int) -> Capacity:
         raise InvalidConfig(f"compute.{key} must be in (0, 1], got {value!r}; use {key} = 0.5.")
     if kind == "budget":
         return Budget(value)
-    drawn = Independent(np.full(place + 1, float(value)), np.ones(0), seed)
-    return Scheduled(value, lambda k: bool(drawn.computes(range(k, k + 1))[0, place]))
+    draws = rng.key(seed, "clients")  # the simulator's
+    return Scheduled(value, lambda k: bool(rng.uniform(draws, k, place) < value))
 
 
 def active_links(probabilities: Mapping[str, float], seed: int, place: int, k: int) -> list[str]:
