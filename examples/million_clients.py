@@ -69,7 +69,7 @@ def main(clients: int = 1_000_000, rounds: int = 60) -> None:
         state = world.advance(state, range(k, k + 1))
         spent.append(time.perf_counter() - start)
         if k % 5 == 0 or k == 1:
-            seen.append((k, float(problem.evaluate(state[0][sample]).accuracy.mean())))
+            seen.append((k, float(problem.evaluate(state[0][sample]).metrics["accuracy"].mean())))
             print(f"round {k:3d}: accuracy of {SAMPLED} sampled clients {seen[-1][1]:.3f}, {spent[-1]:.2f} s")
 
     source, copies = torch.zeros(2**28 // 4), []

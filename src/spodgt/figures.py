@@ -116,7 +116,7 @@ def new(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]:
 
 def curves(
     frame: pd.DataFrame,
-    metric: str = "accuracy",
+    metric: str,
     against: str = "delay",
     *,
     style: Style = "screen",

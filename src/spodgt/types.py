@@ -8,18 +8,19 @@ them, of all runs of a batch, in the simulator; a block in the distributed runti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
+Better = Literal["up", "down"]  # whether higher or lower values of a metric are better
 P = TypeVar("P", bound="Problem")
 
 
@@ -90,7 +91,10 @@ class Evaluation(NamedTuple):
     """How good models are on unseen data (or on the objective, where there is none), one entry per model."""
 
     loss: Tensor
-    accuracy: Tensor  # NaN where nothing is classified
+    metrics: dict[str, Tensor]  # by the names that `Problem.metrics` declares
+
+    def part(self, which: slice) -> Evaluation:
+        return Evaluation(self.loss[which], {name: values[which] for name, values in self.metrics.items()})
 
 
 class Minibatches(NamedTuple):
@@ -109,9 +113,11 @@ class Minibatches(NamedTuple):
 class Problem(Protocol):
     """Models and data turned into gradients, loss and accuracy for the clients asked for.
 
-    Where modules keep running statistics (BatchNorm), `grad`, `full` and `evaluate` take models with these
-    as further columns behind the parameters; `grad` brings them up to date there. The round adds and takes
-    off these columns, so that methods see parameters only.
+    Where clients keep more than the parameters that methods work on, `grad`, `full` and `evaluate` take
+    models with these `statistics` as further columns behind the parameters; `grad` brings them up to date
+    there. First come running statistics (BatchNorm), which are exchanged with the models, then `private`
+    columns, which never leave their client (personal layers). The round adds and takes off these columns,
+    so that methods see parameters only.
     """
 
     @property
@@ -122,12 +128,24 @@ class Problem(Protocol):
     def work(self) -> float: ...  # multiplications in one `full` call, to decide what is affordable
     def draw(self: P, seed: int) -> P: ...  # the problem of one run: partitions are drawn here
     def start(self, seed: int) -> Tensor: ...  # (clients, parameters) initial models
-    def statistics(self, seed: int) -> Tensor: ...  # (clients, columns) running statistics, mostly none
+    @property
+    def metrics(self) -> Mapping[str, Better]: ...  # what `evaluate` gives beside the loss
+    @property
+    def private(self) -> int: ...  # how many of the last columns of `statistics` stay with their client
+    def statistics(
+        self, seed: int
+    ) -> Tensor: ...  # (clients, columns) what a client keeps besides; mostly none
     def join(self: P, others: Sequence[P]) -> P: ...  # several runs side by side, this one first
     def to(self: P, device: torch.device, dtype: torch.dtype) -> P: ...
     def grad(self, x: Tensor, batches: Minibatches) -> Tensor: ...  # stochastic gradients at x (n, columns)
     def full(self, x: Tensor, rows: Ints) -> tuple[Tensor, Tensor]: ...  # exact F_i(x_i), ∇F_i(x_i) of `rows`
-    def evaluate(self, x: Tensor) -> Evaluation: ...  # test loss and accuracy of models (n, columns)
+    def evaluate(self, x: Tensor, rows: Ints | None = None) -> Evaluation:
+        """Test loss and metrics of models x (n, columns).
+
+        Model i is evaluated on the test data of client rows[i], where clients have their own; on those of all
+        clients where rows[i] is -1 or `rows` is None.
+        """
+        ...
 
 
 # --- what a problem may also be able to do; ask with isinstance -----------------------------------------
@@ -151,6 +169,22 @@ class HasBatches(Protocol):
     """Holds samples, of which a gradient reads some."""
 
     def batches(self, rows: Ints) -> Ints: ...  # how many samples a gradient of each client reads
+
+
+@runtime_checkable
+class HasSamples(HasBatches, Protocol):
+    """Can say what each client holds."""
+
+    def sizes(self) -> Ints: ...  # (clients,) samples
+    def labels(self) -> Ints | None: ...  # (clients, classes) samples of each class; None without classes
+
+
+@runtime_checkable
+class HasModel(Protocol):
+    """Its models (columns,) are those of a torch module."""
+
+    def state_dict(self, x: Tensor) -> dict[str, Tensor]: ...  # all that the module's own has, by name
+    def module(self, x: Tensor) -> nn.Module: ...  # the user's module with this model in it
 
 
 class TensorLayout(Protocol):

@@ -595,7 +595,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "metric": (
         lambda: train(rounds=1).plot("x.png", "accurancy"),
         "metric='accurancy' is not a column of the result; choose from seed, round, delay, "
-        f"{', '.join(METRICS)}.",
+        f"{', '.join(name for name in METRICS if not name.startswith('accuracy'))}.",
     ),
     "picture": (
         lambda: train(rounds=1).plot("x.bmp", "loss"),

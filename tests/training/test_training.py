@@ -45,7 +45,7 @@ def test_the_frame_is_tidy() -> None:
     assert len(result.final()) == 4
     summary = result.summary()
     assert summary["name"].tolist() == ["spod-gt", "k-gt"]
-    assert {"accuracy", "accuracy_std", "delay", "rounds", "seeds"} <= set(summary.columns)
+    assert {"loss", "loss_std", "delay", "rounds", "seeds"} <= set(summary.columns)
     assert summary["seeds"].tolist() == [2, 2]
 
 

@@ -124,8 +124,7 @@ def _fill(experiment: Experiment, result: Result, folder: Path) -> None:
 
         result.prediction = prediction(result.draws, experiment.methods, result.frame)
         result.write(folder)
-    metric = "accuracy" if result.frame["accuracy"].notna().any() else "loss"
-    result.plot(folder / f"{metric}.png", metric)
+    result.plot(folder / f"{result.judged}.png")
     result.plot_network(folder / "network.png")
     report.write(folder)
 
@@ -182,7 +181,7 @@ class Display:
 
 def results_table(result: Record) -> Table:
     """The end of a comparison, best first; 80 columns hold it."""
-    known = result.frame["accuracy"].notna().any()
+    known = result.judged == "accuracy"
     caption = "accuracy: mean over clients, of the average model, of the worst client"
     table = plain_table(caption=caption if known else None)
     table.add_column("method", overflow="fold")

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from spodgt.peer.audit import local_error
 from spodgt.peer.manifest import RESETS
 from spodgt.peer.node import Node
@@ -118,8 +120,10 @@ class Reporter:
         now, status, state = time.monotonic(), self.status, self.node.state
         evaluate = last or now - self.evaluated >= self.options.evaluate_every
         if evaluate:
-            scores = self.work.problem.evaluate(state.method.x)
-            status.loss, status.accuracy = float(scores.loss[0]), float(scores.accuracy[0])
+            scores = self.work.problem.evaluate(state.method.x, np.array([self.work.row]))
+            status.loss = float(scores.loss[0])
+            found = scores.metrics.get("accuracy")
+            status.accuracy = math.nan if found is None else float(found[0])
             self.evaluated = now
         if self.reported and not last:
             status.rounds_per_second = (state.k - status.k) / max(now - self.reported, 1e-9)

@@ -77,7 +77,7 @@ def fashion_mnist_svm(
 
 def refuse_statistics(problem: Problem, runtime: str) -> None:
     """Refuse a `problem` whose models keep running statistics, on a `runtime` that cannot carry them."""
-    if columns := problem.statistics(0).shape[1]:
+    if columns := problem.statistics(0).shape[1] - problem.private:
         raise InvalidInput(
             f"model must not keep running statistics on {runtime}, got {columns} of them; "
             "use torch.nn.GroupNorm instead of BatchNorm, or train in the simulator."

@@ -10,7 +10,7 @@ only there: the round keeps them apart from x, so no method can put them into a 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -30,6 +30,7 @@ from spodgt.problems.losses import LOSSES, Loss, mass
 from spodgt.problems.samples import CHUNK, Holdings, Samples, Source
 from spodgt.problems.trainable import Trainable
 from spodgt.types import (
+    Better,
     CompiledGradient,
     Evaluation,
     Floats,
@@ -174,6 +175,15 @@ class Learning(Problem, HasIdentity, HasLayout, CompiledGradient):
     def start(self, seed: int) -> Tensor:
         return self.trained.start(seed, self.clients)
 
+    @property
+    def metrics(self) -> Mapping[str, Better]:
+        classes = self.data.test is not None and not self.samples.targets.is_floating_point()
+        return {"accuracy": "up"} if classes else {}
+
+    @property
+    def private(self) -> int:
+        return 0
+
     def statistics(self, seed: int) -> Tensor:
         return self.trained.statistics(seed, self.clients)
 
@@ -243,18 +253,18 @@ class Learning(Problem, HasIdentity, HasLayout, CompiledGradient):
                     grads[n] += weight * slope[0]
         return losses, grads
 
-    def evaluate(self, x: Tensor) -> Evaluation:
+    def evaluate(self, x: Tensor, rows: Ints | None = None) -> Evaluation:
         self.trained.check_columns(x)
         test, engine, loss_of = self.data.test, self.trained.engine, self.trained.loss
         loss, right = torch.zeros(2, len(x), dtype=torch.float64)
         if test is None:
-            return Evaluation(loss + torch.nan, right + torch.nan)
+            return Evaluation(loss + torch.nan, {})
         block = self._block(len(x))
         pieces = [slice(start, start + block) for start in range(0, len(test), block)]
         if isinstance(engine, LinearEngine) and usable(x):
             for piece in pieces:
                 grade(engine, x, test.floats(piece, x.dtype), test.targets[piece], loss, right)
-            return Evaluation(loss / len(test), right / len(test))
+            return Evaluation(loss / len(test), {"accuracy": right / len(test)})
         whole = mass(loss_of, test.targets) or 1.0
         with torch.no_grad():
             for piece in pieces:
@@ -267,7 +277,7 @@ class Learning(Problem, HasIdentity, HasLayout, CompiledGradient):
                     right += len(targets) / len(test) * hits
                 else:
                     right += torch.nan
-        return Evaluation(loss, right)
+        return Evaluation(loss, {"accuracy": right} if self.metrics else {})
 
     def _block(self, models: int) -> int:
         """Samples that go through so many models at once."""

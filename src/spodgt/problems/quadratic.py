@@ -5,7 +5,7 @@ F_i(x) = ½ (x - c_i)ᵀ H_i (x - c_i),    F = mean_i F_i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spodgt import rng
 from spodgt.errors import InvalidInput
-from spodgt.types import Evaluation, HasIdentity, HasOptimum, Ints, Minibatches, Problem
+from spodgt.types import Better, Evaluation, HasIdentity, HasOptimum, Ints, Minibatches, Problem
 
 Numbers = Tensor | ArrayLike
 
@@ -114,6 +114,14 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
     def start(self, seed: int) -> Tensor:
         return torch.zeros(self.clients, self.parameters, dtype=self.c.dtype)
 
+    @property
+    def metrics(self) -> Mapping[str, Better]:
+        return {}
+
+    @property
+    def private(self) -> int:
+        return 0
+
     def statistics(self, seed: int) -> Tensor:
         return torch.empty(self.clients, 0)
 
@@ -143,7 +151,7 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
         g = torch.einsum("ijk,ik->ij", self.H if everyone else self.H[rows], away)
         return (away * g).sum(-1) / 2, g
 
-    def evaluate(self, x: Tensor) -> Evaluation:
+    def evaluate(self, x: Tensor, rows: Ints | None = None) -> Evaluation:
         away = x[:, None] - self.c
         loss = torch.einsum("nij,ijk,nik->n", away, self.H, away) / (2 * self.clients)
-        return Evaluation(loss, torch.full_like(loss, torch.nan))
+        return Evaluation(loss, {})

@@ -1,12 +1,14 @@
 """The one table of metrics: what is computed when a run is evaluated, and how it is shown.
 
-A new metric is one row of `METRICS`; tables, figures and the report read everything from there.
+A new metric is one row of `METRICS`; tables, figures and the report read everything from there. What a
+problem computes itself (accuracy, a user's metrics) has three rows: of the clients, of the average model, of
+the worst client; `declare` adds those of a user.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from spodgt.kernels.sums import imbalance, mean, spread
 from spodgt.runtimes.world import RunState
-from spodgt.types import Evaluation, HasOptimum, Problem
+from spodgt.types import Better, Evaluation, HasOptimum, Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +41,7 @@ class RunSnapshot:
     ) -> RunSnapshot:
         """`fields` names the tensors of the state; `quality` is of all models, their average last."""
         named = dict(zip(fields, whole.state, strict=True))
-        clients, average = (Evaluation(*(part[cut] for part in quality)) for cut in (np.s_[:-1], np.s_[-1:]))
+        clients, average = quality.part(np.s_[:-1]), quality.part(np.s_[-1:])
         y, g = named.get("y"), named.get("g")
         return cls(problem, named["x"], y, g, whole.statistics, clients, average, gradient)
 
@@ -50,6 +52,9 @@ class RunSnapshot:
         everyone = np.arange(self.problem.clients)
         losses, grads = self.problem.full(average.expand(len(everyone), -1), everyone)
         return float(losses.mean()), float(grads.mean(0).norm())
+
+
+Compute = Callable[[RunSnapshot], float | None]
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,8 @@ class Metric:
     name: str
     label: str
     description: str
-    compute: Callable[[RunSnapshot], float | None]
-    better: Literal["up", "down"] = "down"
+    compute: Compute
+    better: Better = "down"
     log: bool = False
     unit: Literal["fraction", ""] = ""
     column: str = ""
@@ -95,18 +100,43 @@ def _distance(snapshot: RunSnapshot) -> float | None:
     return float((snapshot.x - optimum).square().sum(1).mean().sqrt())
 
 
+def _scores(name: str, label: str, better: Better, *, accuracy: bool = False) -> Iterator[Metric]:
+    """The three rows of what a problem's `evaluate` gives under `name`; tables show all three of accuracy."""
+
+    def of(part: Callable[[RunSnapshot], Evaluation], judge: Callable[[Tensor], Tensor]) -> Compute:
+        def compute(snapshot: RunSnapshot) -> float | None:
+            values = part(snapshot).metrics.get(name)
+            return None if values is None else float(judge(values))
+
+        return compute
+
+    def row(suffix: str, who: str, compute: Compute, column: str) -> Metric:
+        unit: Literal["fraction", ""] = "fraction" if accuracy else ""
+        shown = column if accuracy or not suffix else ""
+        text = f"{label}, mean over clients" if not suffix else f"{label} of the {who}"
+        label_ = f"{name} of the {who}" if suffix else label
+        return Metric(f"{name}{suffix}", label_, text, compute, better, unit=unit, column=shown)
+
+    worst = torch.amin if better == "up" else torch.amax
+    yield row("", "", of(lambda s: s.clients, torch.mean), name)
+    yield row("_average", "average model", of(lambda s: s.average, torch.mean), "average model")
+    yield row("_worst", "worst client", of(lambda s: s.clients, worst), "worst client")
+
+
+def declare(scores: Mapping[str, Better]) -> None:
+    """Add the metrics of a problem to the table, each with whether higher or lower is better."""
+    for name, better in scores.items():
+        if name not in METRICS or METRICS[name].better != better:
+            METRICS.update({row.name: row for row in _scores(name, f"test {name}", better)})
+
+
 # --- the table --------------------------------------------------------------------------------------
 # fmt: off
 _TABLE = (
     Metric("loss", "test loss",
            "test loss, mean over clients (the objective itself where there is no test set)",
            lambda s: float(s.clients.loss.mean()), column="loss"),
-    Metric("accuracy", "test accuracy", "test accuracy, mean over clients",
-           lambda s: float(s.clients.accuracy.mean()), "up", unit="fraction", column="accuracy"),
-    Metric("accuracy_average", "accuracy of the average model", "test accuracy of the average model",
-           lambda s: float(s.average.accuracy[0]), "up", unit="fraction", column="average model"),
-    Metric("accuracy_worst", "accuracy of the worst client", "test accuracy of the worst client",
-           lambda s: float(s.clients.accuracy.min()), "up", unit="fraction", column="worst client"),
+    *_scores("accuracy", "test accuracy", "up", accuracy=True),
     Metric("consensus_x", "distance of models from their average",
            "root mean square distance of models from their average", lambda s: spread(s.x), log=True),
     Metric("consensus_y", "distance of trackers from their average",

@@ -22,8 +22,8 @@ from spodgt.experiment.config import GIVEN, SECTIONS
 from spodgt.network import Network
 from spodgt.record import statistics
 from spodgt.record.folder import parquet, plain, write
-from spodgt.record.metrics import METRICS
-from spodgt.types import Availability, Floats, Ints
+from spodgt.record.metrics import METRICS, declare
+from spodgt.types import Availability, Better, Floats, Ints
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,6 +92,7 @@ class Record:
         seconds: How long the run took; None where it was not measured.
         prediction: What the theory predicts for this run, if somebody asked: {"lines": [{method, seeds,
             rounds, measured, predicted, floor, rate}]}.
+        scores: The problem's own metrics (accuracy, a user's), and whether higher or lower is better.
     """
 
     frame: pd.DataFrame
@@ -103,11 +104,17 @@ class Record:
     complete: bool = True
     seconds: float | None = None
     prediction: dict[str, Any] | None = None
+    scores: dict[str, Better] = field(default_factory=dict)
 
     @property
     def algorithms(self) -> list[str]:
         """The methods' labels, in the order of the run."""
         return statistics.methods(self.frame)
+
+    @property
+    def judged(self) -> str:
+        """The metric the result is judged by: accuracy where something is classified, else the loss."""
+        return statistics.judged(self.frame)
 
     @property
     def budget(self) -> float | None:
@@ -163,10 +170,11 @@ class Record:
         return last
 
     def summary(self) -> pd.DataFrame:
-        """One row per algorithm: accuracy mean and standard deviation over seeds, delay, rounds, seeds."""
-        metrics = ["accuracy", "accuracy_average", "accuracy_worst", "loss", "delay", "round"]
-        table = statistics.summary(statistics.final(self.frame), metrics).reset_index()
-        columns = ["algorithm", "accuracy", "accuracy_std", *metrics[1:], "seeds"]
+        """One row per algorithm: its metrics (mean over seeds; sigma of the first), delay, rounds, seeds."""
+        last = statistics.final(self.frame)
+        first, *others = [name for name in statistics.known(last) if METRICS[name].column] or ["loss"]
+        table = statistics.summary(last, [first, *others, "delay", "round"]).reset_index()
+        columns = ["algorithm", first, f"{first}_std", *others, "delay", "round", "seeds"]
         return table[columns].rename(columns={"algorithm": "name", "round": "rounds"})
 
     def as_dict(self) -> dict[str, Any]:
@@ -178,6 +186,7 @@ class Record:
             "config": plain(self.config),
             "versions": self.versions,
             "seconds": self.seconds,
+            "scores": self.scores,
             "metrics": {
                 name: {key: getattr(metric, key) for key in ("label", "unit", "better", "log")}
                 for name, metric in METRICS.items()
@@ -209,6 +218,7 @@ class Record:
         folder = Path(folder)
         try:
             facts = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+            declare(facts["scores"])
             tables = {name: pd.read_parquet(folder / f"{file}.parquet") for name, file in _TABLES.items()}
             return cls(
                 **tables,
@@ -218,6 +228,7 @@ class Record:
                 complete=facts["complete"] is True,
                 seconds=facts["seconds"],
                 prediction=facts.get("prediction"),
+                scores=dict(facts["scores"]),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__

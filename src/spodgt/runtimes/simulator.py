@@ -90,14 +90,22 @@ class Simulation:
 
     @cached_property
     def statistics(self) -> Tensor:
-        """(clients, columns): each client's running statistics, such as BatchNorm's; mostly no columns.
+        """(clients, columns): what each client keeps beside its model; mostly no columns.
 
+        Running statistics, such as BatchNorm's, are exchanged with the models; the last columns are private.
         They stand beside the state and not in x, because methods subtract models, extrapolate them and
         put them into corrections (K-GT, EXTRA, D²): statistics there would end up in trackers, and
         variances below zero. Here a gradient refreshes them, a receiver averages them, and that is all.
         """
-        device, dtype = self.batch.device, self.batch.dtype
-        return torch.cat([run.problem.statistics(run.seed).to(device, dtype) for run in self.batch.live])
+        device, dtype, rows = self.batch.device, self.batch.dtype, torch.from_numpy(self.own)
+        whole = torch.cat([run.problem.statistics(run.seed) for run in self.batch.live])
+        return whole[rows].to(device, dtype)
+
+    @cached_property
+    def exchanged(self) -> int:
+        """How many columns of the statistics travel with the models."""
+        problem: Problem = self.batch.live[0].problem
+        return self.statistics.shape[1] - problem.private
 
     @cached_property
     def step(self) -> CompiledStep | None:
@@ -177,7 +185,8 @@ class Simulation:
 
     def evaluate(self, state: State, at: int, whole: RunState | None) -> Evaluation | None:
         assert whole is not None
-        return self.problem(at).evaluate(with_average(whole))
+        models = with_average(whole)
+        return self.problem(at).evaluate(models, np.r_[np.arange(len(models) - 1), -1])
 
     def problem(self, at: int) -> Problem:
         """The problem of one run, where the models are."""
@@ -229,7 +238,7 @@ class SimulatedRound:
         rows = world.own[here]
         batches = Minibatches(rows, world.batch.keys[rows], world.batch.places[rows], self.k)
         if world.statistics.shape[1]:
-            return self._refresh(x, batches)
+            return self._refresh(x, batches, torch.from_numpy(here).to(x.device))
         if len(here) == len(x):
             return world.batch.problem.grad(x, batches)
         g = torch.zeros_like(x)
@@ -248,14 +257,14 @@ class SimulatedRound:
         return self._mix(x, "w", self.links.pull, self.world.batch.links.receivers)
 
     def average(self, x: Tensor) -> Tensor:
-        if not self.carried and self.world.statistics.shape[1]:
+        if not self.carried and self.world.exchanged:
             self.carried = True
-            self.world.statistics = self.average(self.world.statistics)
+            self._renew(self.average(self.world.statistics[:, : self.world.exchanged]))
         return torch.cat([part.mean(0, keepdim=True).expand_as(part) for part in self.world.split(x)])
 
-    def _refresh(self, x: Tensor, batches: Minibatches) -> Tensor:
-        """Gradients of models with running statistics; the first of a round bring these up to date."""
-        world, g, index = self.world, torch.zeros_like(x), torch.from_numpy(batches.rows).to(x.device)
+    def _refresh(self, x: Tensor, batches: Minibatches, index: Tensor) -> Tensor:
+        """Gradients of rows `index` of x with statistics; the first of a round bring these up to date."""
+        world, g = self.world, torch.zeros_like(x)
         models = torch.cat([x[index], world.statistics[index]], 1)
         if len(index):
             g[index] = world.batch.problem.grad(models, batches)
@@ -268,11 +277,17 @@ class SimulatedRound:
         """Running statistics travel with the models, once a round; whoever receives them weighs them."""
         world, links = self.world, self.world.batch.links
         carrier = _CARRIERS.get(world.algorithm.traits.mixing)
-        if world.statistics.shape[1] and weights == carrier and not self.carried:
+        if world.exchanged and weights == carrier and not self.carried:
             self.carried = True
-            self._count(active, world.statistics)
+            travelling = world.statistics[:, : world.exchanged].contiguous()
+            self._count(active, travelling)
             values = world.batch.weights["w" if carrier == "w" else "a"]
-            world.statistics = links.mix(world.statistics, values, active, keeper=links.receivers)
+            self._renew(links.mix(travelling, values, active, keeper=links.receivers))
+
+    def _renew(self, exchanged: Tensor) -> None:
+        """Put what was received in the place of the old; private columns stay."""
+        world = self.world
+        world.statistics = torch.cat([exchanged, world.statistics[:, world.exchanged :]], 1)
 
     def _mix(self, x: Tensor, weights: str, active: Bools, keeper: Ints) -> Tensor:
         self._count(active, x)

@@ -21,12 +21,14 @@ from torch import Tensor
 from spodgt.errors import InvalidInput
 from spodgt.kernels.steps import State
 from spodgt.record.folder import Checkpoint, RunFolder, parquet
+from spodgt.record.metrics import declare
 from spodgt.record.record import Diverged, networks_table, versions
 from spodgt.runtimes.loop import STRIDE, EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.world import Draw, Run, Runtime, Saved, Snapshot, Tally
 from spodgt.training.observer import Observer, Progress
 from spodgt.training.result import Result
 from spodgt.training.tables import difference, metrics_table, participation_table
+from spodgt.types import Better
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class Executor:
 
     def __post_init__(self) -> None:
         self.interrupt = Interrupt()
+        self.scores: dict[str, Better] = dict(next(iter(self.draws.values())).problem.metrics)
+        declare(self.scores)
         self.rows: list[dict[str, Any]] = []
         self.participation: list[Any] = []
         self.diverged: list[Diverged] = []
@@ -211,6 +215,7 @@ class Executor:
             self.diverged,
             complete=len(self.finished) == len(self.batches),
             seconds=self.seconds,
+            scores=self.scores,
             states=self.states,
             draws=self.draws,
         )

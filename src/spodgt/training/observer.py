@@ -163,7 +163,7 @@ class Observer:
 
     def _record(self, number: int, k: int, delay: float, snapshot: metrics.RunSnapshot) -> None:
         row = metrics.measure(snapshot)
-        self.accuracy[number] = row["accuracy"]
+        self.accuracy[number] = row.get("accuracy", np.nan)
         seed = self.runs[number].seed
         self.executor.rows.append({"algorithm": self.label, "seed": seed, "round": k, "delay": delay, **row})
 

@@ -19,16 +19,16 @@ class Result(Record):
     states: dict[int, Any] = field(default_factory=dict)  # of the (last) method, with keep_states=True
     draws: dict[int, Draw] = field(default_factory=dict)  # by seed
 
-    def plot(self, path: str | Path, metric: str = "accuracy", against: str = "delay") -> Path:
+    def plot(self, path: str | Path, metric: str | None = None, against: str = "delay") -> Path:
         """Draw a metric of every method, mean and one-sigma band over seeds.
 
         Args:
             path: the picture to write; its suffix picks the format: png, svg or pdf.
-            metric: a column of `frame`.
+            metric: a column of `frame`; accuracy where something is classified, else the loss, unless given.
             against: "delay" or "round".
         """
         figures.check_suffix(path)
-        return figures.save(figures.curves(self.frame, metric, against), Path(path))
+        return figures.save(figures.curves(self.frame, metric or self.judged, against), Path(path))
 
     def plot_network(self, path: str | Path, seed: int | None = None) -> Path:
         """Draw a network: links by p̂, clients by p.

@@ -15,7 +15,7 @@ from spodgt.types import HasIdentity
 if TYPE_CHECKING:
     import pandas as pd
 
-_BASE = ("algorithm", "seed", "round", "delay", "loss", "accuracy", "accuracy_average", "accuracy_worst")
+_BASE = ("algorithm", "seed", "round", "delay", "loss")
 _PARTICIPATION: tuple[str, ...] = ("algorithm", "seed", "kind", "receiver", "sender")
 _PARTICIPATION += ("probability", "gradients", "messages", "bytes")
 _TRIED = 2**22  # draws that are tried to tell one participation from another

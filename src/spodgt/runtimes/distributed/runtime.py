@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from spodgt.errors import Failed, InvalidInput, SpodgtError
 from spodgt.kernels.steps import rebuild
@@ -91,12 +92,19 @@ class Processes:
         counts = saved.tally if saved else Tally.zeros(runs)
         live = np.asarray(head["runs"], np.int64)
         world = Distributed(runs, self.group, dtype=dtype, runs=live, counts=counts, mail=fresh.mail)
-        fields = []
-        for name, tensor in zip(world.algorithm.traits.state, like, strict=True):
-            parts = None
-            if saved:
-                whole, owner = saved.state[name].cpu(), world.block.owner
-                parts = [whole[np.flatnonzero(owner == rank)] for rank in range(self.group.size)]
-            rows = tensor.new_empty(len(world.own), *tensor.shape[1:], device=_CPU)
-            fields.append(self.group.scatter(parts, rows).to(self.group.device))
+
+        def dealt(whole: Tensor | None, like: Tensor) -> Tensor:
+            """The rows of this process, of what the recording one has."""
+            owner, parts = world.block.owner, None
+            if whole is not None:
+                parts = [whole.cpu()[np.flatnonzero(owner == rank)] for rank in range(self.group.size)]
+            rows = like.new_empty(len(world.own), *like.shape[1:], device=_CPU)
+            return self.group.scatter(parts, rows).to(self.group.device)
+
+        names = world.algorithm.traits.state
+        fields = [
+            dealt(saved and saved.state[name], tensor) for name, tensor in zip(names, like, strict=True)
+        ]
+        if world.statistics.shape[1]:
+            world.statistics = dealt(saved and saved.statistics, world.statistics)
         return Snapshot(head["k"], np.asarray(head["delay"]), world, rebuild(like, fields))

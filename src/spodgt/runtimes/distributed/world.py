@@ -45,11 +45,19 @@ class Distributed(Simulation):
         runs: Ints | None = None,
         counts: Tally | None = None,
         mail: Mail | None = None,
+        statistics: Tensor | None = None,
     ) -> None:
         refuse_statistics(every[0].problem, "the distributed runtime")
-        super().__init__(every, dtype=dtype, device=group.device, runs=runs, counts=counts, compiled=False)
+        super().__init__(
+            every,
+            dtype=dtype,
+            device=group.device,
+            runs=runs,
+            counts=counts,
+            statistics=statistics,
+            compiled=False,
+        )
         self.group, self.mail = group, mail or Mail(group)
-        self.statistics = torch.empty(len(self.own), 0)
 
     # --- the block -------------------------------------------------------------------------------
     @property
@@ -118,6 +126,7 @@ class Distributed(Simulation):
             runs=self.runs[still],
             counts=self.counts,
             mail=self.mail,
+            statistics=self.statistics[rows],
         )
         return smaller, rebuild(state, [tensor[rows] for tensor in state])
 
@@ -126,26 +135,36 @@ class Distributed(Simulation):
         chosen = np.repeat(wanted, sizes)
         rows = [np.flatnonzero(chosen & (owner == rank)) for rank in range(self.group.size)]
         mine = torch.from_numpy(self.block.row[rows[self.group.rank]]).to(self.group.device)
-        gathered = [self.group.gather(tensor[mine], [len(each) for each in rows]) for tensor in state]
+        tensors = (*state, self.statistics) if self.statistics.shape[1] else state
+        gathered = [self.group.gather(tensor[mine], [len(each) for each in rows]) for tensor in tensors]
         order = torch.from_numpy(np.argsort(np.concatenate(rows)))
         whole = [torch.cat(parts)[order] for parts in gathered if parts is not None]
         if self.group.rank:
             return None
+        if not self.statistics.shape[1]:
+            whole.append(torch.empty(len(whole[0]), 0))
         parts = [torch.split(tensor, np.asarray(sizes)[wanted].tolist()) for tensor in whole]
-        runs = zip(*parts, strict=True)
-        return [RunState(rebuild(state, fields), torch.empty(len(fields[0]), 0)) for fields in runs]
+        return [RunState(rebuild(state, fields), last) for *fields, last in zip(*parts, strict=True)]
 
     def evaluate(self, state: State, at: int, whole: RunState | None) -> Evaluation | None:
         """Every process evaluates its own models; the recording one the average, too."""
         problem = self.problem(at)
-        here = torch.stack(problem.evaluate(self.split(state[0])[at]), 1)
+
+        def table(x: Tensor, rows: Ints) -> Tensor:
+            found = problem.evaluate(x, rows)
+            return torch.stack([found.loss, *(found.metrics[name] for name in problem.metrics)], 1)
+
+        models, statistics = (self.split(tensor)[at] for tensor in (state[0], self.statistics))
         owner = np.split(self.block.owner, np.cumsum(self.batch.sizes)[:-1])[at]
+        here = table(torch.cat([models, statistics], 1), np.flatnonzero(owner == self.group.rank))
         parts = self.group.gather(here, np.bincount(owner, minlength=self.group.size).tolist())
         if parts is None or whole is None:
             return None
-        average = with_average(whole)[-1:].to(self.group.device)
-        everyone = torch.cat([*parts, torch.stack(problem.evaluate(average), 1).to(parts[0])])
-        return Evaluation(everyone[:, 0], everyone[:, 1])  # blocks follow each other in the order of clients
+        average = table(with_average(whole)[-1:].to(self.group.device), np.array([-1]))
+        loss, *rest = torch.cat(
+            [*parts, average.to(parts[0])]
+        ).T  # blocks follow each other in the order of clients
+        return Evaluation(loss, dict(zip(problem.metrics, rest, strict=True)))
 
     def agree(self, flags: Bools) -> Bools:
         return (self.group.sum(torch.from_numpy(flags.astype(np.int64))) > 0).numpy()
