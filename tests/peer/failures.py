@@ -6,25 +6,38 @@ root or a part of the kernel that is missing raise `Skipped` with the reason.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import random
+import resource
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from spodgt.experiment import Experiment
 from spodgt.peer import faults, folders
+from spodgt.peer import wire_pb2 as pb
 from spodgt.peer.audit import Audit
 from spodgt.peer.fleet import Fleet
 from spodgt.peer.folders import create
+from spodgt.peer.identity import Identity
+from spodgt.peer.manifest import SignedManifest
 from spodgt.peer.options import Deployment, Options
+from spodgt.peer.transport import SERVICE, secure_channel
+from tests.peer.proxy import Proxies
 
 EXACT = 1e-12
 QUADRATIC = {"kind": "quadratic", "parameters": 20, "seed": 1}
@@ -381,21 +394,7 @@ def row_16() -> str:
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "DONT_FAKE_MONOTONIC": "1",
         }
-        command = [
-            sys.executable,
-            "-m",
-            "spodgt",
-            "peer",
-            "start",
-            "p1",
-            "--run",
-            str(f.run),
-            "--durability",
-            "process",
-            "--quiet",
-        ]
-        with (f.run / "p1.out").open("w") as out:
-            process = subprocess.Popen(command, env=env, stderr=out, stdout=out)
+        process = command(f, "p1", env=env)
         try:
             f.rounds(40, 180)
             rates = []
@@ -411,6 +410,125 @@ def row_16() -> str:
             process.terminate()
             process.wait(30)
         return f"rounds went on through +12 h, -3 d and +90 d; {exact(settled(f))}"
+
+
+def all_up(f: Fleet, *names: str) -> bool:
+    """Whether the clients report every link as up."""
+    known = [f.status(name).get("neighbours") for name in names or f.names]
+    return all(links and all(n["state"] == "up" for n in links) for links in known)
+
+
+def row_19(resets_wanted: int = 243) -> str:
+    """TCP connections reset all the time, no kills"""
+    real, shown = folders.free_addresses(4), folders.free_addresses(4)
+    with (
+        Proxies(dict(zip(shown, real, strict=True)), cut=0.004) as proxies,
+        fleet(clients=4, graph="complete", addresses=shown) as f,
+    ):
+        for name, address in zip(f.names, real, strict=True):
+            f.start(name, options=replace(f.options, listen=address))
+        f.rounds(20, 120)
+        begun = time.monotonic()
+        f.wait(lambda: proxies.resets >= resets_wanted, 600, "enough resets")
+        took, proxies.cut = time.monotonic() - begun, 0.0
+        back = f.wait(lambda: all_up(f), 60, "all 12 links up")
+        time.sleep(2)
+        assert all_up(f)
+        assert resets(f) == 0
+        found = exact(settled(f))
+        return f"{proxies.resets} resets in {took:.0f} s; all 12 links up {back:.1f} s later; {found}"
+
+
+def row_20(connections: int = 1100) -> str:
+    """1,100 silent connections of a stranger, 1,024 descriptors"""
+    with fleet(clients=3) as f:
+        f.start("p0", "p2")
+        address = folders.load(f.run).client("p1").address
+        process = command(
+            f, "p1", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+        )
+        held: list[socket.socket] = []
+        try:
+            f.rounds(40, 180)
+            host, _, port = address.rpartition(":")
+            for _ in range(connections):
+                held.append(socket.socket())
+                held[-1].setblocking(False)
+                held[-1].connect_ex((host, int(port)))
+            time.sleep(1)
+            before = {"p1": f.status("p1")["k"]}
+            f.wait(beyond(f, "k", before, 100), 60, "rounds go on")
+            f.kill("p0")
+            f.start("p0")
+            back = f.wait(lambda: all_up(f), 60, "a neighbour that restarts gets in")
+            assert process.poll() is None
+        finally:
+            for each in held:
+                each.close()
+            process.terminate()
+            process.wait(30)
+        return f"rounds went on; a neighbour that restarted was in after {back:.1f} s; {exact(settled(f))}"
+
+
+def row_21(frames: int = 400) -> str:
+    """a member's 400 refused frames of 1 MB"""
+    with fleet(clients=3) as f:
+        f.start("p0", "p1")
+        f.wait(beyond(f, "k", {"p0": 20, "p1": 20}), 120)
+        person = Identity.read(f.run / "p2", "p2")
+        address = folders.load(f.run).client("p0").address
+        process, memory = f.processes["p0"], []
+        memory.append(resident(process.pid))
+        asyncio.run(shout(person, address, "p0", frames))
+        memory.append(resident(process.pid))
+        log = sum(path.stat().st_size for path in (f.run / "p0").glob("log.jsonl*"))
+        before = {"p0": f.status("p0")["k"]}
+        f.wait(beyond(f, "k", before, 40), 60, "rounds go on")
+        assert log < 20e6
+        assert memory[1] - memory[0] < 20e6
+        return f"log {log / 1e6:.2f} MB, memory {(memory[1] - memory[0]) / 1e6:+.1f} MB; rounds went on"
+
+
+async def shout(person: Identity, address: str, name: str, frames: int) -> None:
+    """Frames whose header holds 1 MB of text, each on a stream of its own."""
+    async with secure_channel(person, address, name) as channel:
+        for number in range(frames):
+            text = pb.Header(protocol=1, run="x" * 2**20 + str(number)).SerializeToString()
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                call = channel.stream_stream(f"/{SERVICE}/Talk")()
+                await call.write(struct.pack("<I", len(text)) + text)
+                await call.read()
+
+
+def row_22(seconds: float = 60) -> str:
+    """a client that starts a minute before the others know it"""
+    with fleet(clients=5) as f:
+        whole = folders.load(f.run)
+        rest = [n for n in f.names if n != "p4"]
+        folders.publish(f.run, replace(whole.without("p4"), version=2))
+        f.start(*rest)
+        f.wait(beyond(f, "k", dict.fromkeys(rest, 20)), 120)
+        signed = SignedManifest.sign(replace(whole, version=3), (f.run / "ca.key").read_bytes())
+        signed.write(f.run / "p4")
+        f.start("p4")
+        time.sleep(seconds)
+        signed.write(f.run / "p0")
+        back = f.wait(lambda: all_up(f), 60, "all links up")
+        time.sleep(1)
+        return f"all links up {back:.1f} s after the manifest came; {exact(settled(f))}"
+
+
+def command(f: Fleet, name: str, **how: Any) -> subprocess.Popen[bytes]:
+    """A client started by the command; `how` are arguments of Popen."""
+    line = [sys.executable, "-m", "spodgt", "peer", "start", name, "--run", str(f.run)]
+    line += ["--durability", "process", "--quiet"]
+    with (f.run / f"{name}.out").open("w") as out:
+        return subprocess.Popen(line, stderr=out, stdout=out, **how)
+
+
+def resident(pid: int | None) -> float:
+    """Bytes of memory that a process holds."""
+    return float(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 ROWS: dict[str, Callable[[], str]] = {

@@ -3,7 +3,7 @@
     protocol ◀─ states ◀─ node        the core: no clock, socket or file
     audit                             whether all mass is there
     store                             a client's state on disk
-    wire ◀─ transport, diagnosis      its links: bytes, sockets, why a link is down
+    wire ◀─ gate, transport, diagnosis  its links: bytes, who is let in, sockets, why a link is down
     identity, manifest                who may take part, and what all agree on
     work                              what the device can do, and its part of the problem
     options, rounds, run              the process: its options, its loop, all of it together

@@ -6,20 +6,21 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import tempfile
-from pathlib import Path
 
 import grpc
 
 from spodgt.peer.identity import Identity
 
+_TEXT = 300  # characters of a reason
 _UNAVAILABLE = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def cause(error: Exception, identity: Identity, address: str, name: str) -> str:
+async def cause(error: BaseException | None, identity: Identity, address: str, name: str) -> str:
     """One sentence that says why the link to `name` is down."""
     if isinstance(error, grpc.aio.AioRpcError) and error.code() not in _UNAVAILABLE:
-        return f"{name} refuses: {error.details()}"
+        if error.code() is grpc.StatusCode.OK:
+            return f"{name} ended the stream"
+        return f"{name} refuses: {error.details()}"[:_TEXT]
     return await asyncio.to_thread(probe, identity, address, name)
 
 
@@ -51,8 +52,6 @@ def probe(identity: Identity, address: str, name: str) -> str:
 def _context(identity: Identity) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=identity.authority.decode())
     context.set_alpn_protocols(["h2"])
-    with tempfile.TemporaryDirectory(prefix="spodgt-") as folder:  # mode 0700; ssl reads keys from files only
-        path = Path(folder) / "identity.pem"
-        path.write_bytes(identity.certificate + identity.key)
-        context.load_cert_chain(path)
+    if identity.folder is not None:
+        context.load_cert_chain(identity.folder / "cert.pem", identity.folder / "key.pem")
     return context

@@ -32,6 +32,7 @@ class Identity:
     key: bytes
     certificate: bytes
     authority: bytes
+    folder: Path | None = None  # where the files are, if they are files
 
     @classmethod
     def read(cls, folder: Path, name: str) -> Identity:
@@ -41,7 +42,8 @@ class Identity:
         except OSError as error:
             why, fix = f"cannot be read: {error.strerror}", f"make it with: spodgt peer issue {name}"
             raise InvalidInput(f"{error.filename} {why}; {fix}.") from None
-        identity = cls(name, *parts)
+        key, certificate, authority = parts
+        identity = cls(name, key, certificate, authority, folder)
         check(identity)
         return identity
 
@@ -110,8 +112,9 @@ def verified(authority: bytes, text: bytes, signature: bytes) -> bool:
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """Write a file that only its owner reads."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    """Write a file that only its owner reads, whoever could read what was there."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
 
 

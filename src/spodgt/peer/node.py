@@ -8,6 +8,7 @@ and told to make it durable (`commit`); only what is committed is ever shown to 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -21,6 +22,8 @@ from spodgt.peer.states import Gradient, Member, News, PeerRound, State
 
 REBASE_EVERY = 64  # messages after which a quiet link starts from zero
 _HELD_AFTER = 4  # a busy link is held after this many times as many, until it is quiet
+
+_PROOFS = 4  # a disk is set back before a start, not in a process: more of them from one neighbour are a lie
 
 
 class Vault(Protocol):
@@ -60,6 +63,7 @@ class Node:
         self.shown_incarnation = incarnation
         self.last_epoch = 2**62  # later ones belong to a manifest we do not have yet
         self.newer_manifest: str | None = None  # a neighbour that has one
+        self.proofs: Counter[str] = Counter()  # that our disk was set back, by neighbour
         self.heard = 0  # messages that the last round took
         self.measure = False  # whether the next round notes how far neighbours' models are
         self.distance: dict[str, float] = {}
@@ -184,9 +188,16 @@ class Node:
                     self.newer_manifest = name
                     self.notify("newer manifest", name)
                     continue
+                if error.epoch > self.state.epoch + protocol.JUMP:
+                    self.notify("refused", f"{name}: epoch {error.epoch} is too far from {self.state.epoch}")
+                    continue
                 self._restart(before, error.epoch, f"{name}: {error}")
                 return {}
             except RolledBack as error:
+                self.proofs[name] += 1
+                if self.proofs[name] > _PROOFS:
+                    self.notify("refused", f"{name}: {error}; believed {_PROOFS} times, not again")
+                    continue
                 number = max(self.incarnation.number, error.incarnation) + 1
                 self.incarnation = self.incarnation._replace(number=number)
                 epoch = max(self.state.epoch, frame.epoch) + 1

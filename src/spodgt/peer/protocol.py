@@ -27,6 +27,9 @@ from torch import Tensor
 
 from spodgt.compiled import finite, jit, usable
 
+BOUND = 2**62  # of every number: it must fit into a frame, also after many steps
+JUMP = 2**20  # restarts or epochs that may have passed unseen; a frame that claims more is a lie
+
 
 class Incarnation(NamedTuple):
     """One run of a client's process: a restart counter and a random nonce."""
@@ -113,6 +116,7 @@ def check_epoch(own: Incarnation, epoch: int, frame: Message | Ack) -> bool:
         raise NewerEpoch(frame.epoch)
     if frame.epoch < epoch:
         return False
+    check_jump(own, frame.seen, "of this client")
     if frame.seen.supersedes(own):
         raise RolledBack(
             f"a neighbour has met another incarnation {frame.seen.number} of this client, "
@@ -120,6 +124,12 @@ def check_epoch(own: Incarnation, epoch: int, frame: Message | Ack) -> bool:
             frame.seen.number,
         )
     return True
+
+
+def check_jump(known: Incarnation, claimed: Incarnation, whose: str) -> None:
+    """Refuse an incarnation that nobody can have reached: believed, it would use up the numbers."""
+    if claimed.number > known.number + JUMP:
+        raise Refused(f"incarnation {claimed.number} {whose} is claimed, {known.number} is known")
 
 
 # --- the sender's end ----------------------------------------------------------------------------
@@ -144,6 +154,7 @@ def _put(total, y, weight, new, mass):  # type: ignore[no-untyped-def]
 
 def take_ack(link: OutLink, ack: Ack) -> OutLink:
     """Note an acknowledgement of this epoch."""
+    check_jump(link.seen, ack.sender, "of the receiver")
     if ack.number > link.number:
         raise RolledBack(
             f"a neighbour acknowledges message {ack.number}, but only {link.number} are known to be sent", 0
@@ -170,6 +181,7 @@ class Taken(NamedTuple):
 
 def take(link: InLink, message: Message) -> Taken:
     """Take a message of this epoch at most once."""
+    check_jump(link.seen, message.sender, "of the sender")
     if message.acked > link.number:
         raise RolledBack(
             f"a neighbour holds our acknowledgement {message.acked}, but we remember only {link.number}", 0

@@ -36,6 +36,11 @@ class Membership:
         self.update: SignedManifest | None = None
         self._request: concurrent.futures.Future[None] | None = None
 
+    def shown_to(self, name: str) -> tuple[bytes, bytes] | None:
+        """Text and signature for the client `name`; None if it is no member, or none any more."""
+        _, text, signature = self.current
+        return (text, signature) if name in self.current.manifest.names else None
+
     def adopt(self) -> bool:
         """Put the newer manifest in force and keep it in the folder, if there is one."""
         if self.update is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -11,6 +12,11 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
 
 from spodgt.errors import Failed, InvalidInput
 from spodgt.peer import wire
@@ -49,7 +55,7 @@ class Peer:
         self.context = wire.Context(manifest.run, layout, manifest.parameters, name, version)
         hear = Chaos.parse(self.node.hear, os.environ.get("SPODGT_CHAOS", ""))
         local = Local(self.context, identity, hear, self.journal.event)
-        self.transport = Transport(local, lambda: self.membership.current[1:])
+        self.transport = Transport(local, self.membership.shown_to)
         self.reporter = Reporter(folder, self.node, self.work, self.transport, self.journal, options)
         self.rounds = Rounds(self.node, self.transport, self.membership, device, self.reporter, options)
 
@@ -58,6 +64,7 @@ class Peer:
 
         `view` is called twice a second.
         """
+        _raise_descriptor_limit()
         torch.set_num_threads(1)  # several peers may share a host; a peer's step is small
         asyncio.run(self._run(view))
 
@@ -87,6 +94,15 @@ class Peer:
                 self.reporter.report(last=True)
             self.store.close()
         rounds.result()
+
+
+def _raise_descriptor_limit() -> None:
+    """Take as many descriptors as the host allows: every connection of a stranger costs one."""
+    if resource is not None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def restore(store: Store, manifest: Manifest, work: Work, member: Member, journal: Journal) -> Node:

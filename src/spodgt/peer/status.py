@@ -23,7 +23,9 @@ from spodgt.peer.transport import Transport
 from spodgt.peer.work import Work
 
 SUSPECT = 1e-9  # a local audit above this means broken memory or a bug: stop rather than spread it
-_QUIET = 5.0  # seconds between two entries of the same kind and text
+_QUIET = 5.0  # seconds between two entries of the same kind and neighbour
+_TEXT = 300  # characters of an event
+_LOG_BYTES = 8_000_000  # then the log is moved to log.jsonl.1, and the one before it goes
 
 
 class Journal:
@@ -38,25 +40,30 @@ class Journal:
         self.logger = logging.getLogger(f"spodgt.peer.{name}")
 
     def event(self, kind: str, text: str) -> None:
-        """Count an event, and log it unless the same was logged a few seconds ago."""
-        now = time.monotonic()
+        """Count an event, and log it unless one of the same kind and neighbour was logged just now."""
+        now, text = time.monotonic(), text[:_TEXT]
+        key = kind, text.partition(":")[0]
         with self.lock:
             self.counts[kind] += 1
-            if now - self.told.get((kind, text), -math.inf) < _QUIET:
+            if now - self.told.get(key, -math.inf) < _QUIET:
                 return
             if len(self.told) > 1000:
                 self.told.clear()
-            self.told[kind, text] = now
+            self.told[key] = now
             self.recent.append((time.time(), kind, text))
         self.append({"event": kind, "text": text})
         self.logger.info("%s: %s", kind, text)
 
     def append(self, row: Mapping[str, object]) -> None:
+        """Write one line; a log that cannot be written, as on a full disk, ends nothing."""
         line = json.dumps({"time": time.time(), "client": self.name, **row}) + "\n"
         try:
-            with self.lock, self.path.open("a", encoding="utf-8") as file:
-                file.write(line)
-        except OSError:  # a full disk must not hide its own report
+            with self.lock:
+                if self.path.exists() and self.path.stat().st_size > _LOG_BYTES:
+                    self.path.replace(self.path.with_name(self.path.name + ".1"))
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(line)
+        except OSError:
             self.logger.warning("log %s cannot be written", self.path)
 
 
@@ -154,8 +161,11 @@ class Reporter:
 
     def _write(self, body: dict[str, object], evaluated: bool) -> None:
         temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(body))
-        temporary.replace(self.path)
+        try:
+            temporary.write_text(json.dumps(body))
+            temporary.replace(self.path)
+        except OSError as error:  # what is only shown must not end what is done
+            self.journal.event("status", f"{self.path} cannot be written: {error.strerror}")
         if evaluated:
             del body["neighbours"]
             self.journal.append({"event": "status", **body})

@@ -19,6 +19,7 @@ from spodgt.peer import wire
 from spodgt.peer import wire_pb2 as pb
 from spodgt.peer.diagnosis import cause
 from spodgt.peer.faults import Hear, crash_point
+from spodgt.peer.gate import Gate
 from spodgt.peer.identity import Identity
 from spodgt.peer.protocol import Ack, Incarnation, Message, Refused
 
@@ -31,6 +32,9 @@ HEARTBEAT_SECONDS = 2.0  # a stream on which nothing was answered for so long ge
 SLOWEST = 16_000.0  # bytes per second that a link must carry
 TAKEOVER_SECONDS = 3.0  # a stream silent for so long gives way to a later incarnation of the same client
 WINDOW = 2  # messages on their way before an acknowledgement is awaited
+FIRST_SECONDS = 10.0  # for the first whole message of a stream, beyond the time its bytes take
+CONNECTIONS = 256  # beyond those of the links: strangers cannot use up the descriptors
+_TEXT = 300  # characters of a reason that travel back to the sender
 _BACKOFF = (0.1, 3.0)
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", wire.LIMIT),
@@ -44,6 +48,8 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.lookahead_bytes", 4 * wire.CHUNK),
     ("grpc.enable_http_proxy", 0),
     ("grpc.so_reuseport", 0),
+    ("grpc.server_handshake_timeout_ms", 5_000),  # who says nothing is let go
+    ("grpc.max_concurrent_streams", 8),  # of one connection
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 3_000),
 ]
@@ -71,15 +77,16 @@ class Local:
 
 
 class Transport:
-    """All links of one client; `manifest` gives its text and signature to neighbours that ask."""
+    """All links of one client; `manifest` gives its text and signature to a client that asks, by its name."""
 
     def __init__(
-        self, local: Local, manifest: Callable[[], tuple[bytes, bytes]] = lambda: (b"", b"")
+        self, local: Local, manifest: Callable[[str], tuple[bytes, bytes] | None] = lambda name: None
     ) -> None:
         self.local, self.manifest = local, manifest
         self.out: dict[str, OutStream] = {}
         self.into: dict[str, Traffic] = {}
         self.streams: dict[str, InStream] = {}
+        self.gate = Gate()
         self.server: grpc.aio.Server | None = None
 
     async def start(self, address: str, out: dict[str, str], into: set[str]) -> int:
@@ -89,10 +96,12 @@ class Transport:
         credentials = grpc.ssl_server_credentials(
             [(own.key, own.certificate)], own.authority, require_client_auth=True
         )
-        self.server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=4 * len(into) + 16)
+        connections = ("grpc.max_allowed_incoming_connections", 2 * len(into) + CONNECTIONS)
+        self.server = grpc.aio.server(options=[*_OPTIONS, connections])
         handlers = {
             "Talk": grpc.stream_stream_rpc_method_handler(self._talk),
-            "Manifest": grpc.unary_unary_rpc_method_handler(self._manifest),
+            # as a stream the handler runs before a request is read: a half-sent one holds nothing
+            "Manifest": grpc.stream_unary_rpc_method_handler(self._manifest),
         }
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         port = int(self.server.add_secure_port(address, credentials))
@@ -103,7 +112,7 @@ class Transport:
     def relink(self, out: dict[str, str], into: set[str]) -> None:
         """Take the links of a manifest: open what is new, close what is gone."""
         for name in set(self.out) - set(out):
-            self.out.pop(name).task.cancel()
+            self.out.pop(name).close()
         for name, address in out.items():
             if name not in self.out:
                 self.out[name] = OutStream(self.local, name, address)
@@ -113,7 +122,7 @@ class Transport:
 
     async def stop(self) -> None:
         for stream in self.out.values():
-            stream.task.cancel()
+            stream.close()
         await asyncio.gather(*(stream.task for stream in self.out.values()), return_exceptions=True)
         handlers = [stream.handler for stream in self.streams.values()]
         for handler in handlers:  # before the server does it, which would log an error
@@ -143,20 +152,31 @@ class Transport:
     # --- the receiver's end of a stream ------------------------------------------------------------
     async def _talk(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         sender = await self._admit(context)
+        try:
+            with self.gate.stream(sender):
+                await self._receive(sender, context)
+        except Refused as error:
+            why = str(error)[:_TEXT]
+            self.local.notify("refused", f"{sender}: {why}")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+
+    async def _receive(self, sender: str, context: grpc.aio.ServicerContext) -> None:
+        """Take the messages of one stream until it ends; `Refused` for a frame no honest peer sends."""
         assembler = wire.Assembler(self.local.context, sender)
         stream: InStream | None = None
         traffic = self.into[sender]
+        task = asyncio.current_task()
+        assert task is not None
+        limit = FIRST_SECONDS + 8 * self.local.context.n / SLOWEST
+        first = self.loop.call_later(limit, task.cancel)
         try:
             while (chunk := await context.read()) is not grpc.aio.EOF:
-                try:
-                    message = assembler.add(chunk)
-                except Refused as error:
-                    self.local.notify("refused", f"{sender}: {error}")
-                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                message = self._assemble(assembler, chunk)
                 traffic.bytes += len(chunk)
                 if message is None:
                     continue
                 if stream is None:
+                    first.cancel()
                     stream = await self._register(sender, message.sender, context)
                 traffic.messages += 1
                 traffic.heard = stream.heard = time.monotonic()
@@ -165,13 +185,21 @@ class Transport:
                     stream.wake.set()  # tell the sender we are alive, however long the round takes
                 self.local.hear(sender, message)
         except asyncio.CancelledError:
-            return  # the sender went away, a later incarnation of it has come, or we end
+            return  # the sender went away or says nothing, a later incarnation of it has come, or we end
         finally:
+            first.cancel()
             if stream is not None:
                 stream.task.cancel()
                 if self.streams.get(sender) is stream:
                     del self.streams[sender]
                     traffic.state = "down"
+
+    def _assemble(self, assembler: wire.Assembler, chunk: bytes) -> Message | None:
+        try:
+            return assembler.add(chunk)
+        except Refused:
+            self.gate.bad_frame(assembler.sender)
+            raise
 
     async def _admit(self, context: grpc.aio.ServicerContext) -> str:
         """The sender's name, from its certificate; only links of the manifest are let in."""
@@ -198,10 +226,15 @@ class Transport:
         stream = self.streams[sender] = InStream(self.local.context, incarnation, context)
         return stream
 
-    async def _manifest(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        await _certified_name(context)
-        text, signature = self.manifest()
-        return pb.ManifestReply(text=text, signature=signature).SerializeToString()
+    async def _manifest(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
+        name = await _certified_name(context)
+        signed = self.manifest(name)
+        if signed is not None:
+            return pb.ManifestReply(text=signed[0], signature=signed[1]).SerializeToString()
+        why = f"{name} is not in the manifest"
+        self.local.notify("refused", why)
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+        return b""
 
 
 async def _certified_name(context: grpc.aio.ServicerContext) -> str:
@@ -239,7 +272,7 @@ class InStream:
         self.handler.cancel()
 
     async def _answer(self) -> None:
-        with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, grpc.aio.UsageError):
+        try:
             while True:
                 await self.wake.wait()
                 self.wake.clear()
@@ -249,6 +282,8 @@ class InStream:
                 await self.context.write(b"" if ack is None else wire.pack_ack(self.own, ack))
                 if ack is not None:
                     crash_point("ack sent")
+        except Exception:  # the stream has ended, whatever gRPC calls it; the sender connects again
+            self.handler.cancel()
 
 
 class OutStream:
@@ -264,33 +299,72 @@ class OutStream:
         self.writing = 0.0  # since when a chunk waits to leave
         self.asked = 0.0  # since when a message waits for an answer
         self.traffic = Traffic()
-        self.task = asyncio.create_task(self._run())
+        self.closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        if not self.closed:
+            self.task = asyncio.create_task(self._run())
+            self.task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A link ends when it is closed, and for no other reason."""
+        if self.closed:
+            return
+        why = "cancelled" if task.cancelled() else repr(task.exception())
+        self.local.notify("failed", f"{self.local.context.name} → {self.name}: {why}")
+        self.task.get_loop().call_later(_BACKOFF[1], self._begin)
+
+    def close(self) -> None:
+        self.closed = True
+        self.task.cancel()
 
     async def _run(self) -> None:
         pause = _BACKOFF[0]
         while True:
             begun = time.monotonic()
-            try:
-                async with secure_channel(self.local.identity, self.address, self.name) as channel:
-                    await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
-                    await self._stream(channel)
-            except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.TimeoutError, OSError) as error:
-                self.traffic.why = await cause(error, self.local.identity, self.address, self.name)
+            self.traffic.why = await self._attempt()
             if self.traffic.state != "down":
                 self.traffic.state = "down"
                 self.local.notify("link down", f"{self.local.context.name} → {self.name}: {self.traffic.why}")
             pause = _BACKOFF[0] if time.monotonic() - begun > 10 else min(2 * pause, _BACKOFF[1])
             await asyncio.sleep(pause * random.uniform(0.5, 1))
 
+    async def _attempt(self) -> str:
+        """Connect and talk until it breaks; returns why, whatever it was that broke."""
+        # a task of its own: gRPC cancels what waits on a call that ends, and that must not end the link
+        attempt = asyncio.create_task(self._connect())
+        try:
+            await asyncio.wait({attempt})
+        finally:
+            attempt.cancel()
+        error = None if attempt.cancelled() else attempt.exception()
+        try:
+            return await cause(error, self.local.identity, self.address, self.name)
+        except Exception as failure:
+            return f"{type(failure).__name__}: {failure}"[:_TEXT]
+
+    async def _connect(self) -> None:
+        async with secure_channel(self.local.identity, self.address, self.name) as channel:
+            await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
+            await self._stream(channel)
+
     async def _stream(self, channel: grpc.aio.Channel) -> None:
         call = channel.stream_stream(f"/{SERVICE}/Talk")()
         parts = [asyncio.create_task(part) for part in (self._listen(call), self._send(call), self._watch())]
         try:
-            await asyncio.gather(*parts)  # until one of them raises
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for part in parts:
                 part.cancel()
             call.cancel()
+            ended = await asyncio.gather(*parts, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, grpc.aio.AioRpcError):  # tells more than what followed from it
+                raise error
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
 
     async def _watch(self) -> None:
         """The deadlines of a stream; one watcher is cheaper than a timer for each chunk."""

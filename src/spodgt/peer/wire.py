@@ -15,11 +15,12 @@ import torch
 from google.protobuf.message import DecodeError
 
 from spodgt.peer import wire_pb2 as pb
-from spodgt.peer.protocol import Ack, Incarnation, Message, Refused
+from spodgt.peer.protocol import BOUND, Ack, Incarnation, Message, Refused
 
 PROTOCOL = 1
 CHUNK = 2**20
-LIMIT = CHUNK + 4096  # of one gRPC message
+HEADER = 4096  # bytes of a header at most; an honest one has about 200
+LIMIT = CHUNK + HEADER + 4  # of one gRPC message
 _LENGTH = struct.Struct("<I")
 _FLOATS = np.dtype("<f4")
 
@@ -81,6 +82,8 @@ class Assembler:
         (length,) = _LENGTH.unpack_from(chunk)
         if length > len(chunk) - _LENGTH.size:
             raise Refused(f"the header claims {length} bytes, the frame has {len(chunk) - _LENGTH.size}")
+        if length > HEADER:
+            raise Refused(f"the header has {length} bytes, at most {HEADER} are allowed")
         try:
             header = pb.Header.FromString(chunk[_LENGTH.size : _LENGTH.size + length])
         except DecodeError:
@@ -131,8 +134,9 @@ def check_header(header: pb.Header, context: Context, sender: str) -> None:
             f"the layout differs: {header.n} {header.dtype} parameters with hash {theirs or 'none'}, "
             f"we have {context.n} float32 with {ours}"
         )
-    if max(header.base, header.acked) > header.number or max(header.epoch, header.number) >= 2**62:
+    if max(header.base, header.acked) > header.number:
         raise Refused(f"the numbers contradict each other: {header.base}, {header.acked}, {header.number}")
+    _check_numbers(header.epoch, header.number, header.incarnation.number, header.seen.number)
 
 
 def pack_ack(context: Context, ack: Ack) -> bytes:
@@ -146,13 +150,21 @@ def pack_ack(context: Context, ack: Ack) -> bytes:
     ).SerializeToString()
 
 
+def _check_numbers(*numbers: int) -> None:
+    if max(numbers) >= BOUND:
+        raise Refused(f"the numbers {', '.join(map(str, numbers))} must be below 2^62")
+
+
 def unpack_ack(context: Context, data: bytes) -> Ack:
+    if len(data) > HEADER:
+        raise Refused(f"the acknowledgement has {len(data)} bytes, at most {HEADER} are allowed")
     try:
         ack = pb.Ack.FromString(data)
     except DecodeError:
         raise Refused("the acknowledgement cannot be decoded") from None
-    if ack.protocol != PROTOCOL or ack.run != context.run or max(ack.epoch, ack.number) >= 2**62:
+    if ack.protocol != PROTOCOL or ack.run != context.run:
         raise Refused(f"the acknowledgement is of run {ack.run!r} and protocol {ack.protocol}")
+    _check_numbers(ack.epoch, ack.number, ack.incarnation.number, ack.seen.number)
     return Ack(ack.epoch, ack.number, _unpacked(ack.incarnation), _unpacked(ack.seen))
 
 

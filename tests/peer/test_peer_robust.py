@@ -1,0 +1,244 @@
+"""What must never end a peer or a link: exceptions, refusals, strangers, members that lie about numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from spodgt.peer import folders, gate, wire
+from spodgt.peer.audit import local_error
+from spodgt.peer.diagnosis import probe
+from spodgt.peer.gate import Gate
+from spodgt.peer.options import Options
+from spodgt.peer.protocol import JUMP, Ack, Incarnation, Refused
+from spodgt.peer.run import Peer
+from spodgt.peer.status import Journal
+from spodgt.peer.transport import SERVICE, Local, Transport, fetch_manifest, secure_channel
+from tests.peer.failures import make
+from tests.peer.test_peer_transport import Server, chunks, context, message, run, who
+from tests.peer.world import World
+
+pytestmark = pytest.mark.network
+
+
+def sender(events: list[tuple[str, str]]) -> Transport:
+    return Transport(Local(context("a"), who("a"), lambda *_: None, lambda k, t: events.append((k, t))))
+
+
+async def until(condition: Any, seconds: float = 20) -> None:
+    async def poll() -> None:
+        while not condition():
+            await asyncio.sleep(0.02)
+
+    await asyncio.wait_for(poll(), seconds)
+
+
+@pytest.mark.parametrize(
+    "error", [asyncio.InvalidStateError("RPC already finished."), asyncio.CancelledError(), KeyError("x")]
+)
+def test_no_exception_ends_a_link(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC has more exceptions for a call that ended than it documents."""
+    pack, left = wire.pack, [error, error]
+
+    def breaks(*arguments: Any) -> Any:
+        if left:
+            raise left.pop()
+        return pack(*arguments)
+
+    async def work() -> None:
+        async with Server() as server:
+            events: list[tuple[str, str]] = []
+            transport = sender(events)
+            await transport.start("127.0.0.1:0", {"b": server.address}, set())
+            monkeypatch.setattr(wire, "pack", breaks)
+            transport.send_latest("b", message())
+            await until(lambda: server.heard)
+            assert not left
+            assert not transport.out["b"].task.done()
+            assert events[0][0] == "link down"
+            await transport.stop()
+
+    run(work())
+
+
+def test_a_link_that_ended_all_the_same_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.peer.transport._BACKOFF", (0.02, 0.05))
+
+    async def work() -> None:
+        async with Server() as server:
+            events: list[tuple[str, str]] = []
+            transport = sender(events)
+            await transport.start("127.0.0.1:0", {"b": server.address}, set())
+            await asyncio.sleep(0.05)
+            transport.out["b"].task.cancel()  # by nobody who may
+            transport.send_latest("b", message())
+            await until(lambda: server.heard)
+            assert ("failed", "a → b: cancelled") in events
+            await transport.stop()
+
+    run(work())
+
+
+def test_links_come_up_after_many_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.peer.transport._BACKOFF", (0.01, 0.03))
+
+    async def work() -> None:
+        async with Server() as server:
+            server.transport.relink({}, set())  # the manifest is late
+            senders = [sender([]) for _ in range(6)]
+            for each in senders:
+                await each.start("127.0.0.1:0", {"b": server.address}, set())
+                each.send_latest("b", message())
+            await until(lambda: len(server.events) > 100)
+            server.transport.relink({}, {"a"})
+            await until(lambda: server.heard)
+            assert not any(each.out["b"].task.done() for each in senders)
+            for each in senders:
+                await each.stop()
+
+    run(work())
+
+
+def test_a_name_holds_two_streams_and_a_silent_one_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.peer.transport.FIRST_SECONDS", 1.0)
+
+    async def work() -> None:
+        async with Server() as server, secure_channel(who("a"), server.address, "b") as channel:
+            silent = [channel.stream_stream(f"/{SERVICE}/Talk")() for _ in range(2)]
+            await until(lambda: server.transport.gate.open["a"] == 2)
+            answer = await server.knock(who("a"), chunks(message()))
+            assert "a holds 2 streams already" in answer
+            await until(lambda: server.transport.gate.open["a"] == 0)
+            assert await server.knock(who("a"), chunks(message())) == "open"
+            del silent
+
+    run(work())
+
+
+def test_bad_frames_keep_a_name_out_for_a_while() -> None:
+    now = [0.0]
+    kept = Gate(lambda: now[0])
+    for _ in range(gate.REFUSALS):
+        with kept.stream("a"):
+            kept.bad_frame("a")
+    with pytest.raises(Refused, match="kept out for 30 s more"), kept.stream("a"):
+        pass
+    with kept.stream("b"):
+        pass
+    now[0] = gate.BAN_SECONDS + 1
+    with kept.stream("a"):
+        kept.bad_frame("a")  # one more is one, not six
+    with kept.stream("a"):
+        pass
+
+
+def test_headers_and_logs_are_bounded(tmp_path: Path) -> None:
+    """400 frames with 1 MB of text in `run` once wrote 1.9 GB into the log and kept as much in memory."""
+
+    async def work() -> None:
+        async with Server() as server:
+            answer = await server.knock(who("a"), chunks(message(), run="x" * 10**6))
+            assert "at most 4096 are allowed" in answer
+            assert len(answer) < 400
+
+    run(work())
+    journal = Journal(tmp_path / "log.jsonl", "p0")
+    for number in range(400):
+        journal.event("refused", f"p1: {number}" + "x" * 10**6)
+    assert (tmp_path / "log.jsonl").stat().st_size < 1000
+    assert journal.counts["refused"] == 400
+    assert sum(len(text) for key in journal.told for text in key) < 1000
+
+
+def test_the_log_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.peer.status._LOG_BYTES", 2000)
+    journal = Journal(tmp_path / "log.jsonl", "p0")
+    for number in range(200):
+        journal.append({"event": "status", "number": number})
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert len(sizes) == 2
+    assert max(sizes) < 2200
+    assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])["number"] == 199
+
+
+def test_the_largest_life_is_refused() -> None:
+    """Believed, it would be one too many for a frame: the neighbour could never send again."""
+    lie = Incarnation(2**64 - 1, 3)
+    with pytest.raises(Refused, match="must be below 2\\^62"):
+        wire.Assembler(context("b"), "a").add(chunks(message(seen=lie))[0])
+    packed = wire.pack_ack(context("b"), Ack(0, 1, Incarnation(1, 1), lie))
+    with pytest.raises(Refused, match="must be below 2\\^62"):
+        wire.unpack_ack(context("a"), packed)
+    world = World(2)
+    world.drain(3)
+    node = world.nodes[1]
+    frame = world.nodes[0].message("p1")
+    assert frame is not None
+    for far in (JUMP + 10, 2**61):
+        life = Incarnation(far, 3)
+        for lying in (frame._replace(seen=life), frame._replace(sender=life, number=frame.number + 1)):
+            node.hear("p0", lying)
+            node.advance(False, [])
+    node.hear("p0", Ack(0, 0, Incarnation(2**61, 1), node.incarnation))
+    node.hear("p0", frame._replace(epoch=2**40))
+    node.advance(False, [])
+    assert node.incarnation.number == 1
+    assert node.state.epoch == 0
+    assert {kind for kind, _ in world.events} == {"refused"}
+    world.drain(3)
+    assert node.state.into["p0"].seen.number == 1
+    assert local_error(node.state) <= 1e-12
+
+
+def test_proofs_of_a_rollback_are_not_believed_for_ever() -> None:
+    """A neighbour that acknowledges what was never sent made 72 epochs in 8 seconds."""
+    world = World(2)
+    world.drain(3)
+    node = world.nodes[1]
+    for _ in range(50):
+        node.hear("p0", Ack(node.state.epoch, 10**6, Incarnation(1, 1), node.incarnation))
+        node.advance(False, [])
+    assert node.state.epoch == 4
+
+
+def test_a_removed_client_reads_no_manifest() -> None:
+    async def work() -> None:
+        async with Server() as server:
+            server.transport.manifest = lambda name: (b"text", b"sum") if name == "a" else None
+            assert await fetch_manifest(who("a"), server.address, "b") == (b"text", b"sum")
+            with pytest.raises(grpc.aio.AioRpcError, match="z is not in the manifest"):
+                await fetch_manifest(who("z"), server.address, "b")
+            async with secure_channel(who("a"), server.address, "b") as channel:
+                # a request that is never sent whole holds nothing: the answer comes first
+                call = channel.stream_unary(f"/{SERVICE}/Manifest")()
+                assert await asyncio.wait_for(call, 5)
+
+    run(work())
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return folders.issue(make(tmp_path / "run", clients=3), "p0")
+
+
+def test_a_status_that_cannot_be_written_ends_nothing(home: Path) -> None:
+    (home / "status.tmp").mkdir()
+    peer = Peer(home, "p0", Options(durability="process", rounds=5))
+    peer.run()
+    assert peer.node.state.k == 6
+    assert peer.journal.counts["status"] > 0
+
+
+def test_a_key_is_never_copied_and_never_readable_by_others(home: Path, monkeypatch: Any) -> None:
+    (home / "key.pem").chmod(0o644)
+    folders.issue(home.parent, "p0")
+    assert (home / "key.pem").stat().st_mode & 0o777 == 0o600
+    peer = Peer(home, "p0", Options(durability="process"))
+    monkeypatch.setattr("tempfile.mkdtemp", lambda *_, **__: pytest.fail("a key in a temporary folder"))
+    assert "nobody listens" in probe(peer.transport.local.identity, "127.0.0.1:1", "p1")
+    peer.store.close()
