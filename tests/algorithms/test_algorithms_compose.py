@@ -183,7 +183,7 @@ MISTAKES = [
     ),
     (
         {"step_size": {"schedule": "inverse", "begin": 1}},
-        "begin=1 is not a field of inverse; its fields are start, scale.",
+        "begin=1 is not a field of inverse; its fields are start, warmup, scale.",
     ),
     (
         {"step_size": {"schedule": "cosine"}},
@@ -199,7 +199,37 @@ MISTAKES = [
     ),
     ({"momentum": 1}, "momentum of spod-gt must be in [0, 1), got 1; use momentum=0.9."),
     ({"momentum": "0.9"}, "momentum of spod-gt must be in [0, 1), got '0.9'; use momentum=0.9."),
-    ({"pace": 1}, "pace=1 is not a field of spod-gt; its fields are step_size, momentum."),
+    (
+        {"pace": 1},
+        "pace=1 is not a field of spod-gt; its fields are step_size, local_steps, clip_tracker, adam, "
+        "weight_decay, momentum, l2, clip_gradient.",
+    ),
+    (
+        {"adam": {"gamma": 1}},
+        "gamma=1 is not a field of adam; its fields are beta1, beta2, epsilon, amsgrad.",
+    ),
+    (
+        {"adam": {"beta2": 1.0}},
+        "adam of spod-gt must be with beta2 in [0, 1), got 1.0; use adam=True.",
+    ),
+    ({"adam": {"epsilon": 0}}, "epsilon of spod-gt+adam must be a number above 0, got 0; use epsilon=0.01."),
+    (
+        {"clip_tracker": -1},
+        "clip_tracker of spod-gt must be a number above 0, got -1; use clip_tracker=0.01.",
+    ),
+    (
+        {"clip_gradient": True},
+        "clip_gradient of spod-gt must be a number above 0, got True; use clip_gradient=0.01.",
+    ),
+    ({"l2": "much"}, "l2 of spod-gt must be a number above 0, got 'much'; use l2=0.01."),
+    (
+        {"local_steps": 2.5},
+        "local_steps of spod-gt must be a whole number above 0, got 2.5; use local_steps=5.",
+    ),
+    (
+        {"step_size": {"schedule": "constant", "start": 0.1, "warmup": -3}},
+        "warmup of constant must be a whole number above 0, got -3; use warmup=5.",
+    ),
 ]
 
 
@@ -214,7 +244,8 @@ def test_other_mistakes_are_named() -> None:
     with pytest.raises(InvalidConfig, match=r"^method 'spot-gt' is not known; did you mean 'spod-gt'\?$"):
         method("spot-gt")
     with pytest.raises(
-        InvalidConfig, match=r"step_size=0.1 is not a field of gossip; its fields are momentum"
+        InvalidConfig,
+        match=r"step_size=0.1 is not a field of gossip; its fields are local_steps, clip_tracker",
     ):
         method("gossip", step_size=0.1)
     with pytest.raises(InvalidInput, match=r"local_steps of k-gt must be a whole number above 0, got 2.5"):

@@ -268,6 +268,7 @@ def test_every_kind_of_state_comes_back(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
     methods = [
         spodgt.method("spod-gt", momentum=0.5),
+        spodgt.method("spod-gt-memory", adam={"amsgrad": True}, clip_tracker=1.0, local_steps=2),
         spodgt.method("k-gt", local_steps=3),
         spodgt.method("push-diging", step_size={"schedule": "inverse-sqrt", "start": 0.05}),
     ]

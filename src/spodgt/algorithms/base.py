@@ -7,7 +7,7 @@ import math
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from inspect import isfunction
 from numbers import Integral, Real
@@ -27,7 +27,7 @@ from spodgt.types import Availability, Round
 __all__ = [
     "Algorithm", "Availability", "Count", "GradientState", "HasStepSize", "LocalSteps", "Mixing", "Network",
     "Number", "Positive", "Rate", "Round", "Rule", "S", "Schedule", "Sporadic", "State", "Tensor",
-    "TrackingState", "Traits", "exchanges", "positive",
+    "TrackingState", "Traits", "exchanges", "fraction", "positive",
 ]  # fmt: skip
 
 
@@ -82,6 +82,11 @@ def positive(value: object, name: str, *, whole: bool = False, zero: bool = Fals
     raise InvalidInput(f"{name} must be {kind} above 0, got {value!r}; use {argument}={example}.")
 
 
+def fraction(value: object) -> bool:
+    """Whether it is a number in [0, 1), such as the weight of the past in a running mean."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
+
+
 Number = float | Tensor  # one for all clients, or (clients, 1)
 Positive = Annotated[float, positive]  # a field of this type is checked by the function
 Count = Annotated[int, partial(positive, whole=True)]
@@ -108,14 +113,26 @@ class Schedule(ABC):
     """A step size that changes with the rounds; a frozen dataclass of numbers."""
 
     name: ClassVar[str]
-    start: Annotated[Number, positive]  # in round 1
+    start: Annotated[Number, positive]  # in round 1, or where the warm-up ends
+    # rounds in which the step size grows from nearly nothing to `start`
+    warmup: Annotated[int, partial(positive, whole=True, zero=True)] = field(
+        default=0, kw_only=True, repr=False
+    )
 
     def __post_init__(self) -> None:
         _check_fields(self)
 
     @abstractmethod
     def at(self, k: int | Tensor) -> Number:
-        """The step size of round k ≥ 1, the one that leads to x[k]; `k` may be (clients, 1)."""
+        """The step size of round k ≥ 1 after the warm-up; `k` may be (clients, 1)."""
+
+    def warmed(self, k: int | Tensor) -> Number:
+        """The step size of round k ≥ 1, the one that leads to x[k]: start · k/warmup at first, then `at`."""
+        if isinstance(self.warmup, int) and self.warmup == 0:
+            return self.at(k)
+        rounds, until = torch.as_tensor(k, dtype=torch.float64), torch.as_tensor(self.warmup)
+        rate = self.at((rounds - until).clamp(min=1)) * (rounds / until.clamp(min=1)).clamp(max=1)
+        return torch.as_tensor(rate)
 
     def __mul__(self, other: Tensor) -> typing.NoReturn:
         raise InvalidInput(f"{self} has no value outside a round; build the method with spodgt.method.")
@@ -160,6 +177,7 @@ class Traits:
     talks: Literal["all", "pair", "client"] = "all"  # in a round: everybody, a random pair or a random client
     steps: Literal["per client", "common", "constant", "none"] = "common"  # the freest step size it allows
     momentum: Literal["kept", "restarted", "none"] = "kept"  # restarted: by every exchange after local steps
+    direction: bool = True  # a step is η times one direction, which layers may change
     rule: Rule | None = None  # for idle clients' gradients, where the state is that of gradient tracking
     compiled: str | None = None  # the compiled step of `kernels.STEPS` that does what `step` does
 

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, HasStepSize, Schedule, Sporadic, Traits
-from spodgt.algorithms.compose.momentum import Momentum
+from spodgt.algorithms.compose.wrapper import Layer, Wrapper
 from spodgt.algorithms.registry import ALGORITHMS
 from spodgt.errors import Incompatible, InvalidInput
 from spodgt.network import Network
@@ -34,18 +34,21 @@ def check(algorithm: Algorithm, network: Network, availability: Availability) ->
         needs = f"every link in every round, but {got};"
     if needs is not None:
         raise Incompatible(f"{algorithm.name} needs {needs} use {_instead(traits, network, availability)}.")
+    layer = algorithm
+    while isinstance(layer, Wrapper):
+        if isinstance(layer, Layer) and (why := layer.unfit()):
+            raise Incompatible(f"{algorithm.name} {why}")
+        layer = layer.base
     _check_steps(algorithm, network)
     algorithm.weighs(network)
 
 
 def _check_steps(algorithm: Algorithm, network: Network) -> None:
-    """Raise unless the step size and the momentum are of a kind that the method is meant for."""
+    """Raise unless the step size is of a kind that the method is meant for."""
     traits, name = algorithm.traits, algorithm.name
     step = algorithm.step_size if isinstance(algorithm, HasStepSize) else None
     start = step.start if isinstance(step, Schedule) else step
     count = start.numel() if isinstance(start, Tensor) else 1
-    if isinstance(algorithm, Momentum) and traits.momentum == "none":
-        raise Incompatible(f"{name} needs gradients to filter, but the method takes none; drop momentum.")
     if traits.steps == "constant" and isinstance(step, Schedule):
         raise Incompatible(f"{name} needs a constant step size, but got {step}; use a number, or gt-dsgd.")
     if count > 1 and traits.steps != "per client":

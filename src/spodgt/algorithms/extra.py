@@ -25,8 +25,9 @@ class ExtraState(NamedTuple):
 class Extra(Algorithm[ExtraState]):
     name = "extra"
     traits = replace(
-        DSGD.traits, source="shi2015extra", sporadic_links="no", tracking=True, exact="yes", steps="constant"
-    )
+        DSGD.traits, source="shi2015extra", sporadic_links="no", tracking=True, exact="yes", steps="constant",
+        direction=False
+    )  # fmt: skip
     step_size: Rate = 0.01  # α
 
     def init(self, x: Tensor, round: Round) -> ExtraState:

@@ -27,6 +27,7 @@ class Gossip(Algorithm[GossipState]):
         talks="pair",
         steps="none",
         momentum="none",
+        direction=False,
     )
 
     def init(self, x: Tensor, round: Round) -> GossipState:

@@ -14,8 +14,13 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, HasStepSize, Schedule
+from spodgt.algorithms.compose.adam import Adam
+from spodgt.algorithms.compose.clipping import ClipGradient, ClipTracker
+from spodgt.algorithms.compose.decay import L2, WeightDecay
+from spodgt.algorithms.compose.local import Local
 from spodgt.algorithms.compose.momentum import Momentum
 from spodgt.algorithms.compose.schedules import Scheduled, check_names, schedule
+from spodgt.algorithms.compose.wrapper import Layer, Wrapper
 from spodgt.errors import InvalidConfig
 
 # One line per method: its file. Its name is the same with hyphens; tables list methods in this order.
@@ -48,6 +53,11 @@ METHODS = (
     "fedavg",
     "sgd",
 )
+# From the innermost to the outermost, a schedule after the first. Directions pass through them in this order,
+# gradients in the opposite one: clipped, decayed, then filtered by momentum.
+LAYERS: dict[str, type[Layer]] = {
+    cls.key: cls for cls in (Local, ClipTracker, Adam, WeightDecay, Momentum, L2, ClipGradient)
+}
 GROUP = "spodgt.algorithms"  # entry points of other packages: the CLI name and the class
 A = TypeVar("A", bound=type[Algorithm])
 
@@ -116,39 +126,46 @@ def method(name: str | Algorithm, **fields: Any) -> Algorithm:
     Args:
         name: the name, or an instance, which is taken as it is with `fields` changed.
         fields: the method's hyperparameters. `step_size` may be a number, one per client, a schedule or
-            its configuration `{"schedule": "inverse-sqrt", "start": 0.1}`; every method takes `momentum`.
+            its configuration `{"schedule": "inverse-sqrt", "start": 0.1}`. Every method also takes the
+            layers of `LAYERS`: momentum, adam, clip_gradient, clip_tracker, weight_decay, l2, local_steps.
     """
     if isinstance(name, Algorithm):
         if not fields and not (isinstance(name, HasStepSize) and isinstance(name.step_size, Schedule)):
             return name
-        base, beta = unwrapped(name)
-        cls, fields = type(base), {**_fields(base), "momentum": beta, **fields}
+        base, layers = unwrapped(name)
+        cls, fields = type(base), {**_fields(base), **layers, **fields}
     else:
         cls = _class(name)
     known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    beta = 0.0 if "momentum" in known else fields.pop("momentum", 0.0)
-    check_names(fields, cls.name, [*known, "momentum"])
+    layers = {key: fields.pop(key) for key in LAYERS if key in fields and key not in known}
+    check_names(fields, cls.name, [*known, *(key for key in LAYERS if key not in known)])
     step = schedule(fields.pop("step_size", None))
     if step is not None and not isinstance(step, Schedule):
         fields["step_size"] = step
-    built = cls(**fields)
+    built = Local.of(cls(**fields), layers.pop(Local.key, None))
     if isinstance(step, Schedule):
         built = Scheduled(built, step)
-    return built if isinstance(beta, int | float) and beta == 0 else Momentum(built, beta)
+    for key, layer in LAYERS.items():
+        built = layer.of(built, layers.get(key))
+    return built
 
 
-def unwrapped(algorithm: Algorithm) -> tuple[Algorithm, float]:
-    """The method itself, a schedule put back into its `step_size`, and its momentum."""
-    base, beta = (algorithm.base, algorithm.beta) if isinstance(algorithm, Momentum) else (algorithm, 0.0)
-    if isinstance(base, Scheduled):
-        base = dataclasses.replace(base.base, step_size=base.schedule)  # type: ignore[type-var]
-    return base, beta
+def unwrapped(algorithm: Algorithm) -> tuple[Algorithm, dict[str, object]]:
+    """The method itself, a schedule put back into its `step_size`, and the values of its layers."""
+    layers: dict[str, object] = {}
+    base, step = algorithm, None
+    while isinstance(base, Wrapper):
+        if isinstance(base, Layer):
+            layers[base.key] = base.value
+        step = base.schedule if isinstance(base, Scheduled) else step
+        base = base.base
+    return (base if step is None else dataclasses.replace(base, step_size=step)), layers  # type: ignore[type-var]
 
 
 def describe(algorithm: Algorithm) -> dict[str, Any]:
     """The method as plain values for a configuration: `method(**describe(algorithm))` is the same again."""
-    base, beta = unwrapped(algorithm)
-    values = {"name": base.name, **_fields(base), **({"momentum": beta} if beta else {})}
+    base, layers = unwrapped(algorithm)
+    values = {"name": base.name, **_fields(base), **{key: layers[key] for key in LAYERS if key in layers}}
     return {key: _plain(value) for key, value in values.items() if value is not None}
 
 
@@ -158,7 +175,8 @@ def _fields(value: Algorithm | Schedule) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Schedule):
-        return {"schedule": value.name, **{key: _plain(each) for key, each in _fields(value).items()}}
+        fields = {key: _plain(each) for key, each in _fields(value).items() if (key, each) != ("warmup", 0)}
+        return {"schedule": value.name, **fields}
     return value.flatten().tolist() if isinstance(value, Tensor) else value
 
 

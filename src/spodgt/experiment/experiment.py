@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from pydantic import BeforeValidator
 from torch import Tensor
 
-from spodgt.algorithms import ALGORITHMS, algorithms, describe, method
+from spodgt.algorithms import ALGORITHMS, LAYERS, algorithms, describe, method
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment import config
@@ -28,7 +28,7 @@ from spodgt.network.recipes import RandomGeometric
 from spodgt.participation import Always, Beta, Participation, TraceFile, as_availability
 from spodgt.runtimes.world import Draw
 from spodgt.types import Availability, Problem
-from spodgt.validation import Field, Number, Whole, from_table, only, recipe, to_table
+from spodgt.validation import Field, Number, Whole, choices, from_table, only, recipe, to_table
 
 PAPER_METHODS = ("spod-gt", "spod-gt-memory", "ab-push-pull", "g-push-pull", "k-gt", "sporadic-k-gt")
 Entry = str | Mapping[str, object] | Algorithm  # a method by name, a table with a name and fields, or itself
@@ -52,6 +52,15 @@ def _how_many_or_which(value: object) -> object:
     return value
 
 
+def _layers(value: object) -> object:
+    if not isinstance(value, dict | None):
+        raise InvalidConfig(f"layers must be a table, got {value!r}; use layers = {{ momentum = 0.9 }}.")
+    for key, one in (value or {}).items():
+        if key not in LAYERS:
+            raise InvalidConfig(f"{key}={one!r} is not a layer; {choices(key, LAYERS)}")
+    return value
+
+
 def _dtype(value: object) -> object:
     if value not in _DTYPES:
         raise InvalidConfig(f"dtype={value!r} is not known; choose {' or '.join(_DTYPES)}.")
@@ -65,6 +74,7 @@ class RunOptions:
     Args:
         methods: Names, tables with a name and fields, or methods themselves.
         step_size: Of methods that set none of their own: a number, one per client, or a schedule.
+        layers: Of methods that set none of their own: momentum, adam, clip_tracker, … with their values.
         seeds: How many (0, 1, …), or a list of which.
         delay: Stop before this delay.
         rounds: Stop after so many rounds. At least one of `delay` and `rounds` is given.
@@ -79,6 +89,7 @@ class RunOptions:
         default_factory=lambda: list(PAPER_METHODS)
     )
     step_size: object = 0.01
+    layers: Annotated[dict[str, object] | None, BeforeValidator(_layers)] = None
     seeds: Annotated[int | list[object], BeforeValidator(_how_many_or_which)] = 5
     delay: Annotated[Number | None, Field(gt=0, allow_inf_nan=False, examples=[5000])] = None
     rounds: Annotated[Whole | None, Field(gt=0, examples=[100])] = None
@@ -178,7 +189,7 @@ class Experiment:
             raise InvalidConfig(
                 f'run.methods must hold names or tables with a name, got {entry!r}; use "spod-gt".'
             )
-        fields = {key: value for key, value in table.items() if key != "name"}
+        fields = {**(self.run.layers or {}), **{key: value for key, value in table.items() if key != "name"}}
         name = str(table["name"])
         cls = ALGORITHMS.get(name) or algorithms().get(name)  # the second asks installed packages, slowly
         if cls is not None and any(each.name == "step_size" for each in fields_of(cls)):  # type: ignore[arg-type]

@@ -1,1 +1,1 @@
-"""Layers around a method: step size schedules and momentum."""
+"""Layers around a method: schedules, momentum, Adam, clipping, weight decay and local steps."""

@@ -1,16 +1,15 @@
 """Step sizes that change with the rounds, for any method whose paper allows it.
 
 `method("dsgd", step_size=InverseSqrt(0.1))` wraps the method, so its file knows only a number. A schedule
-starts at `start` in round 1; `start` may be one per client. Methods with local steps hold the step size
-between two exchanges.
+starts at `start` in round 1; `start` may be one per client. With `warmup` rounds before, the step size first
+grows in proportion to the round. Methods with local steps hold the step size between two exchanges.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Count, Number, Positive, S, Schedule, positive
-from spodgt.algorithms.compose.wrapper import Wrapper
+from spodgt.algorithms.compose.wrapper import Along, Wrapper, with_rate
 from spodgt.errors import InvalidConfig
 from spodgt.types import Round
 
@@ -81,7 +80,7 @@ def check_names(given: dict[str, Any], owner: str, known: list[str]) -> None:
 def schedule(value: Any) -> Any:
     """The schedule that a table `{schedule = "inverse-sqrt", start = 0.1}` means; others as they are."""
     if not isinstance(value, dict):
-        return value.start if isinstance(value, Constant) else value
+        return value.start if isinstance(value, Constant) and not value.warmup else value
     fields = dict(value)
     name = fields.pop("schedule", None)
     if name not in SCHEDULES:
@@ -112,7 +111,7 @@ class Scheduled(Wrapper[S]):
     def step(self, state: S, round: Round) -> S:
         k, K = round.k, self.local_steps
         held: int | Tensor = k if K is None else (k - 1) // K * K + 1
-        rate = self.schedule.at(held.double() if isinstance(held, Tensor) else held)
-        now = copy.copy(self.base)  # not `replace`: a rate of zero at the end of a schedule is no mistake
-        object.__setattr__(now, "step_size", rate.to(state.x) if isinstance(rate, Tensor) else rate)
+        rate = self.schedule.warmed(held.double() if isinstance(held, Tensor) else held)
+        eta = rate.to(state.x) if isinstance(rate, Tensor) else rate
+        now = with_rate(self.base, lambda old: replace(old, rate=eta) if isinstance(old, Along) else eta)
         return now.step(state, round)

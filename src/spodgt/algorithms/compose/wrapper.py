@@ -1,25 +1,42 @@
-"""A method around another one: it changes what the inner method is given, and leaves the rest to it."""
+"""A method around another one: it changes what the inner method is given, and leaves the rest to it.
+
+A `Layer` is a wrapper that `method` adds by a keyword. A gradient layer changes gradients before the inner
+method sees them; what a tracker sums up is then the changed gradients. A direction layer changes what the
+step size is multiplied with, such as the tracker; trackers and gradients stay as they are.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from abc import abstractmethod
+from collections import namedtuple
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, cast
 
-from spodgt.algorithms.base import Algorithm, HasStepSize, LocalSteps, Rate, S
+import torch
+from torch import Tensor
+
+from spodgt.algorithms.base import Algorithm, HasStepSize, LocalSteps, Rate, S, State
+from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.types import Availability
+from spodgt.types import Availability, Round
+
+Memory = tuple[Tensor, ...]  # what a layer keeps of every client: (clients, …) each
 
 
 @dataclass(frozen=True)
 class Wrapper(Algorithm[S]):
     base: Algorithm[S]
 
-    def declares(self, suffix: str, *more: str) -> None:
+    def declares(self, suffix: str, *more: str, **changes: object) -> None:
         """Take the name and traits of `base`, with `more` fields in the state; no compiled step is ours."""
         traits = self.base.traits
-        changed = dataclasses.replace(traits, state=(*traits.state, *more), compiled=None)
+        new: dict[str, Any] = {"state": (*traits.state, *more), "compiled": None} | changes
         object.__setattr__(self, "name", f"{self.base.name}+{suffix}")
-        object.__setattr__(self, "traits", changed)
+        object.__setattr__(self, "traits", dataclasses.replace(traits, **new))
 
     @property
     def step_size(self) -> Rate | None:
@@ -37,3 +54,192 @@ class Wrapper(Algorithm[S]):
 
     def weighs(self, network: Network) -> Network:
         return self.base.weighs(network)
+
+
+# --- directions --------------------------------------------------------------------------------------
+Turn = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Along:
+    """A step size that changes the direction it is multiplied with first: η times turns of y."""
+
+    rate: Rate
+    turns: tuple[Turn, ...]  # in the order in which they are applied
+
+    @staticmethod
+    def first(turn: Turn, rate: Rate | Along) -> Along:
+        """`turn` before those that `rate` has."""
+        return Along(rate.rate, (turn, *rate.turns)) if isinstance(rate, Along) else Along(rate, (turn,))
+
+    def __mul__(self, direction: Tensor) -> Tensor:
+        for turn in self.turns:
+            direction = turn(direction)
+        return self.rate * direction
+
+
+def with_rate(algorithm: Algorithm[S], change: Callable[[Rate | Along], Rate | Along]) -> Algorithm[S]:
+    """The same method with another step size in the innermost one, `change` of the one it has.
+
+    Not by `replace`: the method would check what is no mistake here, such as the zero a schedule ends with.
+    """
+    now = copy.copy(algorithm)
+    if isinstance(algorithm, Wrapper):
+        object.__setattr__(now, "base", with_rate(algorithm.base, change))
+    elif isinstance(algorithm, HasStepSize) and algorithm.step_size is not None:
+        object.__setattr__(now, "step_size", change(algorithm.step_size))
+    return now
+
+
+# --- layers ------------------------------------------------------------------------------------------
+@cache
+def _wider(inner: type[State], names: tuple[str, ...]) -> Any:
+    """The state's type with more fields: flat, so that it is cut, stored and shown like any other."""
+    wider = namedtuple("Wider", [*inner._fields, *names])  # type: ignore[misc]
+    title = "".join(name.title().replace("_", "") for name in names)
+    return type(f"{inner.__name__}With{title}", (wider,), {"inner": inner, "__slots__": ()})
+
+
+@dataclass(frozen=True)
+class Layer(Wrapper[S]):
+    """A wrapper with a keyword: its fields after `base` are what the keyword is given."""
+
+    key: ClassVar[str]  # of `method` and of configurations
+    example: ClassVar[str]  # a good value, as it is typed
+    off: ClassVar[float] = 0  # the number that means: no such layer
+
+    @classmethod
+    def of(cls, base: Algorithm, value: object) -> Algorithm:
+        """`base` in the layer that a keyword's value means: a number, a table, or True for the defaults."""
+        first, *_ = own = [each.name for each in dataclasses.fields(cls)][1:]
+        if value is None or value is False or (type(value) in (int, float) and value == cls.off):
+            return base
+        given = value if isinstance(value, dict) else {} if value is True and len(own) > 1 else {first: value}
+        for name, one in given.items():
+            if name not in own:
+                raise InvalidInput(
+                    f"{name}={one!r} is not a field of {cls.key}; its fields are {', '.join(own)}."
+                )
+        return cls(base, **given)
+
+    @property
+    def value(self) -> object:
+        """What `of` makes this layer from."""
+        own = dataclasses.fields(self)[1:]
+        if len(own) == 1:
+            return getattr(self, own[0].name)
+        given = {each.name: getattr(self, each.name) for each in own}
+        return {name: one for name, one in given.items() if one != getattr(type(self), name)} or True
+
+    def refuse(self, must: str, value: object) -> InvalidInput:
+        """What to raise for a bad `value`, which `must` be something else."""
+        return InvalidInput(
+            f"{self.key} of {self.base.name} must be {must}, got {value!r}; use {self.key}={self.example}."
+        )
+
+    def begin(self, x: Tensor) -> Memory:
+        """What is kept before round 0, in the order of the names given to `declares`."""
+        return ()
+
+    def unfit(self) -> str | None:
+        """What `base` lacks for this layer, as the end of a sentence about it; None if nothing."""
+        return None
+
+    def parts(self, state: State) -> tuple[State, Memory]:
+        """The inner method's state, and what this layer keeps."""
+        if not (count := len(self.traits.state) - len(self.base.traits.state)):
+            return state, ()
+        inner: type[State] = type(state).inner  # type: ignore[attr-defined]
+        fields = tuple(state)
+        return inner(*fields[:-count]), fields[-count:]
+
+    def whole(self, state: State, memory: Memory) -> Any:
+        names = self.traits.state[len(self.base.traits.state) :]
+        return _wider(cast(Hashable, type(state)), names)(*state, *memory) if names else state
+
+
+@dataclass(frozen=True)
+class GradientLayer(Layer[S]):
+    """Changes every gradient that a client takes, before the inner method sees it."""
+
+    @abstractmethod
+    def changed(self, g: Tensor, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """Other gradients for `g` taken at `x`, and what is kept; of idle clients neither is used."""
+
+    def kept(self, memory: Memory, round: Round) -> Memory:
+        """What is left of the memory when a round begins."""
+        return memory
+
+    def unfit(self) -> str | None:
+        takes = self.traits.momentum != "none"
+        return None if takes else f"needs gradients to filter, but the method takes none; drop {self.key}."
+
+    def init(self, x: Tensor, round: Round) -> Any:
+        filtered = _Filtered(round, self, self.begin(x))
+        state = self.base.init(x, cast(Round, filtered))
+        return self.whole(state, filtered.memory)
+
+    def step(self, state: S, round: Round) -> Any:
+        inner, memory = self.parts(state)
+        filtered = _Filtered(round, self, self.kept(memory, round))
+        after = self.base.step(cast(S, inner), cast(Round, filtered))
+        return self.whole(after, filtered.memory)
+
+
+@dataclass
+class _Filtered:
+    """A round whose gradients have gone through a layer; everything else is the round's own."""
+
+    round: Round
+    layer: GradientLayer
+    memory: Memory
+
+    def grad(self, x: Tensor) -> Tensor:
+        computes, g = self.round.computes, self.round.grad(x)
+        g, memory = self.layer.changed(g, x, self.memory)
+        pairs = zip(memory, self.memory, strict=True)
+        self.memory = tuple(torch.where(computes, new, old) for new, old in pairs)
+        return torch.where(computes, g, torch.zeros_like(g))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.round, name)
+
+
+@dataclass(frozen=True)
+class DirectionLayer(Layer[S]):
+    """Changes the direction in which every client steps: its tracker, or its gradient without tracking."""
+
+    @abstractmethod
+    def turned(self, y: Tensor, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """Another direction for `y` of the models `x`, and what is kept."""
+
+    def unfit(self) -> str | None:
+        if self.traits.direction:
+            return None
+        return f"has no direction to step along; drop {self.key}, or use spod-gt-memory."
+
+    def init(self, x: Tensor, round: Round) -> Any:
+        return self.whole(self.base.init(x, round), self.begin(x))
+
+    def step(self, state: S, round: Round) -> Any:
+        inner, memory = self.parts(state)
+        turn = _Turned(self, inner.x, memory)
+        now = with_rate(self.base, lambda rate: Along.first(turn, rate))
+        return self.whole(now.step(cast(S, inner), round), turn.memory)
+
+
+@dataclass
+class _Turned:
+    """The direction of one round in a layer; who stands still, with a zero row, goes on standing still."""
+
+    layer: DirectionLayer
+    x: Tensor
+    memory: Memory
+
+    def __call__(self, y: Tensor) -> Tensor:
+        moves = (y != 0).any(1, keepdim=True)
+        turned, memory = self.layer.turned(y, self.x, self.memory)
+        self.memory = tuple(
+            torch.where(moves, new, old) for new, old in zip(memory, self.memory, strict=True)
+        )
+        return torch.where(moves, turned, y)

@@ -1,0 +1,49 @@
+"""Local steps: links are used in every K-th round only.
+
+In the rounds between, Â and B̂ are the identity: clients step along their trackers and keep these up to date
+with their own gradients, x⁺ = x - η y, y⁺ = y + g⁺ - g. Nothing else changes, so Σy = Σg holds, and a method
+that is exact over sporadic links stays exact. With memory, idle clients may be idle in any of these rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from spodgt.algorithms.base import Availability, Network, Round, S, positive
+from spodgt.algorithms.compose.wrapper import Layer
+from spodgt.participation.availability import Overlay
+
+
+@dataclass(frozen=True)
+class Local(Layer[S]):
+    """`base` with an exchange in every K-th round."""
+
+    name = "local"
+    key, example, off = "local_steps", "5", 1
+    every: int = 5  # K
+
+    def __post_init__(self) -> None:
+        positive(self.every, f"{self.key} of {self.base.name}", whole=True)
+        # the step is the base's own, so a compiled one does it, too
+        self.declares("local", local_steps=True, compiled=self.base.traits.compiled)
+
+    @property
+    def local_steps(self) -> int:
+        return self.every
+
+    def unfit(self) -> str | None:
+        traits = self.base.traits
+        if traits.mixing in ("none", "server") or traits.talks != "all" or traits.sporadic_links == "no":
+            return "needs its links in every round; drop local_steps, or use spod-gt-memory or dfedavg."
+        return None
+
+    def uses(self, availability: Availability, network: Network) -> Availability:
+        return Overlay(self.base.uses(availability, network), every=self.every)
+
+    def init(self, x: Tensor, round: Round) -> S:
+        return self.base.init(x, round)
+
+    def step(self, state: S, round: Round) -> S:
+        return self.base.step(state, round)
