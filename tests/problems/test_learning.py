@@ -443,3 +443,37 @@ def test_clients_and_test_must_be_alike(clients: Any, test: Any, message: str) -
     with pytest.raises(InvalidInput) as error:
         spodgt.Learning(linear(), nn.CrossEntropyLoss(), clients, test=test)
     assert str(error.value) == message
+
+
+# --- what a problem tells ------------------------------------------------------------------------------
+def test_a_model_comes_out_as_the_users_module() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(32, 6), nn.BatchNorm1d(6), nn.Linear(6, 5)).train()
+    problem = spodgt.Learning(module, nn.CrossEntropyLoss(), DATA, test=DATA[0], buffers="pull")
+    x = torch.cat([problem.start(1), problem.statistics(1)], 1)
+    x[:, problem.parameters :] += torch.rand(12)
+    found = problem.module(x[0])
+    assert type(found) is nn.Sequential
+    assert module.training
+    loss = nn.functional.cross_entropy(found(DATA[0][0]), DATA[0][1])
+    assert float(loss.detach()) == pytest.approx(float(problem.evaluate(x[:1]).loss), rel=1e-6)
+    again = nn.Sequential(nn.Flatten(), nn.Linear(32, 6), nn.BatchNorm1d(6), nn.Linear(6, 5)).eval()
+    again.load_state_dict(problem.state_dict(x[0].double()))
+    assert torch.equal(again(DATA[0][0]), found(DATA[0][0]))
+    with pytest.raises(InvalidInput, match=r"models must have 257 columns, got 245, 12 of them running"):
+        problem.module(problem.start(0)[0])
+
+
+def test_a_problem_says_what_each_client_holds() -> None:
+    problem = spodgt.Learning(linear(), nn.CrossEntropyLoss(), [DATA[0], (INPUTS[1][:7], TARGETS[1][:7])])
+    assert problem.sizes().tolist() == [12, 7]
+    labels = problem.labels()
+    assert labels is not None
+    assert labels.tolist() == [
+        [int((TARGETS[0] == c).sum()) for c in range(5)],
+        [int((TARGETS[1][:7] == c).sum()) for c in range(5)],
+    ]
+    regression = [(INPUTS[0], INPUTS[0].mean((1, 2, 3))[:, None])]
+    assert (
+        spodgt.Learning(nn.Sequential(nn.Flatten(), nn.Linear(32, 1)), nn.MSELoss(), regression).labels()
+        is None
+    )

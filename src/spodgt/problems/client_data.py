@@ -110,6 +110,17 @@ class ClientData:
             inputs = crop_and_flip(inputs, Windows.draw(*who, drawn))
         return inputs, self.samples.targets[chosen]
 
+    def labels(self) -> Ints | None:
+        """(clients, classes) how many samples of each class a client holds; None without classes."""
+        targets = self.samples.targets.cpu().numpy()
+        if targets.ndim != 1 or targets.dtype != np.int64:
+            return None
+        held = targets[self.holdings.numbers]
+        owner = np.repeat(np.arange(len(self.holdings)), self.holdings.sizes)
+        counts = np.zeros((len(self.holdings), max(0, int(targets.max())) + 1), np.int64)
+        np.add.at(counts, (owner[held >= 0], held[held >= 0]), 1)  # those below zero are ignored by the loss
+        return counts
+
     def check_targets(self, classes: int) -> None:
         """Say which target is the first outside 0 … classes - 1, if one is."""
         for who, part in (("train", self.samples), ("test", self.test)):

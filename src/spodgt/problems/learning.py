@@ -36,6 +36,8 @@ from spodgt.types import (
     Floats,
     HasIdentity,
     HasLayout,
+    HasModel,
+    HasSamples,
     Ints,
     LinearData,
     Minibatches,
@@ -45,7 +47,7 @@ from spodgt.types import (
 _PICTURES = 128  # samples in a block of a deep network: what lies between layers should stay in the cache
 
 
-class Learning(Problem, HasIdentity, HasLayout, CompiledGradient):
+class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGradient):
     """A model trained by clients that each hold their own data."""
 
     trained: Trainable
@@ -195,6 +197,30 @@ class Learning(Problem, HasIdentity, HasLayout, CompiledGradient):
 
     def batches(self, rows: Ints) -> Ints:
         return self.data.batches(rows)
+
+    def sizes(self) -> Ints:
+        """(clients,) how many samples each client holds."""
+        return self.holdings.sizes
+
+    def labels(self) -> Ints | None:
+        """(clients, classes) how many samples of each class a client holds; None without classes."""
+        return self.data.labels()
+
+    def state_dict(self, x: Tensor) -> dict[str, Tensor]:
+        """All that the module's own `state_dict` has.
+
+        Args:
+            x: (columns,) one model, as `start` or a run gives it, with its statistics behind the parameters.
+        """
+        return self.trained.filled(x).state_dict()
+
+    def module(self, x: Tensor) -> nn.Module:
+        """A copy of the given module with this model in it, in evaluation mode on the CPU.
+
+        Args:
+            x: (columns,) one model, with its statistics behind the parameters.
+        """
+        return self.trained.filled(x)
 
     def grad(self, x: Tensor, batches: Minibatches) -> Tensor:
         self.trained.check_columns(x)

@@ -101,6 +101,16 @@ class Trainable:
                     reset()
         return module
 
+    def filled(self, x: Tensor) -> nn.Module:
+        """A copy of the given module with the model x (columns,) in it, in evaluation mode on the CPU."""
+        self.check_columns(x[None])
+        module, n = copy.deepcopy(self.model).cpu().eval(), self.layout.size
+        slots = dict(module.named_parameters()) | dict(module.named_buffers())
+        with torch.no_grad():
+            for name, value in (self.layout.unflatten(x[:n]) | self.running.unflatten(x[n:])).items():
+                slots[name].copy_(value)
+        return module
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Trainable:
         """With the numbers of the loss, such as weights of classes, on this device; modules follow models."""
         if not isinstance(self.loss, nn.Module) or not list(self.loss.buffers()):

@@ -59,4 +59,4 @@ class Layout:
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:
         """Views into `x` (…, parameters), by name."""
         pieces = zip(self.names, self.shapes, torch.split(x, self.sizes, -1), strict=True)
-        return {name: piece.reshape(*x.shape[:-1], *shape) for name, shape, piece in pieces}
+        return {name: piece.reshape((*x.shape[:-1], *shape)) for name, shape, piece in pieces}
