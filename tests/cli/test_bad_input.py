@@ -83,7 +83,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "weights": (
         "[network]\nweights = 'equal'",
-        "network.weights='equal' is not known; choose from degree, random.",
+        "network.weights='equal' is not known; choose from degree, random, given.",
     ),
     "no graph file": (
         "[network]\nkind = 'file'",
@@ -108,8 +108,8 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "graph file in words": (
         "[network]\nkind = 'file'\npath = 'words.csv'",
-        "network.path='words.csv' cannot be read as .csv: could not convert string 'a' to float64 at row 0, "
-        "column 1; check the file.",
+        "network.path='words.csv' cannot be read as .csv: names in the first row and in the first column "
+        "must be the same; check the file.",
     ),
     "graph file cut": (
         "[network]\nkind = 'file'\npath = 'bad.graphml'",
@@ -542,6 +542,21 @@ CALLS: dict[str, tuple[Any, str]] = {
         lambda: train(participation="beta"),
         "participation must be one of always, bernoulli, beta, every-k, one-link, trace, got str; "
         "use spodgt.Beta(0.5, 0.5).",
+    ),
+    "class for a network": (
+        lambda: train(network=spodgt.graphs.Ring),
+        "network must be a spodgt.Network or a recipe of spodgt.graphs, got the class Ring; "
+        "use spodgt.graphs.Ring(…) with its arguments.",
+    ),
+    "class for a participation": (
+        lambda: train(participation=spodgt.Beta),
+        "participation must be one of always, bernoulli, beta, every-k, one-link, trace, got the class Beta; "
+        "use spodgt.Beta() instead.",
+    ),
+    "weights of a network": (
+        lambda: train(weights="random"),
+        "weights='random' is for recipes, and this network has its weights; "
+        "leave weights out, or give them to the network.",
     ),
     "chance above one": (
         lambda: train(participation=spodgt.Bernoulli([0.5, 0.5, 1.5, 0.5], 1.0)),

@@ -7,12 +7,15 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import sparse
 
 import spodgt
 from spodgt.errors import InvalidNetwork
 from spodgt.network import Network, as_network
+from spodgt.network.recipes import Graph
 from tests.strategies import SEEDS, graph, networks
 
 
@@ -103,6 +106,14 @@ def test_shortcuts_build_networks(network: Network) -> None:
     assert nx.is_strongly_connected(network.graph)
 
 
+def weighted(edges: dict[tuple[str, str], Any]) -> nx.DiGraph:
+    graph = nx.DiGraph()
+    for (u, v), weight in edges.items():
+        graph.add_edge(u, v, weight=weight)
+    return graph
+
+
+HALVES = np.full(9, 0.5)
 RING = np.roll(np.eye(3, dtype=bool), 1, 0)  # 0 → 1 → 2 → 0
 HALF = np.where(RING | np.eye(3, dtype=bool), 0.5, 0.0)
 
@@ -133,7 +144,7 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "no matrix": (
         lambda: Network.from_adjacency([[0, 1], [1]]),
-        "adjacency must be a matrix of numbers, got [[0, 1], [1]].",
+        "adjacency must be a matrix of real numbers, got [[0, 1], [1]].",
     ),
     "not square": (
         lambda: Network.from_adjacency(np.ones((2, 3))),
@@ -149,7 +160,7 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "weights": (
         lambda: Network.ring(3, weights="equal"),
-        "weights must be one of degree, random, got 'equal'; use degree.",
+        "weights must be one of degree, random, given, got 'equal'; use degree.",
     ),
     "rows": (
         lambda: Network.from_adjacency(RING, A=changed(HALF, 1, 1, 0.4)),
@@ -205,6 +216,130 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: as_network(nx.DiGraph(), 0),
         "network must be a spodgt.Network or a recipe of spodgt.graphs, got DiGraph; "
         "use spodgt.Network.from_networkx(graph) for a networkx graph.",
+    ),
+    "class of recipes": (
+        lambda: as_network(spodgt.graphs.Ring, 0),  # type: ignore[arg-type]
+        "network must be a spodgt.Network or a recipe of spodgt.graphs, got the class Ring; "
+        "use spodgt.graphs.Ring(…) with its arguments.",
+    ),
+    "nan": (
+        lambda: Network.from_adjacency(changed(RING, 0, 1, np.nan)),
+        "adjacency must be finite, but [0, 1] is nan; set it to 0 or 1.",
+    ),
+    "complex": (
+        lambda: Network.from_adjacency(RING * 1j),
+        "adjacency must be a matrix of real numbers, got complex ones; use its real part.",
+    ),
+    "sparse complex": (
+        lambda: Network.from_adjacency(sparse.coo_array(RING * 1j)),
+        "adjacency must be a matrix of real numbers, got complex128.",
+    ),
+    "sparse A": (
+        lambda: Network.from_adjacency(RING, A=sparse.eye_array(4)),
+        "A must be (3, 3) like the adjacency, got (4, 4).",
+    ),
+    "tensor that needs a gradient": (
+        lambda: Network.from_adjacency(torch.ones(2, 2, requires_grad=True)),
+        "adjacency must be a matrix of real numbers, got tensor([[1., 1.], [1., 1.]], requires_grad=True).",
+    ),
+    "too many": (
+        lambda: Network.ring(10**12),
+        "clients must be at most 1,000,000,000, got about 10^12; use clients=10.",
+    ),
+    "far too many": (
+        lambda: Network.ring(10**5000),
+        "clients must be at most 1,000,000,000, got about 10^5000; use clients=10.",
+    ),
+    "too large": (
+        lambda: Network.complete(10**8),
+        "Complete(clients=100000000) does not fit into memory; use fewer clients or links.",
+    ),
+    "link out of range": (
+        lambda: Graph.of(3, [0], [5]),
+        "senders must be clients from 0 to 2, but link 0 has 5; correct it or use more clients.",
+    ),
+    "negative link": (
+        lambda: Graph.of(3, [0, -1], [1, 2]),
+        "receivers must be clients from 0 to 2, but link 1 has -1; correct it or use more clients.",
+    ),
+    "unequal ends": (
+        lambda: Graph.of(3, [0, 1], [1]),
+        "receivers and senders must have one entry per link, got 2 and 1.",
+    ),
+    "ends in halves": (
+        lambda: Graph.of(3, [0.5], [1]),
+        "receivers must be a list of whole numbers, one per link, got [0.5].",
+    ),
+    "ragged ends": (
+        lambda: Graph.of(3, [0, [1]], [1, 2]),  # type: ignore[arg-type]
+        "receivers must be a list of whole numbers, one per link, got [0, [1]].",
+    ),
+    "no clients": (
+        lambda: Graph.of("three", [0], [1]),  # type: ignore[arg-type]
+        "clients must be a whole number of at most 1,000,000,000, got 'three'; use 10.",
+    ),
+    "loop": (
+        lambda: Network(2, np.array([0, 1, 1]), np.array([1, 0, 1]), HALVES[:3], HALVES[:3], None),
+        "links must join two clients, but link 2 goes from 1 to itself; leave it out, or use Graph.of.",
+    ),
+    "repeat": (
+        lambda: Network(2, np.array([0, 1, 0]), np.array([1, 0, 1]), HALVES[:3], HALVES[:3], None),
+        "links must differ, but link 1 → 0 is there twice; leave one out, or use Graph.of.",
+    ),
+    "weights of other links": (
+        lambda: Network(2, np.array([0, 1]), np.array([1, 0]), HALVES[:2], HALVES[:3], None),
+        "b must be 2 finite numbers above 0, one per link, got array([0.5, 0.5, 0.5]).",
+    ),
+    "names of others": (
+        lambda: Network.from_adjacency(RING, names=["a", "b"]),
+        "names must be 3 texts, one per client, got ('a', 'b').",
+    ),
+    "names twice": (
+        lambda: Network.from_adjacency(RING, names=["a", "b", "a"]),
+        "names must differ, but 'a' is there twice; rename one of them.",
+    ),
+    "nodes of one name": (
+        lambda: Network.from_networkx(nx.DiGraph([(1, "1"), ("1", 1)])),
+        "nodes 1 and '1' have the same name; rename one of them.",
+    ),
+    "nodelist": (
+        lambda: Network.from_networkx(nx.DiGraph([("a", "b"), ("b", "a")]), nodelist=["a"]),
+        "nodelist must hold every node once, got ['a'].",
+    ),
+    "unheard by name": (
+        lambda: Network.from_networkx(nx.DiGraph([("lima", "oslo"), ("oslo", "lima"), ("bern", "oslo")])),
+        "the graph must be strongly connected, but client bern receives from nobody; give it an in-link.",
+    ),
+    "no W by name": (
+        lambda: Network.from_networkx(nx.DiGraph([("c", "a"), ("a", "b"), ("b", "c")])).W,
+        "W exists only where every link has its reverse, and link c → a has none; "
+        "add link a → c or use a method for directed graphs.",
+    ),
+    "weighted edges": (
+        lambda: Network.from_networkx(weighted({("b", "a"): 1, ("a", "b"): 2.5})),
+        "weights must say what the weights of the edges are for (edge a → b has 2.5); "
+        "use weights='given' to use them or weights='degree' to leave them out.",
+    ),
+    "weighted adjacency": (
+        lambda: Network.from_adjacency([[0, 2], [1, 0]]),
+        "weights must say what the weights of the edges are for (edge 1 → 0 has 2); "
+        "use weights='given' to use them or weights='degree' to leave them out.",
+    ),
+    "weight zero": (
+        lambda: Network.from_networkx(weighted({("b", "a"): 1, ("a", "b"): 0}), weights="given"),
+        "weights of edges must be finite and above 0, but edge a → b has 0; correct it.",
+    ),
+    "weight in words": (
+        lambda: Network.from_networkx(weighted({("b", "a"): 1, ("a", "b"): "heavy"}), weights="given"),
+        "weights of edges must be finite and above 0, but edge a → b has no number; correct it.",
+    ),
+    "weight of a loop": (
+        lambda: Network.from_adjacency([[-1, 2], [1, 0]], weights="given"),
+        "weights of self-loops must be finite and above 0, but client 0 has -1; correct it or leave it out.",
+    ),
+    "no weights": (
+        lambda: Network.ring(3, weights="given"),
+        "weights='given' needs weights on the edges, got none; use weights='degree'.",
     ),
     "radius": (
         lambda: Network.random_geometric(10, 0.05),

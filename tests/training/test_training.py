@@ -128,8 +128,10 @@ def test_two_of_a_name_are_told_apart_by_what_differs() -> None:
 
 def test_step_size_per_client_and_recipes_of_weights() -> None:
     steps = [0.01, 0.02, 0.03, 0.04]
-    result = run(spodgt.method("spod-gt", step_size=steps), weights="random")
+    method, ring = spodgt.method("spod-gt", step_size=steps), spodgt.graphs.Ring(4)
+    result = spodgt.compare([method], PROBLEM, ring, SOME, rounds=20, weights="random")
     assert np.isfinite(result.frame["loss"]).all()
+    assert result.draws[0].network.a.std() > 0
 
 
 def test_a_run_is_a_pure_function_of_its_arguments() -> None:

@@ -20,16 +20,16 @@ def check(algorithm: Algorithm, network: Network, availability: Availability) ->
     """Raise `Incompatible` unless the method can run here; `availability` is the run's own, before `uses`."""
     traits, needs = algorithm.traits, None
     if _one_way(traits, network):
-        j, i = network.one_way_link()
+        j, i = map(network.label, network.one_way_link())
         needs = f"a reverse for every link, and link {j} → {i} has none; add link {i} → {j} or"
     elif traits.sporadic_clients == "no" and availability.idle_clients:
         p, got = availability.p.min(), "some clients are idle in some rounds"
         if p < 1:
-            got = f"client {np.argmin(availability.p)} computes with probability {p:.3g}"
+            got = f"client {network.label(int(np.argmin(availability.p)))} computes with probability {p:.3g}"
         needs = f"every client in every round, but {got};"
     elif traits.sporadic_links == "no" and availability.idle_links:
         n, p = int(np.argmin(availability.p_hat)), availability.p_hat.min()
-        link = f"link {network.senders[n]} → {network.receivers[n]}"
+        link = f"link {network.label(network.senders[n])} → {network.label(network.receivers[n])}"
         got = f"{link} works with probability {p:.3g}" if p < 1 else "some links are down in some rounds"
         needs = f"every link in every round, but {got};"
     if needs is not None:

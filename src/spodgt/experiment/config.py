@@ -25,7 +25,7 @@ from torch import Tensor, uint8
 
 from spodgt.errors import InvalidConfig
 from spodgt.experiment.problems import PROBLEMS, Classification, ProblemRecipe
-from spodgt.network import NETWORKS, WEIGHTS, Network, Recipe
+from spodgt.network import NETWORKS, WEIGHTS, GraphFile, Network, Recipe
 from spodgt.participation import PARTICIPATIONS, Participation
 from spodgt.problems.data import PARTITIONS
 from spodgt.types import HasIdentity, Problem
@@ -77,11 +77,12 @@ def value_of(text: str) -> Any:
 
 
 # --- from tables -------------------------------------------------------------------------------------
-def read_network(table: object) -> tuple[Recipe, str]:
-    """The recipe of `[network]`, and its rule for weights."""
+def read_network(table: object) -> tuple[Recipe, str | None]:
+    """The recipe of `[network]`, and its rule for weights; a file that has weights needs one."""
     fields = _with_defaults(table, "network")
-    weights = fields.pop("weights", "degree")
-    if weights not in WEIGHTS:
+    default = None if fields["kind"] == GraphFile.name else "degree"
+    weights = fields.pop("weights", default)
+    if weights is not default and weights not in WEIGHTS:
         raise InvalidConfig(f"network.weights={weights!r} is not known; choose from {', '.join(WEIGHTS)}.")
     return _recipe(NETWORKS, fields, "network"), weights
 
@@ -158,13 +159,14 @@ def changed(tables: Mapping[str, Table], changes: Mapping[str, object]) -> Table
 
 
 # --- to tables ---------------------------------------------------------------------------------------
-def network_table(network: Network | Recipe, weights: str) -> Table:
+def network_table(network: Network | Recipe, weights: str | None) -> Table:
     """`[network]`; a fixed network is described by its size and a checksum of its links and weights."""
     if isinstance(network, Network):
         numbers = checksum(network.receivers, network.senders, network.a, network.b)
         facts = {"clients": network.clients, "links": network.links, "checksum": numbers}
         return {"kind": GIVEN, "class": "Network", **facts}
-    return {**described(network, NETWORKS), "weights": weights}
+    rule = {} if weights is None else {"weights": weights}
+    return {**described(network, NETWORKS), **rule}
 
 
 def problem_table(problem: Problem | ProblemRecipe) -> Table:

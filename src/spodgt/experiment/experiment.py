@@ -23,9 +23,9 @@ from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment import config
 from spodgt.experiment.config import SECTIONS, Table, checksum
 from spodgt.experiment.problems import Classification, ProblemRecipe
-from spodgt.network import Network, Recipe, as_network
+from spodgt.network import Network, Recipe, as_network, check_network
 from spodgt.network.recipes import RandomGeometric
-from spodgt.participation import Always, Beta, Participation, TraceFile, as_availability
+from spodgt.participation import Always, Beta, Participation, TraceFile, as_availability, check_participation
 from spodgt.runtimes.world import Draw
 from spodgt.types import Availability, Problem
 from spodgt.validation import Field, Number, Whole, choices, from_table, only, recipe, to_table
@@ -162,7 +162,7 @@ class Experiment:
         participation: Who takes part in which round; drawn anew for every seed.
         problem: A recipe, built for the network's clients when it is first needed, or a problem itself.
         run: Methods, seeds, when to stop, how often to evaluate.
-        weights: The rule for the weights of drawn networks: "degree" or "random".
+        weights: The rule for the weights of drawn networks: "degree", "random" or, of files, "given".
         x0: Initial models, (parameters,) or (clients, parameters); the problem's own if None.
     """
 
@@ -170,7 +170,7 @@ class Experiment:
     participation: Participation = Beta()  # noqa: RUF009
     problem: Problem | ProblemRecipe = Classification()  # noqa: RUF009
     run: RunOptions = RunOptions(delay=_DELAY)  # noqa: RUF009
-    weights: str = "degree"
+    weights: str | None = "degree"
     x0: Start | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -263,7 +263,7 @@ class Experiment:
         x0: Start | None = None,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
-        weights: str = "degree",
+        weights: str | None = None,
         **options: Any,
     ) -> Experiment:
         """An experiment from the keyword arguments of `compare`.
@@ -296,6 +296,13 @@ class Experiment:
             raise InvalidInput(
                 f"problem must be a spodgt.Learning or spodgt.Quadratic, got {type(problem).__name__}; "
                 "use spodgt.problems.fashion_mnist_svm()."
+            )
+        check_network(network)
+        check_participation(participation)
+        if isinstance(network, Network) and weights is not None:
+            raise InvalidInput(
+                f"weights={weights!r} is for recipes, and this network has its weights; "
+                "leave weights out, or give them to the network."
             )
         run = RunOptions(entries, seeds=numbers, **options)
         return cls(network, participation, problem, run, weights, x0)

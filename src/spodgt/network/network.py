@@ -7,6 +7,7 @@ stored; each diagonal entry is one minus its row (A, W) or column (B) sum, recom
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -16,8 +17,19 @@ from numpy.typing import ArrayLike
 
 from spodgt.errors import InvalidNetwork
 from spodgt.network import recipes as graphs
+from spodgt.network.given import graph_of_matrix, graph_of_networkx
+from spodgt.network.links import Named, check_ends, check_names, order_of, shown
 from spodgt.network.recipes import Graph, Recipe
-from spodgt.network.weights import WEIGHTS, checked, degree, metropolis, random, reverse_links, square
+from spodgt.network.weights import (
+    WEIGHTS,
+    checked,
+    degree,
+    edge_weights,
+    given,
+    metropolis,
+    random,
+    reverse_links,
+)
 from spodgt.types import Bools, Floats, Ints
 
 if TYPE_CHECKING:
@@ -27,17 +39,18 @@ DENSE_LIMIT = 2000  # above this many clients no (clients × clients) matrix is 
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class Network(Named):
     """The links between clients and their weights. Build one with the class methods below.
 
     Args:
         clients: How many.
-        receivers: (links,) the receiver of each link, sorted by receiver, then sender.
+        receivers: (links,) the receiver of each link; links are kept sorted by receiver, then sender.
         senders: (links,) the sender of each link.
         a: (links,) pull weights a_ij of link j → i.
         b: (links,) push weights b_ij.
         w: (links,) gossip weights; None unless every link has its reverse.
         positions: (clients, 2) in the unit square, where the graph has them.
+        names: The names of the clients; None where they are called by their numbers.
     """
 
     clients: int
@@ -47,18 +60,32 @@ class Network:
     b: Floats
     w: Floats | None
     positions: Floats | None = None
+    names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        ends = check_ends(self.clients, self.receivers, self.senders)
+        order = order_of(self.clients, *ends)
+        values: dict[str, Ints | Floats | None] = {"receivers": ends[0], "senders": ends[1]}
+        values |= {name: _link_weights(vars(self)[name], name, len(ends[0])) for name in ("a", "b", "w")}
+        for name, value in values.items():
+            object.__setattr__(self, name, value if order is None or value is None else value[order])
+        object.__setattr__(self, "names", check_names(self.names, self.clients))
 
     # --- from a recipe -----------------------------------------------------------------------
     @classmethod
-    def draw(cls, recipe: Recipe, *, seed: int = 0, weights: str = "degree") -> Network:
+    def draw(cls, recipe: Recipe, *, seed: int = 0, weights: str | None = None) -> Network:
         """Draw a recipe's graph and weigh its links.
 
         Args:
             recipe: A graph of `spodgt.graphs`.
             seed: Of the graph, and of random weights.
-            weights: "degree" or "random", see `from_graph`.
+            weights: "degree", "random" or "given", see `from_graph`.
         """
-        return cls.from_graph(recipe.draw(seed), weights=weights, seed=seed)
+        check_network(recipe)
+        try:
+            return cls.from_graph(recipe.draw(seed), weights=weights, seed=seed)
+        except MemoryError:
+            raise InvalidNetwork(f"{recipe} does not fit into memory; use fewer clients or links.") from None
 
     @classmethod
     def random_geometric(
@@ -128,29 +155,27 @@ class Network:
 
     # --- from what the user has --------------------------------------------------------------
     @classmethod
-    def from_networkx(cls, graph: networkx.Graph, *, weights: str = "degree", seed: int = 0) -> Network:
-        """Take a `networkx` graph: clients are its nodes in its order, an edge (u, v) means u sends to v.
+    def from_networkx(
+        cls,
+        graph: networkx.Graph,
+        *,
+        weights: str | None = None,
+        seed: int = 0,
+        nodelist: Sequence[Hashable] | None = None,
+    ) -> Network:
+        """Take a `networkx` graph, in which an edge (u, v) means that u sends to v.
+
+        Nodes 0 … m-1 are the clients of these numbers. Nodes with other names are sorted by name (n2 before
+        n10), and the network keeps the names. The order in which nodes and edges were added means nothing.
 
         Args:
             graph: A `networkx.Graph` (links both ways) or `networkx.DiGraph`.
-            weights: "degree" or "random", see `from_graph`.
+            weights: "degree", "random" or "given", see `from_graph`. A graph with edge attributes `weight`
+                other than 1 needs one of them.
             seed: Of random weights.
+            nodelist: All nodes in the order of the clients, if it is to be another.
         """
-        import networkx as nx
-
-        if not isinstance(graph, nx.Graph):
-            raise InvalidNetwork(
-                f"graph must be a networkx Graph or DiGraph, got {type(graph).__name__}; "
-                "use from_adjacency for a matrix."
-            )
-        if graph.is_multigraph():
-            raise InvalidNetwork(
-                "graph must be a Graph or DiGraph, got a multigraph; use networkx.DiGraph(graph)."
-            )
-        index = {node: i for i, node in enumerate(graph.nodes)}
-        edges = list(graph.to_directed().edges)
-        receivers, senders = [index[v] for _, v in edges], [index[u] for u, _ in edges]
-        return cls.from_graph(Graph.of(len(index), receivers, senders), weights=weights, seed=seed)
+        return cls.from_graph(graph_of_networkx(graph, nodelist), weights=weights, seed=seed)
 
     @classmethod
     def from_adjacency(
@@ -160,18 +185,21 @@ class Network:
         B: ArrayLike | None = None,
         W: ArrayLike | None = None,
         *,
-        weights: str = "degree",
+        weights: str | None = None,
         seed: int = 0,
+        names: Sequence[str] | None = None,
     ) -> Network:
-        """Take an adjacency matrix.
+        """Take an adjacency matrix, an array or a sparse matrix of scipy.
 
         Args:
-            adjacency: (clients, clients); [i, j] is true where i receives from j. The diagonal is ignored.
+            adjacency: (clients, clients); [i, j] is not 0 where i receives from j. Entries other than 0 and 1
+                are weights of edges; the diagonal is used with `weights="given"` only.
             A, B, W, weights, seed: See `from_graph`.
+            names: The names of the clients.
         """
-        receivers, senders = np.nonzero(square(adjacency, "adjacency"))
-        graph = Graph.of(len(np.asarray(adjacency)), receivers, senders)
-        return cls.from_graph(graph, A, B, W, weights=weights, seed=seed)
+        if A is not None and B is not None and weights is None:
+            weights = "degree"  # of W only, which no entry of the adjacency is for
+        return cls.from_graph(graph_of_matrix(adjacency, names), A, B, W, weights=weights, seed=seed)
 
     @classmethod
     def from_graph(
@@ -181,7 +209,7 @@ class Network:
         B: ArrayLike | None = None,
         W: ArrayLike | None = None,
         *,
-        weights: str = "degree",
+        weights: str | None = None,
         seed: int = 0,
     ) -> Network:
         """Check that the graph is strongly connected, take the weights given and make the others.
@@ -191,25 +219,34 @@ class Network:
             A: Row-stochastic (clients, clients) pull weights; made by the rule `weights` if None.
             B: Column-stochastic push weights, likewise.
             W: Symmetric doubly stochastic gossip weights; Metropolis weights if None.
-            weights: "degree" (1/(1 + degree), the paper's rule) or "random" rows and columns.
+            weights: "degree" (1/(1 + degree), the paper's rule), "random" rows and columns, or "given": the
+                edges' own weights, divided by their sum over the in-links of a client for A and over its
+                out-links for B. A client's own weight is that of its self-loop, or the mean of those links.
+                None: by degree, but a graph with weights other than 1 is refused.
             seed: Of random weights.
         """
-        if weights not in WEIGHTS:
+        if weights is not None and weights not in WEIGHTS:
             raise InvalidNetwork(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}; use degree.")
         if graph.clients < 1:
             raise InvalidNetwork("the graph must have at least one client, got none; add nodes.")
-        _check_connected(graph)
-        by_degree = weights == "degree"
-        a = degree(graph.receivers, graph) if by_degree else random(graph.receivers, graph, seed, "A")
-        b = degree(graph.senders, graph) if by_degree else random(graph.senders, graph, seed, "B")
+        check_connected(graph)
+        edges = edge_weights(graph, weights)
+        ends = {"A": graph.receivers, "B": graph.senders}
+        if edges is not None:
+            a, b = (given(end, graph, edges) for end in ends.values())
+        elif weights == "random":
+            a, b = (random(end, graph, seed, name) for name, end in ends.items())
+        else:
+            a, b = (degree(end, graph) for end in ends.values())
         return cls(
             graph.clients,
             graph.receivers,
             graph.senders,
             a if A is None else checked(A, "A", graph),
             b if B is None else checked(B, "B", graph),
-            metropolis(graph) if W is None else checked(W, "W", graph),
+            metropolis(graph, edges) if W is None else checked(W, "W", graph),
             graph.positions,
+            graph.names,
         )
 
     # --- views -------------------------------------------------------------------------------
@@ -236,13 +273,13 @@ class Network:
 
     @property
     def graph(self) -> networkx.DiGraph:
-        """The `networkx.DiGraph`, edge (j, i) for link j → i, with its weights a and b."""
+        """The `networkx.DiGraph` by names, edge (j, i) for link j → i, with its weights a and b."""
         import networkx as nx
 
-        graph = nx.DiGraph()
-        graph.add_nodes_from(range(self.clients))
+        graph, nodes = nx.DiGraph(), range(self.clients) if self.names is None else self.names
+        graph.add_nodes_from(nodes)
         graph.add_edges_from(
-            (int(j), int(i), {"a": float(a), "b": float(b)})
+            (nodes[j], nodes[i], {"a": float(a), "b": float(b)})
             for i, j, a, b in zip(self.receivers, self.senders, self.a, self.b, strict=True)
         )
         return graph
@@ -267,7 +304,7 @@ class Network:
     def W(self) -> Floats:
         """Symmetric and doubly stochastic (clients, clients); only where links are two-way."""
         if self.w is None:
-            j, i = self.one_way_link()
+            j, i = map(self.label, self.one_way_link())
             raise InvalidNetwork(
                 f"W exists only where every link has its reverse, and link {j} → {i} has none; "
                 f"add link {i} → {j} or use a method for directed graphs."
@@ -292,30 +329,55 @@ class Network:
         return matrix
 
 
-def as_network(network: Network | Recipe, seed: int, weights: str = "degree") -> Network:
+def check_network(network: object) -> None:
+    """Refuse what is neither a network nor a recipe; a class of recipes is none."""
+    if isinstance(network, Network | Recipe) and not isinstance(network, type):
+        return
+    got, fix = type(network).__name__, "use spodgt.Network.from_networkx(graph) for a networkx graph."
+    if isinstance(network, type):
+        got, fix = (
+            f"the class {network.__name__}",
+            f"use spodgt.graphs.{network.__name__}(…) with its arguments.",
+        )
+    raise InvalidNetwork(f"network must be a spodgt.Network or a recipe of spodgt.graphs, got {got}; {fix}")
+
+
+def as_network(network: Network | Recipe, seed: int, weights: str | None = None) -> Network:
     """A fixed network is the same for every seed; a recipe is drawn anew."""
-    if isinstance(network, Network):
-        return network
-    if isinstance(network, Recipe):
-        return Network.draw(network, seed=seed, weights=weights)
-    raise InvalidNetwork(
-        f"network must be a spodgt.Network or a recipe of spodgt.graphs, got {type(network).__name__}; "
-        "use spodgt.Network.from_networkx(graph) for a networkx graph."
-    )
+    check_network(network)
+    return network if isinstance(network, Network) else Network.draw(network, seed=seed, weights=weights)
 
 
-def _check_connected(graph: Graph) -> None:
+def _link_weights(value: Floats | None, name: str, links: int) -> Floats | None:
+    if value is None and name == "w":
+        return None
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        array = np.empty((0, 0))
+    if array.shape != (links,) or not ((array > 0) & np.isfinite(array)).all():
+        raise InvalidNetwork(
+            f"{name} must be {links} finite numbers above 0, one per link, got {shown(value)}."
+        )
+    return array
+
+
+def check_connected(graph: Graph) -> None:
+    """Refuse a graph in which some client cannot reach another."""
     count, component = graph.components()
     if count == 1:
         return
     received = np.bincount(graph.receivers, minlength=graph.clients)
     sent = np.bincount(graph.senders, minlength=graph.clients)
     if not received.all():
-        why, fix = f"client {int(np.argmin(received))} receives from nobody", "give it an in-link"
+        why, fix = (
+            f"client {graph.label(int(np.argmin(received)))} receives from nobody",
+            "give it an in-link",
+        )
     elif not sent.all():
-        why, fix = f"client {int(np.argmin(sent))} sends to nobody", "give it an out-link"
+        why, fix = f"client {graph.label(int(np.argmin(sent)))} sends to nobody", "give it an out-link"
     else:
-        one, other = 0, int(np.argmax(component != component[0]))
+        one, other = graph.label(0), graph.label(int(np.argmax(component != component[0])))
         why = f"clients {one} and {other} cannot reach each other both ways"
         fix = "add links between their groups"
     raise InvalidNetwork(f"the graph must be strongly connected, but {why}; {fix}.")

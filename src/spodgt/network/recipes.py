@@ -6,15 +6,17 @@ receiver i, sender j. Everything is O(links), so a million clients are no specia
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import BeforeValidator, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
 from spodgt.errors import InvalidNetwork
+from spodgt.network.links import MOST_CLIENTS, Named, check_ends, check_names, order_of
 from spodgt.rng import distinct, generator
 from spodgt.types import Floats, Ints
 from spodgt.validation import Field, Must, Number, Whole, recipe
@@ -26,22 +28,51 @@ _MOST_REDRAWS = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
-    """A digraph by its links, sorted by receiver, then sender; no self-loops, no repeats."""
+class Graph(Named):
+    """A digraph by its links, which are kept sorted by receiver, then sender; no self-loops, no repeats."""
 
     clients: int
     receivers: Ints  # (links,)
     senders: Ints  # (links,)
     positions: Floats | None = None  # (clients, 2) in the unit square, for geometric graphs
+    names: tuple[str, ...] | None = None  # one per client; None: clients are called by their numbers
+    weights: Floats | None = None  # (links,) of edges that have some, as they were given; NaN: no number
+    loops: Floats | None = None  # (clients,) weights of self-loops, NaN where a client has none
+
+    def __post_init__(self) -> None:
+        ends = check_ends(self.clients, self.receivers, self.senders)
+        order = order_of(self.clients, *ends)
+        values = {"receivers": ends[0], "senders": ends[1], "weights": self.weights}
+        for name, value in values.items():
+            kept = value if value is None or order is None else np.asarray(value)[order]
+            object.__setattr__(self, name, kept)
+        object.__setattr__(self, "names", check_names(self.names, self.clients))
 
     @staticmethod
-    def of(clients: int, receivers: ArrayLike, senders: ArrayLike, positions: Floats | None = None) -> Graph:
-        """Sort the links and drop self-loops and repeats."""
-        code = np.asarray(receivers, np.int64) * clients + np.asarray(senders, np.int64)
-        code = np.unique(code)
-        receiver, sender = np.divmod(code, clients)
-        keep = receiver != sender
-        return Graph(clients, receiver[keep], sender[keep], positions)
+    def of(
+        clients: int,
+        receivers: ArrayLike,
+        senders: ArrayLike,
+        positions: Floats | None = None,
+        names: tuple[str, ...] | None = None,
+        weights: Floats | None = None,
+    ) -> Graph:
+        """Drop self-loops, whose weights are kept as `loops`, and repeats.
+
+        clients: how many. receivers, senders: numbers of clients, one per link. positions, names: of the
+        clients. weights: of the links.
+        """
+        into, out = check_ends(clients, receivers, senders)
+        code = into * clients + out
+        if weights is None:
+            receiver, sender = np.divmod(np.unique(code), max(1, clients))
+            keep = receiver != sender
+            return Graph(clients, receiver[keep], sender[keep], positions, names)
+        code, first = np.unique(code, return_index=True)
+        receiver, sender = np.divmod(code, max(1, clients))
+        keep, weights, loops = receiver != sender, np.asarray(weights, float)[first], np.full(clients, np.nan)
+        loops[receiver[~keep]] = weights[~keep]
+        return Graph(clients, receiver[keep], sender[keep], positions, names, weights[keep], loops)
 
     def components(self) -> tuple[int, Ints]:
         """Number of strongly connected components, and the component of every client."""
@@ -81,7 +112,17 @@ def _others(value: object, info: ValidationInfo) -> object:
     return int(value)
 
 
-Clients = Annotated[Whole, Field(ge=1), Must("a whole number of at least 1", 10)]
+def _not_too_many(value: int) -> int:
+    if value > MOST_CLIENTS:
+        raise InvalidNetwork(
+            f"clients must be at most {MOST_CLIENTS:,}, got about 10^{math.log10(value):.0f}; use clients=10."
+        )
+    return value
+
+
+Clients = Annotated[
+    Whole, Field(ge=1), AfterValidator(_not_too_many), Must("a whole number of at least 1", 10)
+]
 Others = Annotated[int, BeforeValidator(_others)]
 Radius = Annotated[Number, Field(gt=0), Must("above 0")]
 Probability = Annotated[Number, Field(gt=0, le=1), Must("in (0, 1]")]
@@ -269,7 +310,7 @@ class KOut:
                 min(self.out, self.clients - 1),
                 lambda _, tops: draws.integers(0, tops[0] + 1, self.clients),
             )
-            senders = np.repeat(np.arange(self.clients), self.out)
+            senders = np.repeat(np.arange(self.clients), others.shape[1])
             receivers = (others.ravel() + senders + 1) % self.clients  # never oneself
             return Graph.of(self.clients, receivers, senders)
 

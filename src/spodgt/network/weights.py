@@ -5,15 +5,18 @@ Weights are (links,) in the order of the graph's links; diagonals are not stored
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from spodgt.errors import InvalidNetwork
+from spodgt.network.links import shown
 from spodgt.network.recipes import Graph
 from spodgt.rng import generator
 from spodgt.types import Floats, Ints
 
-WEIGHTS = ("degree", "random")
+WEIGHTS = ("degree", "random", "given")
 _TOLERANCE = 1e-9
 
 
@@ -31,12 +34,70 @@ def random(end: Ints, graph: Graph, seed: int, which: str) -> Floats:
     return np.asarray(link / total[end])
 
 
-def metropolis(graph: Graph) -> Floats | None:
-    """1/(1 + the larger degree of the two ends); None unless every link has its reverse."""
-    if reverse_links(graph.clients, graph.receivers, graph.senders) is None:
+def given(end: Ints, graph: Graph, weights: Floats) -> Floats:
+    """Edge weights divided by their sum over the end that weighs, itself included (see `_totals`)."""
+    return np.asarray(weights / _totals(end, graph, weights)[end])
+
+
+def _totals(end: Ints, graph: Graph, weights: Floats) -> Floats:
+    """(clients,) sums of edge weights at one end and of the client's own.
+
+    A client's own weight is that of its self-loop, or else the mean of its links: with equal weights this is
+    the rule by degree.
+    """
+    sums, count = np.bincount(end, weights, graph.clients), np.bincount(end, minlength=graph.clients)
+    mean = sums / np.maximum(count, 1)
+    own = mean if graph.loops is None else np.where(np.isnan(graph.loops), mean, graph.loops)
+    return np.asarray(sums + own)
+
+
+def metropolis(graph: Graph, weights: Floats | None = None) -> Floats | None:
+    """1/(1 + the larger degree of the two ends); None unless every link has its reverse.
+
+    With edge weights: the mean of both directions, over the larger total of the two ends.
+    """
+    reverse = reverse_links(graph.clients, graph.receivers, graph.senders)
+    if reverse is None:
         return None
-    degree = np.bincount(graph.receivers, minlength=graph.clients)
-    return np.asarray(1.0 / (1 + np.maximum(degree[graph.receivers], degree[graph.senders])))
+    if weights is None:
+        degree = np.bincount(graph.receivers, minlength=graph.clients)
+        return np.asarray(1.0 / (1 + np.maximum(degree[graph.receivers], degree[graph.senders])))
+    mean = (weights + weights[reverse]) / 2
+    totals = _totals(graph.receivers, graph, mean)
+    return np.asarray(mean / np.maximum(totals[graph.receivers], totals[graph.senders]))
+
+
+def edge_weights(graph: Graph, rule: str | None) -> Floats | None:
+    """The weights of the edges where the rule is "given"; weights are used or refused, never ignored."""
+    if rule in ("degree", "random"):
+        return None
+    weights, loops = graph.weights, np.empty(0) if graph.loops is None else graph.loops
+    if weights is None:
+        if rule == "given":
+            raise InvalidNetwork(
+                "weights='given' needs weights on the edges, got none; use weights='degree'."
+            )
+        return None
+    odd = weights != 1 if rule is None else ~((weights > 0) & np.isfinite(weights))
+    if odd.any():
+        link = int(odd.argmax())
+        edge = f"edge {graph.label(graph.senders[link])} → {graph.label(graph.receivers[link])}"
+        value = "no number" if np.isnan(weights[link]) else f"{weights[link]:.3g}"
+        if rule is None:
+            raise InvalidNetwork(
+                f"weights must say what the weights of the edges are for ({edge} has {value}); "
+                "use weights='given' to use them or weights='degree' to leave them out."
+            )
+        raise InvalidNetwork(
+            f"weights of edges must be finite and above 0, but {edge} has {value}; correct it."
+        )
+    if rule == "given" and (bad := ~(np.isnan(loops) | ((loops > 0) & np.isfinite(loops)))).any():
+        client = int(bad.argmax())
+        raise InvalidNetwork(
+            f"weights of self-loops must be finite and above 0, but client {graph.label(client)} has "
+            f"{loops[client]:.3g}; correct it or leave it out."
+        )
+    return weights if rule == "given" else None
 
 
 def reverse_links(clients: int, receivers: Ints, senders: Ints) -> Ints | None:
@@ -49,14 +110,23 @@ def reverse_links(clients: int, receivers: Ints, senders: Ints) -> Ints | None:
     return np.asarray(where, np.int64)
 
 
-def square(matrix: ArrayLike, name: str) -> NDArray[np.generic]:
-    """The matrix as an array of numbers, or what is wrong with its shape."""
+@runtime_checkable
+class HasArray(Protocol):
+    """A sparse matrix of scipy."""
+
+    def toarray(self) -> NDArray[np.generic]: ...
+
+
+def square(matrix: object, name: str) -> NDArray[np.generic]:
+    """The matrix as an array of real numbers, or what is wrong with its shape."""
     try:
-        array = np.asarray(matrix)
-        if array.dtype.kind not in "biuf":
+        array = np.asarray(matrix.toarray() if isinstance(matrix, HasArray) else matrix)
+        if array.dtype.kind not in "biufc":
             array = array.astype(np.float64)
-    except (TypeError, ValueError):
-        raise InvalidNetwork(f"{name} must be a matrix of numbers, got {matrix!r:.60}.") from None
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidNetwork(f"{name} must be a matrix of real numbers, got {shown(matrix)}.") from None
+    if array.dtype.kind == "c":
+        raise InvalidNetwork(f"{name} must be a matrix of real numbers, got complex ones; use its real part.")
     if array.ndim != 2 or array.shape[0] != array.shape[1] or not array.size:
         raise InvalidNetwork(f"{name} must be a square (clients, clients) matrix, got shape {array.shape}.")
     return array
@@ -100,7 +170,7 @@ def checked(matrix: ArrayLike, name: str, graph: Graph) -> Floats:
     weights = off[graph.receivers, graph.senders]
     if (weights == 0).any():
         link = int(np.argmin(weights))
-        i, j = graph.receivers[link], graph.senders[link]
+        i, j = graph.label(graph.receivers[link]), graph.label(graph.senders[link])
         raise InvalidNetwork(
             f"{name} must weigh every link, but link {j} → {i} has weight 0; remove the link."
         )

@@ -11,6 +11,7 @@ from spodgt.participation.recipes import (
     Trace,
     TraceFile,
     as_availability,
+    check_participation,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "Trace",
     "TraceFile",
     "as_availability",
+    "check_participation",
 ]

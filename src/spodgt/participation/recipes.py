@@ -242,13 +242,19 @@ class TraceFile:
         return self.trace.draw(network, seed)
 
 
+def check_participation(participation: object) -> None:
+    """Refuse what is no participation; a class of them is none."""
+    if isinstance(participation, Participation) and not isinstance(participation, type):
+        return
+    got, fix = type(participation).__name__, "use spodgt.Beta(0.5, 0.5)."
+    if isinstance(participation, type):
+        got, fix = f"the class {participation.__name__}", f"use spodgt.{participation.__name__}() instead."
+    raise InvalidInput(f"participation must be one of {', '.join(PARTICIPATIONS)}, got {got}; {fix}")
+
+
 def as_availability(participation: Participation, network: Network, seed: int) -> Availability:
     """Draw a participation for one network and seed, or say that it is none."""
-    if not isinstance(participation, Participation):
-        raise InvalidInput(
-            f"participation must be one of {', '.join(PARTICIPATIONS)}, got {type(participation).__name__}; "
-            "use spodgt.Beta(0.5, 0.5)."
-        )
+    check_participation(participation)
     return participation.draw(network, seed)
 
 

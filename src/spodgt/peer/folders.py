@@ -53,6 +53,8 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     names = deployment.names or [f"p{i}" for i in range(network.clients)]
     addresses = deployment.addresses or free_addresses(network.clients)
     _check_clients(network.clients, names, addresses)
+    if experiment.weights == "given":
+        raise InvalidInput("network.weights='given' is not for peers; use weights = \"degree\".")
     if len(experiment.methods) != 1:
         several = ", ".join(each.name for each in experiment.methods)
         raise InvalidInput(f"run.methods must be one method, got {several}; use --method spod-gt-memory.")
@@ -79,7 +81,7 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         method=Method(method.name, step_size),
         problem=experiment.to_dict()["problem"],
         seed=seed,
-        weights=experiment.weights,
+        weights=experiment.weights or "degree",
         divided_into=network.clients,
         rounds_per_second=deployment.rounds_per_second,
         max_alone=deployment.max_alone,

@@ -49,7 +49,7 @@ def train(
     evaluations: int = 25,
     every: int | None = None,
     gradient_norm: bool | None = None,
-    weights: str = "degree",
+    weights: str | None = None,
     progress: Callable[[Progress], None] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -81,7 +81,7 @@ def compare(
     evaluations: int = 25,
     every: int | None = None,
     gradient_norm: bool | None = None,
-    weights: str = "degree",
+    weights: str | None = None,
     progress: Callable[[Progress], None] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -105,7 +105,7 @@ def compare(
         evaluations: about how many times a run is evaluated.
         every: evaluate every so many rounds instead.
         gradient_norm: compute the global training loss and gradient; None does where it is affordable.
-        weights: the rule for weights of drawn networks, "degree" or "random".
+        weights: the rule for weights of drawn networks, "degree" (the default) or "random".
         progress: called with a `Progress` about ten times a second.
         out: a folder for checkpoints and results; None keeps them in memory only.
         resume: go on with the run in `out`, with the same numbers as an unbroken one.
