@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from spodgt.network import recipes as graphs
     from spodgt.participation import Always, Bernoulli, Beta, EveryK, OneLink, Trace
     from spodgt.problems import Learning, Quadratic
+    from spodgt.sweeps.tune import Search, tune
     from spodgt.training import Result, compare, run, train
 
 _MODULES = {"graphs": "spodgt.network.recipes", "problems": "spodgt.problems"}
@@ -39,6 +40,7 @@ _NAMES = {
     "spodgt.network": ("Network",),
     "spodgt.participation": ("Always", "Bernoulli", "Beta", "EveryK", "OneLink", "Trace"),
     "spodgt.problems": ("Learning", "Quadratic"),
+    "spodgt.sweeps.tune": ("Search", "tune"),
     "spodgt.training": ("Result", "compare", "run", "train"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
@@ -58,6 +60,7 @@ __all__ = [
     "OneLink",
     "Quadratic",
     "Result",
+    "Search",
     "SpodGT",
     "SpodGTImportance",
     "SpodGTMemory",
@@ -70,6 +73,7 @@ __all__ = [
     "register",
     "run",
     "train",
+    "tune",
 ]
 
 

@@ -217,6 +217,39 @@ def _bars(axes: Axes, part: pd.DataFrame, key: str, metric: str, shown: dict[str
     axes.set_xlabel(words(key))
 
 
+def steps(frame: pd.DataFrame, metric: str, chosen: dict[str, float]) -> Figure:
+    """A search for step sizes: the metric against the step, a line per method and budget, stars where chosen.
+
+    Args:
+        frame: One row per method, step_size and budget, with the metric.
+        metric: The column to draw.
+        chosen: Method → its best step size.
+    """
+    figure, axes = new(7.2, 4.4)
+    shown = line_styles(list(chosen))
+    budgets = sorted(set(frame["budget"]))
+    for method, best in chosen.items():
+        for number, budget in enumerate(budgets, 1):
+            own = frame[(frame["method"] == method) & (frame["budget"] == budget)]
+            if own.empty:
+                continue
+            values = own.groupby("step_size")[metric].agg("max" if statistics.better(metric) > 0 else "min")
+            last = number == len(budgets)
+            line = {**shown[method].line, "alpha": number / len(budgets), "linewidth": 0.6 + number / 2}
+            axes.plot(values, **line, marker="o", markersize=3, label=f"{method}  {best:g}" if last else None)
+            if last and best in values:
+                axes.plot(best, values[best], marker="*", markersize=14, color=line["color"])
+    axes.set_xscale("log")
+    axes.set_xlabel("step size")
+    _decorate(axes, metric)
+    parts = ", ".join(f"{budget:g}" for budget in budgets)
+    axes.legend(
+        title=f"best step size; runs of {parts}\nof the whole, the longest strongest", fontsize=9,
+        title_fontsize=9, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5),
+    )  # fmt: skip
+    return figure
+
+
 def words(key: str) -> str:
     """What a person calls a dotted config key."""
     return _WORDS.get(key, key)

@@ -110,7 +110,7 @@ def test_a_saved_spec_reads_back(spec: experiments.Spec, tmp_path: Path) -> None
     )
 
 
-def test_a_cell_is_named_by_its_config_alone(spec: experiments.Spec) -> None:
+def test_a_cell_is_named_by_its_configalone(spec: experiments.Spec) -> None:
     marks = [sweep.fingerprint(cell.experiment) for cell in sweep.plan(spec, Path("x"))]
     assert len(set(marks)) == 3
     reordered = type(spec.experiment).parse(dict(reversed(spec.experiment.to_dict().items())))
@@ -177,7 +177,7 @@ def test_the_command_shows_failures_at_the_end(tmp_path: Path) -> None:
 
 
 def test_a_folder_holds_one_sweep_at_a_time(spec: experiments.Spec, tmp_path: Path) -> None:
-    with sweep._alone(tmp_path / "out"), pytest.raises(InvalidInput, match="still going"):
+    with sweep.alone(tmp_path / "out"), pytest.raises(InvalidInput, match="still going"):
         sweep.run(spec, tmp_path / "out", workers=1)
 
 
@@ -292,7 +292,7 @@ def test_fresh_forgets_nothing_before_everything_is_checked(tmp_path: Path, spec
     later = time.time() + 1
     with pytest.raises(InvalidInput, match="--backend='nope' is not known"):
         sweep.run(spec, tmp_path / "out", backend="nope", forget=later)
-    with sweep._alone(tmp_path / "out"), pytest.raises(InvalidInput, match="is in use"):
+    with sweep.alone(tmp_path / "out"), pytest.raises(InvalidInput, match="is in use"):
         sweep.run(spec, tmp_path / "out", workers=1, forget=later)
     assert [stamps(cell) for cell in cells] == before
     sweep.run(spec, tmp_path / "out", workers=1, forget=1.0)  # all were begun after that

@@ -170,13 +170,16 @@ class Display:
             self.progress.stop()
 
     def show(self, now: Now) -> None:
-        """Move the bar of a method."""
-        self.progress.start()  # not before there is something to show: bad input is said on a clean line
-        if now.algorithm not in self.tasks:
-            self.tasks[now.algorithm] = self.progress.add_task(now.algorithm, total=1.0, note="")
+        """Move the bar of a method that is running."""
         accuracy = f"acc {now.accuracy:.3f}" if now.accuracy == now.accuracy else ""
-        note = f"k {now.k:<7,} delay {now.delay:<7,.0f} {accuracy}"
-        self.progress.update(self.tasks[now.algorithm], completed=now.fraction, note=note)
+        self.move(now.algorithm, now.fraction, f"k {now.k:<7,} delay {now.delay:<7,.0f} {accuracy}")
+
+    def move(self, method: str, fraction: float, note: str) -> None:
+        """Move the bar of a method to a fraction from 0 to 1, with a few words behind it."""
+        self.progress.start()  # not before there is something to show: bad input is said on a clean line
+        if method not in self.tasks:
+            self.tasks[method] = self.progress.add_task(method, total=1.0, note="")
+        self.progress.update(self.tasks[method], completed=fraction, note=note)
 
 
 def results_table(result: Record) -> Table:

@@ -1,15 +1,16 @@
-"""`spodgt reproduce`, `spodgt sweep` and `spodgt report`."""
+"""`spodgt reproduce`, `spodgt sweep`, `spodgt tune` and `spodgt report`."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -17,15 +18,26 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Column, Table
 from rich.text import Text
 
-from spodgt.cli.app import Changes, JsonOption, app, many_imports
+from spodgt.cli.app import (
+    Changes,
+    ConfigOption,
+    JsonOption,
+    app,
+    experiment_of,
+    many_imports,
+    plain_table,
+    unchecked,
+)
 from spodgt.cli.groups import grouped
-from spodgt.errors import InvalidInput
+from spodgt.errors import Failed, InvalidInput
 
 if TYPE_CHECKING:
+    from spodgt.experiment import Experiment
     from spodgt.record import SweepRecord
     from spodgt.sweeps.cell import Event
     from spodgt.sweeps.grid import Spec
     from spodgt.sweeps.sweep import Cell
+    from spodgt.sweeps.tune import Search, Tuned
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,9 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Folder for results. [dim]default: runs/reproduce-SCALE[/]")
     ] = None,
+    tuned: Annotated[
+        bool, typer.Option("--tuned", help="Every method at its own best step size, searched for first.")
+    ] = False,
     listing: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
     as_json: JsonOption = False,
     *,
@@ -91,6 +106,11 @@ def reproduce(
     chosen = grid.names() if name == "all" else [name]
     specs = [grid.load(each, scale).override(changes.keys()) for each in chosen]
     folder, options = out or Path("runs") / f"reproduce-{scale}", working.options()
+    if tuned:
+        swept = [spec.name for spec in specs if "run.step_size" in spec.grid]
+        if name in swept:
+            raise InvalidInput(f"{name} shows every step size, so --tuned means nothing there; leave it out.")
+        specs = [at_best(spec, folder, working, as_json) for spec in specs if spec.name not in swept]
     done = {}
     for spec in specs:
         done[folder / spec.name] = _run(spec, folder / spec.name, folder / "cells", as_json, **options)
@@ -120,6 +140,112 @@ def sweep(
     spec = grid.read(file).override(changes.keys())
     folder = out or Path("runs") / spec.name
     _finish({folder: _run(spec, folder, None, as_json, **options)}, as_json)
+
+
+@dataclass(frozen=True)
+class Trying:
+    """What a search for step sizes tries."""
+
+    candidates: Annotated[str, unchecked("Step sizes that each method begins with.")] = "6"
+    tuning_seeds: Annotated[str, unchecked("On how many seeds each of them runs.")] = "5"
+    vary: Annotated[
+        str | None, unchecked("One more field and its values: momentum=[0.0, 0.9]", "KEY=VALUES")
+    ] = None
+
+    def search(self) -> Search:
+        """The search that is meant."""
+        from spodgt.experiment import value_of
+        from spodgt.sweeps.tune import Search
+
+        key, equals, values = (self.vary or "").partition("=")
+        if self.vary and not equals:
+            raise InvalidInput(f"--vary {self.vary!r} must be KEY=VALUES, such as momentum=[0.0, 0.9].")
+        vary = {key.strip(): value_of(values.strip())} if self.vary else {}
+        return Search(value_of(self.candidates), value_of(self.tuning_seeds), vary)
+
+
+@app.command(
+    epilog="Example: [bold]spodgt tune --labels-per-client 10 --vary momentum=\\[0.0,0.9] --out runs/tune[/]"
+)
+@grouped
+def tune(
+    config: ConfigOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for results; short runs in it are kept. [dim]default: runs/tune[/]"),
+    ] = None,
+    as_json: JsonOption = False,
+    *,
+    trying: Trying,
+    working: Working,
+    changes: Changes,
+) -> None:
+    """Find each method's own best step size by short runs: a table, a picture, a config with all of them."""
+    folder = out or Path("runs") / "tune"
+    found = _tune(experiment_of(config, changes.keys()), folder, trying.search(), working, as_json)
+    if as_json:
+        facts = {"metric": found.metric, "methods": found.rows(), "failures": found.failures}
+        print(json.dumps(facts | {"out": str(folder)}, indent=2))
+    else:
+        console = Console()
+        console.print(_choices(found))
+        console.print(f"Table, picture and tuned.toml: {folder}", soft_wrap=True, highlight=False)
+    for method, why in found.failures.items():
+        print(f"spodgt: error: {method}: {why}", file=sys.stderr)
+    if found.failures:
+        raise typer.Exit(1)
+
+
+def at_best(spec: Spec, folder: Path, working: Working, quiet: bool) -> Spec:
+    """The figure with every method at its best for what all cells have in common; figures share a search."""
+    from spodgt.sweeps.sweep import fingerprint
+    from spodgt.sweeps.tune import Search
+
+    there = folder / f"tune-{fingerprint(spec.experiment)}"
+    found = _tune(spec.experiment, there, Search(), working, quiet)
+    if found.failures:
+        raise Failed(next(iter(found.failures.values())))
+    words = f"{spec.title or spec.name}, each method at its own step size"
+    methods = spec.override({"run.methods": list(found.best.values())})
+    return replace(methods, name=f"{spec.name}-tuned", title=words)
+
+
+def _tune(experiment: Experiment, folder: Path, search: Search, working: Working, quiet: bool) -> Tuned:
+    """A search under a display."""
+    from spodgt.cli.compare import Display as Bars
+    from spodgt.sweeps.tune import tune_experiment
+
+    options = working.options()
+    if options.pop("forget") is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+    bars = None if quiet else Bars(Console(stderr=True))
+    try:
+        with bars or nullcontext():
+            tell = bars.move if bars else None
+            return tune_experiment(experiment, folder, search, progress=tell, **options)
+    except KeyboardInterrupt:
+        print(f"spodgt: stopped; the same command goes on with what is saved in {folder}.", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+def _choices(found: Tuned) -> Table:
+    """Each method with its best values, best first."""
+    from spodgt.record import statistics
+    from spodgt.sweeps.tune import BUDGETS
+
+    rows = found.rows()
+    headings = [key for key in rows[0] if key not in ("method", "sigma")]
+    text = f"{found.metric}: after {BUDGETS[-1]:.0%} of a run; stable below: theory's limit for one draw"
+    table = plain_table(caption=text)
+    for heading in ("method", *headings):
+        justify: Literal["left", "right"] = "left" if heading == "method" else "right"
+        table.add_column(heading.replace("_", " "), justify=justify, overflow="fold")
+    for row in sorted(rows, key=lambda row: -statistics.better(found.metric) * row[found.metric]):
+        cells = [
+            f"{row[key]:.3g}" if isinstance(row[key], float) else str(row[key] or "–") for key in headings
+        ]
+        table.add_row(row["method"], *cells)
+    return table
 
 
 @app.command(epilog="Example: [bold]spodgt report runs/compare[/]")

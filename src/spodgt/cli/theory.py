@@ -161,7 +161,8 @@ def _exact(found: Overview) -> Iterator[str | Table]:
     yield table
     for o in found.outlooks:
         if not o.stable:
-            yield f"[red]{o.method} diverges with this step size[/]: the rate is {o.rate:.6g}."
+            where = "" if found.model.exact else " in the model"
+            yield f"[red]{o.method} diverges{where} with this step size[/]: the rate is {o.rate:.6g}."
     yield (
         "Rounds per decade: rounds for a 10× reduction of the distance, at the configured and at the "
         "recommended step size. Bias: distance of the mean limit from the optimum. Noise: stationary root "

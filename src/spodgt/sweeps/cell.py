@@ -58,8 +58,11 @@ Tell = Callable[[Event], None]
 _EVENTS: dict[str, Callable[..., Event]] = {kind.__name__: kind for kind in (CellProgress, Outcome)}
 
 
-def perform(job: Job, tell: Tell) -> Outcome:
-    """Run a job to its end; what goes wrong is its outcome and never an exception."""
+def perform(job: Job, tell: Tell, known: Experiment | None = None) -> Outcome:
+    """Run a job to its end; what goes wrong is its outcome and never an exception.
+
+    `known` is its experiment, where the tables alone do not hold it.
+    """
 
     def show(now: training.Progress) -> None:
         fraction = (now.number - 1 + now.fraction) / now.total
@@ -67,7 +70,7 @@ def perform(job: Job, tell: Tell) -> Outcome:
 
     folder = Path(job.out)
     try:
-        experiment = Experiment.parse(job.tables)
+        experiment = known or Experiment.parse(job.tables)
         result = training.run(
             experiment, out=folder, resume=True, checkpoint_every=job.save_every, progress=show
         )

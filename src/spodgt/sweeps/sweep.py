@@ -82,7 +82,7 @@ def plan(spec: Spec, folder: Path, home: Path | None = None) -> list[Cell]:
         experiment = spec.experiment.override(keys)
         mark = fingerprint(experiment)
         found = next(iter(sorted(home.glob(f"*{mark}"))), None)
-        made.setdefault(mark, Cell(keys, experiment, found or home / f"{_slug(keys) or 'run-'}{mark}"))
+        made.setdefault(mark, Cell(keys, experiment, found or home / f"{slug(keys) or 'run-'}{mark}"))
     return list(made.values())
 
 
@@ -140,7 +140,7 @@ def run(
         if display:
             display(event)
 
-    with _alone(folder), _terminable():
+    with alone(folder), terminable():
         pool = executor(backend, min(workers or cores(), max(1, len(todo))))
         try:
             for cell in old:  # now that nothing can go wrong any more
@@ -171,14 +171,14 @@ def _record(spec: Spec, cells: list[CellRecord]) -> SweepRecord:
     )
 
 
-def _slug(keys: Mapping[str, object]) -> str:
+def slug(keys: Mapping[str, object]) -> str:
     """What a person sees in a cell's name: `radius-0.4-`."""
     words = (f"{key.rsplit('.', 1)[-1]}-{label(value)}-" for key, value in keys.items())
     return re.sub(r"[^\w.+-]+", "_", "".join(words))[:80]
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """Make the folder, and refuse it while another sweep works there."""
     name = f"out={str(folder)!r}"
     try:
@@ -190,7 +190,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """SIGTERM ends a sweep as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -128,7 +128,7 @@ class Outlook:
     rule: Rule
     method: str  # the method that follows the rule
     largest_stable_step: float
-    recommended_step: float  # the fastest, or half of the largest stable one if that is less
+    recommended_step: float  # half of the largest stable one; of quadratics the fastest, if that is less
     rate: float  # factor of the mean-square error per round
     rounds_per_decade: float  # until the distance has fallen tenfold; infinite if unstable
     recommended_rounds_per_decade: float  # the same with the recommended step size
@@ -224,7 +224,7 @@ def overview(
     paper, corrected = constants(*given), constants(*given, variant="corrected")
     lowest = found.losses[-1] if isinstance(problem, Quadratic) else 0.0
     start = Start(float(found.losses[0] - lowest), 0.0, _tracking_error(s.p, found, pi))
-    model, outlooks = _model(s, found, exact), []
+    model, outlooks = model_of(s.draw, found, exact=exact), []
     for rule, method in _sporadic_methods().items() if network.clients <= MOST_EXACT else ():
         report(f"exact dynamics of {method}")
         outlooks.append(_outlook(s, model, rule, method))
@@ -259,8 +259,9 @@ def _gradient_bias(p: Floats, gradients: Floats) -> float:
     return float(off / typical) if typical > 0 else 0.0
 
 
-def _model(s: Setting, found: Estimates, exact: bool) -> Model:
-    m, problem = s.draw.network.clients, s.draw.problem
+def model_of(draw: Draw, found: Estimates, *, exact: bool = False) -> Model:
+    """The problem itself where it is a quadratic that is small, or `exact`; else quadratics like it."""
+    m, problem = draw.network.clients, draw.problem
     if isinstance(problem, Quadratic):
         H, c = (t.double().cpu().numpy() for t in (problem.H, problem.c))
         coupled = np.any(H * (1 - np.eye(H.shape[1])) != 0)
@@ -276,7 +277,8 @@ def _model(s: Setting, found: Estimates, exact: bool) -> Model:
 def _outlook(s: Setting, model: Model, rule: Rule, method: str) -> Outlook:
     dynamics = Dynamics(s.draw.network, s.p, s.p_hat, model.H, model.c, rule=rule, noise=model.noise)
     largest = dynamics.largest_stable_step(tolerance=1e-3)
-    recommended = min(dynamics.fastest_step(largest), largest / 2)
+    # A model of one curvature knows no flat directions, whose pace is that of the step: fastest is too short.
+    recommended = min(dynamics.fastest_step(largest), largest / 2) if model.exact else largest / 2
     rate = dynamics.mean_square_radius(s.step_size)
     try:
         noise = math.sqrt(max(0.0, dynamics.variance(s.step_size)))

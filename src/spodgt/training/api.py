@@ -156,7 +156,7 @@ def run(
     draws = {seed: experiment.draw(seed) for seed in options.seed_list}
     batches = {
         label: [Run.of(draw, method) for draw in draws.values()]
-        for label, method in zip(_labels(experiment.methods), experiment.methods, strict=True)
+        for label, method in zip(labels(experiment.methods), experiment.methods, strict=True)
     }
     limits = _stop(batches, options), _schedule(options)
     settings = Settings(
@@ -205,14 +205,14 @@ def _schedule(options: RunOptions) -> EvaluationSchedule:
     return EvaluationSchedule(rounds=max(1, (options.rounds or 1) // options.evaluations))
 
 
-def _labels(methods: Sequence[Algorithm]) -> list[str]:
+def labels(methods: Sequence[Algorithm]) -> list[str]:
     """Names for the table; two of a name are told apart by the fields in which they differ."""
-    labels = []
+    found = []
     for each in methods:
         same: list[dict[str, Any]] = [describe(other) for other in methods if other.name == each.name]
         own = describe(each)
         differ = [key for key in own if any(other.get(key) != own[key] for other in same)]
-        labels.append(" ".join([each.name, ", ".join(f"{key}={own[key]}" for key in differ)]).strip())
+        found.append(" ".join([each.name, ", ".join(f"{key}={own[key]}" for key in differ)]).strip())
         if same.count(own) > 1:
             raise InvalidInput(f"algorithms must differ, but {each.name} is there twice; drop one.")
-    return labels
+    return found

@@ -18,7 +18,10 @@ class Executor(Protocol):
         ...
 
     def wait(self, tell: Tell) -> None:
-        """Tell the outcome of every job as it comes, and progress where there is any; then return."""
+        """Tell the outcome of every job as it comes, and progress where there is any; then return.
+
+        Who is told may submit more jobs.
+        """
         ...
 
     def close(self) -> None:

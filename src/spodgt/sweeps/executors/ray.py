@@ -57,11 +57,11 @@ class RayTasks:
         self.jobs.append(job)
 
     def wait(self, tell: Tell) -> None:
-        while self.jobs:
-            job = self.jobs.popleft()
-            fields = asdict(job) | {"out": str(Path(job.out).resolve())}  # workers stand elsewhere
-            self.running[self.task.remote(fields, self.threads, self.words)] = job
-        while self.running:
+        while self.jobs or self.running:
+            while self.jobs:
+                job = self.jobs.popleft()
+                fields = asdict(job) | {"out": str(Path(job.out).resolve())}  # workers stand elsewhere
+                self.running[self.task.remote(fields, self.threads, self.words)] = job
             done, _ = self.ray.wait(list(self.running), num_returns=1, timeout=_TELL_EVERY)
             self._listen(tell)
             for reference in done:
