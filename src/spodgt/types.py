@@ -42,6 +42,10 @@ class Round(Protocol):
     def push(self, y: Tensor) -> Tensor: ...  # B̂ y: senders weigh, columns sum to one
     def gossip(self, x: Tensor) -> Tensor: ...  # Ŵ x: symmetric and doubly stochastic
     def average(self, x: Tensor) -> Tensor: ...  # the mean over all clients of a run: what a server sees
+    @property
+    def lead(self) -> Tensor: ...  # (clients, 1): a client's part of the step; 1 unless there is a root
+    @property
+    def restarts(self) -> Tensor: ...  # (clients, 1) bool: whose tracker starts anew after this round
 
 
 class ActiveLinks(NamedTuple):
@@ -62,6 +66,19 @@ class ActiveLinks(NamedTuple):
     def at(self, which: int | slice) -> ActiveLinks:
         """One round or a range of rounds."""
         return ActiveLinks(self.pull[which], None if self.push is None else self.push[which])
+
+
+class Roles(NamedTuple):
+    """How links weigh and who steps, where that changes between rounds: one row per round, or one round."""
+
+    a: Floats  # (rounds, links) pull weights
+    b: Floats  # (rounds, links) push weights
+    lead: Floats  # (rounds, clients): see `Round`
+    restarts: Bools  # (rounds, clients)
+
+    def at(self, which: int | slice) -> Roles:
+        """One round or a range of rounds."""
+        return Roles(self.a[which], self.b[which], self.lead[which], self.restarts[which])
 
 
 class Availability(Protocol):
@@ -85,6 +102,15 @@ class Availability(Protocol):
     def idle_links(self) -> bool: ...  # some link may be down
     def computes(self, rounds: range) -> Bools: ...
     def links(self, rounds: range) -> ActiveLinks: ...
+
+
+@runtime_checkable
+class HasRoles(Protocol):
+    """An availability in which the weights of links and the parts of clients change between rounds."""
+
+    @property
+    def roots(self) -> tuple[int, ...]: ...  # the clients that lead, one after the other
+    def roles(self, rounds: range) -> Roles: ...
 
 
 class Evaluation(NamedTuple):

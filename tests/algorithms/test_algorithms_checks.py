@@ -160,6 +160,7 @@ def test_the_table_is_made_of_the_declarations() -> None:
         "sporadic_links": "waits",
         "local_steps": "yes",
         "exact": "yes",
+        "root": "no",
         "messages": "1 per link every K",
         "vectors": "2",
     }

@@ -25,9 +25,9 @@ from spodgt.types import Availability, Round
 
 # With the words of other rooms that method files need, so that one import line serves them.
 __all__ = [
-    "Algorithm", "Availability", "Count", "GradientState", "HasStepSize", "LocalSteps", "Mixing", "Network",
-    "Number", "Positive", "Rate", "Round", "Rule", "S", "Schedule", "Sporadic", "State", "Tensor",
-    "TrackingState", "Traits", "exchanges", "fraction", "positive",
+    "Algorithm", "Availability", "Count", "Fraction", "GradientState", "HasStepSize", "LocalSteps", "Mixing",
+    "Network", "NotNegative", "Number", "Positive", "Rate", "Round", "Rule", "S", "Schedule", "Sporadic",
+    "State", "Tensor", "TrackingState", "Traits", "exchanges", "fraction", "positive",
 ]  # fmt: skip
 
 
@@ -61,8 +61,10 @@ class TrackingState(NamedTuple):
 
 
 # --- fields ------------------------------------------------------------------------------------------
-def positive(value: object, name: str, *, whole: bool = False, zero: bool = False) -> Rate:
-    """A number above 0, or one per client as a (clients, 1) tensor; with `zero`, 0 will do as well.
+def positive(
+    value: object, name: str, *, whole: bool = False, zero: bool = False, most: float = math.inf
+) -> Rate:
+    """A number above 0 and at most `most`, or one per client as a (clients, 1) tensor; with `zero`, also 0.
 
     `name` is the argument and its owner for the error message, such as "step_size of spod-gt".
     """
@@ -70,7 +72,7 @@ def positive(value: object, name: str, *, whole: bool = False, zero: bool = Fals
         return value
     if not isinstance(value, bool) and isinstance(value, Integral if whole else Real):
         number = int(value) if isinstance(value, Integral) and whole else float(value)
-        if 0 < number < math.inf or (zero and number == 0):
+        if (0 < number < math.inf and number <= most) or (zero and number == 0):
             return number
     if isinstance(value, list | tuple | np.ndarray) and not whole:
         with contextlib.suppress(TypeError, ValueError):
@@ -79,7 +81,8 @@ def positive(value: object, name: str, *, whole: bool = False, zero: bool = Fals
         return value
     kind, example = ("a whole number", 5) if whole else ("a number", 0.01)
     argument = name.split(maxsplit=1)[0]
-    raise InvalidInput(f"{name} must be {kind} above 0, got {value!r}; use {argument}={example}.")
+    kind += " above 0" + (f" and at most {most:g}" if most < math.inf else "")
+    raise InvalidInput(f"{name} must be {kind}, got {value!r}; use {argument}={example}.")
 
 
 def fraction(value: object) -> bool:
@@ -90,6 +93,8 @@ def fraction(value: object) -> bool:
 Number = float | Tensor  # one for all clients, or (clients, 1)
 Positive = Annotated[float, positive]  # a field of this type is checked by the function
 Count = Annotated[int, partial(positive, whole=True)]
+NotNegative = Annotated[float, partial(positive, zero=True)]
+Fraction = Annotated[float, partial(positive, zero=True, most=1.0)]  # 0 and 1 included
 
 
 def _check_fields(owner: Algorithm | Schedule) -> None:
@@ -179,6 +184,7 @@ class Traits:
     momentum: Literal["kept", "restarted", "none"] = "kept"  # restarted: by every exchange after local steps
     direction: bool = True  # a step is η times one direction, which layers may change
     rule: Rule | None = None  # for idle clients' gradients, where the state is that of gradient tracking
+    root: bool = False  # one client leads: all gradients go to it, and all models come from it
     compiled: str | None = None  # the compiled step of `kernels.STEPS` that does what `step` does
 
 

@@ -73,7 +73,8 @@ def _instead(refused: Traits, network: Network, availability: Availability) -> s
         return sporadic == "yes" or (sporadic == "no" and not idle)
 
     def runs(traits: Traits) -> bool:
-        plain = traits.talks == "all" and not traits.local_steps and traits.mixing not in ("none", "server")
+        mixes = traits.mixing not in ("none", "server")
+        plain = traits.talks == "all" and not traits.local_steps and not traits.root and mixes
         clients = bears(traits.sporadic_clients, availability.idle_clients)
         links = bears(traits.sporadic_links, availability.idle_links)
         return plain and clients and links and not _one_way(traits, network)

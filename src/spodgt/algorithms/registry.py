@@ -28,6 +28,7 @@ METHODS = (
     "spod_gt",
     "spod_gt_memory",
     "spod_gt_importance",
+    "relay",
     "ab_push_pull",
     "g_push_pull",
     "sporadic_k_gt",

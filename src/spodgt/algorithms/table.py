@@ -14,6 +14,7 @@ COLUMNS: dict[str, str] = {
     "sporadic_links": "sporadic links?",
     "local_steps": "local steps?",
     "exact": "exact limit?",
+    "root": "root?",
     "messages": "messages per round",
     "vectors": "vectors each",
 }
@@ -49,6 +50,7 @@ def _row(name: str, traits: Traits) -> dict[str, str]:
         "sporadic_links": traits.sporadic_links,
         "local_steps": _YES[traits.local_steps],
         "exact": "if all compute" if traits.exact == "all active" else traits.exact,
+        "root": _YES[traits.root],
         "messages": messages + (" every K" if traits.local_steps else ""),
         "vectors": "–" if traits.mixing == "none" else str(traits.vectors),
     }

@@ -20,6 +20,7 @@ _SHOWN = {  # columns of the terminal; --json has all
     "sporadic_links": "idle links",
     "local_steps": "local steps",
     "exact": "exact limit",
+    "root": "root",
 }
 
 
@@ -32,7 +33,9 @@ def algorithms(as_json: JsonOption = False) -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    table = plain_table(caption="waits: needs all of them and pays for it. More: --json.")
+    table = plain_table(
+        caption="waits: needs all of them and pays for it. root: one client leads. More: --json."
+    )
     for heading in _SHOWN.values():
         table.add_column(heading, no_wrap=heading == "method")
     for row in rows:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm
 from spodgt.kernels.mixing import Links
-from spodgt.types import ActiveLinks, Bools, Floats, Ints, Problem, Words
+from spodgt.types import ActiveLinks, Bools, Floats, Ints, Problem, Roles, Words
 
 State = tuple[Tensor, ...]  # a method's NamedTuple, which begins with x
 
@@ -29,6 +29,7 @@ class Activity:
     computes: Bools  # (1 + rounds, clients): the round before the first, too
     links: ActiveLinks  # (rounds, links)
     cost: Floats  # (rounds, runs): delay between x[k-1] and x[k]
+    roles: Roles | None = None  # weights of links and parts of clients, where they change between rounds
 
     @property
     def rounds(self) -> range:
@@ -38,7 +39,8 @@ class Activity:
         """Some of these rounds."""
         low, high = rounds.start - self.first, rounds.stop - self.first
         links = self.links.at(slice(low, high))
-        return Activity(rounds.start, self.computes[low : high + 1], links, self.cost[low:high])
+        roles = self.roles and self.roles.at(slice(low, high))
+        return Activity(rounds.start, self.computes[low : high + 1], links, self.cost[low:high], roles)
 
 
 class Batch(Protocol):

@@ -263,7 +263,7 @@ class GradientTracking:
         return rebuild(state, (x, y.clone(), g)) if y is g else state
 
     def advance(self, state: State, activity: Activity) -> State | None:
-        if activity.links.push is not None or not usable(*state):
+        if activity.links.push is not None or activity.roles is not None or not usable(*state):
             return None
         if not self._together(state, activity):
             for number, k in enumerate(activity.rounds):

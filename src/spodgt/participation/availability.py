@@ -15,6 +15,8 @@ from spodgt import rng
 from spodgt.network import Network
 from spodgt.types import ActiveLinks, Availability, Bools, Floats, Ints
 
+_MOST_PATIENT = 10.0  # times as often as it is there
+
 
 @dataclass(frozen=True, eq=False)
 class Independent:
@@ -53,6 +55,14 @@ class Recorded:
     @property
     def length(self) -> int | None:
         return min(len(self.client_table) - 1, len(self.link_table))
+
+    def last_rounds(self, network: Network) -> Ints:
+        """(clients,): the last round in which a client computes or one of its links works."""
+        there = self.client_table[: (self.length or 0) + 1].copy()
+        for ends in (network.receivers, network.senders):
+            k, link = np.nonzero(self.link_table[: len(there) - 1])
+            there[k + 1, ends[link]] = True
+        return np.asarray(len(there) - 1 - there[::-1].argmax(0))
 
     @property
     def idle_clients(self) -> bool:
@@ -169,6 +179,37 @@ class Overlay(Derived):
             return links
         now = (np.asarray(rounds) % self.every == 0)[:, None]
         return ActiveLinks(links.pull & now, None if links.push is None else links.push & now)
+
+
+@dataclass(frozen=True, eq=False)
+class Patient(Derived):
+    """Clients and links take part more often than they are there, by waiting: at the rate p^(1 - patience).
+
+    The clock charges 1/p for every use, waited for or not. Nobody is used more than ten times as often.
+    """
+
+    patience: float = 0.5
+    length: int | None = None
+    idle_clients: bool = True
+    idle_links: bool = True
+
+    def _rates(self, p: Floats) -> Floats:
+        return np.minimum(p ** (1 - self.patience), _MOST_PATIENT * p)
+
+    def computes(self, rounds: range) -> Bools:
+        return rng.bernoulli(rng.key(self.seed, "clients"), rounds, self._rates(self.p))
+
+    def links(self, rounds: range) -> ActiveLinks:
+        return ActiveLinks(rng.bernoulli(rng.key(self.seed, "links"), rounds, self._rates(self.p_hat)))
+
+
+def patient(availability: Availability, patience: float) -> Availability:
+    """The availability with waiting, where clients and links come by themselves; a record is what it is."""
+    return (
+        Patient(availability, patience)
+        if isinstance(availability, Independent) and patience
+        else availability
+    )
 
 
 def two_way(availability: Availability, network: Network) -> Availability:

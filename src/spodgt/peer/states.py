@@ -61,6 +61,7 @@ class PeerRound:
         self.computes = torch.tensor([[self.active_client]])
         self.p, self.place = torch.tensor([[self.member.p]]), torch.tensor([self.member.place])
         self.clients = self.member.clients
+        self.lead, self.restarts = torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.bool)
 
     def grad(self, x: Tensor) -> Tensor:
         if not self.active_client:

@@ -101,7 +101,20 @@ def final_table(record: Record) -> Table:
         rows.append([Cell(method), *cells, *map(Cell, texts)])
     heads = ["method", *(METRICS[name].column for name in metrics), "rounds", "delay", *work]
     note = "Rounds and delay are means over seeds; gradients and messages are sums over seeds."
-    return Table(heads, rows, note=note)
+    return Table(heads, rows, note=" ".join([note, *_roots(record)]))
+
+
+def _roots(record: Record) -> list[str]:
+    """A sentence for every method with a root: which client it was in which seed."""
+    table = record.participation
+    if "root" not in table:  # a folder of an earlier version
+        return []
+    sentences = []
+    for method, rows in table[table["root"].astype(bool)].groupby("algorithm", sort=False):
+        seeds = rows.groupby("seed")["receiver"].agg(lambda some: " and ".join(map(str, some)))
+        named = ", ".join(f"{clients} (seed {seed})" for seed, clients in seeds.items())
+        sentences.append(f"{method} has a root, through which everything passes: client {named}.")
+    return sentences
 
 
 def difference_table(last: pd.DataFrame, reference: str) -> Table | None:

@@ -19,7 +19,7 @@ from spodgt.kernels.mixing import Links
 from spodgt.kernels.steps import Activity
 from spodgt.participation import delay
 from spodgt.runtimes.world import Run
-from spodgt.types import ActiveLinks, Bools, Floats, Ints, Problem, Words
+from spodgt.types import ActiveLinks, Bools, Floats, HasRoles, Ints, Problem, Roles, Words
 
 _CHUNK = 2**20  # draws made at once
 
@@ -115,7 +115,15 @@ class RunBatch:
         together = all(each.push is None for each in links)
         pull = np.concatenate([each.pull for each in links], 1)
         push = None if together else np.concatenate([each.pushing for each in links], 1)
-        return Activity(k, np.concatenate(computes, 1), ActiveLinks(pull, push), np.stack(cost, 1))
+        found = ActiveLinks(pull, push)
+        return Activity(k, np.concatenate(computes, 1), found, np.stack(cost, 1), self._roles(rounds))
+
+    def _roles(self, rounds: range) -> Roles | None:
+        """Of all runs side by side; they have one method, so all of them have roles or none."""
+        given = [
+            run.availability.roles(rounds) for run in self.live if isinstance(run.availability, HasRoles)
+        ]
+        return Roles(*(np.concatenate(parts, 1) for parts in zip(*given, strict=True))) if given else None
 
 
 def _activity(run: Run, rounds: range) -> tuple[Bools, ActiveLinks, Floats]:

@@ -18,7 +18,7 @@ from spodgt.kernels.mixing import Buffers
 from spodgt.kernels.steps import Activity, State, rebuild
 from spodgt.runtimes.batch import RunBatch
 from spodgt.runtimes.world import Run, RunState, Saved, Snapshot, Tally, with_average
-from spodgt.types import ActiveLinks, Bools, Evaluation, Floats, Ints, Minibatches, Problem
+from spodgt.types import ActiveLinks, Bools, Evaluation, Floats, Ints, Minibatches, Problem, Roles
 
 T = TypeVar("T")
 _CARRIERS = {"pull+push": "a", "pull": "a", "gossip": "w", "push": "b"}  # weights by which models travel
@@ -133,7 +133,8 @@ class Simulation:
     def round(self, k: int) -> SimulatedRound:
         activity = self.batch.activity(k)
         at = k - activity.first
-        return SimulatedRound(k, self, activity.computes[at + 1], activity.links.at(at))
+        roles = activity.roles and activity.roles.at(at)
+        return SimulatedRound(k, self, activity.computes[at + 1], activity.links.at(at), roles)
 
     def costs(self, k: int) -> Floats:
         activity = self.batch.activity(k)
@@ -211,6 +212,7 @@ class SimulatedRound:
     world: Simulation
     active: Bools  # (clients of the batch,): who computes
     links: ActiveLinks  # of the batch
+    roles: Roles | None = None  # of the batch
     sent: Bools | None = None
     refreshed: bool = False  # this round's gradients have changed the running statistics
     carried: bool = False  # this round's models have taken the running statistics along
@@ -230,6 +232,23 @@ class SimulatedRound:
     @cached_property
     def computes(self) -> Tensor:
         return torch.from_numpy(self.active[self.world.own]).to(self.world.batch.device)[:, None]
+
+    @cached_property
+    def lead(self) -> Tensor:
+        here = np.ones(len(self.world.own)) if self.roles is None else self.roles.lead[self.world.own]
+        return torch.from_numpy(here).to(self.world.batch.device, self.world.batch.dtype)[:, None]
+
+    @cached_property
+    def restarts(self) -> Tensor:
+        own = self.world.own
+        here = np.zeros(len(own), bool) if self.roles is None else self.roles.restarts[own]
+        return torch.from_numpy(here).to(self.world.batch.device)[:, None]
+
+    def weights(self, which: str) -> Floats:
+        """(links of the batch,): the weights a, b or w in this round."""
+        if self.roles is None or which == "w":
+            return self.world.batch.weights[which]
+        return self.roles.a if which == "a" else self.roles.b
 
     def grad(self, x: Tensor) -> Tensor:
         world, active = self.world, self.active[self.world.own]
@@ -281,7 +300,7 @@ class SimulatedRound:
             self.carried = True
             travelling = world.statistics[:, : world.exchanged].contiguous()
             self._count(active, travelling)
-            values = world.batch.weights["w" if carrier == "w" else "a"]
+            values = self.weights("w" if carrier == "w" else "a")
             self._renew(links.mix(travelling, values, active, keeper=links.receivers))
 
     def _renew(self, exchanged: Tensor) -> None:
@@ -293,7 +312,7 @@ class SimulatedRound:
         self._count(active, x)
         self._carry(weights, active)
         batch, out = self.world.batch, self.world.buffers.like(x)
-        return batch.links.mix(x, batch.weights[weights], active, keeper=keeper, out=out)
+        return batch.links.mix(x, self.weights(weights), active, keeper=keeper, out=out)
 
     def _count(self, active: Bools, x: Tensor, into: Ints | slice = slice(None)) -> None:
         """Put messages along `active` links on the tally: of those, the links `into` this process."""

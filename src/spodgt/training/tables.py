@@ -10,14 +10,14 @@ import numpy as np
 
 from spodgt.experiment.config import checksum
 from spodgt.runtimes.world import Run, Tally
-from spodgt.types import HasIdentity
+from spodgt.types import HasIdentity, HasRoles
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _BASE = ("algorithm", "seed", "round", "delay", "loss")
 _PARTICIPATION: tuple[str, ...] = ("algorithm", "seed", "kind", "receiver", "sender")
-_PARTICIPATION += ("probability", "gradients", "messages", "bytes")
+_PARTICIPATION += ("probability", "gradients", "messages", "bytes", "root")
 _TRIED = 2**22  # draws that are tried to tell one participation from another
 
 
@@ -39,7 +39,7 @@ def metrics_table(rows: list[dict[str, Any]], labels: Sequence[str]) -> pd.DataF
 def participation_table(
     label: str, runs: Sequence[Run], tally: Tally, before: Iterable[pd.DataFrame] = ()
 ) -> pd.DataFrame:
-    """One row per client and per link of every run: its probability, and what it really did.
+    """One row per client and per link of every run: its probability, what it really did, was it a root.
 
     Args:
         label: the method.
@@ -65,6 +65,7 @@ def participation_table(
             np.r_[tally.gradients[own], np.zeros(net.links, np.int64)],
             np.r_[none, tally.messages[out]],
             np.r_[none, tally.bytes[out]],
+            np.isin(np.r_[everyone, -1 - net.receivers], av.roots if isinstance(av, HasRoles) else ()),
         )
         tables.append(pd.DataFrame(dict(zip(_PARTICIPATION, values, strict=True))))
     return pd.concat(tables or [pd.DataFrame(columns=_PARTICIPATION)], ignore_index=True)

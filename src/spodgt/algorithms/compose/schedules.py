@@ -10,13 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Count, Number, Positive, S, Schedule, positive
+from spodgt.algorithms.base import Count, NotNegative, Number, Positive, S, Schedule
 from spodgt.algorithms.compose.wrapper import Along, Wrapper, with_rate
 from spodgt.errors import InvalidConfig
 from spodgt.types import Round
@@ -60,7 +59,7 @@ class Cosine(Schedule):
 
     name = "cosine"
     rounds: Count = 1000
-    end: Annotated[float, partial(positive, zero=True)] = 0.0
+    end: NotNegative = 0.0
 
     def at(self, k: int | Tensor) -> Number:
         done = (torch.as_tensor(k - 1, dtype=torch.float64) / self.rounds).clamp(max=1)

@@ -105,7 +105,8 @@ class Distributed(Simulation):
         self.group.k = k
         activity = self.batch.activity(k)
         at = k - activity.first
-        return DistributedRound(k, self, activity.computes[at + 1], activity.links.at(at))
+        roles = activity.roles and activity.roles.at(at)
+        return DistributedRound(k, self, activity.computes[at + 1], activity.links.at(at), roles)
 
     def advance(self, state: State, rounds: range) -> State:
         for k in rounds:
@@ -246,7 +247,7 @@ class DistributedRound(SimulatedRound):
         self._count(active, x, world.block.into)
         self.calls += 1
         key = next((key for key, sent in self.left.items() if sent is x and key[0] == kind), (kind, None))
-        traffic, values, parcels = self.traffic(kind), world.batch.weights[weights], self.parcels
+        traffic, values, parcels = self.traffic(kind), self.weights(weights), self.parcels
         if key[1] is None:
             parcels = self.send(self.calls, {key: x})
             self.posted.extend(parcels.values())

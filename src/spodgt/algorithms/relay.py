@@ -1,0 +1,59 @@
+"""Relay: push-pull with memory over two trees with one root, after the condition of [pu2020push].
+
+    y½ = B̂ y                     up: every client hands its tracker on towards the root
+    x⁺ = Â x - η s ⊙ y½          down: every client takes over a model from the root's side; s_r = 1/m, else 0
+    h⁺ = ∇L(x⁺), o⁺ = x⁺         where a client computes; an idle one keeps both
+    H⁺ = h⁺ + ρ (x⁺ - o⁺)        ρ = 0: plain memory; H = 0 before a client's first gradient
+    y⁺ = y½ + H⁺ - H             so Σy = ΣH in every round
+
+Only the root steps. A client that does not know the trees yet does what `spod-gt-memory` does (s = 1).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from spodgt.algorithms.base import Algorithm, Fraction, NotNegative, Rate, Round, Tensor, Traits
+from spodgt.network import Network
+from spodgt.participation.availability import patient
+from spodgt.participation.relayed import Relayed
+from spodgt.types import Availability
+
+
+class RelayState(NamedTuple):
+    x: Tensor
+    y: Tensor
+    g: Tensor  # H
+    fixed: Tensor  # h - ρ o
+    slope: Tensor  # (clients, 1) ρ, 0 before the first gradient
+
+
+@dataclass(frozen=True)
+class Relay(Algorithm[RelayState]):
+    name = "relay"
+    traits = Traits(
+        source="spodgt", mixing="pull+push", sporadic_clients="yes", sporadic_links="yes",
+        mixes=(("push", "y"), ("pull", "x")), tracking=True, exact="yes", vectors=2, root=True,
+    )  # fmt: skip
+    step_size: Rate = 0.01  # η
+    proximal: NotNegative = 0.0  # ρ
+    patience: Fraction = 0.5  # clients and links are used at the rate p^(1 - patience); 0: never waits
+
+    def uses(self, availability: Availability, network: Network) -> Availability:
+        return Relayed(patient(availability, self.patience), network)
+
+    def init(self, x: Tensor, round: Round) -> RelayState:
+        zero = torch.zeros_like(x)
+        return self._renewed(RelayState(x, zero, zero, zero, zero[:, :1]), zero, x, round)
+
+    def step(self, state: RelayState, round: Round) -> RelayState:
+        y = round.push(state.y)
+        x = round.pull(state.x) - self.step_size * (round.lead * y)
+        return self._renewed(state, y, x, round)
+
+    def _renewed(self, state: RelayState, y: Tensor, x: Tensor, round: Round) -> RelayState:
+        slope = torch.where(round.computes, self.proximal, state.slope)
+        fixed = torch.where(round.computes, round.grad(x) - slope * x, state.fixed)
+        g = fixed + slope * x
+        return RelayState(x, torch.where(round.restarts, g, y + g - state.g), g, fixed, slope)
