@@ -26,17 +26,21 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
+import torch
 
 from spodgt.experiment import Experiment
-from spodgt.peer import faults, folders
+from spodgt.peer import faults, folders, store
 from spodgt.peer import wire_pb2 as pb
 from spodgt.peer.audit import Audit
 from spodgt.peer.fleet import Fleet
 from spodgt.peer.folders import create
 from spodgt.peer.identity import Identity
-from spodgt.peer.manifest import SignedManifest
+from spodgt.peer.manifest import Manifest, SignedManifest
 from spodgt.peer.options import Deployment, Options
 from spodgt.peer.transport import SERVICE, secure_channel
+from spodgt.peer.work import manifest_problem
+from spodgt.types import HasOptimum, Problem
 from tests.peer.proxy import Proxies
 
 EXACT = 1e-12
@@ -459,8 +463,9 @@ def row_20(connections: int = 1100) -> str:
             before = {"p1": f.status("p1")["k"]}
             f.wait(beyond(f, "k", before, 100), 60, "rounds go on")
             f.kill("p0")
+            known = {"p0": f.status("p0")["incarnation"]}
             f.start("p0")
-            back = f.wait(lambda: all_up(f), 60, "a neighbour that restarts gets in")
+            back = f.wait(lambda: beyond(f, "incarnation", known)() and all_up(f), 60, "a neighbour gets in")
             assert process.poll() is None
         finally:
             for each in held:
@@ -516,6 +521,78 @@ def row_22(seconds: float = 60) -> str:
         back = f.wait(lambda: all_up(f), 60, "all links up")
         time.sleep(1)
         return f"all links up {back:.1f} s after the manifest came; {exact(settled(f))}"
+
+
+def models(f: Fleet, *names: str) -> dict[str, tuple[int, torch.Tensor]]:
+    """Round and model of clients, from their disks while they run."""
+    found = {name: store.read(f.run / name / "state", running=True) for name in names or f.names}
+    return {name: (meta["k"], vectors["x"]) for name, (vectors, meta) in found.items()}
+
+
+def farthest(f: Fleet, optimum: torch.Tensor, *names: str) -> float:
+    """The largest relative distance of a client's model from `optimum`."""
+    distances = [(x.double() - optimum).norm() / optimum.norm() for _, x in models(f, *names).values()]
+    return float(max(distances))
+
+
+def row_23(seconds: float = 60) -> str:
+    """a client that dies and stays dead, --drop-after 5, quadratics"""
+    options = Options(durability="process", evaluate_every=2, report_every=0.3, drop_after=5)
+    with fleet(options=options, step=0.1) as f:
+        problem = manifest_problem(folders.load(f.run))
+        assert isinstance(problem, HasOptimum)
+        alive = [n for n in f.names if n != "p4"]
+        optimum = problem.optimum([float(n != "p4") for n in f.names])
+        f.start()
+        f.rounds(15, 120)
+        f.kill("p4")
+        f.wait(lambda: all(f.status(n)["epoch"] >= 1 for n in alive), 60, "an epoch without it")
+        time.sleep(seconds)
+        far = farthest(f, optimum, *alive)
+        named = sum("p4 silent" in " ".join(f.status(n)["warnings"]) for n in alive)
+        f.start("p4")
+        back = f.wait(lambda: farthest(f, problem.optimum()) < 0.05, 60, "all at the optimum of all")
+        assert far < 0.05, far
+        assert named
+        return (
+            f"survivors at {far:.1e} (relative) from their optimum, p4 named by {named}; all within 0.05 of "
+            f"the optimum of all {back:.0f} s after its return; {exact(settled(f))}"
+        )
+
+
+def row_24(step: float = 0.1, distance: float = 1e-4) -> str:
+    """rounds to 1e-4 on quadratics, equal devices, against the simulator"""
+    with fleet(step=step) as f:
+        problem = manifest_problem(folders.load(f.run))
+        assert isinstance(problem, HasOptimum)
+        optimum = problem.optimum()
+        wanted = simulated_rounds(folders.load(f.run), problem, step, distance)
+        f.start()
+        f.rounds(5, 120)
+        f.wait(lambda: farthest(f, optimum) < distance, 120, "close to the optimum")
+        took = max(k for k, _ in models(f).values())
+        found = exact(settled(f))
+        assert took <= 1.3 * wanted, (took, wanted)
+        return f"{took} rounds, the simulator {wanted}; {found}"
+
+
+def simulated_rounds(manifest: Manifest, problem: Problem, step: float, distance: float) -> int:
+    """The rounds that the method's equations take with all mass in the clients."""
+    network, clients = manifest.network, np.arange(len(manifest.clients))
+    A, B = torch.eye(len(clients), dtype=torch.float64), torch.eye(len(clients), dtype=torch.float64)
+    for i, j, a, b in zip(network.receivers, network.senders, network.a, network.b, strict=True):
+        A[i, i], A[i, j] = A[i, i] - a, a
+        B[j, j], B[i, j] = B[j, j] - b, b
+    problem = problem.to(torch.device("cpu"), torch.float64)
+    assert isinstance(problem, HasOptimum)
+    x, optimum, k = problem.start(manifest.seed).double(), problem.optimum(), 0
+    y = g = problem.full(x, clients)[1]
+    while ((x - optimum).norm(dim=1) / optimum.norm()).max() >= distance:
+        y, k = B @ y, k + 1
+        x = A @ x - step * y
+        new = problem.full(x, clients)[1]
+        y, g = y + new - g, new
+    return k
 
 
 def command(f: Fleet, name: str, **how: Any) -> subprocess.Popen[bytes]:

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import urllib.request
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from spodgt.peer.manifest import Manifest, SignedManifest
 from spodgt.peer.options import Deployment, Options
 from spodgt.peer.run import Peer
 from spodgt.peer.states import Member, begin
+from spodgt.peer.store import Store
 from spodgt.peer.work import Budget, active_links, capacity
 from tests.peer.world import World
 
@@ -255,6 +257,46 @@ def test_init_issue_audit_by_command(
     assert json.loads(text)["error"] <= 1e-12
     code, text = call("status", "--run", run, "--json")
     assert [row["name"] for row in json.loads(text)] == ["p0", "p1", "p2"]
+
+
+def test_an_audit_passes_only_what_is_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [tmp_path / "one", tmp_path / "two"]
+    config = {**CONFIG, "network": {"kind": "ring", "clients": 3}}
+    for run in runs:
+        create(run, Experiment.parse(config))
+        for name in ("p0", "p1", "p2"):
+            folders.issue(run, name)
+            Peer(run / name, name, Options(durability="process", rounds=5)).run()
+
+    def audit(*homes: Path) -> tuple[int, str]:
+        return cli("peer", "audit", *map(str, homes), capsys=capsys, monkeypatch=monkeypatch)
+
+    def change(home: Path, **parts: Any) -> None:
+        with closing(Store(home / "state", labels={})) as store:
+            saved = store.load()
+            assert saved is not None
+            vectors = {name: parts.pop(name) for name in list(parts) if name in saved.vectors}
+            store.commit(vectors, {**saved.meta, **parts})
+
+    homes = [runs[0] / name for name in ("p0", "p1", "p2")]
+    assert audit(*homes)[0] == 0
+    other = audit(homes[0], homes[1], runs[1] / "p2")
+    assert (other[0], "of different runs" in other[1]) == (1, True)
+    twice = audit(*homes, homes[1])
+    assert (twice[0], "p1 was given 2 times" in twice[1]) == (1, True)
+    bad = torch.full((6,), torch.nan, dtype=torch.float64)
+    change(homes[0], y=bad)
+    for command in (homes, [*homes, "--json"]):
+        assert audit(*command)[0] == 1
+    change(homes[0], y=torch.zeros(6, dtype=torch.float64))
+    assert audit(*homes)[0] == 1
+    epoch = folders.load(runs[1]).epoch
+    assert audit(*(runs[1] / name for name in ("p0", "p1", "p2")))[0] == 0
+    change(runs[1] / "p1", epoch=epoch + 1)
+    late = audit(*(runs[1] / name for name in ("p0", "p1", "p2")))
+    assert (late[0], "have reached the newest epoch: p0, p2" in late[1]) == (1, True)
 
 
 def test_a_problem_of_ones_own_is_found_in_the_current_folder(

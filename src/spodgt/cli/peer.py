@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -61,6 +62,7 @@ class Running:
     linger: Annotated[bool, "Stay reachable after the last round."] = False
     evaluate_every: Annotated[float, "Seconds between evaluations."] = 5.0
     commit_every: Annotated[int, "Local rounds that share one commit."] = 1
+    drop_after: Annotated[float | None, "Go on without a neighbour silent for so many seconds."] = None
     compiled: Annotated[bool, "Faster linear models for 100 MB of memory."] = False
     problem: Annotated[str | None, _PROBLEM] = None
     listen: Annotated[str | None, "host:port, if other than the manifest's."] = None
@@ -159,7 +161,7 @@ def peer_start(
 def _check_start(running: Running, metrics_port: int | None) -> None:
     from spodgt.peer.options import check_address
 
-    for key in ("rounds", "gradients", "seconds", "commit_every", "evaluate_every"):
+    for key in ("rounds", "gradients", "seconds", "commit_every", "evaluate_every", "drop_after"):
         value = vars(running)[key]
         if value is not None and value <= 0:
             raise InvalidInput(f"{key} must be above 0, got {value}; use --{key.replace('_', '-')} 100.")
@@ -197,16 +199,17 @@ def peer_audit(
     with _peer_extra():
         from spodgt.peer.folders import audit_folders
     found = audit_folders(folders)
-    local = max(found.local.values())
+    local = max(found.local.values(), key=lambda error: (math.isnan(error), error))
     if as_json:
-        print(json.dumps(vars(found), indent=2))
+        body = {**vars(found), "passed": found.passed(limit)}
+        print(json.dumps(json.loads(json.dumps(body), parse_constant=lambda _: None), indent=2))
     else:
         value = "not all in one epoch" if found.error is None else f"{found.error:.2e}"
         print(f"{len(found.local)} clients: |Σy + in flight - Σg| = {value} (relative)")
         print(f"largest local audit {local:.2e}; largest number in flight {found.in_flight:.3g}")
         for problem in found.problems:
-            print(f"note: {problem}")
-    if max(found.error or 0.0, local) > limit:
+            print(f"problem: {problem}")
+    if not found.passed(limit):
         raise typer.Exit(1)
 
 

@@ -7,12 +7,14 @@ What is in flight on a link is the sender's total less what the receiver has tak
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from spodgt.peer.protocol import InLink, OutLink
 from spodgt.peer.states import State
 
 
@@ -26,6 +28,11 @@ class Audit:
     in_flight: float = 0.0
     problems: list[str] = field(default_factory=list)
 
+    def passed(self, limit: float) -> bool:
+        """Whether all clients were there, in one epoch, and nothing is missing; NaN never passes."""
+        numbers = [math.nan if self.error is None else self.error, *self.local.values()]
+        return not self.problems and all(number <= limit for number in numbers)
+
 
 def terms(state: State) -> Iterator[Tensor]:
     """The terms of L = y - g - z - Σρ + Σσ of one client, float64: zero up to rounding, whatever happened."""
@@ -35,12 +42,12 @@ def terms(state: State) -> Iterator[Tensor]:
 
 
 def scale(state: State) -> float:
-    """The largest number that took part in a client's sums."""
-    return max(1e-300, *(_largest(term) for term in terms(state)))
+    """The largest number that took part in a client's sums; NaN if one of them is."""
+    return float(torch.tensor([1e-300, *map(_largest, terms(state))], dtype=torch.float64).max())
 
 
 def local_error(state: State) -> float:
-    """|L| of one client, relative."""
+    """|L| of one client, relative; NaN if a number is not finite."""
     return _largest(sum(terms(state))) / scale(state)
 
 
@@ -49,30 +56,37 @@ def audit(states: Mapping[str, State]) -> Audit:
     local = {name: local_error(state) for name, state in states.items()}
     epochs = {name: state.epoch for name, state in states.items()}
     if len(set(epochs.values())) > 1:
-        return Audit(None, local, epochs, problems=["not all clients have reached the newest epoch yet"])
+        late = ", ".join(name for name, epoch in epochs.items() if epoch < max(epochs.values()))
+        return Audit(None, local, epochs, problems=[f"not all clients have reached the newest epoch: {late}"])
     problems: list[str] = []
     total = sum(state.method.y[0] - state.method.g[0].double() for state in states.values())
     flying = 0.0
     for name, state in states.items():
+        for sender, link in state.into.items():
+            if sender not in states and link.number:
+                problems.append(f"link {sender} → {name}: no state of {sender} was given")
         for target, out in state.out.items():
-            link = f"link {name} → {target}"
-            if target not in states:
-                problems.append(f"{link}: no state of {target} was given")
-                continue
-            into = states[target].into.get(name)
-            if into is None:
-                problems.append(f"{link} is unknown to {target}")
-                continue
-            sent = out.total.double()
-            if into.base == out.base:
-                sent = sent - into.total.double()
-            elif into.number != out.base:  # else the receiver has all before the base and nothing after it
-                counts = f"the sender counts from {out.base}, the receiver has {into.number}"
-                problems.append(f"{link}: {counts}")
-            flying = max(flying, _largest(sent))
-            total = total + sent
-    error = _largest(total) / max(scale(state) for state in states.values())
+            if target in states:
+                sent, problem = in_flight(out, states[target].into.get(name))
+                problems += [f"link {name} → {target}: {problem}"] if problem else []
+                flying = max(flying, _largest(sent))
+                total = total + sent
+            elif out.number:  # else nobody there has taken part in this epoch
+                problems.append(f"link {name} → {target}: no state of {target} was given")
+    error = _largest(total) / float(torch.tensor([*map(scale, states.values())]).max())
     return Audit(error, local, epochs, flying, problems)
+
+
+def in_flight(out: OutLink, into: InLink | None) -> tuple[Tensor, str]:
+    """What the receiver has not taken yet, float64, and what is wrong if the ends do not match."""
+    sent = out.total.double()
+    if into is None:
+        return sent, "the receiver does not know it" if out.number else ""
+    if into.base == out.base:
+        return sent - into.total.double(), ""
+    if into.number != out.base:  # else the receiver has all before the base and nothing after it
+        return sent, f"the sender counts from {out.base}, the receiver has {into.number}"
+    return sent, ""
 
 
 def _largest(vector: Tensor | float) -> float:

@@ -36,19 +36,21 @@ def panel(status: Status, journal: Journal) -> Panel:
         f"consensus {_number(status.consensus)}",
         Text(f"audit {status.audit:.1e}", style="green" if status.audit <= 1e-12 else "bold red"),
     )
-    links = Table("link", "state", "number", "messages", "MB", "silent", "distance", box=None, pad_edge=False)
+    columns = "link", "state", "number", "messages", "MB", "silent", "distance", "mass"
+    links = Table(*columns, box=None, pad_edge=False)
     for n in status.neighbours:
         arrow = f"{status.name} → {n.name}" if n.way == "to" else f"{n.name} → {status.name}"
         state = Text(n.state, style=_COLOURS[n.state]).append(f" ({n.why})" if n.why else "", style="dim")
         silent = "–" if n.silent is None else f"{n.silent:.0f} s"
-        distance = "" if n.distance is None else f"{n.distance:.3g}"
+        norms = ("" if v is None else f"{v:.3g}" for v in (n.distance, n.mass))
         counts = f"{n.number:,}", f"{n.messages:,}", f"{n.bytes / 1e6:.1f}"
-        links.add_row(arrow, state, *counts, silent, distance)
+        links.add_row(arrow, state, *counts, silent, *norms, style="bold red" if n.flags else None)
+    warnings = [Text(warning, style="bold red") for warning in status.warnings]
     events = [
         Text(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {kind}: {text}", style="dim")
         for at, kind, text in list(journal.recent)
     ]
-    body = Group(head, Text(), links, *events)
+    body = Group(head, *warnings, Text(), links, *events)
     return Panel(body, title=f"spodgt peer {status.name}", title_align="left", border_style="blue")
 
 
@@ -85,13 +87,21 @@ class _Metrics(Collector):
         messages = CounterMetricFamily("spodgt_peer_messages", "messages on a link", labels=link)
         size = CounterMetricFamily("spodgt_peer_bytes", "bytes on a link", labels=link)
         up = GaugeMetricFamily("spodgt_peer_link_up", "1 if the link works", labels=link)
+        silent = GaugeMetricFamily("spodgt_peer_silent_seconds", "since something was heard", labels=link)
+        distance = GaugeMetricFamily("spodgt_peer_distance", "of the neighbour's model", labels=link)
+        mass = GaugeMetricFamily("spodgt_peer_mass", "norm of what its last message brought", labels=link)
+        flags = GaugeMetricFamily("spodgt_peer_flags", "messages far above their median", labels=link)
         for n in self.status.neighbours:
-            for metric, value in ((messages, n.messages), (size, n.bytes), (up, n.state == "up")):
-                metric.add_metric([name, n.way, n.name], float(value))
+            counts = (messages, n.messages), (size, n.bytes), (up, n.state == "up"), (flags, n.flags)
+            for metric, value in (*counts, (silent, n.silent), (distance, n.distance), (mass, n.mass)):
+                if value is not None:
+                    metric.add_metric([name, n.way, n.name], float(value))
         events = CounterMetricFamily("spodgt_peer_events", "events in the log", labels=["client", "kind"])
         for kind, count in list(self.journal.counts.items()):
             events.add_metric([name, kind], float(count))
-        yield from (messages, size, up, events)
+        warnings = GaugeMetricFamily("spodgt_peer_warnings", "warnings in the status", labels=["client"])
+        warnings.add_metric([name], len(self.status.warnings))
+        yield from (messages, size, up, silent, distance, mass, flags, warnings, events)
 
 
 def serve_metrics(status: Status, journal: Journal, port: int) -> int:

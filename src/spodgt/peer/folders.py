@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -150,8 +152,14 @@ def remove(folder: Path, name: str) -> Manifest:
 
 def audit_folders(folders: list[Path]) -> Audit:
     """The audit of stopped clients, from their disks alone."""
-    saved = map(_saved, folders)
-    return audit({meta["name"]: state_from(vectors, meta) for vectors, meta in saved})
+    saved = [_saved(folder) for folder in folders]
+    problems = []
+    if len(runs := {meta["run"] for _, meta in saved}) > 1:
+        problems.append(f"the clients are of different runs: {', '.join(sorted(runs))}")
+    for name, count in Counter(meta["name"] for _, meta in saved).items():
+        problems += [f"{name} was given {count} times"] if count > 1 else []
+    found = audit({meta["name"]: state_from(vectors, meta) for vectors, meta in saved})
+    return replace(found, problems=[*problems, *found.problems])
 
 
 def export(folder: Path, target: Path, problem: Problem | None = None) -> dict[str, object]:

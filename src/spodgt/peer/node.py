@@ -10,17 +10,22 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, TrackingState
+from spodgt.compiled import finite
+from spodgt.errors import Failed
 from spodgt.peer import protocol, states
+from spodgt.peer.norms import Norms
 from spodgt.peer.protocol import Ack, Incarnation, Message, NewerEpoch, Refused, RolledBack
-from spodgt.peer.states import Gradient, Member, News, PeerRound, State
+from spodgt.peer.states import Gradient, Member, News, NotFinite, PeerRound, State
 
 REBASE_EVERY = 64  # messages after which a quiet link starts from zero
+HOLD = 4  # unacknowledged messages after which a link takes no more mass: its receiver may be gone
+BAD_GRADIENTS = 10  # in a row that are not finite, after which the client gives up
 _HELD_AFTER = 4  # a busy link is held after this many times as many, until it is quiet
 
 _PROOFS = 4  # a disk is set back before a start, not in a process: more of them from one neighbour are a lie
@@ -49,7 +54,7 @@ class Node:
         rebase_every: int = REBASE_EVERY,
         notify: Callable[[str, str], None] = lambda kind, text: None,
     ) -> None:
-        self.algorithm, self.gradient, self.vault = algorithm, gradient, vault
+        self.gradient, self.vault = gradient, vault
         self.incarnation, self.state, self.member = incarnation, state, member
         self.rebase_every, self.notify = rebase_every, notify
         self.lock = threading.Lock()  # frames arrive in another thread than rounds run in
@@ -65,8 +70,20 @@ class Node:
         self.newer_manifest: str | None = None  # a neighbour that has one
         self.proofs: Counter[str] = Counter()  # that our disk was set back, by neighbour
         self.heard = 0  # messages that the last round took
-        self.measure = False  # whether the next round notes how far neighbours' models are
-        self.distance: dict[str, float] = {}
+        self.norms: dict[str, Norms] = {}  # by in-link
+        self.bad_gradients = self.bad_in_a_row = 0  # that were not finite
+        self.use(algorithm)
+
+    def use(self, algorithm: Algorithm[TrackingState]) -> None:
+        """Step by this method from now on; of its state beyond x, y, g what is not known begins anew."""
+        state = self.state
+        idle = PeerRound(0, False, self.member, self.gradient, state.private, {}, {})
+        first = algorithm.init(state.method.x, idle)
+        self.algorithm, self.kind = algorithm, type(first)
+        more = {name: state.more.get(name, begun) for name, begun in states.narrow(first)[1].items()}
+        if more.keys() != state.more.keys():
+            self.state = state._replace(more=more)
+            self.dirty |= {f"more:{name}" for name in more}
 
     # --- from outside ----------------------------------------------------------------------------
     def hear(self, name: str, frame: Message | Ack) -> None:
@@ -101,45 +118,93 @@ class Node:
 
     # --- one local round -------------------------------------------------------------------------
     def advance(self, computes: bool, links: Iterable[str]) -> None:
-        """Take what has arrived, put mass on the out-links drawn, step. Nothing leaves before `commit`."""
-        news = self._take()
+        """Take what has arrived, step, put mass on the out-links drawn. Nothing leaves before `commit`."""
+        news = self.absorb()
         self.heard = len(news)
         state = self.state
-        if self.measure and news:
-            x = state.method.x[0]
-            self.distance |= {name: float((new.x - x).norm()) for name, new in news.items()}
-            self.measure = False
-        limit = _HELD_AFTER * self.rebase_every
-        active = {
-            name: link
-            for name in links
-            if name in self.confirmed and (link := state.out.get(name)) and link.number - link.base < limit
-        }
-        round = PeerRound(state.k, computes, self.member, self.gradient, news, state.into, active)
-        with torch.no_grad():
-            after = self.algorithm.step(state.method, round)
-        self.dirty |= {"x", "y", "g", *(f"out:{name}" for name in active)}
+        after, private, computed = self._step(computes, {name: new.x for name, new in news.items()})
+        method, more = states.narrow(after)
+        y, out = method.y.clone(), dict(state.out)
+        for name in links:
+            if self._carries(name):
+                out[name], mass = protocol.put(out[name], method.y[0])
+                y -= mass
+                self.dirty.add(f"out:{name}")
+        self.dirty |= {"x", "y", "g", "private", *(f"more:{name}" for name in more)}
         self.state = state._replace(
             k=state.k + 1,
-            method=states.narrow(after),
-            out=state.out | round.out,
-            gradients=state.gradients + int(computes),
+            method=method._replace(y=y),
+            out=out,
+            gradients=state.gradients + int(computed),
+            more=more,
+            private=private,
         )
 
-    def absorb(self) -> None:
-        """Take what has arrived without a step: mass that reaches a client at rest is not lost either."""
+    def _carries(self, name: str) -> bool:
+        """Whether an out-link takes mass now: its receiver is there and has most of what was sent."""
+        link = self.state.out.get(name)
+        if link is None or name not in self.confirmed or link.number - link.acked >= HOLD:
+            return False
+        return link.number - link.base < _HELD_AFTER * self.rebase_every
+
+    def _step(self, computes: bool, models: Mapping[str, Tensor]) -> tuple[Any, Tensor, bool]:
+        """The method's next state, the private columns, and whether a gradient was taken.
+
+        A gradient that is not finite counts as none: the client is idle, or waits if the method cannot be.
+        """
+        state = self.state
+        before = states.widen(self.kind, state.method, state.more)
+        for active in (computes, False):
+            round = PeerRound(state.k, active, self.member, self.gradient, state.private, models, state.into)
+            try:
+                with torch.no_grad():
+                    after = self.algorithm.step(before, round)
+            except NotFinite:
+                self._note_bad_gradient()
+                if self.algorithm.traits.sporadic_clients != "yes":
+                    return before, state.private, False
+                continue
+            if active:
+                self.bad_in_a_row = 0
+            return after, round.private, active
+        raise AssertionError("an idle client takes no gradient")
+
+    def _note_bad_gradient(self) -> None:
+        self.bad_gradients += 1
+        self.bad_in_a_row += 1
+        k = self.state.k
+        self.notify("not finite", f"the gradient of round {k} holds NaN or infinite numbers; not used")
+        if self.bad_in_a_row >= BAD_GRADIENTS:
+            raise Failed(
+                f"{self.bad_in_a_row} gradients in a row were not finite, the last in round {k}; "
+                "none was used. Check this client's data, or use a smaller step size."
+            )
+
+    def absorb(self) -> dict[str, News]:
+        """Take what has arrived, without a step; mass that reaches a client at rest is not lost either."""
         news = self._take()
         if news:
-            y = self.state.method.y.clone()
-            for new in news.values():
+            x, y, g = self.state.method
+            y, own = y.clone(), (float(g.norm()), float(x.norm()))
+            for name, new in news.items():
                 y += new.mass
+                sizes = float(new.mass.norm()), float((new.x - x[0]).norm())
+                for told in self.norms.setdefault(name, Norms()).note(*sizes, own):
+                    self.notify("suspicious", f"{name}: {told}")
             self.state = self.state._replace(method=self.state.method._replace(y=y))
             self.dirty.add("y")
+        return news
 
     def commit(self) -> set[str]:
         """Make the round durable and show it; returns the in-links to acknowledge now."""
         vectors = states.vectors_of(self.state)
         changed = {name: vectors[name] for name in self.dirty if name in vectors}
+        for name, vector in changed.items():
+            if not finite(vector):
+                raise Failed(
+                    f"{name} is not finite in round {self.state.k}; nothing of it was committed or sent. "
+                    "Use a smaller step size, or remove the neighbour that the log calls suspicious."
+                )
         self.vault.commit(changed, states.meta_of(self.state, self.incarnation))
         self.shown, self.shown_incarnation = self.state, self.incarnation
         self.dirty = set()
@@ -150,7 +215,21 @@ class Node:
         """Begin an epoch: the tracker is the own gradient, the links are empty."""
         self.state = states.fresh(self.state, epoch)
         self.confirmed = set()
+        self.norms = {}  # the numbers of an epoch begin large
         self.touch()
+
+    def drop(self, name: str, why: str) -> bool:
+        """Begin an epoch without a neighbour that is gone, if this one holds mass of it; says whether.
+
+        No list of members is needed: in a new epoch every client begins with its own gradient, and a link
+        takes no mass before its receiver has answered. Who comes back takes part again.
+        """
+        ends = self.state.out.get(name), self.state.into.get(name)
+        if not any(end is not None and end.number for end in ends) or self.state.epoch >= self.last_epoch:
+            return False
+        self.reset(self.state.epoch + 1)
+        self.notify("epoch", f"{name}: {why}; epoch {self.state.epoch} begins without it")
+        return True
 
     def touch(self) -> None:
         """Let the next commit write every vector."""

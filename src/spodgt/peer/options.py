@@ -39,6 +39,7 @@ class Options:
     report_every: float = 1.0  # seconds
     evaluate_every: float = 5.0  # seconds
     commit_every: int = 1  # local rounds that share one commit
+    drop_after: float | None = None  # seconds of silence after which an epoch begins without a neighbour
     compiled: bool = False  # loops of numba: a linear model's gradient in a tenth of the time, for 100 MB
     listen: str | None = None  # host:port, if other than the manifest's
     problem: Callable[[str], object] | None = None  # makes the client's own problem from its name

@@ -28,6 +28,7 @@ from torch import Tensor
 from spodgt.compiled import finite, jit, usable
 
 BOUND = 2**62  # of every number: it must fit into a frame, also after many steps
+LARGEST = 1e30  # of a number in a message: sums of some of these still fit into float32
 JUMP = 2**20  # restarts or epochs that may have passed unseen; a frame that claims more is a lie
 
 
@@ -196,8 +197,8 @@ def take(link: InLink, message: Message) -> Taken:
     link = replace(link, seen=message.sender)
     if message.number <= link.number:
         return Taken(link)
-    if not (finite(message.total) and finite(message.x)):
-        raise Refused("the message holds NaN or infinite numbers")
+    if not all(finite(part) and float(part.abs().max()) <= LARGEST for part in (message.total, message.x)):
+        raise Refused(f"the message holds NaN, infinite numbers or numbers above {LARGEST:.0e}")
     if message.base == link.base:
         mass, folded = torch.sub(message.total.double(), link.total), None
     elif message.base == link.number:

@@ -174,4 +174,12 @@ class Rounds:
     def _report(self) -> None:
         if self.reporter.due:
             self.membership.check_folder()
+            self._drop_silent()
             self.reporter.report()
+
+    def _drop_silent(self) -> None:
+        """Go on without neighbours that have been silent for too long, if that is wanted."""
+        limit = self.options.drop_after
+        for name, seconds in self.reporter.silence().items() if limit else ():
+            if seconds > (limit or 0) and self.node.drop(name, f"silent for {seconds:.0f} s"):
+                self._publish()

@@ -20,6 +20,7 @@ except ImportError:  # not on Windows
 
 from spodgt.errors import Failed, InvalidInput
 from spodgt.peer import wire
+from spodgt.peer.audit import local_error
 from spodgt.peer.faults import Chaos
 from spodgt.peer.identity import Identity
 from spodgt.peer.manifest import Manifest
@@ -28,8 +29,8 @@ from spodgt.peer.options import Options
 from spodgt.peer.protocol import Incarnation
 from spodgt.peer.rounds import Membership, Rounds
 from spodgt.peer.states import Member, begin, state_from
-from spodgt.peer.status import Journal, Reporter
-from spodgt.peer.store import Store
+from spodgt.peer.status import SUSPECT, Journal, Reporter
+from spodgt.peer.store import Saved, Store
 from spodgt.peer.transport import Local, Transport
 from spodgt.peer.work import Work, capacity
 
@@ -105,22 +106,31 @@ def _raise_descriptor_limit() -> None:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def check_state(saved: Saved) -> None:
+    """Raise ValueError for a state that no client can be in: its local audit is not zero to rounding."""
+    error = local_error(state_from(*saved))
+    if not error <= SUSPECT:
+        raise ValueError(f"its local audit is {error:.1e}")
+
+
 def restore(store: Store, manifest: Manifest, work: Work, member: Member, journal: Journal) -> Node:
     """The client as it was when its last incarnation committed, or at its beginning; committed again."""
     name, algorithm = journal.name, manifest.method.build()
     out, into = manifest.weights_of(name)
-    saved, number = store.load(), 1
+    saved, number = store.load(check_state), 1
+    if saved is None and store.damaged:
+        journal.event("damaged", f"{store.damaged}; the client begins anew, with an epoch reset of all")
     if saved is None:
         first, epoch = work.capacity.computes(0), manifest.epoch
-        state = begin(algorithm, work.gradient, work.start(), first, out, into, epoch=epoch, member=member)
+        begun = algorithm, work.gradient, work.start(), first, out, into
+        state = begin(*begun, epoch=epoch, member=member, private=work.private())
     else:
         if saved.meta["run"] != manifest.run or saved.meta["name"] != name:
             whose = f"{saved.meta['name']} in run {saved.meta['run']}, not of {name} in {manifest.run}"
             raise InvalidInput(f"{store.path} holds the state of {whose}; give another folder.")
         state, number = state_from(*saved), saved.meta["incarnation"] + 1
         if store.damaged:
-            why = f"the newest commit cannot be used ({store.damaged}); the one before it is"
-            journal.event("damaged", why)
+            journal.event("damaged", f"{store.damaged}; the newest commit that is whole is used")
     incarnation, notify = Incarnation(number, secrets.randbits(63)), journal.event
     node = Node(
         algorithm, work.gradient, store, incarnation=incarnation, state=state, member=member, notify=notify

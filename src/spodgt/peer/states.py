@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, TrackingState
+from spodgt.compiled import finite
 from spodgt.errors import Incompatible
-from spodgt.peer.protocol import Incarnation, InLink, OutLink, put
+from spodgt.peer.protocol import BOUND, Incarnation, InLink, OutLink
 
 Links = tuple[dict[str, OutLink], dict[str, InLink]]  # by the neighbour's name
-Gradient = Callable[[Tensor, int], Tensor]  # (x as (1, n) float32, round) -> gradient of the same shape
+Gradient = Callable[[Tensor, int], Tensor]  # (x as (1, columns) float32, round) -> (1, n) gradient
 
 
 class State(NamedTuple):
@@ -27,6 +28,8 @@ class State(NamedTuple):
     out: dict[str, OutLink]
     into: dict[str, InLink]
     gradients: int = 0  # computed so far
+    more: Mapping[str, Tensor] = {}  # (1, …): what the method's state has besides, such as momentum
+    private: Tensor = torch.empty(1, 0)  # (1, columns) float32: parameters that never leave this client
 
 
 class Member(NamedTuple):
@@ -44,18 +47,27 @@ class News(NamedTuple):
     mass: Tensor  # (n,) float64, to add to y
 
 
+class NotFinite(Exception):
+    """The gradient holds NaN or infinite numbers; nothing was made of it."""
+
+
 @dataclass(eq=False)
 class PeerRound:
-    """A local round as the algorithm sees it (`types.Round`): the links of one client, one row."""
+    """A local round as the algorithm sees it (`types.Round`): the links of one client, one row.
+
+    The mass that arrived is in y before the method steps, and what leaves is taken from the *new* y, after
+    the step. So mass that arrives by the next round moves a model in every round, as in the simulator; taken
+    from the old y it would move none in the round in which it is sent.
+    """
 
     k: int
     active_client: bool
     member: Member
     gradient: Gradient
-    news: Mapping[str, News]  # by in-link
+    private: Tensor
+    models: Mapping[str, Tensor]  # new ones, by in-link
     into: Mapping[str, InLink]
-    active: Mapping[str, OutLink]  # the out-links that take mass in this round
-    out: dict[str, OutLink] = field(default_factory=dict)  # their states after `push`
+    pushed: bool = False
 
     def __post_init__(self) -> None:
         self.computes = torch.tensor([[self.active_client]])
@@ -66,27 +78,27 @@ class PeerRound:
     def grad(self, x: Tensor) -> Tensor:
         if not self.active_client:
             return torch.zeros_like(x, dtype=torch.float32)
+        n, wide = x.shape[1], torch.cat((x.float(), self.private), 1)
         # rounded here and not when it is stored: the tracker must hold what the disk holds
-        return self.gradient(x.float(), self.k).float()
+        g, private = self.gradient(wide, self.k).float(), wide[:, n:].clone()
+        if not (finite(g) and finite(private)):
+            raise NotFinite
+        self.private = private
+        return g
 
     def pull(self, x: Tensor) -> Tensor:
         pulled = x.clone()
-        for sender, news in self.news.items():
-            pulled.add_(news.x - x, alpha=self.into[sender].weight)
+        for sender, model in self.models.items():
+            pulled.add_(model - x, alpha=self.into[sender].weight)
         return pulled
 
     def push(self, y: Tensor) -> Tensor:
-        if self.out:
+        if self.pushed:
             raise Incompatible(
                 "a peer's links carry one tracker, the method pushes twice; use spod-gt-memory."
             )
-        pushed = y.clone()
-        for news in self.news.values():
-            pushed += news.mass
-        for name, link in self.active.items():
-            self.out[name], mass = put(link, y[0])
-            pushed -= mass
-        return pushed
+        self.pushed = True
+        return y
 
     def gossip(self, x: Tensor) -> Tensor:
         raise Incompatible("peers talk over one-way links, but the method gossips; use spod-gt-memory.")
@@ -105,13 +117,21 @@ def begin(
     *,
     epoch: int = 0,
     member: Member = Member(),  # noqa: B008
+    private: Tensor = State._field_defaults["private"],
 ) -> State:
     """The state after round 0, in which a client only computes; `out` and `into` map names to weights."""
     n = x.shape[-1]
+    start, private = x.reshape(1, n).float(), private.reshape(1, -1).float()
+    round = PeerRound(0, computes, member, gradient, private, {}, {})
     with torch.no_grad():
-        first = algorithm.init(x.reshape(1, n).float(), PeerRound(0, computes, member, gradient, {}, {}, {}))
-    z = torch.zeros(1, n, dtype=torch.float64)
-    return State(1, epoch, narrow(first), z, *empty_links(out, into, n), gradients=int(computes))
+        try:
+            first = algorithm.init(start, round)
+        except NotFinite:
+            round = PeerRound(0, computes := False, member, gradient, private, {}, {})
+            first = algorithm.init(start, round)
+    z, links = torch.zeros(1, n, dtype=torch.float64), empty_links(out, into, n)
+    method, more = narrow(first)
+    return State(1, epoch, method, z, *links, int(computes), more, round.private)
 
 
 def empty_links(out: Mapping[str, float], into: Mapping[str, float], n: int) -> Links:
@@ -120,9 +140,20 @@ def empty_links(out: Mapping[str, float], into: Mapping[str, float], n: int) -> 
     return outs, {name: InLink(a, torch.zeros(n)) for name, a in into.items()}
 
 
-def narrow(state: TrackingState) -> TrackingState:
-    """A method's own state (x, y, g), with models and gradients in float32 and the tracker in float64."""
-    return TrackingState(state.x.float(), state.y.double(), state.g.float())
+def narrow(state: Any) -> tuple[TrackingState, dict[str, Tensor]]:
+    """A method's own state as x, y, g, in float32 but for the tracker, and what it has besides."""
+    named = dict(zip(state._fields, state, strict=True))
+    x, y, g = (named.pop(key) for key in TrackingState._fields)
+    rounded, y = g.float(), y.double()
+    if g.dtype != rounded.dtype:  # the tracker must hold what the disk holds
+        y = y + (rounded.double() - g)
+    return TrackingState(x.float(), y, rounded), named
+
+
+def widen(kind: Any, method: TrackingState, more: Mapping[str, Tensor]) -> Any:
+    """The inverse of `narrow`: the state as the type that the method steps."""
+    named = {**method._asdict(), **more}
+    return kind(**{key: named[key] for key in kind._fields})
 
 
 def fresh(state: State, epoch: int) -> State:
@@ -142,6 +173,8 @@ def vectors_of(state: State) -> dict[str, Tensor]:
     """Every vector of a state by name."""
     x, y, g = state.method
     named = {"x": x[0], "y": y[0], "g": g[0], "z": state.z[0]}
+    named |= {"private": state.private[0]} if state.private.shape[1] else {}
+    named |= {f"more:{name}": tensor[0] for name, tensor in state.more.items()}
     named |= {f"out:{name}": link.total for name, link in state.out.items()}
     return named | {f"in:{name}": link.total for name, link in state.into.items()}
 
@@ -152,6 +185,7 @@ def meta_of(state: State, own: Incarnation) -> dict[str, object]:
         "k": state.k,
         "epoch": state.epoch,
         "gradients": state.gradients,
+        "more": list(state.more),
         "incarnation": own.number,
         "out": {n: [v.weight, v.number, v.base, v.acked, *v.seen] for n, v in state.out.items()},
         "in": {n: [v.weight, v.number, v.base, *v.seen] for n, v in state.into.items()},
@@ -159,7 +193,7 @@ def meta_of(state: State, own: Incarnation) -> dict[str, object]:
 
 
 def state_from(vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> State:
-    """The inverse of `vectors_of` and `meta_of`."""
+    """The inverse of `vectors_of` and `meta_of`; `ValueError` for numbers that no client can have reached."""
     method = TrackingState(vectors["x"][None], vectors["y"][None], vectors["g"][None])
     out = {
         name: OutLink(b, vectors[f"out:{name}"], number, base, acked, Incarnation(*seen))
@@ -169,4 +203,12 @@ def state_from(vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> State:
         name: InLink(a, vectors[f"in:{name}"], number, base, Incarnation(*seen))
         for name, (a, number, base, *seen) in meta["in"].items()
     }
-    return State(meta["k"], meta["epoch"], method, vectors["z"][None], out, into, meta["gradients"])
+    numbers = [meta["k"], meta["epoch"], meta["gradients"], meta["incarnation"]]
+    ends: list[OutLink | InLink] = [*out.values(), *into.values()]
+    numbers += [number for end in ends for number in (end.number, end.base, end.seen.number)]
+    if not all(isinstance(number, int) and 0 <= number < BOUND for number in numbers):
+        raise ValueError(f"its numbers {numbers} are not between 0 and 2^62")
+    more = {name: vectors[f"more:{name}"][None] for name in meta.get("more", ())}
+    private = vectors["private"][None] if "private" in vectors else torch.empty(1, 0)
+    counts = meta["k"], meta["epoch"]
+    return State(*counts, method, vectors["z"][None], out, into, meta["gradients"], more, private)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from spodgt.peer.audit import local_error
 from spodgt.peer.manifest import RESETS
@@ -24,6 +25,7 @@ from spodgt.peer.work import Work
 
 SUSPECT = 1e-9  # a local audit above this means broken memory or a bug: stop rather than spread it
 _QUIET = 5.0  # seconds between two entries of the same kind and neighbour
+SILENT_SECONDS = 30.0  # a neighbour not heard for so long is named in the status
 _TEXT = 300  # characters of an event
 _LOG_BYTES = 8_000_000  # then the log is moved to log.jsonl.1, and the one before it goes
 
@@ -80,6 +82,8 @@ class Neighbour:
     number: int
     silent: float | None  # seconds since something was heard
     distance: float | None  # between the neighbour's model and the own
+    mass: float | None = None  # the norm of what its last message brought
+    flags: int = 0  # messages of this epoch that were far above their median
 
 
 @dataclass
@@ -99,6 +103,8 @@ class Status:
     consensus: float = math.nan  # root mean square distance to the neighbours' models
     audit: float = 0.0
     waiting: bool = False
+    bad_gradients: int = 0  # that were not finite, in this incarnation
+    warnings: list[str] = field(default_factory=list)  # what an operator must know, worst first
     neighbours: list[Neighbour] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, object]:
@@ -127,7 +133,8 @@ class Reporter:
         now, status, state = time.monotonic(), self.status, self.node.state
         evaluate = last or now - self.evaluated >= self.options.evaluate_every
         if evaluate:
-            scores = self.work.problem.evaluate(state.method.x, np.array([self.work.row]))
+            models = torch.cat((state.method.x, state.private), 1)
+            scores = self.work.problem.evaluate(models, np.array([self.work.row]))
             status.loss = float(scores.loss[0])
             found = scores.metrics.get("accuracy")
             status.accuracy = math.nan if found is None else float(found[0])
@@ -142,9 +149,13 @@ class Reporter:
         status.neighbours = list(self._neighbours(now))
         known = [n.distance for n in status.neighbours if n.distance is not None]
         status.consensus = math.sqrt(sum(d * d for d in known) / len(known)) if known else math.nan
-        self.node.measure = True
+        status.bad_gradients = self.node.bad_gradients
+        before, status.warnings = status.warnings, list(self._warnings())
+        for warning in status.warnings:
+            if warning.split()[0] not in {known.split()[0] for known in before}:
+                self.journal.event("warning", warning)
         self._write(status.to_dict(), evaluate)
-        if status.audit > SUSPECT:
+        if not status.audit <= SUSPECT:  # so it is for NaN, too
             raise StoreFailed(
                 f"the local audit of {status.name} is {status.audit:.1e}, it must be zero to rounding; "
                 "nothing more is sent. Check this host's memory, remove the state directory and start again."
@@ -156,8 +167,32 @@ class Reporter:
         ends += [("from", n, link.number, into[n]) for n, link in state.into.items() if n in into]
         for way, name, number, t in ends:
             silent = now - t.heard if t.heard else None
-            distance = self.node.distance.get(name) if way == "from" else None
-            yield Neighbour(name, way, t.state, t.why, t.messages, t.bytes, number, silent, distance)
+            counts = t.messages, t.bytes, number, silent
+            norms = self.node.norms.get(name) if way == "from" else None
+            seen = (None, None, 0) if norms is None else (norms.distance, norms.mass, norms.flags)
+            yield Neighbour(name, way, t.state, t.why, *counts, *seen)
+
+    def silence(self) -> dict[str, float]:
+        """Seconds since each neighbour was heard on any link, or since the start."""
+        now, heard = time.monotonic(), dict.fromkeys(sorted(self.transport.into), self.begun)
+        for name, traffic in self.transport.traffic():
+            heard[name] = max(heard.get(name, self.begun), traffic.heard)
+        return {name: now - at for name, at in heard.items()}
+
+    def _warnings(self) -> Iterator[str]:
+        state, status = self.node.state, self.status
+        for name, norms in sorted(self.node.norms.items()):
+            if norms.flags:
+                yield f"{name} sent {norms.flags} large messages, the last {norms.far:.1g} times the median"
+        for name, seconds in self.silence().items():
+            if seconds >= min(SILENT_SECONDS, self.options.drop_after or math.inf):
+                ends = state.out.get(name), state.into.get(name)
+                takes_part = any(end is not None and end.number for end in ends)
+                what = "models are biased until it returns or is removed"
+                what = what if takes_part else "this epoch goes on without it until it returns"
+                yield f"{name} silent for {seconds:.0f} s: {what}"
+        if status.bad_gradients:
+            yield f"{status.bad_gradients} gradients were not finite and were not used"
 
     def _write(self, body: dict[str, object], evaluated: bool) -> None:
         temporary = self.path.with_suffix(".tmp")

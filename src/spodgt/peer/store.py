@@ -3,6 +3,7 @@
 Every vector has two slots in `vectors.bin`. A commit writes changed vectors to the slots *not* in use,
 then one row of `state.db` (sqlite, WAL) that says which slots count, their checksums and all numbers:
 that row is the commit point. The row before it stays, so a damaged slot costs one commit, not the run.
+The row begins with the SHA-256 of the rest of it, so that no damage of it can be taken for a state.
 
 Durability `power` survives loss of power (fsync of both files in every commit); `process` survives
 kill -9 only, and does not wait for the disk.
@@ -12,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
+import hashlib
 import json
 import os
+import shutil
 import sqlite3
+import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -28,8 +31,15 @@ from torch import Tensor
 from spodgt.errors import Failed, InvalidInput
 from spodgt.peer.faults import crash_point
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
 DURABILITY = ("power", "process")
-_FORMAT = 1
+_FORMAT = 2  # 1 had no checksum of the row; such rows are still read
+_ATTEMPTS = 20  # to read the state of a running client: it may overwrite a slot meanwhile
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OSError)  # what reading spoilt data raises
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 
 
@@ -63,12 +73,15 @@ class Store:
     ) -> None:
         if durability not in DURABILITY:
             raise InvalidInput(f"durability must be power or process, got {durability!r}; use power.")
+        if fcntl is None:
+            raise StoreFailed("peers keep their state with POSIX file locks; run them on Linux or macOS.")
         self.path, self.durability, self.labels = Path(directory), durability, dict(labels or {})
         self._open = contextlib.ExitStack()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             fcntl.flock(self._file("lock"), fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.file = self._file("vectors.bin")
+            self._file("state.db")  # made here, with the mode of a secret
             self.db = _database(self.path / "state.db", durability)
             self._open.callback(self.db.close)
         except (OSError, sqlite3.Error) as error:
@@ -90,9 +103,10 @@ class Store:
                 slots[name] = self._write(vector, slots.get(name), generation)
             crash_point("vectors written")
             if self.durability == "power":
-                os.fdatasync(self.file)
+                getattr(os, "fdatasync", os.fsync)(self.file)
             body = {"format": _FORMAT, "slots": slots, "meta": {**meta, **self.labels}}
             text = json.dumps(body, separators=(",", ":"))
+            text = _digest(generation, text.encode()) + text
             self.db.execute("BEGIN IMMEDIATE")
             # the state before this one stays; older ones go, and later ones that were found damaged
             self.db.execute("DELETE FROM commits WHERE generation != ?", (self.generation,))
@@ -124,45 +138,29 @@ class Store:
         """Space at the end of the file, taken now: a full disk shows here and not in the middle of a run."""
         at = os.fstat(self.file).st_size
         at += -at % 4096
-        os.posix_fallocate(self.file, at, size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self.file, at, size)
+        else:
+            _pwrite(self.file, memoryview(bytes(size)), at)
         return at
 
     # --- reading ---------------------------------------------------------------------------------
-    def load(self) -> Saved | None:
-        """The newest undamaged state; None in a new directory."""
-        try:
-            rows = self.db.execute("SELECT generation, body FROM commits ORDER BY generation DESC").fetchall()
-        except sqlite3.Error as error:
-            raise StoreFailed(f"{self.path}/state.db cannot be read: {_reason(error)}.") from None
-        damaged = ""
-        for generation, text in rows:
-            try:
-                body = json.loads(text)
-                if body["format"] != _FORMAT:
-                    known = f"has format {body['format']}, this version reads {_FORMAT}"
-                    raise StoreFailed(f"{self.path} {known}; use the version that wrote it.")
-                vectors = {name: self._read(name, slot) for name, slot in body["slots"].items()}
-            except (ValueError, KeyError) as error:
-                damaged = damaged or str(error)
-                continue
-            self.slots, self.generation = body["slots"], generation
-            self.damaged = damaged
-            return Saved(vectors, body["meta"])
-        if rows:
-            fix = "remove the directory: the client joins again with an epoch reset"
-            raise StoreFailed(f"state in {self.path} is damaged ({damaged}); {fix}.")
-        return None
+    def load(self, check: Callable[[Saved], None] = lambda saved: None) -> Saved | None:
+        """The newest undamaged state; None in a new directory, or in one whose commits were lost.
 
-    def _read(self, name: str, slot: Slot) -> Tensor:
-        kind = _DTYPES[slot["dtype"]]
-        at = slot["at"] + slot["slot"] * slot["n"] * kind.itemsize
-        data = np.fromfile(self.path / "vectors.bin", kind, slot["n"], offset=at)
-        if len(data) != slot["n"] or zlib.crc32(data.data) != slot["crc"][slot["slot"]]:
-            raise ValueError(f"checksum of {name} is wrong")
-        return torch.from_numpy(data.astype(kind.newbyteorder("="), copy=False))
+        `check` raises ValueError for a state that cannot be; the one before it is taken then.
+        """
+        found = _newest(self.db, self.path, check)
+        if found is None:
+            if os.fstat(self.file).st_size:
+                self.damaged = "vectors.bin holds numbers, but state.db no commit: it or its log was lost"
+            return None
+        self.slots, self.generation, self.damaged = found.slots, found.generation, found.damaged
+        return found.saved
 
     def _file(self, name: str) -> int:
-        file = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        ways = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = os.open(self.path / name, ways, 0o600)
         self._open.callback(os.close, file)
         return file
 
@@ -170,19 +168,116 @@ class Store:
         self._open.close()
 
 
-def read(directory: str | Path) -> Saved:
-    """The committed state of a directory that no process has open."""
-    if not (Path(directory) / "state.db").exists():
+class _Found(NamedTuple):
+    saved: Saved
+    slots: dict[str, Slot]
+    generation: int
+    damaged: str  # why a later commit cannot be used, if there is one
+
+
+def _newest(db: sqlite3.Connection, path: Path, check: Callable[[Saved], None]) -> _Found | None:
+    """The newest commit that is whole; None if there is none at all."""
+    damaged = ""
+    fix = "remove the directory: the client joins again with an epoch reset"
+    try:
+        rows = db.execute("SELECT generation, body FROM commits ORDER BY generation DESC").fetchall()
+    except sqlite3.Error as error:
+        raise StoreFailed(f"{path}/state.db cannot be read: {_reason(error)}; {fix}.") from None
+    for generation, row in rows:
+        try:
+            body = _body(generation, row)
+            if body["format"] not in (1, _FORMAT):
+                known = f"has format {body['format']}, this version reads {_FORMAT}"
+                raise StoreFailed(f"{path} {known}; use the version that wrote it.")
+            vectors = {name: _read(path, name, slot) for name, slot in body["slots"].items()}
+            saved = Saved(vectors, body["meta"])
+            check(saved)
+        except _DAMAGE as error:
+            damaged = damaged or f"{type(error).__name__}: {error}"[:200]
+            continue
+        if len(rows) == 1 and generation > 1:  # there are always two
+            damaged = "one of the last two commits is missing"
+        return _Found(saved, body["slots"], generation, damaged)
+    if rows:
+        raise StoreFailed(f"state in {path} is damaged ({damaged}); {fix}.")
+    return None
+
+
+def _digest(generation: int, text: bytes) -> str:
+    return hashlib.sha256(b"%d " % generation + text).hexdigest()
+
+
+def _body(generation: int, row: bytes) -> dict[str, Any]:
+    """The JSON of a row, if its checksum is right."""
+    text = row
+    if not row.startswith(b"{"):
+        text = row[64:]
+        if row[:64] != _digest(generation, text).encode():
+            raise ValueError(f"checksum of commit {generation} is wrong")
+    body: dict[str, Any] = json.loads(text)
+    return body
+
+
+def _read(path: Path, name: str, slot: Slot) -> Tensor:
+    kind = _DTYPES[slot["dtype"]]
+    at = slot["at"] + slot["slot"] * slot["n"] * kind.itemsize
+    data = np.fromfile(path / "vectors.bin", kind, slot["n"], offset=at)
+    if len(data) != slot["n"] or zlib.crc32(data.data) != slot["crc"][slot["slot"]]:
+        raise ValueError(f"checksum of {name} is wrong")
+    return torch.from_numpy(data.astype(kind.newbyteorder("="), copy=False))
+
+
+def read(directory: str | Path, *, running: bool = False) -> Saved:
+    """The committed state of a directory, in which nothing is written; of a running client only if asked."""
+    path = Path(directory)
+    if not (path / "state.db").exists():
         raise InvalidInput(f"{directory} holds no peer state; give the state directory of a client.")
-    with contextlib.closing(Store(directory, durability="process")) as store:
-        saved = store.load()
-    if saved is None:
+    for attempt in range(_ATTEMPTS):
+        try:
+            with _unchanged(path, running) as db:
+                found = _newest(db, path, lambda saved: None)
+            break
+        except (StoreFailed, sqlite3.Error):
+            if not running or attempt == _ATTEMPTS - 1:
+                raise
+    if found is None:
         raise InvalidInput(f"{directory} holds no committed state; start the client first.")
-    return saved
+    return found.saved
+
+
+@contextlib.contextmanager
+def _unchanged(path: Path, running: bool) -> Iterator[sqlite3.Connection]:
+    """The database of a directory that may be read-only: of a running client as it is, else a copy of it."""
+    with contextlib.ExitStack() as stack:
+        home = path
+        if not _in_use(path):  # after a kill the log must be played back, which writes
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spodgt-state-")))
+            for file in path.glob("state.db*"):
+                shutil.copyfile(file, home / file.name)
+        elif not running:
+            raise StoreFailed(f"state directory {path} is in use by another process; stop that first.")
+        way = "mode=ro" if home == path else "mode=rw"
+        db = sqlite3.connect(f"{(home / 'state.db').resolve().as_uri()}?{way}", uri=True, timeout=5)
+        db.text_factory = bytes
+        with contextlib.closing(db):
+            yield db
+
+
+def _in_use(path: Path) -> bool:
+    """Whether a process holds the lock of a state directory."""
+    if fcntl is None or not (path / "lock").exists():
+        return False
+    with (path / "lock").open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _database(path: Path, durability: str) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
+    db.text_factory = bytes  # damaged text is no reason to give up the row before it
     db.execute("PRAGMA journal_mode=WAL")
     db.execute(f"PRAGMA synchronous={'FULL' if durability == 'power' else 'OFF'}")
     db.execute("CREATE TABLE IF NOT EXISTS commits (generation INTEGER PRIMARY KEY, body TEXT NOT NULL)")

@@ -120,6 +120,10 @@ class Transport:
         for name in set(self.streams) - into:
             self.streams.pop(name).close()
 
+    def traffic(self) -> list[tuple[str, Traffic]]:
+        """What has happened on each link, out-links first, by the neighbour's name."""
+        return [*((name, stream.traffic) for name, stream in self.out.items()), *self.into.items()]
+
     async def stop(self) -> None:
         for stream in self.out.values():
             stream.close()

@@ -122,8 +122,12 @@ class Work:
         """(parameters,): the initial model."""
         return self.problem.start(self.seed)[self.row]
 
+    def private(self) -> Tensor:
+        """(columns,): the parameters that never leave this client, as they begin."""
+        return self.problem.statistics(self.seed)[self.row]
+
     def gradient(self, x: Tensor, k: int) -> Tensor:
-        """(1, parameters): the stochastic gradient of local round k."""
+        """(1, parameters): the stochastic gradient of local round k; private columns of x are updated."""
         begun = time.perf_counter()
         g = self.problem.grad(x, Minibatches(np.array([self.row]), self.keys, np.array([self.place]), k))
         self.capacity.spent(time.perf_counter() - begun)
