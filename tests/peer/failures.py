@@ -33,6 +33,7 @@ from spodgt.experiment import Experiment
 from spodgt.peer import faults, folders, store
 from spodgt.peer import wire_pb2 as pb
 from spodgt.peer.audit import Audit
+from spodgt.peer.changes import without
 from spodgt.peer.fleet import Fleet
 from spodgt.peer.folders import create
 from spodgt.peer.identity import Identity
@@ -510,7 +511,7 @@ def row_22(seconds: float = 60) -> str:
     with fleet(clients=5) as f:
         whole = folders.load(f.run)
         rest = [n for n in f.names if n != "p4"]
-        folders.publish(f.run, replace(whole.without("p4"), version=2))
+        folders.publish(f.run, replace(without(whole, "p4"), version=2, removed=()))
         f.start(*rest)
         f.wait(beyond(f, "k", dict.fromkeys(rest, 20)), 120)
         signed = SignedManifest.sign(replace(whole, version=3), (f.run / "ca.key").read_bytes())

@@ -206,17 +206,20 @@ def test_proofs_of_a_rollback_are_not_believed_for_ever() -> None:
     assert node.state.epoch == 4
 
 
+FILE = bytes(range(256)) * 12_000  # beyond one gRPC message
+
+
 def test_a_removed_client_reads_no_manifest() -> None:
     async def work() -> None:
         async with Server() as server:
-            server.transport.manifest = lambda name: (b"text", b"sum") if name == "a" else None
-            assert await fetch_manifest(who("a"), server.address, "b") == (b"text", b"sum")
+            server.transport.manifest = lambda name: FILE if name == "a" else None
+            assert await fetch_manifest(who("a"), server.address, "b") == FILE
             with pytest.raises(grpc.aio.AioRpcError, match="z is not in the manifest"):
                 await fetch_manifest(who("z"), server.address, "b")
             async with secure_channel(who("a"), server.address, "b") as channel:
                 # a request that is never sent whole holds nothing: the answer comes first
-                call = channel.stream_unary(f"/{SERVICE}/Manifest")()
-                assert await asyncio.wait_for(call, 5)
+                call = channel.stream_stream(f"/{SERVICE}/Manifest")()
+                assert await asyncio.wait_for(call.read(), 5)
 
     run(work())
 

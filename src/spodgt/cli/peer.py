@@ -35,7 +35,11 @@ _PEER_DEFAULTS = {
     "participation.kind": "always",
 }
 _COMPUTE = "What a device can do: 'p0={kind = \"budget\", share = 0.25}'; repeatable."
-_ADDRESSES = "host:port of each client, comma-separated. [dim]default: free ports on loopback[/]"
+_ADDRESSES = "host:port of each client, or none, comma-separated. [dim]default: free ports on loopback[/]"
+_RATE = "Upper limit of a client's local rounds; 0: none."
+_ALONE = "Rounds without news after which a client waits; 0: never."
+_LINK = "SENDER:RECEIVER, or 'p0:p3={p_hat = 0.5, dial = \"receiver\"}'; repeatable."
+_NEIGHBOURS = "Neighbours, comma-separated: p0 for both ways, p0:NAME or NAME:p0 for one."
 _PROBLEM = "Your own model and data: module:function, called with NAME."
 
 
@@ -47,8 +51,22 @@ class Clients:
     names: Annotated[str | None, "Names of the clients, comma-separated."] = None
     compute: Annotated[list[str] | None, _COMPUTE] = None
     problem: Annotated[str | None, _PROBLEM] = None
-    rounds_per_second: Annotated[float, "Upper limit of a client's local rounds; 0: none."] = 0.0
-    max_alone: Annotated[int, "Rounds without news after which a client waits; 0: never."] = 200
+    divided_into: Annotated[int | None, "Parts of the data; more than clients if some join later."] = None
+    rounds_per_second: Annotated[float, _RATE] = 0.0
+    max_alone: Annotated[int, _ALONE] = 200
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all clients follow; what is not given stays."""
+
+    step_size: Annotated[float | None, "Of the method."] = None
+    rounds_per_second: Annotated[float | None, _RATE] = None
+    max_alone: Annotated[int | None, _ALONE] = None
+    address: Annotated[list[str] | None, "NAME=host:port, or NAME=none; repeatable."] = None
+    compute: Annotated[list[str] | None, _COMPUTE] = None
+    link: Annotated[list[str] | None, _LINK] = None
+    unlink: Annotated[list[str] | None, "Take away a link: SENDER:RECEIVER; repeatable."] = None
 
 
 @dataclass(frozen=True)
@@ -224,6 +242,36 @@ def peer_export(
     print(json.dumps(export(folder, target), indent=2))
 
 
+@peer_app.command(
+    "add", epilog="Example: [bold]spodgt peer add p5 --address 10.0.0.5:7000 --links p0,p2 --run peers[/]"
+)
+def peer_add(
+    name: Annotated[str, typer.Argument(help="The new client.")],
+    address: Annotated[str, typer.Option(help="host:port, or none if it cannot be reached from outside.")],
+    links: Annotated[str, typer.Option(help=_NEIGHBOURS)],
+    run: RunArgument = _RUN,
+    compute: Annotated[str | None, typer.Option(help="What its device can do, as a table.")] = None,
+    days: Annotated[float, typer.Option(help="How long its certificate is valid.")] = 30.0,
+) -> None:
+    """Sign a manifest with one more client, and make its folder; one running client spreads it to all."""
+    with _peer_extra():
+        from spodgt.peer import changes, folders
+
+    device = None if compute is None else _devices([f"{name}={compute}"])[name]
+    ends: dict[tuple[str, str], dict[str, object]] = {}
+    for text in _list(links) or []:
+        both = [(text, name), (name, text)]
+        ends |= _links([text]) if ":" in text else {pair: {} for pair in both}
+    made = folders.publish_next(
+        run,
+        lambda manifest: changes.joined(
+            manifest, name, address=folders.address_of(address), links=ends, compute=device
+        ),
+    )
+    print(f"version {made.version}: {', '.join(made.names)}")
+    print(f"part {made.client(name).part} of the problem; folder {folders.issue(run, name, days=days)}")
+
+
 @peer_app.command("remove", epilog="Example: [bold]spodgt peer remove p3 --run peers[/]")
 def peer_remove(
     name: Annotated[str, typer.Argument(help="The client that leaves.")], run: RunArgument = _RUN
@@ -233,6 +281,53 @@ def peer_remove(
         from spodgt.peer.folders import remove
     made = remove(run, name)
     print(f"version {made.version}: {', '.join(made.names)}")
+
+
+@peer_app.command("set", epilog="Example: [bold]spodgt peer set --step-size 0.02 --run peers[/]")
+@grouped
+def peer_set(run: RunArgument = _RUN, *, settings: Settings) -> None:
+    """Sign a manifest with other settings, addresses, devices or links; running clients take it whole."""
+    with _peer_extra():
+        from spodgt.peer import changes, folders
+
+    pairs = [(text, *text.partition("=")[::2]) for text in settings.address or []]
+    for text, name, address in pairs:
+        if not name or not address:
+            raise InvalidInput(f"--address {text!r} must be NAME=host:port.")
+    change = changes.Change(
+        settings.step_size,
+        settings.rounds_per_second,
+        settings.max_alone,
+        {name: folders.address_of(address) for _, name, address in pairs},
+        _devices(settings.compute or []),
+        _links(settings.link or []),
+        frozenset(_links(settings.unlink or [])),
+    )
+    made = folders.publish_next(run, lambda manifest: changes.changed(manifest, change))
+    print(f"version {made.version}: {len(made.clients)} clients, {len(made.links)} links")
+
+
+@peer_app.command("renew", epilog="Example: [bold]spodgt peer renew all --run peers[/]")
+def peer_renew(
+    name: Annotated[str, typer.Argument(help="A client of the manifest, or all.")],
+    run: RunArgument = _RUN,
+    days: Annotated[float, typer.Option(help="How long the certificate is valid.")] = 30.0,
+) -> None:
+    """Make new certificates; a running client takes key.pem and cert.pem once they are in its folder."""
+    peer_issue(name, run, days)
+
+
+@peer_app.command("quarantine", epilog="Example: [bold]spodgt peer quarantine p3 --run peers[/]")
+def peer_quarantine(
+    name: Annotated[str, typer.Argument(help="The client.")],
+    run: RunArgument = _RUN,
+    end: Annotated[bool, typer.Option("--end", help="Give it its links again.")] = False,
+) -> None:
+    """Sign a manifest in which a client stays a member but has no links: it hears and says nothing."""
+    with _peer_extra():
+        from spodgt.peer import changes, folders
+    made = folders.publish_next(run, lambda manifest: changes.quarantined(manifest, name, not end))
+    print(f"version {made.version}: linked are {', '.join(made.linked)}")
 
 
 @peer_app.command("demo", epilog="Example: [bold]spodgt peer demo --seconds 40 --out demo[/]")
@@ -287,6 +382,20 @@ def _devices(given: list[str]) -> dict[str, dict[str, object]]:
         if not isinstance(devices[name.strip()], dict):
             raise InvalidInput(f'--compute {text!r} must be NAME={{kind = "budget", share = 0.25}}.')
     return devices
+
+
+def _links(given: list[str]) -> dict[tuple[str, str], dict[str, object]]:
+    from spodgt.experiment import value_of
+
+    links = {}
+    for text in given:
+        ends, _, table = text.partition("=")
+        sender, _, receiver = (part.strip() for part in ends.partition(":"))
+        value = value_of(table) if table else {}
+        if not sender or not receiver or not isinstance(value, dict):
+            raise InvalidInput(f"link {text!r} must be SENDER:RECEIVER, or SENDER:RECEIVER={{p_hat = 0.5}}.")
+        links[sender, receiver] = value
+    return links
 
 
 def _list(text: str | None) -> list[str] | None:

@@ -4,11 +4,11 @@
     audit                             whether all mass is there
     store                             a client's state on disk
     wire ◀─ gate, transport, diagnosis  its links: bytes, who is let in, sockets, why a link is down
-    identity, manifest                who may take part, and what all agree on
+    identity, manifest, changes       who may take part, what all agree on, its next version
     work                              what the device can do, and its part of the problem
-    options, rounds, run              the process: its options, its loop, all of it together
+    options, membership, rounds, run  the process: its options, what it follows, its loop, all together
     status, display                   what people and programs see of it
-    folders                           commands on folders: make a run, issue, remove, audit, export
+    folders                           commands on folders: make a run, issue, publish, audit, export
     faults, fleet, demo               fault injection, and a demonstration of it
 
 `docs/peer.md` gives the rules and the measured failure table. Needs `pip install spodgt[peer]`.

@@ -16,6 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from spodgt.peer.membership import WARN_DAYS
 from spodgt.peer.status import Journal, Status
 
 _COLOURS = {"up": "green", "down": "red", "waiting": "yellow"}
@@ -36,6 +37,8 @@ def panel(status: Status, journal: Journal) -> Panel:
         f"consensus {_number(status.consensus)}",
         Text(f"audit {status.audit:.1e}", style="green" if status.audit <= 1e-12 else "bold red"),
     )
+    if status.days_left < WARN_DAYS:
+        head.add_row(Text(f"certificate ends in {status.days_left:.1f} days: renew it", style="bold yellow"))
     columns = "link", "state", "number", "messages", "MB", "silent", "distance", "mass"
     links = Table(*columns, box=None, pad_edge=False)
     for n in status.neighbours:

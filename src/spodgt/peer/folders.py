@@ -1,7 +1,7 @@
 """The folders of a run: made from an experiment; certificates, new manifests, audits and exported models.
 
 RUN/ca.pem, ca.key            the authority; the key never leaves this folder
-RUN/manifest.toml, .sig       what all agree on
+RUN/manifest.toml             what all agree on, signed
 RUN/NAME/                     one client's certificate, key, manifest, and later its state and log
 """
 
@@ -11,6 +11,7 @@ import contextlib
 import secrets
 import socket
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.peer import identity, store
 from spodgt.peer.audit import Audit, audit
+from spodgt.peer.changes import without
 from spodgt.peer.manifest import Client, Link, Manifest, Method, SignedManifest, layout_of
 from spodgt.peer.options import Deployment, Table, check_address
 from spodgt.peer.states import state_from
@@ -53,10 +55,14 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     seed = experiment.run.seed_list[0]
     network, availability = experiment.draw_network(seed)
     names = deployment.names or [f"p{i}" for i in range(network.clients)]
-    addresses = deployment.addresses or free_addresses(network.clients)
+    addresses = [address_of(text) for text in deployment.addresses or free_addresses(network.clients)]
     _check_clients(network.clients, names, addresses)
     if experiment.weights == "given":
         raise InvalidInput("network.weights='given' is not for peers; use weights = \"degree\".")
+    parts = deployment.divided_into or network.clients
+    if parts < network.clients:
+        must = f"at least {network.clients}, one part per client"
+        raise InvalidInput(f"divided_into must be {must}, got {parts}; use {network.clients}.")
     if len(experiment.methods) != 1:
         several = ", ".join(each.name for each in experiment.methods)
         raise InvalidInput(f"run.methods must be one method, got {several}; use --method spod-gt-memory.")
@@ -65,7 +71,7 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     if not isinstance(step_size, float):
         raise InvalidInput(f"step_size must be one number between peers, got {step_size}; use 0.01.")
     make = deployment.problem
-    problem = own_problem(make, names[0]) if make else experiment.draw(seed).problem
+    problem = own_problem(make, names[0]) if make else experiment.draw(seed).problem  # for its layout
     refuse_statistics(problem, "peers")
     devices: list[Table] = [{"kind": "bernoulli", "p": float(p)} for p in availability.p]
     for name, table in deployment.compute.items():
@@ -76,15 +82,18 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     ends = zip(network.receivers, network.senders, availability.p_hat, strict=True)
     return Manifest(
         run=secrets.token_hex(8),
-        clients=tuple(map(Client, names, addresses, range(len(names)), devices)),
-        links=tuple(Link(names[j], names[i], float(p_hat)) for i, j, p_hat in ends),
+        clients=tuple(map(Client, names, addresses, range(len(names)), range(len(names)), devices)),
+        links=tuple(
+            Link(names[j], names[i], float(p_hat), "sender" if addresses[i] else "receiver")
+            for i, j, p_hat in ends
+        ),
         layout=layout_of(problem),
         parameters=problem.parameters,
         method=Method(method.name, step_size),
         problem=experiment.to_dict()["problem"],
         seed=seed,
         weights=experiment.weights or "degree",
-        divided_into=network.clients,
+        divided_into=0 if make else parts,
         rounds_per_second=deployment.rounds_per_second,
         max_alone=deployment.max_alone,
     )
@@ -94,10 +103,16 @@ def _check_clients(clients: int, names: list[str], addresses: list[str]) -> None
     for what, given in (("names", names), ("addresses", addresses)):
         if len(given) != clients:
             raise InvalidInput(f"{what} must be {clients}, one per client, got {len(given)}.")
-    for address in addresses:
+    listening = [address for address in addresses if address]
+    for address in listening:
         check_address(address, "addresses")
-    if len(set(addresses)) < len(addresses):
+    if len(set(listening)) < len(listening):
         raise InvalidInput(f"addresses must differ, got {', '.join(addresses)}; give each client its own.")
+
+
+def address_of(text: str) -> str:
+    """An address as the manifest has it: "none" stands for a client that does not listen."""
+    return "" if text == "none" else text
 
 
 def free_addresses(count: int) -> list[str]:
@@ -118,36 +133,41 @@ def load(folder: Path) -> Manifest:
 
 def publish(folder: Path, manifest: Manifest) -> None:
     """Sign a manifest and write it, also into the folders of clients in this folder."""
-    signed = SignedManifest.sign(manifest, (folder / "ca.key").read_bytes())
-    for home in (folder, *(folder / name for name in manifest.names)):
-        if home == folder or (home / "cert.pem").exists():
-            signed.write(home)
+    signed = SignedManifest.sign(manifest, _authority_key(folder))
+    signed.write(folder)
+    for name in (*manifest.names, *manifest.removed):  # who has left must learn it, too
+        if (folder / name / "cert.pem").exists():
+            signed.write(folder / name)
+
+
+def publish_next(folder: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
+    """Publish what `change` makes of a run's manifest; put into one running client's folder, it spreads."""
+    manifest = change(load(folder))
+    publish(folder, manifest)
+    return manifest
 
 
 def issue(folder: Path, name: str, *, days: float = identity.DAYS) -> Path:
     """Make a client's folder in the run's: a certificate valid for `days`, its key, authority, manifest."""
     signed = _signed(folder)
     signed.manifest.client(name)
-    if not (folder / "ca.key").exists():
-        raise InvalidInput(f"{folder} holds no ca.key; issue certificates where the run was made.")
     if not days > 0:
         raise InvalidInput(f"days must be above 0, got {days!r}; use days={identity.DAYS}.")
     authority = (folder / "ca.pem").read_bytes()
-    made = identity.issue((folder / "ca.key").read_bytes(), authority, name, days=days)
+    made = identity.issue(_authority_key(folder), authority, name, days=days)
     home = folder / name
     home.mkdir(mode=0o700, exist_ok=True)
-    identity.write_secret(home / "key.pem", made.key)
-    (home / "cert.pem").write_bytes(made.certificate)
-    (home / "ca.pem").write_bytes(authority)
+    identity.write_file(home / "ca.pem", authority, mode=0o644)
     signed.write(home)
+    # a running client takes the two together once they belong to each other
+    identity.write_secret(home / "key.pem", made.key)
+    identity.write_file(home / "cert.pem", made.certificate, mode=0o644)
     return home
 
 
 def remove(folder: Path, name: str) -> Manifest:
-    """Publish the next version of the manifest, without a client; given to one running client, it spreads."""
-    manifest = load(folder).without(name)
-    publish(folder, manifest)
-    return manifest
+    """Publish the next version of the manifest, without a client."""
+    return publish_next(folder, lambda manifest: without(manifest, name))
 
 
 def audit_folders(folders: list[Path]) -> Audit:
@@ -177,6 +197,14 @@ def export(folder: Path, target: Path, problem: Problem | None = None) -> dict[s
     notes = {key: str(meta[key]) for key in ("run", "name", "k", "epoch", "gradients", "layout")}
     save_file(tensors, target, notes)
     return {"file": str(target), "tensors": {name: list(t.shape) for name, t in tensors.items()}, **notes}
+
+
+def _authority_key(folder: Path) -> bytes:
+    try:
+        return (folder / "ca.key").read_bytes()
+    except FileNotFoundError:
+        why = "certificates and manifests are made where the run was made"
+        raise InvalidInput(f"{folder} holds no ca.key; {why}.") from None
 
 
 def _signed(folder: Path) -> SignedManifest:

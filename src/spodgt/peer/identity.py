@@ -42,6 +42,9 @@ class Identity:
         except OSError as error:
             why, fix = f"cannot be read: {error.strerror}", f"make it with: spodgt peer issue {name}"
             raise InvalidInput(f"{error.filename} {why}; {fix}.") from None
+        if (mode := (folder / "key.pem").stat().st_mode & 0o777) & 0o077 and os.name == "posix":
+            readable = f"{folder / 'key.pem'} has mode {mode:04o}, others could read it"
+            raise InvalidInput(f"{readable}; run: chmod 600 {folder / 'key.pem'}")
         key, certificate, authority = parts
         identity = cls(name, key, certificate, authority, folder)
         check(identity)
@@ -76,7 +79,7 @@ def check(identity: Identity) -> None:
     certificate, now = x509.load_pem_x509_certificate(identity.certificate), _now()
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     whose = f"the certificate of {identity.name}"
-    fix = f"issue a new one with: spodgt peer issue {identity.name}"
+    fix = f"issue a new one with: spodgt peer renew {identity.name}"
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
         names = extension.value.get_values_for_type(x509.DNSName)
@@ -90,10 +93,18 @@ def check(identity: Identity) -> None:
     if begin > now:
         clock = f"this host's clock says {now:%Y-%m-%d %H:%M}"
         raise InvalidInput(f"{whose} begins on {begin:%Y-%m-%d %H:%M} UTC, but {clock}; set the clock.")
+    if certificate.public_key() != _private(identity.key).public_key():
+        raise InvalidInput(f"key.pem and cert.pem of {identity.name} do not belong to each other; {fix}.")
     try:
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(identity.authority))
     except (InvalidSignature, ValueError, TypeError):
         raise InvalidInput(f"{whose} is from another authority; {fix}.") from None
+
+
+def days_left(identity: Identity) -> float:
+    """Until the certificate ends; below 0 after that."""
+    end = x509.load_pem_x509_certificate(identity.certificate).not_valid_after_utc
+    return (end - _now()).total_seconds() / 86400
 
 
 def sign(authority_key: bytes, text: bytes) -> bytes:
@@ -111,11 +122,27 @@ def verified(authority: bytes, text: bytes, signature: bytes) -> bool:
     return True
 
 
+def write_file(path: Path, data: bytes, *, mode: int) -> None:
+    """Replace a file at once and durably; after a loss of power the old or the new one is there."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(file, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(file)
+    temporary.replace(path)
+    if hasattr(os, "O_DIRECTORY"):  # where folders can be opened
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
 def write_secret(path: Path, data: bytes) -> None:
-    """Write a file that only its owner reads, whoever could read what was there."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
+    """Replace a file, for its owner only, whoever could read what was there."""
+    write_file(path, data, mode=0o600)
 
 
 def _private(pem: bytes) -> ec.EllipticCurvePrivateKey:

@@ -1,14 +1,20 @@
 """The manifest: what all clients of a run have agreed on, as TOML signed by the run's authority.
 
 A higher version replaces a lower one and spreads from peer to peer; it begins a new epoch. That is how
-a client leaves or loses its certificate. The epoch is (version, resets) in one number.
+a client joins, leaves or loses its certificate, and how a step size or an address changes (`changes`).
+The epoch is (version, resets) in one number. The last line of the file is the signature of all before it.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
+import re
 import sys
-from dataclasses import asdict, field, replace
+from collections import Counter
+from dataclasses import asdict, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -20,38 +26,47 @@ from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.errors import Incompatible, InvalidConfig, InvalidInput
 from spodgt.network import Network
 from spodgt.peer import identity
-from spodgt.peer.options import Table
+from spodgt.peer.options import Table, check_address
 from spodgt.types import HasLayout, Problem
-from spodgt.validation import Field, Must, Number, Whole, from_table, recipe
+from spodgt.validation import Field, Must, Number, Whole, from_table, one_of, recipe
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-FORMAT = 1
+FORMAT = 2
 RESETS = 2**32  # epochs that one version has room for
+DIAL = ("sender", "receiver")
+_SIGNED = b"# signature: "  # begins the last line of the file
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # TLS compares names without case
 _Text = Annotated[str, Must("text in quotes", "…")]
 _Count = Annotated[Whole, Must("a whole number", 1)]
 
 
 @recipe(InvalidConfig)
 class Client:
-    """One client: where it listens and how often it computes."""
+    """One client: where it listens, which part of the problem it holds and how often it computes."""
 
     name: _Text
-    address: _Text  # host:port
-    place: _Count  # its number in the problem; never used again when it leaves
+    address: str  # host:port; "": it does not listen and dials all its links
+    place: _Count  # its number, for its draws; never used again when it leaves
+    part: _Count  # of the problem; free again when it leaves
     compute: Table = field(default_factory=lambda: {"kind": "bernoulli", "p": 1.0})
+    quarantined: bool = False  # a member without links
 
 
 @recipe(InvalidConfig)
 class Link:
-    """A directed link and how often it is used."""
+    """A directed link, how often it is used and which end connects."""
 
     sender: _Text
     receiver: _Text
     p_hat: Annotated[Number, Field(gt=0, le=1), Must("in (0, 1]")] = 1.0
+    dial: Annotated[str, one_of(DIAL)] = "sender"
+
+    def __str__(self) -> str:
+        return f"{self.sender} → {self.receiver}"
 
 
 @recipe(InvalidConfig)
@@ -84,7 +99,8 @@ class Manifest:
     version: Whole = 1
     seed: Whole = 0
     weights: str = "degree"
-    divided_into: Whole = 0  # parts of the problem: the clients at the beginning
+    divided_into: Whole = 0  # parts of the problem; at least the clients at the beginning
+    removed: tuple[str, ...] = ()  # names that were taken away; nobody gets them again
     rounds_per_second: Number = 0.0  # 0: as fast as the device can
     max_alone: Whole = 200  # rounds without news after which a client waits; 0: never
 
@@ -103,6 +119,7 @@ class Manifest:
             known = f"has format {form!r}, this version reads {FORMAT}"
             raise InvalidConfig(f"the manifest {known}; use the same version.")
         try:
+            body["removed"] = tuple(body.get("removed", ()))
             body["clients"] = tuple(from_table(Client, table, "clients") for table in body["clients"])
             body["links"] = tuple(from_table(Link, table, "links") for table in body["links"])
             body["method"] = from_table(Method, body["method"], "method")
@@ -112,27 +129,49 @@ class Manifest:
         return from_table(cls, body, "manifest")
 
     def __post_init__(self) -> None:
-        for name in (names := self.names):
-            legal = 0 < len(name) <= 63 and all(c.isalnum() or c in "-_" for c in name)
-            if not legal or names.count(name) > 1:
-                must = "a name of its own made of letters, digits, - and _"
-                raise InvalidConfig(f"client {name!r} must have {must}; rename it.")
+        taken = Counter([*self.names, *self.removed])
+        for client in self.clients:
+            check_name(client.name)
+            if taken[client.name] > 1:
+                raise InvalidConfig(f"client name {client.name!r} is or was another client's; rename it.")
+            if client.address:
+                check_address(client.address, f"the address of {client.name}")
+        ends = Counter((link.sender, link.receiver) for link in self.links)
         for link in self.links:
             for end in (link.sender, link.receiver):
-                if end not in names:
-                    which = f"link {link.sender} → {link.receiver}"
-                    raise InvalidConfig(f"{which} names {end!r}, which is no client; add it.")
+                if end not in self._index:
+                    raise InvalidConfig(f"link {link} names {end!r}, which is no client; add it.")
+            if not self.dialled(link).address:
+                other = DIAL[link.dial == "sender"]
+                who = f"dials {self.dialled(link).name}, which has no address"
+                raise InvalidConfig(f'link {link} {who}; give it one, or use dial = "{other}".')
+            if link.sender == link.receiver or ends[link.sender, link.receiver] > 1:
+                raise InvalidConfig(f"link {link} is there twice or leads to itself; leave it out.")
 
     # --- views -----------------------------------------------------------------------------------
-    @property
+    @cached_property
     def names(self) -> list[str]:
         return [client.name for client in self.clients]
 
+    @cached_property
+    def _index(self) -> dict[str, Client]:
+        return {client.name: client for client in self.clients}
+
+    @cached_property
+    def live(self) -> tuple[Link, ...]:
+        """The links that are in use: those of quarantined clients are not."""
+        out = {client.name for client in self.clients if client.quarantined}
+        return tuple(link for link in self.links if not out & {link.sender, link.receiver})
+
+    def dialled(self, link: Link) -> Client:
+        """The end of a link that listens."""
+        return self.client(link.receiver if link.dial == "sender" else link.sender)
+
     def client(self, name: str) -> Client:
-        if name not in self.names:
+        if name not in self._index:
             known = f"version {self.version} of the manifest; its clients are {', '.join(self.names)}"
             raise InvalidInput(f"client {name!r} is not in {known}.")
-        return self.clients[self.names.index(name)]
+        return self._index[name]
 
     @property
     def epoch(self) -> int:
@@ -143,42 +182,42 @@ class Manifest:
     def last_epoch(self) -> int:
         return self.epoch + RESETS - 1
 
-    @property
+    @cached_property
     def network(self) -> Network:
-        index = {name: i for i, name in enumerate(self.names)}
+        """Of the clients with links, in the order of `linked`."""
+        index = {name: i for i, name in enumerate(self.linked)}
         adjacency = np.zeros((len(index), len(index)), bool)
-        for link in self.links:
+        for link in self.live:
             adjacency[index[link.receiver], index[link.sender]] = True
         return Network.from_adjacency(adjacency, weights=self.weights, seed=self.seed)
 
+    @property
+    def linked(self) -> list[str]:
+        """The names of the clients that are not quarantined."""
+        return [client.name for client in self.clients if not client.quarantined]
+
     def weights_of(self, name: str) -> tuple[dict[str, float], dict[str, float]]:
         """b of the out-links and a of the in-links of a client."""
-        network, names = self.network, self.names
+        network, names = self.network, self.linked
         ends = list(zip(network.receivers, network.senders, network.a, network.b, strict=True))
         out = {names[i]: float(b) for i, j, _, b in ends if names[j] == name}
         return out, {names[j]: float(a) for i, j, a, _ in ends if names[i] == name}
 
     def probabilities(self, name: str) -> dict[str, float]:
         """p̂ of the out-links of a client."""
-        return {link.receiver: link.p_hat for link in self.links if link.sender == name}
+        return {link.receiver: link.p_hat for link in self.live if link.sender == name}
 
     def neighbours(self, name: str) -> tuple[dict[str, str], set[str]]:
         """A client's out-neighbours with their addresses, and the names of its in-neighbours."""
         out = {receiver: self.client(receiver).address for receiver in self.probabilities(name)}
-        return out, {link.sender for link in self.links if link.receiver == name}
+        return out, {link.sender for link in self.live if link.receiver == name}
 
-    # --- changes ---------------------------------------------------------------------------------
-    def without(self, name: str) -> Manifest:
-        """The next version, in which a client has left."""
-        self.client(name)
-        after = replace(
-            self,
-            version=self.version + 1,
-            clients=tuple(client for client in self.clients if client.name != name),
-            links=tuple(link for link in self.links if name not in (link.sender, link.receiver)),
-        )
-        _ = after.network  # says so if the others are no longer strongly connected
-        return after
+
+def check_name(name: str) -> None:
+    """Refuse a name that a certificate, a file system or a shell would take for another."""
+    if not _NAME.fullmatch(name) or name == "all":
+        must = "1 to 63 lower-case letters, digits, - and _, the first a letter or a digit, and not be 'all'"
+        raise InvalidConfig(f"client name {name!r} must have {must}; rename it.")
 
 
 def layout_of(problem: Problem) -> str:
@@ -191,38 +230,40 @@ def layout_of(problem: Problem) -> str:
 
 
 class SignedManifest(NamedTuple):
-    """A manifest with its text as it was signed, and the signature."""
+    """A manifest, and its file: the text as it was signed, and the signature."""
 
     manifest: Manifest
-    text: bytes
-    signature: bytes
+    file: bytes
 
     @classmethod
     def sign(cls, manifest: Manifest, authority_key: bytes) -> SignedManifest:
         text = manifest.to_text()
-        return cls(manifest, text, identity.sign(authority_key, text))
+        signature = base64.b64encode(identity.sign(authority_key, text))
+        return cls(manifest, text + _SIGNED + signature + b"\n")
 
     @classmethod
-    def verify(cls, text: bytes, signature: bytes, authority: bytes) -> SignedManifest:
-        """Parse a text that the authority has signed; anything else is refused."""
-        if not identity.verified(authority, text, signature):
+    def verify(cls, file: bytes, authority: bytes) -> SignedManifest:
+        """Parse a file that the authority has signed; anything else is refused."""
+        text, _, last = file.rpartition(_SIGNED)
+        try:
+            signed = identity.verified(authority, text, base64.b64decode(last.strip(), validate=True))
+        except binascii.Error:
+            signed = False
+        if not signed:
             fix = "take it from the authority again, unchanged"
             raise InvalidInput(f"manifest.toml does not match its signature; {fix}.")
-        return cls(Manifest.parse(text), text, signature)
+        return cls(Manifest.parse(text), file)
 
     @classmethod
     def read(cls, folder: Path, authority: bytes) -> SignedManifest:
         """A folder's manifest, checked against the authority."""
         try:
-            text, signature = (folder / "manifest.toml").read_bytes(), (folder / "manifest.sig").read_bytes()
+            file = (folder / "manifest.toml").read_bytes()
         except FileNotFoundError as error:
             fix = "make it with spodgt peer init and spodgt peer issue"
             raise InvalidInput(f"{error.filename} does not exist; {fix}.") from None
-        return cls.verify(text, signature, authority)
+        return cls.verify(file, authority)
 
     def write(self, folder: Path) -> None:
-        """Replace a folder's manifest; each of its two files at once."""
-        for name, data in (("manifest.sig", self.signature), ("manifest.toml", self.text)):
-            temporary = folder / f".{name}"
-            temporary.write_bytes(data)
-            temporary.replace(folder / name)
+        """Replace a folder's manifest at once."""
+        identity.write_file(folder / "manifest.toml", self.file, mode=0o644)

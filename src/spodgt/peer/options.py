@@ -15,9 +15,10 @@ class Deployment:
     """What a run between peers has beyond an experiment."""
 
     names: list[str] | None = None  # of the clients; None: p0, p1, …
-    addresses: list[str] | None = None  # host:port of each; None: free ports on loopback
+    addresses: list[str] | None = None  # host:port of each, or "none"; None: free ports on loopback
     compute: Mapping[str, Table] = field(default_factory=dict)  # what some devices can do, by name
     problem: Callable[[str], object] | None = None  # a client's problem from its name, for the experiment's
+    divided_into: int | None = None  # parts of the problem, more than clients if some join later
     rounds_per_second: float = 0.0  # upper limit of a client's local rounds; 0: none
     max_alone: int = 200  # rounds without news after which a client waits; 0: never
 
@@ -46,7 +47,7 @@ class Options:
 
 
 def check_address(address: str, what: str) -> None:
-    """Refuse what is not host:port; `what` names the option."""
+    """Refuse what is not host:port; `what` names the option or the client."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InvalidInput(f"{what} must be host:port with a port below 65536, got {address!r}.")

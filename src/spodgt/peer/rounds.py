@@ -1,4 +1,4 @@
-"""The local rounds of a peer, in their own thread, and the manifest that it follows.
+"""The local rounds of a peer, in their own thread.
 
 take what has arrived ▶ step ▶ commit ▶ only now send and acknowledge ▶ again
 """
@@ -6,72 +6,21 @@ take what has arrived ▶ step ▶ commit ▶ only now send and acknowledge ▶ 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextlib
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-from spodgt.errors import InvalidInput
+from spodgt.errors import Failed
 from spodgt.peer.faults import crash_point
-from spodgt.peer.identity import Identity
-from spodgt.peer.manifest import SignedManifest
+from spodgt.peer.identity import days_left
+from spodgt.peer.membership import Membership
 from spodgt.peer.node import Node
 from spodgt.peer.options import Options
 from spodgt.peer.status import Reporter
-from spodgt.peer.transport import Transport, fetch_manifest
-from spodgt.peer.work import Capacity, active_links
+from spodgt.peer.transport import Transport
+from spodgt.peer.work import Work, active_links
 
 _WAIT = 0.2  # seconds, the longest pause before `halt` is checked again
-_PAUSE = 0.5  # seconds between two requests for a manifest
-
-
-class Membership:
-    """The signed manifest in force, and a newer one once it is known: from the folder or from a neighbour."""
-
-    def __init__(self, folder: Path, identity: Identity) -> None:
-        self.folder, self.identity = folder, identity
-        self.current = SignedManifest.read(folder, identity.authority)
-        self.update: SignedManifest | None = None
-        self._request: concurrent.futures.Future[None] | None = None
-
-    def shown_to(self, name: str) -> tuple[bytes, bytes] | None:
-        """Text and signature for the client `name`; None if it is no member, or none any more."""
-        _, text, signature = self.current
-        return (text, signature) if name in self.current.manifest.names else None
-
-    def adopt(self) -> bool:
-        """Put the newer manifest in force and keep it in the folder, if there is one."""
-        if self.update is None:
-            return False
-        self.current, self.update = self.update, None
-        self.current.write(self.folder)
-        return True
-
-    def check_folder(self) -> None:
-        """Somebody may have put a newer manifest into the folder."""
-        with contextlib.suppress(InvalidInput, OSError):  # half written, or not ours: checked again later
-            if (self.folder / "manifest.toml").read_bytes() != self.current.text:
-                self._consider(SignedManifest.read(self.folder, self.identity.authority))
-
-    def ask(self, neighbour: str, loop: asyncio.AbstractEventLoop) -> None:
-        """Fetch a neighbour's manifest in `loop`; one request at a time."""
-        if self._request is None or self._request.done():
-            self._request = asyncio.run_coroutine_threadsafe(self._fetch(neighbour), loop)
-
-    async def _fetch(self, neighbour: str) -> None:
-        with contextlib.suppress(Exception):  # the neighbour's next frame asks again
-            address = self.current.manifest.client(neighbour).address
-            text, signature = await fetch_manifest(self.identity, address, neighbour)
-            self._consider(SignedManifest.verify(text, signature, self.identity.authority))
-        await asyncio.sleep(_PAUSE)
-
-    def _consider(self, newer: SignedManifest) -> None:
-        ours, theirs = self.current.manifest, newer.manifest
-        if theirs.run == ours.run and theirs.version > ours.version and theirs.layout == ours.layout:
-            theirs.client(self.identity.name)  # raises if we have left
-            self.update = newer
 
 
 @dataclass(eq=False)
@@ -81,7 +30,7 @@ class Rounds:
     node: Node
     transport: Transport
     membership: Membership
-    capacity: Capacity
+    work: Work
     reporter: Reporter
     options: Options
 
@@ -110,7 +59,7 @@ class Rounds:
         )
 
     def _round(self) -> None:
-        node, manifest, k = self.node, self.membership.current.manifest, self.node.state.k
+        node, manifest, k = self.node, self.membership.manifest, self.node.state.k
         if self._follow_manifest():
             return
         self._pace(manifest.rounds_per_second)
@@ -121,7 +70,7 @@ class Rounds:
             self._wait()
         else:
             links = active_links(manifest.probabilities(self.name), manifest.seed, node.member.place, k)
-            node.advance(self.capacity.computes(k), links)
+            node.advance(self.work.capacity.computes(k), links)
             self._alone = 0 if node.heard else self._alone + 1
             crash_point("frames taken")
             if k % self.options.commit_every == 0:
@@ -160,11 +109,16 @@ class Rounds:
         if self.node.newer_manifest is not None:
             self.membership.ask(self.node.newer_manifest, self.transport.loop)
             self.node.newer_manifest = None
-        if not self.membership.adopt():
+        if self.membership.left:
+            raise Failed(self.membership.left)
+        terms = self.membership.adopt()
+        if terms is None:
             return False
-        manifest = self.membership.current.manifest
-        self.node.last_epoch = manifest.last_epoch
-        self.node.relink(*manifest.weights_of(self.name), manifest.epoch)
+        manifest, node = terms.manifest, self.node
+        node.member, node.last_epoch = terms.member, manifest.last_epoch
+        node.use(terms.algorithm)
+        self.work.capacity = terms.capacity
+        node.relink(*manifest.weights_of(self.name), manifest.epoch)
         self._publish()
         told = f"version {manifest.version} with {len(manifest.clients)} clients"
         self.reporter.journal.event("manifest", told)
@@ -173,7 +127,14 @@ class Rounds:
 
     def _report(self) -> None:
         if self.reporter.due:
-            self.membership.check_folder()
+            renewed = self.membership.check_folder()
+            loop, transport = self.transport.loop, self.transport
+            if renewed is not None:
+                loop.call_soon_threadsafe(transport.renew, renewed)
+            address = self.options.listen or self.membership.manifest.client(self.name).address
+            if address != transport.address:
+                asyncio.run_coroutine_threadsafe(transport.move(address), loop)
+            self.reporter.status.days_left = days_left(self.membership.identity)
             self._drop_silent()
             self.reporter.report()
 

@@ -23,16 +23,17 @@ from spodgt.peer import wire
 from spodgt.peer.audit import local_error
 from spodgt.peer.faults import Chaos
 from spodgt.peer.identity import Identity
-from spodgt.peer.manifest import Manifest
+from spodgt.peer.manifest import RESETS
+from spodgt.peer.membership import Membership, Terms
 from spodgt.peer.node import Node
 from spodgt.peer.options import Options
 from spodgt.peer.protocol import Incarnation
-from spodgt.peer.rounds import Membership, Rounds
-from spodgt.peer.states import Member, begin, state_from
+from spodgt.peer.rounds import Rounds
+from spodgt.peer.states import begin, state_from
 from spodgt.peer.status import SUSPECT, Journal, Reporter
 from spodgt.peer.store import Saved, Store
 from spodgt.peer.transport import Local, Transport
-from spodgt.peer.work import Work, capacity
+from spodgt.peer.work import Work
 
 
 class Peer:
@@ -42,23 +43,20 @@ class Peer:
         folder = Path(folder)
         self.name, self.options = name, options
         identity = Identity.read(folder, name)
-        self.membership = Membership(folder, identity)
-        manifest = self.membership.current.manifest
-        own = manifest.client(name)
-        device = capacity(own.compute, manifest.seed, own.place)
-        self.work = Work(name, manifest, device, options.problem)
         self.journal = Journal(folder / "log.jsonl", name)
+        self.membership = Membership(folder, identity, self.journal.event)
+        manifest = self.membership.manifest
+        self.work = Work(name, manifest, self.membership.terms.capacity, options.problem)
         labels = {"run": manifest.run, "name": name, "layout": manifest.layout}
         self.store = Store(folder / "state", durability=options.durability, labels=labels)
-        member = Member(own.place, len(manifest.clients), device.p)
-        self.node = restore(self.store, manifest, self.work, member, self.journal)
+        self.node = restore(self.store, self.membership.terms, self.work, self.journal)
         layout, version = bytes.fromhex(manifest.layout), metadata.version("spodgt")
         self.context = wire.Context(manifest.run, layout, manifest.parameters, name, version)
         hear = Chaos.parse(self.node.hear, os.environ.get("SPODGT_CHAOS", ""))
         local = Local(self.context, identity, hear, self.journal.event)
         self.transport = Transport(local, self.membership.shown_to)
         self.reporter = Reporter(folder, self.node, self.work, self.transport, self.journal, options)
-        self.rounds = Rounds(self.node, self.transport, self.membership, device, self.reporter, options)
+        self.rounds = Rounds(self.node, self.transport, self.membership, self.work, self.reporter, options)
 
     def run(self, view: Callable[[], None] = lambda: None) -> None:
         """Run in this process until the rounds are done, or SIGTERM or SIGINT ends them cleanly.
@@ -72,7 +70,7 @@ class Peer:
     async def _run(self, view: Callable[[], None]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.rounds.halt.set)
-        manifest = self.membership.current.manifest
+        manifest = self.membership.manifest
         address = self.options.listen or manifest.client(self.name).address
         try:
             await self.transport.start(address, *manifest.neighbours(self.name))
@@ -113,9 +111,9 @@ def check_state(saved: Saved) -> None:
         raise ValueError(f"its local audit is {error:.1e}")
 
 
-def restore(store: Store, manifest: Manifest, work: Work, member: Member, journal: Journal) -> Node:
+def restore(store: Store, terms: Terms, work: Work, journal: Journal) -> Node:
     """The client as it was when its last incarnation committed, or at its beginning; committed again."""
-    name, algorithm = journal.name, manifest.method.build()
+    name, manifest, algorithm, member = journal.name, terms.manifest, terms.algorithm, terms.member
     out, into = manifest.weights_of(name)
     saved, number = store.load(check_state), 1
     if saved is None and store.damaged:
@@ -129,6 +127,10 @@ def restore(store: Store, manifest: Manifest, work: Work, member: Member, journa
             whose = f"{saved.meta['name']} in run {saved.meta['run']}, not of {name} in {manifest.run}"
             raise InvalidInput(f"{store.path} holds the state of {whose}; give another folder.")
         state, number = state_from(*saved), saved.meta["incarnation"] + 1
+        if state.epoch > manifest.last_epoch:
+            known = f"version {state.epoch // RESETS}, but manifest.toml is of version {manifest.version}"
+            fix = "put the newer manifest.toml there, from the authority or from another client's folder"
+            raise InvalidInput(f"the state in {store.path} is of {known}; {fix}.")
         if store.damaged:
             journal.event("damaged", f"{store.damaged}; the newest commit that is whole is used")
     incarnation, notify = Incarnation(number, secrets.randbits(63)), journal.event

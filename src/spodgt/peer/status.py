@@ -103,6 +103,7 @@ class Status:
     consensus: float = math.nan  # root mean square distance to the neighbours' models
     audit: float = 0.0
     waiting: bool = False
+    days_left: float = math.nan  # until the certificate ends
     bad_gradients: int = 0  # that were not finite, in this incarnation
     warnings: list[str] = field(default_factory=list)  # what an operator must know, worst first
     neighbours: list[Neighbour] = field(default_factory=list)

@@ -11,12 +11,11 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
 from spodgt.peer import wire
-from spodgt.peer import wire_pb2 as pb
 from spodgt.peer.diagnosis import cause
 from spodgt.peer.faults import Hear, crash_point
 from spodgt.peer.gate import Gate
@@ -34,6 +33,7 @@ TAKEOVER_SECONDS = 3.0  # a stream silent for so long gives way to a later incar
 WINDOW = 2  # messages on their way before an acknowledgement is awaited
 FIRST_SECONDS = 10.0  # for the first whole message of a stream, beyond the time its bytes take
 CONNECTIONS = 256  # beyond those of the links: strangers cannot use up the descriptors
+MANIFEST = 2**26  # bytes of a manifest at most: a complete graph of 1,000 clients
 _TEXT = 300  # characters of a reason that travel back to the sender
 _BACKOFF = (0.1, 3.0)
 _OPTIONS: list[tuple[str, int]] = [
@@ -77,42 +77,71 @@ class Local:
 
 
 class Transport:
-    """All links of one client; `manifest` gives its text and signature to a client that asks, by its name."""
+    """All links of one client; `manifest` gives its file to a client that asks, by its name."""
 
-    def __init__(
-        self, local: Local, manifest: Callable[[str], tuple[bytes, bytes] | None] = lambda name: None
-    ) -> None:
+    def __init__(self, local: Local, manifest: Callable[[str], bytes | None] = lambda name: None) -> None:
         self.local, self.manifest = local, manifest
         self.out: dict[str, OutStream] = {}
         self.into: dict[str, Traffic] = {}
         self.streams: dict[str, InStream] = {}
         self.gate = Gate()
         self.server: grpc.aio.Server | None = None
+        self.address = ""  # where it listens
 
     async def start(self, address: str, out: dict[str, str], into: set[str]) -> int:
         """Listen, and connect to the out-links (name → address); returns the port."""
         self.loop = asyncio.get_running_loop()
-        own = self.local.identity
-        credentials = grpc.ssl_server_credentials(
-            [(own.key, own.certificate)], own.authority, require_client_auth=True
-        )
-        connections = ("grpc.max_allowed_incoming_connections", 2 * len(into) + CONNECTIONS)
-        self.server = grpc.aio.server(options=[*_OPTIONS, connections])
-        handlers = {
-            "Talk": grpc.stream_stream_rpc_method_handler(self._talk),
-            # as a stream the handler runs before a request is read: a half-sent one holds nothing
-            "Manifest": grpc.stream_unary_rpc_method_handler(self._manifest),
-        }
-        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        port = int(self.server.add_secure_port(address, credentials))
-        await self.server.start()
+        self.into = {name: Traffic() for name in into}
+        port = await self._listen(address)
         self.relink(out, into)
         return port
 
+    async def _listen(self, address: str) -> int:
+        """Open the server at `address`, and only then close the one before; RuntimeError if it cannot be."""
+        connections = ("grpc.max_allowed_incoming_connections", 2 * len(self.into) + CONNECTIONS)
+        server, port = grpc.aio.server(options=[*_OPTIONS, connections]), 0
+        handlers = {
+            "Talk": grpc.stream_stream_rpc_method_handler(self._talk),
+            # as a stream the handler runs before a request is read: a half-sent one holds nothing
+            "Manifest": grpc.stream_stream_rpc_method_handler(self._manifest),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        if address:
+            # asked again at every handshake, so that a renewed certificate needs no restart
+            credentials = grpc.dynamic_ssl_server_credentials(
+                self._certificates(), self._certificates, require_client_authentication=True
+            )
+            port = int(server.add_secure_port(address, credentials))
+        await server.start()
+        before, self.server, self.address = self.server, server, address
+        if before is not None:
+            await before.stop(0.2)
+        return port
+
+    def _certificates(self) -> grpc.ServerCertificateConfiguration:
+        own = self.local.identity
+        return grpc.ssl_server_certificate_configuration([(own.key, own.certificate)], own.authority)
+
+    async def move(self, address: str) -> None:
+        """Listen elsewhere; if that cannot be, the old address is kept."""
+        try:
+            await self._listen(address)
+            self.local.notify("address", f"listening at {address or 'no address'}")
+        except RuntimeError:
+            self.local.notify("failed", f"cannot listen at {address}; still at {self.address or 'none'}")
+
+    def renew(self, identity: Identity) -> None:
+        """Use another certificate for all connections from now on; open ones stay."""
+        self.local = replace(self.local, identity=identity)
+        for stream in self.out.values():
+            stream.local = self.local
+
     def relink(self, out: dict[str, str], into: set[str]) -> None:
-        """Take the links of a manifest: open what is new, close what is gone."""
-        for name in set(self.out) - set(out):
-            self.out.pop(name).close()
+        """Take the links of a manifest: open what is new, close what is gone, follow what has moved."""
+        for name, stream in list(self.out.items()):
+            if out.get(name) != stream.address:
+                stream.close()
+                del self.out[name]
         for name, address in out.items():
             if name not in self.out:
                 self.out[name] = OutStream(self.local, name, address)
@@ -230,15 +259,16 @@ class Transport:
         stream = self.streams[sender] = InStream(self.local.context, incarnation, context)
         return stream
 
-    async def _manifest(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
+    async def _manifest(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         name = await _certified_name(context)
-        signed = self.manifest(name)
-        if signed is not None:
-            return pb.ManifestReply(text=signed[0], signature=signed[1]).SerializeToString()
-        why = f"{name} is not in the manifest"
-        self.local.notify("refused", why)
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
-        return b""
+        file = self.manifest(name)
+        if file is None:
+            why = f"{name} is not in the manifest"
+            self.local.notify("refused", why)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+            return
+        for start in range(0, len(file), wire.CHUNK):
+            await context.write(file[start : start + wire.CHUNK])
 
 
 async def _certified_name(context: grpc.aio.ServicerContext) -> str:
@@ -249,12 +279,18 @@ async def _certified_name(context: grpc.aio.ServicerContext) -> str:
     return str(names[0])
 
 
-async def fetch_manifest(identity: Identity, address: str, name: str) -> tuple[bytes, bytes]:
-    """Ask the client `name` for its manifest: text and signature, not yet verified."""
+async def fetch_manifest(identity: Identity, address: str, name: str) -> bytes:
+    """Ask the client `name` for its manifest: the file, not yet verified."""
+    file = bytearray()
     async with secure_channel(identity, address, name) as channel:
-        reply = await channel.unary_unary(f"/{SERVICE}/Manifest")(b"", timeout=CONNECT_SECONDS)
-    answer = pb.ManifestReply.FromString(reply)
-    return answer.text, answer.signature
+        await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
+        call = channel.stream_stream(f"/{SERVICE}/Manifest")(timeout=CHUNK_SECONDS)
+        await call.done_writing()
+        while (chunk := await call.read()) is not grpc.aio.EOF:
+            file += chunk
+            if len(file) > MANIFEST:
+                raise Refused(f"the manifest of {name} has more than {MANIFEST} bytes")
+    return bytes(file)
 
 
 class InStream:

@@ -64,11 +64,3 @@ class Ack(_message.Message):
     incarnation: Incarnation
     seen: Incarnation
     def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., seen: _Optional[_Union[Incarnation, _Mapping]] = ...) -> None: ...
-
-class ManifestReply(_message.Message):
-    __slots__ = ("text", "signature")
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    text: bytes
-    signature: bytes
-    def __init__(self, text: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...

@@ -104,11 +104,12 @@ class Work:
         problem = own_problem(make, name) if make else manifest_problem(manifest)
         refuse_statistics(problem, "peers")
         self.problem = problem.to(torch.device("cpu"), torch.float32)
-        self.place, self.seed, self.capacity = manifest.client(name).place, manifest.seed, capacity
-        self.row = 0 if problem.clients == 1 else self.place
+        own = manifest.client(name)
+        self.place, self.seed, self.capacity = own.place, manifest.seed, capacity
+        self.row = 0 if problem.clients == 1 else own.part
         if self.row >= problem.clients:
             raise InvalidInput(
-                f"the problem has {problem.clients} clients, but {name} is number {self.place}; give it data."
+                f"the problem has {problem.clients} parts, but {name} has number {own.part}; give it data."
             )
         if layout_of(problem) != manifest.layout:
             raise InvalidInput(
@@ -135,7 +136,7 @@ class Work:
 
 
 def manifest_problem(manifest: Manifest) -> Problem:
-    """The problem that a manifest describes, divided among the clients the run began with."""
+    """The problem that a manifest describes, in as many parts as the run was made with."""
     clients = manifest.divided_into or len(manifest.clients)
     return read_problem(manifest.problem).build(clients).draw(manifest.seed)
 

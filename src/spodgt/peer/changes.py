@@ -1,0 +1,148 @@
+"""Changes of a run's manifest: each gives the next version, which running peers take whole or refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from spodgt.errors import InvalidInput
+from spodgt.peer.manifest import Client, Link, Manifest, check_name
+from spodgt.peer.options import Table
+from spodgt.peer.work import capacity
+from spodgt.validation import from_table
+
+Ends = tuple[str, str]  # sender, receiver
+_KEPT = ("run", "layout", "parameters", "problem", "seed", "divided_into")  # of every version
+
+
+@dataclass(frozen=True)
+class Change:
+    """What `spodgt peer set` changes; None and empty tables change nothing."""
+
+    step_size: float | None = None
+    rounds_per_second: float | None = None
+    max_alone: int | None = None
+    addresses: Mapping[str, str] = field(default_factory=dict)  # by client; "": it does not listen
+    compute: Mapping[str, Table] = field(default_factory=dict)  # by client
+    links: Mapping[Ends, Table] = field(default_factory=dict)  # new or changed: p_hat, dial
+    unlinked: frozenset[Ends] = frozenset()
+
+
+def changed(manifest: Manifest, change: Change) -> Manifest:
+    """The next version, with other numbers, addresses, devices or links."""
+    _check_known(manifest, change)
+    clients = tuple(
+        replace(
+            client,
+            address=change.addresses.get(client.name, client.address),
+            compute=dict(change.compute.get(client.name, client.compute)),
+        )
+        for client in manifest.clients
+    )
+    links = {(link.sender, link.receiver): link for link in manifest.links}
+    for ends, table in change.links.items():
+        old = {"p_hat": links[ends].p_hat, "dial": links[ends].dial} if ends in links else {}
+        named = {"sender": ends[0], "receiver": ends[1]}
+        links[ends] = from_table(Link, {**old, **table, **named}, "link")
+    for ends in change.unlinked:
+        del links[ends]
+    for key in ("rounds_per_second", "max_alone"):
+        value = vars(change)[key]
+        if value is not None and not value >= 0:
+            raise InvalidInput(f"{key} must be at least 0, got {value}; use 0.")
+    rate, alone, method = change.rounds_per_second, change.max_alone, manifest.method
+    if change.step_size is not None:
+        method = replace(method, step_size=change.step_size)
+        method.build()  # says so if the step size is none
+    after = replace(
+        manifest,
+        clients=clients,
+        links=tuple(links.values()),
+        method=method,
+        rounds_per_second=manifest.rounds_per_second if rate is None else rate,
+        max_alone=manifest.max_alone if alone is None else alone,
+    )
+    if after == manifest:
+        raise InvalidInput("nothing would change; give another value.")
+    return _next(after)
+
+
+def _check_known(manifest: Manifest, change: Change) -> None:
+    for name in (*change.addresses, *change.compute):
+        manifest.client(name)
+    for name, table in change.compute.items():
+        capacity(table, manifest.seed, manifest.client(name).place)
+    known = {(link.sender, link.receiver) for link in manifest.links}
+    for sender, receiver in change.unlinked - known:
+        raise InvalidInput(f"link {sender} → {receiver} is not in the manifest; leave it out.")
+
+
+def joined(
+    manifest: Manifest, name: str, *, address: str, links: Mapping[Ends, Table], compute: Table | None = None
+) -> Manifest:
+    """The next version, with one more client: on the lowest part of the problem that nobody holds.
+
+    Args:
+        manifest: the version in force.
+        name: of the new client; one that was never used in this run.
+        address: host:port; "" if it does not listen: then its links are dialled by itself.
+        links: at least one from it and one to it, with p_hat and dial where they are not the default.
+        compute: what its device can do; by default it computes in every round.
+    """
+    check_name(name)
+    if name in (*manifest.names, *manifest.removed):
+        raise InvalidInput(f"client name {name!r} is or was another client's in this run; use another.")
+    place = len(manifest.clients) + len(manifest.removed)
+    part = min(set(range(place + 1)) - {client.part for client in manifest.clients})
+    if 0 < manifest.divided_into <= part:
+        held = f"all {manifest.divided_into} parts of the problem are held"
+        raise InvalidInput(f"{name} would have no data: {held}; make a run with --divided-into more.")
+    client = Client(name, address, place, part)
+    if compute is not None:
+        capacity(compute, manifest.seed, place)  # says so if it means nothing
+        client = replace(client, compute=dict(compute))
+    made = []
+    for (sender, receiver), table in links.items():
+        dial = {} if address or "dial" in table else {"dial": "sender" if sender == name else "receiver"}
+        made.append(from_table(Link, {"sender": sender, "receiver": receiver, **dial, **table}, "link"))
+    return _next(replace(manifest, clients=(*manifest.clients, client), links=(*manifest.links, *made)))
+
+
+def without(manifest: Manifest, name: str) -> Manifest:
+    """The next version, in which a client has left; its name is never used again."""
+    manifest.client(name)
+    after = replace(
+        manifest,
+        clients=tuple(client for client in manifest.clients if client.name != name),
+        links=tuple(link for link in manifest.links if name not in (link.sender, link.receiver)),
+        removed=(*manifest.removed, name),
+    )
+    return _next(after)
+
+
+def quarantined(manifest: Manifest, name: str, on: bool = True) -> Manifest:
+    """The next version, in which a client stays a member but has no links, or has them again."""
+    if manifest.client(name).quarantined == on:
+        is_so = "is in quarantine already" if on else "is not in quarantine"
+        raise InvalidInput(f"{name} {is_so}; nothing would change.")
+    clients = tuple(replace(c, quarantined=on) if c.name == name else c for c in manifest.clients)
+    return _next(replace(manifest, clients=clients))
+
+
+def _next(changed: Manifest) -> Manifest:
+    after = replace(changed, version=changed.version + 1)
+    _ = after.network  # says so if the clients are not strongly connected
+    return after
+
+
+def obstacle(ours: Manifest, theirs: Manifest) -> str | None:
+    """Why a running peer cannot take a later version; None if it can."""
+    for key in _KEPT:
+        if getattr(ours, key) != getattr(theirs, key):
+            return f"{key} is another; it cannot change while a run lasts"
+    known = {client.name: client for client in ours.clients}
+    for client in theirs.clients:
+        old = known.get(client.name, client)
+        if (client.place, client.part) != (old.place, old.part):
+            return f"place or part of {client.name} is another; it cannot change while a run lasts"
+    return None

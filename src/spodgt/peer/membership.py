@@ -1,0 +1,151 @@
+"""What a running peer follows: its certificate, and the manifest in force with all that depends on it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from spodgt.algorithms.base import Algorithm, TrackingState
+from spodgt.errors import InvalidInput, SpodgtError
+from spodgt.peer import identity
+from spodgt.peer.changes import obstacle
+from spodgt.peer.identity import Identity
+from spodgt.peer.manifest import Manifest, SignedManifest
+from spodgt.peer.states import Member
+from spodgt.peer.transport import fetch_manifest
+from spodgt.peer.work import Capacity, capacity
+
+WARN_DAYS = 7.0  # before a certificate ends
+_WARN_SECONDS = 3600.0  # between two warnings
+_PAUSE = 0.5  # seconds between two requests for a manifest
+
+
+class Terms(NamedTuple):
+    """A manifest, and what one client makes of it."""
+
+    signed: SignedManifest
+    algorithm: Algorithm[TrackingState]
+    capacity: Capacity
+    member: Member
+
+    @classmethod
+    def of(cls, signed: SignedManifest, name: str, old: Terms | None = None) -> Terms:
+        """What client `name` does under a manifest; a device that stays as it was keeps its account."""
+        manifest = signed.manifest
+        own = manifest.client(name)
+        if old is not None and old.manifest.client(name).compute == own.compute:
+            device = old.capacity
+        else:
+            device = capacity(own.compute, manifest.seed, own.place)
+        member = Member(own.place, len(manifest.linked), device.p)
+        return cls(signed, manifest.method.build(), device, member)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.signed.manifest
+
+
+class Membership:
+    """The terms in force, and newer ones once they are known: from the folder or from a neighbour."""
+
+    def __init__(self, folder: Path, own: Identity, notify: Callable[[str, str], None]) -> None:
+        self.folder, self.identity, self.notify = folder, own, notify
+        self.terms = Terms.of(SignedManifest.read(folder, own.authority), own.name)
+        self.update: Terms | None = None
+        self.left = ""  # why this client is no member any more
+        self._seen = self._stamp()
+        self._warned = 0.0  # when last
+        self._request: concurrent.futures.Future[None] | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.terms.manifest
+
+    def shown_to(self, name: str) -> bytes | None:
+        """The manifest's file for the client `name`; None if it is no member, or none any more."""
+        return self.terms.signed.file if name in self.manifest.names else None
+
+    def adopt(self) -> Terms | None:
+        """Put newer terms in force and keep them in the folder, if there are any."""
+        update, self.update = self.update, None
+        if update is None:
+            return None
+        try:
+            update.signed.write(self.folder)
+        except OSError as error:  # it comes again with the neighbours' next frames
+            self.notify("failed", f"manifest.toml cannot be written: {error.strerror}")
+            return None
+        self.terms = update
+        return update
+
+    # --- from the folder --------------------------------------------------------------------------
+    def check_folder(self) -> Identity | None:
+        """Look for a newer manifest, and return a new certificate if somebody has put one there."""
+        with contextlib.suppress(InvalidInput, OSError):  # not ours, or not readable: checked again later
+            if (self.folder / "manifest.toml").read_bytes() != self.terms.signed.file:
+                self._consider(SignedManifest.read(self.folder, self.identity.authority))
+        renewed = self._renewed()
+        self._warn()
+        return renewed
+
+    def _stamp(self) -> tuple[int, ...]:
+        with contextlib.suppress(OSError):
+            return tuple((self.folder / name).stat().st_mtime_ns for name in ("key.pem", "cert.pem"))
+        return ()
+
+    def _renewed(self) -> Identity | None:
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return None
+        try:
+            self.identity = Identity.read(self.folder, self.identity.name)
+        except InvalidInput as error:  # half of the pair is there, or it is no good: the old one goes on
+            self.notify("certificate", f"the new one is not used: {error}")
+            return None
+        self._seen, self._warned = stamp, 0.0
+        self.notify("certificate", f"a new one, valid for {identity.days_left(self.identity):.1f} days")
+        return self.identity
+
+    def _warn(self) -> None:
+        left, now = identity.days_left(self.identity), time.monotonic()
+        if left < WARN_DAYS and (not self._warned or now - self._warned > _WARN_SECONDS):
+            self._warned = now
+            when = f"ends in {left:.1f} days" if left > 0 else "has ended: no link can connect again"
+            self.notify("certificate", f"{when}; renew it with: spodgt peer renew {self.identity.name}")
+
+    # --- from neighbours --------------------------------------------------------------------------
+    def ask(self, neighbour: str, loop: asyncio.AbstractEventLoop) -> None:
+        """Fetch a neighbour's manifest in `loop`; one request at a time."""
+        if self._request is None or self._request.done():
+            self._request = asyncio.run_coroutine_threadsafe(self._fetch(neighbour), loop)
+
+    async def _fetch(self, neighbour: str) -> None:
+        try:
+            address = self.manifest.client(neighbour).address
+            if address:  # else it dials, and has to be told by somebody who listens
+                file = await fetch_manifest(self.identity, address, neighbour)
+                self._consider(SignedManifest.verify(file, self.identity.authority))
+        except Exception as error:  # the neighbour's next frame asks again
+            self.notify("failed", f"the manifest of {neighbour} cannot be had: {error}"[:300])
+        await asyncio.sleep(_PAUSE)
+
+    def _consider(self, newer: SignedManifest) -> None:
+        ours, theirs = self.manifest, newer.manifest
+        if theirs.run != ours.run or theirs.version <= ours.version:
+            return
+        name, version = self.identity.name, f"version {theirs.version} of the manifest"
+        if name not in theirs.names:
+            self.left = f"{name} was removed from the run in {version}; its state is kept in {self.folder}."
+            return
+        if why := obstacle(ours, theirs):
+            self.notify("refused", f"{version}: {why}")
+            return
+        try:
+            self.update = Terms.of(newer, name, self.terms)
+        except SpodgtError as error:
+            self.notify("refused", f"{version}: {error}")

@@ -1,0 +1,385 @@
+"""The life of a run: clients join and leave, numbers and addresses change, certificates are renewed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spodgt.errors import Failed, InvalidConfig, InvalidInput, InvalidNetwork
+from spodgt.experiment import Experiment
+from spodgt.peer import changes, folders, identity
+from spodgt.peer.changes import Change
+from spodgt.peer.fleet import Fleet
+from spodgt.peer.folders import create, free_addresses
+from spodgt.peer.manifest import Client, Link, Manifest, SignedManifest
+from spodgt.peer.options import Deployment, Options
+from spodgt.peer.run import Peer
+from tests.peer.test_peer_setup import CONFIG, cli
+
+BOTH: dict[tuple[str, str], dict[str, object]] = {("p0", "p5"): {}, ("p5", "p1"): {}}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    create(tmp_path / "run", Experiment.parse(CONFIG), Deployment(divided_into=6))
+    return tmp_path / "run"
+
+
+# --- what a change is --------------------------------------------------------------------------------
+def test_a_client_joins_on_the_part_of_the_problem_that_nobody_holds(run: Path) -> None:
+    first = folders.load(run)
+    made = changes.joined(first, "p5", address="127.0.0.1:9", links=BOTH)
+    assert (made.version, made.client("p5").part, made.client("p5").place) == (2, 5, 5)
+    with pytest.raises(InvalidInput, match="all 6 parts of the problem are held"):
+        changes.joined(made, "p6", address="127.0.0.1:8", links={("p0", "p6"): {}, ("p6", "p1"): {}})
+    # a part is free again when its holder leaves; a place, from which draws come, never is
+    later = changes.joined(
+        changes.without(made, "p2"), "p6", address="127.0.0.1:8", links={("p0", "p6"): {}, ("p6", "p1"): {}}
+    )
+    assert (later.client("p6").part, later.client("p6").place) == (2, 6)
+    assert Manifest.parse(later.to_text()) == later
+
+
+def test_a_name_is_used_once(run: Path) -> None:
+    gone = changes.without(folders.load(run), "p3")
+    for manifest, name in ((gone, "p3"), (gone, "p0")):
+        with pytest.raises(InvalidInput, match=f"'{name}' is or was another client's"):
+            changes.joined(manifest, name, address="127.0.0.1:9", links={})
+
+
+def test_a_client_without_an_address_dials_its_links(run: Path) -> None:
+    made = changes.joined(folders.load(run), "p5", address="", links=BOTH)
+    dial = {(link.sender, link.receiver): link.dial for link in made.links}
+    assert dial["p0", "p5"] == "receiver"
+    assert dial["p5", "p1"] == "sender"
+    with pytest.raises(InvalidConfig, match=r"dials p5, which has no address; give it one, or use dial"):
+        changes.changed(made, Change(links={("p0", "p5"): {"dial": "sender"}}))
+
+
+def test_what_a_change_gives_and_what_it_refuses(run: Path) -> None:
+    first = folders.load(run)
+    link = (first.links[0].sender, first.links[0].receiver)
+    made = changes.changed(
+        first,
+        Change(
+            0.02,
+            30.0,
+            50,
+            {"p1": "127.0.0.1:9"},
+            {"p2": {"kind": "budget", "share": 0.5}},
+            {link: {"p_hat": 0.5}},
+        ),
+    )
+    assert (made.version, made.method.step_size, made.rounds_per_second, made.max_alone) == (
+        2,
+        0.02,
+        30.0,
+        50,
+    )
+    assert made.client("p1").address == "127.0.0.1:9"
+    assert made.client("p2").compute == {"kind": "budget", "share": 0.5}
+    assert made.links[0].p_hat == 0.5
+    assert changes.obstacle(first, made) is None
+    for change, sentence in (
+        (Change(), "nothing would change"),
+        (Change(step_size=-1.0), "step_size"),
+        (Change(max_alone=-1), "max_alone must be at least 0"),
+        (Change(addresses={"p9": "a:1"}), "'p9' is not in version 1"),
+        (Change(addresses={"p1": "nowhere"}), "the address of p1 must be host:port"),
+        (Change(compute={"p1": {"kind": "luck"}}), "compute="),
+        (Change(unlinked=frozenset({("p0", "p0")})), "link p0 → p0 is not in the manifest"),
+        (Change(links={("p0", "p0"): {}}), "leads to itself"),
+    ):
+        with pytest.raises(InvalidInput, match=sentence):
+            changes.changed(first, change)
+    every = frozenset((link.sender, link.receiver) for link in first.links if link.receiver == "p0")
+    with pytest.raises(InvalidNetwork, match="strongly connected"):
+        changes.changed(first, Change(unlinked=every))
+
+
+def test_a_client_in_quarantine_has_no_links_and_gets_them_back(run: Path) -> None:
+    first = folders.load(run)
+    made = changes.quarantined(first, "p0")
+    assert made.weights_of("p0") == ({}, {})
+    assert made.neighbours("p0") == ({}, set())
+    assert "p0" in made.names
+    assert "p0" not in made.linked
+    assert all("p0" not in made.weights_of(name)[0] for name in made.linked)
+    back = changes.quarantined(made, "p0", on=False)
+    assert back.weights_of("p0") == first.weights_of("p0")
+    with pytest.raises(InvalidInput, match="p0 is in quarantine already"):
+        changes.quarantined(made, "p0")
+
+
+def test_what_cannot_change_is_refused_by_a_running_peer(run: Path) -> None:
+    first = folders.load(run)
+    moved = tuple(replace(c, place=9) if c.name == "p1" else c for c in first.clients)
+    for later, why in (
+        (replace(first, seed=4), "seed is another"),
+        (replace(first, clients=moved), "place or part of p1 is another"),
+    ):
+        assert why in str(changes.obstacle(first, later))
+
+
+def test_a_manifest_for_many_is_read_quickly_and_is_beyond_one_message() -> None:
+    clients = [f"c{i}" for i in range(140)]
+    made = replace(
+        folders.plan(Experiment.parse(CONFIG), Deployment()),
+        clients=tuple(Client(name, f"h:{i + 1}", i, i) for i, name in enumerate(clients)),
+        links=tuple(Link(a, b) for a in clients for b in clients if a != b),
+    )
+    text = made.to_text()
+    assert len(text) > 2**20
+    assert Manifest.parse(text) == made
+
+
+# --- files -------------------------------------------------------------------------------------------
+def test_the_signature_is_inside_and_half_a_file_is_never_there(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = folders.issue(run, "p0")
+    assert not list(run.rglob("*.sig"))
+    before = (home / "manifest.toml").read_bytes()
+
+    def power_fails(_: int) -> None:
+        raise OSError("no power")
+
+    monkeypatch.setattr(os, "fsync", power_fails)
+    with pytest.raises(OSError, match="no power"):
+        folders.remove(run, "p3")
+    assert (home / "manifest.toml").read_bytes() == before
+    monkeypatch.undo()
+    assert folders.load(home).version == 1
+
+
+def test_an_older_manifest_than_the_state_is_refused(run: Path) -> None:
+    home = folders.issue(run, "p0")
+    old = (home / "manifest.toml").read_bytes()
+    folders.remove(run, "p3")
+    Peer(home, "p0", Options(durability="process", rounds=3)).run()
+    (home / "manifest.toml").write_bytes(old)
+    with pytest.raises(InvalidInput, match=r"is of version 2, but manifest.toml is of version 1"):
+        Peer(home, "p0", Options(durability="process"))
+
+
+def test_a_key_that_others_can_read_is_refused_and_made_anew_as_a_secret(run: Path) -> None:
+    home = folders.issue(run, "p0")
+    (home / "key.pem").chmod(0o644)
+    with pytest.raises(InvalidInput, match=r"key.pem has mode 0644, others could read it; run: chmod 600"):
+        identity.Identity.read(home, "p0")
+    folders.issue(run, "p0")
+    assert (home / "key.pem").stat().st_mode & 0o777 == 0o600
+
+
+def test_half_a_renewal_is_not_used_and_the_whole_one_is(run: Path) -> None:
+    home = folders.issue(run, "p0", days=1)
+    peer = Peer(home, "p0", Options(durability="process"))
+    first = peer.membership.identity
+    other = folders.issue(run, "p1", days=20)
+    (home / "key.pem").write_bytes((other / "key.pem").read_bytes())
+    assert peer.membership.check_folder() is None
+    assert peer.membership.identity is first
+    folders.issue(run, "p0", days=20)
+    renewed = peer.membership.check_folder()
+    assert renewed is not None
+    assert 19.9 < identity.days_left(renewed) < 20
+    assert peer.membership.check_folder() is None
+    told = [text for _, kind, text in peer.journal.recent if kind == "certificate"]
+    assert "do not belong to each other" in told[-3]
+    assert "ends in 1.0 days; renew it with: spodgt peer renew p0" in told[-2]
+    assert "a new one, valid for 20.0 days" in told[-1]
+    peer.store.close()
+
+
+def test_a_client_that_was_removed_ends_with_a_sentence(run: Path) -> None:
+    home = folders.issue(run, "p3")
+    peer = Peer(home, "p3", Options(durability="process", seconds=20, report_every=0.1))
+    folders.remove(run, "p3")
+    with pytest.raises(Failed, match="p3 was removed from the run in version 2"):
+        peer.run()
+
+
+def test_a_manifest_that_cannot_be_taken_whole_is_not_taken(run: Path) -> None:
+    home = folders.issue(run, "p0")
+    peer = Peer(home, "p0", Options(durability="process"))
+    folders.publish(run, replace(folders.load(run), version=2, seed=7))
+    peer.membership.check_folder()
+    assert peer.membership.update is None
+    assert "seed is another" in list(peer.journal.recent)[-1][2]
+    peer.store.close()
+
+
+class Loop:
+    """An event loop that does at once what it is told."""
+
+    def call_soon_threadsafe(self, call: Any, *arguments: Any) -> None:
+        self.done = (call.__name__, *arguments)
+
+
+def test_all_that_a_manifest_says_is_taken(run: Path) -> None:
+    home = folders.issue(run, "p0")
+    peer = Peer(home, "p0", Options(durability="process"))
+    loop = peer.transport.loop = Loop()  # type: ignore[assignment]
+    device = {"kind": "bernoulli", "p": 0.25}
+    wanted = Change(1e-9, addresses={"p1": "127.0.0.1:9"}, compute={"p0": device})
+    made = folders.publish_next(run, lambda m: changes.changed(changes.without(m, "p3"), wanted))
+    peer.membership.check_folder()
+    assert peer.rounds._follow_manifest()
+    node = peer.node
+    assert vars(node.algorithm)["step_size"] == 1e-9
+    assert peer.work.capacity.p == node.member.p == 0.25
+    assert node.member.clients == 4
+    assert node.state.epoch == made.epoch
+    name, out, into = loop.done
+    assert name == "relink"
+    assert out["p1"] == "127.0.0.1:9"
+    assert "p3" not in {*out, *into}
+    peer.store.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["add", "P5", "--address", "a:1", "--links", "p0"], "client name 'P5' must have 1 to 63"),
+        (["add", "p5", "--address", "a", "--links", "p0"], "the address of p5 must be host:port"),
+        (["add", "p5", "--address", "a:1", "--links", "p9"], "names 'p9', which is no client"),
+        (["set"], "nothing would change"),
+        (["set", "--address", "p1"], "--address 'p1' must be NAME=host:port"),
+        (["set", "--link", "p1"], "link 'p1' must be SENDER:RECEIVER"),
+        (["quarantine", "p9"], "client 'p9' is not in version 1"),
+        (["quarantine", "p1", "--end"], "p1 is not in quarantine"),
+        (["renew", "p9"], "client 'p9' is not in version 1"),
+    ],
+)
+def test_a_change_that_cannot_be_leaves_the_manifest_alone(
+    run: Path,
+    arguments: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = (run / "manifest.toml").read_bytes()
+    code, text = cli("peer", *arguments, "--run", str(run), capsys=capsys, monkeypatch=monkeypatch)
+    assert code == 2
+    assert sentence in text
+    assert (run / "manifest.toml").read_bytes() == before
+
+
+def test_changes_by_command(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(*arguments: str) -> str:
+        code, text = cli("peer", *arguments, "--run", str(run), capsys=capsys, monkeypatch=monkeypatch)
+        assert code == 0, text
+        return text
+
+    assert "part 5 of the problem" in call("add", "p5", "--address", "127.0.0.1:9", "--links", "p0,p5:p1")
+    ends = {(link.sender, link.receiver) for link in folders.load(run).links if "p5" in str(link)}
+    assert ends == {("p0", "p5"), ("p5", "p0"), ("p5", "p1")}
+    assert (run / "p5" / "key.pem").exists()
+    call("set", "--step-size", "0.01", "--address", "p0=127.0.0.1:8", "--unlink", "p5:p1")
+    call("quarantine", "p2")
+    call("renew", "p5", "--days", "2")
+    made = folders.load(run / "p5")
+    assert (made.version, made.method.step_size, made.client("p0").address) == (4, 0.01, "127.0.0.1:8")
+    assert made.client("p2").quarantined
+
+
+# --- while it runs -----------------------------------------------------------------------------------
+EASY: dict[str, Any] = {**CONFIG, "participation": {"kind": "always"}}
+
+
+def exact(f: Fleet) -> None:
+    """Stop all, audit their disks, start them again."""
+    f.kill(number=signal.SIGTERM)
+    found = f.audit()
+    assert found.error is not None, found
+    assert max(found.error, *found.local.values()) <= 1e-12, found
+    f.start()
+
+
+def all_at(f: Fleet, version: int) -> bool:
+    rows = [f.status(name) for name in f.names]
+    up = all(n["state"] == "up" for row in rows for n in row.get("neighbours", [{"state": ""}]))
+    return up and all(row.get("version") == version for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_join_leave_another_step_and_another_address_while_it_runs(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    create(run, Experiment.parse(EASY), Deployment(divided_into=6, rounds_per_second=60))
+    with Fleet(run, Options(durability="process", report_every=0.2)) as f:
+        f.start()
+        f.wait(lambda: all_at(f, 1), 60, "all links up")
+        address = free_addresses(1)[0]
+        links: dict[tuple[str, str], dict[str, object]] = {}
+        for n in ("p0", "p2"):
+            links |= {("p5", n): {}, (n, "p5"): {}}
+        folders.publish_next(run, lambda m: changes.joined(m, "p5", address=address, links=links))
+        folders.issue(run, "p5")
+        f.names.append("p5")
+        f.start("p5")
+        f.wait(lambda: all_at(f, 2), 60, "the newcomer is in")
+        exact(f)
+        f.wait(lambda: all_at(f, 2), 60, "all are back")
+        folders.remove(run, "p1")
+        f.names.remove("p1")
+        f.wait(lambda: not f.alive("p1"), 30, "who was removed ends")
+        f.wait(lambda: all_at(f, 3), 60, "the others go on")
+        exact(f)
+        f.wait(lambda: all_at(f, 3), 60, "all are back")
+        folders.publish_next(run, lambda m: changes.changed(m, Change(step_size=1e-9)))
+        f.wait(lambda: all_at(f, 4), 60, "the step is taken")
+        exact(f)
+        f.wait(lambda: all_at(f, 4), 60, "all are back")
+        moved = free_addresses(1)[0]
+        folders.publish_next(run, lambda m: changes.changed(m, Change(addresses={"p3": moved})))
+        f.wait(lambda: all_at(f, 5), 60, "the address is followed without a restart")
+        assert f.log("p3", "address")[-1]["text"] == f"listening at {moved}"
+        exact(f)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_short_certificates_are_renewed_and_no_link_stays_down(tmp_path: Path) -> None:
+    """Certificates of 20 s, renewed every 10 s, for a minute in which a client restarts three times."""
+    run = tmp_path / "run"
+    create(run, Experiment.parse(EASY), Deployment(rounds_per_second=40))
+    for name in folders.load(run).names:
+        folders.issue(run, name, days=20 / 86400)
+    with Fleet(run, Options(durability="process", report_every=0.2)) as f:
+        f.start()
+        f.wait(lambda: all_at(f, 1), 15, "all links up")
+        end, renewed, down = time.monotonic() + 60, 0, 0.0
+        while time.monotonic() < end:
+            time.sleep(10)
+            for name in f.names:
+                folders.issue(run, name, days=20 / 86400)
+            renewed += 1
+            if renewed % 2:
+                f.kill("p1")
+                f.start("p1")
+                down = max(down, f.wait(lambda: all_at(f, 1), 30, "links with new certificates"))
+        assert all(len(f.log(name, "certificate")) >= 5 for name in f.names if name != "p1")
+        f.stop()
+        found = f.audit()
+        assert found.error is not None
+        assert found.error <= 1e-12
+        print(f"{renewed} renewals, at most {down:.1f} s until all links were up after a restart")
+
+
+def test_a_signed_file_is_its_text_and_one_line(run: Path) -> None:
+    text = (run / "manifest.toml").read_text()
+    assert text.splitlines()[-1].startswith("# signature: ")
+    authority = (run / "ca.pem").read_bytes()
+    assert SignedManifest.verify(text.encode(), authority).manifest == folders.load(run)
+    for changed in (text.replace("seed = 0", "seed = 1"), text[:-9], text + "x = 1\n", "", "# signature: !"):
+        with pytest.raises(InvalidInput, match="does not match its signature"):
+            SignedManifest.verify(changed.encode(), authority)
