@@ -90,9 +90,9 @@ async def link(n: int = 45_000_000 // 8, count: int = 12) -> dict[str, Any]:
                 arrived.release()
 
             server = Transport(Local(contexts[1], b, got, print))
-            port = await server.start("127.0.0.1:0", {}, {"a"})
+            port = await server.start("127.0.0.1:0", {}, {"a": ""})
             client = Transport(Local(contexts[0], a, lambda *_: None, lambda *_: None))
-            await client.start("127.0.0.1:0", {"b": f"127.0.0.1:{port}"}, set())
+            await client.start("127.0.0.1:0", {"b": f"127.0.0.1:{port}"}, {})
             x, total = torch.randn(n), torch.randn(n)
 
             async def send(

@@ -54,7 +54,7 @@ def test_no_exception_ends_a_link(error: BaseException, monkeypatch: pytest.Monk
         async with Server() as server:
             events: list[tuple[str, str]] = []
             transport = sender(events)
-            await transport.start("127.0.0.1:0", {"b": server.address}, set())
+            await transport.start("127.0.0.1:0", {"b": server.address}, {})
             monkeypatch.setattr(wire, "pack", breaks)
             transport.send_latest("b", message())
             await until(lambda: server.heard)
@@ -73,7 +73,7 @@ def test_a_link_that_ended_all_the_same_is_made_anew(monkeypatch: pytest.MonkeyP
         async with Server() as server:
             events: list[tuple[str, str]] = []
             transport = sender(events)
-            await transport.start("127.0.0.1:0", {"b": server.address}, set())
+            await transport.start("127.0.0.1:0", {"b": server.address}, {})
             await asyncio.sleep(0.05)
             transport.out["b"].task.cancel()  # by nobody who may
             transport.send_latest("b", message())
@@ -89,13 +89,13 @@ def test_links_come_up_after_many_refusals(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def work() -> None:
         async with Server() as server:
-            server.transport.relink({}, set())  # the manifest is late
+            server.transport.relink({}, {})  # the manifest is late
             senders = [sender([]) for _ in range(6)]
             for each in senders:
-                await each.start("127.0.0.1:0", {"b": server.address}, set())
+                await each.start("127.0.0.1:0", {"b": server.address}, {})
                 each.send_latest("b", message())
             await until(lambda: len(server.events) > 100)
-            server.transport.relink({}, {"a"})
+            server.transport.relink({}, {"a": ""})
             await until(lambda: server.heard)
             assert not any(each.out["b"].task.done() for each in senders)
             for each in senders:

@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import struct
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -53,7 +54,7 @@ class Server:
         )
 
     async def __aenter__(self) -> Server:
-        self.port = await self.transport.start("127.0.0.1:0", {}, {"a"})
+        self.port = await self.transport.start("127.0.0.1:0", {}, {"a": ""})
         self.address = f"127.0.0.1:{self.port}"
         return self
 
@@ -102,7 +103,7 @@ def test_messages_and_acks_arrive_and_only_the_newest_is_kept() -> None:
             transport = Transport(
                 Local(context("a", n), who("a"), lambda s, f: acks.append(f), lambda *_: None)
             )
-            await transport.start("127.0.0.1:0", {"b": server.address}, set())
+            await transport.start("127.0.0.1:0", {"b": server.address}, {})
             for number in range(1, 50):
                 transport.send_latest("b", message(number, n))
             while not server.heard or server.heard[-1][1].number < 49:
@@ -232,7 +233,7 @@ def test_the_cause_of_a_dead_link_is_named() -> None:
 
     async def why(person: Identity, address: str) -> str:
         transport = Transport(Local(context("a"), person, lambda *_: None, lambda *_: None))
-        await transport.start("127.0.0.1:0", {"b": address}, set())
+        await transport.start("127.0.0.1:0", {"b": address}, {})
         while transport.out["b"].traffic.state != "down":
             await asyncio.sleep(0.05)
         text = transport.out["b"].traffic.why
@@ -243,5 +244,158 @@ def test_the_cause_of_a_dead_link_is_named() -> None:
         async with Server(person=who("b", days=1, start=past)) as expired:
             assert "certificate has expired" in await why(who("a"), expired.address)
         assert "nobody listens" in await why(who("a"), expired.address)
+
+    run(work())
+
+
+def test_the_receiver_dials_and_the_sender_needs_no_way_to_it() -> None:
+    """a → b where only a listens: b opens the stream, messages and acknowledgements flow as ever."""
+
+    async def work() -> None:
+        heard: list[Any] = []
+        acks: list[Any] = []
+        events: list[tuple[str, str]] = []
+        sender = Transport(Local(context("a"), who("a"), lambda s, f: acks.append(f), lambda *_: None))
+        port = await sender.start("127.0.0.1:0", {"b": ""}, {})
+        sender.send_latest("b", message(1))
+        await asyncio.sleep(0.1)
+        assert "b dials, and has not come yet" in sender.out["b"].traffic.why
+        tell = lambda k, t: events.append((k, t))  # noqa: E731
+        receiver = Transport(Local(context("b"), who("b"), lambda s, f: heard.append((s, f)), tell))
+        await receiver.start("", {}, {"a": f"127.0.0.1:{port}"})
+        assert receiver.address == ""
+        while not heard:
+            await asyncio.sleep(0.02)
+        assert (heard[0][0], heard[0][1].number) == ("a", 1)
+        receiver.send_ack("a", Ack(0, 1, Incarnation(1, 9), Incarnation(1, 7)))
+        while not acks:
+            await asyncio.sleep(0.02)
+        assert acks == [Ack(0, 1, Incarnation(1, 9), Incarnation(1, 7))]
+        assert sender.out["b"].traffic.state == receiver.into["a"].state == "up"
+        await receiver.stop()
+        while sender.out["b"].traffic.state != "down":
+            await asyncio.sleep(0.02)
+        again = Transport(Local(context("b"), who("b"), lambda s, f: heard.append((s, f)), tell))
+        await again.start("", {}, {"a": f"127.0.0.1:{port}"})
+        sender.send_latest("b", message(2))
+        while heard[-1][1].number < 2:
+            await asyncio.sleep(0.02)
+        # a second process with the same name is kept out as long as the first answers
+        again.send_ack("a", Ack(0, 2, Incarnation(2, 9), Incarnation(1, 7)))
+        while sender.out["b"].traffic.state != "up":
+            await asyncio.sleep(0.02)
+        copy = Transport(Local(context("b"), who("b"), lambda *_: None, tell))
+        await copy.start("", {}, {"a": f"127.0.0.1:{port}"})
+        while "another process uses its name" not in copy.into["a"].why:
+            await asyncio.sleep(0.02)
+        for transport in (copy, again, sender):
+            await transport.stop()
+
+    run(work())
+
+
+def test_who_may_fetch() -> None:
+    """Only the receiver of a link that the receiver dials."""
+
+    async def work() -> None:
+        sender = Transport(Local(context("a"), who("a"), lambda *_: None, lambda *_: None))
+        port = await sender.start("127.0.0.1:0", {"b": "127.0.0.1:9", "c": ""}, {})
+        for name, allowed in (("b", False), ("z", False), ("c", True)):
+            receiver = Transport(Local(context(name), who(name), lambda *_: None, lambda *_: None))
+            await receiver.start("", {}, {"a": f"127.0.0.1:{port}"})
+            refused = f"link a → {name} is not in the manifest"
+            if allowed:
+                sender.send_latest("c", message(1))
+                while receiver.into["a"].state != "up":
+                    await asyncio.sleep(0.02)
+            else:
+                while refused not in receiver.into["a"].why:
+                    await asyncio.sleep(0.02)
+            await receiver.stop()
+        await sender.stop()
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "agreed"), [((1,), (1,), 1), ((1, 2), (1,), 1), ((1,), (1, 2), 1), ((1, 2), (2, 3), 2)]
+)
+def test_two_versions_use_the_highest_protocol_that_both_speak(
+    theirs: tuple[int, ...], ours: tuple[int, ...], agreed: int
+) -> None:
+    async def work() -> None:
+        heard: list[Any] = []
+        acks: list[Any] = []
+        new = replace(context("b"), protocols=theirs, version="0.2")
+        old = replace(context("a"), protocols=ours, version="0.1")
+        receiver = Transport(Local(new, who("b"), lambda s, f: heard.append(f), lambda *_: None))
+        port = await receiver.start("127.0.0.1:0", {}, {"a": ""})
+        sender = Transport(Local(old, who("a"), lambda s, f: acks.append(f), lambda *_: None))
+        await sender.start("", {"b": f"127.0.0.1:{port}"}, {})
+        sender.send_latest("b", message(1))
+        while not heard:
+            await asyncio.sleep(0.02)
+        receiver.send_ack("a", Ack(0, 1, Incarnation(1, 9), Incarnation(1, 7)))
+        while not acks:
+            await asyncio.sleep(0.02)
+        assert receiver.streams["a"].own.protocols == (agreed,)
+        assert sender.out["b"].traffic.version == "0.2"
+        await sender.stop()
+        await receiver.stop()
+
+    run(work())
+
+
+def test_versions_too_far_apart_are_refused_and_named() -> None:
+    async def work() -> None:
+        events: list[tuple[str, str]] = []
+        new = replace(context("b"), protocols=(2, 3), version="0.3")
+        receiver = Transport(Local(new, who("b"), lambda *_: None, lambda k, t: events.append((k, t))))
+        port = await receiver.start("127.0.0.1:0", {}, {"a": ""})
+        sender = Transport(Local(context("a"), who("a"), lambda *_: None, lambda *_: None))
+        await sender.start("", {"b": f"127.0.0.1:{port}"}, {})
+        why = "a speaks protocol 1 (spodgt 0.1), we speak 2 and 3 (spodgt 0.3); use neighbouring versions"
+        while why not in sender.out["b"].traffic.why:
+            await asyncio.sleep(0.02)
+        assert ("refused", f"a: {why}") in events
+        await sender.stop()
+        await receiver.stop()
+
+    run(work())
+
+
+def test_a_renewed_certificate_is_used_without_a_restart() -> None:
+    """Both ends begin with certificates of a second; a connection after that needs the new ones."""
+    short = 1.5 / 86400
+
+    async def work() -> None:
+        async with Server(person=who("b", days=short)) as server:
+            transport = Transport(Local(context("a"), who("a", days=short), lambda *_: None, lambda *_: None))
+            await asyncio.sleep(1.6)
+            await transport.start("", {"b": server.address}, {})
+            while "certificate has expired" not in transport.out["b"].traffic.why:
+                await asyncio.sleep(0.02)
+            server.transport.renew(who("b"))
+            transport.renew(who("a"))
+            transport.send_latest("b", message(1))
+            while not server.heard:
+                await asyncio.sleep(0.02)
+            await transport.stop()
+
+    run(work())
+
+
+def test_a_server_moves_and_keeps_its_place_if_it_cannot() -> None:
+    async def work() -> None:
+        async with Server() as server, Server() as other:
+            await server.transport.move(other.address)
+            assert "cannot listen" in server.events[-1][1]
+            assert await server.knock(who("a"), chunks(message())) == "open"
+            server.heard.clear()
+            before = server.address
+            await server.transport.move("127.0.0.1:0")
+            assert server.transport.address == "127.0.0.1:0"
+            server.address = before
+            assert await server.knock(who("a"), chunks(message())) == "no connection"
 
     run(work())

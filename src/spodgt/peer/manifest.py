@@ -207,10 +207,17 @@ class Manifest:
         """p̂ of the out-links of a client."""
         return {link.receiver: link.p_hat for link in self.live if link.sender == name}
 
-    def neighbours(self, name: str) -> tuple[dict[str, str], set[str]]:
-        """A client's out-neighbours with their addresses, and the names of its in-neighbours."""
-        out = {receiver: self.client(receiver).address for receiver in self.probabilities(name)}
-        return out, {link.sender for link in self.live if link.receiver == name}
+    def neighbours(self, name: str) -> tuple[dict[str, str], dict[str, str]]:
+        """A client's out-neighbours and its in-neighbours, with the address to dial; "" if they dial."""
+        out, into = {}, {}
+        for link in self.live:
+            end = self.dialled(link)
+            address = "" if end.name == name else end.address
+            if link.sender == name:
+                out[link.receiver] = address
+            elif link.receiver == name:
+                into[link.sender] = address
+        return out, into
 
 
 def check_name(name: str) -> None:

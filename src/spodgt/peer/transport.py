@@ -1,7 +1,9 @@
 """Sockets: gRPC over mutual TLS, one stream for each directed link.
 
-The sender opens the stream and writes messages; acknowledgements come back on it. Only the newest
-message of a link is ever kept, and two may be on their way, so nothing grows when a link is slow.
+The sender writes messages, and acknowledgements come back. One end opens the stream, as the manifest says:
+the sender calls Talk, or the receiver calls Fetch, so a client behind NAT needs outgoing connections only.
+Only the newest message of a link is ever kept, and two may be on their way, so nothing grows when a link is
+slow.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import grpc
 
@@ -34,6 +37,7 @@ WINDOW = 2  # messages on their way before an acknowledgement is awaited
 FIRST_SECONDS = 10.0  # for the first whole message of a stream, beyond the time its bytes take
 CONNECTIONS = 256  # beyond those of the links: strangers cannot use up the descriptors
 MANIFEST = 2**26  # bytes of a manifest at most: a complete graph of 1,000 clients
+_VERSION = 40  # characters of a program's version
 _TEXT = 300  # characters of a reason that travel back to the sender
 _BACKOFF = (0.1, 3.0)
 _OPTIONS: list[tuple[str, int]] = [
@@ -64,6 +68,7 @@ class Traffic:
     messages: int = 0
     bytes: int = 0
     heard: float = 0.0  # monotonic time
+    version: str = ""  # of the neighbour's program
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,16 @@ class Local:
     notify: Callable[[str, str], None]  # takes events: kind, text
 
 
+class Wires(Protocol):
+    """One end of a stream, whoever has opened it."""
+
+    async def read(self) -> bytes: ...
+    async def write(self, data: bytes, /) -> None: ...
+
+
+Serve = Callable[[str, Wires, int], Awaitable[None]]  # with whom, on which stream, by which protocol
+
+
 class Transport:
     """All links of one client; `manifest` gives its file to a client that asks, by its name."""
 
@@ -83,13 +98,14 @@ class Transport:
         self.local, self.manifest = local, manifest
         self.out: dict[str, OutStream] = {}
         self.into: dict[str, Traffic] = {}
+        self.fetching: dict[str, InDialled] = {}  # the in-links that this end dials
         self.streams: dict[str, InStream] = {}
         self.gate = Gate()
         self.server: grpc.aio.Server | None = None
         self.address = ""  # where it listens
 
-    async def start(self, address: str, out: dict[str, str], into: set[str]) -> int:
-        """Listen, and connect to the out-links (name → address); returns the port."""
+    async def start(self, address: str, out: Mapping[str, str], into: Mapping[str, str]) -> int:
+        """Listen at `address`, and take up the links as in `relink`; returns the port."""
         self.loop = asyncio.get_running_loop()
         self.into = {name: Traffic() for name in into}
         port = await self._listen(address)
@@ -102,6 +118,7 @@ class Transport:
         server, port = grpc.aio.server(options=[*_OPTIONS, connections]), 0
         handlers = {
             "Talk": grpc.stream_stream_rpc_method_handler(self._talk),
+            "Fetch": grpc.stream_stream_rpc_method_handler(self._fetch),
             # as a stream the handler runs before a request is read: a half-sent one holds nothing
             "Manifest": grpc.stream_stream_rpc_method_handler(self._manifest),
         }
@@ -133,30 +150,40 @@ class Transport:
     def renew(self, identity: Identity) -> None:
         """Use another certificate for all connections from now on; open ones stay."""
         self.local = replace(self.local, identity=identity)
-        for stream in self.out.values():
+        for stream in (*self.out.values(), *self.fetching.values()):
             stream.local = self.local
 
-    def relink(self, out: dict[str, str], into: set[str]) -> None:
-        """Take the links of a manifest: open what is new, close what is gone, follow what has moved."""
-        for name, stream in list(self.out.items()):
-            if out.get(name) != stream.address:
-                stream.close()
-                del self.out[name]
+    def relink(self, out: Mapping[str, str], into: Mapping[str, str]) -> None:
+        """Take the links of a manifest: open what is new, close what is gone, follow what has moved.
+
+        Args:
+            out: receivers, with the address at which they are dialled; "" if they dial.
+            into: senders, in the same way.
+        """
+        for streams, addresses in ((self.out, out), (self.fetching, into)):
+            for name, stream in list(streams.items()):
+                if addresses.get(name) != stream.address:
+                    stream.close()
+                    del streams[name]
         for name, address in out.items():
             if name not in self.out:
                 self.out[name] = OutStream(self.local, name, address)
         self.into = {name: self.into.get(name, Traffic()) for name in into}
-        for name in set(self.streams) - into:
+        for name in set(self.streams) - set(into):
             self.streams.pop(name).close()
+        for name, address in into.items():
+            if address and name not in self.fetching:
+                self.fetching[name] = InDialled(self, name, address)
 
     def traffic(self) -> list[tuple[str, Traffic]]:
         """What has happened on each link, out-links first, by the neighbour's name."""
         return [*((name, stream.traffic) for name, stream in self.out.items()), *self.into.items()]
 
     async def stop(self) -> None:
-        for stream in self.out.values():
+        streams: list[Dialled] = [*self.out.values(), *self.fetching.values()]
+        for stream in streams:
             stream.close()
-        await asyncio.gather(*(stream.task for stream in self.out.values()), return_exceptions=True)
+        await asyncio.gather(*(stream.task for stream in streams), return_exceptions=True)
         handlers = [stream.handler for stream in self.streams.values()]
         for handler in handlers:  # before the server does it, which would log an error
             handler.cancel()
@@ -182,18 +209,41 @@ class Transport:
             stream.ack = ack
             self.loop.call_soon_threadsafe(stream.wake.set)
 
-    # --- the receiver's end of a stream ------------------------------------------------------------
+    # --- streams that others open ------------------------------------------------------------------
     async def _talk(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
-        sender = await self._admit(context)
+        """A sender has come."""
+        name = await _certified_name(context)
+        known = name in self.into and name not in self.fetching
+        await self._serve(name, known, f"{name} → {self.local.context.name}", self.receive, context)
+
+    async def _fetch(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        """A receiver has come."""
+        name = await _certified_name(context)
+        stream = self.out.get(name)
+        known = stream is not None and not stream.address
+        serve = self.receive if stream is None else stream.serve
+        await self._serve(name, known, f"{self.local.context.name} → {name}", serve, context)
+
+    async def _serve(
+        self, name: str, known: bool, link: str, serve: Serve, context: grpc.aio.ServicerContext
+    ) -> None:
+        """Let in what the manifest knows, agree on a protocol, and tell a neighbour why it is refused."""
+        if not known:
+            why = f"link {link} is not in the manifest"
+            self.local.notify("refused", why)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
         try:
-            with self.gate.stream(sender):
-                await self._receive(sender, context)
+            with self.gate.stream(name):
+                protocol = _agreed(self.local.context, name, context.invocation_metadata())
+                await context.send_initial_metadata(_spoken(self.local.context))
+                await serve(name, context, protocol)
         except Refused as error:
             why = str(error)[:_TEXT]
-            self.local.notify("refused", f"{sender}: {why}")
+            self.local.notify("refused", f"{name}: {why}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
 
-    async def _receive(self, sender: str, context: grpc.aio.ServicerContext) -> None:
+    # --- the receiver's end of a stream ------------------------------------------------------------
+    async def receive(self, sender: str, wires: Wires, protocol: int) -> None:
         """Take the messages of one stream until it ends; `Refused` for a frame no honest peer sends."""
         assembler = wire.Assembler(self.local.context, sender)
         stream: InStream | None = None
@@ -203,14 +253,14 @@ class Transport:
         limit = FIRST_SECONDS + 8 * self.local.context.n / SLOWEST
         first = self.loop.call_later(limit, task.cancel)
         try:
-            while (chunk := await context.read()) is not grpc.aio.EOF:
+            while (chunk := await wires.read()) is not grpc.aio.EOF:
                 message = self._assemble(assembler, chunk)
                 traffic.bytes += len(chunk)
                 if message is None:
                     continue
                 if stream is None:
                     first.cancel()
-                    stream = await self._register(sender, message.sender, context)
+                    stream = self._register(sender, message.sender, wires, protocol)
                 traffic.messages += 1
                 traffic.heard = stream.heard = time.monotonic()
                 traffic.state, traffic.why = "up", ""
@@ -234,29 +284,17 @@ class Transport:
             self.gate.bad_frame(assembler.sender)
             raise
 
-    async def _admit(self, context: grpc.aio.ServicerContext) -> str:
-        """The sender's name, from its certificate; only links of the manifest are let in."""
-        name = await _certified_name(context)
-        if name not in self.into:
-            why = f"link {name} → {self.local.context.name} is not in the manifest"
-            self.local.notify("refused", why)
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
-        return name
-
-    async def _register(
-        self, sender: str, incarnation: Incarnation, context: grpc.aio.ServicerContext
-    ) -> InStream:
+    def _register(self, sender: str, incarnation: Incarnation, wires: Wires, protocol: int) -> InStream:
         """One stream for each sender; a later incarnation replaces an earlier one that has fallen silent."""
         old = self.streams.get(sender)
         if old is not None:
             lively = old.incarnation != incarnation and time.monotonic() - old.heard < TAKEOVER_SECONDS
             if lively or old.incarnation.supersedes(incarnation):
                 known = f"{sender} is already connected as incarnation {old.incarnation.number}"
-                why = f"{known}; another process uses its name"
-                self.local.notify("refused", why)
-                await context.abort(grpc.StatusCode.ALREADY_EXISTS, why)
+                raise Refused(f"{known}; another process uses its name")
             old.close()
-        stream = self.streams[sender] = InStream(self.local.context, incarnation, context)
+        stream = InStream(replace(self.local.context, protocols=(protocol,)), incarnation, wires)
+        self.streams[sender] = stream
         return stream
 
     async def _manifest(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
@@ -279,6 +317,18 @@ async def _certified_name(context: grpc.aio.ServicerContext) -> str:
     return str(names[0])
 
 
+def _spoken(own: wire.Context) -> tuple[tuple[str, str], ...]:
+    """What a stream begins with at both ends, as metadata of the call."""
+    return (("spodgt-protocols", " ".join(map(str, own.protocols))), ("spodgt-version", own.version or "?"))
+
+
+def _agreed(own: wire.Context, name: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> int:
+    """The protocol of a stream, from what the other end `name` says that it speaks."""
+    said = {key: str(value)[:_TEXT] for key, value in metadata or ()}
+    theirs = [int(word) for word in said.get("spodgt-protocols", "1").split() if word.isdecimal()]
+    return wire.agree(own, theirs, name, said.get("spodgt-version", ""))
+
+
 async def fetch_manifest(identity: Identity, address: str, name: str) -> bytes:
     """Ask the client `name` for its manifest: the file, not yet verified."""
     file = bytearray()
@@ -296,8 +346,8 @@ async def fetch_manifest(identity: Identity, address: str, name: str) -> bytes:
 class InStream:
     """The receiver's end of a stream: answers with the newest acknowledgement."""
 
-    def __init__(self, own: wire.Context, sender: Incarnation, context: grpc.aio.ServicerContext) -> None:
-        self.own, self.incarnation, self.context = own, sender, context
+    def __init__(self, own: wire.Context, sender: Incarnation, wires: Wires) -> None:
+        self.own, self.incarnation, self.wires = own, sender, wires
         self.ack: Ack | None = None
         self.heard = time.monotonic()
         self.answered = 0.0
@@ -319,28 +369,30 @@ class InStream:
                 ack, self.ack = self.ack, None
                 self.answered = time.monotonic()
                 # nothing to acknowledge: an empty frame, the heartbeat
-                await self.context.write(b"" if ack is None else wire.pack_ack(self.own, ack))
+                await self.wires.write(b"" if ack is None else wire.pack_ack(self.own, ack))
                 if ack is not None:
                     crash_point("ack sent")
         except Exception:  # the stream has ended, whatever gRPC calls it; the sender connects again
             self.handler.cancel()
 
 
-class OutStream:
-    """The sender's end of a link: connects, sends the newest message, and reconnects for ever."""
+class Dialled:
+    """An end of a link that connects to the other end, and connects again for ever."""
 
-    def __init__(self, local: Local, name: str, address: str) -> None:
-        self.local, self.name, self.address = local, name, address
-        self.latest: Message | None = None
-        self.wake = asyncio.Event()
-        self.answered = asyncio.Event()
-        self.nudged = False
-        self.under_way = 0
-        self.writing = 0.0  # since when a chunk waits to leave
-        self.asked = 0.0  # since when a message waits for an answer
-        self.traffic = Traffic()
+    rpc = ""
+
+    def __init__(self, local: Local, name: str, address: str, traffic: Traffic) -> None:
+        self.local, self.name, self.address, self.traffic = local, name, address, traffic
         self.closed = False
         self._begin()
+
+    @property
+    def link(self) -> str:
+        return f"{self.local.context.name} → {self.name}"
+
+    async def talk(self, call: grpc.aio.StreamStreamCall, protocol: int) -> None:
+        """Use a stream until it breaks."""
+        raise NotImplementedError
 
     def _begin(self) -> None:
         if not self.closed:
@@ -352,7 +404,7 @@ class OutStream:
         if self.closed:
             return
         why = "cancelled" if task.cancelled() else repr(task.exception())
-        self.local.notify("failed", f"{self.local.context.name} → {self.name}: {why}")
+        self.local.notify("failed", f"{self.link}: {why}")
         self.task.get_loop().call_later(_BACKOFF[1], self._begin)
 
     def close(self) -> None:
@@ -363,12 +415,15 @@ class OutStream:
         pause = _BACKOFF[0]
         while True:
             begun = time.monotonic()
-            self.traffic.why = await self._attempt()
-            if self.traffic.state != "down":
-                self.traffic.state = "down"
-                self.local.notify("link down", f"{self.local.context.name} → {self.name}: {self.traffic.why}")
+            self.down(await self._attempt())
             pause = _BACKOFF[0] if time.monotonic() - begun > 10 else min(2 * pause, _BACKOFF[1])
             await asyncio.sleep(pause * random.uniform(0.5, 1))
+
+    def down(self, why: str) -> None:
+        self.traffic.why = why
+        if self.traffic.state != "down":
+            self.traffic.state = "down"
+            self.local.notify("link down", f"{self.link}: {why}")
 
     async def _attempt(self) -> str:
         """Connect and talk until it breaks; returns why, whatever it was that broke."""
@@ -379,25 +434,98 @@ class OutStream:
         finally:
             attempt.cancel()
         error = None if attempt.cancelled() else attempt.exception()
+        if isinstance(error, Refused):
+            self.local.notify("refused", f"{self.name}: {error}"[:_TEXT])
+            return str(error)[:_TEXT]
         try:
             return await cause(error, self.local.identity, self.address, self.name)
         except Exception as failure:
             return f"{type(failure).__name__}: {failure}"[:_TEXT]
 
     async def _connect(self) -> None:
+        own = self.local.context
         async with secure_channel(self.local.identity, self.address, self.name) as channel:
             await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
-            await self._stream(channel)
+            call = channel.stream_stream(f"/{SERVICE}/{self.rpc}")(metadata=_spoken(own))
+            try:
+                answer = await asyncio.wait_for(call.initial_metadata(), CONNECT_SECONDS)
+                if "spodgt-protocols" in dict(answer):  # else it refuses, and says why in a moment
+                    protocol = _agreed(own, self.name, answer)
+                    self.traffic.version = str(dict(answer).get("spodgt-version", ""))[:_VERSION]
+                    await self.talk(call, protocol)
+                await call.read()
+            finally:
+                call.cancel()
 
-    async def _stream(self, channel: grpc.aio.Channel) -> None:
-        call = channel.stream_stream(f"/{SERVICE}/Talk")()
-        parts = [asyncio.create_task(part) for part in (self._listen(call), self._send(call), self._watch())]
+
+class InDialled(Dialled):
+    """The receiver's end of a link that the receiver dials."""
+
+    rpc = "Fetch"
+
+    def __init__(self, transport: Transport, name: str, address: str) -> None:
+        self.transport = transport
+        super().__init__(transport.local, name, address, transport.into[name])
+
+    @property
+    def link(self) -> str:
+        return f"{self.name} → {self.local.context.name}"
+
+    async def talk(self, call: grpc.aio.StreamStreamCall, protocol: int) -> None:
+        await self.transport.receive(self.name, call, protocol)
+
+
+class OutStream(Dialled):
+    """The sender's end of a link: sends the newest message; it connects, or waits for the receiver."""
+
+    rpc = "Talk"
+
+    def __init__(self, local: Local, name: str, address: str) -> None:
+        self.latest: Message | None = None
+        self.wake = asyncio.Event()
+        self.answered = asyncio.Event()
+        self.nudged = False
+        self.under_way = 0
+        self.writing = 0.0  # since when a chunk waits to leave
+        self.asked = 0.0  # since when a message waits for an answer
+        self.serving: asyncio.Task[None] | None = None  # the stream that the receiver has opened
+        super().__init__(local, name, address, Traffic())
+
+    async def _run(self) -> None:
+        if self.address:
+            await super()._run()
+        self.traffic.why = f"{self.name} dials, and has not come yet"
+        await asyncio.Event().wait()
+
+    async def serve(self, receiver: str, wires: Wires, protocol: int) -> None:
+        """Talk on a stream that the receiver has opened; a later one replaces one that has fallen silent."""
+        if self.serving is not None:
+            if time.monotonic() - self.traffic.heard < TAKEOVER_SECONDS:
+                raise Refused(f"{receiver} is already connected; another process uses its name")
+            self.serving.cancel()
+        own = self.serving = asyncio.current_task()
+        try:
+            await self.talk(wires, protocol)
+        except asyncio.CancelledError:
+            return  # the receiver went away, has come again, or we end
+        except Exception as error:
+            self.down(f"{type(error).__name__}: {error}"[:_TEXT])
+        finally:
+            if self.serving is own:
+                self.serving = None
+                self.down(f"{self.name} has gone; it dials")
+
+    async def talk(self, wires: Wires, protocol: int) -> None:
+        """Send and listen until one of them ends."""
+        parts = [
+            asyncio.create_task(part)
+            for part in (self._listen(wires), self._send(wires, protocol), self._watch())
+        ]
         try:
             await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for part in parts:
                 part.cancel()
-            call.cancel()
             ended = await asyncio.gather(*parts, return_exceptions=True)
         for error in ended:
             if isinstance(error, grpc.aio.AioRpcError):  # tells more than what followed from it
@@ -417,7 +545,8 @@ class OutStream:
             if stuck or (self.asked and now - self.asked > limit):
                 raise asyncio.TimeoutError
 
-    async def _send(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _send(self, call: Wires, protocol: int) -> None:
+        own = replace(self.local.context, protocols=(protocol,))
         frame, last, sent_at = 0, None, 0.0
         self.under_way = 0
         self.wake.set()  # a new stream begins with what is newest
@@ -435,7 +564,7 @@ class OutStream:
                     await asyncio.wait_for(self.answered.wait(), RESEND_SECONDS)
                 message = self.latest or message  # what became newest while we waited
             frame += 1
-            for number, chunk in enumerate(wire.pack(self.local.context, self.name, message, frame)):
+            for number, chunk in enumerate(wire.pack(own, self.name, message, frame)):
                 if number:
                     crash_point("half sent")
                 self.writing = time.monotonic()
@@ -448,7 +577,7 @@ class OutStream:
             self.traffic.messages += 1
             self.under_way += 1
 
-    async def _listen(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _listen(self, call: Wires) -> None:
         while (data := await call.read()) is not grpc.aio.EOF:
             self.asked = 0.0
             if self.traffic.state != "up":
@@ -469,9 +598,6 @@ class OutStream:
             if latest and same and ack.number >= latest.number:
                 self.latest = None  # no need to resend
             self.local.hear(self.name, ack)
-        raise grpc.aio.AioRpcError(
-            await call.code(), grpc.aio.Metadata(), grpc.aio.Metadata(), details=await call.details()
-        )
 
 
 def secure_channel(identity: Identity, address: str, name: str) -> grpc.aio.Channel:

@@ -7,7 +7,7 @@ size in the manifest. Nothing here can run code: no pickle.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from spodgt.peer import wire_pb2 as pb
 from spodgt.peer.protocol import BOUND, Ack, Incarnation, Message, Refused
 
-PROTOCOL = 1
+PROTOCOLS = (1,)  # that this program speaks; the ends of a stream use the highest that both do
 CHUNK = 2**20
 HEADER = 4096  # bytes of a header at most; an honest one has about 200
 LIMIT = CHUNK + HEADER + 4  # of one gRPC message
@@ -33,16 +33,29 @@ class Context:
     layout: bytes
     n: int
     name: str
-    version: str = ""
+    version: str = ""  # of the program
+    protocols: tuple[int, ...] = PROTOCOLS
+
+
+def agree(context: Context, theirs: Iterable[int], who: str, version: str) -> int:
+    """The protocol of a stream with `who`, which speaks `theirs`; `Refused` if there is none."""
+    both = set(context.protocols) & set(theirs)
+    if not both:
+        named = [" and ".join(map(str, sorted(known))) or "none" for known in (theirs, context.protocols)]
+        raise Refused(
+            f"{who} speaks protocol {named[0]} (spodgt {version or 'unknown'}), "
+            f"we speak {named[1]} (spodgt {context.version}); use neighbouring versions"
+        )
+    return max(both)
 
 
 def pack(context: Context, receiver: str, message: Message, frame: int) -> Iterator[bytes]:
-    """A message as chunks."""
+    """A message as chunks, in the highest protocol of `context`."""
     # two views and no copy of the whole: models may be large
     x, total = (t.numpy().astype(_FLOATS, copy=False).data.cast("B") for t in (message.x, message.total))
     size = len(x) + len(total)
     header = pb.Header(
-        protocol=PROTOCOL,
+        protocol=max(context.protocols),
         run=context.run,
         layout=context.layout,
         epoch=message.epoch,
@@ -117,11 +130,7 @@ class Assembler:
 
 def check_header(header: pb.Header, context: Context, sender: str) -> None:
     """Refuse what is not from the sender of the certificate, for us, of this run, model and protocol."""
-    if header.protocol != PROTOCOL:
-        raise Refused(
-            f"{sender} speaks protocol {header.protocol} (spodgt {header.version or 'unknown'}), "
-            f"we speak {PROTOCOL} (spodgt {context.version}); use the same version"
-        )
+    agree(context, [header.protocol], sender, header.version)
     if header.sender != sender:
         raise Refused(f"the certificate names {sender!r}, the message claims to be from {header.sender!r}")
     if header.receiver != context.name:
@@ -141,7 +150,7 @@ def check_header(header: pb.Header, context: Context, sender: str) -> None:
 
 def pack_ack(context: Context, ack: Ack) -> bytes:
     return pb.Ack(
-        protocol=PROTOCOL,
+        protocol=max(context.protocols),
         run=context.run,
         epoch=ack.epoch,
         number=ack.number,
@@ -162,7 +171,7 @@ def unpack_ack(context: Context, data: bytes) -> Ack:
         ack = pb.Ack.FromString(data)
     except DecodeError:
         raise Refused("the acknowledgement cannot be decoded") from None
-    if ack.protocol != PROTOCOL or ack.run != context.run:
+    if ack.protocol not in context.protocols or ack.run != context.run:
         raise Refused(f"the acknowledgement is of run {ack.run!r} and protocol {ack.protocol}")
     _check_numbers(ack.epoch, ack.number, ack.incarnation.number, ack.seen.number)
     return Ack(ack.epoch, ack.number, _unpacked(ack.incarnation), _unpacked(ack.seen))
