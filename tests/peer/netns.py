@@ -110,21 +110,49 @@ class Wires:
 
 
 @contextmanager
-def wired(tag: str, clients: int = 3, **options: Any) -> Iterator[tuple[Wires, Path, list[str]]]:
+def wired(
+    tag: str, clients: int = 3, hidden: int = -1, **options: Any
+) -> Iterator[tuple[Wires, Path, list[str]]]:
+    """A run on wires; client number `hidden` can open connections, but none reaches it."""
     wires = Wires(clients, tag)
     with tempfile.TemporaryDirectory() as folder:
-        addresses = [f"10.77.0.{i + 1}:7000" for i in range(clients)]
+        addresses = ["none" if i == hidden else f"10.77.0.{i + 1}:7000" for i in range(clients)]
         run = make(Path(folder) / "run", clients=clients, addresses=addresses, graph="complete", **options)
         names = [client.name for client in folders.load(run).clients]
         for name in names:
             folders.issue(run, name)
         try:
             wires.build()
+            if hidden >= 0:
+                wires.inside(hidden, "nft", NAT)
             wires.start(run, names)
             wait(lambda: all(status(run, n).get("k", 0) >= 20 for n in names), 120)
             yield wires, run, names
         finally:
             wires.remove()
+
+
+NAT = (
+    "add table inet t; add chain inet t in { type filter hook input priority 0; };"
+    " add rule inet t in iifname eth0 tcp flags & (syn|ack) == syn drop"
+)
+
+
+def row_30(seconds: float = 10) -> str:
+    """a client behind NAT: only its outgoing connections work (nft)"""
+    if not shutil.which("nft"):
+        raise Skipped("nft is not installed")
+    with wired("spd", hidden=1) as (wires, run, names):
+        took = wait(
+            lambda: all(n["state"] == "up" for name in names for n in status(run, name)["neighbours"]), 60
+        )
+        assert len(status(run, names[1])["neighbours"]) == 4
+        before = {n["name"]: n["messages"] for n in status(run, names[1])["neighbours"] if n["way"] == "from"}
+        time.sleep(seconds)
+        after = {n["name"]: n["messages"] for n in status(run, names[1])["neighbours"] if n["way"] == "from"}
+        heard = min(after[name] - before[name] for name in before) / seconds
+        found = audit(wires, run, names)
+        return f"all links up after {took:.1f} s, it hears {heard:.0f} messages/s a link; {found}"
 
 
 def status(run: Path, name: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from spodgt.peer.options import Options
 from spodgt.peer.protocol import JUMP, Ack, Incarnation, Refused
 from spodgt.peer.run import Peer
 from spodgt.peer.status import Journal
-from spodgt.peer.transport import SERVICE, Local, Transport, fetch_manifest, secure_channel
+from spodgt.peer.transport import SERVICE, Local, Transport, fetch, secure_channel
 from tests.peer.failures import make
 from tests.peer.test_peer_transport import Server, chunks, context, message, run, who
 from tests.peer.world import World
@@ -213,9 +213,9 @@ def test_a_removed_client_reads_no_manifest() -> None:
     async def work() -> None:
         async with Server() as server:
             server.transport.manifest = lambda name: FILE if name == "a" else None
-            assert await fetch_manifest(who("a"), server.address, "b") == FILE
+            assert await fetch("Manifest", who("a"), server.address, "b") == FILE
             with pytest.raises(grpc.aio.AioRpcError, match="z is not in the manifest"):
-                await fetch_manifest(who("z"), server.address, "b")
+                await fetch("Manifest", who("z"), server.address, "b")
             async with secure_channel(who("a"), server.address, "b") as channel:
                 # a request that is never sent whole holds nothing: the answer comes first
                 call = channel.stream_stream(f"/{SERVICE}/Manifest")()

@@ -480,7 +480,7 @@ def test_importance_weighs_the_first_gradient_too() -> None:
         ('name = "p1"', 'name = "P0"', "client name 'P0' must have 1 to 63 lower-case letters"),
         ('name = "p1"', 'name = "ü"', "client name 'ü' must have 1 to 63 lower-case letters"),
         ('name = "p1"', 'name = "-rf"', "client name '-rf' must have 1 to 63 lower-case letters"),
-        ('name = "p1"', 'name = "all"', "and not be 'all'"),
+        ('name = "p1"', 'name = "all"', "and not be all or observer"),
         ('dial = "sender"', 'dial = "both"', "links.dial='both' is not known; choose sender or receiver."),
         ("format = 2", "format = 3", "has format 3, this version reads 2"),
     ],

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -139,8 +139,10 @@ def peer_issue(
 def peer_start(
     name: Annotated[str, typer.Argument(help="Which client this process is.")],
     run: RunArgument = _RUN,
-    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics on loopback.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics at this port.")] = None,
+    metrics_bind: Annotated[str, typer.Option(help="Address of the metrics.")] = "127.0.0.1",
     quiet: Annotated[bool, typer.Option("--quiet", help="No panel; events as lines on stderr.")] = False,
+    json_log: Annotated[bool, typer.Option("--json-log", help="Events as JSON lines on stderr.")] = False,
     *,
     running: Running,
 ) -> None:
@@ -148,7 +150,7 @@ def peer_start(
     from spodgt.compiled import without_loops
 
     with _peer_extra():
-        from spodgt.peer.display import panel, serve_metrics
+        from spodgt.peer.display import JsonLines, panel, serve_metrics
         from spodgt.peer.options import Options
         from spodgt.peer.run import Peer
     from rich.live import Live
@@ -159,16 +161,19 @@ def peer_start(
     if not (folder / "cert.pem").exists():
         fix = f"make it with: spodgt peer issue {name} --run {run}"
         raise InvalidInput(f"client {name!r} has no certificate in {run}; {fix}.")
-    quiet = quiet or not sys.stdout.isatty()
+    quiet = quiet or json_log or not sys.stdout.isatty()
     level = logging.INFO if quiet else logging.ERROR
-    logging.basicConfig(level=level, format="%(asctime)s %(name)s %(message)s")
+    lines = logging.StreamHandler()
+    lines.setFormatter(JsonLines() if json_log else logging.Formatter("%(asctime)s %(name)s %(message)s"))
+    logging.basicConfig(level=level, handlers=[lines])
+    os.umask(0o077)  # what a client writes is for its owner
     if not options.compiled:
         without_loops()
     peer = Peer(folder, name, options)
     status, journal = peer.reporter.status, peer.journal
     if metrics_port is not None:
-        served = serve_metrics(status, journal, metrics_port)
-        print(f"metrics at http://127.0.0.1:{served}/metrics", file=sys.stderr)
+        served = serve_metrics(status, journal, metrics_port, metrics_bind)
+        print(f"metrics at http://{metrics_bind}:{served}/metrics", file=sys.stderr)
     if quiet:
         peer.run()
         return
@@ -207,6 +212,25 @@ def peer_status(run: RunArgument = _RUN, as_json: JsonOption = False) -> None:
         Console().print(overview(rows))
 
 
+@peer_app.command("watch", epilog="Example: [bold]spodgt peer watch peers[/]")
+def peer_watch(
+    places: Annotated[list[str], typer.Argument(help="Folders of runs or clients, or host:port of clients.")],
+    port: Annotated[int, typer.Option(help="Of the page; 0 takes a free one.")] = 8765,
+    bind: Annotated[str, typer.Option(help="Address of the page.")] = "127.0.0.1",
+    identity: Annotated[Path | None, typer.Option(help="Folder whose certificate asks clients.")] = None,
+    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
+) -> None:
+    """A local web page of all clients: who is silent, who sends huge numbers, and how training goes."""
+    with _peer_extra():
+        from spodgt.peer.watch import Page, Watched
+    if not every > 0:
+        raise InvalidInput(f"--every must be above 0, got {every}; use 2.")
+    page = Page(Watched(places, identity), bind, port, every)
+    print(f"http://{bind}:{page.server_port}/")
+    with suppress(KeyboardInterrupt):
+        page.run()
+
+
 @peer_app.command("audit", epilog="Example: [bold]spodgt peer audit peers/p*[/]")
 def peer_audit(
     folders: Annotated[list[Path], typer.Argument(help="Folders of stopped clients.")],
@@ -233,13 +257,36 @@ def peer_audit(
 
 @peer_app.command("export", epilog="Example: [bold]spodgt peer export peers/p0 model.safetensors[/]")
 def peer_export(
-    folder: Annotated[Path, typer.Argument(help="Folder of a stopped client.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a client; it may run.")],
     target: Annotated[Path, typer.Argument(help="A .safetensors file.")],
 ) -> None:
-    """Write a client's model as safetensors."""
+    """Write a client's model as safetensors, as it was last committed."""
     with _peer_extra():
         from spodgt.peer.folders import export
     print(json.dumps(export(folder, target), indent=2))
+
+
+@peer_app.command("backup", epilog="Example: [bold]spodgt peer backup peers/p0 p0.backup[/]")
+def peer_backup(
+    folder: Annotated[Path, typer.Argument(help="Folder of a client; it may run.")],
+    target: Annotated[Path, typer.Argument(help="The file; it holds the client's key.")],
+) -> None:
+    """Write a client's certificate, key, manifest and state to one file, while it runs."""
+    with _peer_extra():
+        from spodgt.peer.backup import backup
+    print(json.dumps(backup(folder, target), indent=2))
+
+
+@peer_app.command("restore", epilog="Example: [bold]spodgt peer restore p0.backup peers/p0[/]")
+def peer_restore(
+    file: Annotated[Path, typer.Argument(help="A backup; with --model also an exported model.")],
+    folder: Annotated[Path, typer.Argument(help="The client's folder, without a state.")],
+    model: Annotated[bool, typer.Option("--model", help="Only the model, into a stopped client.")] = False,
+) -> None:
+    """Make a client's folder from a backup, or put a backup's model into a stopped client."""
+    with _peer_extra():
+        from spodgt.peer.backup import restore, restore_model
+    print(json.dumps((restore_model if model else restore)(file, folder), indent=2))
 
 
 @peer_app.command(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 import time
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from spodgt.errors import Failed
 from spodgt.peer.membership import WARN_DAYS
 from spodgt.peer.status import Journal, Status
 
@@ -107,9 +110,29 @@ class _Metrics(Collector):
         yield from (messages, size, up, silent, distance, mass, flags, warnings, events)
 
 
-def serve_metrics(status: Status, journal: Journal, port: int) -> int:
-    """Serve the metrics at http://127.0.0.1:`port`/metrics; 0 takes a free port. Returns the port."""
+def serve_metrics(status: Status, journal: Journal, port: int, bind: str = "127.0.0.1") -> int:
+    """Serve the metrics at http://`bind`:`port`/metrics; 0 takes a free port. Returns the port."""
     registry = CollectorRegistry()
     registry.register(_Metrics(status, journal))
-    server, _ = start_http_server(port, addr="127.0.0.1", registry=registry)
+    try:
+        server, _ = start_http_server(port, addr=bind, registry=registry)
+    except OSError as error:
+        raise Failed(f"metrics cannot be served at {bind}:{port}: {error.strerror}; use another.") from None
     return int(server.server_port)
+
+
+class JsonLines(logging.Formatter):
+    """Log records as one JSON object per line, with the keys of log.jsonl."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        row: dict[str, object] = {"time": record.created, "level": record.levelname.lower()}
+        if (
+            record.name.startswith("spodgt.peer.")
+            and isinstance(record.args, tuple)
+            and len(record.args) == 2
+        ):
+            event, text = record.args
+            row |= {"client": record.name.removeprefix("spodgt.peer."), "event": event, "text": text}
+        else:
+            row |= {"logger": record.name, "text": record.getMessage()}
+        return json.dumps(row, default=str)

@@ -150,7 +150,8 @@ def publish_next(folder: Path, change: Callable[[Manifest], Manifest]) -> Manife
 def issue(folder: Path, name: str, *, days: float = identity.DAYS) -> Path:
     """Make a client's folder in the run's: a certificate valid for `days`, its key, authority, manifest."""
     signed = _signed(folder)
-    signed.manifest.client(name)
+    if name != identity.OBSERVER:
+        signed.manifest.client(name)
     if not days > 0:
         raise InvalidInput(f"days must be above 0, got {days!r}; use days={identity.DAYS}.")
     authority = (folder / "ca.pem").read_bytes()
@@ -163,6 +164,14 @@ def issue(folder: Path, name: str, *, days: float = identity.DAYS) -> Path:
     identity.write_secret(home / "key.pem", made.key)
     identity.write_file(home / "cert.pem", made.certificate, mode=0o644)
     return home
+
+
+def observer(folder: Path) -> identity.Identity:
+    """Who asks clients for their status: the folder's owner, or an observer for a day if the key is there."""
+    if (folder / "ca.key").exists():
+        authority = (folder / "ca.pem").read_bytes()
+        return identity.issue(_authority_key(folder), authority, identity.OBSERVER, days=1)
+    return identity.Identity.read(folder, identity.owner(folder))
 
 
 def remove(folder: Path, name: str) -> Manifest:
@@ -183,11 +192,11 @@ def audit_folders(folders: list[Path]) -> Audit:
 
 
 def export(folder: Path, target: Path, problem: Problem | None = None) -> dict[str, object]:
-    """Write a stopped client's model as safetensors; returns what the file holds.
+    """Write a client's model, as it last committed it, as safetensors; returns what the file holds.
 
     `problem` knows the names of the parameters, or the manifest's does; else the file has one vector "x".
     """
-    vectors, meta = _saved(folder)
+    vectors, meta = _saved(folder, running=True)
     if problem is None and (folder / "manifest.toml").exists():
         problem = manifest_problem(load(folder))
     named = {"x": vectors["x"]}
@@ -213,5 +222,5 @@ def _signed(folder: Path) -> SignedManifest:
     return SignedManifest.read(folder, (folder / "ca.pem").read_bytes())
 
 
-def _saved(folder: Path) -> store.Saved:
-    return store.read(folder / "state" if (folder / "state").is_dir() else folder)
+def _saved(folder: Path, *, running: bool = False) -> store.Saved:
+    return store.read(folder / "state" if (folder / "state").is_dir() else folder, running=running)

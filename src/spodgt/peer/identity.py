@@ -19,6 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from spodgt.errors import InvalidInput
 
 DAYS = 30
+OBSERVER = "observer"  # may ask clients for their status, and has no links; no client has this name
 _CA_DAYS = 3650
 _SKEW = timedelta(minutes=5)  # clocks of honest hosts differ a little
 _PEM = serialization.Encoding.PEM
@@ -51,6 +52,15 @@ class Identity:
         return identity
 
 
+def owner(folder: Path) -> str:
+    """The name in a folder's certificate; "" if there is none."""
+    try:
+        names = _names(x509.load_pem_x509_certificate((folder / "cert.pem").read_bytes()))
+    except (OSError, ValueError):
+        return ""
+    return names[0] if len(names) == 1 else ""
+
+
 def create_authority(run: str) -> tuple[bytes, bytes]:
     """A new authority: its key and its certificate, as PEM."""
     key, name = ec.generate_private_key(ec.SECP256R1()), _common_name(f"spodgt run {run}")
@@ -80,11 +90,7 @@ def check(identity: Identity) -> None:
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     whose = f"the certificate of {identity.name}"
     fix = f"issue a new one with: spodgt peer renew {identity.name}"
-    try:
-        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-        names = extension.value.get_values_for_type(x509.DNSName)
-    except x509.ExtensionNotFound:
-        names = []
+    names = _names(certificate)
     if names != [identity.name]:
         who = ", ".join(names) or "nobody"
         raise InvalidInput(f"the certificate names {who}, not {identity.name!r}; {fix}.")
@@ -143,6 +149,14 @@ def write_file(path: Path, data: bytes, *, mode: int) -> None:
 def write_secret(path: Path, data: bytes) -> None:
     """Replace a file, for its owner only, whoever could read what was there."""
     write_file(path, data, mode=0o600)
+
+
+def _names(certificate: x509.Certificate) -> list[str]:
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return []
+    return list(extension.value.get_values_for_type(x509.DNSName))
 
 
 def _private(pem: bytes) -> ec.EllipticCurvePrivateKey:

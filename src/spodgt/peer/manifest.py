@@ -222,8 +222,8 @@ class Manifest:
 
 def check_name(name: str) -> None:
     """Refuse a name that a certificate, a file system or a shell would take for another."""
-    if not _NAME.fullmatch(name) or name == "all":
-        must = "1 to 63 lower-case letters, digits, - and _, the first a letter or a digit, and not be 'all'"
+    if not _NAME.fullmatch(name) or name in ("all", identity.OBSERVER):
+        must = "1 to 63 lower-case letters, digits, - and _, the first no sign, and not be all or observer"
         raise InvalidConfig(f"client name {name!r} must have {must}; rename it.")
 
 

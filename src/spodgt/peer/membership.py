@@ -17,7 +17,7 @@ from spodgt.peer.changes import obstacle
 from spodgt.peer.identity import Identity
 from spodgt.peer.manifest import Manifest, SignedManifest
 from spodgt.peer.states import Member
-from spodgt.peer.transport import fetch_manifest
+from spodgt.peer.transport import fetch
 from spodgt.peer.work import Capacity, capacity
 
 WARN_DAYS = 7.0  # before a certificate ends
@@ -128,7 +128,7 @@ class Membership:
         try:
             address = self.manifest.client(neighbour).address
             if address:  # else it dials, and has to be told by somebody who listens
-                file = await fetch_manifest(self.identity, address, neighbour)
+                file = await fetch("Manifest", self.identity, address, neighbour)
                 self._consider(SignedManifest.verify(file, self.identity.authority))
         except Exception as error:  # the neighbour's next frame asks again
             self.notify("failed", f"the manifest of {neighbour} cannot be had: {error}"[:300])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import secrets
 import signal
@@ -22,7 +23,7 @@ from spodgt.errors import Failed, InvalidInput
 from spodgt.peer import wire
 from spodgt.peer.audit import local_error
 from spodgt.peer.faults import Chaos
-from spodgt.peer.identity import Identity
+from spodgt.peer.identity import OBSERVER, Identity
 from spodgt.peer.manifest import RESETS
 from spodgt.peer.membership import Membership, Terms
 from spodgt.peer.node import Node
@@ -54,9 +55,16 @@ class Peer:
         self.context = wire.Context(manifest.run, layout, manifest.parameters, name, version)
         hear = Chaos.parse(self.node.hear, os.environ.get("SPODGT_CHAOS", ""))
         local = Local(self.context, identity, hear, self.journal.event)
-        self.transport = Transport(local, self.membership.shown_to)
+        self.transport = Transport(local, self.membership.shown_to, self._told)
         self.reporter = Reporter(folder, self.node, self.work, self.transport, self.journal, options)
         self.rounds = Rounds(self.node, self.transport, self.membership, self.work, self.reporter, options)
+
+    def _told(self, name: str) -> bytes | None:
+        """The status and the latest events, for members and observers."""
+        if name != OBSERVER and name not in self.membership.manifest.names:
+            return None
+        events = [{"time": at, "event": kind, "text": text} for at, kind, text in list(self.journal.recent)]
+        return json.dumps({"status": self.reporter.status.to_dict(), "events": events}).encode()
 
     def run(self, view: Callable[[], None] = lambda: None) -> None:
         """Run in this process until the rounds are done, or SIGTERM or SIGINT ends them cleanly.

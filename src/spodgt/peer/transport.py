@@ -36,7 +36,7 @@ TAKEOVER_SECONDS = 3.0  # a stream silent for so long gives way to a later incar
 WINDOW = 2  # messages on their way before an acknowledgement is awaited
 FIRST_SECONDS = 10.0  # for the first whole message of a stream, beyond the time its bytes take
 CONNECTIONS = 256  # beyond those of the links: strangers cannot use up the descriptors
-MANIFEST = 2**26  # bytes of a manifest at most: a complete graph of 1,000 clients
+ANSWER = 2**27  # bytes of a manifest at most: a complete graph of 1,000 clients
 _VERSION = 40  # characters of a program's version
 _TEXT = 300  # characters of a reason that travel back to the sender
 _BACKOFF = (0.1, 3.0)
@@ -91,11 +91,16 @@ class Wires(Protocol):
 Serve = Callable[[str, Wires, int], Awaitable[None]]  # with whom, on which stream, by which protocol
 
 
-class Transport:
-    """All links of one client; `manifest` gives its file to a client that asks, by its name."""
+Answer = Callable[[str], bytes | None]  # to whom asks, by its name; None: it may not know
 
-    def __init__(self, local: Local, manifest: Callable[[str], bytes | None] = lambda name: None) -> None:
-        self.local, self.manifest = local, manifest
+
+class Transport:
+    """All links of one client; `manifest` and `status` answer those who ask for them."""
+
+    def __init__(
+        self, local: Local, manifest: Answer = lambda name: None, status: Answer = lambda name: None
+    ) -> None:
+        self.local, self.manifest, self.status = local, manifest, status
         self.out: dict[str, OutStream] = {}
         self.into: dict[str, Traffic] = {}
         self.fetching: dict[str, InDialled] = {}  # the in-links that this end dials
@@ -121,6 +126,7 @@ class Transport:
             "Fetch": grpc.stream_stream_rpc_method_handler(self._fetch),
             # as a stream the handler runs before a request is read: a half-sent one holds nothing
             "Manifest": grpc.stream_stream_rpc_method_handler(self._manifest),
+            "Status": grpc.stream_stream_rpc_method_handler(self._status),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         if address:
@@ -298,8 +304,15 @@ class Transport:
         return stream
 
     async def _manifest(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        await self._answer(self.manifest, context)
+
+    async def _status(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        await self._answer(self.status, context)
+
+    async def _answer(self, answer: Answer, context: grpc.aio.ServicerContext) -> None:
+        """Send a file in chunks."""
         name = await _certified_name(context)
-        file = self.manifest(name)
+        file = answer(name)
         if file is None:
             why = f"{name} is not in the manifest"
             self.local.notify("refused", why)
@@ -329,17 +342,17 @@ def _agreed(own: wire.Context, name: str, metadata: Iterable[tuple[str, str | by
     return wire.agree(own, theirs, name, said.get("spodgt-version", ""))
 
 
-async def fetch_manifest(identity: Identity, address: str, name: str) -> bytes:
-    """Ask the client `name` for its manifest: the file, not yet verified."""
+async def fetch(what: str, identity: Identity, address: str, name: str) -> bytes:
+    """Ask the client `name` for its "Manifest", not yet verified, or its "Status" as JSON."""
     file = bytearray()
     async with secure_channel(identity, address, name) as channel:
         await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
-        call = channel.stream_stream(f"/{SERVICE}/Manifest")(timeout=CHUNK_SECONDS)
+        call = channel.stream_stream(f"/{SERVICE}/{what}")(timeout=CHUNK_SECONDS)
         await call.done_writing()
         while (chunk := await call.read()) is not grpc.aio.EOF:
             file += chunk
-            if len(file) > MANIFEST:
-                raise Refused(f"the manifest of {name} has more than {MANIFEST} bytes")
+            if len(file) > ANSWER:
+                raise Refused(f"the answer of {name} has more than {ANSWER} bytes")
     return bytes(file)
 
 

@@ -1,0 +1,87 @@
+"""Long runs in the life of peers; `python -m tests.peer.life` prints their figures."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from spodgt.experiment import Experiment
+from spodgt.peer import folders
+from spodgt.peer.fleet import Fleet
+from spodgt.peer.folders import create, free_addresses
+from spodgt.peer.options import Deployment, Options
+from tests.peer.proxy import Proxies
+
+CONFIG: dict[str, Any] = {
+    "run": {"methods": ["spod-gt-memory"], "step_size": 0.05, "seeds": 1},
+    "network": {"kind": "exponential", "clients": 4},
+    "participation": {"kind": "always"},
+    "problem": {"kind": "quadratic", "parameters": 6},
+}
+
+
+class Outages:
+    """How long each link was down, from the status files."""
+
+    def __init__(self, f: Fleet) -> None:
+        self.f = f
+        self.since: dict[tuple[str, str, str], float] = {}
+        self.longest = 0.0
+
+    def look(self) -> bool:
+        """Note what is down now; whether all is up."""
+        now = time.monotonic()
+        for name in self.f.names:
+            for n in self.f.status(name).get("neighbours", []):
+                link = (name, n["way"], n["name"])
+                if n["state"] == "up":
+                    self.since.pop(link, None)
+                else:
+                    self.longest = max(self.longest, now - self.since.setdefault(link, now))
+        return not self.since
+
+
+def renewals(seconds: float = 600, life: float = 120, cut: float = 0.0005) -> str:
+    """Short certificates, renewed at half their life, over connections that are reset now and then."""
+    shown, real = free_addresses(4), free_addresses(4)
+    with tempfile.TemporaryDirectory(prefix="spodgt-life-") as folder:
+        run = Path(folder) / "run"
+        create(run, Experiment.parse(CONFIG), Deployment(rounds_per_second=20, addresses=shown))
+        for name in (names := folders.load(run).names):
+            folders.issue(run, name, days=life / 86400)
+        options = Options(durability="process", report_every=0.2)
+        with Proxies(dict(zip(shown, real, strict=True)), cut=cut) as proxies, Fleet(run, options) as f:
+            for name, address in zip(names, real, strict=True):
+                f.start(name, options=replace(options, listen=address))
+            outages = Outages(f)
+            f.wait(lambda: all(f.status(n).get("k", 0) for n in names), life / 2)
+            f.wait(outages.look, life / 2, "all links up")
+            outages.longest, renewed, due = 0.0, 0, time.monotonic()
+            end = due + seconds
+            while time.monotonic() < end:
+                if time.monotonic() > due:
+                    for name in names:
+                        folders.issue(run, name, days=life / 86400)
+                    renewed, due = renewed + 1, due + life / 2
+                outages.look()
+                time.sleep(0.1)
+            proxies.cut = 0.0
+            f.wait(outages.look, 20, "all links up at the end")
+            f.stop()
+            found = f.audit()
+            assert found.error is not None
+            assert max(found.error, *found.local.values()) <= 1e-12, found
+            assert outages.longest <= 5, outages.longest
+            assert proxies.resets, "no connection was made anew"
+            times = (
+                f"{seconds:.0f} s, certificates of {life:.0f} s, {renewed} renewals, {proxies.resets} resets"
+            )
+            return f"{times}: no link down for more than {outages.longest:.1f} s; audit {found.error:.1e}"
+
+
+if __name__ == "__main__":
+    print(renewals(*map(float, sys.argv[1:])))
