@@ -7,8 +7,8 @@
     identity, manifest, changes       who may take part, what all agree on, its next version
     work                              what the device can do, and its part of the problem
     options, membership, rounds, run  the process: its options, what it follows, its loop, all together
-    status, display                   what people and programs see of it
-    folders                           commands on folders: make a run, issue, publish, audit, export
+    status, display, watch            what people and programs see of it, and of all
+    folders, backup                   commands on folders: make a run, issue, publish, audit, export
     faults, fleet, demo               fault injection, and a demonstration of it
 
 `docs/peer.md` gives the rules and the measured failure table. Needs `pip install spodgt[peer]`.
