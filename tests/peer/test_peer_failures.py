@@ -8,6 +8,7 @@ import pytest
 
 from tests.peer import netns
 from tests.peer.failures import ROWS, Skipped, fleet
+from tests.peer.soak import soak
 
 ALL = {
     **ROWS,
@@ -40,3 +41,11 @@ def test_a_client_that_has_done_its_rounds_still_takes_and_acknowledges() -> Non
         found = f.audit()
         assert found.error is not None
         assert found.error <= 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_short_soak() -> None:
+    """`python -m tests.peer.soak` has the long form."""
+    measured = soak(40, 4, 5)
+    assert measured["failed"] == []

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from spodgt.peer import folders, gate, wire
 from spodgt.peer.audit import local_error
 from spodgt.peer.diagnosis import probe
 from spodgt.peer.gate import Gate
+from spodgt.peer.norms import Norms
 from spodgt.peer.options import Options
 from spodgt.peer.protocol import JUMP, Ack, Incarnation, Refused
 from spodgt.peer.run import Peer
@@ -235,6 +239,22 @@ def test_a_status_that_cannot_be_written_ends_nothing(home: Path) -> None:
     peer.run()
     assert peer.node.state.k == 6
     assert peer.journal.counts["status"] > 0
+
+
+def test_the_last_good_models_are_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.peer.good.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("spodgt.peer.good.KEPT", 3)
+    often = Options(durability="process", rounds=30, report_every=0.0, evaluate_every=1e-9)
+    peer = Peer(home, "p0", often)
+    peer.run()
+    kept = sorted((home / "good").glob("x-*.safetensors"))
+    assert [path.name for path in kept] == [f"x-{k:09d}.safetensors" for k in (29, 30, 31)]
+    assert torch.equal(load_file(kept[-1])["x"], peer.node.state.method.x[0])
+    peer = Peer(home, "p0", replace(often, rounds=60))
+    peer.node.norms["p1"] = Norms(flags=1, far=1e9)  # a neighbour has sent something huge
+    peer.run()
+    assert sorted((home / "good").glob("x-*.safetensors")) == kept
+    assert any(warning.startswith("p1 sent 1 large messages") for warning in peer.reporter.status.warnings)
 
 
 def test_a_key_is_never_copied_and_never_readable_by_others(home: Path, monkeypatch: Any) -> None:

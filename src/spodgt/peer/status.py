@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from spodgt.peer.audit import local_error
+from spodgt.peer.good import GoodModels
 from spodgt.peer.manifest import RESETS
 from spodgt.peer.node import Node
 from spodgt.peer.options import Options
@@ -122,6 +123,7 @@ class Reporter:
     ) -> None:
         self.path, self.node, self.work, self.transport = folder / "status.json", node, work, transport
         self.journal, self.options, self.status = journal, options, Status(journal.name)
+        self.good, self.ruined = GoodModels(folder / "good"), False
         self.begun = time.monotonic()
         self.reported = self.evaluated = 0.0  # when last
 
@@ -156,11 +158,25 @@ class Reporter:
             if warning.split()[0] not in {known.split()[0] for known in before}:
                 self.journal.event("warning", warning)
         self._write(status.to_dict(), evaluate)
+        if evaluate:
+            self._keep_good_model()
         if not status.audit <= SUSPECT:  # so it is for NaN, too
             raise StoreFailed(
                 f"the local audit of {status.name} is {status.audit:.1e}, it must be zero to rounding; "
                 "nothing more is sent. Check this host's memory, remove the state directory and start again."
             )
+
+    def _keep_good_model(self) -> None:
+        """Keep the model to go back to, unless a neighbour may have ruined it."""
+        state, status = self.node.state, self.status
+        self.ruined = self.ruined or any(norms.flags for norms in self.node.norms.values())
+        if self.ruined or not math.isfinite(status.loss):
+            return
+        notes = {"name": status.name, "k": str(state.k), "loss": f"{status.loss:.6g}"}
+        try:
+            self.good.keep(state.method.x[0], state.k, notes)
+        except OSError as error:
+            self.journal.event("status", f"{self.good.folder} cannot be written: {error.strerror}")
 
     def _neighbours(self, now: float) -> Iterator[Neighbour]:
         state, out, into = self.node.state, self.transport.out, self.transport.into
