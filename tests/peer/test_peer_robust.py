@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spodgt.peer import folders, gate, wire
+from spodgt.errors import Failed
+from spodgt.peer import folders, gate, store, wire
 from spodgt.peer.audit import local_error
 from spodgt.peer.diagnosis import probe
 from spodgt.peer.gate import Gate
@@ -239,6 +240,26 @@ def test_a_status_that_cannot_be_written_ends_nothing(home: Path) -> None:
     peer.run()
     assert peer.node.state.k == 6
     assert peer.journal.counts["status"] > 0
+
+
+def test_a_client_whose_gradients_are_nan_names_it_and_ends_with_a_sentence(home: Path) -> None:
+    peer = Peer(home, "p0", Options(durability="process", rounds=100, report_every=0.0))
+    good, seen = peer.node.gradient, []
+
+    def grad(x: torch.Tensor, k: int) -> torch.Tensor:
+        seen.append(json.loads((home / "status.json").read_text())["warnings"] if k > 40 else [])
+        return torch.full_like(x, torch.nan) if k >= 40 else good(x, k)
+
+    peer.node.gradient = grad
+    with pytest.raises(Failed, match="10 gradients in a row were not finite, the last in round 49"):
+        peer.run()
+    assert seen[-1] == ["gradients that were not finite, and not used: 9"]
+    assert seen[40] == ["gradients that were not finite, and not used: 1"]  # in the report after it
+    assert peer.journal.counts["not finite"] == 10
+    assert peer.journal.counts["failed"] == 1
+    saved = store.read(home / "state")
+    assert torch.isfinite(saved.vectors["y"]).all()
+    assert saved.meta["k"] == 49
 
 
 def test_the_last_good_models_are_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

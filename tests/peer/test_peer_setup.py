@@ -320,13 +320,14 @@ def test_a_problem_of_ones_own_is_found_in_the_current_folder(
     [
         (["--method", "fedavg"], "cannot run between peers"),
         (["--method", "spod-gt,dsgd"], "run.methods must be one method, got spod-gt, dsgd"),
-        (["--set", 'run.step_size={schedule="inverse",start=0.1}'], "step_size must be one number"),
         (["--set", "run.step_size=[0.1, 0.2, 0.3, 0.1, 0.1]"], "step_size must be one number"),
         (["--addresses", "a,b,c,d,e"], "addresses must be host:port with a port below 65536, got 'a'"),
         (["--addresses", "a:1,b:1,c:1,d:1,a:1"], "addresses must differ"),
         (["--compute", "p9={kind='budget', share=0.5}"], "--compute names 'p9', which is no client"),
         (["--compute", "p1={kind='budget', share=2}"], "compute.share must be in (0, 1], got 2"),
         (["--compute", "p1"], "--compute 'p1' must be NAME="),
+        (["--method", "ab", "--compute", "p1={kind='budget', share=0.5}"], "ab needs all clients, but p1"),
+        (["--method", "push-pull"], "method push-pull cannot run between peers; use spod-gt-memory"),
     ],
 )
 def test_what_could_never_start_is_not_made(
@@ -366,6 +367,27 @@ def test_a_start_that_cannot_be_leaves_nothing(
     assert code == 2
     assert sentence in text
     assert not (run / "p0" / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        ({"step_size": {"schedule": "inverse", "start": 0.1, "scale": 30.0}}, "spod-gt-memory+inverse"),
+        ({"step_size": 0.05, "layers": {"momentum": 0.9}}, "spod-gt-memory+momentum"),
+        ({"step_size": 0.05, "layers": {"adam": True, "local_steps": 3}}, "spod-gt-memory+local+adam"),
+    ],
+)
+def test_schedules_and_layers_travel_in_the_manifest(tmp_path: Path, run: dict[str, Any], name: str) -> None:
+    methods = {"methods": ["spod-gt-memory"], "seeds": 1, **run}
+    made = create(tmp_path / "run", Experiment.parse({**CONFIG, "run": methods}))
+    assert Manifest.parse(made.to_text()) == made
+    assert made.method.build().name == name
+    home = folders.issue(tmp_path / "run", "p0")
+    for rounds in (10, 20):  # and their memory in the state
+        peer = Peer(home, "p0", Options(durability="process", rounds=rounds))
+        peer.run()
+    assert peer.node.state.k == 21
+    assert set(peer.node.state.more) == set(peer.node.algorithm.traits.state) - {"x", "y", "g"}
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def peer_init(
     run: RunArgument = _RUN,
     config: ConfigOption = None,
     clients: Annotated[int | None, typer.Option(help="How many clients.")] = None,
-    method: Annotated[str | None, typer.Option(help="spod-gt-memory or spod-gt.")] = None,
+    method: Annotated[str | None, typer.Option(help="spod-gt-memory, spod-gt, … or ab.")] = None,
     labels_per_client: Annotated[str | None, typer.Option(help="Classes each client holds.")] = None,
     assign: SetOption = None,
     as_json: JsonOption = False,

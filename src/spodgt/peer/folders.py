@@ -17,7 +17,8 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from spodgt.errors import InvalidInput
+from spodgt.algorithms import describe
+from spodgt.errors import Incompatible, InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.peer import identity, store
 from spodgt.peer.audit import Audit, audit
@@ -38,7 +39,7 @@ def create(folder: Path, experiment: Experiment, deployment: Deployment = Deploy
     if (folder / "ca.key").exists():
         raise InvalidInput(f"{folder} already holds a run; give another folder.")
     manifest = plan(experiment, deployment)
-    manifest.method.build()  # refused here rather than when the clients start
+    _check_devices(manifest)
     key, authority = identity.create_authority(manifest.run)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,10 +67,8 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     if len(experiment.methods) != 1:
         several = ", ".join(each.name for each in experiment.methods)
         raise InvalidInput(f"run.methods must be one method, got {several}; use --method spod-gt-memory.")
-    method = experiment.methods[0]
-    step_size = vars(method).get("step_size")
-    if not isinstance(step_size, float):
-        raise InvalidInput(f"step_size must be one number between peers, got {step_size}; use 0.01.")
+    fields = describe(experiment.methods[0])
+    method = Method(fields.pop("name"), _common(fields.pop("step_size", None)), fields)
     make = deployment.problem
     problem = own_problem(make, names[0]) if make else experiment.draw(seed).problem  # for its layout
     refuse_statistics(problem, "peers")
@@ -89,7 +88,7 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         ),
         layout=layout_of(problem),
         parameters=problem.parameters,
-        method=Method(method.name, step_size),
+        method=method,
         problem=experiment.to_dict()["problem"],
         seed=seed,
         weights=experiment.weights or "degree",
@@ -97,6 +96,24 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         rounds_per_second=deployment.rounds_per_second,
         max_alone=deployment.max_alone,
     )
+
+
+def _common(step_size: object) -> float | Table:
+    """A step size that is the same for all clients: a number or a schedule."""
+    start = step_size.get("start") if isinstance(step_size, dict) else step_size
+    if not isinstance(start, float):
+        raise InvalidInput(f"step_size must be one number between peers, got {step_size}; use 0.01.")
+    return step_size  # type: ignore[return-value]
+
+
+def _check_devices(manifest: Manifest) -> None:
+    """Refuse devices that rest where the method needs everybody in every round."""
+    built = manifest.method.build()  # refused here rather than when the clients start
+    for client in manifest.clients:
+        p = capacity(client.compute, manifest.seed, client.place).p
+        if p < 1 and built.traits.sporadic_clients != "yes":
+            rests = f"{client.name} computes in a fraction {p:.3g} of its rounds"
+            raise Incompatible(f"method {built.name} needs all clients, but {rests}; use spod-gt-memory.")
 
 
 def _check_clients(clients: int, names: list[str], addresses: list[str]) -> None:

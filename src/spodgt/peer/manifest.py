@@ -74,13 +74,16 @@ class Method:
     """The method that all clients run."""
 
     name: _Text
-    step_size: Annotated[Number, Must("a number", 0.01)]
+    step_size: Annotated[Number | Table, Must("a number or a schedule", 0.01)]  # of local rounds
+    more: Table = field(default_factory=dict)  # other fields and layers: {momentum = 0.9}
 
     def build(self) -> Algorithm[TrackingState]:
-        """The method itself; refused if its state is not x, y, g, for which peers have links."""
-        built = method(self.name, step_size=self.step_size)
-        if built.traits.state != TrackingState._fields or built.traits.rule is None:
-            fix = "use spod-gt-memory or spod-gt"
+        """The method itself; refused if its links carry other than x and y, or its state lacks g."""
+        step = self.step_size if isinstance(self.step_size, float) else dict(self.step_size)
+        built = method(self.name, step_size=step, **self.more)
+        needs, links = set(TrackingState._fields), {("push", "y"), ("pull", "x")}
+        if not needs <= set(built.traits.state) or set(built.traits.mixes) != links:
+            fix = "use spod-gt-memory, spod-gt, spod-gt-importance or ab"
             raise Incompatible(f"method {built.name} cannot run between peers; {fix}.")
         return built
 
@@ -106,7 +109,9 @@ class Manifest:
 
     # --- text ------------------------------------------------------------------------------------
     def to_text(self) -> bytes:
-        return tomli_w.dumps({"format": FORMAT, **asdict(self)}).encode()
+        body = {"format": FORMAT, **asdict(self)}
+        body["method"] = {key: value for key, value in body["method"].items() if value != {}}
+        return tomli_w.dumps(body).encode()
 
     @classmethod
     def parse(cls, text: bytes) -> Manifest:

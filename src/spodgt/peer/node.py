@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, TrackingState
+from spodgt.algorithms.compose.wrapper import Wrapper
 from spodgt.compiled import finite
 from spodgt.errors import Failed
 from spodgt.peer import protocol, states
@@ -80,6 +81,8 @@ class Node:
         idle = PeerRound(0, False, self.member, self.gradient, state.private, {}, {})
         first = algorithm.init(state.method.x, idle)
         self.algorithm, self.kind = algorithm, type(first)
+        local = algorithm.local_steps if isinstance(algorithm, Wrapper) else None
+        self.exchange_every = local or 1  # rounds between two uses of the links
         more = {name: state.more.get(name, begun) for name, begun in states.narrow(first)[1].items()}
         if more.keys() != state.more.keys():
             self.state = state._replace(more=more)

@@ -70,6 +70,7 @@ class Rounds:
             self._wait()
         else:
             links = active_links(manifest.probabilities(self.name), manifest.seed, node.member.place, k)
+            links = links if k % node.exchange_every == 0 else []
             node.advance(self.work.capacity.computes(k), links)
             self._alone = 0 if node.heard else self._alone + 1
             crash_point("frames taken")

@@ -209,7 +209,7 @@ class Reporter:
                 what = what if takes_part else "this epoch goes on without it until it returns"
                 yield f"{name} silent for {seconds:.0f} s: {what}"
         if status.bad_gradients:
-            yield f"{status.bad_gradients} gradients were not finite and were not used"
+            yield f"gradients that were not finite, and not used: {status.bad_gradients}"
 
     def _write(self, body: dict[str, object], evaluated: bool) -> None:
         temporary = self.path.with_suffix(".tmp")
