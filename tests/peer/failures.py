@@ -285,7 +285,7 @@ def row_10() -> str:
         store.close()
         with (f.run / "p1" / "state" / "vectors.bin").open("r+b") as file:
             file.seek(slot["at"] + slot["slot"] * slot["n"] * 8 + 64)
-            file.write(b"\xff" * 512)
+            file.write(b"\xff" * 64)  # and not into the slot beside it
         f.start("p1")
         f.wait(lambda: f.log("p1", "damaged"), 60)
         k = f.status("p1")["k"]

@@ -199,12 +199,16 @@ def test_a_running_client_is_exported_and_backed_up_and_comes_back(run: Path, tm
     assert torch.equal(again.node.state.method.x[0], x)
     again.run()
     assert folders.audit_folders([back]).local["p0"] <= 1e-12
-    # only the model: the run was ruined, trackers and gradients stay as they are
+    # only the model: the run was ruined, and gradients were taken at ruined models
+    epoch = again.node.state.epoch
     for good in (file, tmp_path / "model.safetensors"):
         restore_model(good, back)
         model, meta = store.read(back / "state")
         assert torch.equal(model["x"], x)
-        assert meta["k"] == 41
+        epoch += 1
+        assert (meta["k"], meta["epoch"]) == (41, epoch)
+        assert not model["y"].any()
+        assert not model["g"].any()
         assert folders.audit_folders([back]).local["p0"] <= 1e-12
     (tmp_path / "junk").write_bytes(b"junk")
     for bad, folder, why in (

@@ -73,7 +73,8 @@ def audit(states: Mapping[str, State]) -> Audit:
                 total = total + sent
             elif out.number:  # else nobody there has taken part in this epoch
                 problems.append(f"link {name} → {target}: no state of {target} was given")
-    error = _largest(total) / float(torch.tensor([*map(scale, states.values())]).max())
+    largest = torch.tensor([*map(scale, states.values())], dtype=torch.float64).max()
+    error = _largest(total) / float(largest)
     return Audit(error, local, epochs, flying, problems)
 
 

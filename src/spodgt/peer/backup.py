@@ -17,6 +17,8 @@ from torch import Tensor
 from spodgt.errors import InvalidInput
 from spodgt.peer import store
 from spodgt.peer.identity import write_file, write_secret
+from spodgt.peer.protocol import Incarnation
+from spodgt.peer.states import meta_of, restored, state_from, vectors_of
 from spodgt.peer.store import Store
 
 _KIND = "spodgt peer backup 1"
@@ -56,9 +58,9 @@ def restore(file: Path, folder: Path) -> dict[str, object]:
 
 
 def restore_model(file: Path, folder: Path) -> dict[str, object]:
-    """Put the model of a backup, or of an export of one vector, into a stopped client; all else stays.
+    """Put the model of a backup, an export or a kept good model into a stopped client, in a new epoch.
 
-    The law is about trackers and gradients, so no mass is touched.
+    Its gradient may be as bad as the model was: it begins at zero, and so does the tracker.
     """
     vectors, _ = _read(file, model=True)
     with closing(Store(folder / "state")) as made:
@@ -68,7 +70,9 @@ def restore_model(file: Path, folder: Path) -> dict[str, object]:
         if vectors["x"].shape != saved.vectors["x"].shape or vectors["x"].dtype != saved.vectors["x"].dtype:
             has = f"{len(vectors['x'])} numbers, the client's {len(saved.vectors['x'])}"
             raise InvalidInput(f"the model in {file} has {has}; give a model of this run.")
-        made.commit({"x": vectors["x"]}, saved.meta)
+        state = restored(state_from(*saved), vectors["x"])
+        own = Incarnation(saved.meta["incarnation"])
+        made.commit(vectors_of(state), {**saved.meta, **meta_of(state, own)})
     return {"folder": str(folder), "model": str(file)} | _told(saved.meta)
 
 

@@ -169,6 +169,13 @@ def fresh(state: State, epoch: int) -> State:
     )
 
 
+def restored(state: State, x: Tensor) -> State:
+    """The state with which an epoch begins from the model `x` (n,), and nothing else of what was there."""
+    zero = torch.zeros_like(state.z)
+    method = TrackingState(x[None].float(), zero, zero.float())
+    return fresh(state._replace(method=method, more={}), state.epoch + 1)
+
+
 def vectors_of(state: State) -> dict[str, Tensor]:
     """Every vector of a state by name."""
     x, y, g = state.method
