@@ -24,7 +24,7 @@ from spodgt.errors import SpodgtError
 from spodgt.experiment import Experiment
 from spodgt.figures import words
 from spodgt.record import Record, statistics
-from spodgt.record.folder import CHECKPOINT, Checkpoint
+from spodgt.record.models import read_model
 from spodgt.record.sweep import label
 from spodgt.report.page import Page
 from spodgt.report.render import duration
@@ -289,15 +289,15 @@ def recall_part(page: Page) -> Iterator[str]:
     problem: Any = Experiment.parse(config).undivided
     networks, found = record.drawn(), []
     methods = page.methods
-    saved = Checkpoint.read(page.cells[0].folder / CHECKPOINT).tensors
-    models = {method: saved[f"final/{method}"] for method in methods}
     test = problem.data.test
     inputs, _ = test.take(slice(None), torch.float32)
-    for number, seed in enumerate(networks):
+    for seed in networks:
         part = problem.draw(seed)
         held = [int(part.samples.targets[part.holdings[i]][0]) for i in range(part.clients)]
         for method in methods:
-            guess = problem.trained.engine.outputs(models[method][number : number + 1], inputs)[0].argmax(-1)
+            named = read_model(page.cells[0].folder, method, seed, None)
+            model = torch.cat([named[name].flatten() for name in problem.layout.names])
+            guess = problem.trained.engine.outputs(model[None], inputs)[0].argmax(-1)
             for client, held_label in enumerate(held):
                 right = float((guess[test.targets == held_label] == held_label).float().mean())
                 found.append((method, float(networks[seed].p[client]), right))

@@ -24,9 +24,13 @@ if TYPE_CHECKING:
     from spodgt.participation import Always, Bernoulli, Beta, EveryK, OneLink, Trace
     from spodgt.problems import Learning, Quadratic
     from spodgt.sweeps.tune import Search, tune
-    from spodgt.training import Result, compare, run, train
+    from spodgt.training import Result, compare, loggers, run, train
 
-_MODULES = {"graphs": "spodgt.network.recipes", "problems": "spodgt.problems"}
+_MODULES = {
+    "graphs": "spodgt.network.recipes",
+    "loggers": "spodgt.training.loggers",
+    "problems": "spodgt.problems",
+}
 _NAMES = {
     "spodgt.algorithms": ("ALGORITHMS", "method", "register"),
     "spodgt.algorithms.ab_push_pull": ("ABPushPull",),
@@ -68,6 +72,7 @@ __all__ = [
     "Trace",
     "compare",
     "graphs",
+    "loggers",
     "method",
     "problems",
     "register",

@@ -11,6 +11,10 @@ SpodgtError
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class SpodgtError(Exception):
     """Base of every error raised on purpose."""
@@ -38,3 +42,15 @@ class Incompatible(InvalidInput):
 
 class Failed(SpodgtError, RuntimeError):
     """A run that began and could not be finished."""
+
+
+class DivergenceWarning(RuntimeWarning):
+    """A run left the finite numbers and was given up."""
+
+
+@contextmanager
+def no_divergence_warnings() -> Iterator[None]:
+    """For callers that report diverged runs themselves."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DivergenceWarning)
+        yield

@@ -20,13 +20,14 @@ from rich.console import Console
 from spodgt.algorithms import ALGORITHMS
 from spodgt.cli import app
 from spodgt.cli.app import Changes
-from spodgt.cli.compare import Display, free_folder, short
+from spodgt.cli.compare import free_folder, short
 from spodgt.experiment import PAPER_METHODS, Experiment
 from spodgt.network.recipes import RECIPES
 from spodgt.participation import PARTICIPATIONS
 from spodgt.problems.data import PARTITIONS
 from spodgt.problems.models import MODELS
 from spodgt.training import Progress
+from spodgt.training.display import Display
 from tests.conftest import Cli
 
 if sys.version_info >= (3, 11):
@@ -50,6 +51,7 @@ FILES = {
     "participation.parquet",
     "summary.json",
     "checkpoint.zip",
+    "clients.parquet",
 }
 
 
@@ -357,3 +359,34 @@ def test_the_page_about_the_configuration_is_true() -> None:
         assert all(f"`{key}`" in page for key in entry.options)
     for slot in dataclasses.fields(Experiment().run):
         assert f"{slot.name} = " in block, slot.name
+
+
+# --- export ---------------------------------------------------------------------------------------------
+def test_export_writes_a_model_by_name(cli: Cli, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    words = ("--methods", "spod-gt,k-gt", "--seeds", "2", "--rounds", "3", "--set", "problem.test_samples=20")
+    assert cli("compare", *words, "--out", "run", "--json")[0] == 0
+    code, out, _ = cli(
+        "export", "run", "model.safetensors", "--method", "k-gt", "--seed", "1", "--client", "2"
+    )
+    assert (code, out) == (0, "2 tensors, 7,850 numbers: model.safetensors\n")
+    found, whole = (
+        load_file(tmp_path / "model.safetensors"),
+        load_file("run/models/k-gt-seed1-clients.safetensors"),
+    )
+    assert all((found[name] == whole[name][2]).all() for name in found)
+    for more, sentence in (
+        ((), "--method=None is not one of this run; choose from spod-gt, k-gt."),
+        (("--method", "k-gt", "--seed", "7"), "--seed=7 is not one of this run; choose from 0, 1."),
+        (
+            ("--method", "k-gt", "--client", "all"),
+            "--client='all' must be average or a client's number; use --client 0.",
+        ),
+        (
+            ("--method", "k-gt", "--client", "10"),
+            "client=10 must be below 10, the number of clients; use average.",
+        ),
+    ):
+        assert cli("export", "run", "other.safetensors", *more) == (2, "", f"spodgt: error: {sentence}\n")
+    assert not (tmp_path / "other.safetensors").exists()

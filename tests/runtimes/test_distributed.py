@@ -288,6 +288,14 @@ def test_a_run_of_the_simulator_is_finished_by_processes(pool: Pool, tmp_path: P
     same(pool(3, trained, out, **whole, resume=True)[0], compared(**whole))
 
 
+def test_processes_extend_a_finished_run(pool: Pool, tmp_path: Path) -> None:
+    whole: dict[str, Any] = {"every": 40, "seeds": [0, 1]}
+    out = str(tmp_path / "run")
+    assert pool(3, trained, out, **whole, rounds=80)[0][3]
+    same(pool(2, trained, out, **whole, rounds=200, resume=True)[0], compared(**whole, rounds=200))
+
+
+@pytest.mark.filterwarnings("ignore::spodgt.errors.DivergenceWarning")
 def test_a_run_that_diverges_is_given_up_everywhere(pool: Pool) -> None:
     methods = [build("spod-gt", step_size=1e3)]
     theirs = compared(methods, rounds=200, every=50)

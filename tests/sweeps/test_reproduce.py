@@ -20,10 +20,10 @@ from spodgt.experiment import Classification
 from spodgt.network.recipes import RandomGeometric
 from spodgt.participation import Beta
 from spodgt.problems.data import LabelsPerClient
-from spodgt.report import tensorboard
 from spodgt.sweeps import grid as experiments
 from spodgt.sweeps import sweep
 from spodgt.sweeps.grid import at
+from spodgt.training.loggers import TensorBoard
 
 NAMES = [
     f"{data}-{what}"
@@ -304,4 +304,4 @@ def test_compare_writes_a_report_and_event_files(tmp_path: Path) -> None:
 def test_missing_tensorboard_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(InvalidInput, match=r"spodgt\[tensorboard\]"):
-        tensorboard.check()
+        TensorBoard("folder")

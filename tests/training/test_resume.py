@@ -29,6 +29,11 @@ from spodgt.problems import Quadratic
 from spodgt.record.folder import CHECKPOINT, RunFolder
 from spodgt.training import Progress
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 METHODS = ["spod-gt", "spod-gt-memory", "g-push-pull", "k-gt", spodgt.method("dsgd", step_size=0.01)]
 RECIPE = spodgt.graphs.RandomGeometric(5, 0.7)
 OPTIONS: dict[str, Any] = {"delay": 60.0, "seeds": [0, 1, 2], "evaluations": 7, "checkpoint_every": 0}
@@ -281,6 +286,7 @@ def test_every_kind_of_state_comes_back(tmp_path: Path, monkeypatch: pytest.Monk
         same(out, whole)
 
 
+@pytest.mark.filterwarnings("ignore::spodgt.errors.DivergenceWarning")
 def test_a_diverged_method_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
     methods = [spodgt.method("spod-gt", step_size=1e6), spodgt.method("spod-gt-memory")]
@@ -293,6 +299,7 @@ def test_a_diverged_method_is_told_once(tmp_path: Path, monkeypatch: pytest.Monk
     same(tmp_path / "run", whole)
 
 
+@pytest.mark.filterwarnings("ignore::spodgt.errors.DivergenceWarning")
 def test_a_run_that_diverges_after_it_was_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
     methods = [spodgt.method("spod-gt", step_size=8.0)]
@@ -336,7 +343,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lambda data: b"",
         lambda data: b"not a checkpoint",
         lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:],
-        lambda data: data.replace(b'"finished"', b'"finisher"'),
+        lambda data: data.replace(b'"schedule"', b'"scheduler"'),
         lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
     ],
     ids=["cut", "empty", "text", "one bit of the index", "notes", "one bit of the tensors"],
@@ -402,13 +409,13 @@ def test_a_folder_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) ->
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path, half: Path) -> None:
     out = Path(shutil.copytree(half, tmp_path / "run"))
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with pytest.raises(InvalidInput) as caught:
         run(out)
     assert str(caught.value) == (
         f"out={str(out)!r} already holds a run; go on with it by --resume, or use another folder."
     )
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
 def test_two_runs_cannot_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +436,6 @@ def test_two_runs_cannot_share_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"delay": 70.0}, "run.delay is 60.0 there and 70.0 here"),
         ({"seeds": [0, 1]}, "run.seeds is [0, 1, 2] there and [0, 1] here"),
         ({"evaluations": 8}, "run.evaluations is 7 there and 8 here"),
         ({"dtype": torch.float64}, "run.dtype is 'float32' there and 'float64' here"),
@@ -452,6 +458,50 @@ def test_resume_with_other_settings_names_the_key(
     assert str(caught.value).endswith("; use the same settings or another folder.")
 
 
+def test_a_run_can_be_extended_but_not_shortened(tmp_path: Path, half: Path) -> None:
+    out = Path(shutil.copytree(half, tmp_path / "run"))
+    with pytest.raises(InvalidInput) as caught:
+        run(out, resume=True, delay=50.0)
+    assert str(caught.value) == (
+        f"{out} holds another run: delay is 60.0 there and 50.0 here; a run can be extended but not "
+        "shortened, so use a later end or another folder."
+    )
+
+
+@pytest.mark.parametrize("stops", [0, 1, 3])
+def test_an_extended_run_is_an_unbroken_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: int
+) -> None:
+    """Seeds end in other rounds; each goes on from its own. Evaluations keep their spacing."""
+    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    whole = run(None, delay=180.0, evaluations=21)
+    out = tmp_path / "run"
+    run(out)
+    assert tomllib.loads((out / "config.toml").read_text())["run"]["delay"] == 60
+    for stop in range(stops):
+        method = ("spod-gt-memory", "spod-gt-memory", "k-gt")[stop]
+        part = run(out, resume=True, delay=180.0, progress=StopAt(method, (40, 60, 30)[stop]))
+        assert not part.complete
+    result = run(out, resume=True, delay=180.0)
+    assert result.complete
+    keys = ["algorithm", "seed", "round"]
+    ends = result.frame.merge(whole.frame[keys], how="left", indicator=True)["_merge"] == "left_only"
+    assert ends.sum() <= len(METHODS[:4]) * 3, "at most the row at the old end of each run is more"
+    kept = result.frame[~ends].reset_index(drop=True)
+    pd.testing.assert_frame_equal(kept[whole.frame.columns], whole.frame, check_exact=True)
+    pd.testing.assert_frame_equal(result.participation, whole.participation, check_exact=True)
+    assert tomllib.loads((out / "config.toml").read_text())["run"]["delay"] == 180
+
+
+def test_what_was_too_large_to_keep_cannot_be_extended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spodgt.training.observer.STATES", 0)
+    run(tmp_path / "run")
+    with pytest.raises(InvalidInput, match="spod-gt cannot be extended: its states take more than"):
+        run(tmp_path / "run", resume=True, delay=90.0)
+
+
 def test_resume_needs_a_folder_and_keeps_no_states(tmp_path: Path) -> None:
     with pytest.raises(
         InvalidInput, match="resume=True cannot go with no out: nothing was kept; use resume=False"
@@ -468,8 +518,8 @@ def test_a_checkpoint_is_a_zip_of_plain_formats(half: Path) -> None:
     assert RunFolder(half).load() is not None
     with zipfile.ZipFile(half / CHECKPOINT) as archive:
         names = set(archive.namelist())
-        assert names <= {"notes.json", "tensors.safetensors", "metrics.parquet", "participation.parquet"}
-        assert json.loads(archive.read("notes.json"))["format"] == 3
+        assert names <= {"notes.json", "tensors.safetensors", "metrics.parquet", "clients.parquet"}
+        assert json.loads(archive.read("notes.json"))["format"] == 4
         assert b"torch._utils" not in archive.read("tensors.safetensors"), "nothing is pickled"
 
 

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import spodgt
+from spodgt.errors import DivergenceWarning
 from spodgt.problems import Quadratic
+from spodgt.record import statistics
 from spodgt.record.metrics import METRICS
 from spodgt.training import Progress
 
@@ -144,6 +146,7 @@ def test_a_run_is_a_pure_function_of_its_arguments() -> None:
     assert first.participation.equals(second.participation)
 
 
+@pytest.mark.filterwarnings("ignore::spodgt.errors.DivergenceWarning")
 def test_a_diverging_method_stops_alone() -> None:
     wild = spodgt.method("spod-gt", step_size=1e6)
     result = run(wild, "spod-gt-memory", seeds=[0, 1], rounds=400, dtype=torch.float32)
@@ -164,15 +167,23 @@ def test_a_diverging_method_stops_alone() -> None:
 
 
 def test_one_run_of_a_batch_diverges_and_the_others_go_on(tmp_path: Path) -> None:
-    """Seed by seed: only the client of one seed has a step that is too long."""
+    """Seed by seed: only the client of one seed has a step that is too long; the others do not hide it."""
 
     class Steep(Quadratic):
         def draw(self, seed: int) -> Steep:
             return Steep(self.H * (1e6 if seed == 1 else 1), self.c)
 
     problem = Steep(PROBLEM.H, PROBLEM.c)
-    result = spodgt.train("spod-gt", problem, NETWORK, SOME, rounds=300, seeds=[0, 1, 2])
+    with pytest.warns(DivergenceWarning, match=r"spod-gt \(seed 1\) diverged by round"):
+        result = spodgt.train("spod-gt", problem, NETWORK, SOME, rounds=300, seeds=[0, 1, 2])
     assert [stop.seed for stop in result.diverged] == [1]
+    last = result.final().set_index("seed")
+    assert last["diverged"].tolist() == [False, True, False]
+    assert last["loss"].isna().tolist() == [False, True, False], (
+        "the last finite model is not what it came to"
+    )
+    assert result.summary()["loss"].isna().all(), "a mean of the others would hide it"
+    assert result.summary()["diverged"].tolist() == [1]
     ends = result.final().set_index("seed")["round"]
     assert ends[0] == ends[2] == 300
     assert ends[1] < 300
@@ -180,6 +191,9 @@ def test_one_run_of_a_batch_diverges_and_the_others_go_on(tmp_path: Path) -> Non
     kept = result.frame[result.frame["seed"] == 2].reset_index(drop=True)
     np.testing.assert_allclose(kept["loss"], alone["loss"], rtol=1e-5)
     result.plot(tmp_path / "loss.png", "loss")
+    _, found = statistics.bands(result.frame, "loss", "round")
+    assert np.isnan(found["spod-gt"].mean[-1])
+    assert np.isfinite(found["spod-gt"].mean[0])
 
 
 def test_a_trace_ends_the_run() -> None:

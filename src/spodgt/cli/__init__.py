@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from spodgt.cli import compare, data, experiments, lookup, peer, theory  # noqa: F401  (importing them adds their commands)
+from spodgt.cli import compare, data, experiments, export, lookup, peer, theory  # noqa: F401  (importing them adds their commands)
 from spodgt.cli.app import app
 from spodgt.errors import InvalidInput, SpodgtError
 

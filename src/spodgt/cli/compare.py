@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.table import Table
 
 from spodgt.cli.app import (
     Changes,
@@ -27,12 +26,11 @@ from spodgt.cli.app import (
     unchecked,
 )
 from spodgt.cli.groups import grouped
-from spodgt.errors import InvalidInput
+from spodgt.errors import InvalidInput, no_divergence_warnings
 
 if TYPE_CHECKING:
     from spodgt.experiment import Experiment
     from spodgt.record import Record
-    from spodgt.training import Progress as Now
     from spodgt.training.result import Result
 
 
@@ -66,11 +64,8 @@ def run(
 def carry_out(experiment: Experiment, name: str, keeping: Keeping) -> None:
     """Run an experiment, fill its folder, and show what came out."""
     with many_imports():
-        from spodgt.report import tensorboard
         from spodgt.runtimes.distributed.group import main_process, restarted
 
-    if keeping.tensorboard:
-        tensorboard.check()
     runs, main = Path("runs"), main_process()  # of several processes, the main one writes and shows
     again = restarted() and (runs / name / "config.toml").exists()
     folder = keeping.out or (free_folder(runs, name, keeping.resume or again) if main else runs)
@@ -80,8 +75,6 @@ def carry_out(experiment: Experiment, name: str, keeping: Keeping) -> None:
         raise typer.Exit(0 if result.complete else 1)
     if len(result.frame):
         _fill(experiment, result, folder)
-        if keeping.tensorboard:
-            tensorboard.write(result.frame, folder / "tensorboard")
     if keeping.as_json:
         print(json.dumps(result.as_dict() | {"out": str(folder)}, indent=2))
     else:
@@ -100,18 +93,22 @@ def _run(experiment: Experiment, folder: Path, keeping: Keeping, console: Consol
     from spodgt.compiled import announced
     from spodgt.experiment import value_of
     from spodgt.record.folder import CHECKPOINT
+    from spodgt.training.display import Display
+    from spodgt.training.loggers import TensorBoard
 
     if keeping.resume and main and not (folder / CHECKPOINT).exists():
         print(f"spodgt: no checkpoint in {folder} yet; beginning at round 0.", file=sys.stderr)
     display = Display(console) if main and not keeping.as_json else None
     figures.prepare()
-    with display or nullcontext(), announced(_compiling if main else lambda: None):
+    callbacks = [TensorBoard(folder / "tensorboard")] if keeping.tensorboard and main else []
+    with no_divergence_warnings(), display or nullcontext(), announced(_compiling if main else lambda: None):
         return training.run(
             experiment,
             out=folder,
             resume=keeping.resume,
             checkpoint_every=value_of(keeping.checkpoint_every),
-            progress=display.show if display else None,
+            progress=display.show if display else False,
+            callbacks=callbacks,
         )
 
 
@@ -144,42 +141,6 @@ def free_folder(parent: Path, name: str, resume: bool) -> Path:
             return last if resume and last else folder
         last = folder
     raise InvalidInput(f"{parent} is full of runs called {name}; give a folder with --out.")
-
-
-class Display:
-    """A progress bar for every method: rounds, delay, accuracy, time left; one line of 80 columns each."""
-
-    def __init__(self, console: Console) -> None:
-        self.progress = Progress(
-            TextColumn(
-                "{task.description}", table_column=Column(width=18, no_wrap=True, overflow="ellipsis")
-            ),
-            BarColumn(bar_width=10),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True)),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            console=console,
-        )
-        self.tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Display:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.tasks:
-            self.progress.stop()
-
-    def show(self, now: Now) -> None:
-        """Move the bar of a method that is running."""
-        accuracy = f"acc {now.accuracy:.3f}" if now.accuracy == now.accuracy else ""
-        self.move(now.algorithm, now.fraction, f"k {now.k:<7,} delay {now.delay:<7,.0f} {accuracy}")
-
-    def move(self, method: str, fraction: float, note: str) -> None:
-        """Move the bar of a method to a fraction from 0 to 1, with a few words behind it."""
-        self.progress.start()  # not before there is something to show: bad input is said on a clean line
-        if method not in self.tasks:
-            self.tasks[method] = self.progress.add_task(method, total=1.0, note="")
-        self.progress.update(self.tasks[method], completed=fraction, note=note)
 
 
 def results_table(result: Record) -> Table:

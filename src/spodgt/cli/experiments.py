@@ -212,8 +212,8 @@ def at_best(spec: Spec, folder: Path, working: Working, quiet: bool) -> Spec:
 
 def _tune(experiment: Experiment, folder: Path, search: Search, working: Working, quiet: bool) -> Tuned:
     """A search under a display."""
-    from spodgt.cli.compare import Display as Bars
     from spodgt.sweeps.tune import tune_experiment
+    from spodgt.training.display import Display as Bars
 
     options = working.options()
     if options.pop("forget") is not None:

@@ -12,6 +12,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CHECKPOINT = "checkpoint.zip"
-_FORMAT = 3
+FINISHED = "finished"  # the folder of the methods that have finished, one checkpoint each
+_FORMAT = 4
 _TENSORS, _NOTES = "tensors.safetensors", "notes.json"
 
 
@@ -39,6 +41,7 @@ def write(path: Path, data: bytes) -> None:
     """Write a file beside its target, flush, rename: `path` is the old file or the new one, never a part."""
     beside = path.with_name(f".{path.name}.part")
     try:
+        path.parent.mkdir(exist_ok=True)
         with open(beside, "wb") as file:
             file.write(data)
             file.flush()
@@ -71,6 +74,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def slug(label: str) -> str:
+    """A method's label as part of a file's name."""
+    return re.sub(r"[^\w.=-]+", "-", label)
 
 
 @contextlib.contextmanager
@@ -173,10 +181,10 @@ class RunFolder:
                 write(self.path / "config.toml", config().encode())
             yield
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Replace the checkpoint: one rename moves everything on."""
-        write(self.path / CHECKPOINT, checkpoint.to_bytes())
+    def save(self, checkpoint: Checkpoint, name: str = CHECKPOINT) -> None:
+        """Replace a checkpoint: one rename moves everything on."""
+        write(self.path / name, checkpoint.to_bytes())
 
-    def load(self) -> Checkpoint | None:
-        path = self.path / CHECKPOINT
+    def load(self, name: str = CHECKPOINT) -> Checkpoint | None:
+        path = self.path / name
         return Checkpoint.read(path) if path.exists() else None

@@ -1,7 +1,7 @@
 """The record of a run: tidy tables and facts, complete in memory and on disk.
 
-A run folder holds `metrics.parquet`, `participation.parquet`, `networks.parquet` and `summary.json`;
-everything a report shows is in them.
+A run folder holds `metrics.parquet`, `participation.parquet`, `networks.parquet`, `clients.parquet` and
+`summary.json`; everything a report shows is in them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SUMMARY = "summary.json"
-_TABLES = {"frame": "metrics", "participation": "participation", "networks": "networks"}
+_TABLES = {name: name for name in ("participation", "networks", "clients")} | {"frame": "metrics"}
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,12 @@ class Observed:
     links: Floats  # (links,) the fraction of rounds in which each carried a message; round 0 has none
 
 
+def _no_clients() -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(columns=["algorithm", "seed", "client", "loss"])
+
+
 @dataclass(eq=False)
 class Record:
     """What happened in a run: all methods, all seeds.
@@ -93,6 +99,7 @@ class Record:
         prediction: What the theory predicts for this run, if somebody asked: {"lines": [{method, seeds,
             rounds, measured, predicted, floor, rate}]}.
         scores: The problem's own metrics (accuracy, a user's), and whether higher or lower is better.
+        clients: One row per method, seed and client: what it holds, loss and metrics of its last model.
     """
 
     frame: pd.DataFrame
@@ -105,6 +112,7 @@ class Record:
     seconds: float | None = None
     prediction: dict[str, Any] | None = None
     scores: dict[str, Better] = field(default_factory=dict)
+    clients: pd.DataFrame = field(default_factory=_no_clients)
 
     @property
     def algorithms(self) -> list[str]:
@@ -170,11 +178,16 @@ class Record:
         return last
 
     def summary(self) -> pd.DataFrame:
-        """One row per algorithm: its metrics (mean over seeds; sigma of the first), delay, rounds, seeds."""
+        """One row per algorithm: metrics (mean over seeds; sigma of the first), delay, rounds, seeds.
+
+        `diverged` counts the seeds that left the finite numbers; there is no mean where one did.
+        """
         last = statistics.final(self.frame)
         first, *others = [name for name in statistics.known(last) if METRICS[name].column] or ["loss"]
         table = statistics.summary(last, [first, *others, "delay", "round"]).reset_index()
-        columns = ["algorithm", first, f"{first}_std", *others, "delay", "round", "seeds"]
+        gone = [each.algorithm for each in self.diverged]
+        table["diverged"] = [gone.count(name) for name in table["algorithm"]]
+        columns = ["algorithm", first, f"{first}_std", *others, "delay", "round", "seeds", "diverged"]
         return table[columns].rename(columns={"algorithm": "name", "round": "rounds"})
 
     def as_dict(self) -> dict[str, Any]:

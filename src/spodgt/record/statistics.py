@@ -38,7 +38,9 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """One word: ahead, behind, open, or "one seed"."""
+        """One word: ahead, behind, open, diverged, or "one seed"."""
+        if not np.isfinite(self.mean):
+            return "diverged"
         if not np.isfinite(self.low):
             return "one seed"
         return "ahead" if self.low > 0 else "behind" if self.high < 0 else "open"
@@ -87,25 +89,31 @@ def final(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary(last: pd.DataFrame, columns: Sequence[str], keys: Sequence[str] = ()) -> pd.DataFrame:
-    """Value and sigma (of these seeds, not of a population) of every column, a row per method and keys."""
+    """Value and sigma (of these seeds, not of a population) of every column, a row per method and keys.
+
+    NaN where one of the seeds has no number.
+    """
     import pandas as pd
 
     groups = last.groupby(["algorithm", *keys] if keys else "algorithm", sort=False)
     table = {}
     for name in columns:
-        table[name] = groups[name].agg(_combine(name))
-        table[f"{name}_std"] = groups[name].std(ddof=0)
+        # A seed without a number has diverged, which a mean of the others would hide.
+        table[name] = getattr(groups[name], _combine(name))(skipna=False)
+        table[f"{name}_std"] = groups[name].std(ddof=0, skipna=False)
     return pd.DataFrame(table).assign(seeds=groups.size())
 
 
 def paired(last: pd.DataFrame, metric: str, against: str) -> list[Difference]:
     """The lead of the method `against` over every other one, over the seeds that both have."""
-    table = last.pivot_table(index="seed", columns="algorithm", values=metric, sort=False)
+    table = last.pivot(index="seed", columns="algorithm", values=metric)
+    seeds = last.assign(there=True).pivot(index="seed", columns="algorithm", values="there").notna()
     found = []
     for method in methods(last):
         if method == against or method not in table or against not in table:
             continue
-        lead = better(metric) * (table[against] - table[method]).dropna().to_numpy()
+        both = seeds.index[(seeds[against] & seeds[method])]
+        lead = better(metric) * (table[against] - table[method])[both].to_numpy()
         if len(lead):
             mean, half = float(lead.mean()), half_width(lead)
             ahead = int((lead > 0).sum())

@@ -204,7 +204,24 @@ def _run_data(record: Record, names: Sequence[str], points: int, pictures: dict[
         seeds.setdefault(str(algorithm), []).append(columns)
     last = statistics.summary(statistics.final(frame), names)
     final = {name: dict(zip(last.index, _numbers(last[name]), strict=True)) for name in names}
-    return {"axes": axes, "seeds": seeds, "final": final, **_networks(record, pictures)}
+    parts = {"clients": _clients(record), **_networks(record, pictures)}
+    return {"axes": axes, "seeds": seeds, "final": final, **parts}
+
+
+def _clients(record: Record) -> dict[str, Any]:
+    """What clients hold and how good their last models are: headings, and rows by method and seed."""
+    keys = ["algorithm", "seed", "client"]
+    columns = [name for name in record.clients if name not in keys]
+    rows: dict[str, dict[str, list[list[Any]]]] = {}
+    for (method, seed), part in record.clients.groupby(keys[:2], sort=False):
+        if len(part) <= _MOST_CLIENTS:
+            values = [[_plain(value) for value in row] for row in part[columns].itertuples(index=False)]
+            rows.setdefault(str(method), {})[str(seed)] = values
+    return {"heads": columns, "rows": rows}
+
+
+def _plain(value: object) -> object:
+    return _number(float(value)) if isinstance(value, int | float | np.number) else str(value)
 
 
 def _networks(record: Record, pictures: dict[str, int]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from spodgt import training
-from spodgt.errors import SpodgtError
+from spodgt.errors import SpodgtError, no_divergence_warnings
 from spodgt.experiment import Experiment
 from spodgt.experiment.config import Table
 
@@ -71,9 +71,10 @@ def perform(job: Job, tell: Tell, known: Experiment | None = None) -> Outcome:
     folder = Path(job.out)
     try:
         experiment = known or Experiment.parse(job.tables)
-        result = training.run(
-            experiment, out=folder, resume=True, checkpoint_every=job.save_every, progress=show
-        )
+        with no_divergence_warnings():  # the record has them
+            result = training.run(
+                experiment, out=folder, resume=True, checkpoint_every=job.save_every, progress=show
+            )
     except SpodgtError as error:
         return Outcome(job.name, False, str(error))
     except BrokenPipeError:  # the parent that reads our events is gone

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 import torch
 from numpy.typing import ArrayLike
+from rich.console import Console
 from torch import Tensor
 
 from spodgt.algorithms import describe
 from spodgt.algorithms.base import Algorithm
-from spodgt.errors import InvalidInput
+from spodgt.errors import DivergenceWarning, InvalidInput
 from spodgt.experiment import Experiment, RunOptions
 from spodgt.network import Network, Recipe
 from spodgt.participation import Always, Participation
@@ -23,7 +27,9 @@ from spodgt.runtimes.distributed.runtime import Processes
 from spodgt.runtimes.loop import EvaluationSchedule, Stop
 from spodgt.runtimes.simulator import Simulator
 from spodgt.runtimes.world import Run, Runtime
+from spodgt.training.display import Display, watched
 from spodgt.training.executor import Executor, Settings
+from spodgt.training.loggers import Logger
 from spodgt.training.observer import Progress
 from spodgt.training.result import Result
 from spodgt.training.tables import identity
@@ -50,7 +56,8 @@ def train(
     every: int | None = None,
     gradient_norm: bool | None = None,
     weights: str | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: bool | Callable[[Progress], None] | None = None,
+    callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
     out: str | Path | None = None,
     resume: bool = False,
     checkpoint_every: float = 30.0,
@@ -82,7 +89,8 @@ def compare(
     every: int | None = None,
     gradient_norm: bool | None = None,
     weights: str | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: bool | Callable[[Progress], None] | None = None,
+    callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
     out: str | Path | None = None,
     resume: bool = False,
     checkpoint_every: float = 30.0,
@@ -106,9 +114,13 @@ def compare(
         every: evaluate every so many rounds instead.
         gradient_norm: compute the global training loss and gradient; None does where it is affordable.
         weights: the rule for weights of drawn networks, "degree" (the default) or "random".
-        progress: called with a `Progress` about ten times a second.
+        progress: True shows a progress bar, False none, None (default) one where somebody watches: on a
+            terminal or in a notebook. A function is called with a `Progress` about ten times a second.
+        callbacks: functions that are called with every evaluation, a dict like a row of `result.frame`, such
+            as `spodgt.loggers.TensorBoard("folder")`.
         out: a folder for checkpoints and results; None keeps them in memory only.
-        resume: go on with the run in `out`, with the same numbers as an unbroken one.
+        resume: go on with the run in `out`, with the same numbers as an unbroken one. A finished run goes on,
+            too, if `rounds` or `delay` is larger than before.
         checkpoint_every: seconds between two checkpoints.
         runtime: "simulator" or "distributed"; None takes the latter under torchrun.
     """
@@ -119,7 +131,7 @@ def compare(
     )  # fmt: skip
     return run(
         experiment, out=out, resume=resume, checkpoint_every=checkpoint_every, progress=progress,
-        keep_states=keep_states, runtime=runtime,
+        callbacks=callbacks, keep_states=keep_states, runtime=runtime,
     )  # fmt: skip
 
 
@@ -129,7 +141,8 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     checkpoint_every: float = 30.0,
-    progress: Callable[[Progress], None] | None = None,
+    progress: bool | Callable[[Progress], None] | None = None,
+    callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
     keep_states: bool = False,
     runtime: str | None = None,
 ) -> Result:
@@ -140,17 +153,12 @@ def run(
         out: a folder for checkpoints and results; None keeps them in memory only.
         resume: go on with the run in `out`.
         checkpoint_every: seconds between two checkpoints.
-        progress: called with a `Progress` about ten times a second.
+        progress: True, False, None (where somebody watches) or a function, as for `compare`.
+        callbacks: functions that are called with every evaluation, as for `compare`.
         keep_states: keep all states in `result.states`.
         runtime: "simulator" or "distributed"; None takes the latter under torchrun.
     """
-    if not isinstance(checkpoint_every, int | float) or not checkpoint_every >= 0:
-        raise InvalidInput(
-            f"checkpoint_every must be seconds of at least 0, got {checkpoint_every!r}; use 30."
-        )
-    if resume and (out is None or keep_states):
-        why = "keep_states=True: its first states are gone" if out else "no out: nothing was kept"
-        raise InvalidInput(f"resume=True cannot go with {why}; use resume=False.")
+    _check(out, resume, checkpoint_every, keep_states)
     distributed, options = _distributed(runtime), experiment.run
     device = options.torch_device
     draws = {seed: experiment.draw(seed) for seed in options.seed_list}
@@ -158,16 +166,54 @@ def run(
         label: [Run.of(draw, method) for draw in draws.values()]
         for label, method in zip(labels(experiment.methods), experiment.methods, strict=True)
     }
-    limits = _stop(batches, options), _schedule(options)
+    bar = _bar(progress)
     settings = Settings(
-        *limits, options.torch_dtype, device, keep_states, options.gradient_norm, progress, checkpoint_every
+        _stop(batches, options),
+        _schedule(options),
+        options.torch_dtype,
+        device,
+        keep_states,
+        options.gradient_norm,
+        bar.show if isinstance(bar, Display) else bar,
+        tuple(callbacks),
+        checkpoint_every,
     )
     where: Runtime = Processes(join(device)) if distributed else Simulator(device)
     tables = experiment.to_dict()
     known = identity(next(iter(batches.values()))) if distributed or out is not None else {}
     folder = None if out is None else RunFolder(Path(out))
     executor = Executor(batches, draws, settings, where, tables, known, folder)
-    return executor.execute(lambda: tomli_w.dumps(plain(tables)), resume=resume)
+    with ExitStack() as stack:
+        if isinstance(bar, Display):
+            stack.enter_context(bar)
+        for each in callbacks if where.records else ():
+            if isinstance(each, Logger):
+                stack.enter_context(each.logging(plain(tables)))
+        result = executor.execute(lambda: tomli_w.dumps(plain(tables)), resume=resume)
+    for run in result.diverged:
+        warnings.warn(str(run), DivergenceWarning, stacklevel=3)
+    return result
+
+
+def _bar(progress: object) -> Display | Callable[[Progress], None] | None:
+    if progress is None:
+        console = watched()
+        return Display(console) if console and not launched() else None
+    if isinstance(progress, bool):
+        return Display(Console(file=sys.stderr)) if progress else None
+    if not callable(progress):
+        raise InvalidInput(f"progress must be True, False or a function, got {progress!r}; use True.")
+    return progress
+
+
+def _check(out: object, resume: bool, checkpoint_every: object, keep_states: bool) -> None:
+    if not isinstance(checkpoint_every, int | float) or not checkpoint_every >= 0:
+        raise InvalidInput(
+            f"checkpoint_every must be seconds of at least 0, got {checkpoint_every!r}; use 30."
+        )
+    if resume and (out is None or keep_states):
+        why = "keep_states=True: its first states are gone" if out else "no out: nothing was kept"
+        raise InvalidInput(f"resume=True cannot go with {why}; use resume=False.")
 
 
 def _distributed(runtime: str | None) -> bool:

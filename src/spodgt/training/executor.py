@@ -16,19 +16,20 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from spodgt.errors import InvalidInput
 from spodgt.kernels.steps import State
-from spodgt.record.folder import Checkpoint, RunFolder, parquet
+from spodgt.record.folder import FINISHED, Checkpoint, RunFolder, parquet, slug, write
 from spodgt.record.metrics import declare
+from spodgt.record.models import MODELS, write_models
 from spodgt.record.record import Diverged, networks_table, versions
 from spodgt.runtimes.loop import STRIDE, EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.world import Draw, Run, Runtime, Saved, Snapshot, Tally
+from spodgt.training.log import STATES, MethodLog
 from spodgt.training.observer import Observer, Progress
 from spodgt.training.result import Result
-from spodgt.training.tables import difference, metrics_table, participation_table
-from spodgt.types import Better
+from spodgt.training.tables import clients_table, difference, metrics_table, participation_table
+from spodgt.types import Better, HasModel
 
 
 @dataclass(frozen=True)
@@ -42,17 +43,8 @@ class Settings:
     keep_states: bool = False
     gradient_norm: bool | None = None  # None: where affordable
     progress: Callable[[Progress], None] | None = None
+    callbacks: tuple[Callable[[dict[str, Any]], None], ...] = ()
     checkpoint_every: float = 30.0  # seconds
-
-
-@dataclass(frozen=True, eq=False)
-class Unfinished:
-    """The method that was running when a checkpoint was written."""
-
-    label: str
-    finite_at: int
-    averages: dict[int, Tensor]  # run → its average model, of runs that have ended
-    saved: Saved
 
 
 class Interrupt:
@@ -106,13 +98,10 @@ class Executor:
         self.interrupt = Interrupt()
         self.scores: dict[str, Better] = dict(next(iter(self.draws.values())).problem.metrics)
         declare(self.scores)
-        self.rows: list[dict[str, Any]] = []
-        self.participation: list[Any] = []
-        self.diverged: list[Diverged] = []
-        self.averages: dict[str, Tensor] = {}  # label → (runs, parameters) average models
+        self.logs: dict[str, MethodLog] = {}  # label → what is known of it
         self.states: dict[int, State] = {}
+        self.going: Saved | None = None  # where the runs of the last log stand that a checkpoint broke off
         self.finished: list[str] = []
-        self.unfinished: Unfinished | None = None
         self.began, self.before = time.monotonic(), 0.0  # seconds of earlier sittings
 
     @property
@@ -124,21 +113,31 @@ class Executor:
         return self.folder is not None
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """The whole experiment, as JSON gives it back."""
+        found: dict[str, Any] = json.loads(json.dumps(self.config | self.identity, default=str))
+        return found
+
+    @property
     def fingerprint(self) -> str:
-        text = json.dumps(self.config | self.identity, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()
 
     def footprint(self) -> int:
-        """Bytes that two checkpoints may take: one in place, one beside it."""
+        """Bytes that the folder may take: two checkpoints, and the last states and models of every method."""
         runs = next(iter(self.batches.values()))
-        numbers = sum(run.start.numel() for run in runs) * 5 + len(self.batches) * sum(
-            run.start.shape[1] for run in runs
+        numbers = sum(run.start.numel() for run in runs)
+        size = self.settings.dtype.itemsize
+        state, models = 5 * numbers * size, numbers * size
+        kept = (
+            min(state, STATES)
+            + min(models, MODELS * len(runs))
+            + sum(run.start.shape[1] for run in runs) * size
         )
-        return 2 * numbers * self.settings.dtype.itemsize + 10_000_000
+        return 2 * state + kept * len(self.batches) + 10_000_000
 
     # --- running ---------------------------------------------------------------------------------
     def execute(self, config_text: Callable[[], str], *, resume: bool) -> Result:
-        """Run everything; every process gets the same result, states only where it is recorded.
+        """Run everything; every process gets the same result, states and models only where it is recorded.
 
         Args:
             config_text: gives the text of config.toml.
@@ -148,14 +147,16 @@ class Executor:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.runtime.working())
 
-            def prepare() -> list[str]:
+            def prepare() -> tuple[list[str], dict[str, Any]]:
                 if self.folder:
                     again = resume or self.runtime.restarted
                     stack.enter_context(self.folder.opened(config_text, self.footprint(), resume=again))
-                    self._restore(self.folder)
-                return self.finished
+                    if self._restore(self.folder):
+                        write(self.folder.path / "config.toml", config_text().encode())
+                return self.finished, dataclasses.asdict(self.settings.schedule)
 
-            self.finished = self.runtime.first(prepare)
+            self.finished, schedule = self.runtime.first(prepare)
+            self.settings = dataclasses.replace(self.settings, schedule=EvaluationSchedule(**schedule))
             if not self.folder:  # Ctrl-C is the caller's to catch
                 self._methods()
                 return self._shared()
@@ -171,32 +172,52 @@ class Executor:
         for label, runs in self.batches.items():
             if label in self.finished:
                 continue
-            observer = Observer(self, label, runs)
-            limits = self.settings.stop, self.settings.schedule
-            end = run_rounds(self._begin(observer), *limits, observer, stride)
-            observer.close(end.world)
+            pieces = self._pieces(label, runs)
+            observer = Observer(self, self.logs.setdefault(label, MethodLog(label)), runs)
+            tally: Tally | None = None
+            for fresh in self.runtime.first(lambda: [piece is None for piece in pieces]):  # noqa: B023
+                piece = pieces.pop(0) if pieces else None
+                if piece and tally:
+                    piece = piece._replace(tally=tally)  # pieces follow each other and count on
+                for run in piece.runs.tolist() if piece else ():
+                    observer.log.ended.pop(run, None)  # it goes on
+                start = self._start(runs, piece, fresh=fresh)
+                world = run_rounds(start, self.settings.stop, self.settings.schedule, observer, stride).world
+                tally = world.tally()
+                world.close()
+            observer.close(tally)
 
-    def _begin(self, observer: Observer) -> Snapshot:
-        """Round 0, or where a restored method stands."""
-        runs, dtype, going = observer.runs, self.settings.dtype, self.unfinished
-        there = self.runtime.first(lambda: going is not None and going.label == observer.label)
-        if not there:
-            return begin(self.runtime.world(runs, dtype))
-        self.unfinished = None
-        if going:
-            observer.finite_at, observer.averages = going.finite_at, going.averages
-        return self.runtime.restore(runs, dtype, going.saved if going else None)
+    def _pieces(self, label: str, runs: Sequence[Run]) -> list[Saved | None]:
+        """Where runs of a method go on, piece by piece; None: all of them from the beginning."""
+        if label not in self.logs:
+            return [None]
+        stop, fields = self.settings.stop, runs[0].algorithm.traits.state
+        pieces = self.logs[label].pieces(stop, fields)
+        if pieces is None:
+            raise InvalidInput(
+                f"{label} cannot be extended: its states take more than {STATES // 2**20} MiB, so they were "
+                "not kept at its end; run it again with the new limits in another folder."
+            )
+        return [*([self.going] if self.going else []), *pieces]
 
-    def finish(
-        self, label: str, runs: Sequence[Run], tally: Tally, averages: list[Tensor], states: dict[int, State]
-    ) -> None:
-        """Take in what a finished method leaves."""
-        self.finished.append(label)
+    def _start(self, runs: Sequence[Run], piece: Saved | None, *, fresh: bool) -> Snapshot:
+        """Round 0, or where a piece stands."""
+        self.going = None
+        if fresh:
+            return begin(self.runtime.world(runs, self.settings.dtype))
+        return self.runtime.restore(runs, self.settings.dtype, piece)
+
+    def finish(self, log: MethodLog, runs: Sequence[Run], states: dict[int, State]) -> None:
+        """Take in what a finished method leaves, and write its models."""
+        self.finished.append(log.label)
         self.states |= states
-        if self.runtime.records:
-            self.averages[label] = torch.stack(averages)
-            self.participation.append(participation_table(label, runs, tally))
-            self.save()
+        if self.folder and self.runtime.records:
+            self.folder.save(log.checkpoint(self._notes()), self._file(log.label))
+            for number, run in enumerate(runs):
+                if isinstance(run.problem, HasModel) and not log.ended[number].diverged:
+                    end, name = log.ended[number], (log.label, run.seed)
+                    write_models(self.folder.path, *name, end.models, run.problem, clients=not end.averaged)
+            self.save(None)
 
     # --- results ---------------------------------------------------------------------------------
     @property
@@ -206,18 +227,26 @@ class Executor:
     def result(self) -> Result:
         """What there is so far."""
         drawn = ((d.seed, d.network, d.availability) for d in self.draws.values())
+        logs = [self.logs[label] for label in self.labels if label in self.logs]
+        done = [(log.label, self.batches[log.label], log.tally) for log in logs if log.label in self.finished]
         return Result(
-            metrics_table(self.rows, self.labels),
-            participation_table("", [], Tally.zeros([]), self.participation),
+            metrics_table([row for log in logs for row in log.rows.values()], self.labels),
+            participation_table((label, runs, tally) for label, runs, tally in done if tally),
             networks_table(drawn),
             self.config,
             versions(),
-            self.diverged,
+            [each for log in logs for each in log.diverged],
             complete=len(self.finished) == len(self.batches),
             seconds=self.seconds,
             scores=self.scores,
+            clients=clients_table(log.clients.values() for log in logs),
             states=self.states,
             draws=self.draws,
+            models={
+                (log.label, self.batches[log.label][run].seed): end.models
+                for log in logs
+                for run, end in log.ended.items()
+            },
         )
 
     def _shared(self) -> Result:
@@ -233,67 +262,62 @@ class Executor:
             "seconds": here.seconds,
         }
         facts = self.runtime.first(lambda: own)
-        frame, participation = (
+        tables = [
             self.runtime.share(lambda table=table: parquet(table))  # type: ignore[misc]
-            for table in (here.frame, here.participation)
-        )
+            for table in (here.frame, here.participation, here.clients)
+        ]
         if self.runtime.records:
             return here
-        here.frame, here.participation = (pd.read_parquet(BytesIO(t)) for t in (frame, participation))
+        here.frame, here.participation, here.clients = (pd.read_parquet(BytesIO(t)) for t in tables)
         here.diverged = [Diverged(**each) for each in facts["diverged"]]
         here.complete, here.seconds = facts["complete"], facts["seconds"]
         return here
 
     # --- checkpoints -----------------------------------------------------------------------------
-    def save(self, observer: Observer | None = None, where: Saved | None = None) -> None:
-        """Write a checkpoint: what is finished and, with `where`, the method that is running."""
-        if not self.folder:
-            return
-        import pandas as pd
+    def _file(self, label: str) -> str:
+        return f"{FINISHED}/{self.labels.index(label):02d}-{slug(label)}.zip"
 
-        notes: dict[str, Any] = {
-            "fingerprint": self.fingerprint,
-            "config": json.loads(json.dumps(self.config | self.identity, default=str)),
-            "finished": self.finished,
-            "diverged": [dataclasses.asdict(each) for each in self.diverged],
-            "seconds": self.seconds,
-        }
-        tensors = {f"final/{label}": models for label, models in self.averages.items()}
-        tables = {"metrics": pd.DataFrame(self.rows)} if self.rows else {}
-        if self.participation:
-            tables["participation"] = pd.concat(self.participation, ignore_index=True)
-        if observer and where:
-            notes |= {"going": observer.label, "k": where.k, "finite_at": observer.finite_at}
-            tensors |= {f"state/{name}": value for name, value in where.state.items()}
-            tensors |= {f"average/{run}": value for run, value in observer.averages.items()}
-            tensors |= {f"tally/{name}": torch.from_numpy(v) for name, v in where.tally._asdict().items()}
-            tensors["delay"], tensors["runs"] = torch.from_numpy(where.delay), torch.from_numpy(where.runs)
-            tensors["statistics"] = where.statistics
-        self.folder.save(Checkpoint(notes, tensors, tables))
+    def _notes(self) -> dict[str, Any]:
+        schedule = dataclasses.asdict(self.settings.schedule)
+        return {"config": self.facts, "schedule": schedule, "seconds": self.seconds}
 
-    def _restore(self, folder: RunFolder) -> None:
-        """Take up the work that the folder holds, if any."""
+    def save(self, log: MethodLog | None, where: Saved | None = None) -> None:
+        """Write a checkpoint; with a log and `where`, the method that is running."""
+        if self.folder:
+            found = log.checkpoint(self._notes(), where) if log else Checkpoint(self._notes())
+            self.folder.save(found)
+
+    def _restore(self, folder: RunFolder) -> bool:
+        """Take up the work that the folder holds, if any; tells whether the run is extended."""
         found = folder.load()
         if found is None:
-            return
-        notes, tensors = found.notes, found.tensors
-        if notes["fingerprint"] != self.fingerprint:
-            raise InvalidInput(difference(notes["config"], self.config | self.identity, str(folder.path)))
-        self.finished, self.before = list(notes["finished"]), float(notes["seconds"])
-        self.diverged = [Diverged(**each) for each in notes["diverged"]]
-        self.averages = _named(tensors, "final/")
-        if "metrics" in found.tables:
-            rows = found.tables["metrics"].to_dict("records")
-            self.rows = [{str(name): value for name, value in row.items()} for row in rows]
-        if "participation" in found.tables:
-            self.participation = [found.tables["participation"]]
-        if "going" in notes:
-            tally = Tally(*(tensors[f"tally/{name}"].numpy().copy() for name in Tally._fields))
-            delay, runs = tensors["delay"].numpy(), tensors["runs"].numpy()
-            saved = Saved(notes["k"], delay, runs, _named(tensors, "state/"), tensors["statistics"], tally)
-            averages = {int(run): model for run, model in _named(tensors, "average/").items()}
-            self.unfinished = Unfinished(notes["going"], notes["finite_at"], averages, saved)
+            return False
+        extended = self._extends(found.notes["config"], str(folder.path))
+        schedule = EvaluationSchedule(**found.notes["schedule"])  # its spacing stays when a run is extended
+        self.settings = dataclasses.replace(self.settings, schedule=schedule)
+        self.before = float(found.notes["seconds"])
+        for label in self.labels:
+            part = folder.load(self._file(label))
+            if part is not None:
+                self.logs[label], _ = MethodLog.read(part)
+                if not self.logs[label].waiting(self.settings.stop):
+                    self.finished.append(label)
+        going = found.notes.get("label")
+        if going is not None and going not in self.finished:
+            self.logs[going], self.going = MethodLog.read(found)
+        return extended
 
-
-def _named(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    def _extends(self, old: dict[str, Any], where: str) -> bool:
+        """Whether this is the run in the folder with a later end; raises where it is another run."""
+        new = self.facts
+        ends = [{key: tables["run"].pop(key, None) for key in ("rounds", "delay")} for tables in (old, new)]
+        if old != new:
+            raise InvalidInput(difference(old, new, where))
+        for key, was in ends[0].items():
+            now = ends[1][key]
+            if was != now and now is not None and (was is None or now < was):
+                raise InvalidInput(
+                    f"{where} holds another run: {key} is {was!r} there and {now!r} here; a run can be "
+                    "extended but not shortened, so use a later end or another folder."
+                )
+        return ends[0] != ends[1]

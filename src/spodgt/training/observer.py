@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +24,9 @@ from spodgt.kernels.steps import State, rebuild
 from spodgt.record import metrics
 from spodgt.record.record import Diverged
 from spodgt.runtimes.loop import STRIDE
-from spodgt.runtimes.world import Run, RunState, Saved, Snapshot, World
+from spodgt.runtimes.world import Run, RunState, Saved, Snapshot, Tally
+from spodgt.training.log import STATES, Ended, MethodLog
+from spodgt.training.tables import client_rows
 from spodgt.types import Bools, CompiledGradient, Problem
 
 if TYPE_CHECKING:
@@ -62,14 +64,13 @@ class Progress:
 class Observer:
     """Watches the runs of one method; `run_rounds` calls it."""
 
-    def __init__(self, executor: Executor, label: str, runs: Sequence[Run]) -> None:
-        self.executor, self.label, self.runs = executor, label, runs
+    def __init__(self, executor: Executor, log: MethodLog, runs: Sequence[Run]) -> None:
+        self.executor, self.log, self.runs, self.label = executor, log, runs, log.label
         self.settings, self.records = executor.settings, executor.runtime.records
         self.background = Background()
-        self.finite_at = 0
-        self.averages: dict[int, Tensor] = {}  # run → its average model when it ended
         self.history: dict[int, list[State]] = {n: [] for n in range(len(runs))}
         self.accuracy = np.full(len(runs), np.nan)
+        self.told: deque[dict[str, Any]] = deque()  # evaluations that the callbacks have not seen
         self.saved = self.shown = time.monotonic()
 
     def __call__(self, snapshot: Snapshot, due: Bools, last: Bools) -> Bools:
@@ -87,21 +88,40 @@ class Observer:
             if whole and keep:  # copies: a world uses the memory of a state again
                 self.history[run].append(rebuild(whole.state, [t.clone() for t in whole.state]))
             if whole and (last[at] or broken[at]):
-                self.averages[run] = torch.cat([whole.state[0].mean(0), whole.statistics.mean(0)])
+                self._end(snapshot, at, whole, broken=bool(broken[at]), copy=not (last | broken).all())
         self._report(snapshot, over=bool(last.all()))
+        self._tell()
         return broken
 
-    def close(self, world: World) -> None:
-        """Fold a finished method into the tables."""
+    def close(self, tally: Tally | None) -> None:
+        """Fold a finished method into the tables; `tally` is None where nothing was left to run."""
         self.background.wait()
         self.background.threads.shutdown()
-        tally, states = world.tally(), {}
-        world.close()
+        self._tell()
+        states = {}
+        self.log.tally = tally or self.log.tally
         for n, run in enumerate(self.runs if self.settings.keep_states and self.records else ()):
             columns = zip(*self.history[n], strict=True)
             states[run.seed] = rebuild(self.history[n][0], [torch.stack(column) for column in columns])
-        averages = [self.averages[n] for n in range(len(self.runs))] if self.records else []
-        self.executor.finish(self.label, self.runs, tally, averages, states)
+        self.executor.finish(self.log, self.runs, states)
+
+    def _end(self, snapshot: Snapshot, at: int, whole: RunState, *, broken: bool, copy: bool) -> None:
+        """Keep what a run is at its end: a copy, where the memory of the batch would be held for it."""
+        run, delay = int(snapshot.world.runs[at]), float(snapshot.delay[at])
+        most = STATES // len(self.runs) if self.executor.kept else 0  # nobody goes on without a folder
+        fields = self.runs[run].algorithm.traits.state
+        self.log.ended[run] = Ended.of(
+            fields,
+            whole,
+            most,
+            copy=copy,
+            k=snapshot.k,
+            delay=delay,
+            stop=self.settings.stop,
+            diverged=broken,
+        )
+        if broken:  # a row without numbers: the last finite model is not what the run came to
+            self._record(run, {"round": snapshot.k, "delay": delay})
 
     # --- what all processes do together ----------------------------------------------------------
     def _meet(self, snapshot: Snapshot, due: Bools) -> Bools:
@@ -121,10 +141,10 @@ class Observer:
             raise KeyboardInterrupt
         for run in world.runs[broken].tolist():
             step = str(describe(self.runs[run].algorithm).get("step_size"))
-            found = Diverged(self.label, self.runs[run].seed, snapshot.k, self.finite_at, step)
-            executor.diverged.append(found)
+            found = Diverged(self.label, self.runs[run].seed, snapshot.k, self.log.finite_at, step)
+            self.log.diverged.append(found)
         if suspects.all() and not broken.any():
-            self.finite_at = snapshot.k
+            self.log.finite_at = snapshot.k
         return broken
 
     def _save(self, snapshot: Snapshot) -> None:
@@ -136,7 +156,7 @@ class Observer:
             statistics = _joined([part.statistics for part in parts])
             state = dict(zip(names, fields, strict=True))
             where = Saved(snapshot.k, snapshot.delay, world.runs, state, statistics, tally)
-            self.executor.save(self, where)
+            self.executor.save(self.log, where)
         self.saved = time.monotonic()
 
     # --- evaluation ------------------------------------------------------------------------------
@@ -152,7 +172,11 @@ class Observer:
             if quality is not None and whole is not None:
                 fields = self.runs[number].algorithm.traits.state
                 taken = metrics.RunSnapshot.take(problem, fields, whole, quality, gradient)
-                self._record(number, k, delay, taken)
+                self._record(number, {"round": k, "delay": delay, **metrics.measure(taken)})
+                if final:
+                    self.log.clients[self.runs[number].seed] = client_rows(
+                        self.label, self.runs[number], taken
+                    )
 
         if whole and world.processes == 1 and _beside(problem, whole.state):
             # Rounds go on with the original. numpy copies on this thread; torch would wait for a busy one.
@@ -161,11 +185,21 @@ class Observer:
         else:
             evaluate(whole)
 
-    def _record(self, number: int, k: int, delay: float, snapshot: metrics.RunSnapshot) -> None:
-        row = metrics.measure(snapshot)
-        self.accuracy[number] = row.get("accuracy", np.nan)
+    def _record(self, number: int, values: dict[str, float]) -> None:
+        """Put one evaluation on the log, in place of one of the same round (a run that was extended)."""
         seed = self.runs[number].seed
-        self.executor.rows.append({"algorithm": self.label, "seed": seed, "round": k, "delay": delay, **row})
+        self.accuracy[number] = values.get("accuracy", np.nan)
+        before = self.log.rows.get((seed, int(values["round"])), {})
+        row = {**before, "algorithm": self.label, "seed": seed, **values}
+        self.log.rows[seed, int(values["round"])] = row
+        self.told.append(row)
+
+    def _tell(self) -> None:
+        """Give the callbacks what was recorded, on this thread and in order."""
+        while self.told:
+            row = self.told.popleft()
+            for callback in self.settings.callbacks if self.records else ():
+                callback(dict(row))
 
     # --- progress --------------------------------------------------------------------------------
     def _report(self, snapshot: Snapshot, *, over: bool) -> None:

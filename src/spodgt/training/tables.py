@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from spodgt.experiment.config import checksum
+from spodgt.record.metrics import RunSnapshot
 from spodgt.runtimes.world import Run, Tally
-from spodgt.types import HasIdentity, HasRoles
+from spodgt.types import HasIdentity, HasRoles, HasSamples, Ints
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _BASE = ("algorithm", "seed", "round", "delay", "loss")
 _PARTICIPATION: tuple[str, ...] = ("algorithm", "seed", "kind", "receiver", "sender")
 _PARTICIPATION += ("probability", "gradients", "messages", "bytes", "root")
+_CLIENTS = ("algorithm", "seed", "client", "loss")
+_MOST_LABELS = 10  # classes of a client that are listed
 _TRIED = 2**22  # draws that are tried to tell one participation from another
 
 
@@ -36,39 +38,66 @@ def metrics_table(rows: list[dict[str, Any]], labels: Sequence[str]) -> pd.DataF
     )
 
 
-def participation_table(
-    label: str, runs: Sequence[Run], tally: Tally, before: Iterable[pd.DataFrame] = ()
-) -> pd.DataFrame:
+def participation_table(done: Iterable[tuple[str, Sequence[Run], Tally]]) -> pd.DataFrame:
     """One row per client and per link of every run: its probability, what it really did, was it a root.
 
     Args:
-        label: the method.
-        runs: its runs.
-        tally: what they did, one run after the other.
-        before: tables of other methods that come first.
+        done: for every finished method its label, its runs, and what they did, one run after the other.
     """
     import pandas as pd
 
-    tables, client, link = list(before), 0, 0
-    for run in runs:
-        net, av = run.network, run.availability
-        own, out = slice(client, client + net.clients), slice(link, link + net.links)
-        client, link = own.stop, out.stop
-        everyone, none = np.arange(net.clients), np.zeros(net.clients, np.int64)
-        values = (
-            label,
-            run.seed,
-            ["client"] * net.clients + ["link"] * net.links,
-            np.r_[everyone, net.receivers],
-            np.r_[everyone, net.senders],
-            np.r_[av.p, av.p_hat],
-            np.r_[tally.gradients[own], np.zeros(net.links, np.int64)],
-            np.r_[none, tally.messages[out]],
-            np.r_[none, tally.bytes[out]],
-            np.isin(np.r_[everyone, -1 - net.receivers], av.roots if isinstance(av, HasRoles) else ()),
-        )
-        tables.append(pd.DataFrame(dict(zip(_PARTICIPATION, values, strict=True))))
+    tables = []
+    for label, runs, tally in done:
+        client = link = 0
+        for run in runs:
+            net, av = run.network, run.availability
+            own, out = slice(client, client + net.clients), slice(link, link + net.links)
+            client, link = own.stop, out.stop
+            everyone, none = np.arange(net.clients), np.zeros(net.clients, np.int64)
+            values = (
+                label,
+                run.seed,
+                ["client"] * net.clients + ["link"] * net.links,
+                np.r_[everyone, net.receivers],
+                np.r_[everyone, net.senders],
+                np.r_[av.p, av.p_hat],
+                np.r_[tally.gradients[own], np.zeros(net.links, np.int64)],
+                np.r_[none, tally.messages[out]],
+                np.r_[none, tally.bytes[out]],
+                np.isin(np.r_[everyone, -1 - net.receivers], av.roots if isinstance(av, HasRoles) else ()),
+            )
+            tables.append(pd.DataFrame(dict(zip(_PARTICIPATION, values, strict=True))))
     return pd.concat(tables or [pd.DataFrame(columns=_PARTICIPATION)], ignore_index=True)
+
+
+def client_rows(label: str, run: Run, snapshot: RunSnapshot) -> pd.DataFrame:
+    """One row per client of a run: what it holds, and the loss and metrics of its last model."""
+    import pandas as pd
+
+    m, problem = run.network.clients, run.problem
+    table: dict[str, Any] = {"algorithm": label, "seed": run.seed, "client": np.arange(m)}
+    if isinstance(problem, HasSamples):
+        table["samples"] = problem.sizes()
+        if (labels := problem.labels()) is not None:
+            table["labels"] = [_counts(row) for row in labels]
+    table["loss"] = snapshot.clients.loss.cpu().numpy()
+    table |= {name: values.cpu().numpy() for name, values in snapshot.clients.metrics.items()}
+    return pd.DataFrame(table)
+
+
+def _counts(row: Ints) -> str:
+    """The classes a client holds, with how many samples: `3: 600, 7: 120`; the largest if there are many."""
+    held = [int(label) for label in np.argsort(-row, kind="stable") if row[label]]
+    shown = ", ".join(f"{label}: {row[label]}" for label in held[:_MOST_LABELS])
+    return f"{shown}, {len(held) - _MOST_LABELS} more" if len(held) > _MOST_LABELS else shown
+
+
+def clients_table(tables: Iterable[Iterable[pd.DataFrame]]) -> pd.DataFrame:
+    """The client tables of all methods, one below the other."""
+    import pandas as pd
+
+    found = [each for method in tables for each in method]
+    return pd.concat(found or [pd.DataFrame(columns=_CLIENTS)], ignore_index=True)
 
 
 # --- resuming ----------------------------------------------------------------------------------------
@@ -103,8 +132,8 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any], where: str) -> st
             return None
         return None if a == b else (path, a, b)
 
-    found = walk(old, json.loads(json.dumps(new, default=str)), "")
-    assert found is not None, "fingerprints are of these two"
+    found = walk(old, new, "")
+    assert found is not None, "they differ"
     key, was, now = found
     differ = f"{key} is {was!r} there and {now!r} here"
     return f"{where} holds another run: {differ}; use the same settings or another folder."

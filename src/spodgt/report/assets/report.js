@@ -308,7 +308,11 @@ function networkSection() {
     panels("picture", String(net?.picture));
     byId("no-picture").hidden = isNumber(net?.picture);
     const links = (end, n) => net.links.filter((link) => link[end] === n).length;
-    const rows = (net?.p || []).map((p, n) => [n, show(p), percent(seen?.clients[n]), links(1, n), links(0, n)]);
+    const { heads, rows: held } = current().clients;
+    const more = (n) => (held[method]?.[seed]?.[n] || []).map((one) => (typeof one === "string" ? one : show(one)));
+    const rows = (net?.p || []).map((p, n) => [n, show(p), percent(seen?.clients[n]), links(1, n), links(0, n), ...more(n)]);
+    const titles = ["client", "p", "computed in", "links in", "links out", ...(more(0).length ? heads : [])];
+    byId("clients").tHead.rows[0].replaceChildren(...titles.map((each) => element("th", {}, each)));
     const body = rows.map((row) => element("tr", {}, ...row.map((each) => element("td", {}, String(each)))));
     byId("clients").tBodies[0].replaceChildren(...body);
     draw();

@@ -1,0 +1,147 @@
+"""Loggers: callbacks that send every evaluation to TensorBoard, Weights & Biases or MLflow.
+
+Each needs the package it is named after. A run of a method on a seed is a run there, too; metrics are logged
+against the round, and `delay` is one of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from spodgt.errors import InvalidInput
+
+Close = Callable[[], object]
+Log = Callable[[Mapping[str, float], int], object]  # metrics by name, and their round
+
+
+class Logger(ABC):
+    """A callback for `train` and `compare` that opens a run of its own for every method and seed."""
+
+    def __init__(self) -> None:
+        self.config: dict[str, Any] = {}
+        self.runs: dict[str, tuple[Log, Close]] = {}
+
+    @contextlib.contextmanager
+    def logging(self, config: dict[str, Any]) -> Iterator[None]:
+        """Around a comparison with these settings."""
+        self.config = config
+        try:
+            yield
+        finally:
+            for _, close in self.runs.values():
+                close()
+            self.runs.clear()
+
+    def __call__(self, row: Mapping[str, Any]) -> None:
+        """Log one evaluation, a row of `result.frame`."""
+        name = f"{row['algorithm']}/seed-{row['seed']}"
+        if name not in self.runs:
+            self.runs[name] = self.open(name, str(row["algorithm"]), int(row["seed"]))
+        values = {
+            key: value for key, value in row.items() if isinstance(value, float) and math.isfinite(value)
+        }
+        self.runs[name][0](values, int(row["round"]))
+
+    @abstractmethod
+    def open(self, name: str, algorithm: str, seed: int) -> tuple[Log, Close]:
+        """Begin the run of one method and seed: how to log to it, and how to close it."""
+
+
+class TensorBoard(Logger):
+    """Writes event files to `folder`/METHOD/seed-N.
+
+    Args:
+        folder: where the event files go.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+        self.package = _package("torch.utils.tensorboard", "tensorboard")
+
+    def open(self, name: str, algorithm: str, seed: int) -> tuple[Log, Close]:
+        folder = self.folder / algorithm.replace("/", "_") / f"seed-{seed}"
+        writer = self.package.SummaryWriter(str(folder))
+
+        def log(values: Mapping[str, float], k: int) -> None:
+            for key, value in values.items():
+                writer.add_scalar(key, value, k)
+                if key != "delay":  # TensorBoard knows no other axis than a whole number
+                    writer.add_scalar(f"{key} by delay", value, round(values.get("delay", 0.0)))
+
+        return log, writer.close
+
+
+class WandB(Logger):
+    """Logs to Weights & Biases; runs of one comparison share a group.
+
+    Args:
+        project: the project there.
+        group: the name of this comparison; Weights & Biases gives none by default.
+        mode: "online" (default), or "offline" to write to `folder` and upload later with `wandb sync`.
+        folder: where local files go; the current folder by default.
+    """
+
+    def __init__(
+        self,
+        project: str = "spodgt",
+        group: str | None = None,
+        mode: str = "online",
+        folder: str | Path = ".",
+    ) -> None:
+        super().__init__()
+        self.package = _package("wandb", "wandb")
+        self.options = {"project": project, "group": group, "mode": mode, "dir": str(folder)}
+
+    def open(self, name: str, algorithm: str, seed: int) -> tuple[Log, Close]:
+        facts = {"config": {**self.config, "algorithm": algorithm, "seed": seed}, "reinit": "create_new"}
+        run = self.package.init(name=name, job_type=algorithm, **self.options, **facts)
+        return lambda values, k: run.log(dict(values), step=k), run.finish
+
+
+class MLflow(Logger):
+    """Logs to an MLflow tracking server or folder.
+
+    Args:
+        uri: the tracking address, such as "http://localhost:5000"; MLflow's own setting by default. A local
+            database ("sqlite:///mlflow.db") needs the whole package mlflow.
+        experiment: the experiment there; it is made if it is not there.
+    """
+
+    def __init__(self, uri: str | None = None, experiment: str = "spodgt") -> None:
+        super().__init__()
+        self.package = _package("mlflow", "mlflow")
+        self.client = self.package.tracking.MlflowClient(tracking_uri=uri)
+        known = self.client.get_experiment_by_name(experiment)
+        self.experiment = known.experiment_id if known else self.client.create_experiment(experiment)
+
+    def open(self, name: str, algorithm: str, seed: int) -> tuple[Log, Close]:
+        tags = {"algorithm": algorithm, "seed": str(seed)}
+        run = self.client.create_run(self.experiment, run_name=name, tags=tags).info.run_id
+        for section, table in self.config.items():
+            for key, value in table.items() if isinstance(table, Mapping) else ():
+                self.client.log_param(run, f"{section}.{key}", str(value)[:500])
+
+        def log(values: Mapping[str, float], k: int) -> None:
+            for key, value in values.items():
+                self.client.log_metric(run, key, value, step=k)
+
+        return log, lambda: self.client.set_terminated(run)
+
+
+def _package(module: str, extra: str) -> ModuleType:
+    """Say before the work, not after it, that a package is missing."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise InvalidInput(
+            f"logging to {extra} needs the package {extra}, which is not installed; "
+            f"run pip install 'spodgt[{extra}]'."
+        ) from None
