@@ -228,7 +228,7 @@ def test_trackers_keep_the_total_whoever_is_active(name: str, clients: int, seed
     draws = np.random.default_rng(seed)
     two = traits_of(name).mixing == "gossip"
     network = ring_of(clients) if two else Network.erdos_renyi(clients, 0.5, seed=seed % 1000)
-    trace = Trace(draws.random((9, clients)) < 0.5, draws.random((8, network.links)) < 0.5)
+    trace = Trace(draws.random((9, clients)) < 0.5, draws.random((8, network.links)) < 0.5, 0.5, 0.5)
     problem = Quadratic.random(clients, 2, seed=seed, noise=1.0)  # an old gradient must not be redrawn
     availability = trace.draw(network, seed)  # raw, whatever the method would make of it
     if two:

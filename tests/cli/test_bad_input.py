@@ -28,7 +28,7 @@ FILES = {
     "line.txt": "0 1\n1 2\n",
     "bad.graphml": "<graphml",
     "net.xyz": "",
-    "trace.csv": "round,receiver,sender,up\n0,0,0,1\n0,1,1,1\n1,0,1,1\n1,1,1,1\n",
+    "trace.csv": "round,receiver,sender,up\n0,0,0,1\n0,1,1,1\n1,0,1,1\n1,1,0,1\n1,1,1,1\n",
     "columns.csv": "round,receiver,up\n0,0,1\n",
     "text.csv": "round,receiver,sender,up\n0,zero,0,1\n",
 }
@@ -254,12 +254,13 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "trace in words": (
         "[participation]\nkind = 'trace'\npath = 'text.csv'",
-        "trace text.csv cannot be read as a table of whole numbers: "
-        "invalid literal for int() with base 10: 'zero'.",
+        "trace text.csv has client 'zero', which the network lacks: its clients are 0 to 9; "
+        "number them so, or give clients, a list of their names in that order.",
     ),
     "trace of other clients": (
         "[participation]\nkind = 'trace'\npath = 'trace.csv'",
-        "computes must be (rounds + 1, 10) for this network, got (2, 2).",
+        "trace trace.csv must let every client take part, but client 2 never computes; "
+        "leave it out of the network or record it for longer.",
     ),
     "trace too short": (
         "[run]\nrounds = 9\nmethods = ['spod-gt']\n[network]\nkind = 'file'\npath = 'loop.csv'\n"
@@ -565,7 +566,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     ),
     "chance of a link": (
         lambda: train(participation=spodgt.Bernoulli(1.0, [0.5, 0.0, 1.0, 1.0])),
-        "p_hat must be in (0, 1], but link 1 has 0; "
+        "p_hat must be in (0, 1], but link 0 → 1 has 0; "
         "a link that never takes part does not belong to the network.",
     ),
     "trace of other clients": (

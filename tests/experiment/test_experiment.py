@@ -347,7 +347,9 @@ def test_files_are_read_when_they_are_needed(tmp_path: Path) -> None:
     (tmp_path / "net.csv").write_text("0,1\n1,0\n")
     with pytest.raises(InvalidInput, match=r"who\.csv does not exist"):
         experiment.check()
-    (tmp_path / "who.csv").write_text("round,receiver,sender,up\n0,0,0,1\n0,1,1,1\n1,0,1,1\n1,1,1,1\n")
+    (tmp_path / "who.csv").write_text(
+        "round,receiver,sender,up\n0,0,0,1\n0,1,1,1\n1,0,1,1\n1,1,0,1\n1,1,1,1\n"
+    )
     draw = experiment.draw(0)
     assert draw.network.clients == 2
     assert draw.availability.length == 1

@@ -42,7 +42,8 @@ def test_a_client_that_never_comes_breaks_nothing() -> None:
     """Its p is as small as numbers go: K of k-gt and the clock must bear it, also in float32."""
     computes = np.ones((9, 4))
     computes[:, 2] = 0
-    trace = spodgt.Trace(computes, np.ones((8, 4, 4)))
+    tiny_p = np.where(computes.any(0), 1.0, np.finfo(float).tiny)
+    trace = spodgt.Trace(computes, np.ones((8, 4, 4)), p=tiny_p)
     network, problem = spodgt.Network.complete(4), Quadratic.random(4, 2)
     result = spodgt.compare(METHODS, problem, network, trace, rounds=8, dtype=torch.float32)
     assert not result.diverged
@@ -322,7 +323,7 @@ def test_data_of_idle_clients_are_never_touched(model: str) -> None:
     problem = classification(model=model, clients=4, partition=IID(), batch_size=8)
     computes = np.ones((13, 4))
     computes[:, 2] = 0
-    trace = spodgt.Trace(computes, np.ones((12, 4, 4)))
+    trace = spodgt.Trace(computes, np.ones((12, 4, 4)), p=0.5)
     for seed in (0, 1):
         drawn = problem.draw(seed)
         poisoned = drawn.samples.inputs.double() / 255

@@ -29,8 +29,11 @@ def check(algorithm: Algorithm, network: Network, availability: Availability) ->
         needs = f"every client in every round, but {got};"
     elif traits.sporadic_links == "no" and availability.idle_links:
         n, p = int(np.argmin(availability.p_hat)), availability.p_hat.min()
-        link = f"link {network.label(network.senders[n])} → {network.label(network.receivers[n])}"
-        got = f"{link} works with probability {p:.3g}" if p < 1 else "some links are down in some rounds"
+        got = (
+            f"link {network.link_label(n)} works with probability {p:.3g}"
+            if p < 1
+            else "some links are down in some rounds"
+        )
         needs = f"every link in every round, but {got};"
     if needs is not None:
         raise Incompatible(f"{algorithm.name} needs {needs} use {_instead(traits, network, availability)}.")

@@ -249,6 +249,10 @@ class Network(Named):
             graph.names,
         )
 
+    def link_label(self, link: int) -> str:
+        """What link number `link` is called."""
+        return f"{self.label(self.senders[link])} → {self.label(self.receivers[link])}"
+
     # --- views -------------------------------------------------------------------------------
     @property
     def links(self) -> int:

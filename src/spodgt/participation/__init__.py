@@ -8,11 +8,10 @@ from spodgt.participation.recipes import (
     EveryK,
     OneLink,
     Participation,
-    Trace,
-    TraceFile,
     as_availability,
     check_participation,
 )
+from spodgt.participation.traces import Trace, TraceFile
 
 __all__ = [
     "PARTICIPATIONS",

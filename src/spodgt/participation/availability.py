@@ -44,17 +44,18 @@ class Independent:
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """Availability read from arrays, round by round."""
+    """Availability read from arrays, round by round; `repeat` begins again at the end."""
 
     p: Floats
     p_hat: Floats
     client_table: Bools  # (rounds + 1, clients)
-    link_table: Bools  # (rounds, links)
+    link_table: Bools  # (rounds, links), or (rounds + 1, links) to be repeated
     seed: int = 0
+    repeat: bool = False
 
     @property
     def length(self) -> int | None:
-        return min(len(self.client_table) - 1, len(self.link_table))
+        return None if self.repeat else min(len(self.client_table) - 1, len(self.link_table))
 
     def last_rounds(self, network: Network) -> Ints:
         """(clients,): the last round in which a client computes or one of its links works."""
@@ -73,10 +74,15 @@ class Recorded:
         return not self.link_table.all()
 
     def computes(self, rounds: range) -> Bools:
-        return at(self.client_table, rounds, 0)
+        return self.client_table[self._row(rounds)] if self.repeat else at(self.client_table, rounds, 0)
 
     def links(self, rounds: range) -> ActiveLinks:
-        return ActiveLinks(at(self.link_table, rounds, 1))
+        return ActiveLinks(
+            self.link_table[self._row(rounds)] if self.repeat else at(self.link_table, rounds, 1)
+        )
+
+    def _row(self, rounds: range) -> Ints:
+        return np.asarray(rounds, np.int64) % len(self.client_table)
 
 
 @dataclass(frozen=True, eq=False)

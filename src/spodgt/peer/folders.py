@@ -76,7 +76,7 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     for name, table in deployment.compute.items():
         if name not in names:
             raise InvalidInput(f"--compute names {name!r}, which is no client; they are {', '.join(names)}.")
-        capacity(table, seed, names.index(name))  # raises if it means nothing
+        capacity(table, seed, names.index(name), name)  # raises if it means nothing
         devices[names.index(name)] = dict(table)
     ends = zip(network.receivers, network.senders, availability.p_hat, strict=True)
     return Manifest(

@@ -4,7 +4,7 @@ The table `compute` of a client in the manifest says what its device can do:
 
 {kind = "bernoulli", p = 0.7}      drawn, a pure function of (seed, round, client)
 {kind = "budget", share = 0.25}    at most this fraction of wall time goes into gradients
-{kind = "trace", path = "a.csv"}   recorded: columns round, receiver, sender, up; replayed in a loop
+{kind = "trace", path = "a.csv"}   recorded: a log as `TraceFile` reads it, with its other keys; in a loop
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from torch import Tensor
 from spodgt import rng
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment.config import read_problem
-from spodgt.participation import Trace
+from spodgt.participation import TraceFile
 from spodgt.peer.manifest import Manifest, layout_of
 from spodgt.peer.options import Table
 from spodgt.problems import refuse_statistics
 from spodgt.types import Minibatches, Problem
+from spodgt.validation import from_table
 
 _KEYS = {"bernoulli": "p", "budget": "share", "trace": "path"}
 
@@ -62,23 +63,22 @@ class Budget:
 Capacity = Scheduled | Budget
 
 
-def capacity(section: Table, seed: int, place: int) -> Capacity:
-    """The capacity of client number `place`, from its table in the manifest."""
+def capacity(section: Table, seed: int, place: int, name: str = "") -> Capacity:
+    """The capacity of client number `place`, called `name`, from its table in the manifest."""
     kind = section.get("kind")
     key = _KEYS.get(kind) if isinstance(kind, str) else None
-    if key is None or set(section) != {"kind", key}:
+    if key is None or key not in section or (kind != "trace" and set(section) != {"kind", key}):
         raise InvalidConfig(
             f"compute={dict(section)!r} must be one of {{kind = 'bernoulli', p = 0.7}}, "
             "{kind = 'budget', share = 0.25} and {kind = 'trace', path = 'trace.csv'}."
         )
     value = section[key]
     if kind == "trace":
-        table = np.asarray(Trace.read(str(value)).computes)  # (rounds, clients)
-        if place >= table.shape[1]:
-            known = f"{table.shape[1]} clients, not number {place}"
-            raise InvalidConfig(f"compute.path={value!r} knows {known}; add its rows.")
-        rounds = table[:, place]
-        return Scheduled(max(rounds.mean(), 1e-300), lambda k: bool(rounds[k % len(rounds)]))
+        log = from_table(
+            TraceFile, {key: value for key, value in section.items() if key != "kind"}, "compute"
+        )
+        rounds = log.trace.column(place, name)
+        return Scheduled(float(rounds.mean()), lambda k: bool(rounds[k % len(rounds)]))
     if not isinstance(value, int | float) or not 0 < value <= 1:
         raise InvalidConfig(f"compute.{key} must be in (0, 1], got {value!r}; use {key} = 0.5.")
     if kind == "budget":
