@@ -94,3 +94,25 @@ def test_curves_are_drawn_in_the_colour_of_their_method(style: figures.Style, tm
     assert axes.get_yscale() == "log"
     assert axes.get_ylabel() == "distance from the optimum"
     assert figures.curves(frame, "loss", "round", style=style).axes[0].get_yscale() == "linear"
+
+
+def test_names_stand_in_pictures_and_are_escaped() -> None:
+    network = spodgt.Network.from_adjacency([[0, 1], [1, 0]], names=["lima", "<b>"])
+    text = figures.network_svg(network, np.ones(2), np.ones(2))
+    assert "<title>client lima: p 1</title>" in text
+    assert "<title>lima → &lt;b&gt;: p̂ 1</title>" in text
+    assert "<b>" not in text
+    drawn = figures.network(network, np.ones(2), np.ones(2))
+    assert [label.get_text() for label in drawn.axes[0].texts] == ["lima", "<b>"]
+
+
+@given(st.integers(1, 60), st.integers(0, 99), st.booleans())
+def test_no_two_clients_overlap_in_a_picture(clients: int, seed: int, together: bool) -> None:
+    at = np.random.default_rng(seed).random((clients, 2)) * (not together)
+    gap = 0.3 / np.sqrt(clients)
+    moved = figures.apart(at, gap)
+    assert moved.shape == at.shape
+    assert np.isfinite(moved).all()
+    distance = np.linalg.norm(moved[:, None] - moved[None], axis=-1)[~np.eye(clients, dtype=bool)]
+    scale = np.ptp(moved, axis=0).max() or 1.0
+    assert clients == 1 or distance.min() > 0.9 * gap * min(scale, 1.0)

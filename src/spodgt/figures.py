@@ -14,6 +14,7 @@ import threading
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,6 +47,7 @@ Style = Literal["screen", "column"]
 SUFFIXES = (".png", ".svg", ".pdf")
 COLUMN = 3.35  # inches
 _SMALL = 60  # clients up to which they are numbered and arrows have heads
+_INSIDE = 3  # letters that fit into the circle of a client
 _MOST_LINKS = 20_000  # of a larger network only so many are drawn: more would be a black square
 _MOST_PANELS = 6
 _RC = {
@@ -282,12 +284,13 @@ def network(network: Network | DrawnNetwork, p: Floats, p_hat: Floats, title: st
     from matplotlib.collections import LineCollection
     from matplotlib.colors import Normalize
     from matplotlib.patches import FancyArrowPatch
+    from matplotlib.patheffects import withStroke
 
     figure, axes = new(7.2, 5.6)
-    at = positions(network)
     colours, scale = colormaps["viridis_r"], Normalize(0, 1)
     small = network.clients <= _SMALL
     size = 520 if small else max(4, 20000 / network.clients)
+    at = apart(positions(network), 0.09)
     shown = np.unique(np.linspace(0, network.links - 1, min(network.links, _MOST_LINKS)).astype(int))
     i, j, probability = network.receivers[shown], network.senders[shown], p_hat[shown]
     if small:
@@ -303,8 +306,14 @@ def network(network: Network | DrawnNetwork, p: Floats, p_hat: Floats, title: st
         axes.add_collection(LineCollection(lines, linewidths=widths, colors=colours(scale(probability))))
     axes.scatter(*at.T, s=size, c=p, cmap=colours, norm=scale, edgecolors="black", linewidths=1, zorder=3)
     for client, (across, up) in enumerate(at if small else []):
-        ink = "white" if p[client] > 0.55 else "black"
-        axes.text(across, up, str(client), ha="center", va="center", color=ink, zorder=4, fontsize=10)
+        label = network.label(client)
+        ink = "white" if p[client] > 0.55 and len(label) <= _INSIDE else "black"
+        shift = 0 if len(label) <= _INSIDE else -np.sqrt(size) / 2 - 7  # a long name stands below its circle
+        axes.annotate(
+            label, (across, up), (0, shift), textcoords="offset points", ha="center", va="center", color=ink,
+            zorder=4, fontsize=8 if shift else 10,
+            path_effects=[withStroke(linewidth=2, foreground="white")] if shift else [],
+        )  # fmt: skip
     axes.set_aspect("equal")
     axes.margins(0.1)
     axes.axis("off")
@@ -320,7 +329,7 @@ def network_svg(network: Network | DrawnNetwork, p: Floats, p_hat: Floats) -> st
     """The digraph as an SVG element for a page whose style sheet colours it; titles show on hover."""
     size, edge = 480.0, 34.0
     radius = 15 if network.clients <= 20 else 10 if network.clients <= _SMALL else 4
-    at = positions(network)
+    at = apart(positions(network), (2 * radius + 4) / (size - 2 * edge))
     unit = (size - 2 * edge) / (float(np.ptp(at, axis=0).max()) or 1.0)
     at = edge + (at - at.min(0)) * unit
     height = at[:, 1].max() + edge
@@ -338,17 +347,21 @@ def network_svg(network: Network | DrawnNetwork, p: Floats, p_hat: Floats) -> st
         first, middle, last, tip, left, right = (f"{x:.1f},{y:.1f}" for x, y in points)
         parts.append(
             f'<g class="link" style="opacity:{0.15 + 0.85 * works:.2f}">'
-            f"<title>{j} → {i}: p̂ {works:.3g}</title>"
+            f"<title>{escape(network.label(j))} → {escape(network.label(i))}: p̂ {works:.3g}</title>"
             f'<path d="M{first}Q{middle} {last}" stroke-width="{0.5 + 2 * works:.1f}"/>'
             f'<path class="head" d="M{tip}L{left}L{right}Z"/></g>'
         )
     for client, ((x, y), computes) in enumerate(zip(at, p, strict=True)):
-        ink = "paper" if computes > 0.55 else "ink"
-        number = f'<text x="{x:.0f}" y="{y:.0f}" fill="var(--{ink})">{client}</text>' if radius >= 10 else ""
+        label = escape(network.label(client))
+        inside = len(network.label(client)) <= _INSIDE  # a longer name stands below its circle
+        ink, down = ("paper" if computes > 0.55 and inside else "ink"), 0 if inside else radius + 8
+        name = (
+            f'<text x="{x:.0f}" y="{y + down:.0f}" fill="var(--{ink})">{label}</text>' if radius >= 10 else ""
+        )
         fill = f"color-mix(in srgb, var(--accent) {100 * computes:.0f}%, var(--paper))"
         parts.append(
-            f'<g class="client"><title>client {client}: p {computes:.3g}</title>'
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{fill}"/>{number}</g>'
+            f'<g class="client"><title>client {label}: p {computes:.3g}</title>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{fill}"/>{name}</g>'
         )
     frame = f'viewBox="0 0 {size:.0f} {height:.0f}" role="img" aria-label="the network"'
     return f"<svg {frame}>{''.join(parts)}</svg>"
@@ -367,6 +380,28 @@ def positions(network: Network | DrawnNetwork) -> Floats:
         return np.array(list(nx.kamada_kawai_layout(graph).values()))
     angle = 2 * np.pi * np.arange(network.clients) / network.clients
     return np.stack([np.cos(angle), np.sin(angle)], 1)
+
+
+def apart(at: Floats, gap: float) -> Floats:
+    """Positions of a few clients, no two of them nearer than `gap`, a fraction of the larger side."""
+    if len(at) > _SMALL:
+        return at
+    i, j = np.triu_indices(len(at), 1)
+    turn = 2.4 * np.arange(len(i))  # in different directions where two are at the same place
+    anywhere = np.stack([np.cos(turn), np.sin(turn)], 1)
+    for step in range(100):  # pairs push each other away until none is too near
+        if step % 50 == 0:
+            at = at / (float(np.ptp(at, axis=0).max()) or 1.0)  # pushing has made the whole a little larger
+        across = at[i] - at[j]
+        distance = np.linalg.norm(across, axis=1, keepdims=True)
+        if not (distance < gap).any():
+            break
+        away = np.where(distance > 1e-9, across / np.maximum(distance, 1e-9), anywhere)
+        push = away * np.maximum(1.02 * gap - distance, 0) / 2
+        at = at.copy()
+        np.add.at(at, i, push)
+        np.add.at(at, j, -push)
+    return at
 
 
 # --- files ------------------------------------------------------------------------------------------------

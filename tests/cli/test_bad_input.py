@@ -259,8 +259,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "trace of other clients": (
         "[participation]\nkind = 'trace'\npath = 'trace.csv'",
-        "trace trace.csv must let every client take part, but client 2 never computes; "
-        "leave it out of the network or record it for longer.",
+        "trace trace.csv has link 1 → 0, which the network lacks; add it to the network.",
     ),
     "trace too short": (
         "[run]\nrounds = 9\nmethods = ['spod-gt']\n[network]\nkind = 'file'\npath = 'loop.csv'\n"
@@ -338,6 +337,22 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "config is not text": (
         "compare --config latin.toml",
         "config latin.toml cannot be read: it is not text in UTF-8; give a TOML file.",
+    ),
+    "seed in other digits": (
+        "network --seed ²",
+        "--seed must be a whole number of at least 0, got '²'; use --seed 0.",
+    ),
+    "too many clients": (
+        "network --clients 10000000000000",
+        "network.clients must be at most 1,000,000,000, got about 10^13; use clients=10.",
+    ),
+    "far too many clients to compare": (
+        "compare --set network.clients=10000000000000",
+        "network.clients must be at most 1,000,000,000, got about 10^13; use clients=10.",
+    ),
+    "network that is too large": (
+        "network --kind complete --clients 100000000",
+        "Complete(clients=100000000) does not fit into memory; use fewer clients or links.",
     ),
     "set without =": (
         "compare --set network.radius",

@@ -272,6 +272,18 @@ def test_network_draws_and_tells(cli: Cli, tmp_path: Path) -> None:
     assert np.all(np.array(facts["p"]) > 0)
 
 
+def test_a_network_tells_the_names_of_its_clients(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "net.txt").write_text("rome lima\nlima oslo\noslo rome\n")
+    options = ("network", "--set", "network.kind=file", "--set", "network.path=net.txt")
+    code, out, err = cli(*options)
+    assert (code, err) == (0, "")
+    assert "lima, oslo, rome" in out
+    facts = json.loads(cli(*options, "--json")[1])
+    assert facts["names"] == ["lima", "oslo", "rome"]
+    assert (facts["senders"], facts["receivers"]) == ([2, 0, 1], [0, 1, 2])
+    assert json.loads(cli("network", "--clients", 3, "--json")[1])["names"] is None
+
+
 def test_a_network_of_one_client(cli: Cli) -> None:
     code, out, err = cli("network", "--kind", "complete", "--clients", "1")
     assert (code, err) == (0, "")

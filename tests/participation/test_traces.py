@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def log_of(network: Network, computes: Bools, links: Bools) -> list[tuple[int, s
     """(round, receiver, sender, up) of everything, ups and downs; the links of round 0 are down."""
     rows = [(k, network.label(i), network.label(i), int(up)) for (k, i), up in np.ndenumerate(computes)]
     for (k, link), up in np.ndenumerate(links):
+        assert isinstance(link, int)
         ends = network.label(network.receivers[link]), network.label(network.senders[link])
         rows.append((k + 1, *ends, int(up)))
     return rows
@@ -132,10 +134,23 @@ def test_a_log_of_devices_with_dates(tmp_path: Path) -> None:
     assert experiment.participation.draw(CITIES, 0).length is None
 
 
+def test_the_example_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
+    (log,), tables_of = (
+        re.findall(r"```csv\n(.*?)```", page, re.DOTALL),
+        re.findall(r"```toml\n(.*?)```", page, re.DOTALL),
+    )
+    (tmp_path / "devices.csv").write_text(log)
+    (tmp_path / "mine.toml").write_text(next(text for text in tables_of if "devices.csv" in text))
+    monkeypatch.chdir(tmp_path)
+    drawn = Experiment.read("mine.toml").participation.draw(CITIES, 0)
+    assert drawn.length is None
+    assert drawn.computes(range(8)).sum(0).tolist() == [6, 6, 6]
+
+
 def test_names_numbers_and_clients() -> None:
-    rows = [(k, name, name, 1) for k in range(3) for name in ("a", "b", "c")]
+    rows = [(k, name, name, 1) for k in range(3) for name in ("a", "b", "c")] + [(1, "b", "a", 1)]
     table = pd.DataFrame(rows, columns=["round", "receiver", "sender", "up"])
-    table.loc[len(table)] = [1, "b", "a", 1]
     named = Trace.from_table(table, clients=["c", "a", "b"])
     pair = Network.from_adjacency([[0, 1, 0], [0, 0, 1], [1, 1, 0]])  # 1 → 0, 2 → 1, 0 → 2, 1 → 2
     with pytest.raises(InvalidInput, match="link 1 → 0 never works"):
@@ -350,7 +365,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "link that the network lacks": (
         csv("round,receiver,sender,up\n1,0,1,1\n", computes="always"),
-        "links has link 1 → 0, which the network lacks; add it to the network.",
+        "trace log.csv has link 1 → 0, which the network lacks; add it to the network.",
     ),
 }
 

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 import pandas as pd
 import pytest
@@ -140,6 +141,19 @@ def test_a_network_is_kept_with_its_positions_and_probabilities(result: spodgt.R
     table = networks_table([(0, ring, spodgt.Always().draw(ring, 0))])
     assert table["x"].isna().all()
     assert Record(result.frame, result.participation, table, {}, {}).drawn()[0].positions is None
+
+
+def test_names_of_clients_stand_in_the_tables(tmp_path: Path) -> None:
+    edges = [("lima", "oslo"), ("oslo", "rome"), ("rome", "lima")]
+    network = spodgt.Network.from_networkx(nx.DiGraph(edges))
+    result = spodgt.train("spod-gt", spodgt.Quadratic.random(3, 2), network, rounds=3, out=tmp_path / "run")
+    for table in (result.networks, result.participation):
+        links = table[table["kind"] == "link"]
+        assert list(zip(links["sender_name"], links["receiver_name"], strict=True)) == [edges[2], *edges[:2]]
+        assert table["receiver"].tolist() == [0, 1, 2, 0, 1, 2], "numbers stay"
+    again = Record.read(tmp_path / "run")
+    assert again.drawn()[0].names == ("lima", "oslo", "rome")
+    assert again.drawn()[0].label(1) == "oslo"
 
 
 def test_participation_is_counted_in_rounds(result: spodgt.Result) -> None:

@@ -199,6 +199,16 @@ def test_a_run_from_python_has_a_report(tmp_path: Path) -> None:
     assert "run from Python" in page
 
 
+def test_names_of_clients_stand_in_the_page(tmp_path: Path) -> None:
+    network = spodgt.Network.from_adjacency([[0, 1], [1, 0]], names=["lima", "oslo"])
+    rare = spodgt.Bernoulli([1.0, 1e-9], 1.0)
+    spodgt.train("spod-gt", spodgt.Quadratic.random(2, 3), network, rare, rounds=5, out=tmp_path / "mine")
+    page = report.write(tmp_path / "mine").read_text()
+    assert '"names":["lima","oslo"]' in page
+    assert "<title>client oslo: p 1e-09</title>" in page
+    assert "oslo (p = 1e-09)" in page
+
+
 @pytest.fixture(scope="module")
 def predicted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a prediction in its record."""

@@ -22,6 +22,7 @@ _SHOWN = {  # columns of the terminal; --json has all
     "exact": "exact limit",
     "root": "root",
 }
+_MOST_NAMES = 50  # in the terminal
 
 
 @app.command(epilog="Example: [bold]spodgt algorithms --json[/]")
@@ -60,15 +61,17 @@ def network(
     from spodgt.experiment import value_of
 
     figures.check_suffix(out)
-    if not seed.isdigit():
+    if not seed.isdecimal():
         raise InvalidInput(f"--seed must be a whole number of at least 0, got {seed!r}; use --seed 0.")
     changes: dict[str, object] = {} if kind is None else {"network.kind": kind}
     changes |= {} if clients is None else {"network.clients": value_of(clients)}
     chosen = experiment_of(config, changes | Changes(assign=assign).keys())
     net, availability = chosen.draw_network(int(seed))
     figures.save(figures.network(net, availability.p, availability.p_hat, f"seed {seed}"), out)
+    more = ", …" if net.clients > _MOST_NAMES else ""
     facts = {
         "clients": net.clients,
+        **({} if net.names is None else {"names": ", ".join(net.names[:_MOST_NAMES]) + more}),
         "links": net.links,
         "links both ways": net.two_way,
         "in-degree": f"{net.in_degree.min()} to {net.in_degree.max()}",
@@ -79,6 +82,7 @@ def network(
     }
     if as_json:
         facts |= {
+            "names": None if net.names is None else list(net.names),
             "p": availability.p.tolist(),
             "p_hat": availability.p_hat.tolist(),
             "receivers": net.receivers.tolist(),

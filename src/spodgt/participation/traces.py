@@ -192,7 +192,8 @@ class Trace:
         if stray.any():
             link = int(stray.argmax())
             ends = f"{network.label(j[link])} → {network.label(i[link])}"
-            raise InvalidInput(f"links has link {ends}, which the network lacks; add it to the network.")
+            where = "links" if self.source == "arrays" else self._where
+            raise InvalidInput(f"{where} has link {ends}, which the network lacks; add it to the network.")
         table = np.zeros((len(links), network.links), bool)
         table[:, at[known]] = links[:, known]
         return table

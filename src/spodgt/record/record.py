@@ -19,7 +19,7 @@ import tomli_w
 
 from spodgt.errors import InvalidInput
 from spodgt.experiment.config import GIVEN, SECTIONS
-from spodgt.network import Network
+from spodgt.network import Named, Network
 from spodgt.record import statistics
 from spodgt.record.folder import parquet, plain, write
 from spodgt.record.metrics import METRICS, declare
@@ -50,7 +50,7 @@ class Diverged:
 
 
 @dataclass(frozen=True, eq=False)
-class DrawnNetwork:
+class DrawnNetwork(Named):
     """The network of one seed as a record keeps it."""
 
     p: Floats  # (clients,) the probability that a client computes in a round
@@ -58,6 +58,7 @@ class DrawnNetwork:
     receivers: Ints  # (links,)
     p_hat: Floats  # (links,) the probability that a link works in a round
     positions: Floats | None  # (clients, 2); None where the network has no positions
+    names: tuple[str, ...] | None = None  # of the clients; None where they are called by their numbers
 
     @property
     def clients(self) -> int:
@@ -90,7 +91,8 @@ class Record:
     Args:
         frame: One row per evaluation: algorithm, seed, round, delay and the metrics.
         participation: One row per method, seed and client or link: its probability, and what it really did.
-        networks: One row per seed and client or link: probability, and position of a client.
+        networks: One row per seed and client or link: probability, and position of a client. Both tables
+            have columns receiver_name and sender_name where clients have names.
         config: The settings, as the tables of a TOML file.
         versions: The versions of Python and of the packages that matter.
         diverged: The runs that left the finite numbers.
@@ -154,6 +156,7 @@ class Record:
                 links["receiver"].to_numpy(int),
                 links["probability"].to_numpy(float),
                 None if np.isnan(positions).any() else positions,
+                tuple(clients["receiver_name"]) if "receiver_name" in clients else None,
             )
         return found
 
@@ -275,8 +278,16 @@ def networks_table(drawn: Iterable[tuple[int, Network, Availability]]) -> pd.Dat
             np.r_[availability.p, availability.p_hat],
             *place.T,
         )
-        tables.append(pd.DataFrame(dict(zip(columns, values, strict=True))))
+        tables.append(with_names(pd.DataFrame(dict(zip(columns, values, strict=True))), network))
     return pd.concat(tables[1:] or tables, ignore_index=True)
+
+
+def with_names(table: pd.DataFrame, network: Network) -> pd.DataFrame:
+    """A table with receivers and senders by number, and also by name where the network has names."""
+    if network.names is not None:
+        for end in ("receiver", "sender"):
+            table[f"{end}_name"] = np.array(network.names, object)[table[end]]
+    return table
 
 
 def versions() -> dict[str, str]:

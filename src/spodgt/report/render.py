@@ -234,6 +234,7 @@ def _networks(record: Record, pictures: dict[str, int]) -> dict[str, Any]:
             links = zip(net.senders.tolist(), net.receivers.tolist(), _numbers(net.p_hat), strict=True)
             networks[str(seed)] = {
                 "picture": pictures.get(picture),  # None where there are too many
+                "names": [net.label(client) for client in range(net.clients)],
                 "p": _numbers(net.p),
                 "links": list(links),
             }

@@ -201,11 +201,11 @@ def rare_clients(record: Record, reference: str) -> Table | str:
     method = reference if reference in observed else statistics.reference(list(observed))
     networks, rows = record.drawn(), []
     for seed, one in observed[method].items():
-        p = networks[seed].p
+        p, label = networks[seed].p, networks[seed].label
         rare = [int(client) for client in np.argsort(p) if one.clients[client] < RARE]
         if rare:
-            never = ", ".join(str(client) for client in rare if one.clients[client] == 0) or "none"
-            names = ", ".join(f"{client} (p = {p[client]:.2g})" for client in rare)
+            never = ", ".join(label(client) for client in rare if one.clients[client] == 0) or "none"
+            names = ", ".join(f"{label(client)} (p = {p[client]:.2g})" for client in rare)
             rows.append([Cell(str(seed)), Cell(names), Cell(never)])
     if not rows:
         return f"With {method}, every client computed in {RARE:.0%} of its rounds or more."

@@ -9,6 +9,7 @@ import numpy as np
 
 from spodgt.experiment.config import checksum
 from spodgt.record.metrics import RunSnapshot
+from spodgt.record.record import with_names
 from spodgt.runtimes.world import Run, Tally
 from spodgt.types import HasIdentity, HasRoles, HasSamples, Ints
 
@@ -66,7 +67,7 @@ def participation_table(done: Iterable[tuple[str, Sequence[Run], Tally]]) -> pd.
                 np.r_[none, tally.bytes[out]],
                 np.isin(np.r_[everyone, -1 - net.receivers], av.roots if isinstance(av, HasRoles) else ()),
             )
-            tables.append(pd.DataFrame(dict(zip(_PARTICIPATION, values, strict=True))))
+            tables.append(with_names(pd.DataFrame(dict(zip(_PARTICIPATION, values, strict=True))), net))
     return pd.concat(tables or [pd.DataFrame(columns=_PARTICIPATION)], ignore_index=True)
 
 

@@ -283,8 +283,8 @@ function networkSection() {
   const points = () => {
     const { net, seen } = both();
     if (!net || !seen) return [];
-    const clients = net.p.map((p, n) => ({ x: p, client: seen.clients[n], name: `client ${n}` }));
-    const links = net.links.map(([j, i, p], n) => ({ x: p, link: seen.links[n], name: `${j} → ${i}` }));
+    const clients = net.p.map((p, n) => ({ x: p, client: seen.clients[n], name: `client ${net.names[n]}` }));
+    const links = net.links.map(([j, i, p], n) => ({ x: p, link: seen.links[n], name: `${net.names[j]} → ${net.names[i]}` }));
     const diagonal = [0, 1].map((x) => ({ x, diagonal: x }));
     return [...clients, ...links, ...diagonal].sort((a, b) => a.x - b.x);
   };
@@ -310,7 +310,7 @@ function networkSection() {
     const links = (end, n) => net.links.filter((link) => link[end] === n).length;
     const { heads, rows: held } = current().clients;
     const more = (n) => (held[method]?.[seed]?.[n] || []).map((one) => (typeof one === "string" ? one : show(one)));
-    const rows = (net?.p || []).map((p, n) => [n, show(p), percent(seen?.clients[n]), links(1, n), links(0, n), ...more(n)]);
+    const rows = (net?.p || []).map((p, n) => [net.names[n], show(p), percent(seen?.clients[n]), links(1, n), links(0, n), ...more(n)]);
     const titles = ["client", "p", "computed in", "links in", "links out", ...(more(0).length ? heads : [])];
     byId("clients").tHead.rows[0].replaceChildren(...titles.map((each) => element("th", {}, each)));
     const body = rows.map((row) => element("tr", {}, ...row.map((each) => element("td", {}, String(each)))));
