@@ -83,7 +83,7 @@ def test_gossip_is_doubly_stochastic(network: Any, seed: int) -> None:
     links = up.draw(both, seed).links(range(1, 13))[0]
     assert both.reverse is not None
     pairs = links & links[:, both.reverse]  # a symmetric exchange needs both directions
-    trace = spodgt.Trace(np.ones((13, m)), pairs)
+    trace = spodgt.Trace(np.ones((13, m)), pairs, p_hat=0.5)
     problem = Quadratic.random(m, m)
     W = Simulation([as_run(both, trace, problem)], dtype=torch.float64).round(3).gossip(torch.eye(m).double())
     close(W.sum(0), np.ones(m), 1e-14)
