@@ -278,6 +278,30 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: Graph.of("three", [0], [1]),  # type: ignore[arg-type]
         "clients must be a whole number of at most 1,000,000,000, got 'three'; use 10.",
     ),
+    "weights of a kind": (
+        lambda: Network.ring(3, weights=["degree"]),  # type: ignore[arg-type]
+        "weights must be one of degree, random, given, got ['degree']; use degree.",
+    ),
+    "no graph": (
+        lambda: Network.from_graph(nx.DiGraph()),
+        "graph must be a Graph, got DiGraph; use spodgt.graphs.Graph.of.",
+    ),
+    "nodelist that is none": (
+        lambda: Network.from_networkx(nx.DiGraph([("a", "b"), ("b", "a")]), nodelist=5),  # type: ignore[arg-type]
+        "nodelist must hold every node once, got 5.",
+    ),
+    "names in one text": (
+        lambda: Network.from_adjacency(RING, names="abc"),
+        "names must be 3 texts, one per client, got ('abc',).",
+    ),
+    "positions": (
+        lambda: Network(2, np.array([0, 1]), np.array([1, 0]), HALVES[:2], HALVES[:2], None, np.ones((3, 2))),
+        "positions must be (2, 2), one row per client, got (3, 2).",
+    ),
+    "weights of a graph": (
+        lambda: Graph.of(3, [0], [1], weights=np.ones(2)),
+        "weights must be 1, one per link, got array([1., 1.]).",
+    ),
     "loop": (
         lambda: Network(2, np.array([0, 1, 1]), np.array([1, 0, 1]), HALVES[:3], HALVES[:3], None),
         "links must join two clients, but link 2 goes from 1 to itself; leave it out, or use Graph.of.",

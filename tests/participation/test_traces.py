@@ -260,6 +260,19 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         "computes must have as many rounds as links (from the second pass on round 0 has links), "
         "got 4 and 3.",
     ),
+    "a table that is none": (
+        lambda _: Trace.from_table(5),  # type: ignore[arg-type]
+        "table must be a pandas table, got 5 (DataFrame constructor not properly called!).",
+    ),
+    "ends of others": (
+        arrays(ONES, ONES[:3], names=(0, 1, 2), ends=[[0, 9]] * 3),
+        "ends must be (links, 2) receivers and senders, each the place of one of the 3 names, "
+        "got [[0, 9], [0, 9], [0, 9]].",
+    ),
+    "one name twice": (
+        arrays(ONES, ONES[:3], names=(0, 0, 1)),
+        "names must differ from each other, got (0, 0, 1); rename one.",
+    ),
     "nothing recorded": (
         arrays("always", "always"),
         "the trace must record clients or links, got neither; use spodgt.Always().",
@@ -387,6 +400,14 @@ def test_bad_traces_are_refused_in_one_sentence(
 def test_names_stand_in_messages_about_p(made: Any) -> None:
     with pytest.raises(InvalidInput, match=r"client oslo has 0|link lima → oslo has 0"):
         made.draw(CITIES, 0)
+
+
+@pytest.mark.parametrize("p", ["0.5", True, None, 1j, [[0.5], [0.5, 0.5]], 10**400, {"a": 1}])
+def test_probabilities_are_numbers(p: Any) -> None:
+    with pytest.raises(InvalidInput, match="p must be numbers in"):
+        spodgt.Bernoulli(p).draw(RING, 0)
+    with pytest.raises(InvalidInput, match="p_hat must be numbers in"):
+        spodgt.Bernoulli(0.5, p).draw(RING, 0)
 
 
 def test_a_participation_every_so_many_rounds_has_a_limit() -> None:

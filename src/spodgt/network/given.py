@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from spodgt.errors import InvalidNetwork
-from spodgt.network.links import by_name, shown
+from spodgt.network.links import by_name, check_names, shown
 from spodgt.network.recipes import Graph
 from spodgt.network.weights import HasArray, square
 
@@ -34,9 +34,10 @@ def graph_of_networkx(graph: networkx.Graph, nodelist: Sequence[Hashable] | None
         )
     nodes = by_name(graph.nodes)
     if nodelist is not None:
-        if len(nodelist) != len(nodes) or {*nodelist} != {*nodes}:
-            raise InvalidNetwork(f"nodelist must hold every node once, got {shown(list(nodelist))}.")
-        nodes = list(nodelist)
+        order = list(nodelist) if isinstance(nodelist, Iterable) else []
+        if len(order) != len(nodes) or any(node not in order for node in nodes):
+            raise InvalidNetwork(f"nodelist must hold every node once, got {shown(nodelist)}.")
+        nodes = order
     index = {node: i for i, node in enumerate(nodes)}
     names = tuple(map(str, nodes))
     edges = [(index[u], index[v], weight) for u, v, weight in graph.edges(data="weight")]
@@ -87,6 +88,4 @@ def graph_of_matrix(adjacency: object, names: Sequence[str] | None = None) -> Gr
             f"adjacency must be finite, but [{receivers[at]}, {senders[at]}] is {numbers[at]:.3g}; "
             "set it to 0 or 1."
         )
-    return Graph.of(
-        shape[0], receivers, senders, names=None if names is None else tuple(names), weights=numbers
-    )
+    return Graph.of(shape[0], receivers, senders, names=check_names(names, shape[0]), weights=numbers)

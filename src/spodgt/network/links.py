@@ -28,7 +28,7 @@ def check_names(names: Iterable[str] | None, clients: int) -> tuple[str, ...] | 
     """The names as a tuple, one for each client and no two the same."""
     if names is None:
         return None
-    found = tuple(names)
+    found = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else (names,)
     if len(found) != clients or not all(isinstance(name, str) for name in found):
         raise InvalidNetwork(f"names must be {clients} texts, one per client, got {shown(found)}.")
     if len(set(found)) < clients:

@@ -70,6 +70,9 @@ class Network(Named):
         for name, value in values.items():
             object.__setattr__(self, name, value if order is None or value is None else value[order])
         object.__setattr__(self, "names", check_names(self.names, self.clients))
+        if self.positions is not None and np.shape(self.positions) != (self.clients, 2):
+            got = np.shape(self.positions)
+            raise InvalidNetwork(f"positions must be ({self.clients}, 2), one row per client, got {got}.")
 
     # --- from a recipe -----------------------------------------------------------------------
     @classmethod
@@ -225,7 +228,11 @@ class Network(Named):
                 None: by degree, but a graph with weights other than 1 is refused.
             seed: Of random weights.
         """
-        if weights is not None and weights not in WEIGHTS:
+        if not isinstance(graph, Graph):
+            raise InvalidNetwork(
+                f"graph must be a Graph, got {type(graph).__name__}; use spodgt.graphs.Graph.of."
+            )
+        if weights is not None and not (isinstance(weights, str) and weights in WEIGHTS):
             raise InvalidNetwork(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}; use degree.")
         if graph.clients < 1:
             raise InvalidNetwork("the graph must have at least one client, got none; add nodes.")

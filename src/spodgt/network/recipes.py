@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
 from spodgt.errors import InvalidNetwork
-from spodgt.network.links import MOST_CLIENTS, Named, check_ends, check_names, order_of
+from spodgt.network.links import MOST_CLIENTS, Named, check_ends, check_names, order_of, shown
 from spodgt.rng import distinct, generator
 from spodgt.types import Floats, Ints
 from spodgt.validation import Field, Must, Number, Whole, recipe
@@ -63,6 +63,8 @@ class Graph(Named):
         clients. weights: of the links.
         """
         into, out = check_ends(clients, receivers, senders)
+        if weights is not None and np.shape(weights) != into.shape:
+            raise InvalidNetwork(f"weights must be {len(into)}, one per link, got {shown(weights)}.")
         code = into * clients + out
         if weights is None:
             receiver, sender = np.divmod(np.unique(code), max(1, clients))

@@ -14,6 +14,7 @@ import numpy as np
 from spodgt import rng
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
+from spodgt.network.links import shown
 from spodgt.participation.availability import Chosen, Independent, Overlay
 from spodgt.types import Availability, Floats
 from spodgt.validation import Field, Must, Number, Whole, recipe
@@ -140,9 +141,12 @@ def as_availability(participation: Participation, network: Network, seed: int) -
 
 def _numbers(value: object, name: str) -> Floats:
     try:
-        return np.asarray(value, float)
-    except (TypeError, ValueError):
-        raise InvalidInput(f"{name} must be numbers in (0, 1], got {value!r:.60}; use {name}=0.5.") from None
+        array = np.asarray(value)
+        if array.dtype.kind in "iuf":  # text and truth values are none
+            return array.astype(float)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise InvalidInput(f"{name} must be numbers in (0, 1], got {shown(value)}; use {name}=0.5.")
 
 
 def on_links(p_hat: object, network: Network) -> Floats:

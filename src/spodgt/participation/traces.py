@@ -6,13 +6,14 @@ works. Its time is cut into rounds of equal length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypedDict
 
 import numpy as np
+from numpy.typing import ArrayLike
 from pydantic import BeforeValidator
 from typing_extensions import Unpack
 
@@ -89,7 +90,9 @@ class Trace:
         return TraceFile(str(path) if isinstance(path, Path) else path, **options).trace  # type: ignore[arg-type]
 
     @classmethod
-    def from_table(cls, table: pd.DataFrame, **options: Unpack[LogOptions]) -> Trace:
+    def from_table(
+        cls, table: pd.DataFrame | Mapping[str, ArrayLike], **options: Unpack[LogOptions]
+    ) -> Trace:
         """Turn a log into rounds.
 
         Each row is about the client in column `client`, which computes, or about the link `sender` →
@@ -103,10 +106,16 @@ class Trace:
         What no row speaks of is down. Times are numbers in any unit, or dates and times, which count seconds.
 
         Args:
-            table: The log.
+            table: The log, a pandas table or its columns by name.
             options: The fields of `TraceFile` but its path.
         """
-        return TraceFile("table", **options).convert(table)  # type: ignore[arg-type]
+        import pandas as pd
+
+        try:
+            frame = pd.DataFrame(table)
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"table must be a pandas table, got {shown(table)} ({error}).") from None
+        return TraceFile("table", **options).convert(frame)  # type: ignore[arg-type]
 
     def draw(self, network: Network, seed: int) -> Availability:
         computes, links = self._tables(network)
@@ -127,7 +136,12 @@ class Trace:
         return Recorded(p, p_hat, computes, links, seed, self.repeat)
 
     def column(self, client: int, name: str = "") -> Bools:
-        """(rounds + 1,) when one client computes, by its name or else its number; False where unknown."""
+        """(rounds + 1,): in which rounds one client computes.
+
+        Args:
+            client: Its number, where the trace does not know the name.
+            name: Its name.
+        """
         computes = _flags(self.computes, "computes")
         labels = range(computes.shape[1]) if self.names is None else self.names
         found = {str(label): n for n, label in enumerate(labels)}
@@ -174,7 +188,7 @@ class Trace:
     def _links(self, network: Network) -> Bools:
         links, m = _flags(self.links, "links"), network.clients
         if self.ends is not None:
-            i, j = self._places(network)[np.asarray(self.ends, np.int64)].reshape(-1, 2).T
+            i, j = self._places(network)[self._ends(links)].T
         elif links.ndim == 3 and links.shape[1:] == (m, m):
             i, j = (each.ravel() for each in np.indices((m, m)))
             links = links.reshape(len(links), m * m)[:, i != j]
@@ -198,6 +212,17 @@ class Trace:
         table[:, at[known]] = links[:, known]
         return table
 
+    def _ends(self, links: Bools) -> Ints:
+        """(links, 2): receiver and sender of every column of `links`."""
+        ends, names = np.asarray(self.ends), self.names or ()
+        numbers = ends.dtype.kind in "iu" and ends.shape == (*links.shape[1:], 2)
+        if not numbers or ((ends < 0) | (ends >= len(names))).any():
+            raise InvalidInput(
+                f"ends must be (links, 2) receivers and senders, each the place of one of the {len(names)} "
+                f"names, got {shown(self.ends)}."
+            )
+        return ends.astype(np.int64)
+
     def _places(self, network: Network) -> Ints:
         """The number of the client in every column: by name where the network knows one, else by number."""
         labels, known = self.names or (), {name: n for n, name in enumerate(network.names or ())}
@@ -213,6 +238,8 @@ class Trace:
                     f"{self._where} has client {label!r}, which the network lacks: "
                     f"its clients are {first} to {last}; {fix}."
                 )
+        if len(set(places)) < len(places):
+            raise InvalidInput(f"names must differ from each other, got {shown(labels)}; rename one.")
         return np.array(places, np.int64)
 
     def _never(self, observed: Floats, each: str, label: Callable[[int], str], key: str) -> None:

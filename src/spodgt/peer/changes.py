@@ -71,7 +71,7 @@ def _check_known(manifest: Manifest, change: Change) -> None:
     for name in (*change.addresses, *change.compute):
         manifest.client(name)
     for name, table in change.compute.items():
-        capacity(table, manifest.seed, manifest.client(name).place)
+        capacity(table, manifest.seed, manifest.client(name).place, name)
     known = {(link.sender, link.receiver) for link in manifest.links}
     for sender, receiver in change.unlinked - known:
         raise InvalidInput(f"link {sender} → {receiver} is not in the manifest; leave it out.")
@@ -99,7 +99,7 @@ def joined(
         raise InvalidInput(f"{name} would have no data: {held}; make a run with --divided-into more.")
     client = Client(name, address, place, part)
     if compute is not None:
-        capacity(compute, manifest.seed, place)  # says so if it means nothing
+        capacity(compute, manifest.seed, place, name)  # says so if it means nothing
         client = replace(client, compute=dict(compute))
     made = []
     for (sender, receiver), table in links.items():

@@ -110,7 +110,7 @@ def _check_devices(manifest: Manifest) -> None:
     """Refuse devices that rest where the method needs everybody in every round."""
     built = manifest.method.build()  # refused here rather than when the clients start
     for client in manifest.clients:
-        p = capacity(client.compute, manifest.seed, client.place).p
+        p = capacity(client.compute, manifest.seed, client.place, client.name).p
         if p < 1 and built.traits.sporadic_clients != "yes":
             rests = f"{client.name} computes in a fraction {p:.3g} of its rounds"
             raise Incompatible(f"method {built.name} needs all clients, but {rests}; use spod-gt-memory.")

@@ -41,7 +41,7 @@ class Terms(NamedTuple):
         if old is not None and old.manifest.client(name).compute == own.compute:
             device = old.capacity
         else:
-            device = capacity(own.compute, manifest.seed, own.place)
+            device = capacity(own.compute, manifest.seed, own.place, own.name)
         member = Member(own.place, len(manifest.linked), device.p)
         return cls(signed, manifest.method.build(), device, member)
 
