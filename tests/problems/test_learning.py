@@ -169,8 +169,9 @@ class Mine(Dataset[Any]):
 )
 def test_datasets_of_every_kind(wrap: Any) -> None:
     kinds = [wrap(x, y) for x, y in DATA]
-    problem = spodgt.Learning(linear(), nn.CrossEntropyLoss(), kinds, test=kinds[0], batch_size=4)
-    plain = spodgt.Learning(linear(), nn.CrossEntropyLoss(), DATA, test=DATA[0], batch_size=4)
+    options: Any = {"batch_size": 4, "init": "fresh", "cache": True}
+    problem = spodgt.Learning(linear(), nn.CrossEntropyLoss(), kinds, test=kinds[0], **options)
+    plain = spodgt.Learning(linear(), nn.CrossEntropyLoss(), DATA, test=DATA[0], **options)
     ours, theirs = (
         spodgt.train("spod-gt", p, spodgt.Network.ring(3), rounds=5).frame for p in (problem, plain)
     )
@@ -180,9 +181,10 @@ def test_datasets_of_every_kind(wrap: Any) -> None:
 
 def test_bytes_are_scaled_and_whole_numbers_are_not() -> None:
     pixels = (INPUTS * 30 + 128).clamp(0, 255).byte()
-    as_bytes = spodgt.Learning(linear(), nn.CrossEntropyLoss(), list(zip(pixels, TARGETS, strict=True)))
+    module = linear()
+    as_bytes = spodgt.Learning(module, nn.CrossEntropyLoss(), list(zip(pixels, TARGETS, strict=True)))
     as_floats = spodgt.Learning(
-        linear(), nn.CrossEntropyLoss(), list(zip(pixels.float() / 255, TARGETS, strict=True))
+        module, nn.CrossEntropyLoss(), list(zip(pixels.float() / 255, TARGETS, strict=True))
     )
     one, other = (spodgt.train("spod-gt", p, spodgt.Network.ring(3), rounds=5) for p in (as_bytes, as_floats))
     np.testing.assert_allclose(one.frame["gradient_norm"], other.frame["gradient_norm"], rtol=1e-5)
@@ -210,14 +212,14 @@ def test_regression_has_a_loss_and_no_accuracy() -> None:
 # --- starts, dropout, buffers ----------------------------------------------------------------------
 def test_starts_are_drawn_per_seed_and_shared_by_all_clients() -> None:
     module = linear()
-    problem = spodgt.Learning(module, nn.CrossEntropyLoss(), DATA)
+    problem = spodgt.Learning(module, nn.CrossEntropyLoss(), DATA, init="fresh")
     first = problem.start(0)
     assert (first == first[0]).all()
     torch.testing.assert_close(first, problem.start(0))
     assert (first != problem.start(1)).any()
-    each = spodgt.Learning(module, nn.CrossEntropyLoss(), DATA, same_start=False).start(0)
+    each = spodgt.Learning(module, nn.CrossEntropyLoss(), DATA, init="fresh", same_start=False).start(0)
     assert (each[0] != each[1]).any()
-    kept = spodgt.Learning(module, nn.CrossEntropyLoss(), DATA, keep_weights=True).start(3)
+    kept = spodgt.Learning(module, nn.CrossEntropyLoss(), DATA, init="given").start(3)
     torch.testing.assert_close(kept[0], nn.utils.parameters_to_vector(module.parameters()))
 
 

@@ -106,7 +106,7 @@ def batch_norm_problem(**options: Any) -> Learning:
     inputs = 5 + centres[targets] + torch.randn(CLIENTS + 1, 24, 6, generator=draws)
     module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
     data = list(zip(inputs[:-1], targets[:-1], strict=True))
-    settings: dict[str, Any] = {"batch_size": 8, "buffers": "pull"} | options
+    settings: dict[str, Any] = {"batch_size": 8, "buffers": "pull", "init": "fresh"} | options
     return Learning(module, cross_entropy, data, (inputs[-1], targets[-1]), **settings)
 
 

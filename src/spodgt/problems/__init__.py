@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spodgt.errors import InvalidInput
+from spodgt.problems.client_data import check_test_samples
 from spodgt.problems.data import IID, LabelsPerClient, Partition, Split, load
 from spodgt.problems.learning import Learning
 from spodgt.problems.models import MODELS
 from spodgt.problems.quadratic import Quadratic
 from spodgt.types import Problem
+from spodgt.validation import choices
 
 __all__ = ["Learning", "Quadratic", "classification", "fashion_mnist_svm", "refuse_statistics"]
 
@@ -38,19 +40,30 @@ def classification(
         options: of the model: `hidden` of mlp, `width` of cnn, `width` and `norm` of resnet18, as in
             `classification("cifar-10", "resnet18", width=16, norm="batch")`.
     """
+    if model not in MODELS:
+        raise InvalidInput(f"model={model!r} is not known; {choices(model, MODELS)}")
+    recipe = MODELS[model]
+    for name, value in options.items():
+        if name not in recipe.options:
+            raise InvalidInput(
+                f"{name}={value!r} is not an option of {model}; {choices(name, recipe.options)}"
+            )
+    check_test_samples(test_samples)
+    if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
+        raise InvalidInput(f"clients must be a whole number of at least 1, got {clients!r}; use clients=10.")
     dataset = load(data)
     if test_samples is not None:
         test = Split(dataset.test.inputs[:test_samples], dataset.test.targets[:test_samples])
         dataset = replace(dataset, test=test)
-    recipe = MODELS[model]
     shape = tuple(dataset.train.inputs.shape[1:])
     return Learning.partitioned(
         recipe.build(shape, len(dataset.classes), **options),
         recipe.loss,
         dataset,
         clients=clients,
-        partition=partition or IID(),
+        partition=IID() if partition is None else partition,
         batch_size=batch_size,
+        init="fresh",
         augment=augment,
         buffers="pull",  # only asked of models with running statistics, such as a ResNet with norm="batch"
     )

@@ -1,10 +1,11 @@
 """Any `torch.nn.Module`, any loss, one dataset per client.
 
 A problem is made of a `Trainable` (module, loss, engine) and `ClientData` (samples, who holds which); this
-file turns them into gradients, losses and accuracies.
+file turns them into gradients, losses and metrics.
 
-Running statistics (BatchNorm's) are columns behind the parameters in the models a problem is given, and
-only there: the round keeps them apart from x, so no method can put them into a tracker or a step.
+What clients keep besides (running statistics such as BatchNorm's, personal parameters) are columns behind the
+parameters in the models a problem is given, and only there: the round keeps them apart from x, so no method
+can put them into a tracker or a step.
 """
 
 from __future__ import annotations
@@ -21,14 +22,20 @@ from torch import Tensor, nn
 
 from spodgt import rng
 from spodgt.compiled import share, usable
+from spodgt.errors import InvalidInput
 from spodgt.problems.client_data import ClientData
 from spodgt.problems.data import Dataset, Partition
-from spodgt.problems.gradients import Layout
-from spodgt.problems.gradients.linear import LinearEngine, grade, linear_gradients
-from spodgt.problems.gradients.loop import LoopEngine
-from spodgt.problems.losses import LOSSES, Loss, mass
-from spodgt.problems.samples import CHUNK, Holdings, Samples, Source
-from spodgt.problems.trainable import Trainable
+from spodgt.problems.evaluation import block_of, evaluate
+from spodgt.problems.gradients import Layout, Many
+from spodgt.problems.gradients.linear import LinearEngine, linear_gradients
+from spodgt.problems.losses import LOSSES, Loss
+from spodgt.problems.objective import Function, Metric, Objective, read_metrics, takes_model
+from spodgt.problems.samples import Collate, Holdings, Loose, Samples
+from spodgt.problems.sources import Clients, Reader, Source
+from spodgt.problems.starts import Init
+from spodgt.problems.trainable import Options, Patterns, Trainable
+from spodgt.problems.trees import Tree
+from spodgt.problems.trial import trying
 from spodgt.types import (
     Better,
     CompiledGradient,
@@ -44,48 +51,91 @@ from spodgt.types import (
     Problem,
 )
 
-_PICTURES = 128  # samples in a block of a deep network: what lies between layers should stay in the cache
+_TRIED = 4096  # test samples on which metrics are tried before the first round
 
 
 class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGradient):
-    """A model trained by clients that each hold their own data."""
+    """A model trained by clients that each hold their own data.
+
+    The average model of a run is the average of all that clients have: of the parameters they exchange, of
+    their running statistics and of their personal parameters.
+
+    Args:
+        model: any module; it is copied, not changed. An input that is a tuple or list is passed as
+            model(*input), a dict as model(**input). Parameters that do not require gradients are frozen:
+            they never change and are never sent.
+        loss: loss(outputs, targets), such as `torch.nn.CrossEntropyLoss()`; or loss(model, batch), known
+            by the name of its first parameter, `model`, which is given batches as they are collated. It
+            returns the mean over the samples of a batch.
+        clients: one data set per client, in a list, or in a dict by name. A data set is a pair of tensors
+            or numpy arrays (inputs (samples, …), targets (samples, …)), a list of samples, or a map-style
+            `torch.utils.data.Dataset`. A sample is a pair (input, target), both of which may be dicts,
+            tuples and lists of tensors; for loss(model, batch) it is anything. uint8 inputs are scaled to
+            [0, 1]. A torch data set other than a TensorDataset is read when samples are needed, so that
+            random transforms are drawn anew, as a function of (seed, round, client).
+        test: data of the same form that models are evaluated on; a list (or dict by name) of one data set
+            per client evaluates each client's model on its own data, and the average model on all of
+            them. None (default): no evaluation.
+        batch_size: samples in a mini-batch, one number (default 16) or one per client; a client that
+            holds fewer gives all it has. None takes full gradients.
+        init: "given" (default) starts from the module as it is, for every seed; "fresh" draws the
+            initialisation of its layers (`reset_parameters`) anew for every seed; a function
+            init(module, seed) changes the module itself. Frozen parameters stay as they are.
+        same_start: True (default): all clients start from the same model; False: each draws its own,
+            unless init is "given".
+        metrics: what to measure on test data beside the loss, by name: functions f(outputs, targets) of
+            all test samples, or f(model, batch), averaged over batches by their size; or pairs of such a
+            function and "up" (default) or "down", which says what is better. Accuracy is measured for
+            classes (outputs (samples, classes), targets (samples,)) and for `BCEWithLogitsLoss`.
+        collate: turns a list of samples into a batch, for samples of unequal shape; by default that of
+            torch.
+        test_samples: samples in one evaluation at most, evenly spread over the test data (of each client,
+            and of all); None (default): all.
+        cache: True reads torch data sets once and keeps their samples in memory.
+        shared: patterns such as "head.*", one or several, of the names of parameters and running
+            statistics that are exchanged; what they do not match is personal. None (default): everything.
+        personal: patterns of the names that are not exchanged, instead of `shared`: each client keeps
+            these parameters and statistics, and trains the parameters by SGD with each gradient it takes.
+        personal_step_size: step size of personal parameters; 0.01 by default, as that of most methods. A
+            client's own data move them, so it may be larger than what the exchange of models allows.
+        augment: True trains on random crops and mirror images; inputs must be (channels, height, width).
+        buffers: "pull" allows a model that keeps running statistics, such as BatchNorm's: each client
+            has its own, they are exchanged with its model, and they are never part of a gradient.
+            None (default) refuses such a model, unless its statistics are personal.
+    """
 
     trained: Trainable
     data: ClientData
+    measures: tuple[Metric, ...]  # the user's
 
     def __init__(
         self,
         model: nn.Module,
         loss: Loss,
-        clients: Sequence[Source],
-        test: Source | None = None,
+        clients: Clients,
+        test: Source | Clients | None = None,
         batch_size: int | Sequence[int] | None = 16,
-        keep_weights: bool = False,
+        *,
+        init: Init = "given",
         same_start: bool = True,
+        metrics: Mapping[str, Function | tuple[Function, Better]] | None = None,
+        collate: Collate | None = None,
+        test_samples: int | None = None,
+        cache: bool = False,
+        shared: Patterns = None,
+        personal: Patterns = None,
+        personal_step_size: float = 0.01,
         augment: bool = False,
         buffers: Literal["pull"] | None = None,
     ) -> None:
-        """Read the data, try the model on a few samples, and choose how its gradients are computed.
-
-        Args:
-            model: any module that maps inputs (batch, …) to outputs (batch, …); it is copied, not changed.
-            loss: maps (outputs, targets) to one number, such as `torch.nn.CrossEntropyLoss()`.
-            clients: one data set per client: a map-style `torch.utils.data.Dataset` of (input, target)
-                pairs, or a pair of tensors (inputs (samples, …), targets (samples, …)). uint8 inputs are
-                scaled to [0, 1].
-            test: data of the same form that models are evaluated on; None (default): no evaluation.
-            batch_size: samples in a mini-batch, one number (default 16) or one per client; a client that
-                holds fewer gives all it has. None takes full gradients.
-            keep_weights: True starts from the module as it is. By default models start from the module's
-                own initialisation, drawn per seed.
-            same_start: True (default): all clients start from the same model; False: each draws its own.
-            augment: True trains on random crops and mirror images; inputs must be (channels, height, width).
-            buffers: "pull" allows a model that keeps running statistics, such as BatchNorm's: each client
-                has its own, they are exchanged with its model, and they are never part of a gradient.
-                None (default) refuses such a model.
-        """
-        self.data = ClientData.read(clients, test, batch_size, augment)
-        self.trained = Trainable.of(model, loss, self.data, keep_weights, same_start, buffers)
+        """Read the data, try the model on a few samples, and choose how its gradients are computed."""
+        whole = _check_loss(loss)
+        reader = Reader(collate, bool(cache), whole)
+        data = ClientData.read(
+            clients, test, reader, batch_size=batch_size, augment=augment, test_samples=test_samples
+        )
+        options = Options(init, same_start, buffers, shared, personal, personal_step_size)
+        self._made(model, Objective(loss, whole), data, options, read_metrics(metrics, whole=whole))
 
     @classmethod
     def partitioned(
@@ -97,8 +147,12 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
         clients: int,
         partition: Partition,
         batch_size: int | Sequence[int] | None = 16,
-        keep_weights: bool = False,
+        init: Init = "given",
         same_start: bool = True,
+        metrics: Mapping[str, Function | tuple[Function, Better]] | None = None,
+        shared: Patterns = None,
+        personal: Patterns = None,
+        personal_step_size: float = 0.01,
         augment: bool = False,
         buffers: Literal["pull"] | None = None,
     ) -> Learning:
@@ -111,16 +165,43 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
             clients: how many clients share the train split.
             partition: who gets which samples: `IID()`, `LabelsPerClient(1)`, `Dirichlet(0.5)`, `Explicit(…)`.
             batch_size: as for `Learning`.
-            keep_weights: as for `Learning`.
+            init: as for `Learning`.
             same_start: as for `Learning`.
+            metrics: as for `Learning`.
+            shared: as for `Learning`.
+            personal: as for `Learning`.
+            personal_step_size: as for `Learning`.
             augment: as for `Learning`.
             buffers: as for `Learning`.
         """
+        whole = _check_loss(loss)
+        if not isinstance(partition, Partition) or hasattr(partition, "encode"):  # text can be split, too
+            raise InvalidInput(
+                f"partition must be a recipe such as spodgt.partitions.IID(), got {partition!r}; use IID()."
+            )
         parts = Holdings.of(partition.split(data.train.targets, clients, 0))
+        held = ClientData(data.train, parts, data.test, batch_size, augment, partition)
+        options = Options(init, same_start, buffers, shared, personal, personal_step_size)
         problem = cls.__new__(cls)
-        problem.data = ClientData(data.train, parts, data.test, batch_size, augment, partition)
-        problem.trained = Trainable.of(model, loss, problem.data, keep_weights, same_start, buffers)
+        problem._made(model, Objective(loss, whole), held, options, read_metrics(metrics, whole=whole))
         return problem
+
+    def _made(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        data: ClientData,
+        options: Options,
+        measures: tuple[Metric, ...],
+    ) -> None:
+        self.data, self.measures = data, measures
+        self.trained = Trainable.of(model, objective, data, options)
+        if any(metric.name == "accuracy" for metric in measures):
+            self.trained = replace(self.trained, accuracy=None)
+        if measures and data.test is not None:  # one that fails should do so before the first round
+            few = replace(data, test_samples=min(data.test_samples or _TRIED, _TRIED))
+            models = torch.cat([self.start(0)[:1], self.statistics(0)[:1]], 1).float()
+            self._with(few).evaluate(models, np.zeros(1, np.int64))
 
     def with_batch_size(self, batch_size: int | Sequence[int] | None) -> Learning:
         """The same problem with other mini-batches; `batch_size` as for `Learning`."""
@@ -137,7 +218,8 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
 
     @property
     def samples(self) -> Samples:
-        return self.data.samples
+        """All samples as two tensors; refused where they are read one by one."""
+        return self.data.stacked
 
     @property
     def holdings(self) -> Holdings:
@@ -166,10 +248,14 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
         data, (model, loss) = self.data, (self.trained.model, self.trained.loss)
         name = loss if isinstance(loss, nn.Module) else getattr(loss, "__name__", "")
         settings = {"batch_size": data.batch_size, "loss": name, "augment": data.augment, "model": model}
-        parts = [part for part in (data.samples, data.test) if part is not None]
-        arrays = [array for part in parts for array in (part.inputs, part.targets)]
+        options = self.trained.options
+        if self.trained.columns.private:
+            settings["personal_step_size"] = options.personal_step_size
+        if data.test_samples is not None:
+            settings["test_samples"] = data.test_samples
         words = {key: str(value) for key, value in settings.items()}
-        return words, [*arrays, self.holdings.numbers, self.holdings.offsets]
+        arrays: list[Tensor | Ints] = [self.holdings.numbers, self.holdings.offsets]
+        return words, [*data.arrays(), *arrays, *self.trained.constants()]
 
     def draw(self, seed: int) -> Learning:
         return self if self.data.partition is None else self._with(self.data.draw(seed))
@@ -179,12 +265,14 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
 
     @property
     def metrics(self) -> Mapping[str, Better]:
-        classes = self.data.test is not None and not self.samples.targets.is_floating_point()
-        return {"accuracy": "up"} if classes else {}
+        if self.data.test is None:
+            return {}
+        counted: dict[str, Better] = {} if self.trained.accuracy is None else {"accuracy": "up"}
+        return counted | {metric.name: metric.better for metric in self.measures}
 
     @property
     def private(self) -> int:
-        return 0
+        return self.trained.columns.private
 
     def statistics(self, seed: int) -> Tensor:
         return self.trained.statistics(seed, self.clients)
@@ -229,14 +317,15 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
             return g
         for size, same in self.data.groups(batches.rows):
             _, keys, places, k = some = batches.part(same)
-            inputs, targets = self.data.minibatch(some, size, x.device)
             noise = [int(word >> np.uint64(1)) for word in rng.words(keys, k, places, 2**32)]
             models = x[same]
-            part = self.trained.engine.grads(models, Samples.scaled(inputs, x.dtype), targets, noise)
+            with trying("model and loss", f"mini-batches of round {k}"):
+                given = self.data.minibatch(some, size, x.device, x.dtype)
+                part = self.trained.engine.grads(models, *given, noise)
             if isinstance(same, slice):  # everyone: `models` is a view of x
                 return part
             g[same] = part
-            if self.trained.running.names:
+            if self.trained.columns.behind.names:
                 x[same] = models
         return g
 
@@ -254,9 +343,10 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
         return True
 
     def linear_data(self, dtype: torch.dtype) -> LinearData | None:
-        engine, whole = self.trained.engine, self.samples.inputs
+        engine = self.trained.engine
         if self.data.augment or not isinstance(engine, LinearEngine):
             return None
+        whole = self.samples.inputs
         if whole.device.type != "cpu" or not whole.is_contiguous() or whole.dtype not in (torch.uint8, dtype):
             return None
         held = self.holdings.numbers, self.holdings.offsets
@@ -266,47 +356,70 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
 
     def full(self, x: Tensor, rows: Ints) -> tuple[Tensor, Tensor]:
         self.trained.check_columns(x)
+        objective, block = self.trained.objective, block_of(self.trained, self._numbers, 1)
         losses, grads = torch.zeros(len(rows), dtype=x.dtype), x.new_zeros(len(rows), self.parameters)
         for n, row in enumerate(rows):
-            own = torch.from_numpy(self.holdings[row]).to(x.device)
-            whole = mass(self.trained.loss, self.samples.targets[own]) or 1.0
-            for piece in torch.split(own, self._block(1)):
-                inputs, targets = self.samples.take(piece, x.dtype)
-                if weight := mass(self.trained.loss, targets) / whole:
-                    one = x[n : n + 1], inputs[None], targets[None]
-                    loss, slope = self.trained.engine.with_losses(*one, None)
+            total, own = 0.0, self.holdings[row]
+            whole = self._mass(own) or 1.0
+            for start in range(0, len(own), block):
+                piece = own[start : start + block]
+                inputs, targets = self.data.some(piece, x.device, x.dtype)
+                weight = objective.mass(targets, len(piece)) / whole
+                total += weight
+                if weight:
+                    one = _alone(inputs), _alone(targets)
+                    loss, slope = self.trained.engine.with_losses(x[n : n + 1], *one, None)
                     losses[n] += weight * float(loss[0])
                     grads[n] += weight * slope[0]
+            if isinstance(self.data.samples, Loose) and not objective.sums and total:
+                losses[n] /= total
+                grads[n] /= total
         return losses, grads
+
+    def _mass(self, own: Ints) -> float:
+        """What the samples of a client count together, where their targets are known."""
+        if isinstance(self.data.samples, Loose):
+            return 1.0
+        targets = self.data.samples.targets
+        return self.trained.objective.mass(targets[torch.from_numpy(own).to(targets.device)], len(own))
 
     def evaluate(self, x: Tensor, rows: Ints | None = None) -> Evaluation:
         self.trained.check_columns(x)
-        test, engine, loss_of = self.data.test, self.trained.engine, self.trained.loss
-        loss, right = torch.zeros(2, len(x), dtype=torch.float64)
-        if test is None:
-            return Evaluation(loss + torch.nan, {})
-        block = self._block(len(x))
-        pieces = [slice(start, start + block) for start in range(0, len(test), block)]
-        if isinstance(engine, LinearEngine) and usable(x):
-            for piece in pieces:
-                grade(engine, x, test.floats(piece, x.dtype), test.targets[piece], loss, right)
-            return Evaluation(loss / len(test), {"accuracy": right / len(test)})
-        whole = mass(loss_of, test.targets) or 1.0
-        with torch.no_grad():
-            for piece in pieces:
-                inputs, targets = test.take(piece, x.dtype)
-                outputs = engine.outputs(x, inputs)
-                if counts := mass(loss_of, targets) / whole:
-                    loss += counts * torch.stack([loss_of(o, targets) for o in outputs]).double().cpu()
-                if outputs.ndim == 3 and not targets.is_floating_point():
-                    hits = (outputs.argmax(-1) == targets).double().mean(-1).cpu()
-                    right += len(targets) / len(test) * hits
-                else:
-                    right += torch.nan
-        return Evaluation(loss, {"accuracy": right} if self.metrics else {})
+        found = Evaluation(
+            torch.full((len(x),), torch.nan, dtype=torch.float64),
+            {name: torch.full((len(x),), torch.nan, dtype=torch.float64) for name in self.metrics},
+        )
+        if self.data.test is None:
+            return found
+        whose = np.full(len(x), -1) if rows is None or self.data.tests is None else np.asarray(rows)
+        for client in np.unique(whose):
+            own = torch.from_numpy(np.flatnonzero(whose == client))
+            models = x if len(own) == len(x) else x[own.to(x.device)]
+            with trying("model and loss", "test data"):
+                part = evaluate(self.trained, self.data, self.measures, models, int(client), self._numbers)
+            for whole, some in (
+                (found.loss, part.loss),
+                *((found.metrics[m], part.metrics[m]) for m in self.metrics),
+            ):
+                whole[own] = some
+        return found
 
-    def _block(self, models: int) -> int:
-        """Samples that go through so many models at once."""
-        if isinstance(self.trained.engine, LoopEngine):
-            return _PICTURES
-        return max(1, CHUNK // max(1, self.samples.inputs[0].numel(), models * 64))
+    @property
+    def _numbers(self) -> int:
+        """How many numbers an input has, where that is known."""
+        samples = self.data.samples
+        return samples.inputs[0].numel() if isinstance(samples, Samples) else 1
+
+
+def _alone(part: Tree) -> Many:
+    """The batch of a single client, as engines take those of many."""
+    return part[None] if isinstance(part, Tensor) else [part]
+
+
+def _check_loss(loss: object) -> bool:
+    """Whether the loss is loss(model, batch)."""
+    if not callable(loss):
+        raise InvalidInput(
+            f"loss must be callable, got {type(loss).__name__}; use torch.nn.CrossEntropyLoss()."
+        )
+    return takes_model(loss)

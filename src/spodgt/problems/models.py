@@ -17,7 +17,15 @@ def linear(shape: tuple[int, ...], classes: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
+def _check_size(name: str, model: str, value: object, good: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInput(
+            f"{name} of {model} must be a whole number of at least 1, got {value!r}; use {good}."
+        )
+
+
 def mlp(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Sequential:
+    _check_size("hidden", "mlp", hidden, 64)
     return nn.Sequential(
         nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
     )
@@ -25,6 +33,7 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Sequential
 
 def cnn(shape: tuple[int, ...], classes: int, width: int = 8) -> nn.Sequential:
     """Two 3×3 convolutions, each halved by pooling, and a linear layer."""
+    _check_size("width", "cnn", width, 8)
     channels, height, breadth = shape
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, padding=1),
@@ -101,8 +110,7 @@ def resnet18(shape: tuple[int, ...], classes: int, width: int = 64, norm: str = 
     parameters with 10 classes). `norm="batch"` keeps running statistics, so a problem with it needs
     `buffers="pull"`.
     """
-    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-        raise InvalidInput(f"width of resnet18 must be a whole number of at least 1, got {width!r}; use 64.")
+    _check_size("width", "resnet18", width, 64)
     if norm not in ("group", "batch"):
         raise InvalidInput(f"norm of resnet18 must be 'group' or 'batch', got {norm!r}; use 'group'.")
     if len(shape) != 3:

@@ -5,8 +5,9 @@ F_i(x) = ½ (x - c_i)ᵀ H_i (x - c_i),    F = mean_i F_i
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,6 +19,18 @@ from spodgt.errors import InvalidInput
 from spodgt.types import Better, Evaluation, HasIdentity, HasOptimum, Ints, Minibatches, Problem
 
 Numbers = Tensor | ArrayLike
+_ROUNDING = 1e-6  # relative to the largest number: how symmetric and how positive H must be
+
+
+def _numbers(given: Numbers, name: str) -> Tensor:
+    """Real numbers; lists keep their digits, which torch alone would make float32."""
+    try:
+        found = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{name} must be numbers, got {type(given).__name__}; give an array.") from None
+    if found.is_complex():
+        raise InvalidInput(f"{name} must be real, got complex numbers; use {name}.real.")
+    return found.detach() if found.is_floating_point() else found.double()
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -38,23 +51,33 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
             noise: standard deviation of independent normal noise on every coordinate of a gradient; 0 by
                 default.
         """
-        given = (H, c)  # lists keep their digits: torch alone would make them float32
-        H, c = (t if isinstance(t, Tensor) else torch.as_tensor(np.asarray(t)) for t in given)
-        H, c = (t if t.is_floating_point() else t.double() for t in (H, c))
-        if c.ndim != 2 or H.shape != (*c.shape, c.shape[-1]):
+        H, c = _numbers(H, "H"), _numbers(c, "c")
+        if c.ndim != 2 or H.shape != (*c.shape, c.shape[-1]) or not c.numel():
             raise InvalidInput(
                 "H must be (clients, parameters, parameters) and c (clients, parameters), "
                 f"got {tuple(H.shape)} and {tuple(c.shape)}."
             )
         if not torch.isfinite(H).all() or not torch.isfinite(c).all():
             raise InvalidInput("H and c must be finite, got NaN or infinity; check how they were made.")
+        size = float(H.abs().max())
         lopsided = (H - H.mT).abs().amax((1, 2))
-        if lopsided.max() > 1e-6 * H.abs().max():
+        if lopsided.max() > _ROUNDING * size:
             client = int(lopsided.argmax())
             raise InvalidInput(f"H must be symmetric, but H[{client}] is not; use (H + H.mT) / 2.")
-        if not noise >= 0:
-            raise InvalidInput(f"noise must be at least 0, got {noise!r}; use noise=0.0.")
-        self.__dict__.update(H=H, c=c, noise=noise)
+        lowest = torch.linalg.eigvalsh(H.double().cpu())[:, 0]
+        if lowest.min() < -_ROUNDING * size:
+            client = int(lowest.argmin())
+            raise InvalidInput(
+                f"H must be positive semidefinite, but H[{client}] has the eigenvalue {lowest[client]:.3g}; "
+                "a client whose loss falls without bound has no minimum."
+            )
+        if (
+            isinstance(noise, bool)
+            or not isinstance(noise, int | float | np.number)
+            or not 0 <= noise < float("inf")
+        ):
+            raise InvalidInput(f"noise must be a number of at least 0, got {noise!r}; use noise=0.0.")
+        self.__dict__.update(H=H, c=c, noise=float(noise))
 
     @classmethod
     def random(
@@ -77,6 +100,11 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
             spread: standard deviation of every coordinate of the clients' minimisers; 1 by default.
             noise: as for `Quadratic`.
         """
+        for name, value in (("clients", clients), ("parameters", parameters)):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+                raise InvalidInput(
+                    f"{name} must be a whole number of at least 1, got {value!r}; use {name}=10."
+                )
         draws = rng.generator(seed, "quadratic")
         Q, _ = np.linalg.qr(draws.standard_normal((clients, parameters, parameters)))
         values = condition ** -draws.random((clients, parameters, 1))
@@ -102,11 +130,21 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
         Args:
             weights: (clients,) w; all one by default. With w = p it is the limit of Spod-GT.
         """
-        H, c = self.H.double(), self.c.double()
-        w = torch.ones(self.clients) if weights is None else torch.as_tensor(weights)
-        w = w.double().to(H.device)
-        x: Tensor = torch.linalg.solve(torch.einsum("i,ijk->jk", w, H), torch.einsum("i,ijk,ik->j", w, H, c))
-        return x
+        H, c = self.H.cpu().double(), self.c.cpu().double()
+        w = torch.ones(self.clients) if weights is None else _numbers(weights, "weights")
+        if w.shape != (self.clients,):
+            raise InvalidInput(
+                f"weights must be {self.clients} numbers, one per client, got shape {tuple(w.shape)}."
+            )
+        total, w = torch.einsum("i,ijk->jk", w.double().cpu(), H), w.double().cpu()
+        try:
+            x: Tensor = torch.linalg.solve(total, torch.einsum("i,ijk,ik->j", w, H, c))
+        except RuntimeError:  # a LinAlgError
+            raise InvalidInput(
+                "the weighted sum of H must be positive definite to have one optimum, but it is singular; "
+                "add curvature to some client."
+            ) from None
+        return x.to(self.H.device)
 
     def draw(self, seed: int) -> Quadratic:
         return self
@@ -127,10 +165,16 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
 
     def join(self, others: Sequence[Quadratic]) -> Quadratic:
         problems = [self, *others]
-        return replace(self, H=torch.cat([q.H for q in problems]), c=torch.cat([q.c for q in problems]))
+        return self._with(torch.cat([q.H for q in problems]), torch.cat([q.c for q in problems]))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Quadratic:
-        return replace(self, H=self.H.to(device, dtype), c=self.c.to(device, dtype))
+        return self._with(self.H.to(device, dtype), self.c.to(device, dtype))
+
+    def _with(self, H: Tensor, c: Tensor) -> Quadratic:
+        """Other numbers that need no check."""
+        other = copy.copy(self)
+        other.__dict__.update(H=H, c=c)
+        return other
 
     @property
     def identity(self) -> tuple[dict[str, str], list[Tensor | Ints]]:

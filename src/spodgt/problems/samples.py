@@ -1,28 +1,27 @@
-"""What clients hold: all samples in two tensors, whose they are, and how a mini-batch is drawn from them.
+"""What clients hold: samples in memory or read when needed, whose they are, and how a mini-batch is drawn.
 
 A mini-batch is drawn without replacement, as a pure function of (seed, round, client).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
-from torch.utils import data as torch_data
 
 from spodgt import rng
 from spodgt.compiled import jit
 from spodgt.errors import InvalidData
+from spodgt.problems.trees import Tree, fresh, seeded, tree_map
 from spodgt.rng import word
 from spodgt.types import Ints, Words
 
 CHUNK = 2**24  # numbers in one evaluated block: 64 MB of float32
-Source = torch_data.Dataset[object] | Sequence[object]  # pairs (input, target), or two tensors
+Collate = Callable[[list[object]], Tree]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +36,7 @@ class Samples:
         return len(self.targets)
 
     def take(self, rows: Tensor | slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return self.scaled(self.inputs[rows], dtype), self.targets[rows]
+        return self.scaled(self.inputs[rows], dtype), self.targets_as(self.targets[rows], dtype)
 
     @staticmethod
     def scaled(inputs: Tensor, dtype: torch.dtype) -> Tensor:
@@ -45,7 +44,11 @@ class Samples:
             return inputs.to(dtype).div_(255)
         return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
-    def floats(self, rows: slice, dtype: torch.dtype) -> Tensor:
+    @staticmethod
+    def targets_as(targets: Tensor, dtype: torch.dtype) -> Tensor:
+        return targets.to(dtype) if targets.is_floating_point() else targets
+
+    def floats(self, rows: Tensor | slice, dtype: torch.dtype) -> Tensor:
         """Scaled inputs, kept for the next time if they do not take much memory."""
         if self.inputs.numel() > CHUNK:
             return self.scaled(self.inputs[rows], dtype)
@@ -57,6 +60,78 @@ class Samples:
         if self.inputs.device == device:
             return self
         return Samples(self.inputs.to(device), self.targets.to(device))
+
+
+class Readable(Protocol):
+    """A list of samples, or a map-style data set."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, number: int, /) -> object: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Loose:
+    """Samples of any form, read one by one when they are needed and put together by `collate`.
+
+    A sample is an (input, target) pair, or anything where `whole`: then a batch has no targets of its own.
+    """
+
+    parts: tuple[Readable, ...]
+    names: tuple[str, ...]  # of the parts, for messages
+    collate: Collate
+    whole: bool
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "starts", np.cumsum([0, *map(len, self.parts)]))
+
+    starts: Ints = field(init=False)  # part i has the samples starts[i] … starts[i + 1] - 1
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def read(self, numbers: Ints, seed: int, device: torch.device, dtype: torch.dtype) -> tuple[Tree, Tree]:
+        """The inputs and targets of one batch, or the batch and None; random transforms draw from `seed`."""
+        with seeded(seed):
+            batch = self._collated(numbers)
+        batch = fresh(batch, device, dtype)
+        if self.whole:
+            return batch, None
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            got = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, Sequence) else type(batch)
+            raise InvalidData(
+                f"{self._owner(numbers[0])} must have samples (input, target), got {got}; give "
+                "((a, b), target) for several inputs, or a loss(model, batch) for batches of any other form."
+            )
+        return tree_map(lambda leaf: self._scaled(leaf, dtype), batch[0]), batch[1]
+
+    @staticmethod
+    def _scaled(leaf: object, dtype: torch.dtype) -> object:
+        return Samples.scaled(leaf, dtype) if isinstance(leaf, Tensor) and leaf.dtype == torch.uint8 else leaf
+
+    def _collated(self, numbers: Ints) -> Tree:
+        samples: list[object] = []
+        for number in numbers.tolist():
+            part = int(np.searchsorted(self.starts, number, side="right")) - 1
+            try:
+                samples.append(self.parts[part][number - int(self.starts[part])])
+            except Exception as error:
+                at = number - int(self.starts[part])
+                raise InvalidData(
+                    f"{self.names[part]} failed to give sample {at}: {first_line(error)}"
+                ) from error
+        try:
+            return self.collate(samples)
+        except Exception as error:
+            raise InvalidData(
+                f"samples of {self._owner(numbers[0])} cannot be put into one batch: {first_line(error)}; "
+                "give collate=, a function from a list of samples to a batch that pads what is unequal."
+            ) from error
+
+    def _owner(self, number: np.int64) -> str:
+        return self.names[int(np.searchsorted(self.starts, number, side="right")) - 1]
+
+    def to(self, device: torch.device) -> Loose:
+        return self  # batches follow the models
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,33 +157,9 @@ class Holdings:
         return np.diff(self.offsets)
 
 
-def read_samples(data: Source, who: str) -> Samples:
-    """Read a data set into two tensors."""
-    given = data.tensors if isinstance(data, torch_data.TensorDataset) else data
-    if isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(t, Tensor) for t in given):
-        inputs, targets = cast(Sequence[Tensor], given)
-    else:
-        pairs = cast(Sequence[tuple[ArrayLike, ArrayLike]], given)
-        try:
-            both = [pairs[i] for i in range(len(pairs))]
-            inputs = torch.stack([torch.as_tensor(np.asarray(first)) for first, _ in both])
-            targets = torch.as_tensor(np.asarray([np.asarray(second) for _, second in both]))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InvalidData(
-                f"{who} must be a dataset of (input, target) pairs of equal shape or two tensors, "
-                f"got {type(data).__name__}: {str(error).splitlines()[0] if str(error) else 'empty'}."
-            ) from None
-    if len(inputs) != len(targets):
-        raise InvalidData(
-            f"{who} has {len(inputs)} inputs but {len(targets)} targets; give one target per input."
-        )
-    if not len(inputs):
-        raise InvalidData(f"{who} has no samples; give it data or leave it out of the network.")
-    if not targets.is_floating_point() and not targets.is_complex():
-        targets = targets.long()  # whole numbers of any kind are classes
-    if inputs.is_floating_point() and not torch.isfinite(inputs).all():
-        raise InvalidData(f"{who} has inputs that are NaN or infinite; clean the data.")
-    return Samples(inputs.contiguous(), targets.contiguous())
+def first_line(error: Exception) -> str:
+    """What a failing piece of user code said, in one line."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def without_replacement(keys: Words, places: Ints, k: int, sizes: Ints, count: int) -> Ints:

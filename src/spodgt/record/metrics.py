@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spodgt.errors import InvalidInput
 from spodgt.kernels.sums import imbalance, mean, spread
 from spodgt.runtimes.world import RunState
 from spodgt.types import Better, Evaluation, HasOptimum, Problem
@@ -95,7 +96,7 @@ def _distance(snapshot: RunSnapshot) -> float | None:
         return None
     try:
         optimum = snapshot.problem.optimum().to(snapshot.x)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # flat somewhere: no single optimum
+    except InvalidInput:  # flat somewhere: no single optimum
         return math.nan
     return float((snapshot.x - optimum).square().sum(1).mean().sqrt())
 

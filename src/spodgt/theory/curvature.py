@@ -31,7 +31,10 @@ def largest_eigenvalues(
     values = np.zeros((len(points), problem.clients))
     residuals = np.zeros_like(values)
     # the losses here can be differentiated twice, some of torch's own cannot
-    loss = stacked_loss(problem.trained.loss) or problem.trained.loss
+    objective = problem.trained.objective
+    if objective.whole:
+        raise NotImplementedError("a loss that calls the model itself")
+    loss = objective.of if objective.ignored is not None else stacked_loss(objective.loss) or objective.loss
     module = copy.deepcopy(problem.trained.model).float().eval()
     starts = torch.from_numpy(
         rng.generator(seed, "curvature").standard_normal((problem.clients, problem.parameters))
@@ -62,7 +65,7 @@ def _hessian_times(
 ) -> tuple[Tensor, float]:
     """∇²F_i(x) v, and ‖∇F_i(x)‖."""
     n, own = problem.parameters, torch.from_numpy(problem.holdings[client])
-    running = problem.trained.running.unflatten(x[n:])
+    running = problem.trained.columns.behind.unflatten(x[n:])
     product, gradient = torch.zeros(n), torch.zeros(n)
     for rows in torch.split(own, _BLOCK):
         inputs, targets = problem.samples.take(rows, x.dtype)

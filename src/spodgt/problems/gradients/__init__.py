@@ -1,34 +1,39 @@
 """Gradients of one module for many clients at once.
 
-Models are flat vectors: the module's parameters in `named_parameters` order, then its running statistics
-where it keeps any. An engine takes stacked models (clients, columns) and one batch per client, and returns
-stacked gradients (clients, parameters). Which engine is fastest depends on the module: a linear layer has
-a closed form (`linear`), small dense networks gain from `vmap`, convolutions on a CPU do not (`loop`).
-`trainable.choose` takes the fastest one that agrees with the plain loop.
+Models are flat vectors: the module's trained and exchanged parameters in `named_parameters` order, then
+what clients keep besides: running statistics, personal parameters. An engine takes stacked models (clients,
+columns) and one batch per client, and returns stacked gradients (clients, parameters). Which engine is
+fastest depends on the module: a linear layer has a closed form (`linear`), small dense networks gain from
+`vmap`, convolutions on a CPU do not (`loop`). `trainable.choose` takes the fastest that agrees with the loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from spodgt.problems.trees import Tree
 
 Noise = Sequence[int] | None  # a seed for each client's dropout; None for gradients without any
 
 
-class Engine(Protocol):
-    """Everything a learning problem asks of a module; `inputs` is (clients, batch, …)."""
+Many = Tensor | Sequence[Tree]  # (clients, batch, …), or one batch of any form per client
 
-    def grads(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> Tensor:
+
+class Engine(Protocol):
+    """Everything a learning problem asks of a module."""
+
+    def grads(self, x: Tensor, inputs: Many, targets: Many, noise: Noise) -> Tensor:
         return self.with_losses(x, inputs, targets, noise)[1]
 
     def with_losses(
-        self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise
+        self, x: Tensor, inputs: Many, targets: Many, noise: Noise
     ) -> tuple[Tensor, Tensor]: ...  # losses (clients,), and gradients
-    def outputs(self, x: Tensor, inputs: Tensor) -> Tensor: ...  # shared inputs: (models, samples, …)
+    def outputs(self, x: Tensor, inputs: Tree) -> Many: ...  # of every model on the same inputs
 
 
 def flatten(tensors: Iterable[Tensor]) -> Tensor:
@@ -44,9 +49,12 @@ class Layout:
     shapes: tuple[torch.Size, ...] = ()
 
     @staticmethod
-    def of(module: nn.Module) -> Layout:
-        named = dict(module.named_parameters())
-        return Layout(tuple(named), tuple(parameter.shape for parameter in named.values()))
+    def of(tensors: Mapping[str, Tensor]) -> Layout:
+        return Layout(tuple(tensors), tuple(tensor.shape for tensor in tensors.values()))
+
+    def __add__(self, other: Layout) -> Layout:
+        """This one, with the other behind it."""
+        return Layout(self.names + other.names, self.shapes + other.shapes)
 
     @property
     def sizes(self) -> list[int]:

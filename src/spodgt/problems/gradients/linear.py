@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from spodgt.compiled import jit, jit_sum, share
-from spodgt.problems.gradients import Engine, Noise
+from spodgt.problems.gradients import Engine, Many, Noise
 from spodgt.problems.losses import LOSSES, Loss, add_losses, slopes
 from spodgt.problems.samples import draw_batch
+from spodgt.problems.trees import Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,8 @@ class LinearEngine(Engine):
         b = x[:, self.classes * self.features :] if self.bias else x.new_zeros(len(x), self.classes)
         return W, b[:, None]
 
-    def with_losses(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+    def with_losses(self, x: Tensor, inputs: Many, targets: Many, noise: Noise) -> tuple[Tensor, Tensor]:
+        assert isinstance(inputs, Tensor)
         W, b = self._split(x.detach())
         with torch.enable_grad():
             logits = torch.baddbmm(b, inputs.flatten(2), W.mT).requires_grad_()
@@ -46,7 +48,8 @@ class LinearEngine(Engine):
             g[:, self.classes * self.features :] = slope.sum(1)
         return losses.detach(), g
 
-    def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
+    def outputs(self, x: Tensor, inputs: Tree) -> Tensor:
+        assert isinstance(inputs, Tensor)
         return self.products(x, inputs).mT + self._split(x)[1]
 
     def products(self, x: Tensor, inputs: Tensor) -> Tensor:

@@ -10,14 +10,18 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from spodgt.compiled import jit, share, usable
-from spodgt.problems.gradients import Engine, Layout, Noise
-from spodgt.problems.losses import Loss
+from spodgt.problems.gradients import Engine, Layout, Many, Noise
+from spodgt.problems.objective import Objective
+from spodgt.problems.trees import Tree, call, clone, seed_all, seeded
+
+T = TypeVar("T")
 
 _ALIGNED = 16  # numbers: tensors begin where vector instructions work best
 
@@ -34,35 +38,47 @@ class LoopEngine(Engine):
 
     module: nn.Module
     layout: Layout
-    loss: Loss
+    objective: Objective
     statistics: Layout = field(default_factory=Layout)  # behind the parameters; training passes change them
-    random: bool = False  # training passes draw random numbers
+    random: bool = False  # passes draw random numbers
+    personal: Layout = field(
+        default_factory=Layout
+    )  # those of the columns behind that are trained right here
+    personal_step_size: float = 0.0
     shells: dict[tuple[int, torch.device, torch.dtype], Shell] = field(default_factory=dict, repr=False)
 
-    def with_losses(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+    def with_losses(self, x: Tensor, inputs: Many, targets: Many, noise: Noise) -> tuple[Tensor, Tensor]:
         losses, g = x.new_empty(len(x)), x.new_empty(len(x), self.layout.size)
 
         def one(client: int) -> None:
             with torch.enable_grad(), self._filled(x[client], training=noise is not None) as shell:
                 if self.random and noise is not None:
-                    torch.manual_seed(noise[client])  # dropout, too, is a function of (seed, round, client)
-                loss = self.loss(shell.module(self._image(inputs[client])), targets[client])
+                    seed_all(noise[client])  # dropout, too, is a function of (seed, round, client)
+                loss = self.objective(shell.module, self._image(inputs[client]), targets[client])
                 losses[client] = loss.detach()
                 shell.gradient(loss, g[client])
+                if noise is not None:
+                    shell.descend(self.personal_step_size)
 
-        with torch.random.fork_rng(enabled=self.random):
+        with seeded(None) if self.random else contextlib.nullcontext():
             self._each(x, one)
         return losses, g
 
-    def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
-        inputs, out = self._image(inputs), dict[int, Tensor]()
+    def outputs(self, x: Tensor, inputs: Tree) -> list[Tree]:
+        shared = self._image(inputs)
+        return self.apply(x, lambda module: call(module, clone(shared)))  # a forward pass may write into it
+
+    def apply(self, x: Tensor, work: Callable[[nn.Module], T]) -> list[T]:
+        """What `work` makes of every model, as a module in evaluation mode."""
+        out = dict[int, T]()
 
         def one(model: int) -> None:
             with torch.no_grad(), self._filled(x[model], training=False) as shell:
-                out[model] = shell.module(inputs)
+                out[model] = work(shell.module)
 
-        self._each(x, one)
-        return torch.stack([out[model] for model in range(len(x))])
+        with seeded(0) if self.random else contextlib.nullcontext():
+            self._each(x, one)
+        return [out[model] for model in range(len(x))]
 
     def _each(self, x: Tensor, one: Callable[[int], None]) -> None:
         """Call `one` with the number of every row; random numbers are drawn for one after the other."""
@@ -89,7 +105,14 @@ class LoopEngine(Engine):
         """This thread's shell with the model of one client in it; new statistics go back to `row`."""
         key = threading.get_ident(), row.device, row.dtype
         if key not in self.shells:
-            self.shells[key] = Shell(self.module, self.statistics, row, channels_last=self._channels_last)
+            self.shells[key] = Shell(
+                self.module,
+                self.layout,
+                self.statistics,
+                self.personal,
+                row,
+                channels_last=self._channels_last,
+            )
         shell = self.shells[key]
         if shell.module.training != training:
             shell.module.train(training)
@@ -103,9 +126,9 @@ class LoopEngine(Engine):
         layers = [part for part in self.module.modules() if isinstance(part, nn.Conv2d)]
         return bool(layers) and not any(map(_overruns, layers))
 
-    def _image(self, batch: Tensor) -> Tensor:
+    def _image(self, batch: Tree) -> Tree:
         """Inputs with channels last, which on a CPU is faster for convolutions and what is between them."""
-        if not self._channels_last or batch.ndim != 4:
+        if not self._channels_last or not isinstance(batch, Tensor) or batch.ndim != 4:
             return batch
         _, channels, height, width = batch.shape
         if channels == 1:  # fits both layouts; these strides say which is meant
@@ -131,16 +154,26 @@ class Shell:
     of a tensor that is (outer, inner, last) in the model and (outer, last, inner) in the block.
     """
 
-    def __init__(self, module: nn.Module, statistics: Layout, like: Tensor, *, channels_last: bool) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        behind: Layout,
+        personal: Layout,
+        like: Tensor,
+        *,
+        channels_last: bool,
+    ) -> None:
         self.module = copy.deepcopy(module).to(like.device, like.dtype)
-        buffers = dict(self.module.named_buffers())
-        parameters = list(self.module.parameters())
-        tensors = [*parameters, *(buffers[name] for name in statistics.names)]
+        parameters = dict(self.module.named_parameters())
+        named = parameters | dict(self.module.named_buffers())
+        tensors = [named[name] for name in (*layout.names, *behind.names)]
         self.trained, self.shapes, self.channels_last = (
-            len(parameters),
+            len(layout.names),
             [t.shape for t in tensors],
             channels_last,
         )
+        self.personal = [parameters[name] for name in personal.names]
         rows, start, at = [], 0, 0
         for shape in self.shapes:
             outer, inner, last = 1, shape.numel(), 1
@@ -151,10 +184,12 @@ class Shell:
             at += -(-shape.numel() // _ALIGNED) * _ALIGNED
         self.table = np.array(rows, np.int64)
         self.values, self.slopes = (like.new_zeros(at) for _ in range(2))
-        for tensor, value in zip(tensors, self._views(self.values), strict=True):
+        for tensor, value, slope in zip(
+            tensors, self._views(self.values), self._views(self.slopes), strict=True
+        ):
             tensor.data = value
-        for part, slope in zip(parameters, self._views(self.slopes), strict=False):
-            part.grad = slope if part.requires_grad else None  # what is frozen keeps a gradient of zero
+            if isinstance(tensor, nn.Parameter):
+                tensor.grad = slope
 
     def _views(self, block: Tensor) -> Iterator[Tensor]:
         """The tensors in a block, shaped as the module knows them."""
@@ -180,6 +215,13 @@ class Shell:
         self.slopes.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
         self.copy(row, self.slopes, slice(self.trained), inward=False)
+
+    def descend(self, step_size: float) -> None:
+        """One step of what is trained right here, along the gradient that was just taken."""
+        with torch.no_grad():
+            for parameter in self.personal:
+                assert parameter.grad is not None
+                parameter.sub_(parameter.grad, alpha=step_size)
 
 
 @jit

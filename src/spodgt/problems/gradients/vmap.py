@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from spodgt.problems.gradients import Engine, Layout, Noise
+from spodgt.problems.gradients import Engine, Layout, Many, Noise
 from spodgt.problems.losses import Loss, stacked_loss
+from spodgt.problems.trees import Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,17 +21,35 @@ class VmapEngine(Engine):
     module: nn.Module
     layout: Layout
     loss: Loss
+    copies: dict[tuple[torch.device, torch.dtype], nn.Module] = field(default_factory=dict, repr=False)
 
-    def _forward(self, x: Tensor, inputs: Tensor) -> Tensor:
-        return functional_call(self.module, self.layout.unflatten(x), (inputs,))  # type: ignore[no-any-return]
+    def _module(self, x: Tensor, *, training: bool) -> nn.Module:
+        """The module with its constants where the models are, and of their type."""
+        key = x.device, x.dtype
+        if key not in self.copies:
+            self.copies[key] = copy.deepcopy(self.module).to(*key)
+        module = self.copies[key]
+        return module if module.training == training else module.train(training)
 
-    def with_losses(self, x: Tensor, inputs: Tensor, targets: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+    def with_losses(self, x: Tensor, inputs: Many, targets: Many, noise: Noise) -> tuple[Tensor, Tensor]:
+        assert isinstance(inputs, Tensor)
         loss = stacked_loss(self.loss) or vmap(self.loss)
+        module = self._module(x, training=noise is not None)
+
+        def forward(row: Tensor, batch: Tensor) -> Tensor:
+            return functional_call(module, self.layout.unflatten(row), (batch,))  # type: ignore[no-any-return]
+
         with torch.enable_grad():
             x = x.detach().requires_grad_()
-            losses = loss(vmap(self._forward)(x, inputs), targets)
+            losses = loss(vmap(forward)(x, inputs), targets)
             (g,) = torch.autograd.grad(losses.sum(), x)
         return losses.detach(), g
 
-    def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
-        return vmap(self._forward, in_dims=(0, None))(x, inputs)
+    def outputs(self, x: Tensor, inputs: Tree) -> Tensor:
+        assert isinstance(inputs, Tensor)
+        module, own = self._module(x, training=False), inputs.clone()  # a forward pass may write into it
+
+        def forward(row: Tensor) -> Tensor:
+            return functional_call(module, self.layout.unflatten(row), (own,))  # type: ignore[no-any-return]
+
+        return vmap(forward)(x)
