@@ -281,12 +281,12 @@ def _is_source(value: object) -> bool:
     """A data set, and not a sample."""
     if isinstance(value, torch_data.Dataset):
         return True
-    if isinstance(value, tuple | list):
-        arrays = len(value) == 2 and all(isinstance(each, Tensor | np.ndarray) for each in value)
-        if arrays:
-            return all(each.ndim for each in value) and len(value[0]) == len(value[1])
-        return bool(value) and all(isinstance(each, tuple | list | Mapping) for each in value)
-    return False
+    if isinstance(value, tuple | list) and all(isinstance(each, Tensor | np.ndarray) for each in value):
+        return len(value) == 2 and all(each.ndim for each in value) and len(value[0]) == len(value[1])
+    # a list of samples; a tuple is taken as one sample, whose input may have parts
+    return (
+        isinstance(value, list) and bool(value) and all(isinstance(each, tuple | Mapping) for each in value)
+    )
 
 
 def _together(parts: list[Samples | Loose], names: list[str], reader: Reader) -> Samples | Loose:

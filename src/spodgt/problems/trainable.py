@@ -25,6 +25,7 @@ from spodgt.problems.gradients.loop import LoopEngine
 from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.losses import Loss, stacked_loss
 from spodgt.problems.objective import Accuracy, Objective
+from spodgt.problems.samples import Loose
 from spodgt.problems.starts import Init, check_init, initial
 from spodgt.problems.trees import Tree, seeded
 from spodgt.problems.trial import CONVOLUTIONS, Trial, copied, multiplications, side_effects
@@ -156,7 +157,8 @@ class Trainable:
             columns.personal,
             options.personal_step_size,
         )
-        engine = choose(plain, trial.inputs, trial.targets)
+        loose = isinstance(data.samples, Loose)
+        engine = plain if loose else choose(plain, trial.inputs, trial.targets)
         cost = multiplications(module, trial.inputs)
         return Trainable(model, objective, engine, plain, columns, cost, trial.accuracy, trial.width, options)
 

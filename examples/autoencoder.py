@@ -1,0 +1,58 @@
+"""An autoencoder of images, read from a torch data set whose transforms are drawn anew at each read.
+
+    python examples/autoencoder.py [--small]
+
+Each client holds images of one kind of clothing. The input is a noisy image and the target the clean one; the
+noise is drawn in `__getitem__`, by torch's global generator, which spodgt seeds by (seed, round, client).
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import spodgt
+from spodgt.problems.data import load
+
+
+class Noisy(Dataset[tuple[Tensor, Tensor]]):
+    """Nothing is copied: samples are made when they are read."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        clean = self.images[number].flatten() / 255
+        return (clean + 0.2 * torch.randn(clean.shape)).clamp(0, 1), clean
+
+
+def main(*, small: bool = False) -> dict[str, float]:
+    data = load("fashion-mnist-small")
+    train = torch.nn.functional.avg_pool2d(data.train.inputs.float(), 2)
+    test = torch.nn.functional.avg_pool2d(data.test.inputs.float(), 2)
+    clients = [Noisy(train[data.train.targets == kind][:200]) for kind in range(5)]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(196, 32), nn.ReLU(), nn.Linear(32, 196), nn.Sigmoid())
+    problem = spodgt.Learning(
+        model, nn.MSELoss(), clients, test=Noisy(test[data.test.targets < 5]), batch_size=16, test_samples=200
+    )
+    method = spodgt.method("spod-gt-memory", step_size=2.0, momentum=0.9)
+    rounds = 60 if small else 600
+    result = spodgt.train(
+        method, problem, spodgt.Network.ring(5), spodgt.Bernoulli(0.8, 0.8), rounds=rounds, evaluations=4
+    )
+    print(result.frame[["round", "loss"]].to_string(index=False))
+    assert "accuracy" not in result.frame
+    return {"first": float(result.frame["loss"].iloc[0]), "last": float(result.frame["loss"].iloc[-1])}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="a few rounds only")
+    main(small=parser.parse_args().small)
