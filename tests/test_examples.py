@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,11 @@ def test_a_pretrained_model_starts_at_its_accuracy() -> None:
 def test_personal_heads() -> None:
     found = run("personal_head")
     assert found["personal heads"] > 0.8 > found["one model for all"]
+
+
+def test_the_snippets_of_the_page_on_own_data_run() -> None:
+    text = (EXAMPLES.parent / "docs" / "own-data.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for snippet in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(snippet, names)
+    assert (names["whole"].parameters, names["frozen"].parameters) == (83, 27)

@@ -188,6 +188,18 @@ def test_whole_numbers_that_are_no_classes_have_no_accuracy() -> None:
     assert dict(spodgt.Learning(nn.Linear(6, 2), poisson, data, data[0]).metrics) == {}
 
 
+@pytest.mark.parametrize("labels", [1, 2])
+def test_whole_numbers_of_two_axes_are_left_to_the_loss(labels: int) -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square().mean()
+
+    data = [(inputs, (inputs[:, :labels] > 0).long()) for inputs in INPUTS]
+    problem = spodgt.Learning(nn.Linear(6, labels), loss, data, data[0])
+    assert dict(problem.metrics) == {}
+    result = spodgt.train("spod-gt", problem, spodgt.Network.ring(3), rounds=2)
+    assert "accuracy" not in result.frame
+
+
 @pytest.mark.parametrize("labels", [1, 4])
 def test_binary_entropy_counts_signs(labels: int) -> None:
     data = [(inputs, (inputs[:, :labels] > 0).float()) for inputs in INPUTS]

@@ -66,9 +66,9 @@ class _Sums:
         self.trained, self.metrics = trained, metrics
         self.whole = [metric for metric in metrics if metric.whole]
         self.overall = [metric for metric in metrics if not metric.whole]
-        self.loss, self.right, self.asked = torch.zeros(3, models, dtype=torch.float64)
+        self.loss, self.right = torch.zeros(2, models, dtype=torch.float64)
         self.values = torch.zeros(len(self.whole), models, dtype=torch.float64)
-        self.mass, self.count = 0.0, 0
+        self.mass, self.count, self.asked = 0.0, 0, 0
         self.outputs: list[list[Tree]] = [[] for _ in range(models)]
         self.targets: list[Tree] = []
 
@@ -84,18 +84,19 @@ class _Sums:
             losses = plain.apply(x, lambda module: float(objective(module, clone(inputs), clone(targets))))
             self.loss += weight * torch.tensor(losses, dtype=torch.float64)
             return
-        for n, outputs in enumerate(self.trained.engine.outputs(x, inputs)):
-            if weight:
-                value = objective.of(outputs if not self.overall else clone(outputs), clone(targets))
-                self.loss[n] += weight * value.cpu().double()
-            if self.trained.accuracy is not None:
-                assert isinstance(outputs, Tensor)
-                assert isinstance(targets, Tensor)
-                right, asked = right_answers(self.trained.accuracy, outputs, targets, objective.ignored)
-                self.right[n] += right
-                self.asked[n] += asked
-            if self.overall:
-                self.outputs[n].append(_here(outputs))
+        many = self.trained.engine.outputs(x, inputs)
+        if weight:
+            values = [objective.of(clone(outputs), clone(targets)) for outputs in many]
+            self.loss += weight * torch.stack(values).cpu().double()
+        if self.trained.accuracy is not None:
+            scores = many if isinstance(many, Tensor) else torch.stack(many)  # type: ignore[arg-type]
+            assert isinstance(targets, Tensor)
+            right, asked = right_answers(self.trained.accuracy, scores, targets, objective.ignored)
+            self.right += right.cpu().double()
+            self.asked += asked
+        if self.overall:
+            for kept, outputs in zip(self.outputs, many, strict=True):
+                kept.append(_here(outputs))
         if self.overall:
             self.targets.append(_here(targets))
 

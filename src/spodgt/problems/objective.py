@@ -113,14 +113,13 @@ def accuracy_of(loss: Loss, outputs: Tree, targets: Tree) -> Accuracy | None:
     return "signs" if known and outputs.shape == targets.shape else None
 
 
-def right_answers(
-    how: Accuracy, outputs: Tensor, targets: Tensor, ignored: int | None
-) -> tuple[float, float]:
-    """How many answers are right, and out of how many."""
+def right_answers(how: Accuracy, outputs: Tensor, targets: Tensor, ignored: int | None) -> tuple[Tensor, int]:
+    """How many answers of every model are right, and out of how many; outputs are (models, samples, …)."""
     right = outputs.argmax(-1) == targets if how == "classes" else (outputs > 0) == (targets > 0.5)
     if ignored is not None:
-        right = right[targets != ignored]
-    return float(right.sum()), float(right.numel())
+        right = right[:, targets != ignored]
+    right = right.flatten(1)
+    return right.sum(1), right.shape[1]
 
 
 # --- metrics --------------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ class Trainable:
         check_init(model, options.init)
         trial = Trial.of(module, objective, data)
         trial.train(data)
-        statistics, random = side_effects(module, trial.inputs)
+        statistics, random = side_effects(module, trial.inputs, trial.forward)
         columns = Columns.of(module, statistics, options)
         objective = trial.objective
         plain = LoopEngine(
@@ -159,7 +159,7 @@ class Trainable:
         )
         loose = isinstance(data.samples, Loose)
         engine = plain if loose else choose(plain, trial.inputs, trial.targets)
-        cost = multiplications(module, trial.inputs)
+        cost = multiplications(module, trial.inputs, trial.forward)
         return Trainable(model, objective, engine, plain, columns, cost, trial.accuracy, trial.width, options)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -31,6 +31,7 @@ CONVOLUTIONS = nn.modules.conv._ConvNd
 _PROBE = 4  # samples used to try a module out
 _CLIENTS = 256  # clients whose first samples are tried where each may be of another form
 _RUNNING = nn.modules.batchnorm._NormBase
+Forward = Callable[[nn.Module, Tree], Tree]
 _HERE = torch.device("cpu"), torch.float32
 
 
@@ -99,6 +100,12 @@ class Trial:
         width = max(1, numbers // len(data.holdings[0][:_PROBE]))
         trial = Trial(module, objective, inputs, targets, accuracy, width)
         return trial._counted(outputs, data)._summed(outputs)._finite(data)
+
+    def forward(self, module: nn.Module, inputs: Tree) -> Tree:
+        """A pass through a module, which a loss of the form loss(model, batch) does itself."""
+        if self.objective.whole:
+            return self.objective(module, inputs, clone(self.targets))
+        return call(module, inputs)
 
     def train(self, data: ClientData) -> None:
         """Take a gradient in training mode: on few samples, on the smallest batch, and on every odd form."""
@@ -215,7 +222,7 @@ def _broadcasting() -> Iterator[list[str]]:
     said += [first_line(w.message) for w in caught if "target size" in str(w.message)]  # type: ignore[arg-type]
 
 
-def side_effects(module: nn.Module, inputs: Tree) -> tuple[Layout, bool]:
+def side_effects(module: nn.Module, inputs: Tree, forward: Forward = call) -> tuple[Layout, bool]:
     """What a training pass changes besides gradients: running statistics, and the random state.
 
     Whole-number buffers, such as BatchNorm's count of batches, only steer a running average and are left
@@ -226,7 +233,7 @@ def side_effects(module: nn.Module, inputs: Tree) -> tuple[Layout, bool]:
     with torch.no_grad(), seeded(0):
         state = random_state()
         with trying("model in training mode"):
-            call(probe, clone(inputs))
+            forward(probe, clone(inputs))
         random = state != random_state()
     norms = {name: part for name, part in probe.named_modules() if isinstance(part, _RUNNING)}
     for name, part in norms.items():
@@ -242,7 +249,7 @@ def side_effects(module: nn.Module, inputs: Tree) -> tuple[Layout, bool]:
     return Layout(tuple(found), tuple(found.values())), random
 
 
-def multiplications(module: nn.Module, inputs: Tree) -> int:
+def multiplications(module: nn.Module, inputs: Tree, forward: Forward = call) -> int:
     """What one sample costs in a forward pass: every weight, once for each position a convolution visits."""
     total, hooks = sum(part.numel() for part in module.parameters()), []
 
@@ -255,7 +262,7 @@ def multiplications(module: nn.Module, inputs: Tree) -> int:
         if isinstance(part, CONVOLUTIONS):
             hooks.append(part.register_forward_hook(visit))
     with torch.no_grad(), seeded(0):
-        call(module, clone(inputs))
+        forward(module, clone(inputs))
     for hook in hooks:
         hook.remove()
     return total
