@@ -5,7 +5,7 @@ Public names are loaded when they are first used: importing the package itself c
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from spodgt.network import recipes as graphs
     from spodgt.participation import Always, Bernoulli, Beta, EveryK, OneLink, Trace
     from spodgt.problems import Learning, Quadratic
+    from spodgt.sweeps.api import sweep
     from spodgt.sweeps.tune import Search, tune
     from spodgt.training import Result, compare, loggers, run, train
 
@@ -45,6 +46,7 @@ _NAMES = {
     "spodgt.participation": ("Always", "Bernoulli", "Beta", "EveryK", "OneLink", "Trace"),
     "spodgt.problems": ("Learning", "Quadratic"),
     "spodgt.sweeps.tune": ("Search", "tune"),
+    "spodgt.sweeps.api": ("sweep",),
     "spodgt.training": ("Result", "compare", "run", "train"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
@@ -77,14 +79,20 @@ __all__ = [
     "problems",
     "register",
     "run",
+    "sweep",
     "train",
     "tune",
 ]
 
 
+__version__: str  # of the installed package
+
+
 def __getattr__(name: str) -> object:
-    if name in _MODULES:
-        value: object = import_module(_MODULES[name])
+    if name == "__version__":
+        value: object = metadata.version("spodgt")
+    elif name in _MODULES:
+        value = import_module(_MODULES[name])
     elif name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
     else:

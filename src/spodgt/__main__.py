@@ -1,5 +1,11 @@
 """`python -m spodgt` is `spodgt`."""
 
-from spodgt.cli import main
+import sys
 
-main()
+try:
+    from spodgt.cli import main
+except KeyboardInterrupt:  # Ctrl-C while it loads
+    sys.exit("spodgt: stopped.")
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -49,8 +49,11 @@ class Loop:
                 for name in self.function.__code__.co_names:
                     if isinstance(inner := known.get(name), Loop):
                         known[name] = inner.compiled()
-                build = numba.njit(fastmath=self.fastmath, nogil=True, cache=True, boundscheck=False)
-                self._compiled = build(self.function)
+                build = partial(numba.njit, fastmath=self.fastmath, nogil=True, boundscheck=False)
+                try:
+                    self._compiled = build(cache=True)(self.function)
+                except RuntimeError:  # nowhere to keep machine code: no folder here can be written
+                    self._compiled = build()(self.function)
             return self._compiled
 
 

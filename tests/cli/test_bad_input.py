@@ -162,6 +162,31 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "[run]\ndevice = 'meta'",
         "device='meta' cannot be used: Tensor.item() cannot be called on meta tensors; use cpu.",
     ),
+    "seeds beyond numbers": (
+        "[run]\nseeds = [18446744073709551616]",
+        "seeds must be whole numbers of at least 0, got [18446744073709551616]; use seeds=range(5).",
+    ),
+    "more seeds than anybody waits for": (
+        "[run]\nseeds = 1000000000000",
+        "seeds must be at most 1,000,000, got 1000000000000; use seeds=5.",
+    ),
+    "more rounds than numbers": (
+        "[run]\nrounds = 1000000000000000000000000000000",
+        "rounds must be below 2**53, got 1000000000000000000000000000000; use rounds=100.",
+    ),
+    "more local steps than numbers": (
+        "[run]\nmethods = [{ name = 'k-gt', local_steps = 100000000000000000000 }]",
+        "local_steps of k-gt must be a whole number above 0, got 100000000000000000000; use local_steps=5.",
+    ),
+    "a number of 5000 digits": (
+        f"[run]\nrounds = {'9' * 5000}",
+        "config bad.toml is not TOML: Exceeds the limit (4300 digits) for integer string conversion: "
+        "value has 5000 digits; correct it there.",
+    ),
+    "lists in lists": (
+        f"a = {'[' * 3000}{']' * 3000}",
+        "config bad.toml is not TOML: maximum recursion depth exceeded; correct it there.",
+    ),
     # --- methods
     "a sweep": ("title = 'Mine'", "title='Mine' belongs to a sweep; use spodgt sweep FILE."),
     "methods is a text": (
@@ -269,7 +294,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     # --- problem
     "unknown problem": (
         "[problem]\nkind = 'ranking'",
-        "problem.kind='ranking' is not known; choose classification or quadratic.",
+        "problem.kind='ranking' is not known; choose from classification, quadratic, python.",
     ),
     "unknown model": ("[problem]\nmodel = 'svn'", "problem.model='svn' is not known; did you mean 'svm'?"),
     "unknown data": (
@@ -415,6 +440,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "network --seed -1",
         "--seed must be a whole number of at least 0, got '-1'; use --seed 0.",
     ),
+    "a seed that is no number": (
+        "network --seed ²",
+        "--seed must be a whole number of at least 0, got '²'; use --seed 0.",
+    ),
+    "a step beyond theory": (
+        "theory --set run.step_size=1e300 --set problem.kind=quadratic",
+        "step_size=1e+300 is too large to compute with; use --set run.step_size=0.01.",
+    ),
+    "a long folder": (
+        f"compare --rounds 1 --out {'x' * 300}",
+        f"{'x' * 60!r}: File name too long; give another path, or free some space.",
+    ),
     "kind of a network": (
         "network --kind geometric",
         "network.kind='geometric' is not known; did you mean 'random-geometric'?",
@@ -460,8 +497,23 @@ def test_bad_configs(cli: Cli, folder: Path, case: str) -> None:
 def test_bad_commands(cli: Cli, folder: Path, case: str) -> None:
     line, sentence = COMMANDS[case]
     args = line.split()
-    out = ["--out", "out"] if args[0] == "compare" and "--resume" not in args else []
+    out = ["--out", "out"] if args[0] == "compare" and not {"--resume", "--out"} & {*args} else []
     refused(cli, folder, sentence, *args, *out)
+
+
+def test_a_config_with_a_byte_order_mark(cli: Cli, folder: Path) -> None:
+    text = "[run]\nrounds = 1\nmethods = ['spod-gt']\nseeds = 1\n[problem]\nkind = 'quadratic'\n"
+    (folder / "bom.toml").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert cli("run", "bom.toml", "--out", "out")[0] == 0
+
+
+def test_memory_that_no_machine_has(cli: Cli, folder: Path) -> None:
+    code, out, err = cli("compare", "--set", "problem.kind=quadratic", "--set", "problem.parameters=1000000")
+    assert (code, out) == (1, "")
+    assert err == (
+        "spodgt: error: the memory of this machine is not enough; use fewer clients, seeds or parameters.\n"
+    )
+    assert not (folder / "runs").exists()
 
 
 def test_through_the_installed_command(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import typer
 from rich.console import Console
 
+import spodgt
 from spodgt.algorithms import ALGORITHMS
 from spodgt.cli import app
 from spodgt.cli.app import Changes
@@ -402,3 +404,9 @@ def test_export_writes_a_model_by_name(cli: Cli, tmp_path: Path) -> None:
     ):
         assert cli("export", "run", "other.safetensors", *more) == (2, "", f"spodgt: error: {sentence}\n")
     assert not (tmp_path / "other.safetensors").exists()
+
+
+def test_the_version_has_one_source(cli: Cli) -> None:
+    code, out, err = cli("--version")
+    assert (code, out, err) == (0, f"spodgt {spodgt.__version__}\n", "")
+    assert spodgt.__version__ == metadata.version("spodgt")

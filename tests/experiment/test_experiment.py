@@ -88,7 +88,6 @@ def test_the_default_has_the_tables_it_always_had() -> None:
     assert Experiment().to_dict() == {
         "run": {
             "methods": ["spod-gt", "spod-gt-memory", "ab-push-pull", "g-push-pull", "k-gt", "sporadic-k-gt"],
-            "step_size": 0.01,
             "seeds": 5,
             "delay": 5000.0,
             "evaluations": 25,
@@ -149,13 +148,13 @@ def test_a_draw_is_a_pure_function_of_the_seed(seed: int) -> None:
 
 def test_a_draw_divides_the_data_anew_and_loads_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[int] = []
-    build = Classification.build
+    build = Classification.make
 
     def count(self: Classification, clients: int) -> Any:
         built.append(clients)
         return build(self, clients)
 
-    monkeypatch.setattr(Classification, "build", count)
+    monkeypatch.setattr(Classification, "make", count)
     experiment = Experiment()
     network, availability = experiment.draw_network(1)
     assert built == [], "the network alone needs no data"

@@ -395,3 +395,15 @@ def test_compiling_is_announced_once_and_only_when_it_happens() -> None:
     with announced(lambda: said.append("again")):
         assert double(2) == 4
     assert said == ["compiling"]
+
+
+def test_loops_are_compiled_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read-only installation and home: numba finds no folder for its cache."""
+    from numba.core import caching
+
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+
+    def twice(x):  # type: ignore[no-untyped-def]
+        return 2 * x
+
+    assert jit(twice)(21) == 42

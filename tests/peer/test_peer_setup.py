@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
 import spodgt
-from spodgt.cli.peer import _factory
 from spodgt.errors import InvalidConfig, InvalidInput, InvalidNetwork
 from spodgt.experiment import Experiment
 from spodgt.peer import changes, folders, identity
@@ -34,6 +34,7 @@ from spodgt.peer.run import Peer
 from spodgt.peer.states import Member, begin
 from spodgt.peer.store import Store
 from spodgt.peer.work import Budget, active_links, capacity
+from tests.conftest import Cli
 from tests.peer.world import World
 
 CONFIG: dict[str, Any] = {
@@ -300,19 +301,56 @@ def test_an_audit_passes_only_what_is_whole(
     assert (late[0], "have reached the newest epoch: p0, p2" in late[1]) == (1, True)
 
 
-def test_a_problem_of_ones_own_is_found_in_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+OWN = """
+import torch, spodgt
+def build(clients, client=None, size=3):
+    draws = torch.Generator().manual_seed(0)
+    x, y = torch.randn(clients, 8, 4, generator=draws), torch.randint(size, (clients, 8), generator=draws)
+    who = range(clients) if client is None else [int(client[1:])]
+    net = torch.nn.Linear(4, size)
+    return spodgt.Learning(net, torch.nn.CrossEntropyLoss(), [(x[i], y[i]) for i in who], test=(x[0], y[0]))
+def whole(clients, size=3):
+    return build(clients, None, size)
+"""
+
+
+@pytest.mark.parametrize("function", ["build", "whole"])
+def test_a_problem_of_ones_own_is_in_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
+    """The parts of clients are those of the simulator, whether a peer loads its own data or all."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "problem_of_mine.py").write_text("def build(name):\n    return name * 2\n")
-    (tmp_path / "problem_broken.py").write_text("{}[3]\n")
-    made = _factory("problem_of_mine:build")
-    assert made is not None
-    assert made("p") == "pp"
-    for text, why in (("problem_broken:build", "3"), ("problem_of_mine:make", "no attribute 'make'")):
-        with pytest.raises(InvalidInput, match=f"--problem '{text}' must be module:function, but .*{why}"):
-            _factory(text)
+    (tmp_path / "own.py").write_text(OWN)
+    tables = CONFIG | {"problem": {"kind": "python", "build": f"own.py:{function}", "arguments": {"size": 2}}}
+    made = create(tmp_path / "run", Experiment.parse(tables))
+    assert made.problem["build"] == f"own.py:{function}"
+    folders.issue(tmp_path / "run", "p2")
+    peer = Peer(tmp_path / "run" / "p2", "p2", Options(durability="process"))
+    with closing(peer.store):
+        assert peer.work.problem.clients == (1 if function == "build" else len(made.clients))
+        draw = Experiment.parse(tables).draw(made.seed)
+        assert torch.equal(peer.work.start(), draw.start[2])
+        _, grad = draw.problem.full(draw.start[2:3], np.array([2]))
+        own = peer.work.problem.full(peer.work.start()[None], np.array([peer.work.row]))
+        assert torch.equal(own[1], grad)
+    found = folders.export(tmp_path / "run" / "p2", tmp_path / "model.safetensors")
+    assert found["tensors"] == {"weight": [2, 4], "bias": [2]}
+    net = torch.nn.Linear(4, 2)
+    net.load_state_dict(load_file(tmp_path / "model.safetensors"))
+
+
+def test_the_flag_of_init_writes_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "own.py").write_text(OWN)
+    words = ["peer", "init", "--run", "run", "--clients", "3", "--problem"]
+    assert cli(*words, "own.py:build", "--set", "problem.arguments.size=4")[0] == 0
+    table = {"kind": "python", "build": "own.py:build", "arguments": {"size": 4}}
+    assert folders.load(tmp_path / "run").problem == table
+    code, _, err = cli("peer", "init", "--run", "other", "--clients", "3", "--problem", "own.py:make")
+    assert code == 2
+    assert "problem.build='own.py:make' must name a function" in err
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,16 @@ from spodgt.algorithms.compose.decay import L2, WeightDecay
 from spodgt.algorithms.compose.local import Local
 from spodgt.algorithms.compose.momentum import Momentum
 from spodgt.algorithms.compose.schedules import Constant, Cosine, Inverse, InverseSqrt, Scheduled
-from spodgt.algorithms.registry import ALGORITHMS, LAYERS, algorithms, describe, method, register, stack
+from spodgt.algorithms.registry import (
+    ALGORITHMS,
+    LAYERS,
+    algorithms,
+    describe,
+    installed,
+    method,
+    register,
+    stack,
+)
 from spodgt.algorithms.table import table
 
 __all__ = [
@@ -31,6 +40,7 @@ __all__ = [
     "WeightDecay",
     "algorithms",
     "describe",
+    "installed",
     "method",
     "register",
     "stack",

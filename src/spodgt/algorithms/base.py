@@ -72,7 +72,7 @@ def positive(
         return value
     if not isinstance(value, bool) and isinstance(value, Integral if whole else Real):
         number = int(value) if isinstance(value, Integral) and whole else float(value)
-        if (0 < number < math.inf and number <= most) or (zero and number == 0):
+        if (0 < number < (2**53 if whole else math.inf) and number <= most) or (zero and number == 0):
             return number
     if isinstance(value, list | tuple | np.ndarray) and not whole:
         with contextlib.suppress(TypeError, ValueError):

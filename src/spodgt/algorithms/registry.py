@@ -163,6 +163,13 @@ def unwrapped(algorithm: Algorithm) -> tuple[Algorithm, dict[str, object]]:
     return (base if step is None else dataclasses.replace(base, step_size=step)), layers  # type: ignore[type-var]
 
 
+def installed(algorithm: Algorithm) -> bool:
+    """Whether other processes know the method: it comes with this package or with another that has it."""
+    base, _ = unwrapped(algorithm)
+    own = type(base).__module__.split(".")[0] == "spodgt"
+    return own or any(True for _ in entry_points(group=GROUP, name=base.name))
+
+
 def describe(algorithm: Algorithm) -> dict[str, Any]:
     """The method as plain values for a configuration: `method(**describe(algorithm))` is the same again."""
     base, layers = unwrapped(algorithm)

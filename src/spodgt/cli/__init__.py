@@ -6,7 +6,9 @@ Exit codes: 0 done, 1 failed on the way, 2 bad input (one sentence, no traceback
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
+import io
 import os
 import sys
 import time
@@ -14,7 +16,7 @@ from typing import Any
 
 import typer
 
-from spodgt.cli import compare, data, experiments, export, lookup, peer, theory  # noqa: F401  (importing them adds their commands)
+from spodgt.cli import compare, data, experiments, export, lookup, peer, project, theory  # noqa: F401  (importing them adds their commands)
 from spodgt.cli.app import app
 from spodgt.errors import InvalidInput, SpodgtError
 
@@ -32,6 +34,7 @@ def main() -> None:
     # many small operations eight times slower as soon as anything else runs on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     atexit.register(gc.freeze)  # at the end of the process nobody needs anything collected
+    _prepare_output()
     try:
         code = app(prog_name="spodgt", standalone_mode=False)
         sys.stdout.flush()
@@ -49,12 +52,44 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:  # the reader of our output went away, such as head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _close_output()
+        code = 1
+    except OSError as error:  # of a path that no file can have, or of a full or closed output
+        _say(f"error: {_reason(error)}; give another path, or free some space.")
+        _close_output()
+        code = 2 if error.filename else 1
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(
+            error
+        ):  # torch has no own class
+            raise
+        _say("error: the memory of this machine is not enough; use fewer clients, seeds or parameters.")
         code = 1
     if code == 130:  # how typer reports Ctrl-C
         _say("stopped.")
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _prepare_output() -> None:
+    """Letters that a terminal or a pipe cannot show become question marks, and a closed output is none."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by who started us
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _close_output() -> None:
+    """Nothing more is written, not even what is still in memory."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _reason(error: OSError) -> str:
+    where = "" if error.filename is None else f"{str(error.filename)[:60]!r}: "
+    return f"{where}{error.strerror or error}"
 
 
 def _given(error: Any) -> str:

@@ -78,7 +78,8 @@ def carry_out(experiment: Experiment, name: str, keeping: Keeping) -> None:
     if keeping.as_json:
         print(json.dumps(result.as_dict() | {"out": str(folder)}, indent=2))
     else:
-        console.print(results_table(result))
+        whole = Console(width=max(console.width, 72))  # a narrower terminal folds lines, and loses nothing
+        whole.print(results_table(result))
         console.print(f"Results, pictures and report.html: {folder}", soft_wrap=True, highlight=False)
     for each in result.diverged:
         print(f"spodgt: warning: {each}", file=sys.stderr)

@@ -9,8 +9,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from spodgt.cli.app import Changes, ConfigOption, JsonOption, SetOption, app, experiment_of, plain_table
-from spodgt.errors import InvalidInput
+from spodgt.cli.app import (
+    Changes,
+    ConfigOption,
+    JsonOption,
+    SetOption,
+    app,
+    experiment_of,
+    plain_table,
+    seed_of,
+)
 
 _SHOWN = {  # columns of the terminal; --json has all
     "method": "method",
@@ -61,12 +69,11 @@ def network(
     from spodgt.experiment import value_of
 
     figures.check_suffix(out)
-    if not seed.isdecimal():
-        raise InvalidInput(f"--seed must be a whole number of at least 0, got {seed!r}; use --seed 0.")
+    number = seed_of(seed)
     changes: dict[str, object] = {} if kind is None else {"network.kind": kind}
     changes |= {} if clients is None else {"network.clients": value_of(clients)}
     chosen = experiment_of(config, changes | Changes(assign=assign).keys())
-    net, availability = chosen.draw_network(int(seed))
+    net, availability = chosen.draw_network(number)
     figures.save(figures.network(net, availability.p, availability.p_hat, f"seed {seed}"), out)
     more = ", …" if net.clients > _MOST_NAMES else ""
     facts = {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +39,7 @@ _RATE = "Upper limit of a client's local rounds; 0: none."
 _ALONE = "Rounds without news after which a client waits; 0: never."
 _LINK = "SENDER:RECEIVER, or 'p0:p3={p_hat = 0.5, dial = \"receiver\"}'; repeatable."
 _NEIGHBOURS = "Neighbours, comma-separated: p0 for both ways, p0:NAME or NAME:p0 for one."
-_PROBLEM = "Your own model and data: module:function, called with NAME."
+_PROBLEM = "Your own model and data: problem.py:FUNCTION, kept in the manifest."
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,6 @@ class Running:
     commit_every: Annotated[int, "Local rounds that share one commit."] = 1
     drop_after: Annotated[float | None, "Go on without a neighbour silent for so many seconds."] = None
     compiled: Annotated[bool, "Faster linear models for 100 MB of memory."] = False
-    problem: Annotated[str | None, _PROBLEM] = None
     listen: Annotated[str | None, "host:port, if other than the manifest's."] = None
 
 
@@ -110,8 +108,10 @@ def peer_init(
     changes |= {"network.clients": clients} if clients is not None else {}
     changes |= Changes(methods=method, labels_per_client=labels_per_client, assign=assign).keys()
     parts = {"names": _list(made.names), "addresses": _list(made.addresses)}
-    devices, problem = _devices(made.compute or []), _factory(made.problem)
-    deployment = Deployment(**{**vars(made), **parts, "compute": devices, "problem": problem})
+    if made.problem is not None:
+        changes |= {"problem.kind": "python", "problem.build": made.problem}
+    options = {key: value for key, value in vars(made).items() if key != "problem"}
+    deployment = Deployment(**{**options, **parts, "compute": _devices(made.compute or [])})
     manifest = create(run, experiment_of(config, changes), deployment)
     if as_json:
         print(json.dumps({"run": manifest.run, "clients": manifest.names, "folder": str(run)}, indent=2))
@@ -156,7 +156,7 @@ def peer_start(
     from rich.live import Live
 
     _check_start(running, metrics_port)
-    options = Options(**{**vars(running), "problem": _factory(running.problem)})
+    options = Options(**vars(running))
     folder = run / name if (run / name).is_dir() else run
     if not (folder / "cert.pem").exists():
         fix = f"make it with: spodgt peer issue {name} --run {run}"
@@ -403,20 +403,6 @@ def _peer_extra() -> Iterator[None]:
             raise
         fix = "install it with: pip install 'spodgt[peer]'"
         raise InvalidInput(f"spodgt peer needs {error.name}; {fix}.") from None
-
-
-def _factory(text: str | None) -> Callable[[str], object] | None:
-    """The user's function that `--problem module:function` names."""
-    if text is None:
-        return None
-    module, _, function = text.partition(":")
-    sys.path.insert(0, os.getcwd())  # as `python -m` has it; a console script has only its own folder
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except Exception as error:  # a user's module may raise anything
-        why = f"{type(error).__name__}: {error}" if not isinstance(error, ImportError) else str(error)
-        raise InvalidInput(f"--problem {text!r} must be module:function, but {why}.") from None
-    return found  # type: ignore[no-any-return]
 
 
 def _devices(given: list[str]) -> dict[str, dict[str, object]]:

@@ -12,7 +12,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spodgt.cli.app import Changes, ConfigOption, JsonOption, SetOption, app, experiment_of, plain_table
+from spodgt.cli.app import (
+    Changes,
+    ConfigOption,
+    JsonOption,
+    SetOption,
+    app,
+    experiment_of,
+    plain_table,
+    seed_of,
+)
 from spodgt.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -20,6 +29,9 @@ if TYPE_CHECKING:
     from spodgt.theory import Estimates, Overview, Setting
     from spodgt.theory.constants import Variant
     from spodgt.types import Floats
+
+
+_LARGEST_STEP = 1e30  # fourth powers of it are still numbers
 
 
 @app.command(epilog="Example: [bold]spodgt theory --set run.step_size=0.05 --set network.radius=0.6[/]")
@@ -35,9 +47,10 @@ def theory(
     """Show the theory's conditions and bounds for an experiment, and exact or modelled rates."""
     from spodgt.theory import overview
 
-    if not seed.isdigit():
-        raise InvalidInput(f"--seed must be a whole number of at least 0, got {seed!r}; use --seed 0.")
-    asked = setting_of(experiment_of(config, Changes(assign=assign).keys()), int(seed))
+    number = seed_of(seed)
+    asked = setting_of(experiment_of(config, Changes(assign=assign).keys()), number)
+    if (step := float(asked.step_size.max())) > _LARGEST_STEP:
+        raise InvalidInput(f"step_size={step:g} is too large to compute with; use --set run.step_size=0.01.")
     with Console(stderr=True, quiet=as_json).status("") as status:  # shown in terminals only
         found = overview(asked, exact=exact, report=lambda step: status.update(f"{step} …"))
     if as_json:
@@ -62,7 +75,8 @@ def setting_of(experiment: Experiment, seed: int) -> Setting:
     covered = [method for method in experiment.methods if method.traits.rule is not None]
     steps = [method.step_size for method in covered if isinstance(method, HasStepSize)]
     first = steps[0] if steps else None
-    step = positive(schedule(run.step_size), "step_size of run") if first is None else first
+    own = 0.01 if run.step_size is None else run.step_size
+    step = positive(schedule(own), "step_size of run") if first is None else first
     rounds = run.rounds or max(1, round((run.delay or 0) / 3))  # each of a round's three parts costs about 1
     return setting(experiment.draw(seed), step, rounds)
 

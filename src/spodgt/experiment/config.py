@@ -4,6 +4,7 @@
     [network]        kind = "random-geometric", clients = 10, radius = 0.4, weights = "degree"
     [participation]  kind = "beta", alpha = 0.5, beta = 0.5
     [problem]        data = "fashion-mnist-small", model = "svm", batch_size = 16
+    [problem]        kind = "python", build = "problem.py:build", arguments = { hidden = 32 }
     [problem.partition]  kind = "labels-per-client", labels = 1
 
 A table's `kind` names a recipe; its other keys are the recipe's fields. Omitted keys take their defaults,
@@ -55,7 +56,7 @@ def read_toml(path: str | Path) -> Table:
     """The tables of a file, or one sentence about what is wrong with it."""
     path = Path(path)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise InvalidConfig(f"config {path} does not exist; give the path of a TOML file.") from None
     except UnicodeDecodeError:
@@ -64,15 +65,16 @@ def read_toml(path: str | Path) -> Table:
         ) from None
     except OSError as error:
         raise InvalidConfig(f"config {path} cannot be read: {error.strerror}; give a TOML file.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidConfig(f"config {path} is not TOML: {error}; correct it there.") from None
+    except (ValueError, RecursionError) as error:  # a number of too many digits, lists in lists in lists
+        reason = str(error).partition(";")[0]
+        raise InvalidConfig(f"config {path} is not TOML: {reason}; correct it there.") from None
 
 
 def value_of(text: str) -> Any:
     """TOML if it reads as TOML, else the text itself: 0.6, true, [1, 2], beta."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -141,6 +143,9 @@ def changed(tables: Mapping[str, Table], changes: Mapping[str, object]) -> Table
     # New kinds come first, the outer before the inner: they drop old keys, not those given with them.
     for name, value in sorted(changes.items(), key=order):
         *path, last = name.split(".")
+        if name in SECTIONS and isinstance(value, Mapping):
+            text[name] = dict(value)
+            continue
         if not path:
             raise InvalidConfig(f"{name!r} is not a key; write it with its section, such as run.delay.")
         table: Table = text
@@ -156,6 +161,13 @@ def changed(tables: Mapping[str, Table], changes: Mapping[str, object]) -> Table
         if value is None:
             del table[last]
     return text
+
+
+def rerunnable(tables: Mapping[str, object]) -> bool:
+    """Whether the tables of an experiment say everything: no object of Python was given."""
+    sections = [tables.get(name) for name in SECTIONS]
+    given = [each.get("kind") == GIVEN or "x0" in each for each in sections if isinstance(each, Mapping)]
+    return len(given) == len(SECTIONS) and not any(given)
 
 
 # --- to tables ---------------------------------------------------------------------------------------

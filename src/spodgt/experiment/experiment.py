@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from pydantic import BeforeValidator
 from torch import Tensor
 
-from spodgt.algorithms import ALGORITHMS, LAYERS, algorithms, describe, method
+from spodgt.algorithms import ALGORITHMS, LAYERS, algorithms, describe, installed, method
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment import config
@@ -26,6 +26,7 @@ from spodgt.experiment.problems import Classification, ProblemRecipe
 from spodgt.network import Network, Recipe, as_network, check_network
 from spodgt.network.recipes import RandomGeometric
 from spodgt.participation import Always, Beta, Participation, TraceFile, as_availability, check_participation
+from spodgt.problems.python import PythonProblem
 from spodgt.runtimes.world import Draw
 from spodgt.types import Availability, Problem
 from spodgt.validation import Field, Number, Whole, choices, from_table, only, recipe, to_table
@@ -34,6 +35,8 @@ PAPER_METHODS = ("spod-gt", "spod-gt-memory", "ab-push-pull", "g-push-pull", "k-
 Entry = str | Mapping[str, object] | Algorithm  # a method by name, a table with a name and fields, or itself
 Start = Tensor | ArrayLike  # initial models
 _DELAY = 5000.0
+_MOST = 2**53  # rounds that a float counts exactly
+_MOST_SEEDS = 1_000_000
 _DTYPES = ("float32", "float64")
 
 
@@ -73,7 +76,8 @@ class RunOptions:
 
     Args:
         methods: Names, tables with a name and fields, or methods themselves.
-        step_size: Of methods that set none of their own: a number, one per client, or a schedule.
+        step_size: Of methods that set none of their own: a number, one per client, or a schedule; None leaves
+            each method its default.
         layers: Of methods that set none of their own: momentum, adam, clip_tracker, … with their values.
         seeds: How many (0, 1, …), or a list of which.
         delay: Stop before this delay.
@@ -88,7 +92,7 @@ class RunOptions:
     methods: Annotated[list[object], BeforeValidator(_methods), Field(examples=[["spod-gt"]])] = field(
         default_factory=lambda: list(PAPER_METHODS)
     )
-    step_size: object = 0.01
+    step_size: object = None
     layers: Annotated[dict[str, object] | None, BeforeValidator(_layers)] = None
     seeds: Annotated[int | list[object], BeforeValidator(_how_many_or_which)] = 5
     delay: Annotated[Number | None, Field(gt=0, allow_inf_nan=False, examples=[5000])] = None
@@ -102,6 +106,13 @@ class RunOptions:
     def __post_init__(self) -> None:
         if isinstance(self.seeds, list):
             check_seeds(self.seeds)
+        for key in ("rounds", "every", "evaluations"):
+            if (getattr(self, key) or 0) >= _MOST:
+                raise InvalidInput(
+                    f"{key} must be below 2**53, got {getattr(self, key)!r:.40}; use {key}=100."
+                )
+        if isinstance(self.seeds, int) and self.seeds > _MOST_SEEDS:
+            raise InvalidInput(f"seeds must be at most {_MOST_SEEDS:,}, got {self.seeds!r:.40}; use seeds=5.")
         if self.rounds is None and self.delay is None:
             raise InvalidInput("rounds or delay must say when to stop, got neither; use delay=5000.")
 
@@ -145,7 +156,7 @@ def check_seeds(seeds: Any) -> list[int]:
         numbers = [-1 if isinstance(seed, bool) else operator.index(seed) for seed in given]
     except TypeError:
         given, numbers = seeds, []
-    if not numbers or min(numbers) < 0:
+    if not numbers or min(numbers) < 0 or max(numbers) >= 2**63:
         raise InvalidInput(f"seeds must be whole numbers of at least 0, got {given!r}; use seeds=range(5).")
     if len(set(numbers)) < len(numbers):
         raise InvalidInput(f"seeds must differ from each other, got {numbers!r}; use seeds=range(5).")
@@ -192,7 +203,8 @@ class Experiment:
         fields = {**(self.run.layers or {}), **{key: value for key, value in table.items() if key != "name"}}
         name = str(table["name"])
         cls = ALGORITHMS.get(name) or algorithms().get(name)  # the second asks installed packages, slowly
-        if cls is not None and any(each.name == "step_size" for each in fields_of(cls)):  # type: ignore[arg-type]
+        steps = cls is not None and any(each.name == "step_size" for each in fields_of(cls))  # type: ignore[arg-type]
+        if steps and self.run.step_size is not None:
             fields = {"step_size": self.run.step_size} | fields
         return method(table["name"], **fields)
 
@@ -200,7 +212,7 @@ class Experiment:
     @classmethod
     def read(cls, path: str | Path) -> Experiment:
         """Read the TOML file at `path`."""
-        return cls.parse(config.read_toml(path))
+        return cls.parse(config.read_toml(path)).beside(Path(path).parent)
 
     @classmethod
     def parse(cls, tables: Mapping[str, object]) -> Experiment:
@@ -225,22 +237,27 @@ class Experiment:
                 parts["problem"] = config.read_problem(table)
         return replace(self, **parts)
 
+    def beside(self, folder: Path) -> Experiment:
+        """The same experiment, whose code is also looked for in `folder`, where its config is."""
+        own = self.problem
+        return replace(self, problem=own.beside(folder)) if isinstance(own, PythonProblem) else self
+
     def override(self, changes: Mapping[str, object]) -> Experiment:
         """Change keys by their dotted names, as in `changes`, `{"network.radius": 0.5}`.
 
-        None puts a key back to its default; a new kind drops the keys of the old one.
+        A section may be replaced whole, by a table. None puts a key back to its default; a new kind drops the
+        keys of the old one.
         """
-        touched = {name.split(".")[0] for name in changes if "." in name}
+        touched = {name.split(".")[0] for name in changes}
         tables = {name: table for name, table in self._tables().items() if name in touched}
-        return self._with(config.changed({name: table() for name, table in tables.items()}, changes))
+        after = config.changed({name: table() for name, table in tables.items()}, changes)
+        if "run" in tables and not changes.keys() & {"run", "run.methods"}:
+            after["run"]["methods"] = self.run.methods  # those of Python stay as they are
+        return self._with(after)
 
     def _tables(self) -> dict[str, Callable[[], Table]]:
-        def run() -> Table:
-            start = {} if self.x0 is None else {"x0": {"kind": config.GIVEN, "checksum": checksum(self.x0)}}
-            return self.run.to_dict() | start
-
         return {
-            "run": run,
+            "run": self.run.to_dict,
             "network": lambda: config.network_table(self.network, self.weights),
             "participation": lambda: config.described(self.participation),
             "problem": lambda: config.problem_table(self.problem),
@@ -248,7 +265,15 @@ class Experiment:
 
     def to_dict(self) -> dict[str, Table]:
         """The tables of a config that `parse` reads; objects of Python are described, not held."""
-        return {name: table() for name, table in self._tables().items()}
+        tables = {name: table() for name, table in self._tables().items()}
+        if self.x0 is not None:
+            tables["run"]["x0"] = {"kind": config.GIVEN, "checksum": checksum(self.x0)}
+        return tables
+
+    @property
+    def portable(self) -> bool:
+        """Whether another process can make it from its tables: nothing is an object of this script."""
+        return config.rerunnable(self.to_dict()) and all(map(installed, self.methods))
 
     # --- Python --------------------------------------------------------------------------------------
     @classmethod
@@ -332,11 +357,17 @@ class Experiment:
         if isinstance(self.participation, TraceFile):
             _ = self.participation.trace
 
+    @property
+    def sources(self) -> dict[str, str]:
+        """Check sums of the user's code that it names, by what they are of."""
+        own = self.problem
+        return {f"source of {own.build}": own.digest} if isinstance(own, PythonProblem) else {}
+
     @cached_property
     def undivided(self) -> Problem:
         """The problem before a seed divides it among the clients; data are loaded once."""
         given = self.problem
-        return given.build(self.network.clients) if isinstance(given, ProblemRecipe) else given
+        return given.make(self.network.clients) if isinstance(given, ProblemRecipe) else given
 
 
 def _start(x0: Start, problem: Problem) -> Tensor:

@@ -11,6 +11,7 @@ from spodgt.problems import Quadratic, classification
 from spodgt.problems.data import LabelsPerClient, Partition
 from spodgt.problems.data.datasets import NAMES as DATA
 from spodgt.problems.models import MODELS
+from spodgt.problems.python import PythonProblem
 from spodgt.types import Problem
 from spodgt.validation import Field, Must, Number, Whole, choices, one_of, recipe
 
@@ -21,7 +22,7 @@ class ProblemRecipe(Protocol):
 
     name: ClassVar[str]
 
-    def build(self, clients: int) -> Problem: ...
+    def make(self, clients: int) -> Problem: ...
 
 
 PROBLEMS: dict[str, type[ProblemRecipe]] = {}  # all kinds a config knows, by name
@@ -81,7 +82,7 @@ class Classification:
         given = {"hidden": self.hidden, "width": self.width, "norm": self.norm}
         return {key: value for key, value in given.items() if value is not None}
 
-    def build(self, clients: int) -> Problem:
+    def make(self, clients: int) -> Problem:
         """Load the data and build the model."""
         return classification(
             self.data,
@@ -114,7 +115,7 @@ class RandomQuadratic:
     spread: Annotated[Number, Field(ge=0, allow_inf_nan=False)] = 1.0
     noise: Annotated[Number, Field(ge=0, allow_inf_nan=False)] = 0.0
 
-    def build(self, clients: int) -> Problem:
+    def make(self, clients: int) -> Problem:
         """Draw the quadratics."""
         return Quadratic.random(
             clients,
@@ -124,3 +125,6 @@ class RandomQuadratic:
             spread=self.spread,
             noise=self.noise,
         )
+
+
+PROBLEMS[PythonProblem.name] = PythonProblem

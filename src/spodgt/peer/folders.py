@@ -19,14 +19,14 @@ from safetensors.torch import save_file
 
 from spodgt.algorithms import describe
 from spodgt.errors import Incompatible, InvalidInput
-from spodgt.experiment import Experiment
+from spodgt.experiment import Experiment, PythonProblem
 from spodgt.peer import identity, store
 from spodgt.peer.audit import Audit, audit
 from spodgt.peer.changes import without
 from spodgt.peer.manifest import Client, Link, Manifest, Method, SignedManifest, layout_of
 from spodgt.peer.options import Deployment, Table, check_address
 from spodgt.peer.states import state_from
-from spodgt.peer.work import capacity, manifest_problem, own_problem
+from spodgt.peer.work import capacity, manifest_problem, own_problem, problem_of
 from spodgt.problems import refuse_statistics
 from spodgt.types import HasLayout, Problem
 
@@ -70,7 +70,12 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     fields = describe(experiment.methods[0])
     method = Method(fields.pop("name"), _common(fields.pop("step_size", None)), fields)
     make = deployment.problem
-    problem = own_problem(make, names[0]) if make else experiment.draw(seed).problem  # for its layout
+    if make:
+        problem = own_problem(make, names[0])  # for its layout
+    elif isinstance(experiment.problem, PythonProblem):
+        problem = problem_of(experiment.problem, parts, names[0])
+    else:
+        problem = experiment.draw(seed).problem
     refuse_statistics(problem, "peers")
     devices: list[Table] = [{"kind": "bernoulli", "p": float(p)} for p in availability.p]
     for name, table in deployment.compute.items():
@@ -215,7 +220,7 @@ def export(folder: Path, target: Path, problem: Problem | None = None) -> dict[s
     """
     vectors, meta = _saved(folder, running=True)
     if problem is None and (folder / "manifest.toml").exists():
-        problem = manifest_problem(load(folder))
+        problem = manifest_problem(load(folder), str(meta["name"]))
     named = {"x": vectors["x"]}
     if problem is not None and layout_of(problem) == meta["layout"] and isinstance(problem, HasLayout):
         named = problem.layout.unflatten(vectors["x"])

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from spodgt import rng
 from spodgt.errors import InvalidConfig, InvalidInput
+from spodgt.experiment import ProblemRecipe, PythonProblem
 from spodgt.experiment.config import read_problem
 from spodgt.participation import TraceFile
 from spodgt.peer.manifest import Manifest, layout_of
@@ -101,7 +102,7 @@ class Work:
     def __init__(
         self, name: str, manifest: Manifest, capacity: Capacity, make: Callable[[str], object] | None = None
     ) -> None:
-        problem = own_problem(make, name) if make else manifest_problem(manifest)
+        problem = own_problem(make, name) if make else manifest_problem(manifest, name)
         refuse_statistics(problem, "peers")
         self.problem = problem.to(torch.device("cpu"), torch.float32)
         own = manifest.client(name)
@@ -135,10 +136,15 @@ class Work:
         return g
 
 
-def manifest_problem(manifest: Manifest) -> Problem:
+def manifest_problem(manifest: Manifest, name: str | None = None) -> Problem:
     """The problem that a manifest describes, in as many parts as the run was made with."""
     clients = manifest.divided_into or len(manifest.clients)
-    return read_problem(manifest.problem).build(clients).draw(manifest.seed)
+    return problem_of(read_problem(manifest.problem), clients, name).draw(manifest.seed)
+
+
+def problem_of(recipe: ProblemRecipe, clients: int, name: str | None) -> Problem:
+    """The problem of a recipe; a function of the user's may load the data of client `name` alone."""
+    return recipe.make(clients, name) if isinstance(recipe, PythonProblem) else recipe.make(clients)
 
 
 def own_problem(make: Callable[[str], object], name: str) -> Problem:

@@ -9,11 +9,20 @@ from spodgt.problems.client_data import check_test_samples
 from spodgt.problems.data import IID, LabelsPerClient, Partition, Split, load
 from spodgt.problems.learning import Learning
 from spodgt.problems.models import MODELS
+from spodgt.problems.python import PythonProblem, python
 from spodgt.problems.quadratic import Quadratic
 from spodgt.types import Problem
 from spodgt.validation import choices
 
-__all__ = ["Learning", "Quadratic", "classification", "fashion_mnist_svm", "refuse_statistics"]
+__all__ = [
+    "Learning",
+    "PythonProblem",
+    "Quadratic",
+    "classification",
+    "fashion_mnist_svm",
+    "python",
+    "refuse_statistics",
+]
 
 
 def classification(

@@ -18,7 +18,7 @@ import numpy as np
 import tomli_w
 
 from spodgt.errors import InvalidInput
-from spodgt.experiment.config import GIVEN, SECTIONS
+from spodgt.experiment.config import rerunnable
 from spodgt.network import Named, Network
 from spodgt.record import statistics
 from spodgt.record.folder import parquet, plain, write
@@ -135,9 +135,7 @@ class Record:
     @property
     def rerunnable(self) -> bool:
         """Whether the settings say everything: no object of Python was given."""
-        sections = [self.config.get(name) for name in SECTIONS]
-        given = [each.get("kind") == GIVEN or "x0" in each for each in sections if isinstance(each, dict)]
-        return len(given) == len(SECTIONS) and not any(given)
+        return rerunnable(self.config)
 
     @property
     def source(self) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spodgt.errors import InvalidInput
+from spodgt.record import statistics
 from spodgt.record.folder import parquet, write
 from spodgt.record.record import Record, versions
 
@@ -106,6 +107,23 @@ class SweepRecord:
         """The time of all finished cells together."""
         times = [cell.seconds for cell in self.cells if cell.complete and cell.seconds]
         return sum(times) if times else None
+
+    @property
+    def judged(self) -> str:
+        """The metric the sweep is judged by: accuracy where something is classified, else the loss."""
+        return statistics.judged(self.results)
+
+    def best(self, metric: str | None = None) -> pd.DataFrame:
+        """Each method in its best cell: the values of the keys, and mean and sigma of the metric over seeds.
+
+        Args:
+            metric: A column of `results`; the one the sweep is judged by unless given.
+        """
+        chosen = metric or self.judged
+        if chosen not in self.results:
+            known = ", ".join(map(str, self.results))
+            raise InvalidInput(f"metric={chosen!r} is not a column of the results; choose from {known}.")
+        return statistics.best_cells(self.results, list(self.grid), chosen)
 
     def write(self, folder: str | Path) -> None:
         """Write the tables, then the facts.

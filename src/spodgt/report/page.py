@@ -57,6 +57,7 @@ def read(folder: str | Path, reference: str | None = None) -> Page:
         cells = [cell for cell in found.cells if cell.complete][:MOST_RUNS]
         records = [cell.read() for cell in cells]
         command = _reproduce(found) if found.figure else _again("sweep", folder / sweep.SOURCE, folder)
+        command = command if found.source else ""
     elif (folder / runs.SUMMARY).exists():
         record = Record.read(folder)
         cells = [CellRecord(folder.name, {}, folder, record.complete, record.seconds)]

@@ -65,10 +65,12 @@ class Spec:
                 grid.pop(key, None)
                 fixed[key] = value
         changed = {**self.changes, **changes}
-        return _checked(replace(self, experiment=self.experiment.override(fixed), grid=grid, changes=changed))
+        return checked(replace(self, experiment=self.experiment.override(fixed), grid=grid, changes=changed))
 
     def to_toml(self) -> str:
-        """The whole of it as a file that `spodgt sweep` reads."""
+        """The whole of it as a file that `spodgt sweep` reads; nothing if it holds objects of Python."""
+        if not self.experiment.portable:
+            return ""
         texts = {key: str(getattr(self, key)) for key in _TEXTS if str(getattr(self, key))}
         grid = {"sweep": self.grid} if self.grid else {}
         return tomli_w.dumps({**texts, **self.experiment.to_dict(), **grid})
@@ -125,7 +127,7 @@ def read(path: str | Path) -> Spec:
         raise InvalidConfig(f"{unknown[0]} is not a key of {path.name}; choose from {known}.")
     texts = {key: text[key] for key in _TEXTS if key in text and key != "scale"}
     texts["scale"] = Scale(note=text.get("scale", ""))
-    return _checked(Spec(path.stem, Experiment.parse(_config(path)), grid, **texts))
+    return checked(Spec(path.stem, Experiment.parse(_config(path)).beside(path.parent), grid, **texts))
 
 
 def at(experiment: Experiment, key: str) -> object:
@@ -136,7 +138,8 @@ def at(experiment: Experiment, key: str) -> object:
     return value
 
 
-def _checked(spec: Spec) -> Spec:
+def checked(spec: Spec) -> Spec:
+    """The same, or what is wrong with one of its cells."""
     if math.prod(map(len, spec.grid.values())) > _MOST_CELLS:
         raise InvalidConfig(f"sweep of {spec.name} has more than {_MOST_CELLS:,} cells; make it smaller.")
     for point in spec.points():  # names that mean nothing are an error now, not after an hour

@@ -22,11 +22,12 @@ from pathlib import Path
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.experiment.config import Table
-from spodgt.record.folder import locked, write
+from spodgt.record.folder import locked, plain, write
 from spodgt.record.record import is_complete
 from spodgt.record.sweep import SOURCE, CellRecord, SweepRecord, collect, label
 from spodgt.sweeps.cell import Event, Job, Outcome
 from spodgt.sweeps.executors import check_backend, cores, executor
+from spodgt.sweeps.executors.inline import Inline
 from spodgt.sweeps.grid import Spec
 
 Display = Callable[[Event], None]
@@ -89,7 +90,7 @@ def plan(spec: Spec, folder: Path, home: Path | None = None) -> list[Cell]:
 def fingerprint(experiment: Experiment) -> str:
     """Twelve letters that every process computes alike from the same experiment and the files it names."""
     tables = experiment.to_dict()
-    text = json.dumps(tables, sort_keys=True)
+    text = json.dumps(plain(tables), sort_keys=True) + "".join(experiment.sources.values())
     for name in ("network", "participation"):
         with contextlib.suppress(OSError, KeyError):  # most name no file; `check` says which is missing
             text += hashlib.sha256(Path(tables[name]["path"]).read_bytes()).hexdigest()
@@ -141,11 +142,13 @@ def run(
             display(event)
 
     with alone(folder), terminable():
-        pool = executor(backend, min(workers or cores(), max(1, len(todo))))
+        known = {cell.name: cell.experiment for cell in todo if not cell.experiment.portable}
+        pool = Inline(known) if known else executor(backend, min(workers or cores(), max(1, len(todo))))
         try:
             for cell in old:  # now that nothing can go wrong any more
                 shutil.rmtree(cell.folder, ignore_errors=True)
-            write(folder / SOURCE, spec.to_toml().encode())
+            if source := spec.to_toml():
+                write(folder / SOURCE, source.encode())
             for cell in todo:
                 pool.submit(cell.job(save_every))
             pool.wait(receive)

@@ -26,7 +26,7 @@ from spodgt.algorithms import describe
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import Failed, InvalidInput
 from spodgt.experiment import Experiment
-from spodgt.experiment.config import GIVEN, Table
+from spodgt.experiment.config import Table
 from spodgt.network import Network, Recipe
 from spodgt.participation import Always, Participation
 from spodgt.record import Record, statistics
@@ -331,12 +331,10 @@ def tune_experiment(
         for method in race.experiment(experiment).methods:
             Run.of(draw, method)
     known: dict[str, Experiment] = {}
-    sections = experiment.to_dict().values()
-    given = any(section.get("kind") == GIVEN or "x0" in section for section in sections)
     folder = Path(out)
     with alone(folder), terminable():
         count = min(workers or cores(), len(races))
-        pool: Executor = Inline(known) if given else executor(backend, count)
+        pool: Executor = executor(backend, count) if experiment.portable else Inline(known)
         try:
             _Searching(experiment, folder / "cells", pool, known, save_every, progress).run(races)
         finally:

@@ -18,7 +18,7 @@ from torch import Tensor
 from spodgt.algorithms import describe
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import DivergenceWarning, InvalidInput
-from spodgt.experiment import Experiment, RunOptions
+from spodgt.experiment import Experiment, ProblemRecipe, RunOptions
 from spodgt.network import Network, Recipe
 from spodgt.participation import Always, Participation
 from spodgt.record.folder import RunFolder, plain
@@ -41,7 +41,7 @@ _ALWAYS = Always()
 
 def train(
     algorithm: Method,
-    problem: Problem,
+    problem: Problem | ProblemRecipe,
     network: Network | Recipe,
     participation: Participation = _ALWAYS,
     *,
@@ -74,7 +74,7 @@ def train(
 
 def compare(
     algorithms: Sequence[Method],
-    problem: Problem,
+    problem: Problem | ProblemRecipe,
     network: Network | Recipe,
     participation: Participation = _ALWAYS,
     *,
@@ -100,7 +100,8 @@ def compare(
 
     Args:
         algorithms: methods or their names, such as ["spod-gt", spodgt.method("k-gt", local_steps=3)].
-        problem: a `Learning` or `Quadratic`; partitions are drawn anew for each seed.
+        problem: a `Learning` or `Quadratic`, or `spodgt.problems.python("problem.py:build")`, a function that
+            makes one; partitions are drawn anew for each seed.
         network: a fixed network, held over all seeds, or a recipe of `spodgt.graphs`, drawn for each.
         participation: who takes part in which round; drawn for each seed. Always, unless given.
         rounds: stop after so many rounds. At least one of `rounds` and `delay` is needed.
@@ -181,6 +182,7 @@ def run(
     where: Runtime = Processes(join(device)) if distributed else Simulator(device)
     tables = experiment.to_dict()
     known = identity(next(iter(batches.values()))) if distributed or out is not None else {}
+    known |= experiment.sources
     folder = None if out is None else RunFolder(Path(out))
     executor = Executor(batches, draws, settings, where, tables, known, folder)
     with ExitStack() as stack:

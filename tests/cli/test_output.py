@@ -1,0 +1,75 @@
+"""The output of the command line on any terminal or pipe, and its end by Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMPARE = [
+    *("compare", "--rounds", "2", "--seeds", "2", "--methods", "spod-gt", "--set", "problem.kind=quadratic"),
+    *("--set", "network.clients=3", "--set", "network.radius=1.5", "--out", "out"),
+]
+
+
+def spodgt(*words: str, cwd: Path, **options: object) -> subprocess.CompletedProcess[bytes]:
+    environment = {**os.environ, **options.pop("env", {})}  # type: ignore[dict-item]
+    command = [sys.executable, "-m", "spodgt", *words]
+    given: dict[str, object] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(command, cwd=cwd, env=environment, timeout=300, check=False, **given)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize(
+    "words", [COMPARE, ["compare", "--help"], ["theory", "--set", "problem.kind=quadratic"]]
+)
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_letters_that_a_pipe_cannot_show_are_replaced(
+    tmp_path: Path, words: list[str], encoding: str
+) -> None:
+    done = spodgt(*words, cwd=tmp_path, env={"PYTHONIOENCODING": encoding})
+    assert done.returncode == 0, done.stderr
+    assert b"Traceback" not in done.stderr
+    assert len(done.stdout.splitlines()) > 5
+
+
+@pytest.mark.parametrize("columns", ["20", "40"])
+def test_a_narrow_terminal_shows_method_and_accuracy(tmp_path: Path, columns: str) -> None:
+    words = [*COMPARE[:7], "--set", "network.clients=3", "--set", "network.radius=1.5", "--out", "out"]
+    done = spodgt(*words, cwd=tmp_path, env={"COLUMNS": columns})
+    assert done.returncode == 0, done.stderr
+    joined = b"".join(line.strip() for line in done.stdout.splitlines())
+    assert b"spod-gt" in joined
+    assert b"0." in joined
+
+
+def test_a_closed_and_a_full_output(tmp_path: Path) -> None:
+    command = " ".join([sys.executable, "-m", "spodgt", "algorithms"])
+    closed = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, check=False, cwd=tmp_path)
+    assert (closed.returncode, closed.stderr) == (0, b"")
+    full = subprocess.run(
+        ["sh", "-c", f"{command} > /dev/full"], capture_output=True, check=False, cwd=tmp_path
+    )
+    assert full.returncode == 1
+    assert full.stderr == b"spodgt: error: No space left on device; give another path, or free some space.\n"
+
+
+@pytest.mark.parametrize("seconds", [0.7, 1.5, 3.0])
+def test_ctrl_c_while_libraries_load(tmp_path: Path, seconds: float) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        pytest.skip("Ctrl-C is ignored here, and so by what is started from here")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spodgt", *COMPARE[:2], "9999999", *COMPARE[3:]],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert b"Traceback" not in err
+    assert process.returncode == 1
+    assert err.splitlines()[-1].startswith(b"spodgt: stopped")
