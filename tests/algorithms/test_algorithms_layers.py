@@ -213,6 +213,11 @@ def test_every_method_steps_along_one_direction_a_round(name: str) -> None:
 
 
 REFUSED = [
+    (
+        "relay",
+        {"local_steps": 3},
+        "relay+local needs its links in every round; drop local_steps, or use spod-gt-memory or dfedavg.",
+    ),
     ("k-gt", {"adam": True}, "k-gt+adam has no direction to step along; drop adam, or use spod-gt-memory."),
     (
         "extra",
@@ -269,3 +274,13 @@ def test_traits_say_what_a_layer_adds() -> None:
     assert method("spod-gt-memory", **ALL).name == (
         "spod-gt-memory+local+cosine+clip-tracker+adam+weight-decay+momentum+l2+clip-gradient"
     )
+
+
+def test_adam_steps_at_the_root_of_a_relay() -> None:
+    """Once the trees stand only the root's moments move, and with the largest v the limit stays exact."""
+    problem, network = problem_of(), Network.directed_geometric(5, seed=3)
+    algorithm = method("relay", step_size=0.01, adam={"amsgrad": True, "beta2": 0.9})
+    kept = states([make_run(algorithm, problem, network, Bernoulli(0.8, 0.8))], 1500)
+    moved = kept[1000].adam_left[:, 0] != kept[1500].adam_left[:, 0]
+    assert int(moved.sum()) == 1
+    assert_close(kept[-1].x, problem.optimum().double().expand(5, 3), rtol=0, atol=1e-10)

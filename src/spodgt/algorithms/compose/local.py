@@ -35,7 +35,8 @@ class Local(Layer[S]):
 
     def unfit(self) -> str | None:
         traits = self.base.traits
-        if traits.mixing in ("none", "server") or traits.talks != "all" or traits.sporadic_links == "no":
+        alone = traits.mixing in ("none", "server") or traits.talks != "all"
+        if alone or traits.root or traits.sporadic_links == "no":  # trees are built from the links themselves
             return "needs its links in every round; drop local_steps, or use spod-gt-memory or dfedavg."
         return None
 
