@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from spodgt.experiment import Experiment
-from spodgt.peer import faults, folders, store
+from spodgt.peer import faults, folders, store, wire
 from spodgt.peer import wire_pb2 as pb
 from spodgt.peer.audit import Audit
 from spodgt.peer.changes import without
@@ -39,6 +39,7 @@ from spodgt.peer.folders import create
 from spodgt.peer.identity import Identity
 from spodgt.peer.manifest import Manifest, SignedManifest
 from spodgt.peer.options import Deployment, Options
+from spodgt.peer.protocol import Incarnation, Message
 from spodgt.peer.transport import SERVICE, secure_channel
 from spodgt.peer.work import manifest_problem
 from spodgt.types import HasOptimum, Problem
@@ -493,6 +494,42 @@ def row_21(frames: int = 400) -> str:
         assert log < 20e6
         assert memory[1] - memory[0] < 20e6
         return f"log {log / 1e6:.2f} MB, memory {(memory[1] - memory[0]) / 1e6:+.1f} MB; rounds went on"
+
+
+def row_26() -> str:
+    """a member's frames with the largest incarnation, the largest epoch, and huge numbers"""
+    with fleet(clients=3) as f:
+        f.start("p0", "p1")
+        f.wait(beyond(f, "k", {"p0": 20, "p1": 20}), 120)
+        manifest = folders.load(f.run)
+        person, address = Identity.read(f.run / "p2", "p2"), manifest.client("p0").address
+        n, layout = manifest.parameters, bytes.fromhex(manifest.layout)
+        own = wire.Context(manifest.run, layout, n, "p2", "")
+        zero, last = torch.zeros(n), Incarnation(2**64 - 1, 1)
+        honest = Message(manifest.epoch, 1, 0, 0, Incarnation(1, 7), Incarnation(), zero, zero)
+        lies = [honest._replace(seen=last), honest._replace(sender=last), honest._replace(epoch=2**64 - 1)]
+        lies += [honest._replace(seen=Incarnation(2**61)), honest._replace(total=torch.full((n,), 3e38))]
+        for lie in lies:
+            asyncio.run(say(person, address, "p0", list(wire.pack(own, "p0", lie, 1))))
+        f.wait(beyond(f, "k", {n: f.status(n)["k"] for n in ("p0", "p1")}, 60), 60, "rounds go on")
+        assert f.log("p0", "refused")
+        f.kill("p0")
+        f.start("p0", "p2")
+        f.wait(lambda: all_up(f), 60, "all links up after a restart")
+        assert max(f.status(n)["incarnation"] for n in f.names) <= 2
+        return (
+            f"{len(lies)} frames refused, rounds went on; all links up after a restart; {exact(settled(f))}"
+        )
+
+
+async def say(person: Identity, address: str, name: str, chunks: list[bytes]) -> None:
+    """One message on a stream of its own, for two seconds."""
+    async with secure_channel(person, address, name) as channel:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.TimeoutError):
+            call = channel.stream_stream(f"/{SERVICE}/Talk")()
+            for chunk in chunks:
+                await call.write(chunk)
+            await asyncio.wait_for(call.read(), 2)
 
 
 async def shout(person: Identity, address: str, name: str, frames: int) -> None:

@@ -229,6 +229,22 @@ def test_a_removed_client_reads_no_manifest() -> None:
     run(work())
 
 
+def test_a_file_that_nobody_reads_is_held_twice_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.peer.transport.CHUNK_SECONDS", 0.5)
+
+    async def work() -> None:
+        async with Server() as server, secure_channel(who("a"), server.address, "b") as channel:
+            server.transport.manifest = lambda name: bytes(40 * wire.CHUNK)
+            calls = [channel.stream_stream(f"/{SERVICE}/Manifest")() for _ in range(3)]
+            await until(lambda: server.transport.gate.open["a (files)"] == 2)
+            await until(lambda: server.transport.gate.open["a (files)"] == 0)
+            server.transport.manifest = lambda name: b"text"
+            assert await fetch("Manifest", who("a"), server.address, "b") == b"text"
+            assert len(calls) == 3
+
+    run(work())
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     return folders.issue(make(tmp_path / "run", clients=3), "p0")

@@ -318,8 +318,17 @@ class Transport:
             self.local.notify("refused", why)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
             return
-        for start in range(0, len(file), wire.CHUNK):
-            await context.write(file[start : start + wire.CHUNK])
+        task = asyncio.current_task()
+        assert task is not None
+        late = self.loop.call_later(CHUNK_SECONDS, task.cancel)  # who asks and does not read is let go
+        try:
+            with self.gate.stream(f"{name} (files)"):
+                for start in range(0, len(file), wire.CHUNK):
+                    await context.write(file[start : start + wire.CHUNK])
+        except Refused as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        finally:
+            late.cancel()
 
 
 async def _certified_name(context: grpc.aio.ServicerContext) -> str:
