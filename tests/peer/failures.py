@@ -509,8 +509,7 @@ def row_26() -> str:
         honest = Message(manifest.epoch, 1, 0, 0, Incarnation(1, 7), Incarnation(), zero, zero)
         lies = [honest._replace(seen=last), honest._replace(sender=last), honest._replace(epoch=2**64 - 1)]
         lies += [honest._replace(seen=Incarnation(2**61)), honest._replace(total=torch.full((n,), 3e38))]
-        for lie in lies:
-            asyncio.run(say(person, address, "p0", list(wire.pack(own, "p0", lie, 1))))
+        asyncio.run(say(person, address, "p0", [list(wire.pack(own, "p0", lie, 1)) for lie in lies]))
         f.wait(beyond(f, "k", {n: f.status(n)["k"] for n in ("p0", "p1")}, 60), 60, "rounds go on")
         assert f.log("p0", "refused")
         f.kill("p0")
@@ -522,14 +521,15 @@ def row_26() -> str:
         )
 
 
-async def say(person: Identity, address: str, name: str, chunks: list[bytes]) -> None:
-    """One message on a stream of its own, for two seconds."""
-    async with secure_channel(person, address, name) as channel:
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.TimeoutError):
-            call = channel.stream_stream(f"/{SERVICE}/Talk")()
-            for chunk in chunks:
-                await call.write(chunk)
-            await asyncio.wait_for(call.read(), 2)
+async def say(person: Identity, address: str, name: str, messages: list[list[bytes]]) -> None:
+    """Messages as chunks, each on a stream of its own that is open for two seconds at most."""
+    for chunks in messages:
+        async with secure_channel(person, address, name) as channel:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.TimeoutError):
+                call = channel.stream_stream(f"/{SERVICE}/Talk")()
+                for chunk in chunks:
+                    await call.write(chunk)
+                await asyncio.wait_for(call.read(), 2)
 
 
 async def shout(person: Identity, address: str, name: str, frames: int) -> None:
