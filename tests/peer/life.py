@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from spodgt.experiment import Experiment
 from spodgt.peer import folders
+from spodgt.peer.changes import Change, changed, joined, without
 from spodgt.peer.fleet import Fleet
 from spodgt.peer.folders import create, free_addresses
+from spodgt.peer.manifest import Manifest
 from spodgt.peer.options import Deployment, Options
 from tests.peer.proxy import Proxies
 
@@ -83,5 +87,56 @@ def renewals(seconds: float = 600, life: float = 120, cut: float = 0.0005) -> st
             return f"{times}: no link down for more than {outages.longest:.1f} s; audit {found.error:.1e}"
 
 
+def settled(f: Fleet, version: int) -> bool:
+    """Whether all follow a version of the manifest and all links are up."""
+    rows = [f.status(name) for name in f.names]
+    up = all(n["state"] == "up" for row in rows for n in row.get("neighbours", [{"state": ""}]))
+    return up and all(row.get("version") == version for row in rows)
+
+
+def changing() -> str:
+    """A client joins, one leaves, the step and an address change, all while the others run."""
+    with tempfile.TemporaryDirectory(prefix="spodgt-life-") as folder:
+        run, told = Path(folder) / "run", []
+        network = {"network": {"kind": "exponential", "clients": 5}}
+        create(
+            run,
+            Experiment.parse({**CONFIG, **network}),
+            Deployment(divided_into=6, rounds_per_second=60),
+        )
+        with Fleet(run, Options(durability="process", report_every=0.2)) as f:
+
+            def taken(what: str, change: Callable[[Manifest], Manifest], newcomer: str = "") -> None:
+                """Publish a change; when all follow it, stop them, audit their disks, start them again."""
+                version = folders.publish_next(run, change).version
+                if newcomer:
+                    folders.issue(run, newcomer)
+                    f.names.append(newcomer)
+                    f.start(newcomer)
+                took = f.wait(lambda: settled(f, version), 90, what)
+                f.kill(number=signal.SIGTERM)
+                found = f.audit()
+                assert found.error is not None, found
+                assert max(found.error, *found.local.values()) <= 1e-12, found
+                told.append(f"{what}: all follow after {took:.1f} s, audit {found.error:.1e}")
+                f.start()
+                f.wait(lambda: settled(f, version), 90, "all are back")
+
+            f.start()
+            f.wait(lambda: settled(f, 1), 90, "all links up")
+            links: dict[tuple[str, str], dict[str, object]] = {}
+            for n in ("p0", "p2"):
+                links |= {("p5", n): {}, (n, "p5"): {}}
+            where, moved = free_addresses(2)
+            taken("joined", lambda m: joined(m, "p5", address=where, links=links), "p5")
+            f.names.remove("p1")
+            taken("left", lambda m: without(m, "p1"))
+            assert not f.alive("p1")
+            taken("another step", lambda m: changed(m, Change(step_size=0.01)))
+            taken("address moved", lambda m: changed(m, Change(addresses={"p3": moved})))
+            assert f.log("p3", "address")[-1]["text"] == f"listening at {moved}"
+            return "; ".join(told)
+
+
 if __name__ == "__main__":
-    print(renewals(*map(float, sys.argv[1:])))
+    print(renewals(*map(float, sys.argv[1:])) if sys.argv[1:] else changing())

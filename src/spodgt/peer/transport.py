@@ -519,6 +519,11 @@ class OutStream(Dialled):
         self.traffic.why = f"{self.name} dials, and has not come yet"
         await asyncio.Event().wait()
 
+    def close(self) -> None:
+        super().close()
+        if self.serving is not None:
+            self.serving.cancel()
+
     async def serve(self, receiver: str, wires: Wires, protocol: int) -> None:
         """Talk on a stream that the receiver has opened; a later one replaces one that has fallen silent."""
         if self.serving is not None:

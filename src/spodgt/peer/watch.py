@@ -186,11 +186,16 @@ class Watched:
                 "time": time.time(),
                 "run": self.manifest.run if self.manifest else "",
                 "version": self.manifest.version if self.manifest else 0,
-                "clients": [self._client(seen, found) for seen in self.clients.values()],
+                "clients": [self._client(self.clients[name], found) for name in self._order()],
                 "links": links_of(rows, ages, self.manifest),
                 "findings": [vars(each) for each in found],
                 "events": sorted(events, key=lambda e: e.get("time", 0))[-_EVENTS:][::-1],
             }
+
+    def _order(self) -> list[str]:
+        """As in the manifest; who is not in it, at the end."""
+        names = self.manifest.names if self.manifest else []
+        return [n for n in names if n in self.clients] + [n for n in self.clients if n not in names]
 
     def _client(self, seen: Sighting, found: list[Finding]) -> Json:
         levels = [each.level for each in found if each.client == seen.name]
