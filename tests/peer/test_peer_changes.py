@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from spodgt.errors import Failed, InvalidConfig, InvalidInput, InvalidNetwork
 from spodgt.experiment import Experiment
@@ -283,6 +284,31 @@ def test_all_that_a_manifest_says_is_taken(run: Path) -> None:
     assert name == "relink"
     assert out["p1"] == "127.0.0.1:9"
     assert "p3" not in {*out, *into}
+    peer.store.close()
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_all_go_back_to_their_last_good_models(run: Path, running: bool) -> None:
+    home = folders.issue(run, "p0")
+    Peer(home, "p0", Options(durability="process", rounds=3)).run()
+    (home / "good").mkdir(exist_ok=True)
+    for k in (5, 40):
+        save_file({"x": torch.full((6,), float(k))}, home / "good" / f"x-{k:09d}.safetensors")
+    peer = Peer(home, "p0", Options(durability="process"))
+    peer.transport.loop = Loop()  # type: ignore[assignment]
+    folders.publish_next(run, lambda m: changes.quarantined(m, "p4", good=True))
+    folders.publish_next(run, lambda m: changes.changed(m, Change(max_alone=7)))  # a later one says it, too
+    if running:
+        peer.membership.check_folder()
+        assert peer.rounds._follow_manifest()
+    else:
+        peer.store.close()
+        peer = Peer(home, "p0", Options(durability="process"))
+    assert torch.equal(peer.node.state.method.x, torch.full((1, 6), 40.0))
+    peer.store.close()
+    assert folders.audit_folders([home]).local["p0"] <= 1e-12
+    peer = Peer(home, "p0", Options(durability="process"))  # once is enough
+    assert not [text for _, kind, text in peer.journal.recent if kind == "good model"]
     peer.store.close()
 
 

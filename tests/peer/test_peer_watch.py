@@ -111,8 +111,8 @@ def test_who_was_named_first_sends_huge_numbers() -> None:
     first = {"p1": Named(10.0, "model: 1e9 times the median"), "p2": Named(10.1, "model: …")}
     found = judge(rows, ages, None, first)
     assert [(f.level, f.client, f.kind) for f in found] == [("bad", "p1", "huge"), ("warn", "p2", "infected")]
-    said = "p1 sends huge numbers, say p2 (model: 1e9 times the median); spodgt peer quarantine p1"
-    assert found[0].text == said
+    said = "p1 sends huge numbers, say p2 (model: 1e9 times the median): spodgt peer quarantine p1"
+    assert found[0].text == f"{said} --good-models"
     told = [{"time": 5.0, "event": "suspicious", "text": "p1: later"}, {"time": 2.0, "event": "link up"}]
     told.append({"time": 4.0, "event": "suspicious", "text": "p1: sooner"})
     assert first_named(told) == {"p1": Named(4.0, "sooner")}

@@ -76,6 +76,12 @@ def restore_model(file: Path, folder: Path) -> dict[str, object]:
     return {"folder": str(folder), "model": str(file)} | _told(saved.meta)
 
 
+def last_good_model(folder: Path) -> Tensor | None:
+    """(parameters,): the newest of the models that a running client keeps as good; None if there is none."""
+    kept = sorted((folder / "good").glob("x-*.safetensors"))
+    return _read(kept[-1], model=True)[0]["x"] if kept else None
+
+
 def _read(file: Path, *, model: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(file, "pt") as source:

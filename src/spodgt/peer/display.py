@@ -62,7 +62,7 @@ def panel(status: Status, journal: Journal) -> Panel:
 
 def overview(rows: list[dict[str, Any]]) -> Table:
     """Several clients, one row each, from their status files."""
-    heads = "client", "round", "gradients", "/s", "loss", "acc", "consensus", "audit", "links", "age"
+    heads = "client", "round", "gradients", "/s", "loss", "acc", "consensus", "audit", "links", "days", "age"
     table = Table(*heads, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows:
         up, age = sum(n["state"] == "up" for n in row["neighbours"]), time.time() - row["time"]
@@ -70,7 +70,9 @@ def overview(rows: list[dict[str, Any]]) -> Table:
         scores = (_number(row[key]) for key in ("loss", "accuracy", "consensus"))
         links = f"{up}/{len(row['neighbours'])}"
         late = Text(f"{age:.0f} s", style="red" if age > 10 else "")
-        table.add_row(row["name"], *numbers, *scores, f"{row['audit']:.1e}", links, late)
+        left = row.get("days_left")
+        days = Text(_number(left), style="" if left is None or left >= WARN_DAYS else "bold yellow")
+        table.add_row(row["name"], *numbers, *scores, _number(row["audit"]), links, days, late)
     return table
 
 

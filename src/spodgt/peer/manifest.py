@@ -104,6 +104,7 @@ class Manifest:
     weights: str = "degree"
     divided_into: Whole = 0  # parts of the problem; at least the clients at the beginning
     removed: tuple[str, ...] = ()  # names that were taken away; nobody gets them again
+    good_since: Whole = 0  # the version with which all went back to their last good models; 0: never
     rounds_per_second: Number = 0.0  # 0: as fast as the device can
     max_alone: Whole = 200  # rounds without news after which a client waits; 0: never
 

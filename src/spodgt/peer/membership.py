@@ -10,9 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from torch import Tensor
+
 from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.errors import InvalidInput, SpodgtError
 from spodgt.peer import identity
+from spodgt.peer.backup import last_good_model
 from spodgt.peer.changes import obstacle
 from spodgt.peer.identity import Identity
 from spodgt.peer.manifest import Manifest, SignedManifest
@@ -69,6 +72,20 @@ class Membership:
     def shown_to(self, name: str) -> bytes | None:
         """The manifest's file for the client `name`; None if it is no member, or none any more."""
         return self.terms.signed.file if name in self.manifest.names else None
+
+    def good_model(self, before: int) -> Tensor | None:
+        """(parameters,): what to go back to, if a version after `before` says so; None if there is nothing."""
+        since = self.manifest.good_since
+        if not before < since:
+            return None
+        try:
+            x = last_good_model(self.folder)
+        except InvalidInput as error:
+            self.notify("failed", str(error))
+            return None
+        told = "back to the last good model" if x is not None else "there is no good model to go back to"
+        self.notify("good model", f"version {since} of the manifest: {told}")
+        return x
 
     def adopt(self) -> Terms | None:
         """Put newer terms in force and keep them in the folder, if there are any."""

@@ -234,6 +234,12 @@ class Node:
         self.notify("epoch", f"{name}: {why}; epoch {self.state.epoch} begins without it")
         return True
 
+    def go_to(self, x: Tensor) -> None:
+        """Take (parameters,) as the model: no mass is touched, the law is about trackers and gradients."""
+        method = self.state.method
+        self.state = self.state._replace(method=method._replace(x=x.reshape(method.x.shape).to(method.x)))
+        self.dirty.add("x")
+
     def touch(self) -> None:
         """Let the next commit write every vector."""
         self.dirty = set(states.vectors_of(self.state))

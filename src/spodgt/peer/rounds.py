@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from spodgt.errors import Failed
 from spodgt.peer.faults import crash_point
 from spodgt.peer.identity import days_left
+from spodgt.peer.manifest import RESETS
 from spodgt.peer.membership import Membership
 from spodgt.peer.node import Node
 from spodgt.peer.options import Options
@@ -116,6 +117,9 @@ class Rounds:
         if terms is None:
             return False
         manifest, node = terms.manifest, self.node
+        good = self.membership.good_model(node.state.epoch // RESETS)
+        if good is not None:
+            node.go_to(good)
         node.member, node.last_epoch = terms.member, manifest.last_epoch
         node.use(terms.algorithm)
         self.work.capacity = terms.capacity

@@ -25,7 +25,7 @@ from spodgt.peer.audit import local_error
 from spodgt.peer.faults import Chaos
 from spodgt.peer.identity import OBSERVER, Identity
 from spodgt.peer.manifest import RESETS
-from spodgt.peer.membership import Membership, Terms
+from spodgt.peer.membership import Membership
 from spodgt.peer.node import Node
 from spodgt.peer.options import Options
 from spodgt.peer.protocol import Incarnation
@@ -50,7 +50,7 @@ class Peer:
         self.work = Work(name, manifest, self.membership.terms.capacity, options.problem)
         labels = {"run": manifest.run, "name": name, "layout": manifest.layout}
         self.store = Store(folder / "state", durability=options.durability, labels=labels)
-        self.node = restore(self.store, self.membership.terms, self.work, self.journal)
+        self.node = restore(self.store, self.membership, self.work, self.journal)
         layout, version = bytes.fromhex(manifest.layout), metadata.version("spodgt")
         self.context = wire.Context(manifest.run, layout, manifest.parameters, name, version)
         hear = Chaos.parse(self.node.hear, os.environ.get("SPODGT_CHAOS", ""))
@@ -119,9 +119,10 @@ def check_state(saved: Saved) -> None:
         raise ValueError(f"its local audit is {error:.1e}")
 
 
-def restore(store: Store, terms: Terms, work: Work, journal: Journal) -> Node:
+def restore(store: Store, membership: Membership, work: Work, journal: Journal) -> Node:
     """The client as it was when its last incarnation committed, or at its beginning; committed again."""
-    name, manifest, algorithm, member = journal.name, terms.manifest, terms.algorithm, terms.member
+    name, (signed, algorithm, _, member) = journal.name, membership.terms
+    manifest = signed.manifest
     out, into = manifest.weights_of(name)
     saved, number = store.load(check_state), 1
     if saved is None and store.damaged:
@@ -149,6 +150,9 @@ def restore(store: Store, terms: Terms, work: Work, journal: Journal) -> Node:
     if saved is None:
         node.touch()
     elif state.epoch < manifest.epoch:
+        good = membership.good_model(state.epoch // RESETS)
+        if good is not None:
+            node.go_to(good)
         node.relink(out, into, manifest.epoch)
     node.commit()  # the new incarnation is on disk before anybody hears of it
     return node

@@ -350,7 +350,7 @@ def _huge(fresh: Mapping[str, Row], first: Mapping[str, Named]) -> Iterator[Find
         who = ", ".join(by[name])
         if number == 0:
             how = f" ({first[name].text})" if name in first else ""
-            text = f"{name} sends huge numbers, say {who}{how}; spodgt peer quarantine {name}"
+            text = f"{name} sends huge numbers, say {who}{how}: spodgt peer quarantine {name} --good-models"
             yield Finding("bad", name, "huge", text)
         else:
             text = f"{name} sends large numbers since {order[0]} did, say {who}"
