@@ -319,6 +319,8 @@ def test_all_go_back_to_their_last_good_models(run: Path, running: bool) -> None
         (["add", "p5", "--address", "a", "--links", "p0"], "the address of p5 must be host:port"),
         (["add", "p5", "--address", "a:1", "--links", "p9"], "names 'p9', which is no client"),
         (["set"], "nothing would change"),
+        (["set", "--step-size", "fast"], "step_size must be a number or a schedule, got 'fast'"),
+        (["set", "--step-size", "{schedule = 'up'}"], "schedule"),
         (["set", "--address", "p1"], "--address 'p1' must be NAME=host:port"),
         (["set", "--link", "p1"], "link 'p1' must be SENDER:RECEIVER"),
         (["quarantine", "p9"], "client 'p9' is not in version 1"),
@@ -353,10 +355,13 @@ def test_changes_by_command(
     assert ends == {("p0", "p5"), ("p5", "p0"), ("p5", "p1")}
     assert (run / "p5" / "key.pem").exists()
     call("set", "--step-size", "0.01", "--address", "p0=127.0.0.1:8", "--unlink", "p5:p1")
+    call("set", "--step-size", "{schedule = 'inverse', start = 0.1, scale = 30.0}")
+    assert folders.load(run).method.build().name == "spod-gt-memory+inverse"
+    call("set", "--step-size", "0.01")
     call("quarantine", "p2")
     call("renew", "p5", "--days", "2")
     made = folders.load(run / "p5")
-    assert (made.version, made.method.step_size, made.client("p0").address) == (4, 0.01, "127.0.0.1:8")
+    assert (made.version, made.method.step_size, made.client("p0").address) == (6, 0.01, "127.0.0.1:8")
     assert made.client("p2").quarantined
 
 

@@ -59,7 +59,7 @@ class Clients:
 class Settings:
     """What all clients follow; what is not given stays."""
 
-    step_size: Annotated[float | None, "Of the method."] = None
+    step_size: Annotated[str | None, "A number, or a schedule as in a config."] = None
     rounds_per_second: Annotated[float | None, _RATE] = None
     max_alone: Annotated[int | None, _ALONE] = None
     address: Annotated[list[str] | None, "NAME=host:port, or NAME=none; repeatable."] = None
@@ -334,6 +334,8 @@ def peer_remove(
 @grouped
 def peer_set(run: RunArgument = _RUN, *, settings: Settings) -> None:
     """Sign a manifest with other settings, addresses, devices or links; running clients take it whole."""
+    from spodgt.experiment import value_of
+
     with _peer_extra():
         from spodgt.peer import changes, folders
 
@@ -342,7 +344,7 @@ def peer_set(run: RunArgument = _RUN, *, settings: Settings) -> None:
         if not name or not address:
             raise InvalidInput(f"--address {text!r} must be NAME=host:port.")
     change = changes.Change(
-        settings.step_size,
+        None if settings.step_size is None else value_of(settings.step_size),
         settings.rounds_per_second,
         settings.max_alone,
         {name: folders.address_of(address) for _, name, address in pairs},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from spodgt.errors import InvalidInput
+from spodgt.errors import Incompatible, InvalidInput
 from spodgt.peer.manifest import Client, Link, Manifest, check_name
 from spodgt.peer.options import Table
 from spodgt.peer.work import capacity
@@ -19,7 +19,7 @@ _KEPT = ("run", "layout", "parameters", "problem", "seed", "divided_into")  # of
 class Change:
     """What `spodgt peer set` changes; None and empty tables change nothing."""
 
-    step_size: float | None = None
+    step_size: float | Table | None = None  # a number or a schedule
     rounds_per_second: float | None = None
     max_alone: int | None = None
     addresses: Mapping[str, str] = field(default_factory=dict)  # by client; "": it does not listen
@@ -53,7 +53,6 @@ def changed(manifest: Manifest, change: Change) -> Manifest:
     rate, alone, method = change.rounds_per_second, change.max_alone, manifest.method
     if change.step_size is not None:
         method = replace(method, step_size=change.step_size)
-        method.build()  # says so if the step size is none
     after = replace(
         manifest,
         clients=clients,
@@ -70,8 +69,6 @@ def changed(manifest: Manifest, change: Change) -> Manifest:
 def _check_known(manifest: Manifest, change: Change) -> None:
     for name in (*change.addresses, *change.compute):
         manifest.client(name)
-    for name, table in change.compute.items():
-        capacity(table, manifest.seed, manifest.client(name).place, name)
     known = {(link.sender, link.receiver) for link in manifest.links}
     for sender, receiver in change.unlinked - known:
         raise InvalidInput(f"link {sender} → {receiver} is not in the manifest; leave it out.")
@@ -99,7 +96,6 @@ def joined(
         raise InvalidInput(f"{name} would have no data: {held}; make a run with --divided-into more.")
     client = Client(name, address, place, part)
     if compute is not None:
-        capacity(compute, manifest.seed, place, name)  # says so if it means nothing
         client = replace(client, compute=dict(compute))
     made = []
     for (sender, receiver), table in links.items():
@@ -136,7 +132,18 @@ def quarantined(manifest: Manifest, name: str, on: bool = True, *, good: bool = 
 def _next(changed: Manifest) -> Manifest:
     after = replace(changed, version=changed.version + 1)
     _ = after.network  # says so if the clients are not strongly connected
+    check_devices(after)
     return after
+
+
+def check_devices(manifest: Manifest) -> None:
+    """Refuse devices that rest where the method needs everybody in every round."""
+    built = manifest.method.build()  # refused here rather than when the clients start
+    for client in manifest.clients:
+        p = capacity(client.compute, manifest.seed, client.place, client.name).p
+        if p < 1 and built.traits.sporadic_clients != "yes":
+            rests = f"{client.name} computes in a fraction {p:.3g} of its rounds"
+            raise Incompatible(f"method {built.name} needs all clients, but {rests}; use spod-gt-memory.")
 
 
 def obstacle(ours: Manifest, theirs: Manifest) -> str | None:

@@ -18,11 +18,11 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from spodgt.algorithms import describe
-from spodgt.errors import Incompatible, InvalidInput
+from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment, PythonProblem
 from spodgt.peer import identity, store
 from spodgt.peer.audit import Audit, audit
-from spodgt.peer.changes import without
+from spodgt.peer.changes import check_devices, without
 from spodgt.peer.manifest import Client, Link, Manifest, Method, SignedManifest, layout_of
 from spodgt.peer.options import Deployment, Table, check_address
 from spodgt.peer.states import state_from
@@ -39,7 +39,7 @@ def create(folder: Path, experiment: Experiment, deployment: Deployment = Deploy
     if (folder / "ca.key").exists():
         raise InvalidInput(f"{folder} already holds a run; give another folder.")
     manifest = plan(experiment, deployment)
-    _check_devices(manifest)
+    check_devices(manifest)
     key, authority = identity.create_authority(manifest.run)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -109,16 +109,6 @@ def _common(step_size: object) -> float | Table:
     if not isinstance(start, float):
         raise InvalidInput(f"step_size must be one number between peers, got {step_size}; use 0.01.")
     return step_size  # type: ignore[return-value]
-
-
-def _check_devices(manifest: Manifest) -> None:
-    """Refuse devices that rest where the method needs everybody in every round."""
-    built = manifest.method.build()  # refused here rather than when the clients start
-    for client in manifest.clients:
-        p = capacity(client.compute, manifest.seed, client.place, client.name).p
-        if p < 1 and built.traits.sporadic_clients != "yes":
-            rests = f"{client.name} computes in a fraction {p:.3g} of its rounds"
-            raise Incompatible(f"method {built.name} needs all clients, but {rests}; use spod-gt-memory.")
 
 
 def _check_clients(clients: int, names: list[str], addresses: list[str]) -> None:

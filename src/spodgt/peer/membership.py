@@ -74,7 +74,7 @@ class Membership:
         return self.terms.signed.file if name in self.manifest.names else None
 
     def good_model(self, before: int) -> Tensor | None:
-        """(parameters,): what to go back to, if a version after `before` says so; None if there is nothing."""
+        """(parameters,): what to go back to, if a version after `before` says so and there is something."""
         since = self.manifest.good_since
         if not before < since:
             return None

@@ -235,10 +235,10 @@ class Node:
         return True
 
     def go_to(self, x: Tensor) -> None:
-        """Take (parameters,) as the model: no mass is touched, the law is about trackers and gradients."""
-        method = self.state.method
-        self.state = self.state._replace(method=method._replace(x=x.reshape(method.x.shape).to(method.x)))
-        self.dirty.add("x")
+        """Begin again from the model `x` (parameters,), in an epoch that is still to be named."""
+        self.state = states.restored(self.state, x)
+        self.use(self.algorithm)
+        self.touch()
 
     def touch(self) -> None:
         """Let the next commit write every vector."""
