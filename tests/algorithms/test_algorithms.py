@@ -49,7 +49,7 @@ def traits_of(name: str) -> Any:
 
 def world_of(name: str, seed: int = 0, clients: int = 5) -> Network:
     """A network on which the method may run: one-way wherever it can."""
-    if traits_of(name).mixing == "gossip":
+    if not traits_of(name).directed:
         return Network.random_geometric(clients, 0.7, seed=seed)
     return Network.erdos_renyi(clients, 0.4, seed=seed)
 
@@ -164,13 +164,15 @@ def distance(name: str, rounds: int, step_size: float, participation: Any, **fie
 def test_exact_methods_reach_the_optimum(name: str) -> None:
     alone = traits_of(name).talks != "all"  # few move in a round, so more rounds and longer steps
     step = 0.15 if alone else 0.04 if name == "frost" else 0.1  # the tracker of FROST is a sum
-    assert distance(name, 2600 if alone else 700, step, Always()).max() < 1e-10
+    rounds = 2600 if alone else 1000 if name == "relay-sum" else 700  # what is relayed comes late
+    assert distance(name, rounds, step, Always()).max() < 1e-10
 
 
 @pytest.mark.parametrize("name", [n for n in EXACT if traits_of(n).exact == "yes" and "yes" in (
     traits_of(n).sporadic_clients, traits_of(n).sporadic_links)])  # fmt: skip
 def test_exact_methods_reach_it_under_what_they_bear(name: str) -> None:
-    assert distance(name, 900, 0.1, hardest(name)).max() < 1e-10
+    rounds = 2000 if name == "relay-sum" else 900
+    assert distance(name, rounds, 0.1, hardest(name)).max() < 1e-10
 
 
 @pytest.mark.parametrize("name", INEXACT)

@@ -67,7 +67,7 @@ def test_refusals(name: str, network: Network, participation: Any, message: str)
 def test_a_method_runs_or_names_one_that_does(name: str, network: Network, p: float, p_hat: float) -> None:
     availability = Bernoulli(p, p_hat).draw(network, 0)
     traits = ALGORITHMS[name].traits
-    refused = (traits.mixing == "gossip" and not network.two_way) or (
+    refused = (not traits.directed and not network.two_way) or (
         (p < 1 and traits.sporadic_clients == "no") or (p_hat < 1 and traits.sporadic_links == "no")
     )
     try:

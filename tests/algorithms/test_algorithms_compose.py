@@ -202,7 +202,7 @@ MISTAKES = [
     (
         {"pace": 1},
         "pace=1 is not a field of spod-gt; its fields are step_size, local_steps, clip_tracker, adam, "
-        "weight_decay, momentum, l2, clip_gradient.",
+        "weight_decay, momentum, l2, clip_gradient, running_mean.",
     ),
     (
         {"adam": {"gamma": 1}},

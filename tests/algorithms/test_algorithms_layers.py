@@ -208,7 +208,8 @@ def test_every_method_steps_along_one_direction_a_round(name: str) -> None:
 
     assert torch.equal(after().x, after(clip_tracker=1e9).x)
     assert_close(after(clip_tracker=1e-9).x, torch.ones(5, 3, dtype=torch.float64), rtol=0, atol=1e-7)
-    if ALGORITHMS[name].traits.talks == "all" and not ALGORITHMS[name].traits.root:
+    traits = ALGORITHMS[name].traits
+    if traits.talks == "all" and not traits.root and not traits.two_way:  # trees take some rounds to stand
         assert after(adam=True).adam_left[:, 0].numpy() == pytest.approx(0.9**4)
 
 

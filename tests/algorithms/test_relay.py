@@ -127,6 +127,62 @@ def test_relay_client_by_client(network: Network, patience: float, rho: float) -
     assert relayed(run).epochs[0].flood.ready.tolist() == began
 
 
+def relay_sum_literally(run: Any, problem: Any, x0: Floats, beta: float) -> Any:
+    """RelaySum with a message for every direction of every edge; only tree and flood are the run's own."""
+    network, base, used = run.network, run.availability.base, relayed(run)
+    m, d = x0.shape
+    edges = [(int(i), int(j)) for i, j in zip(network.receivers, network.senders, strict=True)]
+    links = [edge for edge, on in zip(edges, used.epochs[0].trees.down, strict=True) if on]  # (outer, inner)
+    x, h = [x0[i].copy() for i in range(m)], [np.zeros(d) for _ in range(m)]
+
+    def compute(k: int) -> None:
+        for i in np.flatnonzero(base.computes(range(k, k + 1))[0]).tolist():
+            h[i] = np.asarray(problem.H[i].numpy() @ (x[i] - problem.c[i].numpy()))
+
+    compute(0)
+    got: dict[tuple[int, int], Any] = {}  # (from, to) → the sums over all behind that edge, and their number
+    out, ready = [np.array(x)], used.epochs[0].flood.ready
+    for k in range(1, ROUNDS + 1):
+        working = {edge for edge, on in zip(edges, base.links(range(k, k + 1)).pull[0], strict=True) if on}
+        sent = {}
+        for one, other in links:
+            if (one, other) in working and max(ready[one], ready[other]) <= k:
+                assert (other, one) in working
+                for i, j in ((one, other), (other, one)):  # all that i knows, but not what came from j
+                    others = [got[a, b] for a, b in got if b == i and a != j]
+                    sent[i, j] = np.concatenate([x[i], h[i], [1]]) + sum(others)
+        got |= sent
+        for i in np.flatnonzero(ready <= k).tolist():
+            total = np.concatenate([x[i], h[i], [1]]) + sum(got[a, b] for a, b in got if b == i)
+            X, H, n = total[:d], total[d:-1], total[-1]
+            x[i] = x[i] + beta * (X / n - x[i]) - STEP * H / n
+        compute(k)
+        out.append(np.array(x))
+    return np.array(out)
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.3])
+def test_relay_sum_client_by_client(beta: float) -> None:
+    network, rng = Network.random_geometric(6, 0.6, seed=3), np.random.default_rng(3)
+    problem, x0 = Quadratic.random(6, 2, seed=1), rng.standard_normal((6, 2))
+    participation = Bernoulli(rng.uniform(0.2, 0.9, 6), rng.uniform(0.2, 0.9, network.links))
+    algorithm = method("relay-sum", step_size=STEP, averaging=beta)
+    run = make_run(algorithm, problem, network, participation, x0=x0, seed=4)
+    ours = torch.stack([state.x for state in states([run], ROUNDS)])
+    np.testing.assert_allclose(ours, relay_sum_literally(run, problem, x0, beta), rtol=0, atol=1e-12)
+    assert relayed(run).roots == ()
+
+
+def test_relay_sum_knows_all_sums_once_nothing_changes() -> None:
+    """With a step of next to nothing, every client's totals are those of all, each counted once."""
+    network, problem = Network.random_geometric(7, 0.5, seed=1), Quadratic.random(7, 2, seed=1)
+    x0 = np.random.default_rng(1).standard_normal((7, 2))
+    algorithm = method("relay-sum", step_size=1e-300, averaging=0.0)
+    state = final(make_run(algorithm, problem, network, Bernoulli(1.0, 0.5), x0=x0), 200)
+    everything = torch.cat([state.x, state.h, torch.ones(7, 1)], 1).sum(0)
+    assert_close(state.total, everything.expand(7, 5), rtol=0, atol=1e-12)
+
+
 # --- exact --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rho", [0.0, 1.0])
 @pytest.mark.parametrize(
@@ -178,10 +234,11 @@ def test_a_root_that_leaves_is_replaced_and_the_others_reach_their_optimum(direc
     assert_close(kept[-1].x[first], kept[210].x[first], rtol=0, atol=0)
 
 
-def test_a_client_on_the_way_that_leaves_is_left_out() -> None:
+@pytest.mark.parametrize("name", ["relay", "relay-sum"])
+def test_a_client_on_the_way_that_leaves_is_left_out(name: str) -> None:
     network = Network.complete(5)
     problem = Quadratic.random(5, 2, seed=1, condition=3)
-    run = make_run(method("relay", step_size=0.1), problem, network, leaving(network, 3, 100, 1500))
+    run = make_run(method(name, step_size=0.1), problem, network, leaving(network, 3, 100, 1500))
     assert relayed(run).epochs[-1].trees.members.tolist() == [True, True, True, False, True]
     state = final(run, 1500)
     best = problem.optimum(np.array([1.0, 1, 1, 0, 1]))

@@ -216,7 +216,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     "unknown field": (
         "[run]\nmethods = [{ name = 'spod-gt', lr = 0.1 }]",
         "lr=0.1 is not a field of spod-gt; its fields are step_size, local_steps, clip_tracker, adam, "
-        "weight_decay, momentum, l2, clip_gradient.",
+        "weight_decay, momentum, l2, clip_gradient, running_mean.",
     ),
     "method twice": (
         "[run]\nmethods = ['spod-gt', 'spod-gt']",
@@ -663,7 +663,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "unknown field": (
         lambda: spodgt.method("k-gt", K=3),
         "K=3 is not a field of k-gt; its fields are step_size, local_steps, server_step, clip_tracker, adam, "
-        "weight_decay, momentum, l2, clip_gradient.",
+        "weight_decay, momentum, l2, clip_gradient, running_mean.",
     ),
     "method for two-way links": (
         lambda: train("extra"),
@@ -680,7 +680,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "metric": (
         lambda: train(rounds=1).plot("x.png", "accurancy"),
         "metric='accurancy' is not a column of the result; choose from seed, round, delay, "
-        f"{', '.join(name for name in METRICS if not name.startswith('accuracy'))}.",
+        f"{', '.join(name for name in METRICS if not name.endswith('_mean') and 'accuracy' not in name)}.",
     ),
     "picture": (
         lambda: train(rounds=1).plot("x.bmp", "loss"),

@@ -48,7 +48,7 @@ def snapshot(
     problem: spodgt.Quadratic, fields: tuple[str, ...], *state: torch.Tensor, gradient: bool = False
 ) -> RunSnapshot:
     whole = RunState(state, torch.zeros(len(state[0]), 0))
-    return RunSnapshot.take(problem, fields, whole, problem.evaluate(with_average(whole)), gradient)
+    return RunSnapshot.take(problem, fields, whole, [problem.evaluate(with_average(whole))], gradient)
 
 
 @given(st.integers(1, 6), st.integers(0, 1000))

@@ -51,7 +51,7 @@ def runs_of(name: str, seeds: range = range(2), **fields: Any) -> list[Run]:
     traits = ALGORITHMS[name].traits
     p = np.linspace(0.3, 1.0, CLIENTS) if traits.sporadic_clients != "no" else 1.0
     p_hat = 0.6 if traits.sporadic_links != "no" else 1.0
-    recipe: Any = RandomGeometric(CLIENTS, 0.6) if traits.mixing == "gossip" else DirectedGeometric(CLIENTS)
+    recipe: Any = DirectedGeometric(CLIENTS) if traits.directed else RandomGeometric(CLIENTS, 0.6)
     problem = Quadratic.random(CLIENTS, 5, noise=0.1)
     runs = []
     for seed in seeds:

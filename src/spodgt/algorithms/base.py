@@ -184,8 +184,14 @@ class Traits:
     momentum: Literal["kept", "restarted", "none"] = "kept"  # restarted: by every exchange after local steps
     direction: bool = True  # a step is η times one direction, which layers may change
     rule: Rule | None = None  # for idle clients' gradients, where the state is that of gradient tracking
+    two_way: bool = False  # needs the reverse of every link, as gossip does
     root: bool = False  # one client leads: all gradients go to it, and all models come from it
     compiled: str | None = None  # the compiled step of `kernels.STEPS` that does what `step` does
+
+    @property
+    def directed(self) -> bool:
+        """Whether links may be one-way."""
+        return self.mixing != "gossip" and not self.two_way
 
 
 class Algorithm(ABC, Generic[S]):

@@ -66,7 +66,7 @@ def _check_steps(algorithm: Algorithm, network: Network) -> None:
 
 
 def _one_way(traits: Traits, network: Network) -> bool:
-    return traits.mixing == "gossip" and not network.two_way
+    return not traits.directed and not network.two_way
 
 
 def _instead(refused: Traits, network: Network, availability: Availability) -> str:

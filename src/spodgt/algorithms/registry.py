@@ -19,6 +19,7 @@ from spodgt.algorithms.compose.clipping import ClipGradient, ClipTracker
 from spodgt.algorithms.compose.decay import L2, WeightDecay
 from spodgt.algorithms.compose.local import Local
 from spodgt.algorithms.compose.momentum import Momentum
+from spodgt.algorithms.compose.running_mean import RunningMean
 from spodgt.algorithms.compose.schedules import Scheduled, check_names, schedule
 from spodgt.algorithms.compose.wrapper import Layer, Wrapper
 from spodgt.errors import InvalidConfig
@@ -29,6 +30,7 @@ METHODS = (
     "spod_gt_memory",
     "spod_gt_importance",
     "relay",
+    "relay_sum",
     "ab_push_pull",
     "g_push_pull",
     "sporadic_k_gt",
@@ -57,7 +59,7 @@ METHODS = (
 # From the innermost to the outermost, a schedule after the first. Directions pass through them in this order,
 # gradients in the opposite one: clipped, decayed, then filtered by momentum.
 LAYERS: dict[str, type[Layer]] = {
-    cls.key: cls for cls in (Local, ClipTracker, Adam, WeightDecay, Momentum, L2, ClipGradient)
+    cls.key: cls for cls in (Local, ClipTracker, Adam, WeightDecay, Momentum, L2, ClipGradient, RunningMean)
 }
 GROUP = "spodgt.algorithms"  # entry points of other packages: the CLI name and the class
 A = TypeVar("A", bound=type[Algorithm])
@@ -128,7 +130,8 @@ def method(name: str | Algorithm, **fields: Any) -> Algorithm:
         name: the name, or an instance, which is taken as it is with `fields` changed.
         fields: the method's hyperparameters. `step_size` may be a number, one per client, a schedule or
             its configuration `{"schedule": "inverse-sqrt", "start": 0.1}`. Every method also takes the
-            layers of `LAYERS`: momentum, adam, clip_gradient, clip_tracker, weight_decay, l2, local_steps.
+            layers of `LAYERS`: momentum, adam, clip_gradient, clip_tracker, weight_decay, l2, local_steps,
+            running_mean.
     """
     if isinstance(name, Algorithm):
         if not fields and not (isinstance(name, HasStepSize) and isinstance(name.step_size, Schedule)):

@@ -44,7 +44,7 @@ def _row(name: str, traits: Traits) -> dict[str, str]:
     return {
         "method": name,
         "source": traits.source,
-        "directed": "any" if traits.mixing in ("server", "none") else _YES["pu" in traits.mixing],
+        "directed": "any" if traits.mixing in ("server", "none") else _YES[traits.directed],
         "tracking": _YES[traits.tracking],
         "sporadic_compute": traits.sporadic_clients,
         "sporadic_links": traits.sporadic_links,

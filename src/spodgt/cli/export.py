@@ -19,6 +19,7 @@ def export(
     method: Annotated[str | None, typer.Option(help="Whose model; needed where there are several.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of which run; the first unless given.")] = None,
     client: Annotated[str, typer.Option(help="A client's number, or average.")] = "average",
+    mean: Annotated[bool, typer.Option("--mean", help="The running mean, where it was kept.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a trained model, tensor by tensor under the names of torch's state_dict."""
@@ -26,7 +27,7 @@ def export(
 
     from spodgt.record import Record
     from spodgt.record.folder import write
-    from spodgt.record.models import read_model
+    from spodgt.record.models import RUNNING_MEAN, read_model
 
     record = Record.read(folder)
     methods, seeds = record.algorithms, [int(seed) for seed in dict.fromkeys(record.frame["seed"])]
@@ -41,7 +42,8 @@ def export(
     if file.suffix != ".safetensors":
         raise InvalidInput(f"FILE={str(file)!r} must end in .safetensors; use model.safetensors.")
     chosen = seeds[0] if seed is None else seed
-    tensors = read_model(folder, method, chosen, None if client == "average" else int(client))
+    label = method + RUNNING_MEAN if mean else method
+    tensors = read_model(folder, label, chosen, None if client == "average" else int(client))
     facts = {"method": method, "seed": str(chosen), "client": client}
     write(file, save(tensors, facts))
     numbers = sum(tensor.numel() for tensor in tensors.values())

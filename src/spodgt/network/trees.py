@@ -30,13 +30,14 @@ class Trees:
     members: Bools
 
 
-def cheapest_trees(network: Network, prices: Floats, alive: Bools) -> Trees:
+def cheapest_trees(network: Network, prices: Floats, alive: Bools, *, one: bool = False) -> Trees:
     """The trees of the root with the least sum of prices to and from all others; the lowest number of equals.
 
     Args:
         network: Who can talk.
         prices: (links,) what the use of each link costs, at least 1.
         alive: (clients,) who may be a root or pass on anything.
+        one: Both trees are one, of two-way links whose price is that of both ways; needs every reverse.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import dijkstra
@@ -47,6 +48,9 @@ def cheapest_trees(network: Network, prices: Floats, alive: Bools) -> Trees:
             f"trees need the prices between all pairs of at most {DENSE_LIMIT} clients, got {m}; "
             "use spod-gt-memory."
         )
+    if one:
+        assert network.reverse is not None, "links are two-way"
+        prices = prices + prices[network.reverse]
     usable = alive[receivers] & alive[senders]
     cost = np.where(usable, np.clip(prices, 1.0, _DEAREST), np.inf)
     ends = senders[usable], receivers[usable]
@@ -59,7 +63,8 @@ def cheapest_trees(network: Network, prices: Floats, alive: Bools) -> Trees:
     away, to = far[root][senders] + cost, cost + far[:, root][receivers]
     inside = members[receivers] & members[senders]
     down = _first(np.where(inside, away, np.inf), receivers, root)
-    return Trees(root, _first(np.where(inside, to, np.inf), senders, root), down, members)
+    up = down[network.reverse] if one else _first(np.where(inside, to, np.inf), senders, root)
+    return Trees(root, up, down, members)
 
 
 def _first(prices: Floats, ends: Ints, root: int) -> Bools:

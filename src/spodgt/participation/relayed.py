@@ -96,6 +96,7 @@ class Relayed(Derived):
     """The links of two trees, once every client knows all prices; see the head of this file."""
 
     network: Network
+    leads: bool = True  # the root steps for all; else the trees are one, two-way, and everybody on it steps
     idle_clients: bool = True
     idle_links: bool = True
 
@@ -129,16 +130,19 @@ class Relayed(Derived):
 
     @property
     def roots(self) -> tuple[int, ...]:
-        return tuple(epoch.trees.root for epoch in self.epochs)
+        return tuple(epoch.trees.root for epoch in self.epochs) if self.leads else ()
 
     def _trees(self, alive: Bools) -> Trees:
-        return cheapest_trees(self.network, 1 / self.p_hat, alive)
+        return cheapest_trees(self.network, 1 / self.p_hat, alive, one=not self.leads)
 
     @cached_property
     def _last(self) -> Ints:
         """(clients,): the last round in which a client is there."""
-        if isinstance(self.base, Recorded):
-            return self.base.last_rounds(self.network)
+        base = self.base
+        while isinstance(base, Derived):
+            base = base.base
+        if isinstance(base, Recorded):
+            return base.last_rounds(self.network)
         return np.full(self.network.clients, _NEVER)
 
     def _departures(self) -> list[tuple[Bools, int]]:
@@ -171,10 +175,14 @@ class Relayed(Derived):
         restarts = np.zeros(lead.shape, bool)
         for rows, epoch, on in self._spans(rounds):
             trees = epoch.trees
-            a[rows][on[:, network.receivers]] = 1.0
-            b[rows][on[:, network.senders]] = 1.0
-            lead[rows] = ~on & trees.members & epoch.steps
-            lead[rows, trees.root] += on[:, trees.root] / trees.members.sum()
+            if self.leads:
+                a[rows][on[:, network.receivers]] = 1.0
+                b[rows][on[:, network.senders]] = 1.0
+                lead[rows] = ~on & trees.members & epoch.steps
+                lead[rows, trees.root] += on[:, trees.root] / trees.members.sum()
+            else:  # both ends of an edge must know the tree; until then links carry prices only
+                a[rows] = b[rows] = on[:, network.receivers] & on[:, network.senders]
+                lead[rows] = on & trees.members
             restarts[rows] = (np.asarray(rounds)[rows] == epoch.restart)[:, None]
         lead[np.asarray(rounds)[:, None] > self._last] = 0.0
         return Roles(a, b, lead, restarts)

@@ -1,8 +1,8 @@
 """The one table of metrics: what is computed when a run is evaluated, and how it is shown.
 
 A new metric is one row of `METRICS`; tables, figures and the report read everything from there. What a
-problem computes itself (accuracy, a user's metrics) has three rows: of the clients, of the average model, of
-the worst client; `declare` adds those of a user.
+problem computes itself (accuracy, a user's metrics) has several rows: of the clients, of the average model,
+of the worst client, and of the running means where they are kept; `declare` adds those of a user.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from spodgt.kernels.sums import imbalance, mean, spread
 from spodgt.runtimes.world import RunState
 from spodgt.types import Better, Evaluation, HasOptimum, Problem
 
+Evaluations = Sequence[Evaluation]
+
 
 @dataclass(frozen=True, eq=False)
 class RunSnapshot:
@@ -35,16 +37,21 @@ class RunSnapshot:
     clients: Evaluation  # of the clients' models, one entry each
     average: Evaluation  # of the average model, one entry
     gradient: bool  # whether the global gradient, a pass over all data, is affordable
+    means: Evaluation | None = None  # of the running means of the clients' models, where they are kept
 
     @classmethod
     def take(
-        cls, problem: Problem, fields: Sequence[str], whole: RunState, quality: Evaluation, gradient: bool
+        cls, problem: Problem, fields: Sequence[str], whole: RunState, quality: Evaluations, gradient: bool
     ) -> RunSnapshot:
-        """`fields` names the tensors of the state; `quality` is of all models, their average last."""
+        """`fields` names the tensors of the state; `quality` is of all models, their average last.
+
+        Its second entry, where running means are kept, is of these.
+        """
         named = dict(zip(fields, whole.state, strict=True))
-        clients, average = quality.part(np.s_[:-1]), quality.part(np.s_[-1:])
+        clients, average = quality[0].part(np.s_[:-1]), quality[0].part(np.s_[-1:])
+        means = quality[1].part(np.s_[:-1]) if len(quality) > 1 else None
         y, g = named.get("y"), named.get("g")
-        return cls(problem, named["x"], y, g, whole.statistics, clients, average, gradient)
+        return cls(problem, named["x"], y, g, whole.statistics, clients, average, gradient, means)
 
     @cached_property
     def full(self) -> tuple[float, float]:
@@ -102,11 +109,12 @@ def _distance(snapshot: RunSnapshot) -> float | None:
 
 
 def _scores(name: str, label: str, better: Better, *, accuracy: bool = False) -> Iterator[Metric]:
-    """The three rows of what a problem's `evaluate` gives under `name`; tables show all three of accuracy."""
+    """The rows of what a problem's `evaluate` gives under `name`; tables show those of accuracy."""
 
-    def of(part: Callable[[RunSnapshot], Evaluation], judge: Callable[[Tensor], Tensor]) -> Compute:
+    def of(part: Callable[[RunSnapshot], Evaluation | None], judge: Callable[[Tensor], Tensor]) -> Compute:
         def compute(snapshot: RunSnapshot) -> float | None:
-            values = part(snapshot).metrics.get(name)
+            found = part(snapshot)
+            values = None if found is None else found.metrics.get(name)
             return None if values is None else float(judge(values))
 
         return compute
@@ -122,6 +130,7 @@ def _scores(name: str, label: str, better: Better, *, accuracy: bool = False) ->
     yield row("", "", of(lambda s: s.clients, torch.mean), name)
     yield row("_average", "average model", of(lambda s: s.average, torch.mean), "average model")
     yield row("_worst", "worst client", of(lambda s: s.clients, worst), "worst client")
+    yield row("_mean", "running means", of(lambda s: s.means, torch.mean), "running mean")
 
 
 def declare(scores: Mapping[str, Better]) -> None:
@@ -137,6 +146,8 @@ _TABLE = (
     Metric("loss", "test loss",
            "test loss, mean over clients (the objective itself where there is no test set)",
            lambda s: float(s.clients.loss.mean()), column="loss"),
+    Metric("loss_mean", "test loss of the running means", "test loss of the running means, mean over clients",
+           lambda s: None if s.means is None else float(s.means.loss.mean())),
     *_scores("accuracy", "test accuracy", "up", accuracy=True),
     Metric("consensus_x", "distance of models from their average",
            "root mean square distance of models from their average", lambda s: spread(s.x), log=True),

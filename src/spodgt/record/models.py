@@ -21,19 +21,20 @@ from spodgt.record.folder import slug, write
 from spodgt.types import HasModel
 
 FOLDER = "models"
+RUNNING_MEAN = ", running mean"  # behind the label of a method
 MODELS = 2**28  # bytes of all clients' models of one run that are kept; of larger ones only the average
 
 
 def write_models(
-    folder: Path, label: str, seed: int, models: Tensor, problem: HasModel, *, clients: bool
+    folder: Path, label: str, models: Tensor, seed: int, problem: HasModel, clients: bool
 ) -> None:
     """Write the average model and, with `clients`, all clients' models.
 
     Args:
         folder: The run folder.
-        label: The method.
-        seed: Of the run.
+        label: The method, with `RUNNING_MEAN` behind it where these are running means.
         models: (clients, columns) as the run ended with them.
+        seed: Of the run.
         problem: What tells the names of parameters.
         clients: Whether `models` are those of the clients, not their average alone.
     """

@@ -21,7 +21,7 @@ from spodgt.errors import InvalidInput
 from spodgt.kernels.steps import State
 from spodgt.record.folder import FINISHED, Checkpoint, RunFolder, parquet, slug, write
 from spodgt.record.metrics import declare
-from spodgt.record.models import MODELS, write_models
+from spodgt.record.models import MODELS, RUNNING_MEAN, write_models
 from spodgt.record.record import Diverged, networks_table, versions
 from spodgt.runtimes.loop import STRIDE, EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.world import Draw, Run, Runtime, Saved, Snapshot, Tally
@@ -215,8 +215,11 @@ class Executor:
             self.folder.save(log.checkpoint(self._notes()), self._file(log.label))
             for number, run in enumerate(runs):
                 if isinstance(run.problem, HasModel) and not log.ended[number].diverged:
-                    end, name = log.ended[number], (log.label, run.seed)
-                    write_models(self.folder.path, *name, end.models, run.problem, clients=not end.averaged)
+                    end, to = log.ended[number], self.folder.path
+                    facts = run.seed, run.problem, not end.averaged
+                    write_models(to, log.label, end.models, *facts)
+                    if end.means is not None:
+                        write_models(to, log.label + RUNNING_MEAN, end.means, *facts)
             self.save(None)
 
     # --- results ---------------------------------------------------------------------------------

@@ -64,7 +64,14 @@ class Ended:
     @property
     def models(self) -> Tensor:
         """(clients, columns): models with their statistics behind them."""
-        x = self.state["x"]
+        return self._with_statistics(self.state["x"])
+
+    @property
+    def means(self) -> Tensor | None:
+        """The same of the running means, where they were kept."""
+        return self._with_statistics(self.state["mean"]) if "mean" in self.state else None
+
+    def _with_statistics(self, x: Tensor) -> Tensor:
         return torch.cat([x, self.statistics.to(x)], 1) if self.statistics.shape[1] else x
 
 

@@ -32,6 +32,7 @@ from spodgt.types import Bools, CompiledGradient, Problem
 if TYPE_CHECKING:
     from spodgt.training.executor import Executor
 
+_REPORTED = ("x", "mean")  # fields of a state that are models to report; the second where it is kept
 _SHOW_EVERY = 0.1  # seconds between two reports of progress
 _SMALL = 2**22  # numbers of a state that is copied, so that it is evaluated while rounds go on
 _AHEAD = 4  # evaluations that may be under way
@@ -167,10 +168,16 @@ class Observer:
         wish = self.settings.gradient_norm
         gradient = (problem.work <= (_AFFORDABLE if final else _CHEAP)) if wish is None else wish
 
+        fields = self.runs[number].algorithm.traits.state
+        reported = [name for name in fields if name in _REPORTED]
+
         def evaluate(whole: RunState | None) -> None:
-            quality = world.evaluate(snapshot.state, at, whole)
-            if quality is not None and whole is not None:
-                fields = self.runs[number].algorithm.traits.state
+            quality = []
+            for name in reported:  # the models, and their running means where the method keeps them
+                there = whole and RunState(_first(whole.state, fields, name), whole.statistics)
+                found = world.evaluate(_first(snapshot.state, fields, name), at, there)
+                quality += [] if found is None else [found]
+            if quality and whole is not None:
                 taken = metrics.RunSnapshot.take(problem, fields, whole, quality, gradient)
                 self._record(number, {"round": k, "delay": delay, **metrics.measure(taken)})
                 if final:
@@ -252,6 +259,11 @@ def _beside(problem: Problem, state: State) -> bool:
     """
     linear = isinstance(problem, CompiledGradient) and problem.linear_data(state[0].dtype) is not None
     return linear and usable(*state) and state[0].numel() * len(state) <= _SMALL
+
+
+def _first(state: State, fields: Sequence[str], name: str) -> State:
+    """The state with the field `name` in the place of the models."""
+    return rebuild(state, (state[fields.index(name)], *state[1:]))
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

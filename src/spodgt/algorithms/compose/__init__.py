@@ -1,1 +1,1 @@
-"""Layers around a method: schedules, momentum, Adam, clipping, weight decay and local steps."""
+"""Layers around a method: schedules, momentum, Adam, clipping, decay, local steps, running means."""

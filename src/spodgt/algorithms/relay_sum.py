@@ -1,0 +1,59 @@
+"""RelaySum on a tree of two-way links [vogels2021relaysum], with tracking and memory: nobody leads.
+
+    z = (x, h, 1)                  h = ∇L(x) where a client computes, else its last one
+    t_i += t_j - e, t_j += t_i - e, e⁺ = t_i + t_j - e     on the edges i, j that work; t⁰ = z⁰, e⁰ = 0
+    x⁺ = x + β (X/n - x) - η H/n, t⁺ = t + z⁺ - z          (X, H, n) = t: Σx, Σh, Σ1 as far as known
+
+e is what the ends of an edge have told each other. From the paper: sums and counts relayed along a tree; its
+RelaySGD has β = 1 and no H. Ours: H, and edges that work now and then. Who does not know the tree waits.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from spodgt.algorithms.base import Algorithm, Fraction, Rate, Round, Tensor, Traits
+from spodgt.network import Network
+from spodgt.participation.availability import patient, two_way
+from spodgt.participation.relayed import Relayed
+from spodgt.types import Availability
+
+
+class RelaySumState(NamedTuple):
+    x: Tensor
+    h: Tensor
+    total: Tensor  # t
+    edge: Tensor  # e of the edge towards the middle
+
+
+@dataclass(frozen=True)
+class RelaySum(Algorithm[RelaySumState]):
+    name = "relay-sum"
+    traits = Traits(
+        source="vogels2021relaysum", mixing="pull+push", sporadic_clients="yes", sporadic_links="yes",
+        two_way=True, mixes=(("pull", "total"),), tracking=True, exact="yes", vectors=2,
+    )  # fmt: skip
+    step_size: Rate = 0.01  # η
+    averaging: Fraction = 1.0  # β
+    patience: Fraction = 0.5  # rates p^(1 - patience); 0: never waits
+
+    def uses(self, availability: Availability, network: Network) -> Availability:
+        return Relayed(two_way(patient(availability, self.patience), network), network, leads=False)
+
+    def init(self, x: Tensor, round: Round) -> RelaySumState:
+        z = torch.cat([x, g := round.grad(x), torch.ones_like(x[:, :1])], 1)
+        return RelaySumState(x, g, z, torch.zeros_like(z))
+
+    def step(self, state: RelaySumState, round: Round) -> RelaySumState:
+        x, h, t, e = state
+        place = round.place[:, None].to(x)
+        works, above = round.pull(place) != place, round.pull(t)
+        below = round.push(t - e) - torch.where(works, 0, t - e)
+        t, e = t + below + torch.where(works, above - e, 0), torch.where(works, t + above - e, e)
+        X, H, n = t[:, : x.shape[1]], t[:, x.shape[1] : -1], t[:, -1:]
+        x = x + self.averaging * round.lead * (X / n - x) - self.step_size * (round.lead * H / n)
+        g = torch.where(round.computes, round.grad(x), h)
+        z, old = (torch.cat([*pair, torch.ones_like(n)], 1) for pair in ((x, g), (state.x, h)))
+        t = torch.where(round.restarts, z, t + z - old)
+        return RelaySumState(x, g, t, torch.where(round.restarts, 0, e))

@@ -1,0 +1,214 @@
+"""Measure relay, its leaderless relative and running means, and write the pages about them.
+
+    python tools/relay.py run runs/relay              # everything; goes on where it was stopped
+    python tools/relay.py run runs/relay svm-iid      # one setting
+    python tools/relay.py write runs/relay            # docs/results/relay.md, .csv; a table of docs/theory.md
+
+No number in the tables is typed by hand. Seeds 200 to 209 were used for nothing else; step sizes were chosen
+on others. docs/results/notes/relay.md is written by a person and goes into the page as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+
+import spodgt
+from spodgt.network.trees import cheapest_trees
+from spodgt.participation.relayed import Relayed
+from spodgt.problems import Learning, classification
+from spodgt.problems.data import IID, LabelsPerClient
+from spodgt.record import Record, statistics
+from spodgt.report.render import duration
+from spodgt.theory import perron_vectors
+
+SEEDS, DELAY = range(200, 210), 5000.0
+GRAPH, PARTICIPATION = spodgt.graphs.RandomGeometric(10, 0.4), spodgt.Beta(0.5, 0.5)
+DOCS = Path(__file__).parents[1] / "docs"
+_BEGIN, _END = "<!-- seeds: generated -->", "<!-- seeds: end -->"
+
+
+class Setting(NamedTuple):
+    title: str
+    data: str
+    model: str
+    labels: int | None  # per client; None: IID
+    methods: tuple[str, ...]  # name,field=value,…
+
+    def problem(self) -> Learning:
+        partition = IID() if self.labels is None else LabelsPerClient(self.labels)
+        linear = self.model == "svm"
+        options = {} if linear else {"width": 8}
+        return classification(
+            self.data, self.model, clients=10, partition=partition, batch_size=16,
+            test_samples=None if linear else 2000, **options,
+        )  # fmt: skip
+
+
+_SVM = (
+    "relay,step_size=0.1,running_mean=0.2",
+    "relay-sum,step_size=0.1,running_mean=0.2",
+    "spod-gt-memory,step_size=0.03,running_mean=0.2",
+    "spod-gt-memory,step_size=0.1",
+)
+_SPRING, _STEADY = "relay,step_size=0.1,proximal=10", "relay,step_size=0.1,patience=0"
+_ONE = (*_SVM, "spod-gt-memory,step_size=0.01", _STEADY, _SPRING)
+_CNN = ("relay,step_size=0.01,running_mean=0.2", "spod-gt-memory,step_size=0.01,running_mean=0.2")
+SETTINGS = {
+    "svm-one": Setting("Fashion-MNIST, linear SVM, one label per client", "fashion-mnist", "svm", 1, _ONE),
+    "svm-iid": Setting("Fashion-MNIST, linear SVM, IID", "fashion-mnist", "svm", None, (*_SVM, _SPRING)),
+    "cnn-fmnist": Setting("Fashion-MNIST, CNN of width 8, one label", "fashion-mnist", "cnn", 1, _CNN),
+    "cnn-cifar": Setting("CIFAR-10, CNN of width 8, one label per client", "cifar-10", "cnn", 1, _CNN),
+}
+
+
+# --- running -----------------------------------------------------------------------------------------
+def run(folder: Path, name: str) -> None:
+    """All methods of a setting: linear models with all seeds at once, networks seed by seed."""
+    setting, problem = SETTINGS[name], SETTINGS[name].problem()
+    linear = setting.model == "svm"
+    for seeds in [list(SEEDS)] if linear else [[seed] for seed in SEEDS]:
+        for label in setting.methods:
+            out = folder / name / f"{label.replace(',', '_')}_{seeds[0]}"
+            method, *fields = label.split(",")
+            values = {key: float(value) for key, value in (field.split("=") for field in fields)}
+            result = spodgt.train(
+                spodgt.method(method, **values), problem, GRAPH, PARTICIPATION, delay=DELAY, seeds=seeds,
+                evaluations=25 if linear else 5, gradient_norm=False, out=out, resume=out.exists(),
+            )  # fmt: skip
+            print(name, label, seeds[0], result.summary()["accuracy"].tolist(), flush=True)
+
+
+# --- reading -----------------------------------------------------------------------------------------
+def finals(folder: Path, name: str) -> tuple[pd.DataFrame, float]:
+    """The last evaluations of all finished runs of a setting, and the seconds they took.
+
+    What is reported as a running mean is another model, so it is another method here.
+    """
+    parts, seconds = [], 0.0
+    for label in SETTINGS[name].methods:
+        method = label.removesuffix(",running_mean=0.2").replace(",", " ", 1).replace(",", ", ")
+        for path in sorted((folder / name).glob(f"{label.replace(',', '_')}_2*")):
+            if not (path / "summary.json").exists() or not (record := Record.read(path)).complete:
+                continue
+            last = statistics.final(record.frame)
+            seconds += json.loads((path / "summary.json").read_text("utf-8"))["seconds"]
+            parts.append(last.assign(algorithm=method))
+            if "accuracy_mean" in last:
+                means = last.assign(algorithm=f"{method}, running mean", accuracy=last["accuracy_mean"])
+                parts.append(means)
+    return pd.concat(parts, ignore_index=True), seconds
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def section(name: str, last: pd.DataFrame, seconds: float) -> Iterator[str]:
+    methods, wide = statistics.methods(last), last.pivot(index="seed", columns="algorithm", values="accuracy")
+    plain = [each for each in methods if each.startswith("spod-gt-memory") and "mean" not in each]
+    if not plain:  # nothing to compare with yet
+        return
+    rival = max(plain, key=lambda each: wide[each].mean())
+    yield f"## {SETTINGS[name].title}\n"
+    rows = []
+    for each in methods:
+        values, leads = wide[each].dropna(), (wide[each] - wide[rival]).dropna()
+        found = next((one for one in statistics.paired(last, "accuracy", each) if one.method == rival), None)
+        spread = f" ± {values.std():.3f}" if len(values) > 1 else ""
+        cells = ["", ""]
+        if found is not None:
+            ends = f"[{found.low:+.3f}, {found.high:+.3f}]"
+            cells = [f"{found.mean:+.3f} {ends}, {found.ahead}/{found.seeds}", f"{leads.min():+.3f}"]
+        rows.append([each, f"{values.mean():.3f}{spread}", f"{values.min():.3f}", str(len(values)), *cells])
+    heads = ["method", "accuracy", "worst seed", "seeds"]
+    yield table([*heads, f"lead over {rival}: 95 % interval, seeds ahead", "smallest lead"], rows) + "\n"
+    body = [
+        [str(seed), *("–" if np.isnan(value) else f"{value:.3f}" for value in row)]
+        for seed, row in wide[methods].iterrows()
+    ]
+    yield table(["seed", *methods], body) + "\n"
+    yield f"{duration(seconds)} on one core of a machine that did other work beside it.\n"
+
+
+# --- why ---------------------------------------------------------------------------------------------
+def slowest(network: spodgt.Network, rates: np.ndarray, links: np.ndarray | None = None) -> float:
+    """Expected rounds of the best way between two clients, the two that are farthest apart."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import dijkstra
+
+    chosen = np.ones(network.links, bool) if links is None else links
+    ends = network.senders[chosen], network.receivers[chosen]
+    return float(dijkstra(csr_array((1 / rates[chosen], ends), shape=(network.clients,) * 2)).max())
+
+
+def drawn(seed: int) -> list[str]:
+    """What a seed drew, as it matters to each method."""
+    network = spodgt.Network.draw(GRAPH, seed=seed)
+    available = PARTICIPATION.draw(network, seed)
+    phi, pi = perron_vectors(network, available.p_hat)
+    used = spodgt.method("relay").uses(available, network)
+    assert isinstance(used, Relayed)
+    epoch = used.epochs[0]
+    epoch.flood.until(10_000, used.base)
+    trees = cheapest_trees(network, 1 / available.p_hat, np.ones(network.clients, bool))
+    rates = np.minimum(np.sqrt(available.p_hat), 10 * available.p_hat)
+    ways = slowest(network, available.p_hat), slowest(network, rates, trees.up | trees.down)
+    return [
+        str(seed), f"{network.clients * float(phi @ pi):.2f}", f"{ways[0]:,.0f}", f"{ways[1]:,.0f}",
+        f"{int(epoch.flood.ready.max()):,}", f"{np.sort(available.p)[0]:.2g}, {np.sort(available.p)[1]:.2g}",
+    ]  # fmt: skip
+
+
+def seeds_table(last: pd.DataFrame) -> str:
+    """One row per seed: what it drew, and what came of it with one label per client."""
+    wide = last.pivot(index="seed", columns="algorithm", values="accuracy")
+    every = ("spod-gt-memory step_size=0.03", "relay step_size=0.1", "relay-sum step_size=0.1")
+    shown = [name for name in every if name in wide]
+    heads = ["seed", "m φᵀπ", "slowest way", "in the trees", "trees stand in round", "two smallest p"]
+    rows = [[*drawn(seed), *(f"{wide.loc[seed, name]:.3f}" for name in shown)] for seed in SEEDS]
+    return table([*heads, *(name.split(" ")[0] for name in shown)], rows)
+
+
+def write(folder: Path) -> None:
+    parts, every = ["# Relay, its leaderless relative and running means\n"], []
+    parts.append((DOCS / "results/notes/relay.md").read_text("utf-8"))
+    for name in SETTINGS:
+        if any((folder / name).glob("*/summary.json")):
+            last, seconds = finals(folder, name)
+            parts += section(name, last, seconds)
+            every.append(last.assign(setting=name))
+    (DOCS / "results/relay.md").write_text("\n".join(parts), "utf-8")
+    columns = ["setting", "algorithm", "seed", "round", "delay", "accuracy", "loss"]
+    together = pd.concat(every)
+    together[columns].to_csv(DOCS / "results/relay.csv", index=False, float_format="%.6g")
+    before, _, rest = (DOCS / "theory.md").read_text("utf-8").partition(_BEGIN)
+    drawn_table = seeds_table(together[together["setting"] == "svm-one"])
+    text = f"{before}{_BEGIN}\n{drawn_table}\n{_END}{rest.partition(_END)[2]}"
+    (DOCS / "theory.md").write_text(text, "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("action", choices=["run", "write"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("settings", nargs="*", default=list(SETTINGS))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.action == "write":
+        write(given.folder)
+    else:
+        for name in given.settings:
+            run(given.folder, name)
+
+
+if __name__ == "__main__":
+    main()
