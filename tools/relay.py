@@ -21,6 +21,7 @@ import pandas as pd
 import torch
 
 import spodgt
+from spodgt import figures
 from spodgt.network.trees import cheapest_trees
 from spodgt.participation.relayed import Relayed
 from spodgt.problems import Learning, classification
@@ -87,8 +88,8 @@ def run(folder: Path, name: str) -> None:
 
 
 # --- reading -----------------------------------------------------------------------------------------
-def finals(folder: Path, name: str) -> tuple[pd.DataFrame, float]:
-    """The last evaluations of all finished runs of a setting, and the seconds they took.
+def read(folder: Path, name: str) -> tuple[pd.DataFrame, float]:
+    """The evaluations of all finished runs of a setting, and the seconds they took.
 
     What is reported as a running mean is another model, so it is another method here.
     """
@@ -98,11 +99,11 @@ def finals(folder: Path, name: str) -> tuple[pd.DataFrame, float]:
         for path in sorted((folder / name).glob(f"{label.replace(',', '_')}_2*")):
             if not (path / "summary.json").exists() or not (record := Record.read(path)).complete:
                 continue
-            last = statistics.final(record.frame)
+            frame = record.frame
             seconds += json.loads((path / "summary.json").read_text("utf-8"))["seconds"]
-            parts.append(last.assign(algorithm=method))
-            if "accuracy_mean" in last:
-                means = last.assign(algorithm=f"{method}, running mean", accuracy=last["accuracy_mean"])
+            parts.append(frame.assign(algorithm=method))
+            if "accuracy_mean" in frame:
+                means = frame.assign(algorithm=f"{method}, running mean", accuracy=frame["accuracy_mean"])
                 parts.append(means)
     return pd.concat(parts, ignore_index=True), seconds
 
@@ -112,13 +113,30 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def section(name: str, last: pd.DataFrame, seconds: float) -> Iterator[str]:
+def best_memory(last: pd.DataFrame) -> str | None:
+    """The rival: spod-gt-memory with its best step size."""
+    means = last.groupby("algorithm")["accuracy"].mean()
+    plain = [each for each in means.index if each.startswith("spod-gt-memory") and "mean" not in each]
+    return max(plain, key=lambda each: means[each]) if plain else None
+
+
+def draw(frame: pd.DataFrame, rival: str, path: Path) -> None:
+    """The curves of relay as it is, of its relatives and of the rival."""
+    names = {}
+    for label in statistics.methods(frame):
+        name, _, rest = label.partition(" ")
+        options = [each for each in rest.split(", ") if not each.startswith("step_size")]
+        if label == rival or (name != "spod-gt-memory" and options in ([], ["running mean"])):
+            names[label] = ", ".join([name, *options])
+    shown = frame[frame["algorithm"].isin(names)]
+    shown = shown.assign(algorithm=shown["algorithm"].map(names))
+    figures.save(figures.curves(shown, "accuracy", end=DELAY), path)
+
+
+def section(title: str, name: str, last: pd.DataFrame, rival: str) -> Iterator[str]:
     methods, wide = statistics.methods(last), last.pivot(index="seed", columns="algorithm", values="accuracy")
-    plain = [each for each in methods if each.startswith("spod-gt-memory") and "mean" not in each]
-    if not plain:  # nothing to compare with yet
-        return
-    rival = max(plain, key=lambda each: wide[each].mean())
-    yield f"## {SETTINGS[name].title}\n"
+    yield f"## {title}\n"
+    yield f"![accuracy against delay](relay-{name}.png)\n"
     rows = []
     for each in methods:
         values, leads = wide[each].dropna(), (wide[each] - wide[rival]).dropna()
@@ -136,7 +154,6 @@ def section(name: str, last: pd.DataFrame, seconds: float) -> Iterator[str]:
         for seed, row in wide[methods].iterrows()
     ]
     yield table(["seed", *methods], body) + "\n"
-    yield f"{duration(seconds)} on one core of a machine that did other work beside it.\n"
 
 
 # --- why ---------------------------------------------------------------------------------------------
@@ -181,10 +198,15 @@ def seeds_table(last: pd.DataFrame) -> str:
 def write(folder: Path) -> None:
     parts, every = ["# Relay, its leaderless relative and running means\n"], []
     parts.append((DOCS / "results/notes/relay.md").read_text("utf-8"))
-    for name in SETTINGS:
+    for name, setting in SETTINGS.items():
         if any((folder / name).glob("*/summary.json")):
-            last, seconds = finals(folder, name)
-            parts += section(name, last, seconds)
+            frame, seconds = read(folder, name)
+            last = statistics.final(frame)
+            if not (rival := best_memory(last)):
+                continue  # nothing to compare with yet
+            draw(frame, rival, DOCS / f"results/relay-{name}.png")
+            parts += section(setting.title, name, last, rival)
+            parts.append(f"{duration(seconds)} on one core of a machine that did other work beside it.\n")
             every.append(last.assign(setting=name))
     (DOCS / "results/relay.md").write_text("\n".join(parts), "utf-8")
     columns = ["setting", "algorithm", "seed", "round", "delay", "accuracy", "loss"]
