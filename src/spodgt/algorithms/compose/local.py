@@ -36,7 +36,7 @@ class Local(Layer[S]):
     def unfit(self) -> str | None:
         traits = self.base.traits
         alone = traits.mixing in ("none", "server") or traits.talks != "all"
-        trees = traits.root or traits.two_way  # built from the links, whose weights change from round to round
+        trees = traits.root or traits.two_way  # their weights change with the rounds
         if alone or trees or traits.sporadic_links == "no":
             return "needs its links in every round; drop local_steps, or use spod-gt-memory or dfedavg."
         return None
