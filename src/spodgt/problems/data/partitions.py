@@ -7,8 +7,8 @@ function of (targets, clients, seed).
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
+from collections.abc import Iterable, Sequence
+from typing import Annotated, ClassVar, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 import torch
@@ -133,7 +133,7 @@ class Dirichlet:
         )
 
 
-def _indices(given: Any) -> tuple[tuple[int, ...], ...]:
+def _indices(given: Iterable[Iterable[SupportsIndex]]) -> tuple[tuple[int, ...], ...]:
     try:
         return tuple(tuple(operator.index(i) for i in part) for part in given)
     except TypeError as error:
@@ -175,7 +175,9 @@ class Explicit:
         return _finished(parts, "give it samples or leave it out")
 
 
-def _checked(targets: torch.Tensor, clients: int, seed: int) -> tuple[NDArray[Any], np.random.Generator]:
+def _checked(
+    targets: torch.Tensor, clients: int, seed: int
+) -> tuple[NDArray[np.integer], np.random.Generator]:
     labels = np.asarray(targets)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise InvalidData(
