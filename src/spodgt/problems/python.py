@@ -23,6 +23,7 @@ from typing import Annotated, ClassVar
 from pydantic import BeforeValidator
 
 from spodgt.errors import InvalidInput, SpodgtError
+from spodgt.problems.trees import seeded
 from spodgt.types import Problem
 from spodgt.validation import Must, choices, recipe
 
@@ -57,7 +58,8 @@ class PythonProblem:
 
     The function is called with `arguments`, with `clients=` the number of clients if it has a parameter of
     that name, and with `client=` if it has one: the name of the one client to load data for, which peers
-    give; None elsewhere. It returns a `Learning` or another problem.
+    give; None elsewhere. It returns a `Learning` or another problem. Random numbers of torch, numpy and
+    Python begin from the same seed in every call, so that all processes and peers build the same problem.
 
     Args:
         build: Where it is: "module:function" or "path/to/problem.py:function".
@@ -97,7 +99,10 @@ class PythonProblem:
         given = {"clients": clients, "client": client}
         known = self._parameters
         try:
-            made = self._code.function(**self.arguments, **{key: given[key] for key in given if key in known})
+            with seeded(0):  # every process builds the problem for itself and must get the same one
+                made = self._code.function(
+                    **self.arguments, **{key: given[key] for key in given if key in known}
+                )
         except Exception as error:  # a user's function may raise anything
             raise InvalidInput(f"{self._named} failed: {_told(error, self._code.file)}.") from error
         if not isinstance(made, Problem):
@@ -152,7 +157,10 @@ class PythonProblem:
             homes = [str(file.parent)]  # what it imports lies beside it, as for `python problem.py`
         sys.path[:0] = [home for home in homes if home not in sys.path]
         try:
-            module = _from_file(file) if where.endswith(".py") and file else importlib.import_module(where)
+            with seeded(0):
+                module = (
+                    _from_file(file) if where.endswith(".py") and file else importlib.import_module(where)
+                )
         except (Exception, SystemExit) as error:  # a user's module may do anything
             raise InvalidInput(f"{self._named} cannot be imported: {_told(error, file)}.") from error
         source = Path(module.__file__) if module.__file__ else None

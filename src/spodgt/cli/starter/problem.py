@@ -2,7 +2,7 @@
 
 Change this file into your own problem: all that spodgt asks for is a function that returns a
 `spodgt.Learning`. Its parameters are keys of [problem.arguments] in experiment.toml; `clients` is given by
-the network. Nothing may depend on chance that is not seeded: every process builds the problem for itself.
+the network. Every process builds the problem for itself, from the same random state: all get the same one.
 """
 
 import torch
