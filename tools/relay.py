@@ -144,8 +144,8 @@ def section(title: str, name: str, last: pd.DataFrame, rival: str) -> Iterator[s
         spread = f" ± {values.std():.3f}" if len(values) > 1 else ""
         cells = ["", ""]
         if found is not None:
-            ends = f"[{found.low:+.3f}, {found.high:+.3f}]"
-            cells = [f"{found.mean:+.3f} {ends}, {found.ahead}/{found.seeds}", f"{leads.min():+.3f}"]
+            ends = f" [{found.low:+.3f}, {found.high:+.3f}]" if found.seeds > 1 else ""
+            cells = [f"{found.mean:+.3f}{ends}, {found.ahead}/{found.seeds}", f"{leads.min():+.3f}"]
         rows.append([each, f"{values.mean():.3f}{spread}", f"{values.min():.3f}", str(len(values)), *cells])
     heads = ["method", "accuracy", "worst seed", "seeds"]
     yield table([*heads, f"lead over {rival}: 95 % interval, seeds ahead", "smallest lead"], rows) + "\n"
