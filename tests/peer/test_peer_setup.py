@@ -489,6 +489,49 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
             create(tmp_path / "other", Experiment.parse(CONFIG), Deployment(problem=wrong))
 
 
+class Personal:
+    """A problem with columns behind the parameters: the first `exchanged` travel, two are private."""
+
+    def __init__(self, inner: Any, exchanged: int = 0) -> None:
+        self.inner, self.exchanged, self.private = inner, exchanged, 2
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def to(self, *where: Any) -> Personal:
+        return Personal(self.inner.to(*where), self.exchanged)
+
+    def statistics(self, seed: int) -> torch.Tensor:
+        return torch.zeros(self.inner.clients, self.exchanged + 2)
+
+    def grad(self, x: torch.Tensor, batches: Any) -> torch.Tensor:
+        n = self.inner.parameters
+        x[:, n:] += 1
+        return self.inner.grad(x[:, :n].contiguous(), batches)  # type: ignore[no-any-return]
+
+    def evaluate(self, x: torch.Tensor, rows: Any = None) -> Any:
+        assert x.shape[1] == self.inner.parameters + 2
+        return self.inner.evaluate(x[:, : self.inner.parameters].contiguous(), rows)
+
+
+def test_private_columns_stay_with_their_client(tmp_path: Path) -> None:
+    always = Experiment.parse({**CONFIG, "participation": {"kind": "always"}})
+    inner = always.draw(0).problem
+    made = create(tmp_path / "run", always, Deployment(problem=lambda name: Personal(inner)))
+    assert made.parameters == 6
+    home = folders.issue(tmp_path / "run", "p0")
+    options = Options(durability="process", problem=lambda name: Personal(inner))
+    for rounds in (10, 25):  # counted on after a restart
+        peer = Peer(home, "p0", replace(options, rounds=rounds))
+        peer.run()
+        assert torch.equal(peer.node.state.private, torch.full((1, 2), rounds + 1.0))
+    message = peer.node.message("p1")
+    assert message is not None
+    assert len(message.x) == len(message.total) == 6
+    with pytest.raises(InvalidInput, match="must not keep running statistics on peers, got 3 of them"):
+        Peer(home, "p0", replace(options, problem=lambda name: Personal(inner, 3)))
+
+
 def test_a_demo_deletes_only_a_demo(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious.txt").write_text("mine")
