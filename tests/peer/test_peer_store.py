@@ -248,6 +248,9 @@ def test_a_second_process_is_refused(folder: Path) -> None:
     store = Store(folder)
     with pytest.raises(StoreFailed, match="in use by another process"):
         Store(folder)
+    (folder / "lock").unlink()
+    with pytest.raises(StoreFailed, match="in use by another process"):
+        Store(folder)
     store.close()
     Store(folder).close()
 

@@ -81,6 +81,7 @@ class Store:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             fcntl.flock(self._file("lock"), fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.file = self._file("vectors.bin")
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # somebody may remove the lock file
             self._file("state.db")  # made here, with the mode of a secret
             self.db = _database(self.path / "state.db", durability)
             self._open.callback(self.db.close)
