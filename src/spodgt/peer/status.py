@@ -179,7 +179,8 @@ class Reporter:
             self.journal.event("status", f"{self.good.folder} cannot be written: {error.strerror}")
 
     def _neighbours(self, now: float) -> Iterator[Neighbour]:
-        state, out, into = self.node.state, self.transport.out, self.transport.into
+        # copies: a manifest may change the links in the other thread
+        state, out, into = self.node.state, dict(self.transport.out), dict(self.transport.into)
         ends = [("to", n, link.number, out[n].traffic) for n, link in state.out.items() if n in out]
         ends += [("from", n, link.number, into[n]) for n, link in state.into.items() if n in into]
         for way, name, number, t in ends:

@@ -183,7 +183,8 @@ class Transport:
 
     def traffic(self) -> list[tuple[str, Traffic]]:
         """What has happened on each link, out-links first, by the neighbour's name."""
-        return [*((name, stream.traffic) for name, stream in self.out.items()), *self.into.items()]
+        out, into = dict(self.out), dict(self.into)  # another thread asks while a manifest may change these
+        return [*((name, stream.traffic) for name, stream in out.items()), *into.items()]
 
     async def stop(self) -> None:
         streams: list[Dialled] = [*self.out.values(), *self.fetching.values()]
