@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 import struct
@@ -18,6 +19,7 @@ class Proxies:
         self.targets, self.cut, self.draw = dict(targets), cut, random.Random(seed)
         self.resets = 0
         self.open: set[asyncio.StreamWriter] = set()
+        self.servers: list[asyncio.Server] = []
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
 
@@ -28,8 +30,20 @@ class Proxies:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self.loop).result(10)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(10)
+        self.loop.close()
+
+    async def _close(self) -> None:
+        for server in self.servers:
+            server.close()
+        pumps = asyncio.all_tasks() - {asyncio.current_task()}
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+        for writer in [*self.open]:
+            writer.close()
 
     async def _serve(self, listen: str, target: str) -> None:
         host, _, port = listen.rpartition(":")
@@ -43,10 +57,11 @@ class Proxies:
                 return
             self.open |= {writer, far_writer}
             ends = (reader, far_writer), (far_reader, writer)
-            await asyncio.gather(*(self._pump(a, b, (writer, far_writer)) for a, b in ends))
+            with contextlib.suppress(asyncio.CancelledError):  # the end of all
+                await asyncio.gather(*(self._pump(a, b, (writer, far_writer)) for a, b in ends))
             self.open -= {writer, far_writer}
 
-        await asyncio.start_server(connected, host, int(port))
+        self.servers.append(await asyncio.start_server(connected, host, int(port)))
 
     async def _pump(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, both: tuple[asyncio.StreamWriter, ...]

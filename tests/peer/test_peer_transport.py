@@ -340,7 +340,7 @@ def test_two_versions_use_the_highest_protocol_that_both_speak(
         while not acks:
             await asyncio.sleep(0.02)
         assert receiver.streams["a"].own.protocols == (agreed,)
-        assert sender.out["b"].traffic.version == "0.2"
+        assert (sender.out["b"].traffic.version, receiver.into["a"].version) == ("0.2", "0.1")
         await sender.stop()
         await receiver.stop()
 

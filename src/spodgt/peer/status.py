@@ -85,6 +85,7 @@ class Neighbour:
     distance: float | None  # between the neighbour's model and the own
     mass: float | None = None  # the norm of what its last message brought
     flags: int = 0  # messages of this epoch that were far above their median
+    version: str = ""  # of its program
 
 
 @dataclass
@@ -187,8 +188,8 @@ class Reporter:
             silent = now - t.heard if t.heard else None
             counts = t.messages, t.bytes, number, silent
             norms = self.node.norms.get(name) if way == "from" else None
-            seen = (None, None, 0) if norms is None else (norms.distance, norms.mass, norms.flags)
-            yield Neighbour(name, way, t.state, t.why, *counts, *seen)
+            distance, mass, flags = (norms.distance, norms.mass, norms.flags) if norms else (None, None, 0)
+            yield Neighbour(name, way, t.state, t.why, *counts, distance, mass, flags, t.version)
 
     def silence(self) -> dict[str, float]:
         """Seconds since each neighbour was heard on any link, or since the start."""

@@ -37,7 +37,7 @@ WINDOW = 2  # messages on their way before an acknowledgement is awaited
 FIRST_SECONDS = 10.0  # for the first whole message of a stream, beyond the time its bytes take
 CONNECTIONS = 256  # beyond those of the links: strangers cannot use up the descriptors
 ANSWER = 2**27  # bytes of a manifest at most: a complete graph of 1,000 clients
-_VERSION = 40  # characters of a program's version
+_SAID = 40  # characters of a program's version, or of its protocols
 _TEXT = 300  # characters of a reason that travel back to the sender
 _BACKOFF = (0.1, 3.0)
 _OPTIONS: list[tuple[str, int]] = [
@@ -220,28 +220,29 @@ class Transport:
     async def _talk(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """A sender has come."""
         name = await _certified_name(context)
-        known = name in self.into and name not in self.fetching
-        await self._serve(name, known, f"{name} → {self.local.context.name}", self.receive, context)
+        traffic = None if name in self.fetching else self.into.get(name)
+        await self._serve(name, traffic, f"{name} → {self.local.context.name}", self.receive, context)
 
     async def _fetch(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """A receiver has come."""
         name = await _certified_name(context)
         stream = self.out.get(name)
-        known = stream is not None and not stream.address
+        traffic = None if stream is None or stream.address else stream.traffic
         serve = self.receive if stream is None else stream.serve
-        await self._serve(name, known, f"{self.local.context.name} → {name}", serve, context)
+        await self._serve(name, traffic, f"{self.local.context.name} → {name}", serve, context)
 
     async def _serve(
-        self, name: str, known: bool, link: str, serve: Serve, context: grpc.aio.ServicerContext
+        self, name: str, traffic: Traffic | None, link: str, serve: Serve, context: grpc.aio.ServicerContext
     ) -> None:
         """Let in what the manifest knows, agree on a protocol, and tell a neighbour why it is refused."""
-        if not known:
+        if traffic is None:
             why = f"link {link} is not in the manifest"
             self.local.notify("refused", why)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+            return
         try:
             with self.gate.stream(name):
-                protocol = _agreed(self.local.context, name, context.invocation_metadata())
+                protocol = _agreed(self.local.context, name, context.invocation_metadata(), traffic)
                 await context.send_initial_metadata(_spoken(self.local.context))
                 await serve(name, context, protocol)
         except Refused as error:
@@ -345,11 +346,14 @@ def _spoken(own: wire.Context) -> tuple[tuple[str, str], ...]:
     return (("spodgt-protocols", " ".join(map(str, own.protocols))), ("spodgt-version", own.version or "?"))
 
 
-def _agreed(own: wire.Context, name: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> int:
-    """The protocol of a stream, from what the other end `name` says that it speaks."""
-    said = {key: str(value)[:_TEXT] for key, value in metadata or ()}
+def _agreed(
+    own: wire.Context, name: str, metadata: Iterable[tuple[str, str | bytes]] | None, traffic: Traffic
+) -> int:
+    """The protocol of a stream, from what the other end `name` says that it speaks; notes its version."""
+    said = {key: str(value)[:_SAID] for key, value in metadata or ()}
+    traffic.version = said.get("spodgt-version", "")
     theirs = [int(word) for word in said.get("spodgt-protocols", "1").split() if word.isdecimal()]
-    return wire.agree(own, theirs, name, said.get("spodgt-version", ""))
+    return wire.agree(own, theirs, name, traffic.version)
 
 
 async def fetch(what: str, identity: Identity, address: str, name: str) -> bytes:
@@ -473,9 +477,7 @@ class Dialled:
             try:
                 answer = await asyncio.wait_for(call.initial_metadata(), CONNECT_SECONDS)
                 if "spodgt-protocols" in dict(answer):  # else it refuses, and says why in a moment
-                    protocol = _agreed(own, self.name, answer)
-                    self.traffic.version = str(dict(answer).get("spodgt-version", ""))[:_VERSION]
-                    await self.talk(call, protocol)
+                    await self.talk(call, _agreed(own, self.name, answer, self.traffic))
                 await call.read()
             finally:
                 call.cancel()
