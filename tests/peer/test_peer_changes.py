@@ -47,6 +47,15 @@ def test_a_client_joins_on_the_part_of_the_problem_that_nobody_holds(run: Path) 
     assert Manifest.parse(later.to_text()) == later
 
 
+def test_a_client_with_a_function_of_its_own_brings_its_data(run: Path) -> None:
+    own = {"kind": "python", "build": "own.py:build"}
+    full = replace(folders.load(run), problem=own, divided_into=5)
+    made = changes.joined(full, "p5", address="127.0.0.1:9", links=BOTH)
+    assert made.client("p5").part == 5
+    with pytest.raises(InvalidInput, match="all 5 parts of the problem are held"):
+        changes.joined(replace(full, problem={}), "p5", address="127.0.0.1:9", links=BOTH)
+
+
 def test_a_name_is_used_once(run: Path) -> None:
     gone = changes.without(folders.load(run), "p3")
     for manifest, name in ((gone, "p3"), (gone, "p0")):

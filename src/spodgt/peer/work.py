@@ -150,7 +150,9 @@ def problem_of(recipe: ProblemRecipe, clients: int, name: str | None) -> Problem
 def own_problem(make: Callable[[str], object], name: str) -> Problem:
     """What a user's function returns for a client, if it is a problem."""
     try:
-        problem = make(name)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # a module it makes begins alike on every host
+            problem = make(name)
     except Exception as error:
         raise InvalidInput(f"--problem failed for {name!r}: {type(error).__name__}: {error}.") from error
     if not isinstance(problem, Problem):
