@@ -164,6 +164,17 @@ def test_participation_is_counted_in_rounds(result: spodgt.Result) -> None:
     np.testing.assert_allclose(one.links * 30, rows.loc[rows["kind"] == "link", "messages"])
 
 
+def test_a_run_of_before_there_was_a_table_of_clients_is_read(result: spodgt.Result, tmp_path: Path) -> None:
+    result.write(tmp_path)
+    (tmp_path / "clients.parquet").unlink()
+    facts = json.loads((tmp_path / "summary.json").read_text())
+    del facts["scores"]
+    (tmp_path / "summary.json").write_text(json.dumps(facts))
+    again = Record.read(tmp_path)
+    assert again.clients.empty
+    assert again.frame.equals(result.frame)
+
+
 def test_a_folder_of_something_else_is_one_sentence(tmp_path: Path) -> None:
     assert not is_complete(tmp_path / "missing")
     (tmp_path / "summary.json").write_text("{}")

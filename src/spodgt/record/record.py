@@ -232,8 +232,12 @@ class Record:
         folder = Path(folder)
         try:
             facts = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-            declare(facts["scores"])
-            tables = {name: pd.read_parquet(folder / f"{file}.parquet") for name, file in _TABLES.items()}
+            files = {name: folder / f"{file}.parquet" for name, file in _TABLES.items()}
+            if not files["clients"].exists():  # a run of before there was such a table
+                del files["clients"]
+            tables = {name: pd.read_parquet(file) for name, file in files.items()}
+            scores = dict(facts.get("scores", {}))
+            declare(scores)
             return cls(
                 **tables,
                 config=dict(facts["config"]),
@@ -242,7 +246,7 @@ class Record:
                 complete=facts["complete"] is True,
                 seconds=facts["seconds"],
                 prediction=facts.get("prediction"),
-                scores=dict(facts["scores"]),
+                scores=scores,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
