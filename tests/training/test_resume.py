@@ -16,10 +16,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
 import spodgt
@@ -161,6 +163,7 @@ KILL_LOOP = """
 import os, random, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 import torch
+from torch import nn
 torch.set_num_threads(1)
 from pathlib import Path
 from tests.training.test_resume import run
@@ -585,3 +588,68 @@ def test_half_precision_data_can_be_kept(tmp_path: Path) -> None:
     data = [(torch.randn(8, 3).bfloat16(), torch.arange(8) % 2) for _ in range(5)]
     problem = spodgt.Learning(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), data)
     assert run(tmp_path / "run", problem=problem, methods=["spod-gt"], seeds=[0], delay=10.0).complete
+
+
+# --- what a config cannot tell: code and numbers of the user's own ----------------------------------------
+class Bent(nn.Module):
+    """An activation kept as an attribute does not show in the module's text."""
+
+    def __init__(self, bend: Any = torch.relu) -> None:
+        super().__init__()
+        self.linear, self.bend = nn.Linear(3, 3), bend
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.bend(self.linear(x))  # type: ignore[no-any-return]
+
+
+def leaky(slope: float) -> Any:
+    return lambda x: torch.nn.functional.leaky_relu(x, slope)
+
+
+WEIGHTS = torch.tensor([1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"loss": nn.CrossEntropyLoss(WEIGHTS)}, {"loss": nn.CrossEntropyLoss(WEIGHTS.flip(0))}),
+        (
+            {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
+            {"loss": nn.CrossEntropyLoss(label_smoothing=0.2)},
+        ),
+        ({"loss": nn.CrossEntropyLoss(ignore_index=1)}, {"loss": nn.CrossEntropyLoss(ignore_index=2)}),
+        (
+            {"loss": lambda o, t: 3 * nn.functional.cross_entropy(o, t)},
+            {"loss": lambda o, t: 2 * nn.functional.cross_entropy(o, t)},
+        ),
+        ({"model": Bent(leaky(0.1))}, {"model": Bent(leaky(0.3))}),
+        ({"model": Bent(torch.relu)}, {"model": Bent(torch.tanh)}),
+    ],
+    ids=["weights of classes", "smoothing", "ignored class", "function", "closure", "activation"],
+)
+def test_a_run_of_other_code_is_not_taken_up(tmp_path: Path, before: Any, after: Any) -> None:
+    draws = torch.Generator().manual_seed(0)
+    data = torch.randn(12, 3, generator=draws), torch.arange(12) % 3
+    state = Bent().state_dict()
+
+    def go(changes: dict[str, Any], **options: Any) -> spodgt.Result:
+        model = changes.get("model", Bent())
+        model.load_state_dict(state)
+        problem = spodgt.Learning(model, changes.get("loss", nn.CrossEntropyLoss()), [data] * 3)
+        ring = spodgt.Network.ring(3)
+        return spodgt.train("spod-gt", problem, ring, rounds=4, out=tmp_path / "run", **options)
+
+    go(before)
+    go(before, resume=True)
+    with pytest.raises(InvalidInput, match="holds another run"):
+        go(after, resume=True)
+
+
+def test_another_w_is_another_network(tmp_path: Path) -> None:
+    problem = Quadratic.random(4, 2)
+    ring = spodgt.Network.from_networkx(nx.cycle_graph(4))
+    assert ring.w is not None
+    spodgt.train("dsgd", problem, ring, rounds=4, out=tmp_path / "run")
+    other = dataclasses.replace(ring, w=ring.w * 0.5)
+    with pytest.raises(InvalidInput, match="holds another run"):
+        spodgt.train("dsgd", problem, other, rounds=4, out=tmp_path / "run", resume=True)

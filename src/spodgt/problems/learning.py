@@ -26,6 +26,7 @@ from spodgt.errors import InvalidInput
 from spodgt.problems.client_data import ClientData
 from spodgt.problems.data import Dataset, Partition
 from spodgt.problems.evaluation import block_of, evaluate
+from spodgt.problems.fingerprint import fingerprint, tensors_of
 from spodgt.problems.gradients import Layout, Many
 from spodgt.problems.gradients.linear import LinearEngine, linear_gradients
 from spodgt.problems.losses import LOSSES, Loss
@@ -248,6 +249,7 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
         data, (model, loss) = self.data, (self.trained.model, self.trained.loss)
         name = loss if isinstance(loss, nn.Module) else getattr(loss, "__name__", "")
         settings = {"batch_size": data.batch_size, "loss": name, "augment": data.augment, "model": model}
+        settings |= {"code of loss": fingerprint(loss), "code of model": fingerprint(model)}
         options = self.trained.options
         if self.trained.columns.private:
             settings["personal_step_size"] = options.personal_step_size
@@ -255,7 +257,7 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
             settings["test_samples"] = data.test_samples
         words = {key: str(value) for key, value in settings.items()}
         arrays: list[Tensor | Ints] = [self.holdings.numbers, self.holdings.offsets]
-        return words, [*data.arrays(), *arrays, *self.trained.constants()]
+        return words, [*data.arrays(), *arrays, *self.trained.constants(), *tensors_of(loss)]
 
     def draw(self, seed: int) -> Learning:
         return self if self.data.partition is None else self._with(self.data.draw(seed))

@@ -113,8 +113,10 @@ def identity(runs: Sequence[Run]) -> dict[str, Any]:
         links = world.links(span)
         happens += [world.computes(span), links.pull, links.pushing]
     nets = [run.network for run in runs]
+    arrays = [a for net in nets for a in (net.receivers, net.senders, net.a, net.b, net.w) if a is not None]
     return {
-        "links": checksum(*(array for net in nets for array in (net.receivers, net.senders, net.a, net.b))),
+        "links": checksum(*arrays),
+        "initial models": checksum(*(run.start[0] for run in runs), *(run.start[-1] for run in runs)),
         "problem's settings": told[0][0] if told else {},
         "data": checksum(*numbers.values()),
         "who takes part": checksum(*happens),
