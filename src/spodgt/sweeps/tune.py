@@ -115,7 +115,7 @@ class _Race:
     budget: int = 0  # the number in `BUDGETS` of what is tried now
     beyond: int = 0
     trying: list[Candidate] = field(default_factory=list)
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Table] = field(default_factory=list)
     metric: str = ""  # what candidates are judged by
     best: Candidate | None = None
     error: str = ""
@@ -178,7 +178,7 @@ class _Race:
         else:
             self.best = ranked[0]["candidate"]
 
-    def _beyond(self, best: dict[str, Any], now: list[dict[str, Any]], metric: str) -> list[Candidate]:
+    def _beyond(self, best: Table, now: list[Table], metric: str) -> list[Candidate]:
         """Two steps more, if the best one is at an end of what was tried."""
         steps = sorted(row["step_size"] for row in now if row["candidate"].other == best["candidate"].other)
         at, other = best["step_size"], best["candidate"].other
@@ -224,7 +224,7 @@ class Tuned:
         """The methods at their best, for `compare`."""
         return self.experiment.methods
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Table]:
         """One row per method: its best values, theory's limit, and the metric with them."""
         found = []
         for label, table in self.best.items():
