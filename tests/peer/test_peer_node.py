@@ -185,6 +185,7 @@ def test_numbers_far_above_the_usual_are_named() -> None:
         {"adam": {"amsgrad": True}, "clip_tracker": 1.0},
         {"step_size": {"schedule": "inverse-sqrt", "start": 0.1, "scale": 50}},
         {"clip_gradient": 0.5},
+        {"running_mean": 0.2},
     ],
 )
 def test_methods_with_more_state_survive_crashes_and_lose_nothing(fields: dict[str, Any]) -> None:

@@ -365,6 +365,11 @@ def test_the_flag_of_init_writes_the_table(tmp_path: Path, monkeypatch: pytest.M
         (["--compute", "p1={kind='budget', share=2}"], "compute.share must be in (0, 1], got 2"),
         (["--compute", "p1"], "--compute 'p1' must be NAME="),
         (["--method", "ab", "--compute", "p1={kind='budget', share=0.5}"], "ab needs all clients, but p1"),
+        (["--method", "gossip-push-pull"], "method gossip-push-pull cannot run between peers"),
+        (
+            ["--method", "sporadic-k-gt", "--set", "participation.kind=bernoulli"],
+            "method sporadic-k-gt needs all links, but p",
+        ),
         (["--method", "relay"], "method relay cannot run between peers; use spod-gt-memory"),
         (["--method", "push-pull"], "method push-pull cannot run between peers; use spod-gt-memory"),
     ],

@@ -138,13 +138,17 @@ def _next(changed: Manifest) -> Manifest:
 
 
 def check_devices(manifest: Manifest) -> None:
-    """Refuse devices that rest where the method needs everybody in every round."""
+    """Refuse devices and links that rest where the method needs all of them in every round."""
     built = manifest.method.build()  # refused here rather than when the clients start
     for client in manifest.clients:
         p = capacity(client.compute, manifest.seed, client.place, client.name).p
         if p < 1 and built.traits.sporadic_clients != "yes":
             rests = f"{client.name} computes in a fraction {p:.3g} of its rounds"
             raise Incompatible(f"method {built.name} needs all clients, but {rests}; use spod-gt-memory.")
+    for link in manifest.links:
+        if link.p_hat < 1 and built.traits.sporadic_links != "yes":
+            rests = f"{link} is used in a fraction {link.p_hat:.3g} of the rounds"
+            raise Incompatible(f"method {built.name} needs all links, but {rests}; use spod-gt-memory.")
 
 
 def obstacle(ours: Manifest, theirs: Manifest) -> str | None:

@@ -82,8 +82,9 @@ class Method:
         step = self.step_size if isinstance(self.step_size, float) else dict(self.step_size)
         built = method(self.name, step_size=step, **self.more)
         needs, links = set(TrackingState._fields), {("push", "y"), ("pull", "x")}
-        traits = built.traits  # a root would have to be found and followed by all
-        if not needs <= set(traits.state) or set(traits.mixes) != links or traits.root:
+        traits = built.traits  # a root, or a pair that talks, would have to be found and known to all
+        agreed = traits.root or traits.talks != "all"
+        if not needs <= set(traits.state) or set(traits.mixes) != links or agreed:
             fix = "use spod-gt-memory, spod-gt, spod-gt-importance or ab"
             raise Incompatible(f"method {built.name} cannot run between peers; {fix}.")
         return built

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -150,7 +150,7 @@ class Node:
             return False
         return link.number - link.base < _HELD_AFTER * self.rebase_every
 
-    def _step(self, computes: bool, models: Mapping[str, Tensor]) -> tuple[Any, Tensor, bool]:
+    def _step(self, computes: bool, models: Mapping[str, Tensor]) -> tuple[TrackingState, Tensor, bool]:
         """The method's next state, the private columns, and whether a gradient was taken.
 
         A gradient that is not finite counts as none: the client is idle, or waits if the method cannot be.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, TrackingState
+from spodgt.algorithms.base import State as MethodState
 from spodgt.compiled import finite
 from spodgt.errors import Incompatible
 from spodgt.peer.protocol import BOUND, Incarnation, InLink, OutLink
@@ -140,7 +141,7 @@ def empty_links(out: Mapping[str, float], into: Mapping[str, float], n: int) -> 
     return outs, {name: InLink(a, torch.zeros(n)) for name, a in into.items()}
 
 
-def narrow(state: Any) -> tuple[TrackingState, dict[str, Tensor]]:
+def narrow(state: MethodState) -> tuple[TrackingState, dict[str, Tensor]]:
     """A method's own state as x, y, g, in float32 but for the tracker, and what it has besides."""
     named = dict(zip(state._fields, state, strict=True))
     x, y, g = (named.pop(key) for key in TrackingState._fields)
@@ -150,7 +151,7 @@ def narrow(state: Any) -> tuple[TrackingState, dict[str, Tensor]]:
     return TrackingState(x.float(), y, rounded), named
 
 
-def widen(kind: Any, method: TrackingState, more: Mapping[str, Tensor]) -> Any:
+def widen(kind: type[TrackingState], method: TrackingState, more: Mapping[str, Tensor]) -> TrackingState:
     """The inverse of `narrow`: the state as the type that the method steps."""
     named = {**method._asdict(), **more}
     return kind(**{key: named[key] for key in kind._fields})

@@ -215,8 +215,7 @@ def _body(generation: int, row: bytes) -> dict[str, Any]:
         text = row[64:]
         if row[:64] != _digest(generation, text).encode():
             raise ValueError(f"checksum of commit {generation} is wrong")
-    body: dict[str, Any] = json.loads(text)
-    return body
+    return json.loads(text)  # type: ignore[no-any-return]
 
 
 def _read(path: Path, name: str, slot: Slot) -> Tensor:
