@@ -138,7 +138,7 @@ def curves(
         note: Small print below them.
     """
     for name, column in (("metric", metric), ("against", against)):
-        if column not in frame:
+        if column not in frame.select_dtypes("number"):
             numbers = ", ".join(frame.select_dtypes("number").columns)
             raise InvalidInput(f"{name}={column!r} is not a column of the result; choose from {numbers}.")
     screen = style == "screen"
@@ -407,7 +407,7 @@ def apart(at: Floats, gap: float) -> Floats:
 # --- files ------------------------------------------------------------------------------------------------
 def check_suffix(path: str | Path) -> None:
     """Say before the work, not after it, that a picture of this kind cannot be drawn."""
-    if Path(path).suffix.lower() not in SUFFIXES:
+    if not isinstance(path, str | Path) or Path(path).suffix.lower() not in SUFFIXES:
         raise InvalidInput(f"picture {str(path)!r} must end in {', '.join(SUFFIXES)}; use network.png.")
 
 

@@ -244,6 +244,41 @@ def test_two_processes_with_other_parameters_are_told_so(folder: Path) -> None:
     assert not (folder / "two").exists()
 
 
+@pytest.mark.network
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "processes", "sentence"),
+    [
+        ("normed", 2, "model must not keep running statistics on the distributed runtime"),
+        ("build", 5, "5 processes are too many for 4 clients; use torchrun --nproc-per-node 4."),
+    ],
+)
+def test_what_several_processes_cannot_run_leaves_nothing(
+    folder: Path, function: str, processes: int, sentence: str
+) -> None:
+    more = SOURCE[SOURCE.index("def build") : SOURCE.index("def fixed")].replace("build", "normed")
+    more = more.replace("torch.nn.Tanh()", "torch.nn.BatchNorm1d(hidden)").replace(
+        "batch_size=4", "buffers='pull'"
+    )
+    (folder / "mine.py").write_text(SOURCE + more)
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(processes),
+    ]
+    command = [*launch, "-m", "spodgt", "run", "mine.toml", "--set", f"problem.build=mine.py:{function}"]
+    ended = subprocess.run(
+        [*command, "--out", "out"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ended.returncode != 0
+    assert sentence in ended.stderr
+    assert "was lost" not in ended.stderr
+    assert not (folder / "out").exists()
+
+
 # --- bad input ---------------------------------------------------------------------------------------
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no function": (

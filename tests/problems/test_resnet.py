@@ -285,7 +285,7 @@ def test_a_client_is_measured_with_its_own_statistics_and_the_average_with_their
     def measured(statistics: Tensor) -> dict[str, float]:
         whole = RunState(state, statistics)
         quality = problem.evaluate(with_average(whole))
-        return measure(RunSnapshot.take(problem, state._fields, whole, quality, gradient=False))
+        return measure(RunSnapshot.take(problem, state._fields, whole, [quality], gradient=False))
 
     row = measured(statistics)
     assert row["loss"] == pytest.approx(np.mean(losses))

@@ -81,6 +81,7 @@ def test_evaluations_by_delay_are_taken_together() -> None:
     assert line["measured"][0] == pytest.approx(line["predicted"][0], rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::spodgt.errors.DivergenceWarning")
 def test_divergence_ends_the_curve() -> None:
     chosen = [method("spod-gt", step_size=50.0)]
     found = theory.prediction(drawn(range(2)), chosen, measured(chosen, range(2), rounds=400, every=5))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import spodgt
-from spodgt.errors import DivergenceWarning
+from spodgt.errors import DivergenceWarning, InvalidInput
 from spodgt.problems import Quadratic
 from spodgt.record import statistics
 from spodgt.record.metrics import METRICS
@@ -261,3 +261,49 @@ def test_empty_result_has_its_columns() -> None:
     )
     assert isinstance(empty.summary(), pd.DataFrame)
     assert len(empty.summary()) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"out": 5}, "out must be the path of a folder, got 5; use out='runs/mine'."),
+        ({"out": "\0"}, "out must be the path of a folder, got '\\x00'; use out='runs/mine'."),
+        ({"keep_states": "yes"}, "keep_states must be True or False, got 'yes'; use keep_states=True."),
+        ({"callbacks": 5}, "callbacks must be a list of functions, got 5; use callbacks=[print]."),
+        ({"callbacks": [5]}, "callbacks must be a list of functions, got 5; use callbacks=[print]."),
+        (
+            {"problem": spodgt.Quadratic},
+            "problem must be a spodgt.Learning or spodgt.Quadratic, got the class Quadratic itself; "
+            "use spodgt.problems.fashion_mnist_svm().",
+        ),
+    ],
+    ids=["number", "zero byte", "flag", "no list", "no function", "class"],
+)
+def test_bad_arguments_are_one_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        spodgt.train(
+            **{"algorithm": "spod-gt", "problem": PROBLEM, "network": NETWORK, "rounds": 1, **options}
+        )
+    assert str(caught.value) == sentence
+
+
+def test_what_requires_gradients_is_taken_as_numbers() -> None:
+    step, x0 = (torch.full(shape, 0.1, requires_grad=True) for shape in ((4, 1), (PROBLEM.parameters,)))
+    ours = spodgt.train(spodgt.method("spod-gt", step_size=step), PROBLEM, NETWORK, rounds=3, x0=x0)
+    theirs = spodgt.train(
+        spodgt.method("spod-gt", step_size=[0.1] * 4), PROBLEM, NETWORK, rounds=3, x0=x0.detach()
+    )
+    np.testing.assert_allclose(ours.frame["loss"], theirs.frame["loss"], rtol=1e-6)
+
+
+def test_a_picture_needs_a_column_of_numbers_and_a_path(tmp_path: Path) -> None:
+    result = run(rounds=1)
+    with pytest.raises(InvalidInput, match="metric='algorithm' is not a column of the result"):
+        result.plot(tmp_path / "x.png", "algorithm")
+    with pytest.raises(InvalidInput, match="picture '5' must end in"):
+        result.plot(5)  # type: ignore[arg-type]
+
+
+def test_a_folder_no_file_system_takes_is_one_sentence() -> None:
+    with pytest.raises(InvalidInput, match=r"cannot be used: File name too long; choose another folder\."):
+        run(rounds=1, out="x" * 300)

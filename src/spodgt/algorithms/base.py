@@ -72,13 +72,16 @@ def positive(
         return value
     if not isinstance(value, bool) and isinstance(value, Integral if whole else Real):
         number = int(value) if isinstance(value, Integral) and whole else float(value)
-        if (0 < number < (2**53 if whole else math.inf) and number <= most) or (zero and number == 0):
+        if (0 < number < (2**53 + 1 if whole else math.inf) and number <= most) or (zero and number == 0):
             return number
     if isinstance(value, list | tuple | np.ndarray) and not whole:
         with contextlib.suppress(TypeError, ValueError):
             value = torch.from_numpy(np.array(value, np.float64).reshape(-1, 1))
-    if isinstance(value, Tensor) and value.numel() and bool(((value > 0) & (value < math.inf)).all()):
-        return value
+    if isinstance(value, Tensor):
+        value = value.detach()
+        if value.numel() and bool(((value > 0) & (value < math.inf)).all()):
+            return value
+        value = value.flatten().tolist()  # one line
     kind, example = ("a whole number", 5) if whole else ("a number", 0.01)
     argument = name.split(maxsplit=1)[0]
     kind += " above 0" + (f" and at most {most:g}" if most < math.inf else "")

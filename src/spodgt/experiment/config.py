@@ -179,7 +179,8 @@ def rerunnable(tables: Mapping[str, object]) -> bool:
 def network_table(network: Network | Recipe, weights: str | None) -> Table:
     """`[network]`; a fixed network is described by its size and a checksum of its links and weights."""
     if isinstance(network, Network):
-        numbers = checksum(network.receivers, network.senders, network.a, network.b)
+        sides = network.receivers, network.senders, network.a, network.b
+        numbers = checksum(*sides, *([] if network.w is None else [network.w]))
         facts = {"clients": network.clients, "links": network.links, "checksum": numbers}
         return {"kind": GIVEN, "class": "Network", **facts}
     rule = {} if weights is None else {"weights": weights}

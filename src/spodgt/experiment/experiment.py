@@ -317,9 +317,9 @@ class Experiment:
         if dtype not in (torch.float32, torch.float64):
             raise InvalidInput(f"dtype must be torch.float32 or torch.float64, got {dtype!r}.")
         options |= {"dtype": str(dtype).removeprefix("torch."), "device": str(device)}
-        if not isinstance(problem, Problem | ProblemRecipe):
+        if isinstance(problem, type) or not isinstance(problem, Problem | ProblemRecipe):
             raise InvalidInput(
-                f"problem must be a spodgt.Learning or spodgt.Quadratic, got {type(problem).__name__}; "
+                f"problem must be a spodgt.Learning or spodgt.Quadratic, got {_kind(problem)}; "
                 "use spodgt.problems.fashion_mnist_svm()."
             )
         check_network(network)
@@ -370,10 +370,14 @@ class Experiment:
         return given.make(self.network.clients) if isinstance(given, ProblemRecipe) else given
 
 
+def _kind(what: object) -> str:
+    return f"the class {what.__name__} itself" if isinstance(what, type) else type(what).__name__
+
+
 def _start(x0: Start, problem: Problem) -> Tensor:
     m, n = problem.clients, problem.parameters
     try:
-        start = x0 if isinstance(x0, Tensor) else torch.from_numpy(np.array(x0, np.float64))
+        start = x0.detach() if isinstance(x0, Tensor) else torch.from_numpy(np.array(x0, np.float64))
     except (TypeError, ValueError, RuntimeError):
         raise InvalidInput(f"x0 must be numbers, got {x0!r:.60}; use torch.zeros({n}).") from None
     if start.shape not in ((n,), (m, n)):

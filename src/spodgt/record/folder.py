@@ -158,7 +158,12 @@ class RunFolder:
     def opened(self, config: Callable[[], str], needed: int, *, resume: bool) -> Iterator[None]:
         """Take the folder, and say now, not after an hour, if it cannot be written (`needed` bytes)."""
         name, old = f"out={str(self.path)!r}", self.path / CHECKPOINT
-        if old.exists() and not resume:
+        try:
+            there = old.exists()
+        except OSError as error:  # a name that no file system takes
+            reason = error.strerror or error
+            raise InvalidInput(f"{name} cannot be used: {reason}; choose another folder.") from None
+        if there and not resume:
             raise InvalidInput(
                 f"{name} already holds a run; go on with it by --resume, or use another folder."
             )

@@ -23,7 +23,7 @@ from spodgt.network import Network, Recipe
 from spodgt.participation import Always, Participation
 from spodgt.record.folder import RunFolder, plain
 from spodgt.runtimes.distributed.group import join, launched
-from spodgt.runtimes.distributed.runtime import Processes
+from spodgt.runtimes.distributed.runtime import Processes, check_runs
 from spodgt.runtimes.loop import EvaluationSchedule, Stop
 from spodgt.runtimes.simulator import Simulator
 from spodgt.runtimes.world import Run, Runtime
@@ -167,6 +167,7 @@ def run(
         label: [Run.of(draw, method) for draw in draws.values()]
         for label, method in zip(labels(experiment.methods), experiment.methods, strict=True)
     }
+    _check_callbacks(callbacks)
     bar = _bar(progress)
     settings = Settings(
         _stop(batches, options),
@@ -179,7 +180,7 @@ def run(
         tuple(callbacks),
         checkpoint_every,
     )
-    where: Runtime = Processes(join(device)) if distributed else Simulator(device)
+    where = _runtime(distributed, device, next(iter(batches.values())))
     tables = experiment.to_dict()
     known = identity(next(iter(batches.values()))) if distributed or out is not None else {}
     known |= experiment.sources
@@ -197,6 +198,14 @@ def run(
     return result
 
 
+def _check_callbacks(callbacks: object) -> None:
+    each = list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
+    if wrong := [one for one in each if not callable(one)]:
+        raise InvalidInput(f"callbacks must be a list of functions, got {wrong[0]!r}; use callbacks=[print].")
+    if not isinstance(callbacks, Sequence):
+        raise InvalidInput(f"callbacks must be a list, got {callbacks!r}; use callbacks=[print].")
+
+
 def _bar(progress: object) -> Display | Callable[[Progress], None] | None:
     if progress is None:
         console = watched()
@@ -208,7 +217,12 @@ def _bar(progress: object) -> Display | Callable[[Progress], None] | None:
     return progress
 
 
-def _check(out: object, resume: bool, checkpoint_every: object, keep_states: bool) -> None:
+def _check(out: object, resume: object, checkpoint_every: object, keep_states: object) -> None:
+    if out is not None and (not isinstance(out, str | Path) or not str(out) or "\0" in str(out)):
+        raise InvalidInput(f"out must be the path of a folder, got {out!r}; use out='runs/mine'.")
+    for name, flag in (("resume", resume), ("keep_states", keep_states)):
+        if not isinstance(flag, bool):
+            raise InvalidInput(f"{name} must be True or False, got {flag!r}; use {name}=True.")
     if not isinstance(checkpoint_every, int | float) or not checkpoint_every >= 0:
         raise InvalidInput(
             f"checkpoint_every must be seconds of at least 0, got {checkpoint_every!r}; use 30."
@@ -216,6 +230,13 @@ def _check(out: object, resume: bool, checkpoint_every: object, keep_states: boo
     if resume and (out is None or keep_states):
         why = "keep_states=True: its first states are gone" if out else "no out: nothing was kept"
         raise InvalidInput(f"resume=True cannot go with {why}; use resume=False.")
+
+
+def _runtime(distributed: bool, device: torch.device, runs: Sequence[Run]) -> Runtime:
+    if not distributed:
+        return Simulator(device)
+    check_runs(runs)
+    return Processes(join(device))
 
 
 def _distributed(runtime: str | None) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from spodgt.errors import InvalidInput
+from spodgt.experiment.config import checksum
 from spodgt.kernels.steps import State
 from spodgt.record.folder import FINISHED, Checkpoint, RunFolder, parquet, slug, write
 from spodgt.record.metrics import declare
@@ -143,7 +144,11 @@ class Executor:
             config_text: gives the text of config.toml.
             resume: go on with what the folder holds.
         """
-        self.runtime.check_alike({"settings": self.fingerprint, **versions()})
+        facts = {"settings": self.fingerprint, **versions()}
+        if self.runtime.processes > 1:  # a module made without a seed starts elsewhere in each of them
+            starts = [draw.start[client] for draw in self.draws.values() for client in (0, -1)]
+            facts["initial models"] = checksum(*starts)
+        self.runtime.check_alike(facts)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.runtime.working())
 

@@ -7,6 +7,7 @@ state in the order of clients, so a run may be taken up by another number of pro
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,16 +15,27 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from spodgt.errors import Failed, InvalidInput, SpodgtError
 from spodgt.kernels.steps import rebuild
+from spodgt.problems import refuse_statistics
+from spodgt.runtimes.distributed.blocks import blocks, effort
 from spodgt.runtimes.distributed.group import Group, restarted
 from spodgt.runtimes.distributed.world import Distributed
 from spodgt.runtimes.world import Run, Saved, Snapshot, Tally
 
 T = TypeVar("T")
 _CPU = torch.device("cpu")
+
+
+def check_runs(runs: Sequence[Run]) -> None:
+    """Refuse what several processes cannot run, before they meet and anything is written."""
+    refuse_statistics(runs[0].problem, "the distributed runtime")
+    size = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    for run in runs:
+        blocks(effort(run.problem, run.availability), size)
 
 
 @dataclass(frozen=True, eq=False)
