@@ -291,3 +291,12 @@ def test_each_method_is_shown_at_its_best() -> None:
     assert best["accuracy"].tolist() == [0.9, pytest.approx(0.7)]
     lowest = statistics.best_cells(frame.rename(columns={"accuracy": "loss"}), ["run.step_size"], "loss")
     assert lowest.set_index("algorithm")["run.step_size"].to_dict() == {"b": 0.2, "a": 0.1}
+
+
+def test_a_result_prints_as_its_table_in_80_columns(result: spodgt.Result) -> None:
+    lines = repr(result).splitlines()
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= 80
+    assert "..." not in repr(result)
+    assert {"spod-gt", "spod-gt-memory"} == {line.split()[0] for line in lines[1:]}
+    assert "<table" in result._repr_html_()

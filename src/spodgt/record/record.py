@@ -84,7 +84,7 @@ def _no_clients() -> pd.DataFrame:
     return pd.DataFrame(columns=["algorithm", "seed", "client", "loss"])
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Record:
     """What happened in a run: all methods, all seeds.
 
@@ -190,6 +190,18 @@ class Record:
         table["diverged"] = [gone.count(name) for name in table["algorithm"]]
         columns = ["algorithm", first, f"{first}_std", *others, "delay", "round", "seeds", "diverged"]
         return table[columns].rename(columns={"algorithm": "name", "round": "rounds"})
+
+    def __repr__(self) -> str:
+        """The summary, all columns of it: metrics of the last models, best first."""
+        table = self.summary()
+        table = table.sort_values(self.judged, ascending=statistics.better(self.judged) < 0)
+        table = table.rename(columns={f"{self.judged}_std": "± σ", f"{self.judged}_average": "average"})
+        table = table.rename(columns={f"{self.judged}_worst": "worst"}).round({"delay": 0, "rounds": 0})
+        return table.to_string(index=False, float_format=lambda value: f"{value:.4g}")
+
+    def _repr_html_(self) -> str:
+        """The summary, as a notebook shows it."""
+        return str(self.summary().to_html(index=False))
 
     def as_dict(self) -> dict[str, Any]:
         """Everything but the tables, as `summary.json` holds it."""

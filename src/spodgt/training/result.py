@@ -18,7 +18,7 @@ from spodgt.runtimes.world import Draw
 from spodgt.types import HasModel
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Result(Record):
     """A record with the states that were kept and the draws of every seed."""
 
