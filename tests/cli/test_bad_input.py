@@ -450,7 +450,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "a long folder": (
         f"compare --rounds 1 --out {'x' * 300}",
-        f"{'x' * 60!r}: File name too long; give another path, or free some space.",
+        f"out={'x' * 60!r} cannot be used: File name too long; choose another folder.",
     ),
     "kind of a network": (
         "network --kind geometric",

@@ -162,7 +162,8 @@ class RunFolder:
             there = old.exists()
         except OSError as error:  # a name that no file system takes
             reason = error.strerror or error
-            raise InvalidInput(f"{name} cannot be used: {reason}; choose another folder.") from None
+            shown = f"out={str(self.path)[:60]!r}"
+            raise InvalidInput(f"{shown} cannot be used: {reason}; choose another folder.") from None
         if there and not resume:
             raise InvalidInput(
                 f"{name} already holds a run; go on with it by --resume, or use another folder."
