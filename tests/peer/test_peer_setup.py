@@ -201,6 +201,16 @@ def test_a_peer_alone_waits_and_restarts_where_it_was(run: Path) -> None:
     assert told["k"] == "61"
 
 
+def test_a_lone_peer_that_is_started_again_does_not_drift_on(run: Path) -> None:
+    """It waits after `max_alone` rounds without news, however often it is started."""
+    home = folders.issue(run, "p0")
+    for _ in range(3):
+        peer = Peer(home, "p0", Options(durability="process", seconds=1.0, rounds=500))
+        peer.run()
+        assert peer.node.state.k <= peer.membership.manifest.max_alone
+    assert peer.node.state.k == peer.membership.manifest.max_alone
+
+
 def cli(
     *arguments: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[int, str]:

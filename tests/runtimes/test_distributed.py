@@ -20,7 +20,7 @@ from spodgt.errors import InvalidInput
 from spodgt.network import Network
 from spodgt.network.recipes import DirectedGeometric, RandomGeometric
 from spodgt.participation import Bernoulli
-from spodgt.problems import Quadratic, fashion_mnist_svm
+from spodgt.problems import Learning, Quadratic, fashion_mnist_svm
 from spodgt.runtimes.distributed import group as distributed_group
 from spodgt.runtimes.distributed import shared_memory as distributed_shared
 from spodgt.runtimes.distributed.blocks import blocks
@@ -239,15 +239,26 @@ def compared(methods: Any = ("spod-gt", "dsgd"), stop_at: int | None = None, **o
             os.kill(os.getpid(), signal.SIGTERM)
 
     usual: dict[str, Any] = {"rounds": 60, "seeds": range(2), "dtype": torch.float64, "every": 8}
+    own = options.pop("personal", False)
     result = compare(
         [build(name, step_size=0.05) if isinstance(name, str) else name for name in methods],
-        Quadratic.random(CLIENTS, 5, noise=0.1),
+        personal() if own else Quadratic.random(CLIENTS, 5, noise=0.1),
         RandomGeometric(CLIENTS, 0.6),
         Bernoulli(1.0, 0.6),
         **({"progress": progress} | usual | options),
     )
     stopped = [str(stop) for stop in result.diverged]
     return result.frame, result.participation, stopped, result.complete, result.states
+
+
+def personal() -> Learning:
+    """A shared layer, a head of each client's own, and test data of its own."""
+    draws = torch.Generator().manual_seed(0)
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+    data = [(torch.randn(12, 4, generator=draws), torch.arange(12) % 3) for _ in range(CLIENTS)]
+    loss = torch.nn.CrossEntropyLoss()
+    return Learning(model, loss, data, test=data, batch_size=4, personal="2.*", personal_step_size=0.1)
 
 
 def same(ours: Any, theirs: Any, tolerance: float = 1e-12) -> None:
@@ -286,6 +297,19 @@ def test_a_run_of_the_simulator_is_finished_by_processes(pool: Pool, tmp_path: P
     out, whole = str(tmp_path / "run"), {"rounds": 200, "every": 40, "seeds": 0}
     assert not compared(out=out, **whole, stop_at=40)[3]
     same(pool(3, trained, out, **whole, resume=True)[0], compared(**whole))
+
+
+def test_personal_layers_stay_where_they_are(pool: Pool, tmp_path: Path) -> None:
+    """Processes train them as the simulator does, also after a restart, and send the shared layer alone."""
+    options: dict[str, Any] = {"personal": True, "methods": ["spod-gt"], "rounds": 40}
+    theirs = compared(**options)
+    same(pool(3, trained, None, **options)[0], theirs)
+    links = theirs[1].query("kind == 'link'")
+    shared = 4 * 6 + 6  # numbers of the first layer; a message has x and y
+    assert (links["bytes"] == links["messages"] * 2 * shared * 8).all()
+    out = str(tmp_path / "run")
+    assert not pool(3, trained, out, **options, stop_at=16)[0][3]
+    same(pool(2, trained, out, **options, resume=True)[0], theirs)
 
 
 def test_processes_extend_a_finished_run(pool: Pool, tmp_path: Path) -> None:

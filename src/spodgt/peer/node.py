@@ -70,7 +70,6 @@ class Node:
         self.last_epoch = 2**62  # later ones belong to a manifest we do not have yet
         self.newer_manifest: str | None = None  # a neighbour that has one
         self.proofs: Counter[str] = Counter()  # that our disk was set back, by neighbour
-        self.heard = 0  # messages that the last round took
         self.norms: dict[str, Norms] = {}  # by in-link
         self.bad_gradients = self.bad_in_a_row = 0  # that were not finite
         self.use(algorithm)
@@ -123,7 +122,6 @@ class Node:
     def advance(self, computes: bool, links: Iterable[str]) -> None:
         """Take what has arrived, step, put mass on the out-links drawn. Nothing leaves before `commit`."""
         news = self.absorb()
-        self.heard = len(news)
         state = self.state
         after, private, computed = self._step(computes, {name: new.x for name, new in news.items()})
         method, more = states.narrow(after)
@@ -141,6 +139,7 @@ class Node:
             gradients=state.gradients + int(computed),
             more=more,
             private=private,
+            heard_at=state.k + 1 if news else state.heard_at,
         )
 
     def _carries(self, name: str) -> bool:

@@ -40,7 +40,6 @@ class Rounds:
         self.halt = threading.Event()
         self.begun = time.monotonic()
         self._next = 0.0  # when the next round is due, if their rate is limited
-        self._alone = 0  # rounds since a message arrived
 
     def run(self) -> None:
         """Rounds until a limit is reached or `halt` is set."""
@@ -65,7 +64,8 @@ class Rounds:
             return
         self._pace(manifest.rounds_per_second)
         # theory wants bounded delays: without news from anybody a client drifts towards its own data
-        waiting = bool(manifest.max_alone) and self._alone >= manifest.max_alone and not node.inbox
+        alone = k - node.state.heard_at
+        waiting = bool(manifest.max_alone) and alone >= manifest.max_alone and not node.inbox
         self.reporter.status.waiting = waiting
         if waiting:
             self._wait()
@@ -73,7 +73,6 @@ class Rounds:
             links = active_links(manifest.probabilities(self.name), manifest.seed, node.member.place, k)
             links = links if k % node.exchange_every == 0 else []
             node.advance(self.work.capacity.computes(k), links)
-            self._alone = 0 if node.heard else self._alone + 1
             crash_point("frames taken")
             if k % self.options.commit_every == 0:
                 self._publish()

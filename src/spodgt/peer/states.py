@@ -31,6 +31,7 @@ class State(NamedTuple):
     gradients: int = 0  # computed so far
     more: Mapping[str, Tensor] = {}  # (1, …): what the method's state has besides, such as momentum
     private: Tensor = torch.empty(1, 0)  # (1, columns) float32: parameters that never leave this client
+    heard_at: int = 0  # the round in which a neighbour's message was last taken
 
 
 class Member(NamedTuple):
@@ -193,6 +194,7 @@ def meta_of(state: State, own: Incarnation) -> dict[str, object]:
         "k": state.k,
         "epoch": state.epoch,
         "gradients": state.gradients,
+        "heard_at": state.heard_at,
         "more": list(state.more),
         "incarnation": own.number,
         "out": {n: [v.weight, v.number, v.base, v.acked, *v.seen] for n, v in state.out.items()},
@@ -211,7 +213,8 @@ def state_from(vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> State:
         name: InLink(a, vectors[f"in:{name}"], number, base, Incarnation(*seen))
         for name, (a, number, base, *seen) in meta["in"].items()
     }
-    numbers = [meta["k"], meta["epoch"], meta["gradients"], meta["incarnation"]]
+    heard_at = meta.get("heard_at", meta["k"])  # a state of before this was kept
+    numbers = [meta["k"], meta["epoch"], meta["gradients"], meta["incarnation"], heard_at]
     ends: list[OutLink | InLink] = [*out.values(), *into.values()]
     numbers += [number for end in ends for number in (end.number, end.base, end.seen.number)]
     if not all(isinstance(number, int) and 0 <= number < BOUND for number in numbers):
@@ -219,4 +222,4 @@ def state_from(vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> State:
     more = {name: vectors[f"more:{name}"][None] for name in meta.get("more", ())}
     private = vectors["private"][None] if "private" in vectors else torch.empty(1, 0)
     counts = meta["k"], meta["epoch"]
-    return State(*counts, method, vectors["z"][None], out, into, meta["gradients"], more, private)
+    return State(*counts, method, vectors["z"][None], out, into, meta["gradients"], more, private, heard_at)
