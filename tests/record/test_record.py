@@ -175,6 +175,14 @@ def test_a_run_of_before_there_was_a_table_of_clients_is_read(result: spodgt.Res
     assert again.frame.equals(result.frame)
 
 
+@pytest.mark.parametrize("file", ["metrics", "participation", "networks"])
+def test_a_table_of_something_else_is_one_sentence(result: spodgt.Result, tmp_path: Path, file: str) -> None:
+    result.write(tmp_path)
+    pd.DataFrame({"a": [1]}).to_parquet(tmp_path / f"{file}.parquet")
+    with pytest.raises(InvalidInput, match=f"is not a whole run directory .*{file}.parquet has no column"):
+        Record.read(tmp_path)
+
+
 def test_a_folder_of_something_else_is_one_sentence(tmp_path: Path) -> None:
     assert not is_complete(tmp_path / "missing")
     (tmp_path / "summary.json").write_text("{}")

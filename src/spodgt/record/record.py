@@ -32,6 +32,14 @@ SUMMARY = "summary.json"
 _TABLES = {name: name for name in ("participation", "networks", "clients")} | {"frame": "metrics"}
 
 
+_ENDS = ("kind", "receiver", "sender", "probability")
+_NEEDED = {
+    "frame": ("algorithm", "seed", "round", "delay"),
+    "participation": ("algorithm", "seed", *_ENDS, "gradients", "messages"),
+    "networks": ("seed", *_ENDS),
+}
+
+
 @dataclass(frozen=True)
 class Diverged:
     """A run that was ended because its numbers stopped being finite."""
@@ -248,6 +256,9 @@ class Record:
             if not files["clients"].exists():  # a run of before there was such a table
                 del files["clients"]
             tables = {name: pd.read_parquet(file) for name, file in files.items()}
+            for name, columns in _NEEDED.items():
+                if missing := [column for column in columns if column not in tables[name]]:
+                    raise KeyError(f"{files[name].name} has no column {missing[0]}")
             scores = dict(facts.get("scores", {}))
             declare(scores)
             return cls(
