@@ -308,3 +308,8 @@ def test_a_result_prints_as_its_table_in_80_columns(result: spodgt.Result) -> No
     assert "..." not in repr(result)
     assert {"spod-gt", "spod-gt-memory"} == {line.split()[0] for line in lines[1:]}
     assert "<table" in result._repr_html_()
+    rows = [{"algorithm": "spod-gt-importance", "seed": 0, "round": 123_456, "delay": 5.0, "loss": 0.51234}]
+    rows[0] |= {"accuracy": 0.61234, "accuracy_average": 0.61234, "accuracy_worst": 0.61234}
+    wide = Record(pd.DataFrame(rows), result.participation, result.networks, {}, {})
+    wide.diverged = [Diverged("spod-gt-importance", 0, 9, 8, "0.1")]
+    assert max(map(len, repr(wide).splitlines())) <= 80

@@ -200,11 +200,14 @@ class Record:
         return table[columns].rename(columns={"algorithm": "name", "round": "rounds"})
 
     def __repr__(self) -> str:
-        """The summary, all columns of it: metrics of the last models, best first."""
-        table = self.summary()
+        """The summary in short: metrics of the last models, best first."""
+        table = self.summary().drop(columns="delay")
+        if not self.diverged:
+            table = table.drop(columns="diverged")
         table = table.sort_values(self.judged, ascending=statistics.better(self.judged) < 0)
         table = table.rename(columns={f"{self.judged}_std": "± σ", f"{self.judged}_average": "average"})
-        table = table.rename(columns={f"{self.judged}_worst": "worst"}).round({"delay": 0, "rounds": 0})
+        table = table.rename(columns={f"{self.judged}_worst": "worst"})
+        table["rounds"] = [f"{rounds:.0f}" for rounds in table["rounds"]]
         return table.to_string(index=False, float_format=lambda value: f"{value:.4g}")
 
     def _repr_html_(self) -> str:
