@@ -270,7 +270,7 @@ def test_empty_result_has_its_columns() -> None:
         ({"out": "\0"}, "out must be the path of a folder, got '\\x00'; use out='runs/mine'."),
         ({"keep_states": "yes"}, "keep_states must be True or False, got 'yes'; use keep_states=True."),
         ({"callbacks": 5}, "callbacks must be a list of functions, got 5; use callbacks=[print]."),
-        ({"callbacks": [5]}, "callbacks must be a list of functions, got 5; use callbacks=[print]."),
+        ({"callbacks": [5]}, "callbacks must be a list of functions, got [5]; use callbacks=[print]."),
         (
             {"problem": spodgt.Quadratic},
             "problem must be a spodgt.Learning or spodgt.Quadratic, got the class Quadratic itself; "

@@ -86,7 +86,8 @@ class Observed:
     links: Floats  # (links,) the fraction of rounds in which each carried a message; round 0 has none
 
 
-def _no_clients() -> pd.DataFrame:
+def no_clients() -> pd.DataFrame:
+    """The table of clients, empty."""
     import pandas as pd
 
     return pd.DataFrame(columns=["algorithm", "seed", "client", "loss"])
@@ -122,7 +123,7 @@ class Record:
     seconds: float | None = None
     prediction: dict[str, Any] | None = None
     scores: dict[str, Better] = field(default_factory=dict)
-    clients: pd.DataFrame = field(default_factory=_no_clients)
+    clients: pd.DataFrame = field(default_factory=no_clients)
 
     @property
     def algorithms(self) -> list[str]:

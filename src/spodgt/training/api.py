@@ -199,11 +199,10 @@ def run(
 
 
 def _check_callbacks(callbacks: object) -> None:
-    each = list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
-    if wrong := [one for one in each if not callable(one)]:
-        raise InvalidInput(f"callbacks must be a list of functions, got {wrong[0]!r}; use callbacks=[print].")
-    if not isinstance(callbacks, Sequence):
-        raise InvalidInput(f"callbacks must be a list, got {callbacks!r}; use callbacks=[print].")
+    if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
+        raise InvalidInput(
+            f"callbacks must be a list of functions, got {callbacks!r}; use callbacks=[print]."
+        )
 
 
 def _bar(progress: object) -> Display | Callable[[Progress], None] | None:

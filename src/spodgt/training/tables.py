@@ -9,7 +9,7 @@ import numpy as np
 
 from spodgt.experiment.config import checksum
 from spodgt.record.metrics import RunSnapshot
-from spodgt.record.record import with_names
+from spodgt.record.record import no_clients, with_names
 from spodgt.runtimes.world import Run, Tally
 from spodgt.types import HasIdentity, HasRoles, HasSamples, Ints
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _BASE = ("algorithm", "seed", "round", "delay", "loss")
 _PARTICIPATION: tuple[str, ...] = ("algorithm", "seed", "kind", "receiver", "sender")
 _PARTICIPATION += ("probability", "gradients", "messages", "bytes", "root")
-_CLIENTS = ("algorithm", "seed", "client", "loss")
 _MOST_LABELS = 10  # classes of a client that are listed
 _TRIED = 2**22  # draws that are tried to tell one participation from another
 
@@ -97,8 +96,7 @@ def clients_table(tables: Iterable[Iterable[pd.DataFrame]]) -> pd.DataFrame:
     """The client tables of all methods, one below the other."""
     import pandas as pd
 
-    found = [each for method in tables for each in method]
-    return pd.concat(found or [pd.DataFrame(columns=_CLIENTS)], ignore_index=True)
+    return pd.concat([each for method in tables for each in method] or [no_clients()], ignore_index=True)
 
 
 # --- resuming ----------------------------------------------------------------------------------------
