@@ -78,6 +78,8 @@ def run(folder: Path, name: str) -> None:
     for seeds in [list(SEEDS)] if linear else [[seed] for seed in SEEDS]:
         for label in setting.methods:
             out = folder / name / f"{label.replace(',', '_')}_{seeds[0]}"
+            if finished(out):
+                continue
             method, *fields = label.split(",")
             values = {key: float(value) for key, value in (field.split("=") for field in fields)}
             result = spodgt.train(
@@ -85,6 +87,11 @@ def run(folder: Path, name: str) -> None:
                 evaluations=25 if linear else 5, gradient_norm=False, out=out, resume=out.exists(),
             )  # fmt: skip
             print(name, label, seeds[0], result.summary()["accuracy"].tolist(), flush=True)
+
+
+def finished(out: Path) -> bool:
+    """Also of an older version, whose checkpoint could not be read: its record is complete and stays."""
+    return (out / "summary.json").exists() and Record.read(out).complete
 
 
 # --- reading -----------------------------------------------------------------------------------------
@@ -97,9 +104,9 @@ def read(folder: Path, name: str) -> tuple[pd.DataFrame, float]:
     for label in SETTINGS[name].methods:
         method = label.removesuffix(",running_mean=0.2").replace(",", " ", 1).replace(",", ", ")
         for path in sorted((folder / name).glob(f"{label.replace(',', '_')}_2*")):
-            if not (path / "summary.json").exists() or not (record := Record.read(path)).complete:
+            if not finished(path):
                 continue
-            frame = record.frame
+            frame = Record.read(path).frame
             seconds += json.loads((path / "summary.json").read_text("utf-8"))["seconds"]
             parts.append(frame.assign(algorithm=method))
             if "accuracy_mean" in frame:

@@ -201,8 +201,8 @@ MISTAKES = [
     ({"momentum": "0.9"}, "momentum of spod-gt must be in [0, 1), got '0.9'; use momentum=0.9."),
     (
         {"pace": 1},
-        "pace=1 is not a field of spod-gt; its fields are step_size, local_steps, clip_tracker, adam, "
-        "weight_decay, momentum, l2, clip_gradient, running_mean.",
+        "pace=1 is not a field of spod-gt; its fields are step_size, local_steps, weights, clip_tracker, "
+        "adam, weight_decay, momentum, l2, clip_gradient, running_mean.",
     ),
     (
         {"adam": {"gamma": 1}},
@@ -245,7 +245,7 @@ def test_other_mistakes_are_named() -> None:
         method("spot-gt")
     with pytest.raises(
         InvalidConfig,
-        match=r"step_size=0.1 is not a field of gossip; its fields are local_steps, clip_tracker",
+        match=r"step_size=0.1 is not a field of gossip; its fields are local_steps, weights, clip_tracker",
     ):
         method("gossip", step_size=0.1)
     with pytest.raises(InvalidInput, match=r"local_steps of k-gt must be a whole number above 0, got 2.5"):

@@ -21,6 +21,7 @@ from spodgt.network import Network
 from spodgt.participation import Always, Bernoulli
 from spodgt.problems import Quadratic
 from spodgt.runtimes.simulator import Simulation
+from spodgt.types import HasRoles
 from tests.helpers import FAMILY, NAMES, final, make_run, ring_of, states
 from tests.strategies import networks, participations
 
@@ -32,6 +33,7 @@ EACH: dict[str, dict[str, Any]] = {
     "weight-decay": {"weight_decay": 0.1},
     "l2": {"l2": 0.1},
     "local": {"local_steps": 3},
+    "working": {"weights": "working"},
     "warm-up": {"step_size": Constant(0.05, warmup=7)},
 }
 ALL: dict[str, Any] = {
@@ -69,8 +71,9 @@ def test_trackers_sum_up_to_the_gradients_they_are_given(data: Any, name: str, l
 @pytest.mark.parametrize("layers", BOTH)
 @pytest.mark.parametrize("name", ["spod-gt-memory", "dsgd", "push-diging", "gsgt", "sgd"])
 def test_a_batch_has_the_bits_of_its_runs(name: str, layers: str) -> None:
-    if "local_steps" in BOTH[layers] and name in ("gsgt", "sgd"):
-        pytest.skip("has no links to rest")
+    fixed = {"local_steps": ("gsgt", "sgd"), "weights": ("gsgt", "sgd", "dsgd")}
+    if any(name in fixed.get(key, ()) for key in BOTH[layers]):
+        pytest.skip("has no links to rest or to weigh")
     runs = [make_run(method(name, **BOTH[layers]), problem_of(noise=0.1), ring_of(5), seed=n) for n in (0, 1)]
     together = final(runs, 15)
     for n, run in enumerate(runs):
@@ -189,6 +192,27 @@ def test_local_steps_use_links_in_every_kth_round() -> None:
         assert_close(plain.x, fast.x, rtol=0, atol=1e-12)
 
 
+def test_weights_follow_the_links_that_work() -> None:
+    network = Network.directed_geometric(6, seed=3)
+    run = make_run(method("ab", weights="working"), problem_of(6), network, Bernoulli(0.5, 0.5))
+    assert isinstance(run.availability, HasRoles)
+    links, roles = run.availability.links(range(1, 40)), run.availability.roles(range(1, 40))
+    for k, working in enumerate(links.pull):
+        for link in range(network.links):
+            heard = working[network.receivers == network.receivers[link]].sum()
+            told = working[network.senders == network.senders[link]].sum()
+            assert roles.a[k, link] == 1 / (1 + heard)
+            assert roles.b[k, link] == 1 / (1 + told)
+    assert roles.lead.all()
+    assert not roles.restarts.any()
+
+
+def test_with_all_links_at_work_weights_are_those_by_degree() -> None:
+    runs = [make_run(method("ab", **more), problem_of(), ring_of(5)) for more in ({}, {"weights": "working"})]
+    for plain, weighed in zip(states([runs[0]], 12), states([runs[1]], 12), strict=True):
+        assert_close(plain.x, weighed.x, rtol=0, atol=1e-13)
+
+
 # --- declarations ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("layers", [name for name in BOTH if name != "local"])
 def test_no_compiled_step_where_a_layer_changes_the_step(layers: str) -> None:
@@ -225,6 +249,16 @@ REFUSED = [
         {"clip_tracker": 1.0},
         "extra+clip-tracker has no direction to step along; drop clip_tracker, or use spod-gt-memory.",
     ),
+    (
+        "relay",
+        {"weights": "working"},
+        "relay+working has weights of its own; drop weights, or use spod-gt-memory.",
+    ),
+    (
+        "dsgd",
+        {"weights": "working"},
+        "dsgd+working has weights of its own; drop weights, or use spod-gt-memory.",
+    ),
     ("gossip", {"l2": 0.1}, "gossip+l2 needs gradients to filter, but the method takes none; drop l2."),
     (
         "gt-dsgd",
@@ -250,6 +284,13 @@ def test_a_description_builds_the_layers_again(layers: str) -> None:
     assert describe(again) == describe(built)
     off = {key: layer.off for key, layer in LAYERS.items()}
     assert method(built, **off, step_size=0.3) == method("spod-gt-memory", step_size=0.3)
+
+
+def test_other_weights_are_the_networks() -> None:
+    with pytest.raises(
+        Exception, match=r"weights of ab must be 'working' .*, got 'degree'; use weights='working'"
+    ):
+        method("ab", weights="degree")
 
 
 def test_layers_are_given_in_a_config_for_every_method() -> None:

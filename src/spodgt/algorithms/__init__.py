@@ -7,6 +7,7 @@ from spodgt.algorithms.compose.decay import L2, WeightDecay
 from spodgt.algorithms.compose.local import Local
 from spodgt.algorithms.compose.momentum import Momentum
 from spodgt.algorithms.compose.schedules import Constant, Cosine, Inverse, InverseSqrt, Scheduled
+from spodgt.algorithms.compose.working import Working
 from spodgt.algorithms.registry import (
     ALGORITHMS,
     LAYERS,
@@ -38,6 +39,7 @@ __all__ = [
     "Scheduled",
     "Traits",
     "WeightDecay",
+    "Working",
     "algorithms",
     "describe",
     "installed",

@@ -189,6 +189,7 @@ class Traits:
     rule: Rule | None = None  # for idle clients' gradients, where the state is that of gradient tracking
     two_way: bool = False  # needs the reverse of every link, as gossip does
     root: bool = False  # one client leads: all gradients go to it, and all models come from it
+    reweighs: bool = False  # links weigh by how many of them work in a round
     compiled: str | None = None  # the compiled step of `kernels.STEPS` that does what `step` does
 
     @property

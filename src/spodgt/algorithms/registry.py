@@ -21,6 +21,7 @@ from spodgt.algorithms.compose.local import Local
 from spodgt.algorithms.compose.momentum import Momentum
 from spodgt.algorithms.compose.running_mean import RunningMean
 from spodgt.algorithms.compose.schedules import Scheduled, check_names, schedule
+from spodgt.algorithms.compose.working import Working
 from spodgt.algorithms.compose.wrapper import Layer, Wrapper
 from spodgt.errors import InvalidConfig
 
@@ -59,7 +60,8 @@ METHODS = (
 # From the innermost to the outermost, a schedule after the first. Directions pass through them in this order,
 # gradients in the opposite one: clipped, decayed, then filtered by momentum.
 LAYERS: dict[str, type[Layer]] = {
-    cls.key: cls for cls in (Local, ClipTracker, Adam, WeightDecay, Momentum, L2, ClipGradient, RunningMean)
+    cls.key: cls
+    for cls in (Local, Working, ClipTracker, Adam, WeightDecay, Momentum, L2, ClipGradient, RunningMean)
 }
 GROUP = "spodgt.algorithms"  # entry points of other packages: the CLI name and the class
 A = TypeVar("A", bound=type[Algorithm])
@@ -131,7 +133,7 @@ def method(name: str | Algorithm, **fields: Any) -> Algorithm:
         fields: the method's hyperparameters. `step_size` may be a number, one per client, a schedule or
             its configuration `{"schedule": "inverse-sqrt", "start": 0.1}`. Every method also takes the
             layers of `LAYERS`: momentum, adam, clip_gradient, clip_tracker, weight_decay, l2, local_steps,
-            running_mean.
+            weights, running_mean.
     """
     if isinstance(name, Algorithm):
         if not fields and not (isinstance(name, HasStepSize) and isinstance(name.step_size, Schedule)):

@@ -13,7 +13,7 @@ import numpy as np
 
 from spodgt import rng
 from spodgt.network import Network
-from spodgt.types import ActiveLinks, Availability, Bools, Floats, Ints
+from spodgt.types import ActiveLinks, Availability, Bools, Floats, Ints, Roles
 
 _MOST_PATIENT = 10.0  # times as often as it is there
 
@@ -221,6 +221,43 @@ def patient(availability: Availability, patience: float) -> Availability:
 def two_way(availability: Availability, network: Network) -> Availability:
     """One draw for each pair of clients: a symmetric exchange needs both directions or none."""
     return Overlay(availability, pairs=network.reverse)
+
+
+@dataclass(frozen=True, eq=False)
+class Reweighted(Derived):
+    """The same clients and links with weights 1/(1 + links that work) at the end that weighs."""
+
+    network: Network
+    roots: tuple[int, ...] = ()
+
+    @property
+    def length(self) -> int | None:
+        return self.base.length
+
+    @property
+    def idle_clients(self) -> bool:
+        return self.base.idle_clients
+
+    @property
+    def idle_links(self) -> bool:
+        return self.base.idle_links
+
+    def computes(self, rounds: range) -> Bools:
+        return self.base.computes(rounds)
+
+    def links(self, rounds: range) -> ActiveLinks:
+        return self.base.links(rounds)
+
+    def roles(self, rounds: range) -> Roles:
+        links, shape = self.base.links(rounds), (len(rounds), self.network.clients)
+        a = self._weights(links.pull, self.network.receivers)
+        b = self._weights(links.pushing, self.network.senders)
+        return Roles(a, b, np.ones(shape), np.zeros(shape, bool))
+
+    def _weights(self, working: Bools, end: Ints) -> Floats:
+        count = np.zeros((self.network.clients, len(working)))
+        np.add.at(count, end, working.T)
+        return np.asarray(1 / (1 + count[end].T))
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,7 +83,7 @@ class Method:
         built = method(self.name, step_size=step, **self.more)
         needs, links = set(TrackingState._fields), {("push", "y"), ("pull", "x")}
         traits = built.traits  # a root, or a pair that talks, would have to be found and known to all
-        agreed = traits.root or traits.talks != "all"
+        agreed = traits.root or traits.reweighs or traits.talks != "all"
         if not needs <= set(traits.state) or set(traits.mixes) != links or agreed:
             fix = "use spod-gt-memory, spod-gt, spod-gt-importance or ab"
             raise Incompatible(f"method {built.name} cannot run between peers; {fix}.")

@@ -1,0 +1,49 @@
+"""Weights by the links that work in a round.
+
+    â_ij = 1/(1 + in-links of i that work)        b̂_ij = 1/(1 + out-links of j that work)
+
+With weights by all links a client that hears one of its nine neighbours gives it a tenth; here it gives a
+half. Rows of Â and columns of B̂ sum to one in every round, so Σy = Σg holds and a method that is exact over
+sporadic links stays exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from spodgt.algorithms.base import Availability, Network, Round, S
+from spodgt.algorithms.compose.wrapper import Layer
+from spodgt.participation.availability import Reweighted
+
+
+@dataclass(frozen=True)
+class Working(Layer[S]):
+    """`base` with weights that follow the links that work."""
+
+    name = "working"
+    key, example = "weights", "'working'"
+    rule: str = "working"
+
+    def __post_init__(self) -> None:
+        if self.rule != "working":
+            raise self.refuse("'working' (other weights are the network's)", self.rule)
+        self.declares("working", rule=None, reweighs=True)
+
+    def unfit(self) -> str | None:
+        traits = self.base.traits
+        mixes = {how for how, _ in traits.mixes}
+        own = traits.root or traits.two_way or traits.talks != "all" or not mixes <= {"pull", "push"}
+        if own or traits.sporadic_links == "no":
+            return "has weights of its own; drop weights, or use spod-gt-memory."
+        return None
+
+    def uses(self, availability: Availability, network: Network) -> Availability:
+        return Reweighted(self.base.uses(availability, network), network)
+
+    def init(self, x: Tensor, round: Round) -> S:
+        return self.base.init(x, round)
+
+    def step(self, state: S, round: Round) -> S:
+        return self.base.step(state, round)
