@@ -215,8 +215,8 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "unknown field": (
         "[run]\nmethods = [{ name = 'spod-gt', lr = 0.1 }]",
-        "lr=0.1 is not a field of spod-gt; its fields are step_size, local_steps, clip_tracker, adam, "
-        "weight_decay, momentum, l2, clip_gradient, running_mean.",
+        "lr=0.1 is not a field of spod-gt; its fields are step_size, local_steps, weights, clip_tracker, "
+        "adam, weight_decay, momentum, l2, clip_gradient, running_mean.",
     ),
     "method twice": (
         "[run]\nmethods = ['spod-gt', 'spod-gt']",
@@ -663,8 +663,8 @@ CALLS: dict[str, tuple[Any, str]] = {
     ),
     "unknown field": (
         lambda: spodgt.method("k-gt", K=3),
-        "K=3 is not a field of k-gt; its fields are step_size, local_steps, server_step, clip_tracker, adam, "
-        "weight_decay, momentum, l2, clip_gradient, running_mean.",
+        "K=3 is not a field of k-gt; its fields are step_size, local_steps, server_step, weights, "
+        "clip_tracker, adam, weight_decay, momentum, l2, clip_gradient, running_mean.",
     ),
     "method for two-way links": (
         lambda: train("extra"),

@@ -163,8 +163,9 @@ def test_memory_is_written_again_only_when_it_was_read() -> None:
         {"step_size": np.linspace(0.01, 0.05, CLIENTS)},
         {"adam": {"amsgrad": True}, "clip_tracker": 0.5, "weight_decay": 0.1, "local_steps": 3},
         {"clip_gradient": 0.5, "l2": 0.1, "step_size": {"schedule": "constant", "start": 0.05, "warmup": 7}},
+        {"weights": "working"},
     ],
-    ids=["momentum", "schedule", "per client", "directions", "gradients"],
+    ids=["momentum", "schedule", "per client", "directions", "gradients", "weights"],
 )
 def test_values_per_client_are_cut_with_the_block(pool: Pool, fields: dict[str, Any]) -> None:
     assert max(pool(3, farthest, "spod-gt", Stop(rounds=20), **fields)) <= 1e-12
