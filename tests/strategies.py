@@ -38,10 +38,35 @@ def networks(draw: st.DrawFn, least: int = 1, most: int = 6) -> Network:
 
 
 @st.composite
+def bursts(draw: st.DrawFn, network: Network) -> Any:
+    """Any participation that has a memory or fixed times."""
+    rounds, chance = st.floats(1, 30), st.floats(0.05, 1)
+    groups = draw(st.lists(st.integers(0, 2), min_size=network.clients, max_size=network.clients))
+    match draw(st.sampled_from(["markov", "bursts", "links", "day-night", "outages", "together"])):
+        case "markov":
+            return spodgt.Markov(*(draw(rounds) for _ in range(4)))
+        case "bursts":
+            return spodgt.Bursts(spodgt.Beta(floor=0.05), draw(rounds))
+        case "links":
+            chances = (draw(chance) for _ in range(3))
+            return spodgt.GilbertElliott(draw(rounds), draw(rounds), *chances)
+        case "day-night":
+            whole = st.integers(1, 9)
+            return spodgt.DayNight(draw(whole), draw(whole), *(draw(chance) for _ in range(4)))
+        case "outages":
+            return spodgt.Outages(
+                draw(rounds), draw(rounds), groups=groups, p=draw(chance), p_hat=draw(chance)
+            )
+    return spodgt.Together([spodgt.Markov(draw(rounds)), spodgt.Outages(draw(rounds), groups=groups)])
+
+
+@st.composite
 def participations(draw: st.DrawFn, network: Network, rounds: int = 12) -> Any:
     """Any participation that fits the network; a trace lasts `rounds`."""
     m, rng = network.clients, np.random.default_rng(draw(SEEDS))
-    kinds = ["always", "number", "each", "beta", "every-k", "trace"] + ["one-link"] * (network.links > 0)
+    kinds = ["always", "number", "each", "beta", "every-k", "bursts", "trace"] + ["one-link"] * (
+        network.links > 0
+    )
     match draw(st.sampled_from(kinds)):
         case "always":
             return spodgt.Always()
@@ -53,6 +78,8 @@ def participations(draw: st.DrawFn, network: Network, rounds: int = 12) -> Any:
             return spodgt.Beta(0.5, 0.5, floor=0.05)
         case "every-k":
             return spodgt.EveryK(draw(st.integers(1, 4)))
+        case "bursts":
+            return draw(bursts(network))
         case "one-link":
             return spodgt.OneLink(pairs=draw(st.booleans()))
     links = (rng.random((rounds, m, m)) < 0.5) & network.adjacency

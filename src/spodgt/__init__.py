@@ -21,7 +21,20 @@ if TYPE_CHECKING:
     from spodgt.experiment import Experiment
     from spodgt.network import Network
     from spodgt.network import recipes as graphs
-    from spodgt.participation import Always, Bernoulli, Beta, EveryK, OneLink, Trace
+    from spodgt.participation import (
+        Always,
+        Bernoulli,
+        Beta,
+        Bursts,
+        DayNight,
+        EveryK,
+        GilbertElliott,
+        Markov,
+        OneLink,
+        Outages,
+        Together,
+        Trace,
+    )
     from spodgt.problems import Learning, Quadratic
     from spodgt.sweeps.api import sweep
     from spodgt.sweeps.tune import Search, tune
@@ -43,7 +56,20 @@ _NAMES = {
     "spodgt.algorithms.sporadic_k_gt": ("SporadicKGT",),
     "spodgt.experiment": ("Experiment",),
     "spodgt.network": ("Network",),
-    "spodgt.participation": ("Always", "Bernoulli", "Beta", "EveryK", "OneLink", "Trace"),
+    "spodgt.participation": (
+        "Always",
+        "Bernoulli",
+        "Beta",
+        "Bursts",
+        "DayNight",
+        "EveryK",
+        "GilbertElliott",
+        "Markov",
+        "OneLink",
+        "Outages",
+        "Together",
+        "Trace",
+    ),
     "spodgt.problems": ("Learning", "Quadratic"),
     "spodgt.sweeps.tune": ("Search", "tune"),
     "spodgt.sweeps.api": ("sweep",),
@@ -58,12 +84,17 @@ __all__ = [
     "Always",
     "Bernoulli",
     "Beta",
+    "Bursts",
+    "DayNight",
     "EveryK",
     "Experiment",
     "GPushPull",
+    "GilbertElliott",
     "Learning",
+    "Markov",
     "Network",
     "OneLink",
+    "Outages",
     "Quadratic",
     "Result",
     "Search",
@@ -71,6 +102,7 @@ __all__ = [
     "SpodGTImportance",
     "SpodGTMemory",
     "SporadicKGT",
+    "Together",
     "Trace",
     "compare",
     "graphs",

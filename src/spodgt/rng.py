@@ -4,8 +4,8 @@ Any process, any resumed run and any batch of runs draws the same numbers, becau
 ever advanced: a draw is computed from its name. Two tools:
 
 - `generator(seed, stream, ...)` for draws made once (a graph, a partition, an initial model);
-- `words`, `uniform` and `bernoulli` for draws made in every round, vectorised over rounds and clients
-  (and `word`, one link of their chain, for compiled loops that draw as they go).
+- `words`, `uniform`, `bernoulli` and `markov` for draws made in every round, vectorised over rounds and
+  clients (and `word`, one link of their chain, for compiled loops that draw as they go).
 
 The per-round words come from a chain of SplitMix64 finalisers [steele2014splittable], one link
 for each coordinate; the finaliser is a bijection of 64 bits that passes the usual test batteries.
@@ -123,5 +123,58 @@ def bernoulli(key: np.uint64, rounds: range, chances: NDArray[np.float64]) -> ND
             len(chances),
             out.size,
             lambda first, last: _bernoulli(key, rounds.start, chances, out, first, last),
+        )
+    return out
+
+
+@jit
+def _markov(key, first_round, start, stay, come, known, out, first, last):  # type: ignore[no-untyped-def]
+    for i in range(first, last):
+        low, high, turns = min(stay[i], come[i]), max(stay[i], come[i]), come[i] > stay[i]
+        k, up, flips = first_round, False, 0
+        while not len(known):  # back to a draw that gives the same state from both states before
+            u = np.float64(word(word(key, k), i) >> np.uint64(11)) * 2.0**-53
+            if k == 0 or u < low or u >= high:
+                up = u < (start[i] if k == 0 else low)
+                break
+            flips += turns
+            k -= 1
+        up = known[i] if len(known) else up != (flips % 2 == 1)
+        for row in range(out.shape[0]):
+            if row or len(known):
+                u = np.float64(word(word(key, first_round + row), i) >> np.uint64(11)) * 2.0**-53
+                up = u < (stay[i] if up else come[i])
+            out[row, i] = up
+
+
+def markov(
+    key: np.uint64,
+    rounds: range,
+    start: NDArray[np.float64],
+    stay: NDArray[np.float64],
+    come: NDArray[np.float64],
+    known: NDArray[np.bool_] | None = None,
+) -> NDArray[np.bool_]:
+    """(rounds, chains): chains of two states, up or down, which begin in round 0.
+
+    A chain is up in round k if uniform(key, k, i) lies below `stay` where it was up in the round before, and
+    below `come` where it was down. Numbers below both or above both decide without the past, so any round
+    is found by going back to the last of these.
+
+    Args:
+        key: of the stream.
+        rounds: which rounds.
+        start: (chains,) the chance to be up in round 0.
+        stay: (chains,) the chance to be up after a round up.
+        come: (chains,) the chance to be up after a round down.
+        known: (chains,) the states in the round before the first, which saves going back.
+    """
+    out = np.empty((len(rounds), len(start)), np.bool_)
+    if out.size:
+        before = np.empty(0, np.bool_) if known is None else known
+        share(
+            len(start),
+            out.size,
+            lambda first, last: _markov(key, rounds.start, start, stay, come, before, out, first, last),
         )
     return out

@@ -111,9 +111,11 @@ def to_table(made: Any) -> dict[str, object]:
     }
 
 
-def _value(value: object) -> object:
+def _value(value: Any) -> object:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
+    if hasattr(value, "__checked_init__"):  # a recipe inside a recipe
+        return {"kind": value.name, **to_table(value)}
     if isinstance(value, Mapping):
         return {key: _value(each) for key, each in value.items()}
     return [_value(each) for each in value] if isinstance(value, tuple | list | range) else value

@@ -246,7 +246,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     "unknown participation": (
         "[participation]\nkind = 'sometimes'",
         "participation.kind='sometimes' is not known; choose from always, bernoulli, beta, every-k, "
-        "one-link, trace.",
+        "one-link, markov, bursts, gilbert-elliott, day-night, outages, together, trace.",
     ),
     "beta without alpha": (
         "[participation]\nalpha = 0",
@@ -609,7 +609,8 @@ CALLS: dict[str, tuple[Any, str]] = {
     ),
     "no participation": (
         lambda: train(participation="beta"),
-        "participation must be one of always, bernoulli, beta, every-k, one-link, trace, got str; "
+        "participation must be one of always, bernoulli, beta, every-k, one-link, markov, bursts, "
+        "gilbert-elliott, day-night, outages, together, trace, got str; "
         "use spodgt.Beta(0.5, 0.5).",
     ),
     "class for a network": (
@@ -619,7 +620,8 @@ CALLS: dict[str, tuple[Any, str]] = {
     ),
     "class for a participation": (
         lambda: train(participation=spodgt.Beta),
-        "participation must be one of always, bernoulli, beta, every-k, one-link, trace, got the class Beta; "
+        "participation must be one of always, bernoulli, beta, every-k, one-link, markov, bursts, "
+        "gilbert-elliott, day-night, outages, together, trace, got the class Beta; "
         "use spodgt.Beta() instead.",
     ),
     "weights of a network": (

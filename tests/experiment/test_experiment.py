@@ -36,6 +36,7 @@ NEEDED: dict[str, dict[str, Any]] = {  # keys without a default
     "dirichlet": {"alpha": 0.5},
     "explicit": {"indices": [[0, 2], [1]]},
     "trace": {"path": "who.csv"},
+    "together": {"of": [{"kind": "markov", "on": 3.0}, {"kind": "bursts", "of": {"kind": "beta"}}]},
 }
 
 

@@ -1,5 +1,6 @@
 """Who takes part in a round, and what a round costs: recipes, availability, the delay clock."""
 
+from spodgt.participation.bursts import Bursts, DayNight, GilbertElliott, Markov, Outages, Together
 from spodgt.participation.recipes import (
     PARTICIPATIONS,
     Always,
@@ -18,9 +19,15 @@ __all__ = [
     "Always",
     "Bernoulli",
     "Beta",
+    "Bursts",
+    "DayNight",
     "EveryK",
+    "GilbertElliott",
+    "Markov",
     "OneLink",
+    "Outages",
     "Participation",
+    "Together",
     "Trace",
     "TraceFile",
     "as_availability",

@@ -157,14 +157,19 @@ def on_links(p_hat: object, network: Network) -> Floats:
     return array
 
 
-def probabilities(value: object, count: int, name: str, each: str, label: Callable[[int], str]) -> Floats:
-    """One probability in (0, 1] for each client or link; `label` tells what one is called."""
-    array = _numbers(value, name)
+def spread(array: Floats, count: int, name: str, each: str, example: str = "0.5") -> Floats:
+    """(count,): one number for each client or link, or the same for all."""
     if array.shape not in ((), (count,)):
         raise InvalidInput(
-            f"{name} must be one number or {count} (one per {each}), got shape {array.shape}; use {name}=0.5."
+            f"{name} must be one number or {count} (one per {each}), got shape {array.shape}; "
+            f"use {name}={example}."
         )
-    array = np.broadcast_to(array, (count,)).copy()
+    return np.broadcast_to(array, (count,)).copy()
+
+
+def probabilities(value: object, count: int, name: str, each: str, label: Callable[[int], str]) -> Floats:
+    """One probability in (0, 1] for each client or link; `label` tells what one is called."""
+    array = spread(_numbers(value, name), count, name, each)
     bad = ~((array > 0) & (array <= 1))
     if bad.any():
         where = int(np.argmax(bad))

@@ -5,6 +5,7 @@ The table `compute` of a client in the manifest says what its device can do:
 {kind = "bernoulli", p = 0.7}      drawn, a pure function of (seed, round, client)
 {kind = "budget", share = 0.25}    at most this fraction of wall time goes into gradients
 {kind = "trace", path = "a.csv"}   recorded: a log as `TraceFile` reads it, with its other keys; in a loop
+{kind = "markov", on = 20.0, off = 5.0} and {kind = "day-night", …}   as in the simulator, with their keys
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from spodgt import rng
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment import ProblemRecipe, PythonProblem
 from spodgt.experiment.config import read_problem
-from spodgt.participation import TraceFile
+from spodgt.network import Network
+from spodgt.participation import DayNight, Markov, Participation, TraceFile
 from spodgt.peer.manifest import Manifest, layout_of
 from spodgt.peer.options import Table
 from spodgt.problems import refuse_statistics
@@ -29,6 +31,7 @@ from spodgt.types import Minibatches, Problem
 from spodgt.validation import from_table
 
 _KEYS = {"bernoulli": "p", "budget": "share", "trace": "path"}
+_BURSTS: dict[str, type[Participation]] = {recipe.name: recipe for recipe in (Markov, DayNight)}
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,16 @@ Capacity = Scheduled | Budget
 def capacity(section: Table, seed: int, place: int, name: str = "") -> Capacity:
     """The capacity of client number `place`, called `name`, from its table in the manifest."""
     kind = section.get("kind")
+    if isinstance(kind, str) and kind in _BURSTS:
+        fields = {key: value for key, value in section.items() if key != "kind"}
+        drawn = from_table(_BURSTS[kind], fields, "compute").draw(Network.ring(place + 2), seed)
+        return Scheduled(float(drawn.p[place]), lambda k: bool(drawn.computes(range(k, k + 1))[0, place]))
     key = _KEYS.get(kind) if isinstance(kind, str) else None
     if key is None or key not in section or (kind != "trace" and set(section) != {"kind", key}):
         raise InvalidConfig(
             f"compute={dict(section)!r} must be one of {{kind = 'bernoulli', p = 0.7}}, "
-            "{kind = 'budget', share = 0.25} and {kind = 'trace', path = 'trace.csv'}."
+            "{kind = 'budget', share = 0.25}, {kind = 'trace', path = 'trace.csv'}, "
+            "{kind = 'markov', on = 20.0, off = 5.0} and {kind = 'day-night', day = 50, night = 50}."
         )
     value = section[key]
     if kind == "trace":
