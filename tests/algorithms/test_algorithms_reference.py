@@ -104,6 +104,19 @@ def test_local_steps(name: str) -> None:
     bench.agrees(out)
 
 
+def test_mifa() -> None:
+    bench = Bench("mifa", 0.4, 0.3)
+    x, out, last = bench.x0.mean(0), [np.tile(bench.x0.mean(0), (5, 1))], np.zeros((5, 2))
+    for k in range(ROUNDS):
+        computes, links, _ = bench.active(k)
+        assert not links
+        for i in np.flatnonzero(computes).tolist():
+            last[i] = bench.grad(i, x)
+        x = x - STEP * last.mean(0)
+        out.append(np.tile(x, (5, 1)))
+    bench.agrees(out)
+
+
 def test_sgd_is_gradient_descent_on_the_average() -> None:
     bench = Bench("sgd", 0.3, 0.3)
     x, out = bench.x0.mean(0), [np.tile(bench.x0.mean(0), (5, 1))]

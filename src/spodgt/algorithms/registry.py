@@ -55,6 +55,7 @@ METHODS = (
     "gsgt",
     "gossip",
     "fedavg",
+    "mifa",
     "sgd",
 )
 # From the innermost to the outermost, a schedule after the first. Directions pass through them in this order,

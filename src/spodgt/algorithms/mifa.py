@@ -1,0 +1,36 @@
+"""MIFA: a server that remembers the last gradient of every client [gu2021fast], with one local step (K = 1).
+
+    G_i⁺ = ∇L_i(w) if client i computes, else G_i       G_i = 0 before a client's first gradient
+    w⁺ = w - η mean_i G_i⁺                              w⁰ = mean_i x_i⁰
+
+What memory can bring at best: the gradients of `spod-gt-memory`, but summed by a server at once instead of
+over links. No link of the network is used, and the clock charges gradients only. The paper begins with a
+round in which everybody computes; here clients join with their first gradient. Every row holds w.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from spodgt.algorithms.base import Algorithm, GradientState, Rate, Round, Tensor, Traits
+
+
+@dataclass(frozen=True)
+class MIFA(Algorithm[GradientState]):
+    name = "mifa"
+    traits = Traits(
+        source="gu2021fast",
+        mixing="server",
+        sporadic_clients="yes",
+        sporadic_links="yes",
+        exact="yes",
+    )
+    step_size: Rate = 0.01  # η
+
+    def init(self, x: Tensor, round: Round) -> GradientState:
+        x = round.average(x)
+        return GradientState(x, round.grad(x))
+
+    def step(self, state: GradientState, round: Round) -> GradientState:
+        x = state.x - self.step_size * round.average(state.g)
+        return GradientState(x, torch.where(round.computes, round.grad(x), state.g))
