@@ -1,5 +1,6 @@
 # make demo   one command, one picture          make test   what CI runs
-# make lint   style and types                   make bench  speed, as ratios
+# make lint   style and types                   make docs   the site, in site/
+# make bench  speed, as ratios
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -23,6 +24,8 @@ lint: $(STAMP)
 
 docs: $(STAMP)
 	$(VENV)/bin/python tools/methods.py
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+	$(VENV)/bin/python tools/links.py site
 
 bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/speed.py

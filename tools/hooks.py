@@ -1,0 +1,141 @@
+"""What `make docs` does beyond mkdocs: run the pages, publish files from outside docs/, make links fit.
+
+Pages of the repository link each other by paths in the repository, so that they can be read there, too. Here
+such links become those of the site. Comments that only the site reads:
+
+    <!-- include: examples/lora.py -->       the file, as a code block
+    <!-- picture: accuracy.png, words -->    a picture that the page's own code has drawn
+    <!-- commands -->                        all commands with their options
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+sys.path.insert(0, str(Path(__file__).parent))
+import pages
+from commands import commands
+
+ROOT = pages.ROOT
+CACHE = ROOT / "build" / "pages"
+# Pages and files from outside docs/, and where they are on the site.
+PUBLISHED = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+    "benchmarks/results/README.md": "speed.md",
+    "benchmarks/results/growth.png": "growth.png",
+}
+PUBLISHED |= {
+    str(path.relative_to(ROOT)): str(path.relative_to(ROOT))
+    for folder in ("examples", "deploy")
+    for path in sorted((ROOT / folder).iterdir())
+    if path.is_file()
+}
+_SITE = {place: source for source, place in PUBLISHED.items()}
+_LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+_FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
+_printed: dict[str, list[str]] = {}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add what lies outside docs/, then run every page that has something to run."""
+    for source, place in PUBLISHED.items():
+        files.append(File.generated(config, place, abs_src_path=str(ROOT / source)))
+    todo = [
+        file
+        for file in files.documentation_pages()
+        if any(block.runs for block in pages.blocks(text_of(file)))
+    ]
+    todo.sort(key=lambda file: "tutorials" not in file.src_uri)  # the long ones first
+    with ThreadPoolExecutor(2) as pool:
+        for file, (printed, folder) in zip(todo, pool.map(ran, todo), strict=True):
+            _printed[file.src_uri] = printed
+            for picture in sorted(folder.glob("*.png")):
+                place = os.path.join(os.path.dirname(file.src_uri), file.name + "-" + picture.name)
+                files.append(File.generated(config, place, abs_src_path=str(picture)))
+    return files
+
+
+def ran(file: File) -> tuple[list[str], Path]:
+    """What the blocks of a page print, and the folder they ran in; kept until page or sources change."""
+    sources = sorted(
+        [*(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.toml"), *(ROOT / "examples").glob("*.*")]
+    )
+    digest = hashlib.sha256(text_of(file).encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+    folder = CACHE / file.src_uri.replace("/", "-") / digest.hexdigest()[:16]
+    kept = folder / "printed.json"
+    if not kept.exists():
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        folder.mkdir(parents=True)
+        kept.write_text(json.dumps(pages.run_page(Path(file.abs_src_path or ""), folder)))
+    printed: list[str] = json.loads(kept.read_text())
+    return printed, folder
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Outputs, includes, pictures and links."""
+    del config
+    text = with_output(markdown, _printed.get(page.file.src_uri, []))
+    text = re.sub(r"<!-- include: (\S+) -->", lambda found: code(ROOT / found[1]), text)
+    text = re.sub(
+        r"<!-- picture: (\S+), (.*?) -->", lambda found: f"![{found[2]}]({page.file.name}-{found[1]})", text
+    )
+    text = re.sub(r"<!-- commands -->", lambda _: commands(), text)
+    parts = _FENCE.split(text)
+    parts[::2] = [_LINK.sub(lambda found: linked(found, page.file, files), part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def with_output(markdown: str, printed: list[str]) -> str:
+    """The page with what every block printed after it."""
+    found = pages.blocks(markdown)
+    if not printed:
+        return markdown
+    for block, text in reversed(list(zip(found, printed, strict=True))):
+        if text.strip():
+            lines = ["", "```{ .text .output }", *text.rstrip().splitlines(), "```", ""]
+            shown = "\n".join(block.indent + line for line in lines)
+            markdown = markdown[: block.end] + "\n" + shown + markdown[block.end :]
+    return markdown
+
+
+def code(path: Path) -> str:
+    language = {".py": "python", ".toml": "toml"}.get(path.suffix, "text")
+    return f'```{language} title="{path.relative_to(ROOT)}"\n{path.read_text(encoding="utf-8").rstrip()}\n```'
+
+
+def linked(found: re.Match[str], file: File, files: Files) -> str:
+    """A link by a path in the repository, as a link of the site."""
+    target = found[2]
+    if "://" in target or target.startswith("mailto:"):
+        return found[0]
+    here = ROOT / _SITE.get(file.src_uri, f"docs/{file.src_uri}")
+    path = Path(os.path.normpath(here.parent / target))
+    if not path.is_relative_to(ROOT):
+        return found[0]
+    source = str(path.relative_to(ROOT))
+    place = PUBLISHED.get(source, source.removeprefix("docs/"))
+    if files.get_file_from_path(place) is None:
+        place = source  # not on the site: mkdocs will say so
+    return (
+        f"{found[1]}{os.path.relpath(place, os.path.dirname(file.src_uri) or '.')}{found[3] or ''}{found[4]}"
+    )
+
+
+def text_of(file: File) -> str:
+    return Path(file.abs_src_path or "").read_text(encoding="utf-8")

@@ -1,0 +1,36 @@
+"""For the API reference: what griffe does not see by itself in these sources.
+
+Classes made by `@recipe` are dataclasses, and a comment after a field documents the field.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+KEYWORD = griffe.ParameterKind.positional_or_keyword
+_COMMENT = re.compile(r"^\s+\w+\s*:.*?\s{2}# (?P<text>.+)$")
+
+
+class Declared(griffe.Extension):
+    """Constructors of recipes, and docstrings of fields."""
+
+    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
+        fields = [each for each in cls.attributes.values() if "instance-attribute" in each.labels]
+        for field in fields:
+            found = _COMMENT.match(field.lines[0]) if field.lines else None
+            if found and field.docstring is None:
+                field.docstring = griffe.Docstring(found["text"], parent=field)
+        if (
+            any(str(each.value).startswith("recipe(") for each in cls.decorators)
+            and "__init__" not in cls.members
+        ):
+            given = [
+                griffe.Parameter(each.name, annotation=each.annotation, kind=KEYWORD, default=each.value)
+                for each in fields
+                if "ClassVar" not in str(each.annotation) and not each.name.startswith("_")
+            ]
+            me = griffe.Parameter("self", kind=KEYWORD)
+            cls.set_member("__init__", griffe.Function("__init__", parameters=griffe.Parameters(me, *given)))
