@@ -3,8 +3,8 @@
     python tools/pages.py PAGE      # run the blocks of one page in a new folder and show what they print
 
 The first word after the fence decides. `python` is executed, in one namespace for the page; `sh` is given to
-bash; a block with `title="name"` is written to the file of that name instead. `text` is no code. Everything
-else, and what must not run, says why in the line before it:
+bash; `toml` is read as the file of an experiment; a block with `title="name"` is written to the file of that
+name instead. `text` is no code. Everything else, and what must not run, says why in the line before it:
 
     <!-- not run: needs two hosts -->
 
@@ -14,6 +14,7 @@ else, and what must not run, says why in the line before it:
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -50,7 +51,9 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return self.excuse is None and (self.title is not None or self.language in ("python", "sh", "setup"))
+        return self.excuse is None and (
+            self.title is not None or self.language in ("python", "sh", "toml", "setup")
+        )
 
     @property
     def is_code(self) -> bool:
@@ -91,6 +94,10 @@ def run_blocks(page: str, name: str) -> list[str]:
         elif block.title is not None:
             Path(block.title).parent.mkdir(parents=True, exist_ok=True)
             Path(block.title).write_text(block.text, encoding="utf-8")
+            printed.append("")
+        elif block.language == "toml":
+            Path("page.toml").write_text(block.text, encoding="utf-8")
+            importlib.import_module("spodgt").Experiment.read("page.toml")
             printed.append("")
         elif block.language == "sh":
             done = subprocess.run(
