@@ -246,6 +246,24 @@ def test_results_of_long_names_and_long_runs_are_not_cut() -> None:
         assert cell in screen.getvalue()
 
 
+def test_a_problems_own_score_stands_beside_the_loss() -> None:
+    from spodgt.cli.compare import results_table
+    from spodgt.record.metrics import declare
+    from spodgt.training.result import Result
+
+    declare({"perplexity": "down"})
+    row = {"algorithm": "ab", "seed": 0, "round": 9, "delay": 5.0, "loss": 2.0, "perplexity": 7.389}
+    done = pd.DataFrame({"algorithm": ["ab"], "gradients": 9, "messages": 9})
+    for frame, shown in (
+        (pd.DataFrame([row]), True),
+        (pd.DataFrame([row]).drop(columns="perplexity"), False),
+    ):
+        result = Result(frame, done, pd.DataFrame(), {}, {}, [], scores={"perplexity": "down"})
+        screen = io.StringIO()
+        Console(file=screen, width=80).print(results_table(result))
+        assert ("7.389" in screen.getvalue()) == shown
+
+
 def test_progress_bars_fit_80_columns() -> None:
     screen = io.StringIO()
     console = Console(file=screen, width=80, force_terminal=True, color_system=None, legacy_windows=False)

@@ -150,14 +150,15 @@ def results_table(result: Record) -> Table:
     caption = "accuracy: mean over clients, of the average model, of the worst client"
     table = plain_table(caption=caption if known else None)
     table.add_column("method", overflow="fold")
-    quality = ("mean", "± σ", "average", "worst") if known else ("loss",)
+    rows = result.summary().sort_values("accuracy" if known else "loss", ascending=not known)
+    more = [name for name in result.scores if name in rows][:1]  # such as perplexity; one fits
+    quality = ("mean", "± σ", "average", "worst") if known else ("loss", *more)
     for heading in (*quality, "rounds", "gradients", "messages"):
         table.add_column(heading, justify="right", no_wrap=True)
     counts = result.participation.groupby("algorithm")[["gradients", "messages"]].sum().to_dict("index")
     diverged = {each.algorithm for each in result.diverged}
-    rows = result.summary().sort_values("accuracy" if known else "loss", ascending=not known)
     for row in rows.to_dict("records"):
-        cells = [f"{row['loss']:.4g}"]
+        cells = [f"{row[name]:.4g}" for name in ("loss", *more)]
         if known:
             spread = f"{row['accuracy_std']:.3f}" if row["seeds"] > 1 else ""
             cells = [f"{row[key]:.3f}" for key in ("accuracy", "accuracy_average", "accuracy_worst")]
