@@ -58,10 +58,15 @@ _SVM = (
     "relay-sum,step_size=0.1,running_mean=0.2",
     "spod-gt-memory,step_size=0.03,running_mean=0.2",
     "spod-gt-memory,step_size=0.1",
+    "spod-gt-memory,step_size=0.03,weights=working",
 )
 _SPRING, _STEADY = "relay,step_size=0.1,proximal=10", "relay,step_size=0.1,patience=0"
 _ONE = (*_SVM, "spod-gt-memory,step_size=0.01", _STEADY, _SPRING)
-_CNN = ("relay,step_size=0.01,running_mean=0.2", "spod-gt-memory,step_size=0.01,running_mean=0.2")
+_CNN = (
+    "relay,step_size=0.01,running_mean=0.2",
+    "spod-gt-memory,step_size=0.01,running_mean=0.2",
+    "spod-gt-memory,step_size=0.03,running_mean=0.2",
+)
 SETTINGS = {
     "svm-one": Setting("Fashion-MNIST, linear SVM, one label per client", "fashion-mnist", "svm", 1, _ONE),
     "svm-iid": Setting("Fashion-MNIST, linear SVM, IID", "fashion-mnist", "svm", None, (*_SVM, _SPRING)),
@@ -81,7 +86,8 @@ def run(folder: Path, name: str) -> None:
             if finished(out):
                 continue
             method, *fields = label.split(",")
-            values = {key: float(value) for key, value in (field.split("=") for field in fields)}
+            words = dict(field.split("=") for field in fields)
+            values = {key: each if each.isalpha() else float(each) for key, each in words.items()}
             result = spodgt.train(
                 spodgt.method(method, **values), problem, GRAPH, PARTICIPATION, delay=DELAY, seeds=seeds,
                 evaluations=25 if linear else 5, gradient_norm=False, out=out, resume=out.exists(),
@@ -123,7 +129,7 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
 def best_memory(last: pd.DataFrame) -> str | None:
     """The rival: spod-gt-memory with its best step size."""
     means = last.groupby("algorithm")["accuracy"].mean()
-    plain = [each for each in means.index if each.startswith("spod-gt-memory") and "mean" not in each]
+    plain = [each for each in means.index if each.startswith("spod-gt-memory step") and "," not in each]
     return max(plain, key=lambda each: means[each]) if plain else None
 
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from spodgt.algorithms.base import Availability, Network, Round, S, positive
-from spodgt.algorithms.compose.wrapper import Layer
+from spodgt.algorithms.base import Availability, Network, S, positive
+from spodgt.algorithms.compose.wrapper import LinkLayer
 from spodgt.participation.availability import Overlay
 
 
 @dataclass(frozen=True)
-class Local(Layer[S]):
+class Local(LinkLayer[S]):
     """`base` with an exchange in every K-th round."""
 
     name = "local"
@@ -43,9 +41,3 @@ class Local(Layer[S]):
 
     def uses(self, availability: Availability, network: Network) -> Availability:
         return Overlay(self.base.uses(availability, network), every=self.every)
-
-    def init(self, x: Tensor, round: Round) -> S:
-        return self.base.init(x, round)
-
-    def step(self, state: S, round: Round) -> S:
-        return self.base.step(state, round)

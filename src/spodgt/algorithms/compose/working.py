@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from spodgt.algorithms.base import Availability, Network, Round, S
-from spodgt.algorithms.compose.wrapper import Layer
+from spodgt.algorithms.base import Availability, Network, S
+from spodgt.algorithms.compose.wrapper import LinkLayer
 from spodgt.participation.availability import Reweighted
 
 
 @dataclass(frozen=True)
-class Working(Layer[S]):
+class Working(LinkLayer[S]):
     """`base` with weights that follow the links that work."""
 
     name = "working"
@@ -41,9 +39,3 @@ class Working(Layer[S]):
 
     def uses(self, availability: Availability, network: Network) -> Availability:
         return Reweighted(self.base.uses(availability, network), network)
-
-    def init(self, x: Tensor, round: Round) -> S:
-        return self.base.init(x, round)
-
-    def step(self, state: S, round: Round) -> S:
-        return self.base.step(state, round)

@@ -159,6 +159,20 @@ class Layer(Wrapper[S]):
 
 
 @dataclass(frozen=True)
+class LinkLayer(Layer[S]):
+    """Changes which links are used or how they weigh, in `uses`; the step is the inner method's own."""
+
+    @abstractmethod
+    def uses(self, availability: Availability, network: Network) -> Availability: ...
+
+    def init(self, x: Tensor, round: Round) -> S:
+        return self.base.init(x, round)
+
+    def step(self, state: S, round: Round) -> S:
+        return self.base.step(state, round)
+
+
+@dataclass(frozen=True)
 class GradientLayer(Layer[S]):
     """Changes every gradient that a client takes, before the inner method sees it."""
 
