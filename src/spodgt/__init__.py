@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Trace,
     )
     from spodgt.problems import Learning, Quadratic
+    from spodgt.runtimes.virtual.times import Time
     from spodgt.sweeps.api import sweep
     from spodgt.sweeps.tune import Search, tune
     from spodgt.training import Result, compare, loggers, run, train
@@ -71,6 +72,7 @@ _NAMES = {
         "Trace",
     ),
     "spodgt.problems": ("Learning", "Quadratic"),
+    "spodgt.runtimes.virtual.times": ("Time",),
     "spodgt.sweeps.tune": ("Search", "tune"),
     "spodgt.sweeps.api": ("sweep",),
     "spodgt.training": ("Result", "compare", "run", "train"),
@@ -102,6 +104,7 @@ __all__ = [
     "SpodGTImportance",
     "SpodGTMemory",
     "SporadicKGT",
+    "Time",
     "Together",
     "Trace",
     "compare",

@@ -119,7 +119,7 @@ def new(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]:
 def curves(
     frame: pd.DataFrame,
     metric: str,
-    against: str = "delay",
+    against: str | None = None,
     *,
     style: Style = "screen",
     end: float | None = None,
@@ -131,12 +131,15 @@ def curves(
     Args:
         frame: The frame of a record.
         metric: The column to draw.
-        against: The column of the axis: delay or round.
+        against: The column of the axis: delay or round, or, of virtual time, seconds, joules or bytes.
+            Virtual seconds where there are any, else the delay, unless given.
         style: "screen", with final values in the legend; "column" for a paper.
         end: Where the axis ends; at the last evaluation unless given.
         title: The title above the axes.
         note: Small print below them.
     """
+    known = statistics.axes(frame)
+    against = against or next(iter(known), "delay")
     for name, column in (("metric", metric), ("against", against)):
         if column not in frame.select_dtypes("number"):
             numbers = ", ".join(frame.select_dtypes("number").columns)
@@ -153,7 +156,7 @@ def curves(
             text = f"{method}  {_final(metric, band.mean[-1])}" if screen else method
             axes.plot(grid, band.mean, **line, linewidth=2 if screen else 1.2, label=text)
         axes.set_xlim(0, end or grid[-1] or 1)  # a run that ended at once has no width
-        axes.set_xlabel("total delay" if against == "delay" else against)
+        axes.set_xlabel(known.get(against, against))
         positive = any((band.mean > 0).any() for band in found.values())
         if metric in METRICS and METRICS[metric].log and positive:
             axes.set_yscale("log")

@@ -191,6 +191,14 @@ class Traits:
     root: bool = False  # one client leads: all gradients go to it, and all models come from it
     reweighs: bool = False  # links weigh by how many of them work in a round
     compiled: str | None = None  # the compiled step of `kernels.STEPS` that does what `step` does
+    # in virtual time: a client goes on with what has arrived; others begin every round together
+    asynchronous: bool = False
+    remembers: bool = False  # in virtual time: a client weighs the last models it knows, new or old
+
+    @property
+    def waits(self) -> bool:
+        """Whether clients begin every round together in virtual time."""
+        return not self.asynchronous or self.sporadic_links == "waits"
 
     @property
     def directed(self) -> bool:

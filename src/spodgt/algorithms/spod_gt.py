@@ -28,6 +28,7 @@ class SpodGT(Algorithm[TrackingState]):
         steps="per client",
         rule="zero",
         compiled="gradient-tracking",
+        asynchronous=True,
     )
     step_size: Rate = 0.01  # η
 

@@ -78,6 +78,7 @@ class Changes:
     seeds: Annotated[str | None, unchecked("How many seeds, or which: [0, 3, 7]")] = None
     delay: Annotated[str | None, unchecked("Stop before this delay.")] = None
     rounds: Annotated[str | None, unchecked("Stop after this many rounds.")] = None
+    seconds: Annotated[str | None, unchecked("Stop after this much virtual time.")] = None
     labels_per_client: Annotated[str | None, unchecked("Classes each client holds; 10 is IID.")] = None
     device: Annotated[str | None, unchecked("cpu, cuda, mps, …", "DEVICE")] = None
     problem: Annotated[str | None, unchecked("Your own: problem.py:FUNCTION.", "CODE")] = None
@@ -91,9 +92,10 @@ class Changes:
         changes: dict[str, object] = {}
         if self.methods is not None:
             changes["run.methods"] = [name.strip() for name in self.methods.split(",")]
-        if (self.delay is None) != (self.rounds is None):  # one given alone replaces the other of the config
-            changes |= {"run.delay": None, "run.rounds": None}
-        for key, text in (("seeds", self.seeds), ("rounds", self.rounds), ("delay", self.delay)):
+        ends = {"rounds": self.rounds, "delay": self.delay, "seconds": self.seconds}
+        if any(ends.values()) and not all((self.delay, self.rounds)):  # these replace those of the config
+            changes |= {f"run.{key}": None for key in ends}
+        for key, text in {"seeds": self.seeds, **ends}.items():
             if text is not None:
                 changes[f"run.{key}"] = value_of(text)
         if self.labels_per_client is not None:

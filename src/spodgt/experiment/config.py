@@ -6,6 +6,7 @@
     [problem]        data = "fashion-mnist-small", model = "svm", batch_size = 16
     [problem]        kind = "python", build = "problem.py:build", arguments = { hidden = 32 }
     [problem.partition]  kind = "labels-per-client", labels = 1
+    [time]           compute = 0.02, latency = 0.1: virtual time; left out, all rounds take the same time
 
 A table's `kind` names a recipe; its other keys are the recipe's fields. Omitted keys take their defaults,
 unknown keys are rejected.
@@ -41,7 +42,8 @@ else:
 Table = dict[str, Any]
 R = TypeVar("R")
 
-SECTIONS = ("run", "network", "participation", "problem")
+SECTIONS = ("run", "network", "participation", "problem", "time")
+_OPTIONAL = ("time",)
 GIVEN = "given"  # the kind of an object that was made in Python
 _SHARED = ("clients", "weights")  # keys of every network, kept when its kind changes
 _DEFAULTS: dict[str, Table] = {
@@ -172,7 +174,8 @@ def rerunnable(tables: Mapping[str, object]) -> bool:
     """Whether the tables of an experiment say everything: no object of Python was given."""
     sections = [tables.get(name) for name in SECTIONS]
     given = [each.get("kind") == GIVEN or "x0" in each for each in sections if isinstance(each, Mapping)]
-    return len(given) == len(SECTIONS) and not any(given)
+    needed = all(isinstance(tables.get(name), Mapping) for name in SECTIONS if name not in _OPTIONAL)
+    return needed and not any(given)
 
 
 # --- to tables ---------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from spodgt.network import Network, Recipe, as_network, check_network
 from spodgt.network.recipes import RandomGeometric
 from spodgt.participation import Always, Beta, Participation, TraceFile, as_availability, check_participation
 from spodgt.problems.python import PythonProblem
+from spodgt.runtimes.virtual.times import Time
 from spodgt.runtimes.world import Draw
 from spodgt.types import Availability, Problem
 from spodgt.validation import Field, Number, Whole, choices, from_table, only, recipe, to_table
@@ -81,7 +82,8 @@ class RunOptions:
         layers: Of methods that set none of their own: momentum, adam, clip_tracker, … with their values.
         seeds: How many (0, 1, …), or a list of which.
         delay: Stop before this delay.
-        rounds: Stop after so many rounds. At least one of `delay` and `rounds` is given.
+        rounds: Stop after so many rounds. At least one of `delay`, `rounds` and `seconds` is given.
+        seconds: Stop after so many seconds of virtual time.
         evaluations: About how many times a run is evaluated.
         every: Evaluate after every so many rounds instead.
         dtype: float32 or float64.
@@ -97,6 +99,7 @@ class RunOptions:
     seeds: Annotated[int | list[object], BeforeValidator(_how_many_or_which)] = 5
     delay: Annotated[Number | None, Field(gt=0, allow_inf_nan=False, examples=[5000])] = None
     rounds: Annotated[Whole | None, Field(gt=0, examples=[100])] = None
+    seconds: Annotated[Number | None, Field(gt=0, allow_inf_nan=False, examples=[60.0])] = None
     evaluations: Annotated[Whole, Field(gt=0)] = 25
     every: Annotated[Whole | None, Field(gt=0, examples=[100])] = None
     dtype: Annotated[str, BeforeValidator(_dtype)] = "float32"
@@ -113,7 +116,7 @@ class RunOptions:
                 )
         if isinstance(self.seeds, int) and self.seeds > _MOST_SEEDS:
             raise InvalidInput(f"seeds must be at most {_MOST_SEEDS:,}, got {self.seeds!r:.40}; use seeds=5.")
-        if self.rounds is None and self.delay is None:
+        if self.rounds is None and self.delay is None and self.seconds is None:
             raise InvalidInput("rounds or delay must say when to stop, got neither; use delay=5000.")
 
     @property
@@ -140,7 +143,7 @@ class RunOptions:
     @classmethod
     def parse(cls, table: Mapping[str, object]) -> RunOptions:
         """Read `[run]`; a table that says nothing of the end stops before the default delay."""
-        ends = {} if "rounds" in table or "delay" in table else {"delay": _DELAY}
+        ends = {} if {"rounds", "delay", "seconds"} & table.keys() else {"delay": _DELAY}
         return from_table(cls, {**table, **ends}, "run")
 
     def to_dict(self) -> Table:
@@ -175,6 +178,7 @@ class Experiment:
         run: Methods, seeds, when to stop, how often to evaluate.
         weights: The rule for the weights of drawn networks: "degree", "random" or, of files, "given".
         x0: Initial models, (parameters,) or (clients, parameters); the problem's own if None.
+        time: How long gradients and messages take, for virtual time; None: rounds without seconds.
     """
 
     network: Network | Recipe = RandomGeometric(10, 0.4)  # noqa: RUF009 (recipes are frozen)
@@ -183,9 +187,24 @@ class Experiment:
     run: RunOptions = RunOptions(delay=_DELAY)  # noqa: RUF009
     weights: str | None = "degree"
     x0: Start | None = field(default=None, compare=False)
+    time: Time | None = None
 
     def __post_init__(self) -> None:
         _ = self.methods  # a method that means nothing is an error now
+        if self.run.seconds is not None and self.time is None:
+            raise InvalidInput(
+                f"seconds={self.run.seconds:g} needs virtual time, got none; add [time], or use rounds."
+            )
+        if self.time is not None and not isinstance(self.time, Time):
+            raise InvalidInput(f"time must be a spodgt.Time, got {_kind(self.time)}; use spodgt.Time(0.02).")
+
+    @property
+    def rounds(self) -> int | None:
+        """After how many rounds, or ticks of virtual time, runs end; None where only the delay says."""
+        run, ends = self.run, [] if self.run.rounds is None else [self.run.rounds]
+        if run.seconds is not None and self.time is not None:
+            ends.append(max(1, int(min(run.seconds / self.time.seconds, _MOST) + 1e-9)))
+        return min(ends, default=None)
 
     @cached_property
     def methods(self) -> tuple[Algorithm, ...]:
@@ -233,6 +252,8 @@ class Experiment:
                 parts["network"], parts["weights"] = config.read_network(table)
             elif name == "participation":
                 parts["participation"] = config.read_participation(table)
+            elif name == "time":
+                parts["time"] = from_table(Time, config.check_table(table, name), name)
             else:
                 parts["problem"] = config.read_problem(table)
         return replace(self, **parts)
@@ -261,11 +282,14 @@ class Experiment:
             "network": lambda: config.network_table(self.network, self.weights),
             "participation": lambda: config.described(self.participation),
             "problem": lambda: config.problem_table(self.problem),
+            "time": lambda: {} if self.time is None else to_table(self.time),
         }
 
     def to_dict(self) -> dict[str, Table]:
         """The tables of a config that `parse` reads; objects of Python are described, not held."""
         tables = {name: table() for name, table in self._tables().items()}
+        if self.time is None:
+            del tables["time"]
         if self.x0 is not None:
             tables["run"]["x0"] = {"kind": config.GIVEN, "checksum": checksum(self.x0)}
         return tables
@@ -289,6 +313,7 @@ class Experiment:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         weights: str | None = None,
+        time: Time | None = None,
         **options: Any,
     ) -> Experiment:
         """An experiment from the keyword arguments of `compare`.
@@ -303,7 +328,8 @@ class Experiment:
             dtype: torch.float32 or torch.float64.
             device: Where the models are.
             weights: The rule for the weights of drawn networks.
-            options: Others of `RunOptions`: rounds, delay, evaluations, every, gradient_norm.
+            time: How long gradients and messages take, for virtual time.
+            options: Others of `RunOptions`: rounds, delay, seconds, evaluations, every, gradient_norm.
         """
         given: object = [methods] if isinstance(methods, str | Algorithm | Mapping) else methods
         if not isinstance(given, Iterable):
@@ -330,7 +356,7 @@ class Experiment:
                 "leave weights out, or give them to the network."
             )
         run = RunOptions(entries, seeds=numbers, **options)
-        return cls(network, participation, problem, run, weights, x0)
+        return cls(network, participation, problem, run, weights, x0, time)
 
     # --- draws ---------------------------------------------------------------------------------------
     def draw(self, seed: int) -> Draw:

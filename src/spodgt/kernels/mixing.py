@@ -182,3 +182,33 @@ class Links:
             )
             mixed: Tensor = sparse @ x
             return mixed
+
+
+@jit
+def _add(out, source, to, rows, weights, first, last):  # type: ignore[no-untyped-def]
+    """Blocks first to last of columns of `add_rows`."""
+    width = out.shape[1]
+    for block in range(first, last):
+        left, right = block * 2048, min((block + 1) * 2048, width)
+        for n in range(len(to)):
+            weight, into, row = (
+                out.dtype.type(weights[n]),
+                out[to[n], left:right],
+                source[rows[n], left:right],
+            )
+            for c in range(len(into)):
+                into[c] += weight * row[c]
+
+
+def add_rows(out: Tensor, source: Tensor, to: Ints, rows: Ints, weights: Floats) -> None:
+    """In place: out[to] += weights · source[rows], one after the other."""
+    if not len(to):
+        return
+    if usable(out, source):
+        views = out.numpy(), source.numpy(), to, rows, weights
+        blocks, numbers = -(-out.shape[1] // 2048), len(to) * out.shape[1]
+        share(blocks, numbers, lambda first, last: _add(*views, first, last))
+    else:
+        values = source[torch.from_numpy(rows).to(out.device)]
+        values = values * torch.from_numpy(weights).to(values)[:, None]
+        out.index_add_(0, torch.from_numpy(to).to(out.device), values)

@@ -23,6 +23,14 @@ from spodgt.runtimes.world import RunState
 from spodgt.types import Better, Evaluation, HasOptimum, Problem
 
 Evaluations = Sequence[Evaluation]
+# What a metric may be drawn against: columns of a frame, and what axes call them.
+AXES = {
+    "delay": "total delay",
+    "round": "round",
+    "seconds": "virtual seconds",
+    "joules": "joules of all clients",
+    "bytes": "bytes sent by all clients",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +46,7 @@ class RunSnapshot:
     average: Evaluation  # of the average model, one entry
     gradient: bool  # whether the global gradient, a pass over all data, is affordable
     means: Evaluation | None = None  # of the running means of the clients' models, where they are kept
+    flight: Tensor | None = None  # the mass of trackers on its way, (parameters,), where messages take time
 
     @classmethod
     def take(
@@ -51,7 +60,8 @@ class RunSnapshot:
         clients, average = quality[0].part(np.s_[:-1]), quality[0].part(np.s_[-1:])
         means = quality[1].part(np.s_[:-1]) if len(quality) > 1 else None
         y, g = named.get("y"), named.get("g")
-        return cls(problem, named["x"], y, g, whole.statistics, clients, average, gradient, means)
+        models = named["x"], y, g, whole.statistics
+        return cls(problem, *models, clients, average, gradient, means, whole.flight)
 
     @cached_property
     def full(self) -> tuple[float, float]:
@@ -108,6 +118,13 @@ def _distance(snapshot: RunSnapshot) -> float | None:
     return float((snapshot.x - optimum).square().sum(1).mean().sqrt())
 
 
+def _tracking(snapshot: RunSnapshot) -> float | None:
+    if snapshot.y is None or snapshot.g is None:
+        return None
+    flying = [] if snapshot.flight is None else [snapshot.flight[None].to(snapshot.y)]
+    return imbalance(torch.cat([snapshot.y, *flying]) if flying else snapshot.y, snapshot.g)
+
+
 def _scores(name: str, label: str, better: Better, *, accuracy: bool = False) -> Iterator[Metric]:
     """The rows of what a problem's `evaluate` gives under `name`; tables show those of accuracy."""
 
@@ -154,8 +171,9 @@ _TABLE = (
     Metric("consensus_y", "distance of trackers from their average",
            "root mean square distance of trackers from their average",
            lambda s: None if s.y is None else spread(s.y), log=True),
-    Metric("tracking", "tracking error |Σy − Σg|", "|Σy - Σg|: zero up to rounding, or something is broken",
-           lambda s: None if s.y is None or s.g is None else imbalance(s.y, s.g), log=True),
+    Metric("tracking", "tracking error |Σy − Σg|",
+           "|Σy - Σg|, what is on its way included: zero up to rounding, or something is broken",
+           _tracking, log=True),
     Metric("train_loss", "training loss", "global training loss F of the average model, where affordable",
            lambda s: s.full[0] if s.gradient else None),
     Metric("gradient_norm", "gradient norm |∇F|", "|∇F| of the average model, where affordable",

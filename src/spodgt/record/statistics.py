@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from spodgt.record.metrics import METRICS
+from spodgt.record.metrics import AXES, METRICS
 from spodgt.types import Floats, Ints
 
 if TYPE_CHECKING:
@@ -69,6 +69,12 @@ def better(metric: str) -> float:
 def reference(names: list[str]) -> str:
     """The default reference: Spod-GT, or the first method where it does not take part."""
     return REFERENCE if REFERENCE in names else names[0]
+
+
+def axes(frame: pd.DataFrame) -> dict[str, str]:
+    """What the metrics of a frame may be drawn against, the usual axis first, and what it is called."""
+    found = {name: label for name, label in AXES.items() if name in frame and frame[name].notna().any()}
+    return dict(sorted(found.items(), key=lambda axis: axis[0] != "seconds"))
 
 
 def methods(frame: pd.DataFrame) -> list[str]:

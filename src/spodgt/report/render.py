@@ -84,12 +84,23 @@ def context(page: Page) -> dict[str, Any]:
         "sweep": sweep_tables(page.results, list(keys), references) if keys else None,
         "judged": METRICS[statistics.judged(page.results)].label,
         "runs": runs,
+        "axes": list(_axes(page).items()),
         "more": page.results["cell"].nunique() - len(page.records) if "cell" in page.results else 0,
         "seeds": list(dict.fromkeys(seed for record in page.records for seed in record.drawn())),
         "pictures": list(pictures),
         "prediction": prediction_table(lines) if lines else None,
         "made_by": versions()["spodgt"],
     }
+
+
+def _axes(page: Page) -> dict[str, str]:
+    """What curves may be drawn against: the axes that all runs have."""
+    found = [statistics.axes(record.frame) for record in page.records]
+    return (
+        {name: label for name, label in found[0].items() if all(name in one for one in found)}
+        if found
+        else {}
+    )
 
 
 def _facts(page: Page) -> list[str]:
@@ -108,6 +119,8 @@ def _facts(page: Page) -> list[str]:
         facts.append(f"delay {run['delay']:,.0f}")
     if run.get("rounds"):
         facts.append(f"{run['rounds']:,} rounds")
+    if run.get("seconds"):
+        facts.append(f"{run['seconds']:,g} virtual seconds")
     if "network.clients" not in page.sweep.grid and "clients" in network:
         facts.append(f"{network['clients']} clients")
     named = [str(problem[key]) for key in ("data", "model") if key in problem] or [problem.get("kind", "")]
@@ -190,7 +203,9 @@ def _run_data(record: Record, names: Sequence[str], points: int, pictures: dict[
     frame = record.frame
     names = [name for name in names if name in frame]
     axes: dict[str, Any] = {}
-    for against, end in (("delay", record.budget), ("round", None)):
+    known = statistics.axes(frame)
+    for against in known:
+        end = record.budget if against == "delay" else None
         grid = np.linspace(0, max(end or 0, float(frame[against].max()), 1e-9), points)
         axes[against] = {"x": _numbers(grid), "bands": {name: {} for name in names}}
         for method, rows in statistics.available(frame, against, grid).items():
@@ -200,7 +215,7 @@ def _run_data(record: Record, names: Sequence[str], points: int, pictures: dict[
     seeds: dict[str, list[dict[str, Any]]] = {}
     for (algorithm, _), run in frame.groupby(["algorithm", "seed"], sort=False):
         kept = run.iloc[_thinned(len(run))]
-        columns = {name: _numbers(kept[name]) for name in ("delay", "round", *names)}
+        columns = {name: _numbers(kept[name]) for name in (*known, *names)}
         seeds.setdefault(str(algorithm), []).append(columns)
     last = statistics.summary(statistics.final(frame), names)
     final = {name: dict(zip(last.index, _numbers(last[name]), strict=True)) for name in names}

@@ -194,6 +194,14 @@ class Simulation:
         problem: Problem = self.batch.live[at].problem
         return problem.to(self.batch.device, self.batch.dtype)
 
+    def under_way(self, at: int) -> dict[str, Tensor]:
+        """Nothing is, between two rounds."""
+        return {}
+
+    def meters(self, at: int) -> dict[str, float]:
+        """A round has no seconds."""
+        return {}
+
     def agree(self, flags: Bools) -> Bools:
         return flags
 
@@ -347,9 +355,9 @@ class Simulator:
     def world(self, runs: Sequence[Run], dtype: torch.dtype) -> Simulation:
         return Simulation(runs, dtype=dtype, device=self.device)
 
-    def restore(self, runs: Sequence[Run], dtype: torch.dtype, saved: Saved | None) -> Snapshot:
-        assert saved is not None
-        world = Simulation(
+    def going(self, runs: Sequence[Run], dtype: torch.dtype, saved: Saved) -> Simulation:
+        """The world of runs that were saved."""
+        return Simulation(
             runs,
             dtype=dtype,
             device=self.device,
@@ -357,7 +365,11 @@ class Simulator:
             counts=saved.tally,
             statistics=saved.statistics.to(self.device),
         )
-        kind = Simulation(runs[:1], dtype=dtype, device=self.device).init()  # tells the state's type
+
+    def restore(self, runs: Sequence[Run], dtype: torch.dtype, saved: Saved | None) -> Snapshot:
+        assert saved is not None
+        world = self.going(runs, dtype, saved)
+        kind = self.world(runs[:1], dtype).init()  # tells the state's type
         names = world.algorithm.traits.state
         state = rebuild(kind, [saved.state[name].to(self.device) for name in names])
         return Snapshot(saved.k, saved.delay, world, state)

@@ -76,6 +76,7 @@ class RunState(NamedTuple):
 
     state: State
     statistics: Tensor  # (clients, columns): running statistics, mostly no columns
+    flight: Tensor | None = None  # (parameters,) the mass of trackers that is on its way, in virtual time
 
 
 def with_average(whole: RunState) -> Tensor:
@@ -94,6 +95,7 @@ class Saved(NamedTuple):
     state: dict[str, Tensor]  # by field, all clients of these runs
     statistics: Tensor
     tally: Tally
+    under_way: Sequence[Mapping[str, Tensor]] = ()  # of each run what `World.under_way` gave
 
 
 class World(Protocol):
@@ -113,6 +115,8 @@ class World(Protocol):
     def keep(self, still: Bools, state: State) -> tuple[World, State]: ...  # go on with some of the runs
     def split(self, x: Tensor) -> list[Tensor]: ...  # the clients held here, one tensor per run
     def gather(self, state: State, wanted: Bools) -> list[RunState] | None: ...  # wanted runs, in order
+    def under_way(self, at: int) -> dict[str, Tensor]: ...  # what run `at` needs to go on, beside its state
+    def meters(self, at: int) -> dict[str, float]: ...  # seconds, bytes, … of run `at`, for the record
     def evaluate(self, state: State, at: int, whole: RunState | None) -> Evaluation | None:
         """Loss and accuracy of all clients' models of run `at` and, last, of their average.
 

@@ -89,8 +89,8 @@ def sweep(
         workers: how many cells at a time; one per core unless given.
         checkpoint_every: seconds between two checkpoints of a cell.
         progress: called with a `CellProgress` or an `Outcome` of `spodgt.sweeps.cell`.
-        options: others of `compare`: rounds, delay, seeds, x0, dtype, device, evaluations, every,
-            gradient_norm, weights.
+        options: others of `compare`: rounds, delay, seconds, time, seeds, x0, dtype, device, evaluations,
+            every, gradient_norm, weights.
     """
     named = [{"name": each} if isinstance(each, str) else each for each in _listed(algorithms)]
     if not isinstance(grid, Mapping) or not grid:
@@ -99,8 +99,7 @@ def sweep(
         )
     whole = dict(_key(key, values) for key, values in grid.items())
     _refuse_fixed_steps(whole, named)
-    ends = {} if "run.rounds" not in whole else {"rounds": whole["run.rounds"][0]}
-    ends |= {} if "run.delay" not in whole else {"delay": whole["run.delay"][0]}
+    ends = {key: whole[f"run.{key}"][0] for key in ("rounds", "delay", "seconds") if f"run.{key}" in whole}
     known = [*dict.fromkeys([*(Experiment.of.__kwdefaults__ or {}), *_OPTIONS[1:]])]  # all but methods
     for name, value in options.items():
         if name not in known:

@@ -145,6 +145,7 @@ class _Race:
             seeds=[*seeds[: self.search.seeds]],
             delay=None if run.delay is None else run.delay * part,
             rounds=None if run.rounds is None else max(1, round(run.rounds * part)),
+            seconds=None if run.seconds is None else run.seconds * part,
             evaluations=2,
             every=None,
             gradient_norm=False,

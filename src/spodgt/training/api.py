@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from spodgt.runtimes.distributed.group import join, launched
 from spodgt.runtimes.distributed.runtime import Processes, check_runs
 from spodgt.runtimes.loop import EvaluationSchedule, Stop
 from spodgt.runtimes.simulator import Simulator
+from spodgt.runtimes.virtual.times import Time
+from spodgt.runtimes.virtual.world import VirtualTime, check_run
 from spodgt.runtimes.world import Run, Runtime
 from spodgt.training.display import Display, watched
 from spodgt.training.executor import Executor, Settings
@@ -47,6 +49,8 @@ def train(
     *,
     rounds: int | None = None,
     delay: float | None = None,
+    seconds: float | None = None,
+    time: Time | None = None,
     seeds: int | Iterable[int] = 0,
     x0: Tensor | ArrayLike | None = None,
     dtype: torch.dtype = torch.float32,
@@ -80,6 +84,8 @@ def compare(
     *,
     rounds: int | None = None,
     delay: float | None = None,
+    seconds: float | None = None,
+    time: Time | None = None,
     seeds: int | Iterable[int] = 0,
     x0: Tensor | ArrayLike | None = None,
     dtype: torch.dtype = torch.float32,
@@ -104,8 +110,11 @@ def compare(
             makes one; partitions are drawn anew for each seed.
         network: a fixed network, held over all seeds, or a recipe of `spodgt.graphs`, drawn for each.
         participation: who takes part in which round; drawn for each seed. Always, unless given.
-        rounds: stop after so many rounds. At least one of `rounds` and `delay` is needed.
+        rounds: stop after so many rounds. At least one of `rounds`, `delay` and `seconds` is needed.
         delay: stop before this delay, in units of one gradient of a client that always computes.
+        seconds: stop after so many seconds of virtual time.
+        time: how long gradients and messages take, `spodgt.Time(compute=0.02, latency=0.1)`: then clients go
+            on with what has arrived, and results have virtual seconds. None: rounds without seconds.
         seeds: one or several; all seeds of a method run together.
         x0: initial models, (parameters,) or (clients, parameters); the problem's own unless given.
         dtype: torch.float32 or torch.float64.
@@ -126,7 +135,8 @@ def compare(
         runtime: "simulator" or "distributed"; None takes the latter under torchrun.
     """
     experiment = Experiment.of(
-        algorithms, problem, network, participation, rounds=rounds, delay=delay, seeds=seeds, x0=x0,
+        algorithms, problem, network, participation, rounds=rounds, delay=delay, seconds=seconds,
+        time=time, seeds=seeds, x0=x0,
         dtype=dtype, device=device, evaluations=evaluations, every=every, gradient_norm=gradient_norm,
         weights=weights,
     )  # fmt: skip
@@ -170,8 +180,8 @@ def run(
     _check_callbacks(callbacks)
     bar = _bar(progress)
     settings = Settings(
-        _stop(batches, options),
-        _schedule(options),
+        _stop(batches, options, experiment.rounds),
+        _schedule(options, experiment.rounds),
         options.torch_dtype,
         device,
         keep_states,
@@ -180,7 +190,7 @@ def run(
         tuple(callbacks),
         checkpoint_every,
     )
-    where = _runtime(distributed, device, next(iter(batches.values())))
+    where = _runtime(distributed, device, batches, experiment.time)
     tables = experiment.to_dict()
     known = identity(next(iter(batches.values()))) if distributed or out is not None else {}
     known |= experiment.sources
@@ -231,10 +241,18 @@ def _check(out: object, resume: object, checkpoint_every: object, keep_states: o
         raise InvalidInput(f"resume=True cannot go with {why}; use resume=False.")
 
 
-def _runtime(distributed: bool, device: torch.device, runs: Sequence[Run]) -> Runtime:
+def _runtime(
+    distributed: bool, device: torch.device, batches: Mapping[str, Sequence[Run]], time: Time | None
+) -> Runtime:
+    if time is not None:
+        if distributed:
+            raise InvalidInput("virtual time runs in one process, but several were started; drop torchrun.")
+        for run in (run for runs in batches.values() for run in runs):
+            check_run(run)
+        return VirtualTime(device, time=time)
     if not distributed:
         return Simulator(device)
-    check_runs(runs)
+    check_runs(next(iter(batches.values())))
     return Processes(join(device))
 
 
@@ -246,7 +264,7 @@ def _distributed(runtime: str | None) -> bool:
     return runtime != "simulator" and launched()
 
 
-def _stop(batches: dict[str, list[Run]], options: RunOptions) -> Stop:
+def _stop(batches: dict[str, list[Run]], options: RunOptions, rounds: int | None) -> Stop:
     """The end, no later than a recorded trace ends."""
     lengths = {
         run.availability.length: label
@@ -255,8 +273,8 @@ def _stop(batches: dict[str, list[Run]], options: RunOptions) -> Stop:
         if run.availability.length is not None
     }
     if not lengths:
-        return Stop(options.rounds, options.delay)
-    most, rounds = min(lengths), options.rounds
+        return Stop(rounds, options.delay)
+    most = min(lengths)
     if rounds is not None and rounds > most:
         raise InvalidInput(
             f"rounds={rounds} is more than the {most} rounds of the trace that {lengths[most]} needs; "
@@ -265,12 +283,12 @@ def _stop(batches: dict[str, list[Run]], options: RunOptions) -> Stop:
     return Stop(most if rounds is None else rounds, options.delay)
 
 
-def _schedule(options: RunOptions) -> EvaluationSchedule:
+def _schedule(options: RunOptions, rounds: int | None) -> EvaluationSchedule:
     if options.every:
         return EvaluationSchedule(rounds=options.every)
     if options.delay is not None:
         return EvaluationSchedule(delay=options.delay / options.evaluations)
-    return EvaluationSchedule(rounds=max(1, (options.rounds or 1) // options.evaluations))
+    return EvaluationSchedule(rounds=max(1, (rounds or 1) // options.evaluations))
 
 
 def labels(methods: Sequence[Algorithm]) -> list[str]:

@@ -318,7 +318,8 @@ class Executor:
     def _extends(self, old: dict[str, Any], where: str) -> bool:
         """Whether this is the run in the folder with a later end; raises where it is another run."""
         new = self.facts
-        ends = [{key: tables["run"].pop(key, None) for key in ("rounds", "delay")} for tables in (old, new)]
+        keys = ("rounds", "delay", "seconds")
+        ends = [{key: tables["run"].pop(key, None) for key in keys} for tables in (old, new)]
         if old != new:
             raise InvalidInput(difference(old, new, where))
         for key, was in ends[0].items():

@@ -39,6 +39,7 @@ class Ended:
         averaged: whether clients' models are too large to keep, so that only their average is here.
         state: tensors of all clients by field; x alone where the others are too large to keep.
         statistics: (clients, columns) what clients keep beside their models.
+        under_way: what else is needed to go on, by name.
     """
 
     k: int
@@ -48,6 +49,7 @@ class Ended:
     averaged: bool
     state: dict[str, Tensor]
     statistics: Tensor
+    under_way: Mapping[str, Tensor]
 
     @staticmethod
     def of(fields: Sequence[str], whole: RunState, most: int, *, copy: bool, **facts: Any) -> Ended:
@@ -109,7 +111,8 @@ class MethodLog:
             state = {name: torch.cat([end.state[name] for end in ends]) for name in fields}
             statistics = torch.cat([end.statistics for end in ends])
             delay = np.array([end.delay for end in ends])
-            found.append(Saved(k, delay, np.array(runs), state, statistics, tally))
+            under_way = [end.under_way for end in ends]
+            found.append(Saved(k, delay, np.array(runs), state, statistics, tally, under_way))
         return found
 
     # --- files -----------------------------------------------------------------------------------
@@ -134,6 +137,7 @@ class MethodLog:
         for run, end in self.ended.items():
             tensors |= {f"ended/{run}/state/{name}": value for name, value in end.state.items()}
             tensors[f"ended/{run}/statistics"] = end.statistics
+            tensors |= {f"ended/{run}/under_way/{name}": value for name, value in end.under_way.items()}
         tally = going.tally if going else self.tally
         if tally:
             tensors |= {f"tally/{name}": torch.from_numpy(v) for name, v in tally._asdict().items()}
@@ -142,6 +146,8 @@ class MethodLog:
             tensors |= {f"state/{name}": value for name, value in going.state.items()}
             tensors["delay"], tensors["runs"] = torch.from_numpy(going.delay), torch.from_numpy(going.runs)
             tensors["statistics"] = going.statistics
+            for run, known in enumerate(going.under_way):
+                tensors |= {f"under_way/{run}/{name}": value for name, value in known.items()}
         tables = {"metrics": pd.DataFrame(list(self.rows.values()))} if self.rows else {}
         if self.clients:
             tables["clients"] = pd.concat(self.clients.values(), ignore_index=True)
@@ -162,7 +168,8 @@ class MethodLog:
         for run, end in notes["ended"].items():
             facts = {**end, "stop": Stop(**end["stop"])}
             state, statistics = named(tensors, f"ended/{run}/state/"), tensors[f"ended/{run}/statistics"]
-            log.ended[int(run)] = Ended(**facts, state=state, statistics=statistics)
+            under_way = named(tensors, f"ended/{run}/under_way/")
+            log.ended[int(run)] = Ended(**facts, state=state, statistics=statistics, under_way=under_way)
         counts = named(tensors, "tally/")
         tally = Tally(*(counts[name].numpy().copy() for name in Tally._fields)) if counts else None
         if "k" not in notes or tally is None:
@@ -170,7 +177,9 @@ class MethodLog:
             return log, None
         delay, runs = tensors["delay"].numpy(), tensors["runs"].numpy()
         log.tally = tally  # of what has ended; the going runs count on
-        return log, Saved(notes["k"], delay, runs, named(tensors, "state/"), tensors["statistics"], tally)
+        flying = [named(tensors, f"under_way/{run}/") for run in range(len(runs))]
+        state, statistics = named(tensors, "state/"), tensors["statistics"]
+        return log, Saved(notes["k"], delay, runs, state, statistics, tally, flying)
 
 
 def named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -116,13 +116,14 @@ class Observer:
             whole,
             most,
             copy=copy,
+            under_way=snapshot.world.under_way(at) if most else {},
             k=snapshot.k,
             delay=delay,
             stop=self.settings.stop,
             diverged=broken,
         )
         if broken:  # a row without numbers: the last finite model is not what the run came to
-            self._record(run, {"round": snapshot.k, "delay": delay})
+            self._record(run, {"round": snapshot.k, "delay": delay, **snapshot.world.meters(at)})
 
     # --- what all processes do together ----------------------------------------------------------
     def _meet(self, snapshot: Snapshot, due: Bools) -> Bools:
@@ -156,14 +157,15 @@ class Observer:
             fields = [_joined(tensors) for tensors in zip(*(part.state for part in parts), strict=True)]
             statistics = _joined([part.statistics for part in parts])
             state = dict(zip(names, fields, strict=True))
-            where = Saved(snapshot.k, snapshot.delay, world.runs, state, statistics, tally)
+            under_way = [world.under_way(at) for at in range(len(world.runs))]
+            where = Saved(snapshot.k, snapshot.delay, world.runs, state, statistics, tally, under_way)
             self.executor.save(self.log, where)
         self.saved = time.monotonic()
 
     # --- evaluation ------------------------------------------------------------------------------
     def _evaluate(self, snapshot: Snapshot, at: int, whole: RunState | None, *, final: bool) -> None:
         world, k, delay = snapshot.world, snapshot.k, float(snapshot.delay[at])
-        number = int(world.runs[at])
+        number, meters = int(world.runs[at]), snapshot.world.meters(at)
         problem = self.runs[number].problem.to(self.settings.device, self.settings.dtype)
         wish = self.settings.gradient_norm
         gradient = (problem.work <= (_AFFORDABLE if final else _CHEAP)) if wish is None else wish
@@ -174,12 +176,12 @@ class Observer:
         def evaluate(whole: RunState | None) -> None:
             quality = []
             for name in reported:  # the models, and their running means where the method keeps them
-                there = whole and RunState(_first(whole.state, fields, name), whole.statistics)
+                there = whole and whole._replace(state=_first(whole.state, fields, name))
                 found = world.evaluate(_first(snapshot.state, fields, name), at, there)
                 quality += [] if found is None else [found]
             if quality and whole is not None:
                 taken = metrics.RunSnapshot.take(problem, fields, whole, quality, gradient)
-                self._record(number, {"round": k, "delay": delay, **metrics.measure(taken)})
+                self._record(number, {"round": k, "delay": delay, **meters, **metrics.measure(taken)})
                 if final:
                     self.log.clients[self.runs[number].seed] = client_rows(
                         self.label, self.runs[number], taken
@@ -188,7 +190,8 @@ class Observer:
         if whole and world.processes == 1 and _beside(problem, whole.state):
             # Rounds go on with the original. numpy copies on this thread; torch would wait for a busy one.
             copies = [torch.from_numpy(tensor.numpy().copy()) for tensor in (*whole.state, whole.statistics)]
-            self.background.add(partial(evaluate, RunState(rebuild(whole.state, copies[:-1]), copies[-1])))
+            copy = whole._replace(state=rebuild(whole.state, copies[:-1]), statistics=copies[-1])
+            self.background.add(partial(evaluate, copy))
         else:
             evaluate(whole)
 

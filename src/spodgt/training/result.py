@@ -87,13 +87,14 @@ class Result(Record):
             )
         return problem, models[client]
 
-    def plot(self, path: str | Path, metric: str | None = None, against: str = "delay") -> Path:
+    def plot(self, path: str | Path, metric: str | None = None, against: str | None = None) -> Path:
         """Draw a metric of every method, mean and one-sigma band over seeds.
 
         Args:
             path: the picture to write; its suffix picks the format: png, svg or pdf.
             metric: a column of `frame`; accuracy where something is classified, else the loss, unless given.
-            against: "delay" or "round".
+            against: "delay" or "round", or, of virtual time, "seconds", "joules" or "bytes"; seconds where
+                there are any, else the delay, unless given.
         """
         figures.check_suffix(path)
         return figures.save(figures.curves(self.frame, metric or self.judged, against), Path(path))

@@ -263,7 +263,7 @@ function curveChart() {
       return { name: method, method, x, y, sigma, extra };
     });
     const about = data.metrics[metric];
-    const titles = { titleX: against === "delay" ? "total delay" : against, titleY: about.label };
+    const titles = { titleX: byId("against").selectedOptions[0].text, titleY: about.label };
     return { lines, tight: true, logY: byId("log").checked, ...titles, ...fraction(about) };
   });
   const names = legend("curves-legend", (method) => current().final[chosen("metric")]?.[method]);

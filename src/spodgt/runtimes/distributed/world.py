@@ -81,7 +81,7 @@ class Distributed(Simulation):
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        return _cut(self.batch.algorithm, torch.from_numpy(self.own), self.batch.links.clients)
+        return cut(self.batch.algorithm, torch.from_numpy(self.own), self.batch.links.clients)
 
     @cached_property
     def counted(self) -> tuple[Ints, Ints]:
@@ -258,13 +258,13 @@ class DistributedRound(SimulatedRound):
         return out
 
 
-def _cut(method: M, own: Tensor, clients: int) -> M:
+def cut(method: M, own: Tensor, clients: int) -> M:
     """The same method (or schedule), its values per client cut to this block."""
     changed = copy.copy(method)  # not `replace`: a value is cut, not checked again
     for each in dataclasses.fields(method):  # type: ignore[arg-type]
         value = getattr(method, each.name)
         if isinstance(value, Algorithm | Schedule):
-            value = _cut(value, own, clients)
+            value = cut(value, own, clients)
         elif isinstance(value, Tensor) and value.ndim and len(value) == clients:
             value = value[own.to(value.device)]
         object.__setattr__(changed, each.name, value)

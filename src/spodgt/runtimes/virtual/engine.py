@@ -1,0 +1,335 @@
+"""One run in virtual time: computes the batches that `Plan` lays out, by the method's own `step`.
+
+A mixing call of a step is where messages are: what the rows of a batch give to it is what they send, and what
+they get back is their own part of it with what the messages that they take hold. Copies that are not taken in
+their own batch are kept in a pool, one for each mixing call of a step, until the last of their messages is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spodgt import rng
+from spodgt.algorithms import stack
+from spodgt.algorithms.base import Algorithm
+from spodgt.errors import Incompatible
+from spodgt.kernels.mixing import add_rows
+from spodgt.kernels.steps import State, rebuild
+from spodgt.runtimes.distributed.world import cut
+from spodgt.runtimes.virtual.plan import Batch, Message, Plan, Tick
+from spodgt.runtimes.virtual.times import Time
+from spodgt.runtimes.world import Run, Tally
+from spodgt.types import Floats, Ints, Minibatches, Problem, Round, Words
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the increment of `rng.words`
+
+
+class Reads(NamedTuple):
+    """What rows of a batch take, in the order of their links."""
+
+    rows: Ints
+    links: Ints
+    here: Ints  # those of copies that were sent in this batch, and the senders' rows
+    sources: Ints
+    kept: Ints  # those of copies in a pool, and their slots
+    slots: Ints
+
+    @staticmethod
+    def of(taken: Iterable[tuple[int, Message]], number: int) -> Reads:
+        """Messages by the row that takes them, in batch `number`."""
+        table = [
+            (row, m.link, m.sent.batch == number, m.sent.row if m.sent.batch == number else m.sent.slot)
+            for row, m in taken
+        ]
+        rows, links, own, where = np.array(table, np.int64).reshape(-1, 4).T
+        here, kept = np.flatnonzero(own), np.flatnonzero(own == 0)
+        return Reads(rows, links, here, where[here], kept, where[kept])
+
+
+@dataclass(eq=False)
+class Engine:
+    """One run: its plan, and what is under way.
+
+    Args:
+        run: the run.
+        time: how long things take.
+        dtype, device: of the models.
+        counts: the tally, of this run alone.
+        statistics: (clients, columns) parameters that never leave their client.
+    """
+
+    run: Run
+    time: Time
+    dtype: torch.dtype
+    device: torch.device
+    counts: Tally
+    statistics: Tensor
+    joules: float = 0.0
+    pools: dict[int, Tensor] = field(default_factory=dict)  # copies, by mixing call
+    pushes: list[int] = field(default_factory=list)  # the mixing calls that push
+    under_way: dict[Message, None] = field(default_factory=dict)  # sent and kept, not taken
+    ticks: list[Tick] = field(default_factory=list)  # planned
+    first: int = 1  # the number of the first of them
+    done: int = 0  # the last that was computed
+    free: list[int] = field(default_factory=list)  # slots
+    capacity: int = 0  # slots in all
+
+    def __post_init__(self) -> None:
+        run, traits = self.run, self.run.algorithm.traits
+        size = traits.vectors * run.problem.parameters * self.dtype.itemsize
+        clock = self.time.draw(run.network, run.seed)
+        self.plan = Plan(run, clock, size, waits=traits.waits, remembers=traits.remembers)
+        self.origin = self._origin()
+        net = run.network
+        self.weights: dict[str, Floats] = {"a": net.a, "b": net.b}
+        if net.w is not None:
+            self.weights["w"] = net.w
+        self.algorithm: Algorithm = stack(
+            [run.algorithm], [net.clients], dtype=self.dtype, device=self.device
+        )
+        self.problem: Problem = run.problem.to(self.device, self.dtype)
+        self.keys: Words = np.full(net.clients, rng.key(run.seed, "batch"))
+
+    @property
+    def clients(self) -> int:
+        return self.run.network.clients
+
+    # --- ticks -----------------------------------------------------------------------------------
+    def costs(self, k: int) -> list[float]:
+        """By the paper's clock, of tick k and of those planned after it."""
+        if k >= self.first + len(self.ticks):
+            self._window()
+        return [tick.cost for tick in self.ticks[k - self.first :]]
+
+    def _window(self) -> None:
+        """Plan the next ticks; all before have been computed."""
+        self.first = self.plan.tick + 1
+        self.origin = self._origin()
+        # in this order after a restart, too, so that copies lie where they lay
+        self.free = sorted(set(range(self.capacity)) - self.plan.slots, reverse=True)
+        self.ticks = self.plan.window()
+
+    def init(self) -> State:
+        """The state after round 0, which all clients begin together."""
+        everyone = list(range(self.clients))
+        computes: list[bool] = self.run.availability.computes(range(1))[0].tolist()
+        batch = Batch(0, everyone, [0] * self.clients, computes)
+        start = self.run.start.to(self.device, self.dtype)
+        state: State = self.algorithm.init(start, cast(Round, Turns(self, batch)))
+        return state
+
+    def advance(self, state: State, k: int) -> None:
+        """Compute tick k, in place."""
+        self.costs(k)
+        for batch in self.ticks[k - self.first].batches:
+            self._compute(state, batch)
+        self.done = k
+
+    def _compute(self, state: State, batch: Batch) -> None:
+        rows = [*batch.clients, *batch.partners]
+        index = torch.tensor(rows, device=self.device)
+        everyone = rows == list(range(self.clients))
+        part = state if everyone else rebuild(state, [tensor[index] for tensor in state])
+        method = self.algorithm if everyone else self._of(index)
+        after: State = method.step(part, cast(Round, Turns(self, batch)))
+        held = {tensor.untyped_storage().data_ptr() for tensor in part}  # a step may hand fields on
+        fields = [t.clone() if t.untyped_storage().data_ptr() in held else t for t in after]
+        for whole, new in zip(state, fields, strict=True):
+            whole[index] = new
+        self.joules += batch.joules
+
+    def _of(self, index: Tensor) -> Algorithm:
+        """The method with the values of some clients."""
+        return cut(self.algorithm, index, self.clients) if self._differ else self.algorithm
+
+    @cached_property
+    def _differ(self) -> bool:
+        """Whether the method has values of single clients, such as step sizes."""
+        nobody = torch.zeros(0, dtype=torch.int64)
+        return repr(cut(self.algorithm, nobody, self.clients)) != repr(self.algorithm)
+
+    # --- what is under way -----------------------------------------------------------------------
+    def settle(self, batch: Batch) -> None:
+        """Count down the copies that a batch takes, and give those that it sends and nobody takes a slot."""
+        taken = {
+            message: None for _, message, _ in batch.got
+        }  # in this order, so that slots are the same again
+        for message in taken:
+            self.under_way.pop(message, None)
+        for sent in (*(message.sent for message in taken), *batch.forgotten):
+            sent.refs -= 1
+            if not sent.refs and sent.slot >= 0:
+                self.free.append(sent.slot)
+                sent.slot = -1
+        for sent in batch.sent:
+            if sent.refs:
+                sent.slot = self._slot()
+        if not batch.partners:
+            self.under_way.update((message, None) for message in batch.out if message not in taken)
+
+    def _slot(self) -> int:
+        if not self.free:
+            more = max(8, self.capacity // 4)
+            self.free = list(range(self.capacity + more - 1, self.capacity - 1, -1))
+            self.capacity += more
+        return self.free.pop()
+
+    def pool(self, call: int, like: Tensor) -> Tensor:
+        """The copies of one mixing call of a step, with room for all slots."""
+        known = self.pools.get(call, like.new_zeros(0, like.shape[1]))
+        if len(known) < self.capacity:
+            more = like.new_zeros(self.capacity - len(known), like.shape[1])
+            self.pools[call] = known = torch.cat([known, more])
+        return known
+
+    def flight(self) -> Tensor | None:
+        """(columns,) the mass on its way, of the first that is pushed; None where nothing is."""
+        if not self.pushes or self.pushes[0] not in self.pools:
+            return None
+        pool = self.pools[self.pushes[0]]
+        links = [message.link for message in self.under_way]
+        slots = np.array([message.sent.slot for message in self.under_way], np.int64)
+        total = pool.new_zeros(1, pool.shape[1], dtype=torch.float64)
+        add_rows(total, pool.double(), np.zeros(len(links), np.int64), slots, self.weights["b"][links])
+        return total[0]
+
+    # --- keeping ---------------------------------------------------------------------------------
+    def _origin(self) -> dict[str, Tensor]:
+        return {**self.plan.pack(), "capacity": torch.tensor(self.capacity)}
+
+    def pack(self) -> dict[str, Tensor]:
+        """All that is needed to go on from here, beside the state."""
+        pools = {f"pool/{call}": pool for call, pool in self.pools.items()}
+        plan = {f"plan/{name}": tensor for name, tensor in self.origin.items()}
+        numbers = torch.tensor([self.done, *self.pushes])
+        return {**pools, **plan, "numbers": numbers, "joules": torch.tensor(self.joules, dtype=torch.float64)}
+
+    def unpack(self, found: Mapping[str, Tensor]) -> None:
+        """Go on from what `pack` gave."""
+        plan = {name.removeprefix("plan/"): t for name, t in found.items() if name.startswith("plan/")}
+        self.plan.unpack(plan)
+        self.under_way = {message: None for flight in self.plan.flights for message in flight}
+        self.done, *self.pushes = found["numbers"].tolist()
+        self.capacity = int(plan["capacity"])
+        self._window()
+        for tick in self.ticks[: self.done + 1 - self.first]:
+            for batch in tick.batches:
+                self.settle(batch)
+        self.joules = float(found["joules"])
+        self.pools = {
+            int(name.removeprefix("pool/")): tensor.to(self.device, copy=True)
+            for name, tensor in found.items()
+            if name.startswith("pool/")
+        }
+
+
+class Turns:
+    """The turns of a batch as an algorithm sees them (`types.Round`): its rows, in the order of the batch."""
+
+    def __init__(self, engine: Engine, batch: Batch) -> None:
+        self.engine, self.batch = engine, batch
+        rounds, idle = batch.rounds, [False] * len(batch.partners)
+        self.rows = np.array([*batch.clients, *batch.partners], np.int64)
+        self.active = np.array([*batch.computes, *idle], bool)
+        same = len(set(rounds)) == 1
+        self.k: int | Tensor = (
+            rounds[0] if same else torch.tensor([*rounds, *idle], device=engine.device)[:, None]
+        )
+        self.clients = engine.clients
+        self.computes = torch.from_numpy(self.active).to(engine.device)[:, None]
+        self.calls = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        engine, batch = self.engine, self.batch
+        new = [(row, message) for row, message, newest in batch.got if newest]
+        self.mass = Reads.of(((row, message) for row, message, _ in batch.got), batch.number)
+        self.models = Reads.of(batch.known if engine.plan.remembers else new, batch.number)
+        engine.settle(batch)
+        self.store = np.array([(s.row, s.slot) for s in batch.sent if s.slot >= 0], np.int64).reshape(-1, 2)
+        self.links = np.array([message.link for message in batch.out], np.int64)
+        self.senders = np.array([message.sent.row for message in batch.out], np.int64)
+        engine.counts.messages[:] += np.bincount(self.links, minlength=len(engine.counts.messages))
+
+    @property
+    def p(self) -> Tensor:
+        p = torch.from_numpy(self.engine.run.availability.p[self.rows])
+        return p.to(self.engine.device, self.engine.dtype)[:, None]
+
+    @property
+    def place(self) -> Tensor:
+        return torch.from_numpy(self.rows).to(self.engine.device)
+
+    @property
+    def lead(self) -> Tensor:
+        return torch.ones(len(self.rows), 1, dtype=self.engine.dtype, device=self.engine.device)
+
+    @property
+    def restarts(self) -> Tensor:
+        return torch.zeros(len(self.rows), 1, dtype=torch.bool, device=self.engine.device)
+
+    def grad(self, x: Tensor) -> Tensor:
+        engine, g = self.engine, torch.zeros_like(x)
+        here = np.flatnonzero(self.active)
+        if not len(here):
+            return g
+        here = here[np.argsort(self.rows[here])]  # a problem is asked in the order of its clients
+        rows, index = self.rows[here], torch.from_numpy(here).to(x.device)
+        engine.counts.gradients[rows] += 1
+        models, statistics = x[index], engine.statistics
+        if statistics.shape[1]:
+            own = torch.from_numpy(rows).to(x.device)
+            models = torch.cat([models, statistics[own]], 1)
+        g[index] = engine.problem.grad(models, self._draws(rows, here))
+        if statistics.shape[1]:
+            statistics[own] = models[:, x.shape[1] :]
+        return g
+
+    def _draws(self, rows: Ints, here: Ints) -> Minibatches:
+        """The mini-batches of rows in different rounds: a draw begins with key + golden · (k + 1)."""
+        keys = self.engine.keys[rows]
+        if isinstance(self.k, int):
+            return Minibatches(rows, keys, rows, self.k)
+        later = np.array(self.batch.rounds, np.uint64)[here]
+        with np.errstate(over="ignore"):
+            return Minibatches(rows, keys + _GOLDEN * later, rows, 0)
+
+    # --- mixing ----------------------------------------------------------------------------------
+    def pull(self, x: Tensor) -> Tensor:
+        return self._mix(x, "a", self.models, self.models.rows, self.models.links)
+
+    def push(self, y: Tensor) -> Tensor:
+        if self.calls not in self.engine.pushes:
+            self.engine.pushes.append(self.calls)
+        return self._mix(y, "b", self.mass, self.senders, self.links)
+
+    def gossip(self, x: Tensor) -> Tensor:
+        return self._mix(x, "w", self.models, self.models.rows, self.models.links)
+
+    def average(self, x: Tensor) -> Tensor:
+        if not self.engine.plan.waits:
+            raise Incompatible("clients that wait for nobody have no average; use spod-gt-memory.")
+        return x.mean(0, keepdim=True).expand_as(x)
+
+    def _mix(self, x: Tensor, which: str, reads: Reads, keepers: Ints, links: Ints) -> Tensor:
+        """The rows' own part of x, and what they take; what others take later is kept."""
+        engine, weights = self.engine, self.engine.weights[which]
+        kept = 1.0 - np.bincount(keepers, weights[links], minlength=len(x))
+        out = x * torch.from_numpy(kept).to(x)[:, None]
+        values = weights[reads.links]
+        pool = engine.pool(self.calls, x)
+        add_rows(out, x.contiguous(), reads.rows[reads.here], reads.sources, values[reads.here])
+        add_rows(out, pool, reads.rows[reads.kept], reads.slots, values[reads.kept])
+        if len(self.store):
+            row, slot = torch.from_numpy(self.store.T).to(x.device)
+            pool[slot] = x[row]
+        engine.counts.bytes[self.links] += x.shape[1] * x.element_size()
+        self.calls += 1
+        return out

@@ -1,0 +1,149 @@
+"""The `World` of virtual time: a round of the loop is one tick of the clock, and every run has its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spodgt.errors import Incompatible
+from spodgt.kernels.steps import State, rebuild
+from spodgt.problems import refuse_statistics
+from spodgt.runtimes.simulator import Simulation, Simulator
+from spodgt.runtimes.virtual.engine import Engine
+from spodgt.runtimes.virtual.times import Time
+from spodgt.runtimes.world import Run, RunState, Saved, Tally
+from spodgt.types import Bools, Floats, HasRoles, Ints
+
+
+class VirtualWorld(Simulation):
+    """Runs in virtual time, one after the other: their events have nothing to do with each other.
+
+    Args:
+        every: all runs of the batch.
+        time: how long things take.
+        dtype, device: of the models.
+        runs: which of them are still going; all unless given.
+        counts: a tally to go on with.
+        statistics: (clients, columns) parameters that never leave their client, to go on with.
+        engines: of the runs that are going, to go on with.
+    """
+
+    def __init__(
+        self,
+        every: Sequence[Run],
+        time: Time,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        runs: Ints | None = None,
+        counts: Tally | None = None,
+        statistics: Tensor | None = None,
+        engines: Sequence[Engine] | None = None,
+    ) -> None:
+        super().__init__(
+            every, dtype=dtype, device=device, runs=runs, counts=counts, statistics=statistics, compiled=False
+        )
+        self.time = time
+        self.engines = list(engines) if engines is not None else self._engines()
+        for engine, part in zip(self.engines, self.split(self.statistics), strict=True):
+            engine.statistics = part  # written to in place
+
+    def _engines(self) -> list[Engine]:
+        batch, counts = self.batch, self.counts
+        clients = np.cumsum([0, *(run.network.clients for run in batch.every)])
+        links = np.cumsum([0, *(run.network.links for run in batch.every)])
+        parts = self.split(self.statistics)
+        found = []
+        for number, part in zip(self.runs.tolist(), parts, strict=True):
+            own = slice(clients[number], clients[number + 1])
+            out = slice(links[number], links[number + 1])
+            tally = Tally(counts.gradients[own], counts.messages[out], counts.bytes[out])
+            found.append(Engine(batch.every[number], self.time, batch.dtype, batch.device, tally, part))
+        return found
+
+    # --- World -----------------------------------------------------------------------------------
+    def init(self) -> State:
+        states = [engine.init() for engine in self.engines]
+        # copies: fields of a first state may share their memory, and are written to
+        return rebuild(states[0], [torch.cat(parts).clone() for parts in zip(*states, strict=True)])
+
+    def costs(self, k: int) -> Floats:
+        rows = [engine.costs(k) for engine in self.engines]
+        return np.array([row[: min(map(len, rows))] for row in rows]).T
+
+    def advance(self, state: State, rounds: range) -> State:
+        parts = [rebuild(state, fields) for fields in zip(*map(self.split, state), strict=True)]
+        for engine, part in zip(self.engines, parts, strict=True):
+            for k in rounds:
+                engine.advance(part, k)
+        return state
+
+    def keep(self, still: Bools, state: State) -> tuple[VirtualWorld, State]:
+        rows = torch.from_numpy(np.flatnonzero(np.repeat(still, self.sizes))).to(self.batch.device)
+        engines = [engine for engine, stays in zip(self.engines, still, strict=True) if stays]
+        smaller = VirtualWorld(
+            self.batch.every,
+            self.time,
+            dtype=self.batch.dtype,
+            device=self.batch.device,
+            runs=self.runs[still],
+            counts=self.counts,
+            statistics=torch.cat([engine.statistics for engine in engines]) if engines else None,
+            engines=engines,
+        )
+        return smaller, rebuild(state, [tensor[rows] for tensor in state])
+
+    def gather(self, state: State, wanted: Bools) -> list[RunState] | None:
+        found = super().gather(state, wanted) or []
+        tracks = {"y", "g"} <= set(self.algorithm.traits.state)
+        flights = [self.engines[at].flight() if tracks else None for at in np.flatnonzero(wanted).tolist()]
+        return [one._replace(flight=flight) for one, flight in zip(found, flights, strict=True)]
+
+    def under_way(self, at: int) -> dict[str, Tensor]:
+        return self.engines[at].pack()
+
+    def meters(self, at: int) -> dict[str, float]:
+        engine = self.engines[at]
+        found = {"seconds": engine.done * self.time.seconds, "bytes": float(engine.counts.bytes.sum())}
+        return found if self.time.power is None else {**found, "joules": engine.joules}
+
+
+@dataclass(frozen=True)
+class VirtualTime(Simulator):
+    """The runtime of virtual time, in one process."""
+
+    time: Time = Time()  # noqa: RUF009 (it is frozen)
+
+    def world(self, runs: Sequence[Run], dtype: torch.dtype) -> VirtualWorld:
+        return VirtualWorld(runs, self.time, dtype=dtype, device=self.device)
+
+    def going(self, runs: Sequence[Run], dtype: torch.dtype, saved: Saved) -> VirtualWorld:
+        world = VirtualWorld(
+            runs,
+            self.time,
+            dtype=dtype,
+            device=self.device,
+            runs=saved.runs,
+            counts=saved.tally,
+            statistics=saved.statistics.to(self.device),
+        )
+        for engine, found in zip(world.engines, saved.under_way, strict=True):
+            engine.unpack(found)
+        return world
+
+
+def check_run(run: Run) -> None:
+    """Refuse what virtual time cannot run."""
+    traits, name = run.algorithm.traits, run.algorithm.name
+    refuse_statistics(run.problem, "virtual time")
+    if traits.mixing == "server":
+        raise Incompatible(f"{name} needs a server, which virtual time has not; drop [time], or use dsgd.")
+    if traits.talks != "all" or isinstance(run.availability, HasRoles):
+        raise Incompatible(
+            f"{name} needs rounds in which a few clients act together, which virtual time has not; "
+            "drop [time], or use spod-gt-memory."
+        )
