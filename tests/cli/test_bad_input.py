@@ -433,7 +433,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "command": ("comprae", "No such command 'comprae'. Did you mean 'compare'; see spodgt --help."),
     "option": (
         "compare --sedes 3",
-        "No such option: --sedes (Possible options: --methods, --seeds, --set); see spodgt compare --help.",
+        "No such option: --sedes (Possible options: --seconds, --seeds, --set); see spodgt compare --help.",
     ),
     "picture": ("network --out n.txt", "picture 'n.txt' must end in .png, .svg, .pdf; use network.png."),
     "seed of a network": (
