@@ -144,6 +144,6 @@ def check_run(run: Run) -> None:
         raise Incompatible(f"{name} needs a server, which virtual time has not; drop [time], or use dsgd.")
     if traits.talks != "all" or isinstance(run.availability, HasRoles):
         raise Incompatible(
-            f"{name} needs rounds in which a few clients act together, which virtual time has not; "
+            f"{name} has pairs or weights that change between common rounds, which virtual time has not; "
             "drop [time], or use spod-gt-memory."
         )
