@@ -1,6 +1,7 @@
 """Peers against the simulator at the same number of gradients: SVM on images, one label per client.
 
 python benchmarks/peer_convergence.py [GRADIENTS] [RATE]
+python benchmarks/peer_convergence.py GRADIENTS RATE METHOD STEP    two labels per client, peers only
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import spodgt
+from spodgt.experiment import Experiment
 from spodgt.peer.demo import five_peers
 from spodgt.peer.fleet import Fleet
 from spodgt.peer.folders import create
@@ -34,7 +36,12 @@ def simulator(gradients: int) -> float:
 
 
 def peers(
-    gradients: int, rate: float, kills: int = 0, chaos: str = "", limit: float = 240.0
+    gradients: int,
+    rate: float,
+    kills: int = 0,
+    chaos: str = "",
+    limit: float = 240.0,
+    experiment: Experiment = five_peers(step_size=STEP, labels=1),  # noqa: B008
 ) -> dict[str, Any]:
     """The same, of real peers; `limit` seconds at most."""
     draw = random.Random(0)
@@ -42,7 +49,7 @@ def peers(
         run = Path(folder) / "run"
         # a client waits when it is alone, so all begin together
         deployment = Deployment(rounds_per_second=rate, max_alone=20)
-        create(run, five_peers(step_size=STEP, labels=1), deployment)
+        create(run, experiment, deployment)
         options = Options(durability="process", evaluate_every=1.0, report_every=0.5)
         with Fleet(run, options, {"SPODGT_CHAOS": chaos}) as fleet:
             fleet.start()
@@ -75,6 +82,10 @@ def peers(
                 "evaluations": [len(values) for values in near.values()],
                 "kills": fleet.kills,
                 "audit": fleet.audit().error,
+                "messages": sum(
+                    link["messages"] for n in fleet.names for link in fleet.status(n)["neighbours"]
+                )
+                // 2,
                 "seconds": round(time.monotonic() - begun),
             }
 
@@ -82,6 +93,11 @@ def peers(
 def main() -> None:
     gradients = int(sys.argv[1]) if len(sys.argv) > 1 else 1500
     rate = float(sys.argv[2]) if len(sys.argv) > 2 else 30.0
+    if len(sys.argv) > 4:
+        method, step = sys.argv[3], float(sys.argv[4])
+        chosen = five_peers(step_size=step, labels=2, method=method)
+        print(f"{method}, step {step}", json.dumps(peers(gradients, rate, experiment=chosen)), flush=True)
+        return
     print("simulator", json.dumps({"accuracy": round(simulator(gradients), 4)}), flush=True)
     print("peers", json.dumps(peers(gradients, rate)), flush=True)
     chaos = "loss=0.3,twice=0.1,late=0.2,replay=0.05,seed=3"

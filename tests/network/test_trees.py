@@ -70,6 +70,13 @@ def test_equal_prices_take_the_first_and_tiny_probabilities_do_no_harm() -> None
     assert dear.up.sum() == dear.down.sum() == 5
 
 
+def test_the_root_is_chosen_among_those_who_may_lead() -> None:
+    network = Network.complete(5)
+    prices, everyone = np.ones(network.links), np.ones(5, bool)
+    assert cheapest_trees(network, prices, everyone, leaders=np.arange(5) == 3).root == 3
+    assert cheapest_trees(network, prices, np.arange(5) != 1, leaders=np.arange(5) >= 1).root == 2
+
+
 def test_one_client_is_its_own_root() -> None:
     trees: Trees = cheapest_trees(Network.complete(1), np.empty(0), np.ones(1, bool))
     assert trees.root == 0

@@ -626,17 +626,89 @@ def row_25(seconds: float = 60) -> str:
 def row_24(step: float = 0.1, distance: float = 1e-4) -> str:
     """rounds to 1e-4 on quadratics, equal devices, against the simulator"""
     with fleet(step=step) as f:
-        problem = manifest_problem(folders.load(f.run))
-        assert isinstance(problem, HasOptimum)
-        optimum = problem.optimum()
-        wanted = simulated_rounds(folders.load(f.run), problem, step, distance)
-        f.start()
-        f.rounds(5, 120)
-        f.wait(lambda: farthest(f, optimum) < distance, 120, "close to the optimum")
-        took = max(k for k, _ in models(f).values())
+        manifest = folders.load(f.run)
+        wanted = simulated_rounds(manifest, manifest_problem(manifest), step, distance)
+        took = rounds_to(f, distance)
         found = exact(settled(f))
         assert took <= 1.3 * wanted, (took, wanted)
         return f"{took} rounds, the simulator {wanted}; {found}"
+
+
+def row_40(method: str = "relay", step: float = 0.4, distance: float = 1e-6) -> str:
+    """relay between peers, quadratics: a two-way and a one-way graph"""
+    told = []
+    for graph in ("random-geometric", "ring"):
+        with fleet(method=method, graph=graph, step=step) as f:
+            took = rounds_to(f, distance)
+            sent = sum(
+                n["messages"] for name in f.names for n in f.status(name)["neighbours"] if n["way"] == "to"
+            )
+            told.append(f"{graph}: {distance:.0e} after {took} rounds, {sent} messages")
+            told[-1] += f", root {f.status('p0')['root'] or 'none'}, {exact(settled(f))}"
+    return "; ".join(told)
+
+
+def rounds_to(f: Fleet, distance: float) -> int:
+    """Start all, and wait until their models are so close (relative) to the optimum: the rounds it took."""
+    problem = manifest_problem(folders.load(f.run))
+    assert isinstance(problem, HasOptimum)
+    optimum = problem.optimum()
+    f.start()
+    f.rounds(5, 120)
+    f.wait(lambda: farthest(f, optimum) < distance, 120, "close to the optimum")
+    return max(k for k, _ in models(f).values())
+
+
+def row_41(times: int = 10) -> str:
+    """relay: kill -9 of the root, many times; it dies for good, --drop-after 5; it returns; it is removed"""
+    options = Options(durability="process", evaluate_every=2, report_every=0.3, drop_after=5)
+    with fleet(options=options, method="relay", step=0.4) as f:
+        problem, told = manifest_problem(folders.load(f.run)), []
+        assert isinstance(problem, HasOptimum)
+
+        def best(names: list[str]) -> torch.Tensor:
+            return problem.optimum([float(n in names) for n in f.names])
+
+        def led(names: list[str], but: str) -> Callable[[], bool]:
+            return lambda: len(r := {f.status(n)["root"] for n in names}) == 1 and but not in r
+
+        f.start()
+        f.rounds(20, 120)
+        root = f.status("p0")["root"]
+        for _ in range(times):
+            f.kill(root)
+            f.start(root)
+            time.sleep(0.5)
+        f.wait(lambda: farthest(f, best(f.names)) < 1e-6, 60, "at the optimum")
+        assert resets(f) == 0
+        f.kill()
+        told.append(f"{f.kills - 4} kill -9 of the root {root}, then of all: {exact(f.audit())}")
+        f.start()
+        f.rounds(20, 60)
+        f.kill(root)
+        rest = [n for n in f.names if n != root]
+        took = f.wait(led(rest, root), 60, "another root")
+        f.wait(lambda: farthest(f, best(rest), *rest) < 1e-6, 60, "at the optimum of the rest")
+        second = f.status(rest[0])["root"]
+        told.append(f"{second} leads {took:.1f} s after its death, the others within 1e-6 of their optimum")
+        f.start(root)
+        f.wait(lambda: farthest(f, best(f.names)) < 1e-6, 60, "at the optimum of all again")
+        assert {f.status(n)["root"] for n in f.names} == {second}
+        told.append(f"it returns and follows: all within 1e-6 of the optimum of all, {exact(settled(f))}")
+        f.start()
+        f.rounds(20, 60)
+        begun = time.monotonic()
+        root = folders.load(f.run).root
+        folders.remove(f.run, root)
+        rest = [n for n in f.names if n != root]
+        f.wait(lambda: all(f.status(n)["version"] == 2 for n in rest), 60, "version 2")
+        f.wait(lambda: farthest(f, best(rest), *rest) < 1e-6, 60, "at the optimum of the rest")
+        gone = time.monotonic() - begun
+        third = {f.status(n)["root"] for n in rest}
+        assert len(third) == 1
+        f.stop()
+        told.append(f"removed: {third.pop()} leads, within 1e-6 after {gone:.0f} s, {exact(f.audit(*rest))}")
+        return "; ".join(told)
 
 
 def simulated_rounds(manifest: Manifest, problem: Problem, step: float, distance: float) -> int:

@@ -56,6 +56,37 @@ def test_a_client_with_a_function_of_its_own_brings_its_data(run: Path) -> None:
         changes.joined(replace(full, problem={}), "p5", address="127.0.0.1:9", links=BOTH)
 
 
+def test_a_root_stays_until_it_leaves_and_a_newcomer_never_leads(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    methods = {**CONFIG, "run": {**CONFIG["run"], "methods": ["relay"]}}
+    create(run, Experiment.parse(methods), Deployment(divided_into=6))
+    first = folders.load(run)
+    assert first.root in first.names
+    assert first.method.more["patience"] == 0.0
+    links: dict[tuple[str, str], dict[str, object]] = {}
+    for name in first.names:  # the newcomer has the best links of all
+        links |= {("p5", name): {"p_hat": 1.0}, (name, "p5"): {"p_hat": 1.0}}
+    made = changes.joined(first, "p5", address="127.0.0.1:9", links=links)
+    assert made.root == first.root
+    seats = made.seats("p5")
+    assert seats.leader(seats.first) == first.root
+    assert changes.without(made, first.root).root == "p5"
+    assert changes.quarantined(made, first.root).root == "p5"
+    other = next(name for name in first.names if name != first.root)
+    moved = changes.changed(made, Change(root=other))
+    assert Manifest.parse(moved.to_text()).root == other
+    leads = [moved.seats(name).part().lead for name in moved.names]
+    assert [name for name, lead in zip(moved.names, leads, strict=True) if lead] == [other]
+    with pytest.raises(InvalidInput, match=r"root='p9' must be one of p0, "):
+        changes.changed(made, Change(root="p9"))
+
+
+def test_a_root_is_for_methods_that_have_one(run: Path) -> None:
+    assert b"root" not in folders.load(run).to_text()  # the release before reads this
+    with pytest.raises(InvalidInput, match="root='p1' is for methods with a root, not for spod-gt-memory"):
+        changes.changed(folders.load(run), Change(root="p1"))
+
+
 def test_a_name_is_used_once(run: Path) -> None:
     gone = changes.without(folders.load(run), "p3")
     for manifest, name in ((gone, "p3"), (gone, "p0")):
@@ -116,13 +147,13 @@ def test_what_a_change_gives_and_what_it_refuses(run: Path) -> None:
 def test_a_client_in_quarantine_has_no_links_and_gets_them_back(run: Path) -> None:
     first = folders.load(run)
     made = changes.quarantined(first, "p0")
-    assert made.weights_of("p0") == ({}, {})
+    assert made.seats("p0").part()[:2] == ({}, {})
     assert made.neighbours("p0") == ({}, {})
     assert "p0" in made.names
     assert "p0" not in made.linked
-    assert all("p0" not in made.weights_of(name)[0] for name in made.linked)
+    assert all("p0" not in made.seats(name).part().out for name in made.linked)
     back = changes.quarantined(made, "p0", on=False)
-    assert back.weights_of("p0") == first.weights_of("p0")
+    assert back.seats("p0").part() == first.seats("p0").part()
     with pytest.raises(InvalidInput, match="p0 is in quarantine already"):
         changes.quarantined(made, "p0")
 

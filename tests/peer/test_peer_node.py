@@ -13,10 +13,12 @@ from spodgt.peer import node as nodes
 from spodgt.peer.audit import local_error
 from spodgt.peer.node import Node
 from spodgt.peer.protocol import Incarnation
+from spodgt.peer.seats import Part
 from spodgt.peer.states import State, begin, meta_of, state_from, vectors_of
 from tests.peer.world import World
 
 EXACT = 1e-12
+ALONE = Part({}, {}, frozenset(), frozenset())
 
 
 def lockstep(world: World, rounds: int, alive: set[int] | None = None) -> None:
@@ -109,7 +111,7 @@ def test_a_client_that_cannot_compute_any_more_says_so_and_ends() -> None:
 def test_a_first_gradient_may_be_bad_too() -> None:
     world = World(2)
     algorithm, zero = world.algorithm, torch.zeros(3)
-    state = begin(algorithm, lambda x, k: torch.full_like(x, torch.nan), zero, True, {}, {})
+    state = begin(algorithm, lambda x, k: torch.full_like(x, torch.nan), zero, True, ALONE)
     assert not state.method.y.any()
     assert state.gradients == 0
 
@@ -235,7 +237,7 @@ class Personal(World):
         vault = self.vaults[i]
         if not vault.meta:
             x, own = torch.zeros(1, self.n), torch.zeros(1, 2)
-            parts = self.algorithm, self.gradient(i), x, True, self.outs[i], self.ins[i]
+            parts = self.algorithm, self.gradient(i), x, True, self.seats[i].part()
             state = begin(*parts, private=own)
             vault.commit(vectors_of(state), meta_of(state, Incarnation(0, 0)))
         return super().start(i)

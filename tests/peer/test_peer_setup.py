@@ -25,12 +25,13 @@ from spodgt.errors import InvalidConfig, InvalidInput, InvalidNetwork
 from spodgt.experiment import Experiment
 from spodgt.peer import changes, folders, identity
 from spodgt.peer.demo import demo
-from spodgt.peer.display import overview, panel, serve_metrics
+from spodgt.peer.display import _Metrics, overview, panel, serve_metrics
 from spodgt.peer.folders import create
 from spodgt.peer.manifest import Manifest, SignedManifest
 from spodgt.peer.membership import Terms
 from spodgt.peer.options import Deployment, Options
 from spodgt.peer.run import Peer
+from spodgt.peer.seats import Part
 from spodgt.peer.states import Member, begin
 from spodgt.peer.store import Store
 from spodgt.peer.work import Budget, active_links, capacity
@@ -56,7 +57,7 @@ def test_a_manifest_is_what_it_says(run: Path) -> None:
     assert Manifest.parse(made.to_text()) == made
     assert {link.p_hat for link in made.links} == {0.7}
     assert made.client("p2").compute == {"kind": "bernoulli", "p": 0.5}
-    out, into = made.weights_of("p0")
+    out, into, *_ = made.seats("p0").part()
     assert set(out) == {link.receiver for link in made.links if link.sender == "p0"}
     assert sum(into.values()) < 1
 
@@ -380,7 +381,6 @@ def test_the_flag_of_init_writes_the_table(tmp_path: Path, monkeypatch: pytest.M
             ["--method", "sporadic-k-gt", "--set", "participation.kind=bernoulli"],
             "method sporadic-k-gt needs all links, but p",
         ),
-        (["--method", "relay"], "method relay cannot run between peers; use spod-gt-memory"),
         (["--method", "push-pull"], "method push-pull cannot run between peers; use spod-gt-memory"),
     ],
 )
@@ -576,12 +576,46 @@ def test_what_a_peer_has_done_is_shown(run: Path) -> None:
     assert "p0 → p1" in shown
 
 
+def test_a_running_mean_is_scored_shown_and_exported(tmp_path: Path, cli: Cli) -> None:
+    run, words = tmp_path / "run", ["--set", "run.layers.running_mean=0.2", "--labels-per-client", "2"]
+    assert cli("peer", "init", "--run", str(run), "--clients", "3", *words)[0] == 0
+    home = folders.issue(run, "p0")
+    peer = Peer(home, "p0", Options(durability="process", rounds=30))
+    peer.run()
+    status, mean = peer.reporter.status, peer.node.state.more["mean"]
+    rows = np.zeros(2, int)
+    both = peer.work.problem.evaluate(torch.cat((peer.node.state.method.x, mean.float())), rows)
+    assert (status.loss, status.mean_loss) == tuple(map(float, both.loss))
+    assert (status.accuracy, status.mean_accuracy) == tuple(map(float, both.metrics["accuracy"]))
+    assert status.mean_loss != status.loss
+    console = Console(record=True, width=160, file=io.StringIO())
+    console.print(panel(status, peer.journal))
+    console.print(overview([json.loads((home / "status.json").read_text())]))
+    assert console.export_text().count(f"(mean {status.mean_accuracy:.3g})") == 2
+    gauges = {each.name for each in _Metrics(status, peer.journal).collect()}
+    assert {"spodgt_peer_mean_loss", "spodgt_peer_mean_accuracy"} <= gauges
+    target = tmp_path / "mean.safetensors"
+    assert cli("peer", "export", str(home), str(target), "--mean")[0] == 0
+    flat = torch.cat([tensor.flatten() for tensor in load_file(target).values()])
+    assert torch.equal(flat.sort().values, mean[0].float().sort().values)
+
+
+def test_a_mean_that_is_not_kept_is_not_exported(run: Path, cli: Cli) -> None:
+    home = folders.issue(run, "p0")
+    Peer(home, "p0", Options(durability="process", rounds=2)).run()
+    assert json.loads((home / "status.json").read_text())["mean_loss"] is None
+    code, _, err = cli("peer", "export", str(home), str(run / "model.safetensors"), "--mean")
+    assert code == 2
+    assert "p0 keeps no running mean; make the run with --set run.layers.running_mean=0.2" in err
+    assert not (run / "model.safetensors").exists()
+
+
 def test_importance_weighs_the_first_gradient_too() -> None:
     """In round 0, too, a gradient that is computed with probability p counts 1/p times."""
     algorithm = spodgt.method("spod-gt-importance", step_size=0.1)
-    state = begin(
-        algorithm, lambda x, k: torch.ones_like(x), torch.zeros(3), True, {}, {}, member=Member(0, 2, 0.25)
-    )
+    alone = Part({}, {}, frozenset(), frozenset())
+    begun = algorithm, lambda x, k: torch.ones_like(x), torch.zeros(3), True, alone
+    state = begin(*begun, member=Member(0, 2, 0.25))
     assert torch.equal(state.method.y, torch.full((1, 3), 4.0, dtype=torch.float64))
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spodgt.peer import wire
-from spodgt.peer.protocol import Ack, Incarnation, Message, Refused
+from spodgt.peer.protocol import LEADERLESS, Ack, Crew, Incarnation, Message, Refused
 
 N = 40
 CONTEXT = wire.Context("run", b"\1" * 32, N, "a", "0.1")
@@ -34,9 +34,14 @@ def test_a_message_survives_the_wire(n: int) -> None:
     assert torch.equal(got[-1].total, sent.total)
 
 
-def test_an_ack_survives_the_wire() -> None:
-    ack = Ack(2**40, 9, Incarnation(1, 2**62), Incarnation(4, 5))
+@pytest.mark.parametrize("crew", [LEADERLESS, Crew(0, 0), Crew(2, 7, ((0, 1), (3, 2)))])
+def test_a_crew_survives_the_wire(crew: Crew) -> None:
+    ack = Ack(2**40, 9, Incarnation(1, 2**62), Incarnation(4, 5), crew)
     assert wire.unpack_ack(CONTEXT, wire.pack_ack(CONTEXT, ack)) == ack
+    (chunk,) = wire.pack(CONTEXT, "b", message()._replace(crew=crew), 1)
+    got = wire.Assembler(RECEIVER, "a").add(chunk)
+    assert got is not None
+    assert got.crew == crew
 
 
 def mutated(good: list[bytes], draw: random.Random) -> bytes:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import torch
 
 import spodgt
+from spodgt.network import Network
 from spodgt.peer.audit import Audit, audit
 from spodgt.peer.node import Node
 from spodgt.peer.protocol import Ack, Incarnation, Message
+from spodgt.peer.seats import Seats
 from spodgt.peer.states import Member, begin, meta_of, state_from, vectors_of
 
 
@@ -27,7 +30,7 @@ class MemoryVault:
 
 
 class World:
-    """Clients 0 … m-1 on quadratics h_i |x - c_i|²/2; links i → i+1 and i → i+2."""
+    """Clients 0 … m-1 on quadratics h_i |x - c_i|²/2; links i → i+1 and i → i+2 unless `links` are given."""
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class World:
         node: type[Node] = Node,
         step: float = 0.06,
         method: str = "spod-gt-memory",
-        held: bool = True,
+        links: list[tuple[int, int]] | None = None,
     ) -> None:
         self.m, self.n, self.rebase_every, self.kind = m, n, rebase_every, node
         self.algorithm = spodgt.method(method, step_size=step)
@@ -47,9 +50,16 @@ class World:
         self.h = 0.5 + torch.rand(m, n, generator=draws)
         self.names = [f"p{i}" for i in range(m)]
         steps = (1, 2) if m > 2 else (1,)
-        self.links = [(i, (i + s) % m) for i in range(m) for s in steps]
-        self.outs = {i: {f"p{t}": 1 / (1 + len(steps)) for s, t in self.links if s == i} for i in range(m)}
-        self.ins = {i: {f"p{s}": 1 / (1 + len(steps)) for s, t in self.links if t == i} for i in range(m)}
+        self.links = links or [(i, (i + s) % m) for i in range(m) for s in steps]
+        adjacency = np.zeros((m, m), bool)
+        for sender, receiver in self.links:
+            adjacency[receiver, sender] = True
+        network = Network.from_adjacency(adjacency)
+        prices = np.ones(network.links) if self.algorithm.traits.root else None
+        places = {name: i for i, name in enumerate(self.names)}
+        self.seats = [Seats(name, places, network, prices) for name in self.names]
+        self.outs = {i: dict(seats.part().out) for i, seats in enumerate(self.seats)}
+        self.ins = {i: dict(seats.part().into) for i, seats in enumerate(self.seats)}
         self.starts = 0
         self.events: list[tuple[str, str]] = []
         self.flying: list[tuple[str, str, Any]] = []  # (from, to, frame)
@@ -67,9 +77,9 @@ class World:
         vault = self.vaults[i]
         self.starts += 1
         if not vault.meta or fresh:
-            state = begin(
-                self.algorithm, self.gradient(i), torch.zeros(1, self.n), True, self.outs[i], self.ins[i]
-            )
+            seats = self.seats[i]
+            begun = self.algorithm, self.gradient(i), torch.zeros(1, self.n), True, seats.part()
+            state = begin(*begun, crew=seats.first)
             incarnation = Incarnation(1, self.starts)
         else:
             state = state_from(vault.vectors, vault.meta)
@@ -82,6 +92,7 @@ class World:
             vault,
             incarnation=incarnation,
             state=state,
+            seats=self.seats[i],
             member=Member(i, self.m),
             rebase_every=self.rebase_every,
             notify=notify,

@@ -66,6 +66,7 @@ class Settings:
     compute: Annotated[list[str] | None, _COMPUTE] = None
     link: Annotated[list[str] | None, _LINK] = None
     unlink: Annotated[list[str] | None, "Take away a link: SENDER:RECEIVER; repeatable."] = None
+    root: Annotated[str | None, "Who leads, if the method has a root."] = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def peer_init(
     run: RunArgument = _RUN,
     config: ConfigOption = None,
     clients: Annotated[int | None, typer.Option(help="How many clients.")] = None,
-    method: Annotated[str | None, typer.Option(help="spod-gt-memory, spod-gt, … or ab.")] = None,
+    method: Annotated[str | None, typer.Option(help="spod-gt-memory, relay, spod-gt, … or ab.")] = None,
     labels_per_client: Annotated[str | None, typer.Option(help="Classes each client holds.")] = None,
     assign: SetOption = None,
     as_json: JsonOption = False,
@@ -259,11 +260,12 @@ def peer_audit(
 def peer_export(
     folder: Annotated[Path, typer.Argument(help="Folder of a client; it may run.")],
     target: Annotated[Path, typer.Argument(help="A .safetensors file.")],
+    mean: Annotated[bool, typer.Option("--mean", help="The running mean, where it is kept.")] = False,
 ) -> None:
     """Write a client's model as safetensors, as it was last committed."""
     with _peer_extra():
         from spodgt.peer.folders import export
-    print(json.dumps(export(folder, target), indent=2))
+    print(json.dumps(export(folder, target, mean=mean), indent=2))
 
 
 @peer_app.command("backup", epilog="Example: [bold]spodgt peer backup peers/p0 p0.backup[/]")
@@ -351,6 +353,7 @@ def peer_set(run: RunArgument = _RUN, *, settings: Settings) -> None:
         _devices(settings.compute or []),
         _links(settings.link or []),
         frozenset(_links(settings.unlink or [])),
+        settings.root,
     )
     made = folders.publish_next(run, lambda manifest: changes.changed(manifest, change))
     print(f"version {made.version}: {len(made.clients)} clients, {len(made.links)} links")

@@ -30,7 +30,9 @@ class Trees:
     members: Bools
 
 
-def cheapest_trees(network: Network, prices: Floats, alive: Bools, *, one: bool = False) -> Trees:
+def cheapest_trees(
+    network: Network, prices: Floats, alive: Bools, *, one: bool = False, leaders: Bools | None = None
+) -> Trees:
     """The trees of the root with the least sum of prices to and from all others; the lowest number of equals.
 
     Args:
@@ -38,6 +40,7 @@ def cheapest_trees(network: Network, prices: Floats, alive: Bools, *, one: bool 
         prices: (links,) what the use of each link costs, at least 1.
         alive: (clients,) who may be a root or pass on anything.
         one: Both trees are one, of two-way links whose price is that of both ways; needs every reverse.
+        leaders: (clients,) who of them may be the root, at least one; None: everybody.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import dijkstra
@@ -56,7 +59,7 @@ def cheapest_trees(network: Network, prices: Floats, alive: Bools, *, one: bool 
     ends = senders[usable], receivers[usable]
     far = dijkstra(csr_array((cost[usable], ends), shape=(m, m)))  # [from, to]
     connected = np.isfinite(far) & np.isfinite(far.T)
-    most = connected.sum(1) * alive
+    most = connected.sum(1) * (alive if leaders is None else alive & leaders)
     both = np.where(connected, far + far.T, 0.0).sum(1)
     root = int(np.lexsort((np.arange(m), both, -most))[0])  # of the largest group that can talk to itself
     members = connected[root] & alive

@@ -26,6 +26,7 @@ class Change:
     compute: Mapping[str, Table] = field(default_factory=dict)  # by client
     links: Mapping[Ends, Table] = field(default_factory=dict)  # new or changed: p_hat, dial
     unlinked: frozenset[Ends] = frozenset()
+    root: str | None = None  # who leads, if the method has a root
 
 
 def changed(manifest: Manifest, change: Change) -> Manifest:
@@ -60,6 +61,7 @@ def changed(manifest: Manifest, change: Change) -> Manifest:
         method=method,
         rounds_per_second=manifest.rounds_per_second if rate is None else rate,
         max_alone=manifest.max_alone if alone is None else alone,
+        root=manifest.root if change.root is None else change.root,
     )
     if after == manifest:
         raise InvalidInput("nothing would change; give another value.")
@@ -67,6 +69,12 @@ def changed(manifest: Manifest, change: Change) -> Manifest:
 
 
 def _check_known(manifest: Manifest, change: Change) -> None:
+    if change.root is not None:
+        name = manifest.method.name
+        if not manifest.method.build().traits.root:
+            raise InvalidInput(f"root={change.root!r} is for methods with a root, not for {name}; use relay.")
+        if change.root not in manifest.linked:
+            raise InvalidInput(f"root={change.root!r} must be one of {', '.join(manifest.linked)}.")
     for name in (*change.addresses, *change.compute):
         manifest.client(name)
     known = {(link.sender, link.receiver) for link in manifest.links}
@@ -134,7 +142,18 @@ def _next(changed: Manifest) -> Manifest:
     after = replace(changed, version=changed.version + 1)
     _ = after.network  # says so if the clients are not strongly connected
     check_devices(after)
-    return after
+    return with_root(after)
+
+
+def with_root(manifest: Manifest) -> Manifest:
+    """The manifest with a root if its method needs one: the same as long as it can be, else the best one.
+
+    A newcomer never leads at once, however good its links: its model is the initial one.
+    """
+    if not manifest.method.build().traits.root or manifest.root in manifest.linked:
+        return manifest
+    seats = manifest.seats(manifest.linked[0])
+    return replace(manifest, root=seats.leader(seats.first))
 
 
 def check_devices(manifest: Manifest) -> None:

@@ -22,12 +22,12 @@ _PLAN = ((0.3, "p1", "killed"), (0.45, "p1", "back"), (0.5, "p3", "killed"), (0.
 Event = tuple[float, str, str]  # wall time, client, "killed" or "back"
 
 
-def five_peers(*, step_size: float, labels: int) -> Experiment:
+def five_peers(*, step_size: float, labels: int, method: str = "spod-gt-memory") -> Experiment:
     """A linear model on images, `labels` classes per client."""
     partition = {"kind": "labels-per-client", "labels": labels}
     return Experiment.parse(
         {
-            "run": {"methods": ["spod-gt-memory"], "step_size": step_size, "seeds": 1},
+            "run": {"methods": [method], "step_size": step_size, "seeds": 1},
             "network": {"kind": "exponential", "clients": 5},
             "participation": {"kind": "always"},
             "problem": {"data": "fashion-mnist-small", "model": "svm", "partition": partition},

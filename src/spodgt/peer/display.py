@@ -32,11 +32,12 @@ def panel(status: Status, journal: Journal) -> Panel:
         f"local round [bold]{status.k:,}[/]" + (" [yellow](waits for news)[/]" if status.waiting else ""),
         f"gradients [bold]{status.gradients:,}[/]",
         f"{status.rounds_per_second:.0f} rounds/s",
-        f"incarnation {status.incarnation}, manifest {status.version}, epoch {status.epoch}",
+        f"incarnation {status.incarnation}, manifest {status.version}, epoch {status.epoch}"
+        + (f", root {status.root}" if status.root else ""),
     )
     head.add_row(
-        f"loss [bold]{_number(status.loss)}[/]",
-        f"accuracy [bold]{_number(status.accuracy)}[/]",
+        f"loss [bold]{_number(status.loss)}[/]{_beside(status.mean_loss)}",
+        f"accuracy [bold]{_number(status.accuracy)}[/]{_beside(status.mean_accuracy)}",
         f"consensus {_number(status.consensus)}",
         Text(f"audit {status.audit:.1e}", style="green" if status.audit <= 1e-12 else "bold red"),
     )
@@ -67,7 +68,8 @@ def overview(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         up, age = sum(n["state"] == "up" for n in row["neighbours"]), time.time() - row["time"]
         numbers = f"{row['k']:,}", f"{row['gradients']:,}", f"{row['rounds_per_second']:.0f}"
-        scores = (_number(row[key]) for key in ("loss", "accuracy", "consensus"))
+        scores = [_number(row[key]) + _beside(row.get(f"mean_{key}")) for key in ("loss", "accuracy")]
+        scores.append(_number(row["consensus"]))
         links = f"{up}/{len(row['neighbours'])}"
         late = Text(f"{age:.0f} s", style="red" if age > 10 else "")
         left = row.get("days_left")
@@ -78,6 +80,11 @@ def overview(rows: list[dict[str, Any]]) -> Table:
 
 def _number(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{value:.3g}"
+
+
+def _beside(value: float | None) -> str:
+    """What the running mean of the models has, after what the last model has."""
+    return "" if value is None or math.isnan(value) else f" (mean {value:.3g})"
 
 
 class _Metrics(Collector):

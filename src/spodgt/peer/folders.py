@@ -22,7 +22,7 @@ from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment, PythonProblem
 from spodgt.peer import identity, store
 from spodgt.peer.audit import Audit, audit
-from spodgt.peer.changes import check_devices, without
+from spodgt.peer.changes import check_devices, with_root, without
 from spodgt.peer.manifest import Client, Link, Manifest, Method, SignedManifest, layout_of
 from spodgt.peer.options import Deployment, Table, check_address
 from spodgt.peer.states import state_from
@@ -40,6 +40,7 @@ def create(folder: Path, experiment: Experiment, deployment: Deployment = Deploy
         raise InvalidInput(f"{folder} already holds a run; give another folder.")
     manifest = plan(experiment, deployment)
     check_devices(manifest)
+    manifest = with_root(manifest)
     key, authority = identity.create_authority(manifest.run)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,6 +69,8 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         several = ", ".join(each.name for each in experiment.methods)
         raise InvalidInput(f"run.methods must be one method, got {several}; use --method spod-gt-memory.")
     fields = describe(experiment.methods[0])
+    if "patience" in fields:
+        fields["patience"] = 0.0  # of the simulated clock; real devices and links wait for nobody
     method = Method(fields.pop("name"), _common(fields.pop("step_size", None)), fields)
     make = deployment.problem
     if make:
@@ -203,17 +206,27 @@ def audit_folders(folders: list[Path]) -> Audit:
     return replace(found, problems=[*problems, *found.problems])
 
 
-def export(folder: Path, target: Path, problem: Problem | None = None) -> dict[str, object]:
+def export(
+    folder: Path, target: Path, problem: Problem | None = None, *, mean: bool = False
+) -> dict[str, object]:
     """Write a client's model, as it last committed it, as safetensors; returns what the file holds.
 
-    `problem` knows the names of the parameters, or the manifest's does; else the file has one vector "x".
+    Args:
+        folder: Of the client; it may run.
+        target: The file.
+        problem: Knows the names of the parameters, or the manifest's does; else the file has one vector "x".
+        mean: The running mean of its models instead of the last one.
     """
     vectors, meta = _saved(folder, running=True)
+    if mean and "more:mean" not in vectors:
+        fix = "make the run with --set run.layers.running_mean=0.2"
+        raise InvalidInput(f"mean=True, but {meta['name']} keeps no running mean; {fix}, or leave it out.")
+    x = vectors["more:mean" if mean else "x"].float()
     if problem is None and (folder / "manifest.toml").exists():
         problem = manifest_problem(load(folder), str(meta["name"]))
-    named = {"x": vectors["x"]}
+    named = {"x": x}
     if problem is not None and layout_of(problem) == meta["layout"] and isinstance(problem, HasLayout):
-        named = problem.layout.unflatten(vectors["x"])
+        named = problem.layout.unflatten(x)
     tensors = {name: tensor.contiguous() for name, tensor in named.items()}
     notes = {key: str(meta[key]) for key in ("run", "name", "k", "epoch", "gradients", "layout")}
     save_file(tensors, target, notes)

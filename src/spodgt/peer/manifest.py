@@ -27,6 +27,7 @@ from spodgt.errors import Incompatible, InvalidConfig, InvalidInput
 from spodgt.network import Network
 from spodgt.peer import identity
 from spodgt.peer.options import Table, check_address
+from spodgt.peer.seats import Seats
 from spodgt.types import HasLayout, Problem
 from spodgt.validation import Field, Must, Number, Whole, from_table, one_of, recipe
 
@@ -82,10 +83,10 @@ class Method:
         step = self.step_size if isinstance(self.step_size, float) else dict(self.step_size)
         built = method(self.name, step_size=step, **self.more)
         needs, links = set(TrackingState._fields), {("push", "y"), ("pull", "x")}
-        traits = built.traits  # a root, or a pair that talks, would have to be found and known to all
-        agreed = traits.root or traits.reweighs or traits.talks != "all"
+        traits = built.traits  # links that work, or a pair that talks, would have to be known to all
+        agreed = traits.reweighs or traits.talks != "all"
         if not needs <= set(traits.state) or set(traits.mixes) != links or agreed:
-            fix = "use spod-gt-memory, spod-gt, spod-gt-importance or ab"
+            fix = "use spod-gt-memory, spod-gt, spod-gt-importance, relay or ab"
             raise Incompatible(f"method {built.name} cannot run between peers; {fix}.")
         return built
 
@@ -109,11 +110,14 @@ class Manifest:
     good_since: Whole = 0  # the version with which all went back to their last good models; 0: never
     rounds_per_second: Number = 0.0  # 0: as fast as the device can
     max_alone: Whole = 200  # rounds without news after which a client waits; 0: never
+    root: str = ""  # who leads, if the method has a root
 
     # --- text ------------------------------------------------------------------------------------
     def to_text(self) -> bytes:
         body = {"format": FORMAT, **asdict(self)}
         body["method"] = {key: value for key, value in body["method"].items() if value != {}}
+        if not self.root:
+            del body["root"]  # the release before does not know it
         return tomli_w.dumps(body).encode()
 
     @classmethod
@@ -204,12 +208,16 @@ class Manifest:
         """The names of the clients that are not quarantined."""
         return [client.name for client in self.clients if not client.quarantined]
 
-    def weights_of(self, name: str) -> tuple[dict[str, float], dict[str, float]]:
-        """b of the out-links and a of the in-links of a client."""
+    def seats(self, name: str) -> Seats:
+        """What a client does in the epochs of this version: the weights of its links, or its trees."""
+        places = {each: self.client(each).place for each in self.linked}
+        if not self.method.build().traits.root:
+            return Seats(name, places, self.network)
         network, names = self.network, self.linked
-        ends = list(zip(network.receivers, network.senders, network.a, network.b, strict=True))
-        out = {names[i]: float(b) for i, j, _, b in ends if names[j] == name}
-        return out, {names[j]: float(a) for i, j, a, _ in ends if names[i] == name}
+        paid = {(link.receiver, link.sender): 1 / link.p_hat for link in self.live}
+        ends = zip(network.receivers, network.senders, strict=True)
+        prices = np.array([paid[names[i], names[j]] for i, j in ends])
+        return Seats(name, places, network, prices, self.root)
 
     def probabilities(self, name: str) -> dict[str, float]:
         """p̂ of the out-links of a client."""

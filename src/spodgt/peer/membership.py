@@ -19,6 +19,7 @@ from spodgt.peer.backup import last_good_model
 from spodgt.peer.changes import obstacle
 from spodgt.peer.identity import Identity
 from spodgt.peer.manifest import Manifest, SignedManifest
+from spodgt.peer.seats import Seats
 from spodgt.peer.states import Member
 from spodgt.peer.transport import fetch
 from spodgt.peer.work import Capacity, capacity
@@ -35,6 +36,7 @@ class Terms(NamedTuple):
     algorithm: Algorithm[TrackingState]
     capacity: Capacity
     member: Member
+    seats: Seats
 
     @classmethod
     def of(cls, signed: SignedManifest, name: str, old: Terms | None = None) -> Terms:
@@ -46,7 +48,7 @@ class Terms(NamedTuple):
         else:
             device = capacity(own.compute, manifest.seed, own.place, own.name)
         member = Member(own.place, len(manifest.linked), device.p)
-        return cls(signed, manifest.method.build(), device, member)
+        return cls(signed, manifest.method.build(), device, member, manifest.seats(name))
 
     @property
     def manifest(self) -> Manifest:

@@ -21,7 +21,8 @@ from spodgt.compiled import finite
 from spodgt.errors import Failed
 from spodgt.peer import protocol, states
 from spodgt.peer.norms import Norms
-from spodgt.peer.protocol import Ack, Incarnation, Message, NewerEpoch, Refused, RolledBack
+from spodgt.peer.protocol import Ack, Crew, Incarnation, Message, NewerEpoch, Refused, RolledBack
+from spodgt.peer.seats import Part, Seats
 from spodgt.peer.states import Gradient, Member, News, NotFinite, PeerRound, State
 
 REBASE_EVERY = 64  # messages after which a quiet link starts from zero
@@ -51,12 +52,13 @@ class Node:
         *,
         incarnation: Incarnation,
         state: State,
+        seats: Seats,
         member: Member = Member(),  # noqa: B008
         rebase_every: int = REBASE_EVERY,
         notify: Callable[[str, str], None] = lambda kind, text: None,
     ) -> None:
         self.gradient, self.vault = gradient, vault
-        self.incarnation, self.state, self.member = incarnation, state, member
+        self.incarnation, self.state, self.member, self.seats = incarnation, state, member, seats
         self.rebase_every, self.notify = rebase_every, notify
         self.lock = threading.Lock()  # frames arrive in another thread than rounds run in
         self.arrived = threading.Event()  # set by every frame; whoever waits for one clears it
@@ -72,7 +74,15 @@ class Node:
         self.proofs: Counter[str] = Counter()  # that our disk was set back, by neighbour
         self.norms: dict[str, Norms] = {}  # by in-link
         self.bad_gradients = self.bad_in_a_row = 0  # that were not finite
+        self.given_up: set[str] = set()  # neighbours dropped and not heard since
+        self.part = self._part()
         self.use(algorithm)
+
+    def _part(self) -> Part:
+        """What this client does in the epoch of its state."""
+        part = self.seats.part(self.state.crew)
+        self.member = self.member._replace(lead=part.lead)
+        return part
 
     def use(self, algorithm: Algorithm[TrackingState]) -> None:
         """Step by this method from now on; of its state beyond x, y, g what is not known begins anew."""
@@ -104,7 +114,8 @@ class Node:
         if link is None:
             return None
         numbers = state.epoch, link.number, link.base, link.acked
-        return Message(*numbers, self.shown_incarnation, link.seen, state.method.x[0], link.total)
+        vectors = state.method.x[0], link.total
+        return Message(*numbers, self.shown_incarnation, link.seen, *vectors, state.crew)
 
     def waits(self, name: str) -> bool:
         """Whether something on this link is unacknowledged, or its receiver has not met this incarnation."""
@@ -116,7 +127,7 @@ class Node:
         link = self.shown.into.get(name)
         if link is None:
             return None
-        return Ack(self.shown.epoch, link.number, self.shown_incarnation, link.seen)
+        return Ack(self.shown.epoch, link.number, self.shown_incarnation, link.seen, self.shown.crew)
 
     # --- one local round -------------------------------------------------------------------------
     def advance(self, computes: bool, links: Iterable[str]) -> None:
@@ -143,11 +154,18 @@ class Node:
         )
 
     def _carries(self, name: str) -> bool:
-        """Whether an out-link takes mass now: its receiver is there and has most of what was sent."""
+        """Whether an out-link is used now: its receiver is there and has most of what was sent."""
         link = self.state.out.get(name)
-        if link is None or name not in self.confirmed or link.number - link.acked >= HOLD:
+        if link is None or name not in self.part.sends or name not in self.confirmed:
+            return False
+        if link.number - link.acked >= HOLD or not self._up_to_date():
             return False
         return link.number - link.base < _HELD_AFTER * self.rebase_every
+
+    def _up_to_date(self) -> bool:
+        """Whether the own model may be passed on: that of a root's epoch has come, or there is no root."""
+        into, part = self.state.into, self.part
+        return part.lead > 0 or any(into[name].number for name, weight in part.into.items() if weight)
 
     def _step(self, computes: bool, models: Mapping[str, Tensor]) -> tuple[TrackingState, Tensor, bool]:
         """The method's next state, the private columns, and whether a gradient was taken.
@@ -213,25 +231,37 @@ class Node:
         owed, self.owed = self.owed & self.state.into.keys(), set()
         return owed
 
-    def reset(self, epoch: int) -> None:
+    def reset(self, epoch: int, crew: Crew) -> None:
         """Begin an epoch: the tracker is the own gradient, the links are empty."""
-        self.state = states.fresh(self.state, epoch)
+        self.state = self.state._replace(crew=crew)
+        self.part = self._part()
+        self.state = states.fresh(self.state, epoch, crew, self.part)
         self.confirmed = set()
         self.norms = {}  # the numbers of an epoch begin large
         self.touch()
 
     def drop(self, name: str, why: str) -> bool:
-        """Begin an epoch without a neighbour that is gone, if this one holds mass of it; says whether.
+        """Begin an epoch without a neighbour that is gone, if this one needs it; says whether.
 
-        No list of members is needed: in a new epoch every client begins with its own gradient, and a link
-        takes no mass before its receiver has answered. Who comes back takes part again.
+        Without a root no list of members is needed: in a new epoch every client begins with its own
+        gradient, and a link takes no mass before its receiver has answered. With one, the crew is the list.
+        Who comes back takes part again.
         """
         ends = self.state.out.get(name), self.state.into.get(name)
-        if not any(end is not None and end.number for end in ends) or self.state.epoch >= self.last_epoch:
+        crew = self.seats.without(self.state.crew, [name])
+        needed = any(end is not None and end.number for end in ends)
+        needed = needed or (crew != self.state.crew and name not in self.given_up)
+        if not needed or self.state.epoch >= self.last_epoch:
             return False
-        self.reset(self.state.epoch + 1)
-        self.notify("epoch", f"{name}: {why}; epoch {self.state.epoch} begins without it")
+        self.given_up.add(name)
+        self.reset(self.state.epoch + 1, crew)
+        told = f"epoch {self.state.epoch} begins without it{self._led()}"
+        self.notify("epoch", f"{name}: {why}; {told}")
         return True
+
+    def _led(self) -> str:
+        root = self.seats.leader(self.state.crew)
+        return f"; its root is {root}" if root else ""
 
     def go_to(self, x: Tensor) -> None:
         """Begin again from the model `x` (parameters,), in an epoch that is still to be named."""
@@ -243,12 +273,12 @@ class Node:
         """Let the next commit write every vector."""
         self.dirty = set(states.vectors_of(self.state))
 
-    def relink(self, out: Mapping[str, float], into: Mapping[str, float], epoch: int) -> None:
+    def relink(self, seats: Seats, epoch: int) -> None:
         """Take the links of another manifest, in a new epoch."""
-        outs, ins = states.empty_links(out, into, self.state.z.shape[1])
-        self.state = self.state._replace(out=outs, into=ins)
+        self.seats, self.given_up = seats, set()
+        self.state = self.state._replace(out={}, into={})
         self.inbox, self.acks = {}, {}
-        self.reset(epoch)
+        self.reset(epoch, seats.first)
 
     # --- what has arrived ------------------------------------------------------------------------
     def _take(self) -> dict[str, News]:
@@ -259,6 +289,7 @@ class Node:
         before = self.state
         frames: list[tuple[str, Message | Ack]] = [*acks.items(), *inbox.items()]
         for name, frame in frames:
+            self.given_up.discard(name)
             try:
                 if isinstance(frame, Ack):
                     self._take_ack(name, frame)
@@ -278,7 +309,10 @@ class Node:
                 if error.epoch > self.state.epoch + protocol.JUMP:
                     self.notify("refused", f"{name}: epoch {error.epoch} is too far from {self.state.epoch}")
                     continue
-                self._restart(before, error.epoch, f"{name}: {error}")
+                if not self.seats.fits(error.crew):
+                    self.notify("refused", f"{name}: no epoch of this manifest has {error.crew}")
+                    continue
+                self._follow(before, error, name)
                 return {}
             except RolledBack as error:
                 self.proofs[name] += 1
@@ -288,19 +322,33 @@ class Node:
                 number = max(self.incarnation.number, error.incarnation) + 1
                 self.incarnation = self.incarnation._replace(number=number)
                 epoch = max(self.state.epoch, frame.epoch) + 1
-                self._restart(before, epoch, f"{name}: {error}; state was set back, epoch {epoch} begins")
+                crew = self.seats.without(before.crew, stale=True)
+                why = f"{name}: {error}; state was set back, epoch {epoch} begins"
+                self._restart(before, epoch, crew, why)
                 self.notify("rolled back", f"{name}: {error}")
                 return {}
         return news
 
-    def _restart(self, before: State, epoch: int, why: str) -> None:
+    def _follow(self, before: State, newer: NewerEpoch, name: str) -> None:
+        """Go on in an epoch of which a frame of `name` tells, or in the next one if it does not fit."""
+        epoch, why = newer.epoch, f"{name}: {newer}"
+        crew = self.seats.present(self.seats.merged(before.crew, newer.crew))
+        if crew != newer.crew:  # two have begun one at once, or without this client
+            epoch += 1
+            why = f"{why}, and epoch {epoch} with all that is known of who takes part"
+        self._restart(before, epoch, crew, why)
+
+    def _restart(self, before: State, epoch: int, crew: Crew, why: str) -> None:
         self.state = before  # half-taken frames would leave ρ without its mass
-        self.reset(epoch)
-        self.notify("epoch", why)
+        self.reset(epoch, crew)
+        self.notify("epoch", why + self._led())
+
+    def _of_this_epoch(self, frame: Message | Ack) -> bool:
+        return protocol.check_epoch(self.incarnation, self.state.epoch, self.state.crew, frame)
 
     def _take_ack(self, name: str, ack: Ack) -> None:
         link = self.state.out.get(name)
-        if link is None or not protocol.check_epoch(self.incarnation, self.state.epoch, ack):
+        if link is None or not self._of_this_epoch(ack):
             return
         link = protocol.take_ack(link, ack)
         z = self.state.z
@@ -314,7 +362,7 @@ class Node:
         self.state = self.state._replace(z=z, out=self.state.out | {name: link})
 
     def _take_message(self, name: str, message: Message) -> News | None:
-        if not protocol.check_epoch(self.incarnation, self.state.epoch, message):
+        if not self._of_this_epoch(message):
             return None
         link, mass, folded = protocol.take(self.state.into[name], message)
         z = self.state.z

@@ -46,6 +46,21 @@ class Incarnation(NamedTuple):
 UNKNOWN = Incarnation()
 
 
+class Crew(NamedTuple):
+    """Who takes part in an epoch of a method with a root (`seats`); clients by their places."""
+
+    term: int = 0  # how often the root has changed under this manifest
+    root: int = -1  # -1: the method has none
+    marks: tuple[tuple[int, int], ...] = ()  # place, how often it went or came back: odd while it is absent
+
+    @property
+    def absent(self) -> set[int]:
+        return {place for place, times in self.marks if times % 2}
+
+
+LEADERLESS = Crew()
+
+
 class Message(NamedTuple):
     """What a sender sends on a link: its model and the total of mass since `base`."""
 
@@ -57,6 +72,7 @@ class Message(NamedTuple):
     seen: Incarnation  # the receiver's incarnation as the sender knows it
     x: Tensor  # (n,) float32
     total: Tensor  # (n,) float32
+    crew: Crew = LEADERLESS  # of the epoch
 
 
 class Ack(NamedTuple):
@@ -66,6 +82,7 @@ class Ack(NamedTuple):
     number: int
     sender: Incarnation
     seen: Incarnation  # the sender's incarnation as the receiver knows it
+    crew: Crew = LEADERLESS  # of the epoch
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +113,11 @@ class Refused(Exception):
 
 
 class NewerEpoch(Exception):
-    """The frame is from a later epoch than ours."""
+    """The frame is from a later epoch than ours, or from one of the same number with another crew."""
 
-    def __init__(self, epoch: int) -> None:
-        super().__init__(f"epoch {epoch} has begun")
-        self.epoch = epoch
+    def __init__(self, frame: Message | Ack) -> None:
+        super().__init__(f"epoch {frame.epoch} has begun")
+        self.epoch, self.crew = frame.epoch, frame.crew
 
 
 class RolledBack(Exception):
@@ -111,10 +128,10 @@ class RolledBack(Exception):
         self.incarnation = incarnation
 
 
-def check_epoch(own: Incarnation, epoch: int, frame: Message | Ack) -> bool:
+def check_epoch(own: Incarnation, epoch: int, crew: Crew, frame: Message | Ack) -> bool:
     """Whether the frame is of this epoch; raises if it is of a later one or knows a later incarnation."""
-    if frame.epoch > epoch:
-        raise NewerEpoch(frame.epoch)
+    if frame.epoch > epoch or (frame.epoch == epoch and frame.crew != crew):
+        raise NewerEpoch(frame)
     if frame.epoch < epoch:
         return False
     check_jump(own, frame.seen, "of this client")

@@ -122,7 +122,7 @@ class Rounds:
         node.member, node.last_epoch = terms.member, manifest.last_epoch
         node.use(terms.algorithm)
         self.work.capacity = terms.capacity
-        node.relink(*manifest.weights_of(self.name), manifest.epoch)
+        node.relink(terms.seats, manifest.epoch)
         self._publish()
         told = f"version {manifest.version} with {len(manifest.clients)} clients"
         self.reporter.journal.event("manifest", told)

@@ -121,16 +121,15 @@ def check_state(saved: Saved) -> None:
 
 def restore(store: Store, membership: Membership, work: Work, journal: Journal) -> Node:
     """The client as it was when its last incarnation committed, or at its beginning; committed again."""
-    name, (signed, algorithm, _, member) = journal.name, membership.terms
+    name, (signed, algorithm, _, member, seats) = journal.name, membership.terms
     manifest = signed.manifest
-    out, into = manifest.weights_of(name)
     saved, number = store.load(check_state), 1
     if saved is None and store.damaged:
         journal.event("damaged", f"{store.damaged}; the client begins anew, with an epoch reset of all")
     if saved is None:
         first, epoch = work.capacity.computes(0), manifest.epoch
-        begun = algorithm, work.gradient, work.start(), first, out, into
-        state = begin(*begun, epoch=epoch, member=member, private=work.private())
+        begun = algorithm, work.gradient, work.start(), first, seats.part()
+        state = begin(*begun, epoch=epoch, crew=seats.first, member=member, private=work.private())
     else:
         if saved.meta["run"] != manifest.run or saved.meta["name"] != name:
             whose = f"{saved.meta['name']} in run {saved.meta['run']}, not of {name} in {manifest.run}"
@@ -144,7 +143,14 @@ def restore(store: Store, membership: Membership, work: Work, journal: Journal) 
             journal.event("damaged", f"{store.damaged}; the newest commit that is whole is used")
     incarnation, notify = Incarnation(number, secrets.randbits(63)), journal.event
     node = Node(
-        algorithm, work.gradient, store, incarnation=incarnation, state=state, member=member, notify=notify
+        algorithm,
+        work.gradient,
+        store,
+        incarnation=incarnation,
+        state=state,
+        seats=seats,
+        member=member,
+        notify=notify,
     )
     node.last_epoch = manifest.last_epoch
     if saved is None:
@@ -153,6 +159,6 @@ def restore(store: Store, membership: Membership, work: Work, journal: Journal) 
         good = membership.good_model(state.epoch // RESETS)
         if good is not None:
             node.go_to(good)
-        node.relink(out, into, manifest.epoch)
+        node.relink(seats, manifest.epoch)
     node.commit()  # the new incarnation is on disk before anybody hears of it
     return node

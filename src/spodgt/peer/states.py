@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +13,9 @@ from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.algorithms.base import State as MethodState
 from spodgt.compiled import finite
 from spodgt.errors import Incompatible
-from spodgt.peer.protocol import BOUND, Incarnation, InLink, OutLink
+from spodgt.peer.protocol import BOUND, LEADERLESS, Crew, Incarnation, InLink, OutLink
+from spodgt.peer.seats import Part
 
-Links = tuple[dict[str, OutLink], dict[str, InLink]]  # by the neighbour's name
 Gradient = Callable[[Tensor, int], Tensor]  # (x as (1, columns) float32, round) -> (1, n) gradient
 
 
@@ -32,6 +32,7 @@ class State(NamedTuple):
     more: Mapping[str, Tensor] = {}  # (1, …): what the method's state has besides, such as momentum
     private: Tensor = torch.empty(1, 0)  # (1, columns) float32: parameters that never leave this client
     heard_at: int = 0  # the round in which a neighbour's message was last taken
+    crew: Crew = LEADERLESS  # of the epoch
 
 
 class Member(NamedTuple):
@@ -40,6 +41,7 @@ class Member(NamedTuple):
     place: int = 0  # its number
     clients: int = 1  # how many clients the run has
     p: float = 1.0  # the probability that it computes in a round
+    lead: float = 1.0  # its part of the step; only the root's is not 0 where there is one
 
 
 class News(NamedTuple):
@@ -75,7 +77,7 @@ class PeerRound:
         self.computes = torch.tensor([[self.active_client]])
         self.p, self.place = torch.tensor([[self.member.p]]), torch.tensor([self.member.place])
         self.clients = self.member.clients
-        self.lead, self.restarts = torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.bool)
+        self.lead, self.restarts = torch.tensor([[self.member.lead]]), torch.zeros(1, 1, dtype=torch.bool)
 
     def grad(self, x: Tensor) -> Tensor:
         if not self.active_client:
@@ -114,14 +116,14 @@ def begin(
     gradient: Gradient,
     x: Tensor,
     computes: bool,
-    out: Mapping[str, float],
-    into: Mapping[str, float],
+    part: Part,
     *,
     epoch: int = 0,
+    crew: Crew = LEADERLESS,
     member: Member = Member(),  # noqa: B008
     private: Tensor = State._field_defaults["private"],
 ) -> State:
-    """The state after round 0, in which a client only computes; `out` and `into` map names to weights."""
+    """The state after round 0, in which a client only computes."""
     n = x.shape[-1]
     start, private = x.reshape(1, n).float(), private.reshape(1, -1).float()
     round = PeerRound(0, computes, member, gradient, private, {}, {})
@@ -131,15 +133,10 @@ def begin(
         except NotFinite:
             round = PeerRound(0, computes := False, member, gradient, private, {}, {})
             first = algorithm.init(start, round)
-    z, links = torch.zeros(1, n, dtype=torch.float64), empty_links(out, into, n)
+    z = torch.zeros(1, n, dtype=torch.float64)
     method, more = narrow(first)
-    return State(1, epoch, method, z, *links, int(computes), more, round.private)
-
-
-def empty_links(out: Mapping[str, float], into: Mapping[str, float], n: int) -> Links:
-    """Links that have carried nothing, from their weights."""
-    outs = {name: OutLink(b, torch.zeros(n)) for name, b in out.items()}
-    return outs, {name: InLink(a, torch.zeros(n)) for name, a in into.items()}
+    begun = State(1, epoch, method, z, {}, {}, int(computes), more, round.private, crew=crew)
+    return fresh(begun, epoch, crew, part)
 
 
 def narrow(state: MethodState) -> tuple[TrackingState, dict[str, Tensor]]:
@@ -158,16 +155,19 @@ def widen(kind: type[TrackingState], method: TrackingState, more: Mapping[str, T
     return kind(**{key: named[key] for key in kind._fields})
 
 
-def fresh(state: State, epoch: int) -> State:
-    """The state with which `epoch` begins."""
+def fresh(state: State, epoch: int, crew: Crew, part: Part) -> State:
+    """The state with which `epoch` begins: the tracker is the own gradient, the links are empty."""
     zero = torch.zeros(state.z.shape[1])
+    outs = {name: OutLink(b, zero) for name, b in part.out.items()}
+    ins = {name: InLink(a, zero) for name, a in part.into.items()}
     return state._replace(
         epoch=epoch,
+        crew=crew,
         method=state.method._replace(y=state.method.g.double()),
         z=torch.zeros_like(state.z),
         # incarnations stay known: they tell a second process of the same name from the first
-        out={name: OutLink(link.weight, zero, seen=link.seen) for name, link in state.out.items()},
-        into={name: InLink(link.weight, zero, seen=link.seen) for name, link in state.into.items()},
+        out={name: replace(link, seen=state.out.get(name, link).seen) for name, link in outs.items()},
+        into={name: replace(link, seen=state.into.get(name, link).seen) for name, link in ins.items()},
     )
 
 
@@ -175,7 +175,10 @@ def restored(state: State, x: Tensor) -> State:
     """The state with which an epoch begins from the model `x` (n,), and nothing else of what was there."""
     zero = torch.zeros_like(state.z)
     method = TrackingState(x[None].float(), zero, zero.float())
-    return fresh(state._replace(method=method, more={}), state.epoch + 1)
+    out = {name: link.weight for name, link in state.out.items()}
+    into = {name: link.weight for name, link in state.into.items()}
+    part = Part(out, into, frozenset(out), frozenset(into))
+    return fresh(state._replace(method=method, more={}), state.epoch + 1, state.crew, part)
 
 
 def vectors_of(state: State) -> dict[str, Tensor]:
@@ -196,6 +199,7 @@ def meta_of(state: State, own: Incarnation) -> dict[str, object]:
         "gradients": state.gradients,
         "heard_at": state.heard_at,
         "more": list(state.more),
+        "crew": list(state.crew),
         "incarnation": own.number,
         "out": {n: [v.weight, v.number, v.base, v.acked, *v.seen] for n, v in state.out.items()},
         "in": {n: [v.weight, v.number, v.base, *v.seen] for n, v in state.into.items()},
@@ -221,5 +225,17 @@ def state_from(vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> State:
         raise ValueError(f"its numbers {numbers} are not between 0 and 2^62")
     more = {name: vectors[f"more:{name}"][None] for name in meta.get("more", ())}
     private = vectors["private"][None] if "private" in vectors else torch.empty(1, 0)
-    counts = meta["k"], meta["epoch"]
-    return State(*counts, method, vectors["z"][None], out, into, meta["gradients"], more, private, heard_at)
+    term, root, marks = meta.get("crew", LEADERLESS)  # a state of before there were crews has none
+    return State(
+        meta["k"],
+        meta["epoch"],
+        method,
+        vectors["z"][None],
+        out,
+        into,
+        meta["gradients"],
+        more,
+        private,
+        heard_at,
+        Crew(term, root, tuple((place, times) for place, times in marks)),
+    )

@@ -81,7 +81,7 @@ class Neighbour:
     messages: int
     bytes: int
     number: int
-    silent: float | None  # seconds since something was heard
+    silent: float | None  # seconds since something was heard; None also for a link that is not used
     distance: float | None  # between the neighbour's model and the own
     mass: float | None = None  # the norm of what its last message brought
     flags: int = 0  # messages of this epoch that were far above their median
@@ -96,12 +96,15 @@ class Status:
     k: int = 0
     epoch: int = 0
     version: int = 0
+    root: str = ""  # who leads, if the method has a root
     incarnation: int = 0
     gradients: int = 0
     seconds: float = 0.0
     rounds_per_second: float = 0.0
     loss: float = math.nan
     accuracy: float = math.nan
+    mean_loss: float = math.nan  # of the running mean of the models, where the method keeps one
+    mean_accuracy: float = math.nan
     consensus: float = math.nan  # root mean square distance to the neighbours' models
     audit: float = 0.0
     waiting: bool = False
@@ -137,11 +140,7 @@ class Reporter:
         now, status, state = time.monotonic(), self.status, self.node.state
         evaluate = last or now - self.evaluated >= self.options.evaluate_every
         if evaluate:
-            models = torch.cat((state.method.x, state.private), 1)
-            scores = self.work.problem.evaluate(models, np.array([self.work.row]))
-            status.loss = float(scores.loss[0])
-            found = scores.metrics.get("accuracy")
-            status.accuracy = math.nan if found is None else float(found[0])
+            self._evaluate()
             self.evaluated = now
         if self.reported and not last:
             status.rounds_per_second = (state.k - status.k) / max(now - self.reported, 1e-9)
@@ -149,6 +148,7 @@ class Reporter:
         status.k, status.gradients = state.k, state.gradients
         status.incarnation = self.node.incarnation.number
         status.version, status.epoch = divmod(state.epoch, RESETS)
+        status.root = self.node.seats.leader(state.crew)
         status.audit = local_error(state)
         status.neighbours = list(self._neighbours(now))
         known = [n.distance for n in status.neighbours if n.distance is not None]
@@ -167,6 +167,19 @@ class Reporter:
                 "nothing more is sent. Check this host's memory, remove the state directory and start again."
             )
 
+    def _evaluate(self) -> None:
+        """Score the model, and its running mean beside it where there is one."""
+        state, status = self.node.state, self.status
+        models = [state.method.x, *(state.more[key].float() for key in ("mean",) if key in state.more)]
+        wide = torch.cat([torch.cat((x, state.private), 1) for x in models])
+        scores = self.work.problem.evaluate(wide, np.full(len(models), self.work.row))
+        found = scores.metrics.get("accuracy")
+        rows = [(float(loss), math.nan) for loss in scores.loss]
+        if found is not None:
+            rows = [(loss, float(found[row])) for row, (loss, _) in enumerate(rows)]
+        rows.append((math.nan, math.nan))  # where there is no mean
+        (status.loss, status.accuracy), (status.mean_loss, status.mean_accuracy), *_ = rows
+
     def _keep_good_model(self) -> None:
         """Keep the model to go back to, unless a neighbour may have ruined it."""
         state, status = self.node.state, self.status
@@ -184,19 +197,26 @@ class Reporter:
         state, out, into = self.node.state, dict(self.transport.out), dict(self.transport.into)
         ends = [("to", n, link.number, out[n].traffic) for n, link in state.out.items() if n in out]
         ends += [("from", n, link.number, into[n]) for n, link in state.into.items() if n in into]
+        part = self.node.part
         for way, name, number, t in ends:
-            silent = now - t.heard if t.heard else None
+            used = name in (part.sends if way == "to" else part.hears)  # another one has nothing to say
+            silent = now - t.heard if t.heard and used else None
             counts = t.messages, t.bytes, number, silent
             norms = self.node.norms.get(name) if way == "from" else None
             distance, mass, flags = (norms.distance, norms.mass, norms.flags) if norms else (None, None, 0)
             yield Neighbour(name, way, t.state, t.why, *counts, distance, mass, flags, t.version)
 
     def silence(self) -> dict[str, float]:
-        """Seconds since each neighbour was heard on any link, or since the start."""
+        """Seconds since each neighbour was heard on any link, or since the start.
+
+        Those are left out whose links the method does not use, as far as they are there.
+        """
         now, heard = time.monotonic(), dict.fromkeys(sorted(self.transport.into), self.begun)
         for name, traffic in self.transport.traffic():
             heard[name] = max(heard.get(name, self.begun), traffic.heard)
-        return {name: now - at for name, at in heard.items()}
+        part, away = self.node.part, self.node.seats.absent(self.node.state.crew)
+        asked = part.sends | part.hears | {*away}
+        return {name: now - at for name, at in heard.items() if name in asked}
 
     def _warnings(self) -> Iterator[str]:
         state, status = self.node.state, self.status
@@ -208,6 +228,7 @@ class Reporter:
                 ends = state.out.get(name), state.into.get(name)
                 takes_part = any(end is not None and end.number for end in ends)
                 what = "models are biased until it returns or is removed"
+                what = "it is the root: no model moves until then" if name == status.root else what
                 what = what if takes_part else "this epoch goes on without it until it returns"
                 yield f"{name} silent for {seconds:.0f} s: {what}"
         if status.bad_gradients:

@@ -37,7 +37,8 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 DURABILITY = ("power", "process")
-_FORMAT = 2  # 1 had no checksum of the row; such rows are still read
+_FORMAT = 2
+_READ = (1, _FORMAT)  # 1 had no checksum of the row
 _ATTEMPTS = 20  # to read the state of a running client: it may overwrite a slot meanwhile
 _DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OSError)  # what reading spoilt data raises
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
@@ -187,8 +188,8 @@ def _newest(db: sqlite3.Connection, path: Path, check: Callable[[Saved], None]) 
     for generation, row in rows:
         try:
             body = _body(generation, row)
-            if body["format"] not in (1, _FORMAT):
-                known = f"has format {body['format']}, this version reads {_FORMAT}"
+            if body["format"] not in _READ:
+                known = f"has format {body['format']}, this version reads {' and '.join(map(str, _READ))}"
                 raise StoreFailed(f"{path} {known}; use the version that wrote it.")
             vectors = {name: _read(path, name, slot) for name, slot in body["slots"].items()}
             saved = Saved(vectors, body["meta"])

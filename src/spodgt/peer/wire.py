@@ -15,7 +15,7 @@ import torch
 from google.protobuf.message import DecodeError
 
 from spodgt.peer import wire_pb2 as pb
-from spodgt.peer.protocol import BOUND, Ack, Incarnation, Message, Refused
+from spodgt.peer.protocol import BOUND, LEADERLESS, Ack, Crew, Incarnation, Message, Refused
 
 PROTOCOLS = (1,)  # that this program speaks; the ends of a stream use the highest that both do
 CHUNK = 2**20
@@ -70,6 +70,7 @@ def pack(context: Context, receiver: str, message: Message, frame: int) -> Itera
         n=context.n,
         frame=frame % 2**32,
         version=context.version,
+        crew=_packed_crew(message.crew),
     )
     for offset in range(0, max(1, size), CHUNK):
         header.offset = offset
@@ -125,7 +126,8 @@ class Assembler:
         numbers = torch.from_numpy(self.data.view(_FLOATS).astype(np.float32, copy=False))
         x, total = numbers[: self.context.n], numbers[self.context.n :]
         counts = first.epoch, first.number, first.base, first.acked
-        return Message(*counts, _unpacked(first.incarnation), _unpacked(first.seen), x, total)
+        crew = _unpacked_crew(first)
+        return Message(*counts, _unpacked(first.incarnation), _unpacked(first.seen), x, total, crew)
 
 
 def check_header(header: pb.Header, context: Context, sender: str) -> None:
@@ -156,6 +158,7 @@ def pack_ack(context: Context, ack: Ack) -> bytes:
         number=ack.number,
         incarnation=_packed(ack.sender),
         seen=_packed(ack.seen),
+        crew=_packed_crew(ack.crew),
     ).SerializeToString()
 
 
@@ -174,7 +177,8 @@ def unpack_ack(context: Context, data: bytes) -> Ack:
     if ack.protocol not in context.protocols or ack.run != context.run:
         raise Refused(f"the acknowledgement is of run {ack.run!r} and protocol {ack.protocol}")
     _check_numbers(ack.epoch, ack.number, ack.incarnation.number, ack.seen.number)
-    return Ack(ack.epoch, ack.number, _unpacked(ack.incarnation), _unpacked(ack.seen))
+    known = _unpacked(ack.incarnation), _unpacked(ack.seen)
+    return Ack(ack.epoch, ack.number, *known, _unpacked_crew(ack))
 
 
 def _packed(incarnation: Incarnation) -> pb.Incarnation:
@@ -183,3 +187,19 @@ def _packed(incarnation: Incarnation) -> pb.Incarnation:
 
 def _unpacked(incarnation: pb.Incarnation) -> Incarnation:
     return Incarnation(incarnation.number, incarnation.nonce)
+
+
+def _packed_crew(crew: Crew) -> pb.Crew | None:
+    if crew == LEADERLESS:
+        return None
+    places, times = [place for place, _ in crew.marks], [times for _, times in crew.marks]
+    return pb.Crew(term=crew.term, root=crew.root, places=places, times=times)
+
+
+def _unpacked_crew(frame: pb.Header | pb.Ack) -> Crew:
+    if not frame.HasField("crew"):
+        return LEADERLESS
+    crew = frame.crew
+    if len(crew.places) != len(crew.times):
+        raise Refused(f"the crew has {len(crew.places)} places and {len(crew.times)} times")
+    return Crew(crew.term, crew.root, tuple(sorted(zip(crew.places, crew.times, strict=True))))
