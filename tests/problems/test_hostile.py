@@ -20,7 +20,7 @@ from spodgt.errors import InvalidInput
 from spodgt.problems import classification
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.loop import LoopEngine
-from spodgt.problems.gradients.vmap import VmapEngine
+from spodgt.problems.gradients.taped import TapeEngine
 from spodgt.types import Minibatches
 
 DRAWS = torch.Generator().manual_seed(1)
@@ -235,7 +235,7 @@ class Projected(nn.Module):
 
 
 def test_a_scalar_parameter_is_trained() -> None:
-    assert isinstance(holds(Temperature()).trained.engine, VmapEngine)
+    assert isinstance(holds(Temperature()).trained.engine, TapeEngine)
 
 
 @pytest.mark.parametrize("build", [Projected, parametrized])
@@ -298,7 +298,7 @@ class OnlyInTraining(nn.Module):
 def test_gradients_are_those_of_training_mode() -> None:
     data = [(torch.cat([inputs[:8], inputs[8:] + 100]), targets) for inputs, targets in DATA]
     problem = spodgt.Learning(OnlyInTraining(), ENTROPY, data, batch_size=None)
-    assert isinstance(problem.trained.engine, VmapEngine)
+    assert isinstance(problem.trained.engine, TapeEngine)
     x, rows = large(problem, 0.01), np.arange(3)
     g = problem.grad(x, Minibatches(rows, np.repeat(rng.key(0, "batch"), 3), rows, 1))
     for i, (inputs, targets) in enumerate(data):

@@ -138,13 +138,17 @@ class ClientData:
             same = batch == size
             yield int(size), slice(None) if same.all() else np.flatnonzero(same)
 
+    def drawn(self, batches: Minibatches, size: int) -> tuple[Ints, Ints]:
+        """(clients, size) which of its own samples each of the clients draws, and their numbers among all."""
+        rows = batches.rows
+        drawn = without_replacement(*batches[1:], self.holdings.sizes[rows], size)
+        return drawn, self.holdings.numbers[self.holdings.offsets[rows, None] + drawn]
+
     def minibatch(
         self, batches: Minibatches, size: int, device: torch.device, dtype: torch.dtype
     ) -> tuple[Tensor | list[Tree], Tensor | list[Tree]]:
         """Inputs and targets of the clients `batches.rows`: (clients, size, …), or lists, one for each."""
-        rows, who = batches.rows, batches[1:]
-        drawn = without_replacement(*who, self.holdings.sizes[rows], size)
-        numbers = self.holdings.numbers[self.holdings.offsets[rows, None] + drawn]
+        drawn, numbers = self.drawn(batches, size)
         if isinstance(self.samples, Loose):
             seeds = (rng.words(batches.keys, batches.k, batches.places, _READS) >> np.uint64(1)).tolist()
             read = [self.samples.read(n, s, device, dtype) for n, s in zip(numbers, seeds, strict=True)]
@@ -152,7 +156,7 @@ class ClientData:
         chosen = torch.from_numpy(numbers).to(device)
         inputs = self.samples.inputs[chosen]
         if self.augment:
-            inputs = crop_and_flip(inputs, Windows.draw(*who, drawn))
+            inputs = crop_and_flip(inputs, Windows.draw(*batches[1:], drawn))
         return Samples.scaled(inputs, dtype), Samples.targets_as(self.samples.targets[chosen], dtype)
 
     def some(self, numbers: Ints, device: torch.device, dtype: torch.dtype) -> Batch:

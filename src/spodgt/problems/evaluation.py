@@ -11,6 +11,7 @@ from spodgt.compiled import usable
 from spodgt.problems.client_data import ClientData
 from spodgt.problems.gradients.linear import LinearEngine, grade
 from spodgt.problems.gradients.loop import LoopEngine
+from spodgt.problems.gradients.taped import TapeEngine
 from spodgt.problems.objective import Metric, batch_of, right_answers
 from spodgt.problems.samples import CHUNK
 from spodgt.problems.trainable import Trainable
@@ -22,7 +23,7 @@ _PICTURES = 128  # samples in a block of a deep network: what lies between layer
 
 def block_of(trained: Trainable, inputs: int, models: int) -> int:
     """Samples of so many input numbers that go through so many models at once."""
-    if isinstance(trained.engine, LoopEngine):
+    if isinstance(trained.engine, LoopEngine | TapeEngine):
         return _PICTURES
     return max(1, CHUNK // max(1, inputs, models * 64))
 

@@ -29,6 +29,7 @@ from spodgt.problems.evaluation import block_of, evaluate
 from spodgt.problems.fingerprint import fingerprint, tensors_of
 from spodgt.problems.gradients import Layout, Many
 from spodgt.problems.gradients.linear import LinearEngine, linear_gradients
+from spodgt.problems.gradients.taped import TapeEngine
 from spodgt.problems.losses import LOSSES, Loss
 from spodgt.problems.objective import Function, Metric, Objective, read_metrics, takes_model
 from spodgt.problems.samples import Collate, Holdings, Loose, Samples
@@ -318,18 +319,25 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
         if self.grad_into(x, g, None, np.arange(len(x)), batches, np.ones(len(x))):
             return g
         for size, same in self.data.groups(batches.rows):
-            _, keys, places, k = some = batches.part(same)
-            noise = [int(word >> np.uint64(1)) for word in rng.words(keys, k, places, 2**32)]
             models = x[same]
-            with trying("model and loss", f"mini-batches of round {k}"):
-                given = self.data.minibatch(some, size, x.device, x.dtype)
-                part = self.trained.engine.grads(models, *given, noise)
+            with trying("model and loss", f"mini-batches of round {batches.k}"):
+                part = self._grads(models, batches.part(same), size)
             if isinstance(same, slice):  # everyone: `models` is a view of x
                 return part
             g[same] = part
             if self.trained.columns.behind.names:
                 x[same] = models
         return g
+
+    def _grads(self, x: Tensor, batches: Minibatches, size: int) -> Tensor:
+        """Gradients of clients that draw `size` samples each."""
+        data, engine = self.data, self.trained.engine
+        plain = isinstance(data.samples, Samples) and not data.augment
+        if isinstance(engine, TapeEngine) and plain and engine.replays(x, size):
+            return engine.drawn(x, self.samples, torch.from_numpy(data.drawn(batches, size)[1]))
+        _, keys, places, k = batches
+        noise = [int(word >> np.uint64(1)) for word in rng.words(keys, k, places, 2**32)]
+        return engine.grads(x, *data.minibatch(batches, size, x.device, x.dtype), noise)
 
     def grad_into(
         self, x: Tensor, g: Tensor, y: Tensor | None, models: Ints, batches: Minibatches, weight: Floats

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spodgt import rng
-from spodgt.compiled import jit
+from spodgt.compiled import jit, usable
 from spodgt.errors import InvalidData
 from spodgt.problems.trees import Tree, fresh, seeded, tree_map
 from spodgt.rng import word
@@ -166,6 +166,10 @@ def without_replacement(keys: Words, places: Ints, k: int, sizes: Ints, count: i
     """(clients, count): distinct whole numbers below each client's size, a function of (key, k, place)."""
     if (sizes == count).all():
         return np.broadcast_to(np.arange(count), (len(sizes), count))
+    if usable():
+        chosen = np.empty((len(sizes), count), np.int64)
+        _draw_batches(keys, places, k, sizes, chosen)
+        return chosen
     u = rng.uniform(keys[:, None], k, places[:, None], np.arange(count)[None])
     return rng.distinct(sizes, count, lambda column, tops: (u[:, column] * (tops + 1)).astype(np.int64))
 
@@ -188,3 +192,10 @@ def draw_batch(key, place, k, size, chosen):  # type: ignore[no-untyped-def]
                 pick = top
                 break
         chosen[column] = pick
+
+
+@jit
+def _draw_batches(keys, places, k, sizes, chosen):  # type: ignore[no-untyped-def]
+    """`draw_batch` for every client."""
+    for n in range(len(sizes)):
+        draw_batch(keys[n], places[n], k, sizes[n], chosen[n])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -22,13 +22,14 @@ from spodgt.problems.client_data import ClientData
 from spodgt.problems.gradients import Engine, Layout, flatten
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.loop import LoopEngine
+from spodgt.problems.gradients.taped import TapeEngine
 from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.losses import Loss, stacked_loss
 from spodgt.problems.objective import Accuracy, Objective
 from spodgt.problems.samples import Loose
 from spodgt.problems.starts import Init, check_init, initial
 from spodgt.problems.trees import Tree, seeded
-from spodgt.problems.trial import CONVOLUTIONS, Trial, copied, multiplications, side_effects
+from spodgt.problems.trial import Trial, copied, multiplications, side_effects
 
 Patterns = str | Sequence[str] | None
 _NO_LAYERS = (nn.Sequential, nn.Flatten, nn.Identity)
@@ -136,6 +137,8 @@ class Trainable:
     accuracy: Accuracy | None
     width: int  # numbers in the outputs of one sample
     options: Options
+    few: tuple[Tree, Tree] | None  # samples to try engines on; None where they are read one by one
+    moved: dict[tuple[str, torch.dtype], Trainable] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(model: nn.Module, objective: Objective, data: ClientData, options: Options) -> Trainable:
@@ -157,10 +160,11 @@ class Trainable:
             columns.personal,
             options.personal_step_size,
         )
-        loose = isinstance(data.samples, Loose)
-        engine = plain if loose else choose(plain, trial.inputs, trial.targets)
+        few = None if isinstance(data.samples, Loose) else (trial.inputs, trial.targets)
+        engine = plain if few is None else choose(plain, *few)
         cost = multiplications(module, trial.inputs, trial.forward)
-        return Trainable(model, objective, engine, plain, columns, cost, trial.accuracy, trial.width, options)
+        facts = cost, trial.accuracy, trial.width
+        return Trainable(model, objective, engine, plain, columns, *facts, options, few)
 
     @property
     def layout(self) -> Layout:
@@ -206,18 +210,25 @@ class Trainable:
         return [tensor.detach() for name, tensor in named.items() if name not in held]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Trainable:
-        """With the numbers of the loss, such as weights of classes, on this device; modules follow models."""
+        """With the engine for this device, and the numbers of the loss on it; modules follow models."""
         if dtype not in (torch.float32, torch.float64):
             raise InvalidInput(
                 f"dtype must be torch.float32 or torch.float64, got {dtype}; use torch.float32."
             )
-        if not isinstance(self.loss, nn.Module) or not list(self.loss.buffers()):
+        has_numbers = isinstance(self.loss, nn.Module) and bool(list(self.loss.buffers()))
+        if device.type == "cpu" and not has_numbers:
             return self
-        loss = copy.deepcopy(self.loss).to(device, dtype)
-        objective = replace(self.objective, loss=loss)
-        plain = replace(self.plain, objective=objective)
-        engine = replace(self.engine, loss=loss) if isinstance(self.engine, VmapEngine) else plain
-        return replace(self, objective=objective, plain=plain, engine=engine)
+        key = str(device), dtype
+        if key not in self.moved:
+            loss = copy.deepcopy(self.loss).to(device, dtype) if has_numbers else self.loss  # type: ignore[attr-defined]
+            plain = replace(self.plain, objective=replace(self.objective, loss=loss), shells={})
+            engine = plain if self.few is None else choose(self.plain, *self.few, device=device.type)
+            if isinstance(engine, LoopEngine | TapeEngine):
+                engine = plain if isinstance(engine, LoopEngine) else TapeEngine(plain)
+            elif isinstance(engine, VmapEngine):
+                engine = replace(engine, loss=loss, copies={})
+            self.moved[key] = replace(self, objective=plain.objective, plain=plain, engine=engine, moved={})
+        return self.moved[key]
 
     def check_columns(self, x: Tensor) -> None:
         """Say so if models (n, columns) are not parameters and what stands behind them."""
@@ -230,17 +241,22 @@ class Trainable:
 
 
 # --- engines --------------------------------------------------------------------------------------------
-def choose(plain: LoopEngine, inputs: Tree, targets: Tree) -> Engine:
-    """The fastest engine that computes the same as the plain loop on a few samples."""
+def choose(plain: LoopEngine, inputs: Tree, targets: Tree, device: str = "cpu") -> Engine:
+    """The fastest engine for this kind of device that computes the same as the plain loop on a few samples.
+
+    A CPU has few threads, each of which takes a client at a time; an accelerator takes all of them at once.
+    """
     module, loss = plain.module, plain.objective
     parts = [part for part in module.modules() if type(part) not in _NO_LAYERS]
     tensors = isinstance(inputs, Tensor) and isinstance(targets, Tensor)
     if not tensors or loss.whole or loss.ignored is not None or plain.random or plain.statistics.names:
         return plain
-    if any(isinstance(part, CONVOLUTIONS) for part in parts) or any(map(_altered, module.modules())):
+    if any(map(_altered, module.modules())):
         return plain
     stacked = stacked_loss(loss.loss)
-    fast: list[Engine] = [VmapEngine(module, plain.layout, loss.loss)]
+    fast: list[Engine] = [
+        TapeEngine(plain) if device == "cpu" else VmapEngine(module, plain.layout, loss.loss)
+    ]
     whole = plain.layout.size == sum(p.numel() for p in module.parameters())
     if len(parts) == 1 and type(parts[0]) is nn.Linear and whole and stacked and targets.ndim == 1:  # type: ignore[attr-defined]
         layer = parts[0]
@@ -263,7 +279,10 @@ def _agree(fast: Engine, plain: LoopEngine, inputs: Tensor, targets: Tensor) -> 
     given = flatten(named[name] for name in plain.layout.names)
     draws = rng.torch_generator(0, "agree")
     models = torch.stack([given, *(size * torch.randn(len(given), generator=draws) for size in (0.3, 3.0))])
-    batches, answers = (torch.stack([part] * len(models)) for part in (inputs, targets))
+    # other samples for each, because recordings are made with the first
+    batches, answers = (
+        torch.stack([part.roll(n, 0) for n in range(len(models))]) for part in (inputs, targets)
+    )
     with warnings.catch_warnings(), seeded(0):
         warnings.simplefilter("ignore")
         # vmap warns where it falls back to a slow loop of its own
@@ -277,7 +296,8 @@ def _agree(fast: Engine, plain: LoopEngine, inputs: Tensor, targets: Tensor) -> 
             return False
         finally:
             plain.shells.clear()
-    assert isinstance(seen, Tensor)
+    if not isinstance(seen, Tensor) or (isinstance(fast, TapeEngine) and None in fast.tapes.values()):
+        return False  # not recorded, but done by the plain loop
     return _close(ours, theirs) and _close(seen, outputs)
 
 

@@ -3,8 +3,10 @@
 Models are flat vectors: the module's trained and exchanged parameters in `named_parameters` order, then
 what clients keep besides: running statistics, personal parameters. An engine takes stacked models (clients,
 columns) and one batch per client, and returns stacked gradients (clients, parameters). Which engine is
-fastest depends on the module: a linear layer has a closed form (`linear`), small dense networks gain from
-`vmap`, convolutions on a CPU do not (`loop`). `trainable.choose` takes the fastest that agrees with the loop.
+fastest depends on the module and the device: a linear layer has a closed form (`linear`); on a CPU each
+thread replays a recording of the module, a client at a time (`taped`); an accelerator takes all clients at
+once (`vmap`); what is random or keeps statistics goes through the module itself (`loop`). `trainable.choose`
+takes the fastest that agrees with the loop.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _ALIGNED = 16  # numbers: tensors begin where vector instructions work best
 
 @dataclass(frozen=True, eq=False)
 class LoopEngine(Engine):
-    """One client after the other, on every thread: for convolutions, for dropout, for what `vmap` cannot do.
+    """One client after the other, on every thread: for dropout, for BatchNorm, for what others cannot do.
 
     A client's model is copied into a shell of the module, one shell per thread, which then runs as any
     module does, with weights in the memory layout that suits convolutions. Each client stays on one thread:
@@ -54,18 +54,18 @@ class LoopEngine(Engine):
             with torch.enable_grad(), self._filled(x[client], training=noise is not None) as shell:
                 if self.random and noise is not None:
                     seed_all(noise[client])  # dropout, too, is a function of (seed, round, client)
-                loss = self.objective(shell.module, self._image(inputs[client]), targets[client])
+                loss = self.objective(shell.module, self.image(inputs[client]), targets[client])
                 losses[client] = loss.detach()
                 shell.gradient(loss, g[client])
                 if noise is not None:
                     shell.descend(self.personal_step_size)
 
         with seeded(None) if self.random else contextlib.nullcontext():
-            self._each(x, one)
+            each_row(x, one, serial=self.random)
         return losses, g
 
     def outputs(self, x: Tensor, inputs: Tree) -> list[Tree]:
-        shared = self._image(inputs)
+        shared = self.image(inputs)
         return self.apply(x, lambda module: call(module, clone(shared)))  # a forward pass may write into it
 
     def apply(self, x: Tensor, work: Callable[[nn.Module], T]) -> list[T]:
@@ -77,28 +77,8 @@ class LoopEngine(Engine):
                 out[model] = work(shell.module)
 
         with seeded(0) if self.random else contextlib.nullcontext():
-            self._each(x, one)
+            each_row(x, one, serial=self.random)
         return [out[model] for model in range(len(x))]
-
-    def _each(self, x: Tensor, one: Callable[[int], None]) -> None:
-        """Call `one` with the number of every row; random numbers are drawn for one after the other."""
-        threads = torch.get_num_threads()
-        if len(x) == 1 or threads == 1 or self.random or x.device.type != "cpu":
-            for row in range(len(x)):
-                one(row)
-            return
-
-        waiting = iter(range(len(x)))  # shared: a thread that other work slows down takes fewer of them
-
-        def some(*_: int) -> None:
-            torch.set_num_threads(1)  # of this thread
-            for row in waiting:
-                one(row)
-
-        try:
-            share(min(threads, len(x)), sys.maxsize, some)
-        finally:
-            torch.set_num_threads(threads)
 
     @contextlib.contextmanager
     def _filled(self, row: Tensor, *, training: bool) -> Iterator[Shell]:
@@ -111,7 +91,7 @@ class LoopEngine(Engine):
                 self.statistics,
                 self.personal,
                 row,
-                channels_last=self._channels_last,
+                channels_last=self.channels_last,
             )
         shell = self.shells[key]
         if shell.module.training != training:
@@ -122,18 +102,45 @@ class LoopEngine(Engine):
             shell.copy(row, shell.values, slice(shell.trained, None), inward=False)
 
     @cached_property
-    def _channels_last(self) -> bool:
+    def channels_last(self) -> bool:
         layers = [part for part in self.module.modules() if isinstance(part, nn.Conv2d)]
         return bool(layers) and not any(map(_overruns, layers))
 
-    def _image(self, batch: Tree) -> Tree:
+    def weight(self, value: Tensor) -> Tensor:
+        """A parameter in the memory layout that suits convolutions."""
+        if self.channels_last and value.ndim == 4:
+            return value.contiguous(memory_format=torch.channels_last)
+        return value
+
+    def image(self, batch: Tree) -> Tree:
         """Inputs with channels last, which on a CPU is faster for convolutions and what is between them."""
-        if not self._channels_last or not isinstance(batch, Tensor) or batch.ndim != 4:
+        if not self.channels_last or not isinstance(batch, Tensor) or batch.ndim != 4:
             return batch
         _, channels, height, width = batch.shape
         if channels == 1:  # fits both layouts; these strides say which is meant
             return batch.contiguous().as_strided(batch.shape, (height * width, 1, width, 1))
         return batch.contiguous(memory_format=torch.channels_last)
+
+
+def each_row(x: Tensor, one: Callable[[int], None], *, serial: bool = False) -> None:
+    """Call `one` with the number of every row, each on one thread; one after the other if `serial`."""
+    threads = torch.get_num_threads()
+    if len(x) == 1 or threads == 1 or serial or x.device.type != "cpu":
+        for row in range(len(x)):
+            one(row)
+        return
+
+    waiting = iter(range(len(x)))  # shared: a thread that other work slows down takes fewer of them
+
+    def some(*_: int) -> None:
+        torch.set_num_threads(1)  # of this thread
+        for row in waiting:
+            one(row)
+
+    try:
+        share(min(threads, len(x)), sys.maxsize, some)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _overruns(layer: nn.Conv2d) -> bool:

@@ -16,7 +16,7 @@ from spodgt.problems.trees import Tree
 
 @dataclass(frozen=True, eq=False)
 class VmapEngine(Engine):
-    """All clients in one call through `torch.func.vmap`; fits small dense networks."""
+    """All clients in one call through `torch.func.vmap`: for accelerators, which are idle otherwise."""
 
     module: nn.Module
     layout: Layout
