@@ -1,6 +1,6 @@
 """A dict-in, dict-out transformer in the style of Hugging Face: frozen body, LoRA adapters that travel.
 
-    python examples/lora.py [--small]
+    python examples/lora.py [--small] [--picture FILE]
 
 `loss(model, batch)` gets the batch as it was collated and calls the model itself. The body does not require
 gradients, so it is not part of any message: the script prints the numbers per message of full fine-tuning and
@@ -102,7 +102,7 @@ def adapted(model: Classifier) -> Classifier:
     return model
 
 
-def main(*, small: bool = False) -> dict[str, float]:
+def main(*, small: bool = False, picture: str | None = None) -> dict[str, float]:
     draw = np.random.default_rng(0)
     model = pretrained(draw, 60 if small else 300)
     clients = [texts(draw, 120, 24) for _ in range(4)]
@@ -121,9 +121,11 @@ def main(*, small: bool = False) -> dict[str, float]:
         spodgt.Network.ring(4),
         spodgt.Bernoulli(0.8, 0.8),
         rounds=60 if small else 400,
-        evaluations=4,
+        evaluations=40,
     )
-    print(result.frame[["round", "loss", "accuracy"]].to_string(index=False))
+    print(result.frame[["round", "loss", "accuracy"]].iloc[::10].to_string(index=False))
+    if picture:
+        result.plot(picture, against="round")
     curve = result.frame["accuracy"]
     return {
         "before": before,
@@ -136,4 +138,5 @@ def main(*, small: bool = False) -> dict[str, float]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a few rounds only")
-    main(small=parser.parse_args().small)
+    parser.add_argument("--picture", metavar="FILE", help="draw what came out")
+    main(**vars(parser.parse_args()))

@@ -1,6 +1,6 @@
 """A pretrained model: it starts at the accuracy it has, and clients improve it on data it has not seen.
 
-    python examples/pretrained.py [--small]
+    python examples/pretrained.py [--small] [--picture FILE]
 
 A network learns eight kinds of clothing centrally; clients then hold all ten. A module that is handed over
 starts as it is; init="fresh" would draw it anew for every seed.
@@ -26,7 +26,7 @@ def central(model: nn.Module, inputs: Tensor, targets: Tensor, epochs: int) -> N
             optimizer.step()
 
 
-def main(*, small: bool = False) -> dict[str, float]:
+def main(*, small: bool = False, picture: str | None = None) -> dict[str, float]:
     data = load("fashion-mnist-small")
     inputs, test = data.train.inputs.float() / 255, data.test.inputs.float() / 255
     targets = data.train.targets
@@ -44,10 +44,12 @@ def main(*, small: bool = False) -> dict[str, float]:
         spodgt.Network.directed_geometric(6, seed=1),
         spodgt.Bernoulli(0.6, 0.6),
         rounds=60 if small else 1000,
-        evaluations=4,
+        evaluations=40,
     )
     print(f"accuracy of the pretrained model: {before:.3f}")
-    print(result.frame[["round", "loss", "accuracy"]].to_string(index=False))
+    print(result.frame[["round", "loss", "accuracy"]].iloc[::10].to_string(index=False))
+    if picture:
+        result.plot(picture, against="round")
     curve = result.frame["accuracy"]
     return {"before": before, "first": float(curve.iloc[0]), "last": float(curve.iloc[-1])}
 
@@ -55,4 +57,5 @@ def main(*, small: bool = False) -> dict[str, float]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a few rounds only")
-    main(small=parser.parse_args().small)
+    parser.add_argument("--picture", metavar="FILE", help="draw what came out")
+    main(**vars(parser.parse_args()))

@@ -1,6 +1,6 @@
 """Regression: no classes and so no accuracy; R² and the mean absolute error are measured instead.
 
-    python examples/regression.py [--small]
+    python examples/regression.py [--small] [--picture FILE]
 
 Targets are (samples, 1), as the outputs are: MSELoss would compare every output with every target of a
 (samples,) tensor, and spodgt refuses that.
@@ -30,7 +30,7 @@ def houses(draws: torch.Generator, count: int, district: float) -> tuple[Tensor,
     return inputs, prices + 0.1 * torch.randn(count, 1, generator=draws)
 
 
-def main(*, small: bool = False) -> dict[str, float]:
+def main(*, small: bool = False, picture: str | None = None) -> dict[str, float]:
     draws = torch.Generator().manual_seed(0)
     clients = [houses(draws, 150, district) for district in (-0.5, -0.2, 0.0, 0.2, 0.5)]
     torch.manual_seed(0)
@@ -42,18 +42,21 @@ def main(*, small: bool = False) -> dict[str, float]:
         metrics={"r2": r2, "error": (error, "down")},
     )
     result = spodgt.train(
-        spodgt.SpodGTMemory(step_size=0.02),
+        spodgt.SpodGTMemory(step_size=0.01),
         problem,
         spodgt.Network.ring(5),
         spodgt.Bernoulli(0.6, 0.8),
         rounds=300 if small else 3000,
-        evaluations=4,
+        evaluations=40,
     )
-    print(result.frame[["round", "loss", "r2", "error"]].to_string(index=False))
+    print(result.frame[["round", "loss", "r2", "error"]].iloc[::10].to_string(index=False))
+    if picture:
+        result.plot(picture, metric="r2", against="round")
     return {"r2": float(result.frame["r2"].iloc[-1])}
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a few rounds only")
-    main(small=parser.parse_args().small)
+    parser.add_argument("--picture", metavar="FILE", help="draw what came out")
+    main(**vars(parser.parse_args()))

@@ -1,6 +1,6 @@
 """Tabular data: hospitals of very different size train a network with BatchNorm.
 
-    python examples/tabular.py [--small]
+    python examples/tabular.py [--small] [--picture FILE]
 
 Clients are given by name, each with a pair of numpy arrays. Running statistics of BatchNorm travel with the
 models (buffers="pull"). The classes are rare in some hospitals, so F1 is measured beside accuracy.
@@ -36,7 +36,7 @@ def f1(outputs: Tensor, targets: Tensor) -> float:
     return float(2 * (found & true).sum() / (found.sum() + true.sum()).clamp_min(1))
 
 
-def main(*, small: bool = False) -> dict[str, float]:
+def main(*, small: bool = False, picture: str | None = None) -> dict[str, float]:
     draw = np.random.default_rng(0)
     clients = {name: table(draw, size, 5.0 * i) for i, (name, size) in enumerate(SIZES.items())}
     torch.manual_seed(0)
@@ -56,9 +56,11 @@ def main(*, small: bool = False) -> dict[str, float]:
         spodgt.Network.ring(len(SIZES)),
         spodgt.Bernoulli(0.7, 0.7),
         rounds=60 if small else 400,
-        evaluations=4,
+        evaluations=40,
     )
-    print(result.frame[["round", "loss", "accuracy", "f1"]].to_string(index=False))
+    print(result.frame[["round", "loss", "accuracy", "f1"]].iloc[::10].to_string(index=False))
+    if picture:
+        result.plot(picture, metric="f1", against="round")
     last = result.frame.iloc[-1]
     return {"f1": float(last["f1"]), "accuracy": float(last["accuracy"])}
 
@@ -66,4 +68,5 @@ def main(*, small: bool = False) -> dict[str, float]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a few rounds only")
-    main(small=parser.parse_args().small)
+    parser.add_argument("--picture", metavar="FILE", help="draw what came out")
+    main(**vars(parser.parse_args()))

@@ -1,6 +1,6 @@
 """Ragged text: an LSTM reads sentences of unequal length.
 
-    python examples/text_lstm.py [--small]
+    python examples/text_lstm.py [--small] [--picture FILE]
 
 A sample is (list of word numbers, label). `collate` pads a mini-batch and hands two inputs to the model, so
 the model is called as model(tokens, lengths).
@@ -58,7 +58,7 @@ def reviews(draw: np.random.Generator, count: int) -> list[Sample]:
     return found
 
 
-def main(*, small: bool = False) -> dict[str, float]:
+def main(*, small: bool = False, picture: str | None = None) -> dict[str, float]:
     draw = np.random.default_rng(0)
     clients = [reviews(draw, count) for count in (200, 120, 80, 40)]
     torch.manual_seed(0)
@@ -68,12 +68,15 @@ def main(*, small: bool = False) -> dict[str, float]:
     method = spodgt.method("spod-gt-memory", step_size=0.2, momentum=0.9)
     network, participation = spodgt.Network.ring(4), spodgt.Bernoulli(0.8, 0.8)
     rounds = 120 if small else 600
-    result = spodgt.train(method, problem, network, participation, rounds=rounds, evaluations=4)
-    print(result.frame[["round", "loss", "accuracy"]].to_string(index=False))
+    result = spodgt.train(method, problem, network, participation, rounds=rounds, evaluations=40)
+    print(result.frame[["round", "loss", "accuracy"]].iloc[::10].to_string(index=False))
+    if picture:
+        result.plot(picture, against="round")
     return {"accuracy": float(result.frame["accuracy"].iloc[-1])}
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a few rounds only")
-    main(small=parser.parse_args().small)
+    parser.add_argument("--picture", metavar="FILE", help="draw what came out")
+    main(**vars(parser.parse_args()))

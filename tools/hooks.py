@@ -33,6 +33,7 @@ CACHE = ROOT / "build" / "pages"
 PUBLISHED = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
     "benchmarks/results/README.md": "speed.md",

@@ -52,6 +52,12 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.parametrize("words", [("--names", "lima,nairobi,oslo"), ("--addresses", "a:1,b:2,none")])
+def test_as_many_clients_as_names_or_addresses(cli: Cli, words: tuple[str, str]) -> None:
+    code, out, _ = cli("peer", "init", "--set", "problem.kind=quadratic", "--json", *words)
+    assert (code, len(json.loads(out)["clients"])) == (0, 3)
+
+
 def test_a_manifest_is_what_it_says(run: Path) -> None:
     made = folders.load(run)
     assert Manifest.parse(made.to_text()) == made

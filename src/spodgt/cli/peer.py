@@ -92,7 +92,7 @@ class Running:
 def peer_init(
     run: RunArgument = _RUN,
     config: ConfigOption = None,
-    clients: Annotated[int | None, typer.Option(help="How many clients.")] = None,
+    clients: Annotated[int | None, typer.Option(help="How many; as many as --names unless given.")] = None,
     method: Annotated[str | None, typer.Option(help="spod-gt-memory, relay, spod-gt, … or ab.")] = None,
     labels_per_client: Annotated[str | None, typer.Option(help="Classes each client holds.")] = None,
     assign: SetOption = None,
@@ -105,10 +105,12 @@ def peer_init(
         from spodgt.peer.folders import create
         from spodgt.peer.options import Deployment
 
-    changes = {} if config else dict(_PEER_DEFAULTS)
-    changes |= {"network.clients": clients} if clients is not None else {}
-    changes |= Changes(methods=method, labels_per_client=labels_per_client, assign=assign).keys()
     parts = {"names": _list(made.names), "addresses": _list(made.addresses)}
+    named = next((len(each) for each in parts.values() if each), None)
+    count = clients if clients is not None or config else named
+    changes = {} if config else dict(_PEER_DEFAULTS)
+    changes |= {} if count is None else {"network.clients": count}
+    changes |= Changes(methods=method, labels_per_client=labels_per_client, assign=assign).keys()
     if made.problem is not None:
         changes |= {"problem.kind": "python", "problem.build": made.problem}
     options = {key: value for key, value in vars(made).items() if key != "problem"}
