@@ -196,6 +196,16 @@ def test_a_divergence_says_what_to_do() -> None:
     assert said.endswith("use a smaller step_size.")
 
 
+def test_where_all_runs_diverged_the_summary_still_has_the_metric() -> None:
+    row = {"algorithm": "ab", "seed": 0, "round": 0, "delay": 0.0, "loss": 2.0, "accuracy": 0.1}
+    lost = row | {"round": 9, "loss": math.nan, "accuracy": math.nan}
+    done = pd.DataFrame({"algorithm": ["ab"], "gradients": 9, "messages": 9})
+    gone = [Diverged("ab", 0, 9, 8, "0.1")]
+    result = spodgt.Result(pd.DataFrame([row, lost]), done, pd.DataFrame(), {}, {}, gone)
+    assert result.summary()["accuracy"].isna().all()
+    assert "NaN" in repr(result)
+
+
 # --- sweeps -------------------------------------------------------------------------------------------
 def test_a_sweep_is_read_as_it_was_written(result: spodgt.Result, tmp_path: Path) -> None:
     (tmp_path / "cells/a").mkdir(parents=True)

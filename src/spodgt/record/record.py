@@ -193,7 +193,8 @@ class Record:
         `diverged` counts the seeds that left the finite numbers; there is no mean where one did.
         """
         last = statistics.final(self.frame)
-        first, *others = [name for name in statistics.known(last) if METRICS[name].column] or ["loss"]
+        # Of the whole frame: a metric that all runs have lost at the end is shown as lost, not left out.
+        first, *others = [name for name in statistics.known(self.frame) if METRICS[name].column] or ["loss"]
         table = statistics.summary(last, [first, *others, "delay", "round"]).reset_index()
         gone = [each.algorithm for each in self.diverged]
         table["diverged"] = [gone.count(name) for name in table["algorithm"]]
