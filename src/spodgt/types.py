@@ -40,6 +40,8 @@ class Round(Protocol):
     def grad(self, x: Tensor) -> Tensor: ...  # fresh stochastic gradients, zero rows where idle
     def pull(self, x: Tensor) -> Tensor: ...  # Â x: receivers weigh, rows sum to one
     def push(self, y: Tensor) -> Tensor: ...  # B̂ y: senders weigh, columns sum to one
+    @property
+    def kept(self) -> Tensor: ...  # (clients, 1) the diagonal of B̂: what of a push stays with its sender
     def gossip(self, x: Tensor) -> Tensor: ...  # Ŵ x: symmetric and doubly stochastic
     def average(self, x: Tensor) -> Tensor: ...  # the mean over all clients of a run: what a server sees
     @property

@@ -165,3 +165,67 @@ def test_gossip_push_pull() -> None:
             g[one] = new
         out.append(x)
     bench.agrees(out)
+
+
+# --- made for virtual time -----------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["asy-sonata", "r-fast"])
+def test_running_sums(name: str) -> None:
+    """The papers' listing, all clients in every round: v, W v, then z, the totals ρ and what was taken."""
+    bench = Bench(name, 1.0, 1.0)
+    A, B, x, out = bench.network.A, bench.network.B, bench.x0.copy(), [bench.x0]
+    rho, taken = np.zeros((5, 5, 2)), np.zeros((5, 5, 2))
+    g = np.stack([bench.grad(i, x[i]) for i in range(5)])
+    z = np.stack([B[i, i] * g[i] for i in range(5)])
+    for j in range(5):  # the first gradient is sent as any later one
+        for i in range(5):
+            rho[i, j] += B[i, j] * g[j] * (i != j)
+    for _ in range(ROUNDS):
+        v = x - STEP * z
+        x = np.stack([sum(A[i, j] * v[j] for j in range(5)) for i in range(5)])
+        new = np.stack([bench.grad(i, x[i]) for i in range(5)])
+        half = np.stack([z[i] + (rho[i] - taken[i]).sum(0) + new[i] - g[i] for i in range(5)])
+        taken, g = rho.copy(), new
+        for i in range(5):
+            z[i] = B[i, i] * half[i]
+            for j in range(5):
+                rho[i, j] += B[i, j] * half[j] * (i != j)
+        out.append(x)
+    bench.agrees(out)
+
+
+def test_osgp_is_sgp_where_messages_arrive_at_once() -> None:
+    bench = Bench("osgp", 1.0, 1.0)
+    P, u, w, out = bench.network.B, bench.x0.copy(), np.ones(5), [bench.x0]
+    for _ in range(ROUNDS):
+        half = np.stack([u[i] - STEP * bench.grad(i, u[i] / w[i]) for i in range(5)])
+        u = np.stack([sum(P[i, j] * half[j] for j in range(5)) for i in range(5)])
+        w = np.array([sum(P[i, j] * w[j] for j in range(5)) for i in range(5)])
+        out.append(u / w[:, None])
+    bench.agrees(out)
+
+
+def test_a_client_averages_with_one_neighbour_and_steps() -> None:
+    bench = Bench("ad-psgd", 0.5, 0.5)
+    x, out = bench.x0.copy(), [bench.x0]
+    begun = x.copy()  # the models at which gradients are under way
+    for k in range(1, ROUNDS + 1):
+        (i,), links, _ = np.flatnonzero(bench.active(k)[0]).tolist(), *bench.active(k)[1:]
+        (j,) = {sender for receiver, sender in links if receiver == i}
+        x = x.copy()
+        x[i] = x[j] = (x[i] + x[j]) / 2
+        x[i] = x[i] - STEP * bench.grad(i, begun[i])
+        begun[i] = x[i]
+        out.append(x)
+    bench.agrees(out)
+
+
+def test_the_bias_of_ad_psgd_shrinks_with_its_step() -> None:
+    """Who wakes is random, so models move about: their mean over time is what has a limit."""
+    problem, network = Quadratic.random(5, 2, seed=1, condition=3), Network.random_geometric(5, 0.7, seed=1)
+    off = []
+    for step in (0.02, 0.04):
+        run = make_run(build("ad-psgd", step_size=step), problem, network, seed=1)
+        mean = np.mean([state.x.numpy() for state in states([run], 8000)[2000:]], 0)
+        off.append(np.linalg.norm(mean - problem.optimum().numpy()))
+    assert 1e-3 < off[0] < off[1] < 0.5
+    assert 1.5 < off[1] / off[0] < 2.5

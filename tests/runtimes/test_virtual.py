@@ -32,7 +32,9 @@ from tests.strategies import SEEDS, networks
 
 def runs_here(name: str) -> bool:
     traits = ALGORITHMS[name].traits
-    return traits.mixing != "server" and traits.talks == "all" and not traits.root and not traits.two_way
+    return (
+        traits.mixing not in ("server",) and traits.talks == "all" and not traits.root and not traits.two_way
+    )
 
 
 HERE = [name for name in ALGORITHMS if runs_here(name)]
@@ -72,7 +74,9 @@ def test_equal_clients_and_instant_messages_are_rounds(name: str) -> None:
     if ALGORITHMS[name].traits.local_steps:
         fields["local_steps"] = 3
     algorithm = build(name, step_size=0.05, **fields)
-    runs = [run_of(algorithm, sporadic(name), seed=seed, noise=0.1) for seed in (0, 3)]
+    # who remembers an older model uses it where a link did not work, which rounds cannot
+    participation = Always() if ALGORITHMS[name].traits.remembers else sporadic(name)
+    runs = [run_of(algorithm, participation, seed=seed, noise=0.1) for seed in (0, 3)]
     rounds = Simulation(runs, dtype=torch.float64, compiled=False)
     virtual = VirtualWorld(runs, Time(compute=0.1), dtype=torch.float64)
     for ours, theirs in zip(trajectory(virtual, 40), trajectory(rounds, 40), strict=True):
@@ -136,7 +140,8 @@ def test_no_mass_is_lost_at_any_event(
     Time([0.1, 0.2, 0.3, 0.1, 0.5, 0.1], 0.15, bandwidth=500.0),
 ])  # fmt: skip
 def test_exact_methods_reach_the_optimum_with_delays(name: str, time: Time) -> None:
-    run = run_of(build(name, step_size=0.1), sporadic(name))
+    step = 0.3 if ALGORITHMS[name].traits.remembers else 0.1  # it steps along what stays of its tracker only
+    run = run_of(build(name, step_size=step), sporadic(name))
     world = VirtualWorld([run], time, dtype=torch.float64)
     state = world.init()
     for k in range(1, 2001):
@@ -245,7 +250,7 @@ def test_seconds_joules_and_bytes_are_recorded(tmp_path: Path) -> None:
     result.plot(tmp_path / "bytes.png", against="bytes")
 
 
-@pytest.mark.parametrize("name", FREE[:2])
+@pytest.mark.parametrize("name", ["spod-gt-memory", "r-fast", "osgp", "ad-psgd", "dsgd"])
 def test_a_restart_changes_nothing(name: str, tmp_path: Path) -> None:
     """Broken off in the middle of what was planned, and extended after its end."""
     problem, network = Quadratic.random(5, 3, seed=2, noise=0.1), spodgt.graphs.RandomGeometric(5, 0.8)
@@ -255,7 +260,7 @@ def test_a_restart_changes_nothing(name: str, tmp_path: Path) -> None:
 
     def train(folder: str, ticks: int, **options: Any) -> Any:
         return spodgt.train(
-            name, problem, network, Bernoulli(0.8, 0.8), rounds=ticks, seeds=[0, 1], every=1,
+            name, problem, network, sporadic(name), rounds=ticks, seeds=[0, 1], every=1,
             time=Time(**TIMES), out=tmp_path / folder, checkpoint_every=0.0, **options,
         ).frame  # fmt: skip
 

@@ -25,9 +25,9 @@ from spodgt.types import Availability, Round
 
 # With the words of other rooms that method files need, so that one import line serves them.
 __all__ = [
-    "Algorithm", "Availability", "Count", "Fraction", "GradientState", "HasStepSize", "LocalSteps", "Mixing",
-    "Network", "NotNegative", "Number", "Positive", "Rate", "Round", "Rule", "S", "Schedule", "Sporadic",
-    "State", "Tensor", "TrackingState", "Traits", "exchanges", "fraction", "positive",
+    "Algorithm", "Availability", "Count", "Fraction", "GradientState", "HasOverlap", "HasStepSize",
+    "LocalSteps", "Mixing", "Network", "NotNegative", "Number", "Positive", "Rate", "Round", "Rule", "S",
+    "Schedule", "Sporadic", "State", "Tensor", "TrackingState", "Traits", "exchanges", "fraction", "positive",
 ]  # fmt: skip
 
 
@@ -158,6 +158,14 @@ class HasStepSize(Protocol):
     def step_size(self) -> Rate | None: ...
 
 
+@typing.runtime_checkable
+class HasOverlap(Protocol):
+    """In virtual time a client may be ahead of its in-neighbours by so many rounds."""
+
+    @property
+    def overlap(self) -> int: ...
+
+
 # --- declarations ------------------------------------------------------------------------------------
 # What an idle client's gradient counts as: zero, zero with others weighed by 1/p, or its last one.
 Rule = Literal["zero", "importance", "memory"]
@@ -182,7 +190,8 @@ class Traits:
     local_steps: bool = False  # several gradients between two exchanges
     exact: Literal["yes", "all active", "no"] = "no"  # reaches the optimum with a constant step
     vectors: int = 1  # parameter vectors in one message
-    talks: Literal["all", "pair", "client"] = "all"  # in a round: everybody, a random pair or a random client
+    # in a round: everybody, a random pair, a random pair of which the one that woke computes, a random client
+    talks: Literal["all", "pair", "waker", "client"] = "all"
     steps: Literal["per client", "common", "constant", "none"] = "common"  # the freest step size it allows
     momentum: Literal["kept", "restarted", "none"] = "kept"  # restarted: by every exchange after local steps
     direction: bool = True  # a step is η times one direction, which layers may change
@@ -260,7 +269,8 @@ class Algorithm(ABC, Generic[S]):
         if traits.mixing in ("none", "server"):
             return Served(availability)
         if traits.talks != "all":
-            return Woken(availability, network, traits.talks == "pair", computing=traits.steps != "none")
+            two, who = traits.talks in ("pair", "waker"), traits.talks != "waker"
+            return Woken(availability, network, two, computing=traits.steps != "none", partner=who)
         clients, links = traits.sporadic_clients == "waits", traits.sporadic_links == "waits"
         pairs = network.reverse if traits.mixing == "gossip" and traits.sporadic_links == "yes" else None
         if not clients and not links and pairs is None:

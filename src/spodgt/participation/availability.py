@@ -271,6 +271,7 @@ class Woken(Derived):
     network: Network
     pairs: bool = False
     computing: bool = True
+    partner: bool = True  # whoever is drawn computes, too, not only the client that wakes
     length: int | None = None
     idle_clients: bool = True
     idle_links: bool = True
@@ -296,7 +297,8 @@ class Woken(Derived):
         if self.network.links:
             i, pull, push = self._drawn(rounds)
             active[np.arange(len(rounds)), i] = True
-            active[np.arange(len(rounds)), self.network.senders[pull]] = True
+            if self.partner:
+                active[np.arange(len(rounds)), self.network.senders[pull]] = True
             if not self.pairs:
                 active[np.arange(len(rounds)), self.network.receivers[push]] = True
         active[(np.asarray(rounds) == 0) | (not self.network.links)] = True

@@ -104,6 +104,10 @@ class PeerRound:
         self.pushed = True
         return y
 
+    @property
+    def kept(self) -> Tensor:
+        raise Incompatible("peers step along all of a tracker, the method along a part; use spod-gt-memory.")
+
     def gossip(self, x: Tensor) -> Tensor:
         raise Incompatible("peers talk over one-way links, but the method gossips; use spod-gt-memory.")
 

@@ -280,6 +280,12 @@ class SimulatedRound:
     def push(self, y: Tensor) -> Tensor:
         return self._mix(y, "b", self.links.pushing, self.world.batch.links.senders)
 
+    @property
+    def kept(self) -> Tensor:
+        batch = self.world.batch
+        sent = np.bincount(batch.links.senders, self.links.pushing * self.weights("b"), batch.links.clients)
+        return torch.from_numpy(1.0 - sent[self.world.own]).to(batch.device, batch.dtype)[:, None]
+
     def gossip(self, x: Tensor) -> Tensor:
         return self._mix(x, "w", self.links.pull, self.world.batch.links.receivers)
 

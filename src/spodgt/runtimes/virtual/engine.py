@@ -18,7 +18,8 @@ from torch import Tensor
 
 from spodgt import rng
 from spodgt.algorithms import stack
-from spodgt.algorithms.base import Algorithm
+from spodgt.algorithms.base import Algorithm, HasOverlap
+from spodgt.algorithms.registry import unwrapped
 from spodgt.errors import Incompatible
 from spodgt.kernels.mixing import add_rows
 from spodgt.kernels.steps import State, rebuild
@@ -85,7 +86,13 @@ class Engine:
         run, traits = self.run, self.run.algorithm.traits
         size = traits.vectors * run.problem.parameters * self.dtype.itemsize
         clock = self.time.draw(run.network, run.seed)
-        self.plan = Plan(run, clock, size, waits=traits.waits, remembers=traits.remembers)
+        pairs = traits.talks == "waker" and run.network.links > 0
+        waits = traits.waits and not pairs
+        base, _ = unwrapped(run.algorithm)
+        ahead = base.overlap if isinstance(base, HasOverlap) else None
+        self.plan = Plan(
+            run, clock, size, waits=waits, remembers=traits.remembers, pairs=pairs, overlap=ahead
+        )
         self.origin = self._origin()
         net = run.network
         self.weights: dict[str, Floats] = {"a": net.a, "b": net.b}
@@ -310,7 +317,16 @@ class Turns:
             self.engine.pushes.append(self.calls)
         return self._mix(y, "b", self.mass, self.senders, self.links)
 
+    @property
+    def kept(self) -> Tensor:
+        sent = np.bincount(self.senders, self.engine.weights["b"][self.links], minlength=len(self.rows))
+        return torch.from_numpy(1.0 - sent).to(self.engine.device, self.engine.dtype)[:, None]
+
     def gossip(self, x: Tensor) -> Tensor:
+        if self.batch.partners:
+            self.engine.counts.bytes[self.links] += x.shape[1] * x.element_size()
+            first, second = x.chunk(2)
+            return ((first + second) / 2).repeat(2, 1)
         return self._mix(x, "w", self.models, self.models.rows, self.models.links)
 
     def average(self, x: Tensor) -> Tensor:

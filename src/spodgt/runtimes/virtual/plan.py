@@ -47,10 +47,11 @@ class Sent:
 class Message:
     """A copy on its way along a link."""
 
-    __slots__ = ("arrival", "link", "sent")
+    __slots__ = ("arrival", "k", "link", "sent")
 
-    def __init__(self, link: int, sent: Sent, arrival: int) -> None:
+    def __init__(self, link: int, sent: Sent, arrival: int, k: int) -> None:
         self.link, self.sent, self.arrival = link, sent, arrival
+        self.k = k  # the sender's round that began when it was sent
 
 
 @dataclass(eq=False)
@@ -83,8 +84,8 @@ class Tick:
 class Tables:
     """Durations, latencies and draws of local rounds as plain numbers, some rounds at a time."""
 
-    def __init__(self, run: Run, clock: Clock, size: int) -> None:
-        self.run, self.clock, self.size = run, clock, size
+    def __init__(self, run: Run, clock: Clock, size: int, pairs: bool) -> None:
+        self.run, self.clock, self.size, self.pairs = run, clock, size, pairs
         width = run.network.clients + run.network.links
         self.rows = max(1, min(64, _TABLE // max(1, width)))
         self.known: dict[int, Rows] = {}
@@ -101,8 +102,9 @@ class Tables:
 
     def _made(self, rounds: range) -> Rows:
         clock, availability = self.clock, self.run.availability
-        computes = availability.computes(rounds)
-        links = availability.links(rounds).pull
+        computes, links = availability.computes(rounds), availability.links(rounds).pull
+        if self.pairs:  # everybody computes in its own rounds; who meets whom is drawn when they meet
+            computes, links = np.ones_like(computes), np.zeros_like(links)
         transfers = clock.transfers(rounds, self.size)
         durations = clock.durations(rounds)
         joules = clock.watts(rounds, computes.astype(np.float64)) * durations / NANO
@@ -140,14 +142,23 @@ class Plan:
         waits: clients begin a round together, when the last message of the round before has arrived.
         remembers: clients go on with the last message they know of a link, not with new ones only.
         pairs: a client that ends its round meets a neighbour; nothing else is sent.
+        overlap: by how many rounds a client may be ahead of its in-neighbours; None: by any number.
     """
 
     def __init__(
-        self, run: Run, clock: Clock, size: int, *, waits: bool, remembers: bool, pairs: bool = False
+        self,
+        run: Run,
+        clock: Clock,
+        size: int,
+        *,
+        waits: bool,
+        remembers: bool,
+        pairs: bool,
+        overlap: int | None,
     ) -> None:
         net = run.network
-        self.run, self.clock, self.tables = run, clock, Tables(run, clock, size)
-        self.waits, self.remembers, self.pairs = waits, remembers, pairs
+        self.run, self.clock, self.tables = run, clock, Tables(run, clock, size, pairs)
+        self.waits, self.remembers, self.pairs, self.overlap = waits, remembers, pairs, overlap
         self.into: list[list[int]] = [[] for _ in range(net.clients)]
         self.out: list[list[int]] = [[] for _ in range(net.clients)]
         self.receivers, self.senders = net.receivers.tolist(), net.senders.tolist()
@@ -166,11 +177,15 @@ class Plan:
         self.flights: list[list[Message]] = [[] for _ in range(net.links)]
         self.memory: list[Message | None] = [None] * net.links
         self.begun, self.busy = [0] * net.links, [0] * net.links  # of the last message put on a link
+        self.heard = [0] * net.links  # the sender's round of the last message taken
         if waits:
             self.times = [self._together(1, 0)] * net.clients
         elif pairs:
             self.times = [self._meeting(i, 0, 0) for i in range(net.clients)]
-        self.queue = [(time, i) for i, time in enumerate(self.times)]
+        self._enqueue()
+
+    def _enqueue(self) -> None:
+        self.queue = [(time, i, self.k[i]) for i, time in enumerate(self.times)]
         heapq.heapify(self.queue)
 
     # --- planning --------------------------------------------------------------------------------
@@ -189,7 +204,11 @@ class Plan:
             now = queue[0][0]
             group = []
             while queue and queue[0][0] == now:
-                group.append(heapq.heappop(queue)[1])
+                _, i, k = heapq.heappop(queue)
+                if k == self.k[i] and i not in group and self._may(i, now):
+                    group.append(i)
+            if not group:
+                continue
             for some in [[i] for i in group] if self.pairs else [group]:
                 involved = [*some, self._partner(some[0])] if self.pairs else some
                 if not inside.isdisjoint(involved):
@@ -198,7 +217,7 @@ class Plan:
                 inside.update(involved)
                 self._turns(batch, tick, some, now)
             for i in group:
-                heapq.heappush(queue, (self.times[i], i))
+                heapq.heappush(queue, (self.times[i], i, self.k[i]))
         if batch.clients:
             tick.batches.append(batch)
         return tick
@@ -249,8 +268,11 @@ class Plan:
                 if not self.waits:
                     begin = now if rows.transfers is None else self._transmit(link, rows.transfers[at], now)
                     arrival = begin + latency[link]
-                message = Message(link, sent, arrival)
+                message = Message(link, sent, arrival, self.k[i])
                 self.flights[link].append(message)
+                if self.overlap is not None:  # the receiver may wait for it
+                    to = self.receivers[link]
+                    heapq.heappush(self.queue, (max(arrival, self.times[to]), to, self.k[to]))
                 batch.out.append(message)
                 sent.refs += 1
                 tick.cost += self.link_price[link]
@@ -276,6 +298,7 @@ class Plan:
                 batch.got.append((row, message, False))
             if count:
                 newest = flight[count - 1]
+                self.heard[link] = newest.k
                 batch.got[-1] = (row, newest, True)
                 del flight[:count]
                 if self.remembers:
@@ -287,6 +310,20 @@ class Plan:
                 batch.known.append((row, last))
 
     # --- clients that wait, clients that meet ----------------------------------------------------
+    def _may(self, i: int, now: int) -> bool:
+        """Whether client i may begin its next round: no in-neighbour is too far behind."""
+        if self.overlap is None:
+            return True
+        late = False
+        for link in self.into[i]:
+            needed = self._used(link, self.k[i] - self.overlap)
+            coming = [m.arrival for m in self.flights[link] if m.k >= needed]
+            if self.heard[link] < needed and min(coming, default=_NEVER) > now:
+                late = True
+                for arrival in coming:  # it looks again then; messages that are still to be sent will wake it
+                    heapq.heappush(self.queue, (arrival, i, self.k[i]))
+        return not late
+
     def _together(self, k: int, now: int) -> int:
         """When round k begins for all: everybody's round is over, and all messages have come."""
         before, was = self.tables.at(k - 1)
@@ -298,6 +335,15 @@ class Plan:
                 transfer = 0 if rows.transfers is None else rows.transfers[at][link]
                 longest = max(longest, durations[j] + transfer + latency[link])
         return now + longest
+
+    def _used(self, link: int, k: int) -> int:
+        """The last round until k in which a link works; nobody waits for what is never sent."""
+        while k > 0:
+            rows, at = self.tables.at(k)
+            if rows.links[at][link]:
+                return k
+            k -= 1
+        return 0
 
     def _partner(self, i: int) -> int:
         link = self._chosen(i, self.k[i])
@@ -327,7 +373,7 @@ class Plan:
         if link is not None and reverse is not None:
             sent = Sent()
             for way in (link, int(reverse[link])):
-                batch.out.append(Message(way, sent, 0))
+                batch.out.append(Message(way, sent, 0, 0))
                 tick.cost += self.link_price[way]
 
     # --- keeping ---------------------------------------------------------------------------------
@@ -339,7 +385,7 @@ class Plan:
         number = {key: n for n, key in enumerate(copies)}
         return {
             "clients": torch.tensor([self.times, self.k, self.since]),
-            "links": torch.tensor([self.begun, self.busy]),
+            "links": torch.tensor([self.begun, self.busy, self.heard]),
             "copies": torch.tensor([[s.refs, s.slot] for s in copies.values()]).reshape(-1, 2),
             "messages": _rows(messages, number),
             "memory": _rows(kept, number),
@@ -349,15 +395,14 @@ class Plan:
     def unpack(self, found: Mapping[str, Tensor]) -> None:
         """Go on from what `pack` gave."""
         self.times, self.k, self.since = found["clients"].tolist()
-        self.begun, self.busy = found["links"].tolist()
+        self.begun, self.busy, self.heard = found["links"].tolist()
         self.tick = int(found["tick"])
         copies = [Sent(refs=refs, slot=slot) for refs, slot in found["copies"].tolist()]
-        for link, copy, arrival in found["messages"].tolist():
-            self.flights[link].append(Message(link, copies[copy], arrival))
-        for link, copy, arrival in found["memory"].tolist():
-            self.memory[link] = Message(link, copies[copy], arrival)
-        self.queue = [(time, i) for i, time in enumerate(self.times)]
-        heapq.heapify(self.queue)
+        for link, copy, arrival, k in found["messages"].tolist():
+            self.flights[link].append(Message(link, copies[copy], arrival, k))
+        for link, copy, arrival, k in found["memory"].tolist():
+            self.memory[link] = Message(link, copies[copy], arrival, k)
+        self._enqueue()
 
     @property
     def slots(self) -> set[int]:
@@ -367,8 +412,8 @@ class Plan:
 
 
 def _rows(messages: list[Message], number: Mapping[int, int]) -> Tensor:
-    rows = [[message.link, number[id(message.sent)], message.arrival] for message in messages]
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)
+    rows = [[m.link, number[id(m.sent)], m.arrival, m.k] for m in messages]
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 4)
 
 
 def kept(weights: Floats, links: list[int], keepers: list[int], rows: int) -> Floats:

@@ -1,0 +1,36 @@
+"""ASY-SONATA: gradient tracking in which nobody waits, with running sums [tian2020achieving].
+
+    v⁺ = x - γ z                            z: what of the tracker stays when its shares ρ are sent
+    x⁺ = w_ii v⁺ + Σ_j w_ij v_j             v_j: the last that is known of neighbour j
+    z½ = z + Σ_j (ρ_ij - ρ̃_ij) + ∇f(x⁺) - ∇f(x)
+    z⁺ = a_ii z½,  ρ_ji⁺ = ρ_ji + a_ji z½,  ρ̃_ij⁺ = ρ_ij
+
+ρ are totals, ρ̃ what was taken of them, so late and lost messages lose nothing. In our letters y is z½, and
+Σy + what is on its way = Σg: x⁺ = A (x - γ diag(B̂) y), y⁺ = B̂ y + g⁺ - g. Made for virtual time. In rounds
+all clients act together, and a link that does not work leaves its weight with the receiver.
+"""
+
+from dataclasses import dataclass, replace
+
+from spodgt.algorithms.ab import AB
+from spodgt.algorithms.base import Round, TrackingState
+
+
+@dataclass(frozen=True)
+class AsySONATA(AB):
+    name = "asy-sonata"
+    traits = replace(
+        AB.traits,
+        source="tian2020achieving",
+        mixes=(("push", "y"),),
+        steps="common",
+        asynchronous=True,
+        remembers=True,
+    )
+
+    def step(self, state: TrackingState, round: Round) -> TrackingState:
+        v = state.x - self.step_size * (round.kept * state.y)
+        x = round.pull(v)
+        g = round.grad(x)
+        y = round.push(state.y) + g - state.g
+        return TrackingState(x, y, g)
