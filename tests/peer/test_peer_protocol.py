@@ -287,10 +287,19 @@ def test_poison_is_refused_and_changes_nothing() -> None:
     assert local_error(node.state) <= EXACT
 
 
+class Noisy(World):
+    """Fresh noise in every gradient: something is rounded in every round."""
+
+    def gradient(self, i: int) -> Any:
+        exact, draws = super().gradient(i), torch.Generator().manual_seed(i)
+        return lambda x, k: exact(x, k) + torch.randn(self.n, generator=draws)
+
+
 @pytest.mark.slow
-def test_a_hundred_thousand_rounds_of_float32_links() -> None:
-    world = World(2, n=4, rebase_every=64)
-    for _ in range(100_000):
+@pytest.mark.parametrize("rebase_every", [64, 10**9])
+def test_twenty_thousand_rounds_of_float32_links(rebase_every: int) -> None:
+    world = Noisy(2, n=4, rebase_every=rebase_every)
+    for _ in range(20_000):
         for i in range(2):
             world.tick(i)
         while world.flying:

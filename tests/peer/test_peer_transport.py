@@ -386,6 +386,63 @@ def test_a_renewed_certificate_is_used_without_a_restart() -> None:
     run(work())
 
 
+@pytest.mark.parametrize("theirs", [True, False])
+@pytest.mark.parametrize("dials", ["sender", "receiver"])
+def test_an_open_stream_ends_with_a_certificate_and_is_opened_anew(theirs: bool, dials: str) -> None:
+    """The certificate of one end ends while messages flow; the stream comes back once it is renewed."""
+    events: list[tuple[str, str]] = []
+
+    async def work() -> None:
+        heard: list[Any] = []
+        short = {True: {"days": 2.0 / 86400}, False: {}}
+        dialling, serving = ("a", "b") if dials == "sender" else ("b", "a")
+        people = {dialling: who(dialling, **short[not theirs]), serving: who(serving, **short[theirs])}
+        sides = {
+            name: Transport(
+                Local(context(name), people[name], lambda s, f: heard.append(f), lambda *e: events.append(e))
+            )
+            for name in "ab"
+        }
+        links: dict[str, Any] = {"a": ({"b": ""}, {}), "b": ({}, {"a": ""})}
+        port = await sides[serving].start("127.0.0.1:0", *links[serving])
+        address = f"127.0.0.1:{port}"
+        links = {"a": ({"b": address}, {}), "b": ({}, {"a": address})}
+        await sides[dialling].start("", *links[dialling])
+        sides["a"].send_latest("b", message(1))
+        while not heard:
+            await asyncio.sleep(0.02)
+        into = sides["b"].into["a"]
+        while into.state == "up":
+            await asyncio.sleep(0.02)
+        heard.clear()
+        sides["a"].send_latest("b", message(2))
+        await asyncio.sleep(0.5)
+        assert not heard  # nobody gets in with it again
+        name = serving if theirs else dialling
+        sides[name].renew(who(name))
+        while not heard:
+            await asyncio.sleep(0.02)
+        for side in sides.values():
+            await side.stop()
+
+    run(work())
+
+
+def test_a_connection_of_before_its_certificate_ended_opens_no_stream() -> None:
+    async def work() -> None:
+        async with (
+            Server() as server,
+            secure_channel(who("a", days=1.5 / 86400), server.address, "b") as channel,
+        ):
+            await channel.channel_ready()
+            await asyncio.sleep(1.6)
+            call = channel.stream_stream(f"/{SERVICE}/Talk")()
+            assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert await call.details() == "the certificate of a has expired"
+
+    run(work())
+
+
 def test_a_server_moves_and_keeps_its_place_if_it_cannot() -> None:
     async def work() -> None:
         async with Server() as server, Server() as other:

@@ -69,7 +69,9 @@ def mutated(good: list[bytes], draw: random.Random) -> bytes:
 
 def fuzz(count: int, seed: int) -> dict[str, int]:
     draw = random.Random(seed)
-    good = [chunk for _ in range(5) for chunk in wire.pack(CONTEXT, "b", message(), draw.randrange(2**32))]
+    crews = (LEADERLESS, Crew(3, 1, ((0, 1), (4, 2))))
+    sent = [message()._replace(crew=draw.choice(crews)) for _ in range(5)]
+    good = [chunk for each in sent for chunk in wire.pack(CONTEXT, "b", each, draw.randrange(2**32))]
     acks = [wire.pack_ack(CONTEXT, Ack(1, i, Incarnation(1, 7), Incarnation(2, 8))) for i in range(5)]
     assembler, tally = wire.Assembler(RECEIVER, "a"), {"refused": 0, "message": 0, "part": 0, "ack": 0}
     for n in range(count):

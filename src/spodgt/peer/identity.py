@@ -107,10 +107,14 @@ def check(identity: Identity) -> None:
         raise InvalidInput(f"{whose} is from another authority; {fix}.") from None
 
 
+def seconds_left(certificate: bytes) -> float:
+    """Until a certificate, given as PEM, ends; below 0 after that."""
+    return (x509.load_pem_x509_certificate(certificate).not_valid_after_utc - _now()).total_seconds()
+
+
 def days_left(identity: Identity) -> float:
     """Until the certificate ends; below 0 after that."""
-    end = x509.load_pem_x509_certificate(identity.certificate).not_valid_after_utc
-    return (end - _now()).total_seconds() / 86400
+    return seconds_left(identity.certificate) / 86400
 
 
 def sign(authority_key: bytes, text: bytes) -> bytes:

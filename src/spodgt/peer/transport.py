@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from spodgt.peer import wire
 from spodgt.peer.diagnosis import cause
 from spodgt.peer.faults import Hear, crash_point
 from spodgt.peer.gate import Gate
-from spodgt.peer.identity import Identity
+from spodgt.peer.identity import Identity, seconds_left
 from spodgt.peer.protocol import Ack, Incarnation, Message, Refused
 
 SERVICE = "spodgt.peer.Links"
@@ -35,6 +35,7 @@ SLOWEST = 16_000.0  # bytes per second that a link must carry
 TAKEOVER_SECONDS = 3.0  # a stream silent for so long gives way to a later incarnation of the same client
 WINDOW = 2  # messages on their way before an acknowledgement is awaited
 FIRST_SECONDS = 10.0  # for the first whole message of a stream, beyond the time its bytes take
+STREAM_SECONDS = 86_400.0  # then a stream is opened anew, so that both ends show their certificates again
 CONNECTIONS = 256  # beyond those of the links: strangers cannot use up the descriptors
 ANSWER = 2**27  # bytes of a manifest at most: a complete graph of 1,000 clients
 _SAID = 40  # characters of a program's version, or of its protocols
@@ -241,7 +242,7 @@ class Transport:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
             return
         try:
-            with self.gate.stream(name):
+            with self.gate.stream(name), self._until_expiry(name, context):
                 protocol = _agreed(self.local.context, name, context.invocation_metadata(), traffic)
                 await context.send_initial_metadata(_spoken(self.local.context))
                 await serve(name, context, protocol)
@@ -249,6 +250,26 @@ class Transport:
             why = str(error)[:_TEXT]
             self.local.notify("refused", f"{name}: {why}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+
+    @contextlib.contextmanager
+    def _until_expiry(self, name: str, context: grpc.aio.ServicerContext) -> Iterator[None]:
+        """End a stream with the certificate of either end; the dialling end comes again with its new one."""
+        task = asyncio.current_task()
+        assert task is not None
+        stop = task.cancel
+
+        def end() -> None:
+            self.local.notify(
+                "certificate", f"{name}: a certificate of this stream has ended, and so does it"
+            )
+            stop()
+
+        left = min(seconds_left(_certificate(context)), seconds_left(self.local.identity.certificate))
+        timer = self.loop.call_later(max(left, 0), end)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     # --- the receiver's end of a stream ------------------------------------------------------------
     async def receive(self, sender: str, wires: Wires, protocol: int) -> None:
@@ -338,7 +359,15 @@ async def _certified_name(context: grpc.aio.ServicerContext) -> str:
     if len(names) != 1:
         why = f"the certificate must hold one name, it has {names}"
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
+    if seconds_left(_certificate(context)) < 0:  # of a connection that was made before
+        why = f"the certificate of {names[0]} has expired"
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
     return str(names[0])
+
+
+def _certificate(context: grpc.aio.ServicerContext) -> bytes:
+    (certificate,) = context.auth_context()["x509_pem_cert"]
+    return bytes(certificate)
 
 
 def _spoken(own: wire.Context) -> tuple[tuple[str, str], ...]:
@@ -470,16 +499,20 @@ class Dialled:
             return f"{type(failure).__name__}: {failure}"[:_TEXT]
 
     async def _connect(self) -> None:
-        own = self.local.context
-        async with secure_channel(self.local.identity, self.address, self.name) as channel:
+        own, person = self.local.context, self.local.identity
+        async with secure_channel(person, self.address, self.name) as channel:
             await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
             call = channel.stream_stream(f"/{SERVICE}/{self.rpc}")(metadata=_spoken(own))
+            # a dialling end is not told the other's certificate: it asks for it again now and then
+            left = max(0.0, min(seconds_left(person.certificate), STREAM_SECONDS))
+            last = asyncio.get_running_loop().call_later(left, call.cancel)
             try:
                 answer = await asyncio.wait_for(call.initial_metadata(), CONNECT_SECONDS)
                 if "spodgt-protocols" in dict(answer):  # else it refuses, and says why in a moment
                     await self.talk(call, _agreed(own, self.name, answer, self.traffic))
                 await call.read()
             finally:
+                last.cancel()
                 call.cancel()
 
 
