@@ -22,12 +22,13 @@ import grpc
 import torch
 
 from spodgt.peer import folders, identity, wire
+from spodgt.peer.channel import OPTIONS, Local, secure_channel
 from spodgt.peer.demo import five_peers
 from spodgt.peer.fleet import Fleet
 from spodgt.peer.folders import create
 from spodgt.peer.options import Options
 from spodgt.peer.protocol import Ack, Incarnation, Message
-from spodgt.peer.transport import _OPTIONS, Local, Transport, secure_channel
+from spodgt.peer.transport import Transport
 
 CONFIG = five_peers(step_size=0.01, labels=1)
 
@@ -108,7 +109,7 @@ async def link(n: int = 45_000_000 // 8, count: int = 12) -> dict[str, Any]:
             closers = [client.stop, server.stop]
         else:
             credentials = grpc.ssl_server_credentials([(b.key, b.certificate)], ca, require_client_auth=True)
-            bare = grpc.aio.server(options=_OPTIONS)
+            bare = grpc.aio.server(options=OPTIONS)
 
             async def talk(requests: Any, context: Any, arrived: Any = arrived) -> None:
                 size = 0

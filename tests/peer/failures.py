@@ -34,13 +34,13 @@ from spodgt.peer import faults, folders, store, wire
 from spodgt.peer import wire_pb2 as pb
 from spodgt.peer.audit import Audit
 from spodgt.peer.changes import without
+from spodgt.peer.channel import SERVICE, secure_channel
 from spodgt.peer.fleet import Fleet
 from spodgt.peer.folders import create
 from spodgt.peer.identity import Identity
 from spodgt.peer.manifest import Manifest, SignedManifest
 from spodgt.peer.options import Deployment, Options
 from spodgt.peer.protocol import Incarnation, Message
-from spodgt.peer.transport import SERVICE, secure_channel
 from spodgt.peer.work import manifest_problem
 from spodgt.types import HasOptimum, Problem
 from tests.peer.proxy import Proxies

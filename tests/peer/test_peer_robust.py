@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from spodgt.errors import Failed
 from spodgt.peer import folders, gate, store, wire
 from spodgt.peer.audit import local_error
+from spodgt.peer.channel import SERVICE, Local, fetch, secure_channel
 from spodgt.peer.diagnosis import probe
 from spodgt.peer.gate import Gate
 from spodgt.peer.norms import Norms
@@ -23,7 +24,7 @@ from spodgt.peer.options import Options
 from spodgt.peer.protocol import JUMP, Ack, Incarnation, Refused
 from spodgt.peer.run import Peer
 from spodgt.peer.status import Journal
-from spodgt.peer.transport import SERVICE, Local, Transport, fetch, secure_channel
+from spodgt.peer.transport import Transport
 from tests.peer.failures import make
 from tests.peer.test_peer_transport import Server, chunks, context, message, run, who
 from tests.peer.world import World
@@ -72,7 +73,7 @@ def test_no_exception_ends_a_link(error: BaseException, monkeypatch: pytest.Monk
 
 
 def test_a_link_that_ended_all_the_same_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.transport._BACKOFF", (0.02, 0.05))
+    monkeypatch.setattr("spodgt.peer.streams._BACKOFF", (0.02, 0.05))
 
     async def work() -> None:
         async with Server() as server:
@@ -90,7 +91,7 @@ def test_a_link_that_ended_all_the_same_is_made_anew(monkeypatch: pytest.MonkeyP
 
 
 def test_links_come_up_after_many_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.transport._BACKOFF", (0.01, 0.03))
+    monkeypatch.setattr("spodgt.peer.streams._BACKOFF", (0.01, 0.03))
 
     async def work() -> None:
         async with Server() as server:

@@ -15,9 +15,10 @@ import torch
 
 from spodgt.peer import identity, wire
 from spodgt.peer import wire_pb2 as pb
+from spodgt.peer.channel import SERVICE, Local, secure_channel
 from spodgt.peer.identity import Identity
 from spodgt.peer.protocol import Ack, Incarnation, Message
-from spodgt.peer.transport import SERVICE, Local, Transport, secure_channel
+from spodgt.peer.transport import Transport
 
 pytestmark = pytest.mark.network
 N = 50

@@ -23,13 +23,14 @@ import pytest
 from spodgt.errors import Failed, InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.peer import changes, folders, identity, wire
+from spodgt.peer.channel import Local
 from spodgt.peer.display import JsonLines, serve_metrics
 from spodgt.peer.folders import create
 from spodgt.peer.identity import Identity
 from spodgt.peer.options import Deployment, Options
 from spodgt.peer.run import Peer
 from spodgt.peer.status import Journal, Status
-from spodgt.peer.transport import Local, Transport
+from spodgt.peer.transport import Transport
 from spodgt.peer.watch import Named, Page, Watched, first_named, judge, links_of
 from tests.peer.test_peer_setup import CONFIG
 from tests.report.test_report import BROWSER, FLAGS

@@ -17,11 +17,11 @@ from spodgt.errors import InvalidInput, SpodgtError
 from spodgt.peer import identity
 from spodgt.peer.backup import last_good_model
 from spodgt.peer.changes import obstacle
+from spodgt.peer.channel import fetch
 from spodgt.peer.identity import Identity
 from spodgt.peer.manifest import Manifest, SignedManifest
 from spodgt.peer.seats import Seats
 from spodgt.peer.states import Member
-from spodgt.peer.transport import fetch
 from spodgt.peer.work import Capacity, capacity
 
 WARN_DAYS = 7.0  # before a certificate ends

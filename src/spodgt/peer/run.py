@@ -22,6 +22,7 @@ except ImportError:  # not on Windows
 from spodgt.errors import Failed, InvalidInput
 from spodgt.peer import wire
 from spodgt.peer.audit import local_error
+from spodgt.peer.channel import Local
 from spodgt.peer.faults import Chaos
 from spodgt.peer.identity import OBSERVER, Identity
 from spodgt.peer.manifest import RESETS
@@ -33,7 +34,7 @@ from spodgt.peer.rounds import Rounds
 from spodgt.peer.states import begin, state_from
 from spodgt.peer.status import SUSPECT, Journal, Reporter
 from spodgt.peer.store import Saved, Store
-from spodgt.peer.transport import Local, Transport
+from spodgt.peer.transport import Transport
 from spodgt.peer.work import Work
 
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spodgt.errors import Failed, InvalidInput
+from spodgt.peer.channel import fetch
 from spodgt.peer.folders import load, observer
 from spodgt.peer.identity import Identity, owner
 from spodgt.peer.manifest import Manifest
 from spodgt.peer.membership import WARN_DAYS
-from spodgt.peer.transport import fetch
 
 SILENT_SECONDS = 10.0  # without a report, or without a message as its neighbours see it
 EXACT = 1e-12

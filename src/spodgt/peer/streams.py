@@ -1,0 +1,287 @@
+"""The two ends of a stream: the sender's, which sends the newest message, and the receiver's, which answers.
+
+Either end may be the one that connects, and connects again for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from dataclasses import replace
+
+import grpc
+
+from spodgt.peer import wire
+from spodgt.peer.channel import (
+    CHUNK_SECONDS,
+    CONNECT_SECONDS,
+    SERVICE,
+    TEXT,
+    Local,
+    Traffic,
+    Wires,
+    agreed,
+    secure_channel,
+    spoken,
+)
+from spodgt.peer.diagnosis import cause
+from spodgt.peer.faults import crash_point
+from spodgt.peer.identity import seconds_left
+from spodgt.peer.protocol import Ack, Incarnation, Message, Refused
+
+RESEND_SECONDS = 1.0
+SILENT_SECONDS = 10.0  # without an answer to a message, beyond the time its bytes take at the slowest rate
+SLOWEST = 16_000.0  # bytes per second that a link must carry
+TAKEOVER_SECONDS = 3.0  # a stream silent for so long gives way to a later incarnation of the same client
+WINDOW = 2  # messages on their way before an acknowledgement is awaited
+STREAM_SECONDS = 86_400.0  # then a stream is opened anew, so that both ends show their certificates again
+_BACKOFF = (0.1, 3.0)
+
+
+class InStream:
+    """The receiver's end of a stream: answers with the newest acknowledgement."""
+
+    def __init__(self, own: wire.Context, sender: Incarnation, wires: Wires) -> None:
+        self.own, self.incarnation, self.wires = own, sender, wires
+        self.ack: Ack | None = None
+        self.heard = time.monotonic()
+        self.answered = 0.0
+        self.wake = asyncio.Event()
+        handler = asyncio.current_task()
+        assert handler is not None
+        self.handler = handler  # the stream's own task
+        self.task = asyncio.create_task(self._answer())
+
+    def close(self) -> None:
+        self.task.cancel()
+        self.handler.cancel()
+
+    async def _answer(self) -> None:
+        try:
+            while True:
+                await self.wake.wait()
+                self.wake.clear()
+                ack, self.ack = self.ack, None
+                self.answered = time.monotonic()
+                # nothing to acknowledge: an empty frame, the heartbeat
+                await self.wires.write(b"" if ack is None else wire.pack_ack(self.own, ack))
+                if ack is not None:
+                    crash_point("ack sent")
+        except Exception:  # the stream has ended, whatever gRPC calls it; the sender connects again
+            self.handler.cancel()
+
+
+class Dialled:
+    """An end of a link that connects to the other end, and connects again for ever."""
+
+    rpc = ""
+
+    def __init__(self, local: Local, name: str, address: str, traffic: Traffic) -> None:
+        self.local, self.name, self.address, self.traffic = local, name, address, traffic
+        self.closed = False
+        self._begin()
+
+    @property
+    def link(self) -> str:
+        return f"{self.local.context.name} → {self.name}"
+
+    async def talk(self, call: grpc.aio.StreamStreamCall, protocol: int) -> None:
+        """Use a stream until it breaks."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        if not self.closed:
+            self.task = asyncio.create_task(self._run())
+            self.task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A link ends when it is closed, and for no other reason."""
+        if self.closed:
+            return
+        why = "cancelled" if task.cancelled() else repr(task.exception())
+        self.local.notify("failed", f"{self.link}: {why}")
+        self.task.get_loop().call_later(_BACKOFF[1], self._begin)
+
+    def close(self) -> None:
+        self.closed = True
+        self.task.cancel()
+
+    async def _run(self) -> None:
+        pause = _BACKOFF[0]
+        while True:
+            begun = time.monotonic()
+            self.down(await self._attempt())
+            pause = _BACKOFF[0] if time.monotonic() - begun > 10 else min(2 * pause, _BACKOFF[1])
+            await asyncio.sleep(pause * random.uniform(0.5, 1))
+
+    def down(self, why: str) -> None:
+        self.traffic.why = why
+        if self.traffic.state != "down":
+            self.traffic.state = "down"
+            self.local.notify("link down", f"{self.link}: {why}")
+
+    async def _attempt(self) -> str:
+        """Connect and talk until it breaks; returns why, whatever it was that broke."""
+        # a task of its own: gRPC cancels what waits on a call that ends, and that must not end the link
+        attempt = asyncio.create_task(self._connect())
+        try:
+            await asyncio.wait({attempt})
+        finally:
+            attempt.cancel()
+        error = None if attempt.cancelled() else attempt.exception()
+        if isinstance(error, Refused):
+            self.local.notify("refused", f"{self.name}: {error}"[:TEXT])
+            return str(error)[:TEXT]
+        try:
+            return await cause(error, self.local.identity, self.address, self.name)
+        except Exception as failure:
+            return f"{type(failure).__name__}: {failure}"[:TEXT]
+
+    async def _connect(self) -> None:
+        own, person = self.local.context, self.local.identity
+        async with secure_channel(person, self.address, self.name) as channel:
+            await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
+            call = channel.stream_stream(f"/{SERVICE}/{self.rpc}")(metadata=spoken(own))
+            # a dialling end is not told the other's certificate: it asks for it again now and then
+            left = max(0.0, min(seconds_left(person.certificate), STREAM_SECONDS))
+            last = asyncio.get_running_loop().call_later(left, call.cancel)
+            try:
+                answer = await asyncio.wait_for(call.initial_metadata(), CONNECT_SECONDS)
+                if "spodgt-protocols" in dict(answer):  # else it refuses, and says why in a moment
+                    await self.talk(call, agreed(own, self.name, answer, self.traffic))
+                await call.read()
+            finally:
+                last.cancel()
+                call.cancel()
+
+
+class OutStream(Dialled):
+    """The sender's end of a link: sends the newest message; it connects, or waits for the receiver."""
+
+    rpc = "Talk"
+
+    def __init__(self, local: Local, name: str, address: str) -> None:
+        self.latest: Message | None = None
+        self.wake = asyncio.Event()
+        self.answered = asyncio.Event()
+        self.nudged = False
+        self.under_way = 0
+        self.writing = 0.0  # since when a chunk waits to leave
+        self.asked = 0.0  # since when a message waits for an answer
+        self.serving: asyncio.Task[None] | None = None  # the stream that the receiver has opened
+        super().__init__(local, name, address, Traffic())
+
+    async def _run(self) -> None:
+        if self.address:
+            await super()._run()
+        self.traffic.why = f"{self.name} dials, and has not come yet"
+        await asyncio.Event().wait()
+
+    def close(self) -> None:
+        super().close()
+        if self.serving is not None:
+            self.serving.cancel()
+
+    async def serve(self, receiver: str, wires: Wires, protocol: int) -> None:
+        """Talk on a stream that the receiver has opened; a later one replaces one that has fallen silent."""
+        if self.serving is not None:
+            if time.monotonic() - self.traffic.heard < TAKEOVER_SECONDS:
+                raise Refused(f"{receiver} is already connected; another process uses its name")
+            self.serving.cancel()
+        own = self.serving = asyncio.current_task()
+        try:
+            await self.talk(wires, protocol)
+        except asyncio.CancelledError:
+            return  # the receiver went away, has come again, or we end
+        except Exception as error:
+            self.down(f"{type(error).__name__}: {error}"[:TEXT])
+        finally:
+            if self.serving is own:
+                self.serving = None
+                self.down(f"{self.name} has gone; it dials")
+
+    async def talk(self, wires: Wires, protocol: int) -> None:
+        """Send and listen until one of them ends."""
+        parts = [
+            asyncio.create_task(part)
+            for part in (self._listen(wires), self._send(wires, protocol), self._watch())
+        ]
+        try:
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for part in parts:
+                part.cancel()
+            ended = await asyncio.gather(*parts, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, grpc.aio.AioRpcError):  # tells more than what followed from it
+                raise error
+        for error in ended:
+            if isinstance(error, Exception):
+                raise error
+
+    async def _watch(self) -> None:
+        """The deadlines of a stream; one watcher is cheaper than a timer for each chunk."""
+        self.writing = self.asked = 0.0
+        limit = SILENT_SECONDS + 8 * self.local.context.n / SLOWEST
+        while True:
+            await asyncio.sleep(1)
+            now = time.monotonic()
+            stuck = self.writing and now - self.writing > CHUNK_SECONDS
+            if stuck or (self.asked and now - self.asked > limit):
+                raise asyncio.TimeoutError
+
+    async def _send(self, call: Wires, protocol: int) -> None:
+        own = replace(self.local.context, protocols=(protocol,))
+        frame, last, sent_at = 0, None, 0.0
+        self.under_way = 0
+        self.wake.set()  # a new stream begins with what is newest
+        while True:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.wake.wait(), RESEND_SECONDS)
+            self.wake.clear()
+            self.nudged = False
+            message = self.latest
+            if message is None or (message is last and time.monotonic() - sent_at < RESEND_SECONDS):
+                continue
+            if self.under_way >= WINDOW:
+                self.answered.clear()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self.answered.wait(), RESEND_SECONDS)
+                message = self.latest or message  # what became newest while we waited
+            frame += 1
+            for number, chunk in enumerate(wire.pack(own, self.name, message, frame)):
+                if number:
+                    crash_point("half sent")
+                self.writing = time.monotonic()
+                await call.write(chunk)
+                self.traffic.bytes += len(chunk)
+            self.writing = 0.0
+            crash_point("message sent")
+            last, sent_at = message, time.monotonic()
+            self.asked = self.asked or sent_at
+            self.traffic.messages += 1
+            self.under_way += 1
+
+    async def _listen(self, call: Wires) -> None:
+        while (data := await call.read()) is not grpc.aio.EOF:
+            self.asked = 0.0
+            if self.traffic.state != "up":
+                self.traffic.state, self.traffic.why = "up", ""
+                self.local.notify("link up", f"{self.local.context.name} → {self.name}")
+            self.traffic.heard = time.monotonic()
+            if not data:
+                continue
+            try:
+                ack = wire.unpack_ack(self.local.context, data)
+            except Refused as error:
+                self.local.notify("refused", f"{self.name}: {error}")
+                continue
+            self.under_way = 0
+            self.answered.set()
+            latest = self.latest
+            same = latest and (ack.epoch, ack.seen) == (latest.epoch, latest.sender)
+            if latest and same and ack.number >= latest.number:
+                self.latest = None  # no need to resend
+            self.local.hear(self.name, ack)
