@@ -62,15 +62,14 @@ _SVM = (
 )
 _SPRING, _STEADY = "relay,step_size=0.1,proximal=10", "relay,step_size=0.1,patience=0"
 _ONE = (*_SVM, "spod-gt-memory,step_size=0.01", _STEADY, _SPRING)
-_CNN = (
-    "relay,step_size=0.01,running_mean=0.2",
-    "spod-gt-memory,step_size=0.01,running_mean=0.2",
-    "spod-gt-memory,step_size=0.03,running_mean=0.2",
-)
+_CNN = ("relay,step_size=0.01,running_mean=0.2", "spod-gt-memory,step_size=0.01,running_mean=0.2")
+_LONGER = "spod-gt-memory,step_size=0.03,running_mean=0.2"
 SETTINGS = {
     "svm-one": Setting("Fashion-MNIST, linear SVM, one label per client", "fashion-mnist", "svm", 1, _ONE),
     "svm-iid": Setting("Fashion-MNIST, linear SVM, IID", "fashion-mnist", "svm", None, (*_SVM, _SPRING)),
-    "cnn-fmnist": Setting("Fashion-MNIST, CNN of width 8, one label", "fashion-mnist", "cnn", 1, _CNN),
+    "cnn-fmnist": Setting(
+        "Fashion-MNIST, CNN of width 8, one label", "fashion-mnist", "cnn", 1, (*_CNN, _LONGER)
+    ),
     "cnn-cifar": Setting("CIFAR-10, CNN of width 8, one label per client", "cifar-10", "cnn", 1, _CNN),
 }
 
