@@ -50,6 +50,34 @@ class Round(Protocol):
     def restarts(self) -> Tensor: ...  # (clients, 1) bool: whose tracker starts anew after this round
 
 
+class Code(Protocol):
+    """A short form of rows on a wire, exact for the rows that it is used for."""
+
+    def size(self, columns: int, item: int) -> int: ...  # bytes of a row of numbers of `item` bytes
+    def pack(self, rows: Tensor) -> Tensor: ...  # (rows, size) bytes
+    def unpack(self, data: Tensor, columns: int, dtype: torch.dtype) -> Tensor: ...  # (rows, columns)
+
+
+class IntervalCode(Protocol):
+    """A short form of rows that says an interval for every number; a receiver goes towards its nearer end.
+
+    So it goes no farther than it would towards the number itself, and stays where it is inside the interval.
+    """
+
+    def size(self, columns: int, item: int) -> int: ...
+    def pack(self, rows: Tensor) -> Tensor: ...
+    def unpack(self, data: Tensor, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The middles of the intervals, and half their lengths."""
+        ...
+
+
+class CodedRound(Round, Protocol):
+    """A round of a runtime whose links carry short forms, too."""
+
+    def pull(self, x: Tensor, code: IntervalCode | None = None) -> Tensor: ...
+    def push(self, y: Tensor, code: Code | None = None) -> Tensor: ...
+
+
 class ActiveLinks(NamedTuple):
     """The links that work: (links,) in one round, or (rounds, links)."""
 

@@ -164,11 +164,40 @@ def test_memory_is_written_again_only_when_it_was_read() -> None:
         {"adam": {"amsgrad": True}, "clip_tracker": 0.5, "weight_decay": 0.1, "local_steps": 3},
         {"clip_gradient": 0.5, "l2": 0.1, "step_size": {"schedule": "constant", "start": 0.05, "warmup": 7}},
         {"weights": "working"},
+        {"compress": "int8"},
+        {"compress": {"kind": "top-k", "share": 0.4}, "momentum": 0.5},
+        {"compress": {"kind": "rand-k", "share": 0.4}},
     ],
-    ids=["momentum", "schedule", "per client", "directions", "gradients", "weights"],
+    ids=[
+        "momentum",
+        "schedule",
+        "per client",
+        "directions",
+        "gradients",
+        "weights",
+        "int8",
+        "top-k",
+        "rand-k",
+    ],
 )
 def test_values_per_client_are_cut_with_the_block(pool: Pool, fields: dict[str, Any]) -> None:
     assert max(pool(3, farthest, "spod-gt", Stop(rounds=20), **fields)) <= 1e-12
+
+
+def bytes_sent(group: Group, compress: str | None) -> tuple[int, int]:
+    """What one process puts on the wire in some rounds, and what the tally of all says."""
+    problem, network = Quadratic.random(CLIENTS, 640, seed=1), Network.directed_geometric(CLIENTS, seed=2)
+    run = make_run(build("spod-gt-memory", compress=compress), problem, network, Bernoulli(0.6, 0.6))
+    world = Distributed([run], group, dtype=torch.float32)
+    world.advance(world.init(), range(1, 21))
+    world.close()
+    return world.mail.bytes, int(world.tally().bytes.sum())
+
+
+def test_compression_shrinks_the_wire(pool: Pool) -> None:
+    whole, short = (np.array(pool(3, bytes_sent, kind)) for kind in (None, "int8"))
+    for measured, full in zip(short.T, whole.T, strict=True):
+        assert 0 < measured.sum() <= 0.27 * full.sum()
 
 
 @given(efforts=st.lists(st.integers(0, 1000), min_size=1, max_size=40), size=st.integers(1, 8))

@@ -34,7 +34,7 @@ def test_the_frame_is_tidy() -> None:
     result = run("spod-gt", "k-gt", seeds=[2, 0], every=5)
     frame = result.frame
     assert list(frame.columns[:4]) == ["algorithm", "seed", "round", "delay"]
-    assert set(frame.columns[4:]) <= set(METRICS), "every column is explained"
+    assert set(frame.columns[4:]) <= {"bytes", *METRICS}, "every column is explained"
     assert frame["algorithm"].unique().tolist() == ["spod-gt", "k-gt"], "in the order given"
     assert not frame.duplicated(["algorithm", "seed", "round"]).any()
     for _, rows in frame.groupby(["algorithm", "seed"]):

@@ -199,6 +199,7 @@ class Traits:
     two_way: bool = False  # needs the reverse of every link, as gossip does
     root: bool = False  # one client leads: all gradients go to it, and all models come from it
     reweighs: bool = False  # links weigh by how many of them work in a round
+    short: bool = False  # messages are in a short form, which not every runtime has
     compiled: str | None = None  # the compiled step of `kernels.STEPS` that does what `step` does
     # in virtual time: a client goes on with what has arrived; others begin every round together
     asynchronous: bool = False

@@ -16,6 +16,7 @@ from torch import Tensor
 from spodgt.algorithms.base import Algorithm, HasStepSize, Schedule
 from spodgt.algorithms.compose.adam import Adam
 from spodgt.algorithms.compose.clipping import ClipGradient, ClipTracker
+from spodgt.algorithms.compose.compress import Compress
 from spodgt.algorithms.compose.decay import L2, WeightDecay
 from spodgt.algorithms.compose.local import Local
 from spodgt.algorithms.compose.momentum import Momentum
@@ -66,7 +67,18 @@ METHODS = (
 # gradients in the opposite one: clipped, decayed, then filtered by momentum.
 LAYERS: dict[str, type[Layer]] = {
     cls.key: cls
-    for cls in (Local, Working, ClipTracker, Adam, WeightDecay, Momentum, L2, ClipGradient, RunningMean)
+    for cls in (
+        Local,
+        Compress,
+        Working,
+        ClipTracker,
+        Adam,
+        WeightDecay,
+        Momentum,
+        L2,
+        ClipGradient,
+        RunningMean,
+    )
 }
 GROUP = "spodgt.algorithms"  # entry points of other packages: the CLI name and the class
 A = TypeVar("A", bound=type[Algorithm])

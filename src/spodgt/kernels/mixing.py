@@ -212,3 +212,36 @@ def add_rows(out: Tensor, source: Tensor, to: Ints, rows: Ints, weights: Floats)
         values = source[torch.from_numpy(rows).to(out.device)]
         values = values * torch.from_numpy(weights).to(values)[:, None]
         out.index_add_(0, torch.from_numpy(to).to(out.device), values)
+
+
+@jit
+def _lean(x, out, middle, half, receivers, senders, weights, first, last):  # type: ignore[no-untyped-def]
+    for link in range(len(receivers)):
+        i, j, w = receivers[link], senders[link], x.dtype.type(weights[link])
+        for c in range(first, last):
+            off, h = middle[j, c] - x[i, c], half[j, c]
+            if off > h:
+                out[i, c] += w * (off - h)
+            elif off < -h:
+                out[i, c] += w * (off + h)
+
+
+def lean(x: Tensor, middle: Tensor, half: Tensor, receivers: Ints, senders: Ints, weights: Floats) -> Tensor:
+    """Every receiver's row of x moved towards the intervals that its senders say, by the weights of links.
+
+    Args:
+        x: (rows, columns).
+        middle, half: (senders, columns) the intervals.
+        receivers: (links,) rows of x.
+        senders: (links,) rows of the intervals.
+        weights: (links,) which part of the way a receiver goes.
+    """
+    out = x.clone()
+    if usable(x, middle, half):
+        given = x.numpy(), out.numpy(), middle.numpy(), half.numpy(), receivers, senders, weights
+        share(x.shape[1], x.numel(), lambda first, last: _lean(*given, first, last))
+        return out
+    into, by = torch.from_numpy(receivers).to(x.device), torch.from_numpy(weights).to(x)[:, None]
+    said = torch.from_numpy(senders).to(x.device)
+    off = middle[said] - x[into]
+    return out.index_add_(0, into, by * off.sign() * (off.abs() - half[said]).clamp(min=0))

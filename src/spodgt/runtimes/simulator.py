@@ -14,11 +14,22 @@ from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm
 from spodgt.kernels import STEPS, CompiledStep
-from spodgt.kernels.mixing import Buffers
+from spodgt.kernels.mixing import Buffers, lean
 from spodgt.kernels.steps import Activity, State, rebuild
 from spodgt.runtimes.batch import RunBatch
 from spodgt.runtimes.world import Run, RunState, Saved, Snapshot, Tally, with_average
-from spodgt.types import ActiveLinks, Bools, Evaluation, Floats, Ints, Minibatches, Problem, Roles
+from spodgt.types import (
+    ActiveLinks,
+    Bools,
+    Code,
+    Evaluation,
+    Floats,
+    IntervalCode,
+    Ints,
+    Minibatches,
+    Problem,
+    Roles,
+)
 
 T = TypeVar("T")
 _CARRIERS = {"pull+push": "a", "pull": "a", "gossip": "w", "push": "b"}  # weights by which models travel
@@ -87,6 +98,11 @@ class Simulation:
     def counted(self) -> tuple[Ints | slice, Ints | slice]:
         """Where the clients held here, and the links into them, stand in the tally."""
         return self.batch.counted
+
+    @property
+    def into(self) -> Ints | slice:
+        """Which links of the batch end here."""
+        return slice(None)
 
     @cached_property
     def statistics(self) -> Tensor:
@@ -199,8 +215,10 @@ class Simulation:
         return {}
 
     def meters(self, at: int) -> dict[str, float]:
-        """A round has no seconds."""
-        return {}
+        """Bytes of one run so far, in all processes; a round has no seconds."""
+        first = sum(run.network.links for run in self.batch.every[: self.runs[at]])
+        sent = self.tally().bytes[first : first + self.batch.live[at].network.links]
+        return {"bytes": float(sent.sum())}
 
     def agree(self, flags: Bools) -> Bools:
         return flags
@@ -274,11 +292,13 @@ class SimulatedRound:
             g[index] = world.batch.problem.grad(x[index], batches)
         return g
 
-    def pull(self, x: Tensor) -> Tensor:
+    def pull(self, x: Tensor, code: IntervalCode | None = None) -> Tensor:
+        if code is not None:
+            return self._lean(x, code)
         return self._mix(x, "a", self.links.pull, self.world.batch.links.receivers)
 
-    def push(self, y: Tensor) -> Tensor:
-        return self._mix(y, "b", self.links.pushing, self.world.batch.links.senders)
+    def push(self, y: Tensor, code: Code | None = None) -> Tensor:
+        return self._mix(y, "b", self.links.pushing, self.world.batch.links.senders, code)
 
     @property
     def kept(self) -> Tensor:
@@ -322,19 +342,35 @@ class SimulatedRound:
         world = self.world
         world.statistics = torch.cat([exchanged, world.statistics[:, world.exchanged :]], 1)
 
-    def _mix(self, x: Tensor, weights: str, active: Bools, keeper: Ints) -> Tensor:
-        self._count(active, x)
+    def _mix(self, x: Tensor, weights: str, active: Bools, keeper: Ints, code: Code | None = None) -> Tensor:
+        self._count(active, x, code)
         self._carry(weights, active)
         batch, out = self.world.batch, self.world.buffers.like(x)
         return batch.links.mix(x, self.weights(weights), active, keeper=keeper, out=out)
 
-    def _count(self, active: Bools, x: Tensor, into: Ints | slice = slice(None)) -> None:
-        """Put messages along `active` links on the tally: of those, the links `into` this process."""
-        counts, rows, before = self.world.counts, self.world.counted[1], self.sent
+    def _lean(self, x: Tensor, code: IntervalCode) -> Tensor:
+        """Move every model towards the intervals that its working in-links say."""
+        world, links, active = self.world, self.world.batch.links, self.links.pull
+        self._count(active, x, code)
+        self._carry("a", active)
+        data, place = self._said(x, code)
+        on = np.flatnonzero(active)
+        on = on[np.isin(links.receivers[on], world.own)]
+        rows, weights = np.searchsorted(world.own, links.receivers[on]), self.weights("a")[on]
+        return lean(x, *code.unpack(data, x.shape[1], x.dtype), rows, place[links.senders[on]], weights)
+
+    def _said(self, x: Tensor, code: IntervalCode) -> tuple[Tensor, Ints]:
+        """The bytes of those who send to the clients here, and (clients of the batch,) whose row is where."""
+        return code.pack(x), self.world.own
+
+    def _count(self, active: Bools, x: Tensor, code: Code | IntervalCode | None = None) -> None:
+        """Put messages along `active` links on the tally: of those, the links into this process."""
+        counts, rows, before, into = self.world.counts, self.world.counted[1], self.sent, self.world.into
         if active is not before:  # models and trackers share a message
             counts.messages[rows] += (active if before is None else active & ~before)[into]
             self.sent = active if before is None else active | before
-        counts.bytes[rows] += active[into] * (x.shape[1] * x.element_size())
+        columns, item = x.shape[1], x.element_size()
+        counts.bytes[rows] += active[into] * (code.size(columns, item) if code else columns * item)
 
 
 @dataclass(frozen=True)

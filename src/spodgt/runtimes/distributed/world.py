@@ -28,7 +28,7 @@ from spodgt.runtimes.distributed.group import Group
 from spodgt.runtimes.distributed.messages import Flight, Item, Key, Mail, Parcel
 from spodgt.runtimes.simulator import SimulatedRound, Simulation
 from spodgt.runtimes.world import Run, RunState, Tally, with_average
-from spodgt.types import Bools, Evaluation, Ints
+from spodgt.types import Bools, Code, Evaluation, IntervalCode, Ints
 
 M = TypeVar("M", bound=Algorithm | Schedule)
 
@@ -87,6 +87,10 @@ class Distributed(Simulation):
     def counted(self) -> tuple[Ints, Ints]:
         clients, links = (np.arange(len(t)) for t in (self.counts.gradients, self.counts.messages))
         return clients[self.batch.counted[0]][self.own], links[self.batch.counted[1]][self.block.into]
+
+    @property
+    def into(self) -> Ints:
+        return self.block.into
 
     @cached_property
     def planned(self) -> tuple[Key, ...]:
@@ -242,20 +246,32 @@ class DistributedRound(SimulatedRound):
             world.group.k = self.k
             mail.flight = Flight(self.k + 1, x, following.send(0, dict.fromkeys(world.planned, x)))
 
-    def _mix(self, x: Tensor, weights: str, active: Bools, keeper: Ints) -> Tensor:
+    def _mix(self, x: Tensor, weights: str, active: Bools, keeper: Ints, code: Code | None = None) -> Tensor:
         world, kind = self.world, "push" if weights == "b" else "pull"
-        self._count(active, x, world.block.into)
+        self._count(active, x, code)
         self.calls += 1
         key = next((key for key, sent in self.left.items() if sent is x and key[0] == kind), (kind, None))
         traffic, values, parcels = self.traffic(kind), self.weights(weights), self.parcels
         if key[1] is None:
-            parcels = self.send(self.calls, {key: x})
+            parcels = self.send(self.calls, {key: x if code is None else code.pack(x)})
             self.posted.extend(parcels.values())
         # While messages are on their way:
         out = world.block.mix_own(x, values, active, keeper, world.buffers.like(x))
         for peer, clients in traffic.receives.items():
-            world.block.add(out, parcels[peer].rows(key), clients, values, active)
+            rows = parcels[peer].rows(key)
+            rows = rows if code is None else code.unpack(rows, x.shape[1], x.dtype)
+            world.block.add(out, rows, clients, values, active)
         return out
+
+    def _said(self, x: Tensor, code: IntervalCode) -> tuple[Tensor, Ints]:
+        self.calls += 1
+        place, said, key = self.world.block.row.copy(), [code.pack(x)], ("pull", None)
+        parcels = self.send(self.calls, {key: said[0]})
+        self.posted.extend(parcels.values())
+        for peer, clients in self.traffic("pull").receives.items():
+            place[clients] = sum(map(len, said)) + np.arange(len(clients))
+            said.append(parcels[peer].rows(key))
+        return torch.cat(said), place
 
 
 def cut(method: M, own: Tensor, clients: int) -> M:

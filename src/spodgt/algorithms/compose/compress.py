@@ -1,0 +1,131 @@
+"""Fewer bytes in a message, and nothing lost: `compress`, for methods that push trackers and pull models.
+
+    y½ = y + (B̂ - I) c                     c = C(y): 8 bits a number, or some numbers only; y - c stays
+    x½_i = x_i + Σ_j a_ij h_j(x_i)         h_j: the way from x_i to what client j says of its model
+
+Columns of B̂ - I sum to zero, so Σy = Σg holds whatever C is: what a message does not say has never left the
+tracker, and is said later. C(0) = 0 and the error of C is a fraction of y, so an exact method stays exact.
+
+Models do not vanish, and differences to earlier models need copies that are the same at both ends, which
+links that fail put out of step. Here 8 bits say an interval around each number, and a receiver goes towards
+its nearer end; a few columns, drawn anew in every round, are said exactly. Without any memory, every column
+is then mixed by weights between 0 and a_ij, rows sum to one, and models that agree stay where they are: the
+same as links that fail, so methods that are exact over these stay exact.
+
+    int8       8 bits a number, a scale for every 64; models send 1 column of 40 exactly, too
+    top-k      a share of the tracker's numbers, with their places; the same share of the models' columns
+    rand-k     a share of the columns of both
+
+Top-k takes the numbers that have waited longest for their size: w⁺ = w + |y| + ε max|y|, and 0 once sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from spodgt import rng
+from spodgt.algorithms.base import Round, S, fraction
+from spodgt.algorithms.compose.codes import Int8, Intervals, Sparse
+from spodgt.algorithms.compose.wrapper import Layer, Memory
+from spodgt.types import Code, CodedRound
+
+_SHARES = {"int8": 0.025, "top-k": 0.05, "rand-k": 0.05}
+_PATIENCE = 0.01  # ε: a number that is always small waits for about 100 others
+_KEY = rng.key(0, "compress")  # the columns are the same in all runs: they are common knowledge
+
+
+@dataclass(frozen=True)
+class Compress(Layer[S]):
+    """`base` with short messages."""
+
+    name = "compress"
+    key, example = "compress", '"int8"'
+    kind: str = "int8"
+    share: float | None = None  # of columns that are sent as they are, and of numbers; None: 0.05, or 0.025
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or self.kind not in _SHARES:
+            raise self.refuse(" or ".join(_SHARES), self.kind)
+        if self.share is not None and not (fraction(self.share) and self.share > 0) and self.share != 1:
+            raise self.refuse("with share above 0 and at most 1", self.share)
+        more = ("waited",) if self.kind == "top-k" else ()
+        self.declares(self.kind, *more, mixes=(), rule=None, short=True)
+
+    @property
+    def value(self) -> object:
+        return self.kind if self.share is None else {"kind": self.kind, "share": self.share}
+
+    def unfit(self) -> str | None:
+        traits = self.base.traits
+        if traits.mixing != "pull+push" or not traits.tracking or traits.talks != "all" or traits.root:
+            return f"does not push trackers and pull models; drop {self.key}, or use spod-gt-memory."
+        if traits.sporadic_links == "no":
+            return f"needs whole models in every round; drop {self.key}, or use spod-gt-memory."
+        return None
+
+    def begin(self, x: Tensor) -> Memory:
+        return (torch.zeros_like(x),) if self.kind == "top-k" else ()
+
+    def init(self, x: Tensor, round: Round) -> Any:
+        return self.whole(self.base.init(x, round), self.begin(x))
+
+    def step(self, state: S, round: Round) -> Any:
+        inner, memory = self.parts(state)
+        short = _Short(cast(CodedRound, round), self.kind, self.share or _SHARES[self.kind], memory)
+        after = self.base.step(cast(S, inner), cast(Round, short))
+        return self.whole(after, short.memory)
+
+
+@dataclass
+class _Short:
+    """A round whose messages are short; everything else is the round's own."""
+
+    round: CodedRound
+    kind: str
+    share: float
+    memory: Memory
+
+    def pull(self, x: Tensor) -> Tensor:
+        columns = self._columns(x.shape[1])
+        if self.kind == "int8":
+            return self.round.pull(x, Intervals(columns.start, columns.stop - columns.start))
+        return _part(x, columns, self.round.pull)
+
+    def push(self, y: Tensor) -> Tensor:
+        if self.kind == "rand-k":
+            return _part(y, self._columns(y.shape[1]), self.round.push)
+        said, code = self._said(y)
+        return y + (self.round.push(said, code) - said)
+
+    def _columns(self, count: int) -> slice:
+        """Those of this round: all clients know them by its number."""
+        width = math.ceil(count * self.share)
+        first = width * (int(rng.words(_KEY, self.round.k)) % -(-count // width))
+        return slice(first, min(first + width, count))
+
+    def _said(self, y: Tensor) -> tuple[Tensor, Code]:
+        """What a message says of y, and how."""
+        if self.kind == "int8":
+            return Int8().rounded(y), Int8()
+        (waited,), size = self.memory, y.abs()
+        waited = waited + size + _PATIENCE * size.amax(1, keepdim=True)
+        count = math.ceil(y.shape[1] * self.share)
+        now = torch.zeros_like(y, dtype=torch.bool).scatter(1, waited.topk(count, 1).indices, True)
+        self.memory = (waited.masked_fill(now, 0.0),)
+        return torch.where(now, y, torch.zeros_like(y)), Sparse(count)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.round, name)
+
+
+def _part(x: Tensor, columns: slice, mix: Callable[[Tensor], Tensor]) -> Tensor:
+    """`x` with some columns mixed."""
+    out = x.clone()
+    out[:, columns] = mix(x[:, columns].contiguous())
+    return out
