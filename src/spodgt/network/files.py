@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import os
 import warnings
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 import numpy as np
+import platformdirs
 
 from spodgt.errors import InvalidConfig, InvalidNetwork
 from spodgt.network.given import graph_of_matrix, graph_of_networkx
@@ -17,6 +19,18 @@ from spodgt.network.recipes import Graph
 from spodgt.validation import Must, recipe
 
 _SUFFIXES = (".graphml", ".gml", ".txt", ".edgelist", ".csv")
+
+
+def data_directory() -> Path:
+    """`SPODGT_DATA` where it is set, else the user's cache directory."""
+    chosen = os.environ.get("SPODGT_DATA")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("spodgt"))
+
+
+def located(path: str) -> Path:
+    """The file itself, or the one of that name below the data directory, where only that is there."""
+    below = data_directory() / path
+    return below if not Path(path).exists() and below.is_file() else Path(path)
 
 
 @recipe(InvalidNetwork)
@@ -28,7 +42,8 @@ class GraphFile:
     Clients and names are those of `Network.from_networkx`.
 
     Args:
-        path: The file.
+        path: The file. One that is not here is looked for below the data directory, such as
+            "topohub/sndlib/geant.graphml".
     """
 
     name: ClassVar[str] = "file"
@@ -48,7 +63,7 @@ class GraphFile:
         if suffix not in _SUFFIXES:
             raise InvalidConfig(f"network.path={self.path!r} must end in {', '.join(_SUFFIXES)}.")
         try:
-            graph = _read(self.path, suffix)
+            graph = _read(str(located(self.path)), suffix)
             check_connected(graph)
         except InvalidNetwork as error:
             raise InvalidNetwork(f"network.path={self.path!r} is no network: {error}") from None

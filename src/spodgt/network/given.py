@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ from spodgt.errors import InvalidNetwork
 from spodgt.network.links import by_name, check_names, shown
 from spodgt.network.recipes import Graph
 from spodgt.network.weights import HasArray, square
+from spodgt.types import Floats
 
 if TYPE_CHECKING:
     import networkx
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 def graph_of_networkx(graph: networkx.Graph, nodelist: Sequence[Hashable] | None = None) -> Graph:
     """Nodes 0 … m-1 are clients of these numbers, others are sorted by their names, which are kept.
 
-    An edge (u, v) means that u sends to v. Its `weight` is kept as well; NaN where it is no number.
+    An edge (u, v) means that u sends to v. Its `weight` is kept as well; NaN where it is no number. Positions
+    are the nodes' attributes x, y or Longitude, Latitude, where all have them, scaled to the unit square.
     """
     import networkx as nx
 
@@ -47,11 +49,21 @@ def graph_of_networkx(graph: networkx.Graph, nodelist: Sequence[Hashable] | None
         len(nodes),
         np.array([v for _, v, _ in edges], np.int64),
         np.array([u for u, _, _ in edges], np.int64),
+        positions=_positions([graph.nodes[node] for node in nodes]),
         names=None if names == tuple(map(str, range(len(nodes)))) else names,
         weights=None
         if all(weight is None for *_, weight in edges)
         else np.array([_number(weight) for *_, weight in edges]),
     )
+
+
+def _positions(nodes: Sequence[Mapping[str, object]]) -> Floats | None:
+    for keys in (("x", "y"), ("Longitude", "Latitude")):
+        found = np.array([[_number(node.get(key)) for key in keys] for node in nodes]).reshape(-1, 2)
+        if len(found) and np.isfinite(found).all():
+            found -= found.min(0)
+            return found / (found.max() or 1.0)
+    return None
 
 
 def _number(weight: object) -> float:

@@ -19,6 +19,7 @@ from typing_extensions import Unpack
 
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
+from spodgt.network.files import located
 from spodgt.network.links import by_name, shown
 from spodgt.participation.availability import Recorded
 from spodgt.participation.recipes import PARTICIPATIONS, on_links, probabilities
@@ -278,7 +279,8 @@ class TraceFile:
     """Recorded availability in a file; it is read when it is first needed.
 
     Args:
-        path: A CSV or Parquet file with a log; `Trace.from_table` says what its columns mean.
+        path: A CSV or Parquet file with a log; `Trace.from_table` says what its columns mean. One that is not
+            here is looked for below the data directory, such as "sociopatterns/hospital.csv".
         round_length: How long a round is, in the unit of the log's times (seconds if they are dates); only
             and always where the log has times. An incomplete last round is left out.
         start: When round 0 begins: a number, or a date as in the log; at the first time of the log if None.
@@ -311,10 +313,11 @@ class TraceFile:
         import pandas as pd
 
         try:
-            if Path(self.path).suffix == ".parquet":
-                table = pd.read_parquet(self.path)
+            where = located(self.path)
+            if where.suffix == ".parquet":
+                table = pd.read_parquet(where)
             else:  # as text: a client may be called NA or 007
-                table = pd.read_csv(self.path, dtype=str, keep_default_na=False, na_values=[""])
+                table = pd.read_csv(where, dtype=str, keep_default_na=False, na_values=[""])
         except FileNotFoundError:
             raise InvalidInput(f"trace {self.path} does not exist; give a CSV or Parquet file.") from None
         except (ValueError, OSError) as error:

@@ -1,6 +1,7 @@
 """Data: the sets, how to get them, and how they are dealt out to clients."""
 
-from spodgt.problems.data.datasets import Dataset, Row, Split, available, data_directory, load
+from spodgt.network.files import data_directory
+from spodgt.problems.data.datasets import Dataset, Row, Split, available, load
 from spodgt.problems.data.fetch import get, import_
 from spodgt.problems.data.partitions import (
     IID,

