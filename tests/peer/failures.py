@@ -63,7 +63,7 @@ def make(
     step: float = 0.02,
     rate: float = 40,
     addresses: list[str] | None = None,
-    method: str = "spod-gt-memory",
+    method: str | dict[str, Any] = "spod-gt-memory",
     graph: str = "exponential",
 ) -> Path:
     """A run's folder."""
@@ -168,10 +168,10 @@ def row_6(times: int = 20) -> str:
         return f"audit {worst:.1e} at worst, {f.kills} kill -9"
 
 
-def row_6b(kills: int = 100) -> str:
+def row_6b(kills: int = 100, **kwargs: Any) -> str:
     """kill -9 of one client after another, ≥ 100 times, with the lost frames of row 1"""
     draw = random.Random(4)
-    with fleet(env={"SPODGT_CHAOS": CHAOS}) as f:
+    with fleet(env={"SPODGT_CHAOS": CHAOS}, **kwargs) as f:
         f.start()
         f.rounds(3, 120)
         while f.kills < kills:
@@ -184,6 +184,11 @@ def row_6b(kills: int = 100) -> str:
         assert resets(f) == 0
         k = min(f.status(n)["k"] for n in f.names)
         return f"{exact(settled(f))}, {f.kills} kill -9 among 5 processes, {k} rounds"
+
+
+def row_6c(kills: int = 60) -> str:
+    """the same with short messages, ≥ 60 times: compress = "int8\""""
+    return row_6b(kills, method={"name": "spod-gt-memory", "compress": "int8"})
 
 
 def row_7(seconds: float = 60) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -204,6 +205,28 @@ def test_methods_with_more_state_survive_crashes_and_lose_nothing(fields: dict[s
     for node in world.nodes:
         assert local_error(node.state) <= EXACT
     assert world.audit().error <= EXACT  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("crash", ["", "before commit", "after commit", "after send"])
+def test_short_messages_lose_nothing(crash: str) -> None:
+    """8 bits a number on the wire: what they cannot say stays with the sender, whoever dies when."""
+    world, draw = World(4, n=90, rebase_every=4, short=True), np.random.default_rng(1)
+    for k in range(60):
+        for i in range(4):
+            world.tick(i, computes=bool(draw.random() < 0.7), crash=crash if draw.random() < 0.1 else "")
+        while world.flying:
+            lost, at = draw.random() < 0.3, int(draw.integers(len(world.flying)))
+            world.flying.pop(at) if lost else world.deliver(at)
+        if k % 10 == 9:
+            for node in world.nodes:
+                assert local_error(node.shown) <= EXACT
+            assert world.audit().error <= EXACT  # type: ignore[operator]
+
+
+def test_short_messages_reach_the_optimum() -> None:
+    world = World(4, n=90, rebase_every=4, short=True)
+    lockstep(world, 1500)
+    assert float((world.x() - world.optimum).abs().max()) < 1e-5  # models are float32
 
 
 def test_a_method_may_change_while_it_runs() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from spodgt.algorithms.compose.codes import Int8
 from spodgt.peer import wire
 from spodgt.peer.protocol import LEADERLESS, Ack, Crew, Incarnation, Message, Refused
 
@@ -32,6 +33,30 @@ def test_a_message_survives_the_wire(n: int) -> None:
     assert got[-1][:6] == sent[:6]
     assert torch.equal(got[-1].x, sent.x)
     assert torch.equal(got[-1].total, sent.total)
+
+
+@pytest.mark.parametrize("n", [1, N, 7850, 3 * wire.CHUNK])
+def test_a_short_message_survives_the_wire(n: int) -> None:
+    a, b = (wire.Context("run", b"\1" * 32, n, name, short=True) for name in "ab")
+    sent, assembler = message(n), wire.Assembler(b, "a")
+    sent = sent._replace(total=Int8().rounded(sent.total[None])[0])
+    chunks = list(wire.pack(a, "b", sent, 5))
+    got = [assembler.add(chunk) for chunk in chunks][-1]
+    assert got is not None
+    assert torch.equal(got.total, sent.total)
+    assert got.half is not None
+    assert ((got.x - sent.x).abs() <= got.half).all()
+    whole = wire.pack(wire.Context("run", b"\1" * 32, n, "a"), "b", sent, 5)
+    if n >= 7850:
+        assert sum(map(len, chunks)) <= 0.27 * sum(map(len, whole))
+
+
+def test_short_and_whole_messages_are_not_taken_for_each_other() -> None:
+    for ours, theirs in ((True, False), (False, True)):
+        a, b = wire.Context("run", b"", N, "a", short=theirs), wire.Context("run", b"", N, "b", short=ours)
+        (chunk,) = wire.pack(a, "b", message(), 5)
+        with pytest.raises(Refused, match=r"the layout differs: 40 (int8|float32) parameters"):
+            wire.Assembler(b, "a").add(chunk)
 
 
 @pytest.mark.parametrize("crew", [LEADERLESS, Crew(0, 0), Crew(2, 7, ((0, 1), (3, 2)))])

@@ -10,6 +10,7 @@ import torch
 
 import spodgt
 from spodgt.network import Network
+from spodgt.peer import wire
 from spodgt.peer.audit import Audit, audit
 from spodgt.peer.node import Node
 from spodgt.peer.protocol import Ack, Incarnation, Message
@@ -42,8 +43,10 @@ class World:
         step: float = 0.06,
         method: str = "spod-gt-memory",
         links: list[tuple[int, int]] | None = None,
+        short: bool = False,
     ) -> None:
         self.m, self.n, self.rebase_every, self.kind = m, n, rebase_every, node
+        self.short = short
         self.algorithm = spodgt.method(method, step_size=step)
         draws = torch.Generator().manual_seed(5)
         self.c = torch.randn(m, n, generator=draws)
@@ -94,6 +97,7 @@ class World:
             state=state,
             seats=self.seats[i],
             member=Member(i, self.m),
+            short=self.short,
             rebase_every=self.rebase_every,
             notify=notify,
         )
@@ -129,8 +133,16 @@ class World:
         for target in self.outs[i]:
             if node.waits(target):
                 frame = node.message(target)
+                if frame and self.short:
+                    frame = self.over_the_wire(name, target, frame)
                 if frame:
                     self.flying.append((name, target, frame))
+
+    def over_the_wire(self, sender: str, receiver: str, frame: Message) -> Message | None:
+        """What a receiver makes of the bytes."""
+        a, b = (wire.Context("run", b"", self.n, name, short=True) for name in (sender, receiver))
+        assembler = wire.Assembler(b, sender)
+        return [assembler.add(chunk) for chunk in wire.pack(a, receiver, frame, 1)][-1]
 
     def deliver(self, at: int, *, keep: bool = False) -> None:
         source, target, frame = self.flying[at] if keep else self.flying.pop(at)

@@ -21,7 +21,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import tomli_w
 
-from spodgt.algorithms import method
+from spodgt.algorithms import describe, method
 from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.errors import Incompatible, InvalidConfig, InvalidInput
 from spodgt.network import Network
@@ -78,10 +78,21 @@ class Method:
     step_size: Annotated[Number | Table, Must("a number or a schedule", 0.01)]  # of local rounds
     more: Table = field(default_factory=dict)  # other fields and layers: {momentum = 0.9}
 
+    @property
+    def short(self) -> bool:
+        """Whether messages have 8 bits a number: that is what links do, not the method's step."""
+        return self.more.get("compress") not in (None, False)
+
     def build(self) -> Algorithm[TrackingState]:
         """The method itself; refused if its links carry other than x and y, or its state lacks g."""
         step = self.step_size if isinstance(self.step_size, float) else dict(self.step_size)
-        built = method(self.name, step_size=step, **self.more)
+        more = {key: value for key, value in self.more.items() if key != "compress"}
+        built = method(self.name, step_size=step, **more)
+        if self.short:
+            asked = describe(method(self.name, compress=self.more["compress"]))["compress"]
+            if asked != "int8" or built.traits.root:
+                use = 'use compress = "int8" with spod-gt-memory'
+                raise Incompatible(f"{self.name} with compress = {asked!r} cannot run between peers; {use}.")
         needs, links = set(TrackingState._fields), {("push", "y"), ("pull", "x")}
         traits = built.traits  # links that work, or a pair that talks, would have to be known to all
         agreed = traits.reweighs or traits.talks != "all"

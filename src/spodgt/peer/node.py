@@ -26,6 +26,7 @@ from spodgt.peer.seats import Part, Seats
 from spodgt.peer.states import Gradient, Member, News, NotFinite, PeerRound, State
 
 REBASE_EVERY = 64  # messages after which a quiet link starts from zero
+REBASE_SHORT = 4  # the same where totals are short: the smaller they are, the more 8 bits say of them
 HOLD = 4  # unacknowledged messages after which a link takes no more mass: its receiver may be gone
 BAD_GRADIENTS = 10  # in a row that are not finite, after which the client gives up
 _HELD_AFTER = 4  # a busy link is held after this many times as many, until it is quiet
@@ -54,12 +55,14 @@ class Node:
         state: State,
         seats: Seats,
         member: Member = Member(),  # noqa: B008
-        rebase_every: int = REBASE_EVERY,
+        short: bool = False,
+        rebase_every: int | None = None,
         notify: Callable[[str, str], None] = lambda kind, text: None,
     ) -> None:
         self.gradient, self.vault = gradient, vault
         self.incarnation, self.state, self.member, self.seats = incarnation, state, member, seats
-        self.rebase_every, self.notify = rebase_every, notify
+        self.short, self.notify = short, notify  # short: messages have 8 bits a number
+        self.rebase_every = rebase_every or (REBASE_SHORT if short else REBASE_EVERY)
         self.lock = threading.Lock()  # frames arrive in another thread than rounds run in
         self.arrived = threading.Event()  # set by every frame; whoever waits for one clears it
         self.inbox: dict[str, Message] = {}
@@ -139,7 +142,7 @@ class Node:
         y, out = method.y.clone(), dict(state.out)
         for name in links:
             if self._carries(name):
-                out[name], mass = protocol.put(out[name], method.y[0])
+                out[name], mass = protocol.put(out[name], method.y[0], self.short)
                 y -= mass
                 self.dirty.add(f"out:{name}")
         self.dirty |= {"x", "y", "g", "private", *(f"more:{name}" for name in more)}
@@ -373,7 +376,7 @@ class Node:
         if mass is None:
             return None
         self.dirty.add(f"in:{name}")
-        return News(message.x, mass)
+        return News(message.model(self.state.method.x[0]), mass)
 
 
 def _age(frame: Message | Ack) -> tuple[int, int, int]:

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spodgt.algorithms.compose.codes import Int8
 from spodgt.compiled import finite, jit, usable
 
 BOUND = 2**62  # of every number: it must fit into a frame, also after many steps
@@ -73,6 +74,14 @@ class Message(NamedTuple):
     x: Tensor  # (n,) float32
     total: Tensor  # (n,) float32
     crew: Crew = LEADERLESS  # of the epoch
+    half: Tensor | None = None  # (n,): x is known up to this much; None: exactly
+
+    def model(self, own: Tensor) -> Tensor:
+        """The sender's model as a receiver with the model `own` takes it: the nearest that it can be."""
+        if self.half is None:
+            return self.x
+        off = self.x - own
+        return own + off.sign() * (off.abs() - self.half).clamp(min=0)
 
 
 class Ack(NamedTuple):
@@ -151,9 +160,16 @@ def check_jump(known: Incarnation, claimed: Incarnation, whose: str) -> None:
 
 
 # --- the sender's end ----------------------------------------------------------------------------
-def put(link: OutLink, y: Tensor) -> tuple[OutLink, Tensor]:
-    """Put b·y on the link: its next state, and the mass (float64) to take from y."""
-    if usable(link.total, y):
+def put(link: OutLink, y: Tensor, short: bool = False) -> tuple[OutLink, Tensor]:
+    """Put b·y on the link: its next state, and the mass (float64) to take from y.
+
+    With `short` the total stays one that 8 bits a number can say; what they cannot say stays with the sender.
+    """
+    if short:
+        wish = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)
+        new = Int8().rounded(wish[None])[0]
+        mass = new.to(y.dtype).sub_(link.total)
+    elif usable(link.total, y):
         new, mass = torch.empty_like(link.total), torch.empty_like(y)
         _put(link.total.numpy(), y.numpy(), link.weight, new.numpy(), mass.numpy())
     else:

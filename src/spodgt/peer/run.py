@@ -53,7 +53,8 @@ class Peer:
         self.store = Store(folder / "state", durability=options.durability, labels=labels)
         self.node = restore(self.store, self.membership, self.work, self.journal)
         layout, version = bytes.fromhex(manifest.layout), metadata.version("spodgt")
-        self.context = wire.Context(manifest.run, layout, manifest.parameters, name, version)
+        sizes = manifest.parameters, name, version, manifest.method.short
+        self.context = wire.Context(manifest.run, layout, *sizes)
         hear = Chaos.parse(self.node.hear, os.environ.get("SPODGT_CHAOS", ""))
         local = Local(self.context, identity, hear, self.journal.event)
         self.transport = Transport(local, self.membership.shown_to, self._told)
@@ -151,6 +152,7 @@ def restore(store: Store, membership: Membership, work: Work, journal: Journal) 
         state=state,
         seats=seats,
         member=member,
+        short=manifest.method.short,
         notify=notify,
     )
     node.last_epoch = manifest.last_epoch

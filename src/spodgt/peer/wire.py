@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from google.protobuf.message import DecodeError
 
+from spodgt.algorithms.compose.codes import Int8, Intervals
 from spodgt.peer import wire_pb2 as pb
 from spodgt.peer.protocol import BOUND, LEADERLESS, Ack, Crew, Incarnation, Message, Refused
 
@@ -34,7 +35,21 @@ class Context:
     n: int
     name: str
     version: str = ""  # of the program
+    short: bool = False  # messages have 8 bits a number
     protocols: tuple[int, ...] = PROTOCOLS
+
+    @property
+    def dtype(self) -> str:
+        """What a number of a message is."""
+        return "int8" if self.short else "float32"
+
+    @property
+    def size(self) -> int:
+        """Bytes of a message: model and total."""
+        item = _FLOATS.itemsize
+        if self.short:
+            return Intervals.of(self.n, 0).size(self.n, item) + Int8().size(self.n, item)
+        return 2 * self.n * item
 
 
 def agree(context: Context, theirs: Iterable[int], who: str, version: str) -> int:
@@ -51,8 +66,7 @@ def agree(context: Context, theirs: Iterable[int], who: str, version: str) -> in
 
 def pack(context: Context, receiver: str, message: Message, frame: int) -> Iterator[bytes]:
     """A message as chunks, in the highest protocol of `context`."""
-    # two views and no copy of the whole: models may be large
-    x, total = (t.numpy().astype(_FLOATS, copy=False).data.cast("B") for t in (message.x, message.total))
+    x, total = _short(message) if context.short else _whole(message)
     size = len(x) + len(total)
     header = pb.Header(
         protocol=max(context.protocols),
@@ -66,7 +80,7 @@ def pack(context: Context, receiver: str, message: Message, frame: int) -> Itera
         acked=message.acked,
         incarnation=_packed(message.sender),
         seen=_packed(message.seen),
-        dtype="float32",
+        dtype=context.dtype,
         n=context.n,
         frame=frame % 2**32,
         version=context.version,
@@ -79,12 +93,24 @@ def pack(context: Context, receiver: str, message: Message, frame: int) -> Itera
         yield b"".join((_LENGTH.pack(len(text)), text, x[offset : offset + CHUNK], total[second]))
 
 
+def _whole(message: Message) -> tuple[memoryview, memoryview]:
+    # two views and no copy of the whole: models may be large
+    x, total = (t.numpy().astype(_FLOATS, copy=False).data.cast("B") for t in (message.x, message.total))
+    return x, total
+
+
+def _short(message: Message) -> tuple[memoryview, memoryview]:
+    """8 bits a number: the model in intervals, with some columns of it exactly, and the total as it is."""
+    x = Intervals.of(len(message.x), message.number).pack(message.x[None])
+    return x.numpy()[0].data, Int8().pack(message.total[None]).numpy()[0].data
+
+
 class Assembler:
     """Chunks of one in-link put together; holds one message at most."""
 
     def __init__(self, context: Context, sender: str) -> None:
         self.context, self.sender = context, sender
-        self.size = 2 * context.n * _FLOATS.itemsize
+        self.size = context.size
         self.data = np.empty(0, np.uint8)
         self.header: pb.Header | None = None
         self.filled = 0
@@ -123,11 +149,21 @@ class Assembler:
         if self.filled < self.size:
             return None
         self.header = None
-        numbers = torch.from_numpy(self.data.view(_FLOATS).astype(np.float32, copy=False))
-        x, total = numbers[: self.context.n], numbers[self.context.n :]
+        x, half, total = self._vectors(first.number)
         counts = first.epoch, first.number, first.base, first.acked
         crew = _unpacked_crew(first)
-        return Message(*counts, _unpacked(first.incarnation), _unpacked(first.seen), x, total, crew)
+        return Message(*counts, _unpacked(first.incarnation), _unpacked(first.seen), x, total, crew, half)
+
+    def _vectors(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """The model, how well it is known, and the total, of message `number`."""
+        n = self.context.n
+        if not self.context.short:
+            numbers = torch.from_numpy(self.data.view(_FLOATS).astype(np.float32, copy=False))
+            return numbers[:n], None, numbers[n:]
+        data, code = torch.from_numpy(self.data)[None], Intervals.of(n, number)
+        cut = code.size(n, _FLOATS.itemsize)
+        middle, half = code.unpack(data[:, :cut], n, torch.float32)
+        return middle[0], half[0], Int8().unpack(data[:, cut:], n, torch.float32)[0]
 
 
 def check_header(header: pb.Header, context: Context, sender: str) -> None:
@@ -140,10 +176,10 @@ def check_header(header: pb.Header, context: Context, sender: str) -> None:
     if header.run != context.run:
         raise Refused(f"the message is of run {header.run!r}, this is run {context.run!r}")
     ours, theirs = context.layout.hex()[:12], header.layout.hex()[:12]
-    if header.layout != context.layout or header.n != context.n or header.dtype != "float32":
+    if header.layout != context.layout or header.n != context.n or header.dtype != context.dtype:
         raise Refused(
             f"the layout differs: {header.n} {header.dtype} parameters with hash {theirs or 'none'}, "
-            f"we have {context.n} float32 with {ours}"
+            f"we have {context.n} {context.dtype} with {ours}"
         )
     if max(header.base, header.acked) > header.number:
         raise Refused(f"the numbers contradict each other: {header.base}, {header.acked}, {header.number}")

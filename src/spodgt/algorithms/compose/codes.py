@@ -7,15 +7,27 @@ numbers lie.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from spodgt import rng
+
 _BLOCK = 64  # numbers that share a scale
 _LOWEST, _HIGHEST = -119, 120  # exponents: with these all scales and products are normal float32
 
 _PLACE = 4  # bytes of a column's number
+_KEY = rng.key(0, "compress")  # the columns of a round are the same in all runs: they are common knowledge
+EXACT = 0.025  # the share of columns that intervals say exactly
+
+
+def columns(count: int, share: float, k: int) -> slice:
+    """A share of `count` columns, others for every k; everybody knows them by this number."""
+    width = math.ceil(count * share)
+    first = width * (int(rng.words(_KEY, k)) % -(-count // width))
+    return slice(min(first, count - width), min(first, count - width) + width)
 
 
 @dataclass(frozen=True)
@@ -96,21 +108,23 @@ class Intervals:
     """8 bits a number for all columns, which leave an interval around each, and some columns exactly.
 
     Args:
-        first: the first of the exact columns.
-        width: how many they are.
+        exact: these columns.
     """
 
-    first: int
-    width: int
+    exact: slice
+
+    @classmethod
+    def of(cls, count: int, k: int, share: float = EXACT) -> Intervals:
+        """Of rows of `count` columns, in round or message k."""
+        return cls(columns(count, share, k))
 
     def size(self, columns: int, item: int) -> int:
         """Bytes of a row."""
-        return Int8().size(columns, item) + item * self._exact(columns)
+        return Int8().size(columns, item) + item * len(range(*self.exact.indices(columns)))
 
     def pack(self, rows: Tensor) -> Tensor:
         """(n, size) bytes of any rows."""
-        exact = rows[:, self.first : self.first + self.width].contiguous()
-        return torch.cat([Int8().pack(rows), exact.view(torch.uint8)], 1)
+        return torch.cat([Int8().pack(rows), _own(rows[:, self.exact]).view(torch.uint8)], 1)
 
     def unpack(self, data: Tensor, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The middles of the intervals and half their lengths, (n, columns) each."""
@@ -118,9 +132,5 @@ class Intervals:
         middle = code.unpack(data[:, :cut], columns, dtype)
         scales = code.scales(data[:, :cut], columns, dtype) / 2
         half = scales.expand(-1, -1, _BLOCK).flatten(1)[:, :columns].contiguous()
-        exact = slice(self.first, self.first + self._exact(columns))
-        middle[:, exact], half[:, exact] = _own(data[:, cut:]).view(dtype), 0.0
+        middle[:, self.exact], half[:, self.exact] = _own(data[:, cut:]).view(dtype), 0.0
         return middle, half
-
-    def _exact(self, columns: int) -> int:
-        return min(self.width, columns - self.first)

@@ -29,15 +29,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from spodgt import rng
 from spodgt.algorithms.base import Round, S, fraction
-from spodgt.algorithms.compose.codes import Int8, Intervals, Sparse
+from spodgt.algorithms.compose.codes import EXACT, Int8, Intervals, Sparse, columns
 from spodgt.algorithms.compose.wrapper import Layer, Memory
 from spodgt.types import Code, CodedRound
 
-_SHARES = {"int8": 0.025, "top-k": 0.05, "rand-k": 0.05}
+_SHARES = {"int8": EXACT, "top-k": 0.05, "rand-k": 0.05}
 _PATIENCE = 0.01  # ε: a number that is always small waits for about 100 others
-_KEY = rng.key(0, "compress")  # the columns are the same in all runs: they are common knowledge
 
 
 @dataclass(frozen=True)
@@ -92,22 +90,21 @@ class _Short:
     memory: Memory
 
     def pull(self, x: Tensor) -> Tensor:
-        columns = self._columns(x.shape[1])
         if self.kind == "int8":
-            return self.round.pull(x, Intervals(columns.start, columns.stop - columns.start))
-        return _part(x, columns, self.round.pull)
+            return self.round.pull(x, Intervals.of(x.shape[1], self.round.k, self.share))
+        return self._part(x, self.round.pull)
 
     def push(self, y: Tensor) -> Tensor:
         if self.kind == "rand-k":
-            return _part(y, self._columns(y.shape[1]), self.round.push)
+            return self._part(y, self.round.push)
         said, code = self._said(y)
         return y + (self.round.push(said, code) - said)
 
-    def _columns(self, count: int) -> slice:
-        """Those of this round: all clients know them by its number."""
-        width = math.ceil(count * self.share)
-        first = width * (int(rng.words(_KEY, self.round.k)) % -(-count // width))
-        return slice(first, min(first + width, count))
+    def _part(self, x: Tensor, mix: Callable[[Tensor], Tensor]) -> Tensor:
+        """`x` with the columns of this round mixed."""
+        some, out = columns(x.shape[1], self.share, self.round.k), x.clone()
+        out[:, some] = mix(x[:, some].contiguous())
+        return out
 
     def _said(self, y: Tensor) -> tuple[Tensor, Code]:
         """What a message says of y, and how."""
@@ -122,10 +119,3 @@ class _Short:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.round, name)
-
-
-def _part(x: Tensor, columns: slice, mix: Callable[[Tensor], Tensor]) -> Tensor:
-    """`x` with some columns mixed."""
-    out = x.clone()
-    out[:, columns] = mix(x[:, columns].contiguous())
-    return out

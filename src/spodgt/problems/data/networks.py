@@ -17,6 +17,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,7 @@ def _listed(source: Path) -> Iterator[tuple[PurePosixPath, int, Callable[[], byt
     elif zipfile.is_zipfile(source):
         with zipfile.ZipFile(source) as package:
             for info in package.infolist():
-                yield PurePosixPath(info.filename), info.file_size, lambda info=info: package.read(info)
+                yield PurePosixPath(info.filename), info.file_size, partial(package.read, info)
     else:
         with tarfile.open(source, "r:gz") as archive:
             for member in archive:
@@ -111,7 +112,7 @@ def _topohub(source: Path, fix: str) -> Files:
                 key: name if unique else f"{name} {key}" for key, name in zip(nodes, names, strict=True)
             }
             for key, node in nodes.items():
-                at = node.get("pos") or ()
+                at = list(node.get("pos") or ())
                 where = {"x": float(at[0]), "y": float(at[1])} if len(at) == 2 else {}
                 graph.add_node(called[key], **where)
             for edge in data["edges"]:
@@ -159,7 +160,7 @@ def _sociopatterns(source: Path, fix: str) -> Files:
             one, other = sorted(fields[1:3])
             met.setdefault((one, other), []).append(int(fields[0]))
         graph = nx.Graph(list(met))
-        part = max(nx.connected_components(graph), key=len, default=set())
+        part: set[str] = max(nx.connected_components(graph), key=len, default=set())
         first = min(min(times) for times in met.values()) - _EVERY
         log = ["sender,receiver,start,end"]
         for (one, other), times in sorted(met.items()):
