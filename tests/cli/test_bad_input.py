@@ -215,8 +215,8 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "unknown field": (
         "[run]\nmethods = [{ name = 'spod-gt', lr = 0.1 }]",
-        "lr=0.1 is not a field of spod-gt; its fields are step_size, local_steps, weights, clip_tracker, "
-        "adam, weight_decay, momentum, l2, clip_gradient, running_mean.",
+        "lr=0.1 is not a field of spod-gt; its fields are step_size, local_steps, compress, weights, "
+        "clip_tracker, adam, weight_decay, momentum, l2, clip_gradient, running_mean.",
     ),
     "method twice": (
         "[run]\nmethods = ['spod-gt', 'spod-gt']",
@@ -463,7 +463,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data set": (
         "data get letters",
         "dataset 'letters' is not known; choose one of fashion-mnist-small, fashion-mnist, cifar-10, "
-        "sotu-small, sotu, shakespeare.",
+        "sotu-small, sotu, shakespeare, topohub, airlines, sociopatterns.",
     ),
 }
 
@@ -665,7 +665,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     ),
     "unknown field": (
         lambda: spodgt.method("k-gt", K=3),
-        "K=3 is not a field of k-gt; its fields are step_size, local_steps, server_step, weights, "
+        "K=3 is not a field of k-gt; its fields are step_size, local_steps, server_step, compress, weights, "
         "clip_tracker, adam, weight_decay, momentum, l2, clip_gradient, running_mean.",
     ),
     "method for two-way links": (
@@ -682,7 +682,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     ),
     "metric": (
         lambda: train(rounds=1).plot("x.png", "accurancy"),
-        "metric='accurancy' is not a column of the result; choose from seed, round, delay, "
+        "metric='accurancy' is not a column of the result; choose from seed, round, delay, bytes, "
         f"{', '.join(name for name in METRICS if not name.endswith('_mean') and 'accuracy' not in name)}.",
     ),
     "picture": (

@@ -16,7 +16,7 @@ from spodgt.types import HasIdentity, HasRoles, HasSamples, Ints
 if TYPE_CHECKING:
     import pandas as pd
 
-_BASE = ("algorithm", "seed", "round", "delay", "loss")
+_BASE = ("algorithm", "seed", "round", "delay", "bytes", "loss")
 _PARTICIPATION: tuple[str, ...] = ("algorithm", "seed", "kind", "receiver", "sender")
 _PARTICIPATION += ("probability", "gradients", "messages", "bytes", "root")
 _MOST_LABELS = 10  # classes of a client that are listed
