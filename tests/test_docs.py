@@ -81,6 +81,16 @@ def test_blocks_run_in_order_in_one_namespace(tmp_path: Path, monkeypatch: pytes
     assert os.listdir() == ["a.toml"]
 
 
+def test_one_version_everywhere() -> None:
+    """That of pyproject.toml; the newest entry of the changelog has it, with a date."""
+    (version,) = re.findall(
+        r'^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE
+    )
+    newest = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)[0]
+    assert re.fullmatch(rf"{re.escape(version)} \(\d{{4}}-\d\d-\d\d\)", newest)
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+
+
 def test_dead_links_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text('<h1 id="top">A</h1><a href="b.html#end">b</a><a href="#top">up</a>')
     (tmp_path / "b.html").write_text('<p id="end"></p><img src="a.png"><a href="a.html#end">a</a>')
