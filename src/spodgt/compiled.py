@@ -103,8 +103,11 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 def share(tasks: int, numbers: int, work: Callable[[int, int], None]) -> None:
     """Call `work(first, last)` on parts of `tasks`, on as many threads as torch may use."""
+    if numbers < _SERIAL:
+        work(0, tasks)
+        return
     threads = min(torch.get_num_threads(), os.cpu_count() or 1, tasks)
-    if threads <= 1 or numbers < _SERIAL:
+    if threads <= 1:
         work(0, tasks)
         return
     cuts = np.linspace(0, tasks, threads + 1).astype(int).tolist()

@@ -127,7 +127,7 @@ def test_no_mass_is_lost_at_any_event(
         engine.costs(k)
         for batch in engine.ticks[k - engine.first].batches:
             assert len(set(batch.clients)) == len(batch.clients)
-            engine._compute(state, batch)
+            engine.compute(state, batch)
             flight = engine.flight()
             mass = state[1].sum(0) + (0 if flight is None else flight)
             assert_close(mass, state[2].sum(0), rtol=0, atol=1e-12 * max(1.0, float(state[1].abs().sum())))
@@ -149,6 +149,35 @@ def test_exact_methods_reach_the_optimum_with_delays(name: str, time: Time) -> N
         state = world.advance(state, range(k, k + 1))
     assert isinstance(run.problem, Quadratic)
     assert float((state[0] - run.problem.optimum()).abs().max()) < 1e-8
+
+
+@pytest.mark.parametrize("name", [name for name in HERE if ALGORITHMS[name].traits.compiled])
+@pytest.mark.parametrize("time", [Time(compute=0.1), Time(compute=SLOW, latency=LATE, bandwidth=500.0)])
+def test_compiled_turns_are_the_methods_own(name: str, time: Time) -> None:
+    run = run_of(build(name, step_size=0.05), sporadic(name), noise=0.1)
+    worlds = [VirtualWorld([run], time, dtype=torch.float64, compiled=compiled) for compiled in (True, False)]
+    ours, theirs = (trajectory(world, 60) for world in worlds)
+    assert worlds[0].engines[0].tracking is not None
+    assert worlds[1].engines[0].tracking is None
+    for mine, other in zip(ours, theirs, strict=True):
+        for a, b in zip(mine, other, strict=True):
+            assert_close(a, b, rtol=0, atol=1e-12)
+    for a, b in zip(worlds[0].tally(), worlds[1].tally(), strict=True):
+        assert np.array_equal(a, b)
+    assert_close(worlds[0].engines[0].flight(), worlds[1].engines[0].flight(), rtol=0, atol=1e-12)
+
+
+def test_compiled_gradients_of_a_linear_model() -> None:
+    """Clients are in different rounds, so their mini-batches are drawn by shifted keys."""
+    problem = spodgt.problems.fashion_mnist_svm(clients=3).draw(0)
+    run = Run.of(
+        Experiment.of("spod-gt-memory", problem, Network.ring(3), rounds=1).draw(0), build("spod-gt-memory")
+    )
+    worlds = [VirtualWorld([run], Time(SLOW, LATE), compiled=compiled) for compiled in (True, False)]
+    ours, theirs = (trajectory(world, 12)[-1] for world in worlds)
+    assert worlds[0].engines[0].linear is not None
+    for a, b in zip(ours, theirs, strict=True):
+        assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_who_waits_takes_as_long_as_the_slowest() -> None:

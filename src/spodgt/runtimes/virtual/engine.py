@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -20,14 +20,20 @@ from spodgt import rng
 from spodgt.algorithms import stack
 from spodgt.algorithms.base import Algorithm, HasOverlap
 from spodgt.algorithms.registry import unwrapped
+from spodgt.compiled import share, usable
 from spodgt.errors import Incompatible
+from spodgt.kernels import STEPS
 from spodgt.kernels.mixing import add_rows
 from spodgt.kernels.steps import State, rebuild
+from spodgt.kernels.tracking import GradientTracking, track
+from spodgt.kernels.turns import turns
+from spodgt.problems.gradients.linear import linear_gradients
+from spodgt.runtimes.batch import RunBatch
 from spodgt.runtimes.distributed.world import cut
 from spodgt.runtimes.virtual.plan import Batch, Message, Plan, Tick
 from spodgt.runtimes.virtual.times import Time
 from spodgt.runtimes.world import Run, Tally
-from spodgt.types import Floats, Ints, Minibatches, Problem, Round, Words
+from spodgt.types import Bools, CompiledGradient, Floats, Ints, LinearData, Minibatches, Problem, Round, Words
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the increment of `rng.words`
 
@@ -37,21 +43,19 @@ class Reads(NamedTuple):
 
     rows: Ints
     links: Ints
-    here: Ints  # those of copies that were sent in this batch, and the senders' rows
-    sources: Ints
-    kept: Ints  # those of copies in a pool, and their slots
-    slots: Ints
+    here: Bools  # whether the copy was sent in this batch; else it is in a pool
+    where: Ints  # the sender's row, or the slot
 
     @staticmethod
-    def of(taken: Iterable[tuple[int, Message]], number: int) -> Reads:
-        """Messages by the row that takes them, in batch `number`."""
+    def of(taken: Iterable[tuple[int, Message, bool]], number: int) -> tuple[Reads, Reads]:
+        """All messages that batch `number` takes, each with its row; and those that are marked."""
         table = [
-            (row, m.link, m.sent.batch == number, m.sent.row if m.sent.batch == number else m.sent.slot)
-            for row, m in taken
+            (row, m.link, m.sent.batch == number, m.sent.row if m.sent.batch == number else m.sent.slot, mark)
+            for row, m, mark in taken
         ]
-        rows, links, own, where = np.array(table, np.int64).reshape(-1, 4).T
-        here, kept = np.flatnonzero(own), np.flatnonzero(own == 0)
-        return Reads(rows, links, here, where[here], kept, where[kept])
+        rows, links, here, where, marks = np.array(table, np.int64).reshape(-1, 5).T
+        whole, marked = Reads(rows, links, here != 0, where), marks != 0
+        return whole, whole if marked.all() else Reads(*(column[marked] for column in whole))
 
 
 @dataclass(eq=False)
@@ -81,6 +85,7 @@ class Engine:
     done: int = 0  # the last that was computed
     free: list[int] = field(default_factory=list)  # slots
     capacity: int = 0  # slots in all
+    compiled: bool = True  # use the compiled step of the method where there is one
 
     def __post_init__(self) -> None:
         run, traits = self.run, self.run.algorithm.traits
@@ -136,10 +141,15 @@ class Engine:
         """Compute tick k, in place."""
         self.costs(k)
         for batch in self.ticks[k - self.first].batches:
-            self._compute(state, batch)
+            self.compute(state, batch)
         self.done = k
 
-    def _compute(self, state: State, batch: Batch) -> None:
+    def compute(self, state: State, batch: Batch) -> None:
+        """Compute a batch, in place."""
+        self.joules += batch.joules
+        if self.tracking is not None and usable(*state):
+            self._track(state, batch, self.tracking)
+            return
         rows = [*batch.clients, *batch.partners]
         index = torch.tensor(rows, device=self.device)
         everyone = rows == list(range(self.clients))
@@ -150,7 +160,47 @@ class Engine:
         fields = [t.clone() if t.untyped_storage().data_ptr() in held else t for t in after]
         for whole, new in zip(state, fields, strict=True):
             whole[index] = new
-        self.joules += batch.joules
+
+    def _track(self, state: State, batch: Batch, method: GradientTracking) -> None:
+        """A batch of a method with the compiled step of gradient tracking, which pushes y, then pulls x."""
+        (x, y, g), now, a, b = state, Turns(self, batch), self.weights["a"], self.weights["b"]
+        self.pushes = [0]
+        pools = self.pool(1, x), self.pool(0, y)
+        kept_x = now.own_part("a", now.models.rows, now.models.links)
+        kept_y = now.own_part("b", now.senders, now.links)
+        models, mass = ((r.rows, r.here, r.where, w[r.links]) for r, w in ((now.models, a), (now.mass, b)))
+        store = np.ascontiguousarray(now.store[:, 0]), np.ascontiguousarray(now.store[:, 1])
+        drop = method.rule != "memory"
+        turns((x, y, g), pools, now.rows, (kept_x, kept_y), method.step, (models, mass), store, drop)
+        rows, draws, weight = now.draws.rows, now.draws, method.weight[now.draws.rows]
+        if self.linear is not None:
+            given = (x.numpy(), g.numpy(), y.numpy()), True, rows, draws, *self.linear, weight
+            share(len(rows), len(rows) * x.shape[1] * self.linear[1], partial(linear_gradients, *given))
+        elif len(rows):
+            track(self.problem, x, g, y, draws, weight)
+        self.counts.gradients[rows] += 1
+        self.counts.bytes[now.links] += 2 * x.shape[1] * x.element_size()
+
+    @cached_property
+    def linear(self) -> tuple[LinearData, int] | None:
+        """A linear problem and its mini-batch, where all clients draw the same number of samples.
+
+        `track` asks for both in every batch, which takes as long as some gradients.
+        """
+        if not isinstance(self.problem, CompiledGradient):
+            return None
+        data = self.problem.linear_data(self.dtype)
+        sizes = np.unique(self.problem.batches(np.arange(self.clients)))
+        return None if data is None or len(sizes) > 1 else (data, int(sizes[0]))
+
+    @cached_property
+    def tracking(self) -> GradientTracking | None:
+        """The compiled step of gradient tracking, where the method has it and it fits."""
+        fits = self.compiled and self.device.type == "cpu" and not self.statistics.shape[1]
+        kind = STEPS.get(self.algorithm.traits.compiled or "")
+        if not fits or kind is not GradientTracking or self.plan.remembers:
+            return None
+        return GradientTracking.of(self.algorithm, RunBatch([self.run], self.dtype, self.device))
 
     def _of(self, index: Tensor) -> Algorithm:
         """The method with the values of some clients."""
@@ -242,28 +292,37 @@ class Turns:
 
     def __init__(self, engine: Engine, batch: Batch) -> None:
         self.engine, self.batch = engine, batch
-        rounds, idle = batch.rounds, [False] * len(batch.partners)
         self.rows = np.array([*batch.clients, *batch.partners], np.int64)
-        self.active = np.array([*batch.computes, *idle], bool)
-        same = len(set(rounds)) == 1
-        self.k: int | Tensor = (
-            rounds[0] if same else torch.tensor([*rounds, *idle], device=engine.device)[:, None]
-        )
-        self.clients = engine.clients
-        self.computes = torch.from_numpy(self.active).to(engine.device)[:, None]
-        self.calls = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        engine, batch = self.engine, self.batch
-        new = [(row, message) for row, message, newest in batch.got if newest]
-        self.mass = Reads.of(((row, message) for row, message, _ in batch.got), batch.number)
-        self.models = Reads.of(batch.known if engine.plan.remembers else new, batch.number)
+        self.active = np.array([*batch.computes, *([False] * len(batch.partners))], bool)
+        self.clients, self.calls = engine.clients, 0
+        self.mass, self.models = Reads.of(batch.got, batch.number)
+        if engine.plan.remembers:
+            self.models, _ = Reads.of(((row, message, True) for row, message in batch.known), batch.number)
         engine.settle(batch)
         self.store = np.array([(s.row, s.slot) for s in batch.sent if s.slot >= 0], np.int64).reshape(-1, 2)
         self.links = np.array([message.link for message in batch.out], np.int64)
         self.senders = np.array([message.sent.row for message in batch.out], np.int64)
-        engine.counts.messages[:] += np.bincount(self.links, minlength=len(engine.counts.messages))
+        engine.counts.messages[self.links] += 1  # a link once in a batch, as its sender
+        self.draws = self._draws()
+
+    def _draws(self) -> Minibatches:
+        """The mini-batches of rows in different rounds: a draw begins with key + golden · (k + 1)."""
+        here = np.flatnonzero(self.active)
+        here = here[np.argsort(self.rows[here])]  # a problem is asked in the order of its clients
+        self.here, rows = here, self.rows[here]
+        later = np.array(self.batch.rounds, np.uint64)[here]
+        with np.errstate(over="ignore"):
+            return Minibatches(rows, self.engine.keys[rows] + _GOLDEN * later, rows, 0)
+
+    @cached_property
+    def k(self) -> int | Tensor:
+        rounds, idle = self.batch.rounds, [0] * len(self.batch.partners)
+        same = len(set(rounds)) == 1
+        return rounds[0] if same else torch.tensor([*rounds, *idle], device=self.engine.device)[:, None]
+
+    @cached_property
+    def computes(self) -> Tensor:
+        return torch.from_numpy(self.active).to(self.engine.device)[:, None]
 
     @property
     def p(self) -> Tensor:
@@ -284,31 +343,25 @@ class Turns:
 
     def grad(self, x: Tensor) -> Tensor:
         engine, g = self.engine, torch.zeros_like(x)
-        here = np.flatnonzero(self.active)
-        if not len(here):
+        engine.counts.gradients[self.draws.rows] += 1
+        if not len(self.here):
             return g
-        here = here[np.argsort(self.rows[here])]  # a problem is asked in the order of its clients
-        rows, index = self.rows[here], torch.from_numpy(here).to(x.device)
-        engine.counts.gradients[rows] += 1
+        index = torch.from_numpy(self.here).to(x.device)
         models, statistics = x[index], engine.statistics
         if statistics.shape[1]:
-            own = torch.from_numpy(rows).to(x.device)
+            own = torch.from_numpy(self.draws.rows).to(x.device)
             models = torch.cat([models, statistics[own]], 1)
-        g[index] = engine.problem.grad(models, self._draws(rows, here))
+        g[index] = engine.problem.grad(models, self.draws)
         if statistics.shape[1]:
             statistics[own] = models[:, x.shape[1] :]
         return g
 
-    def _draws(self, rows: Ints, here: Ints) -> Minibatches:
-        """The mini-batches of rows in different rounds: a draw begins with key + golden · (k + 1)."""
-        keys = self.engine.keys[rows]
-        if isinstance(self.k, int):
-            return Minibatches(rows, keys, rows, self.k)
-        later = np.array(self.batch.rounds, np.uint64)[here]
-        with np.errstate(over="ignore"):
-            return Minibatches(rows, keys + _GOLDEN * later, rows, 0)
-
     # --- mixing ----------------------------------------------------------------------------------
+    def own_part(self, which: str, keepers: Ints, links: Ints) -> Floats:
+        """(rows,) what is left of one where the weights of `links` have left the rows `keepers`."""
+        sent = np.bincount(keepers, self.engine.weights[which][links], minlength=len(self.rows))
+        return np.asarray(1.0 - sent, np.float64)
+
     def pull(self, x: Tensor) -> Tensor:
         return self._mix(x, "a", self.models, self.models.rows, self.models.links)
 
@@ -319,8 +372,8 @@ class Turns:
 
     @property
     def kept(self) -> Tensor:
-        sent = np.bincount(self.senders, self.engine.weights["b"][self.links], minlength=len(self.rows))
-        return torch.from_numpy(1.0 - sent).to(self.engine.device, self.engine.dtype)[:, None]
+        kept = self.own_part("b", self.senders, self.links)
+        return torch.from_numpy(kept).to(self.engine.device, self.engine.dtype)[:, None]
 
     def gossip(self, x: Tensor) -> Tensor:
         if self.batch.partners:
@@ -337,12 +390,10 @@ class Turns:
     def _mix(self, x: Tensor, which: str, reads: Reads, keepers: Ints, links: Ints) -> Tensor:
         """The rows' own part of x, and what they take; what others take later is kept."""
         engine, weights = self.engine, self.engine.weights[which]
-        kept = 1.0 - np.bincount(keepers, weights[links], minlength=len(x))
-        out = x * torch.from_numpy(kept).to(x)[:, None]
-        values = weights[reads.links]
-        pool = engine.pool(self.calls, x)
-        add_rows(out, x.contiguous(), reads.rows[reads.here], reads.sources, values[reads.here])
-        add_rows(out, pool, reads.rows[reads.kept], reads.slots, values[reads.kept])
+        out = x * torch.from_numpy(self.own_part(which, keepers, links)).to(x)[:, None]
+        values, pool = weights[reads.links], engine.pool(self.calls, x)
+        for which_rows, source in ((reads.here, x.contiguous()), (~reads.here, pool)):
+            add_rows(out, source, reads.rows[which_rows], reads.where[which_rows], values[which_rows])
         if len(self.store):
             row, slot = torch.from_numpy(self.store.T).to(x.device)
             pool[slot] = x[row]

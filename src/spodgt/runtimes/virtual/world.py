@@ -30,6 +30,7 @@ class VirtualWorld(Simulation):
         counts: a tally to go on with.
         statistics: (clients, columns) parameters that never leave their client, to go on with.
         engines: of the runs that are going, to go on with.
+        compiled: use the compiled step of the method where there is one.
     """
 
     def __init__(
@@ -43,9 +44,16 @@ class VirtualWorld(Simulation):
         counts: Tally | None = None,
         statistics: Tensor | None = None,
         engines: Sequence[Engine] | None = None,
+        compiled: bool = True,
     ) -> None:
         super().__init__(
-            every, dtype=dtype, device=device, runs=runs, counts=counts, statistics=statistics, compiled=False
+            every,
+            dtype=dtype,
+            device=device,
+            runs=runs,
+            counts=counts,
+            statistics=statistics,
+            compiled=compiled,
         )
         self.time = time
         self.engines = list(engines) if engines is not None else self._engines()
@@ -62,7 +70,9 @@ class VirtualWorld(Simulation):
             own = slice(clients[number], clients[number + 1])
             out = slice(links[number], links[number + 1])
             tally = Tally(counts.gradients[own], counts.messages[out], counts.bytes[out])
-            found.append(Engine(batch.every[number], self.time, batch.dtype, batch.device, tally, part))
+            engine = Engine(batch.every[number], self.time, batch.dtype, batch.device, tally, part)
+            engine.compiled = self.compiled
+            found.append(engine)
         return found
 
     # --- World -----------------------------------------------------------------------------------
@@ -94,6 +104,7 @@ class VirtualWorld(Simulation):
             counts=self.counts,
             statistics=torch.cat([engine.statistics for engine in engines]) if engines else None,
             engines=engines,
+            compiled=self.compiled,
         )
         return smaller, rebuild(state, [tensor[rows] for tensor in state])
 
