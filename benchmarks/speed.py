@@ -32,6 +32,7 @@ import spodgt
 from spodgt.algorithms.base import Algorithm, Rate, TrackingState
 from spodgt.kernels.mixing import Buffers, Links
 from spodgt.problems.gradients.linear import LinearEngine
+from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.learning import Learning
 from spodgt.problems.losses import cross_entropy
 from spodgt.problems.samples import without_replacement
@@ -350,67 +351,115 @@ def many_clients(clients: int, each: int = 16, side: int = 28) -> Learning:
     return problem.with_holdings(Holdings(again.numpy(), np.arange(clients + 1) * each))
 
 
+class Recurrent(torch.nn.Module):
+    """A character-level LSTM, as a user would write it."""
+
+    def __init__(self, characters: int, width: int = 32) -> None:
+        super().__init__()
+        self.letter = torch.nn.Embedding(characters, width)
+        self.cells = torch.nn.LSTM(width, width, batch_first=True)
+        self.last = torch.nn.Linear(width, characters)
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        return self.last(self.cells(self.letter(codes.long()))[0])
+
+
+def small_networks() -> dict[str, Callable[[], Learning]]:
+    """Problems by what is measured; texts are those of examples/speeches.toml."""
+    from spodgt.problems.data import load_texts
+    from spodgt.problems.data.texts import ALPHABET
+    from spodgt.problems.text import Text, speeches
+
+    classes = spodgt.problems.classification
+    texts: dict[str, Any] = {"clients": 12, "batch_size": 8, "test_samples": 240}
+    return {
+        "cnn width 8, 10 clients, batch 16": partial(
+            classes, "fashion-mnist-small", "cnn", clients=10, width=8
+        ),
+        "mlp, 10 clients, batch 16": partial(classes, "fashion-mnist-small", "mlp", clients=10),
+        "transformer, 12 clients, batch 8": partial(speeches, **texts),
+        "lstm, 12 clients, batch 8": lambda: Text.of(
+            Recurrent(len(ALPHABET)), load_texts("sotu-small", 32), **texts
+        ),
+        "resnet18 width 16, 10 clients, batch 16": partial(
+            classes, "cifar-10", "resnet18", clients=10, width=16
+        ),
+    }
+
+
 def networks(power: dict[str, Any]) -> list[dict[str, Any]]:
-    """Convolutions: how much of a round is spent inside the kernels of torch, and how much is ours."""
+    """Networks, half of the clients active: replays against the module itself, by turns and by vmap."""
     rows = []
-    for model, width, data in (
-        ("cnn", 8, "fashion-mnist-small"),
-        ("resnet18", 16, "cifar-10"),
-        ("resnet18", 64, "cifar-10"),
-    ):
+    for name, make in small_networks().items():
         try:
-            problem = spodgt.problems.classification(data, model, clients=10, width=width)
+            problem = make()
         except spodgt.errors.InvalidData as error:
-            CONSOLE.print(f"skipped {model}: {error}")
+            CONSOLE.print(f"skipped {name}: {error}")
             continue
-        step = ours(make_runs(problem, 1, 1.0, geometric(10)), rounds=1)
-        step()
-        step()  # compiled and warm
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            began, used = time.perf_counter(), time.thread_time()
-            step()
-            wall, used = time.perf_counter() - began, time.thread_time() - used
-        events = profile.key_averages()
-        inside = sum(
-            e.self_cpu_time_total for e in events if any(word in e.key for word in ("conv", "mkldnn"))
-        )
-        seconds, spread, ours_alone = outside_the_module(problem, step)
-        rows.append(
-            {
-                "workload": f"{model} width {width}, 10 clients, batch 16",
-                "rounds_per_s": 1 / seconds,
-                "spread": spread,
-                "in_convolutions": inside / 1e6 / used,  # of the thread that also does all the rest
-                "framework": ours_alone,  # of its wall time
-                "profiled_s": wall,
-            }
-        )
+        plain = problem.trained.plain
+        engines = {"now": problem.trained.engine, "loop": plain}
+        if "resnet" not in name and "lstm" not in name:
+            engines["vmap"] = VmapEngine(plain.module, plain.layout, plain.objective)
+        steps = {}
+        for engine_name, engine in engines.items():
+            other = problem._with(problem.data, replace(problem.trained, engine=engine))
+            steps[engine_name] = ours(make_runs(other, 1, 0.5, geometric(problem.clients)))
+        seconds = alternating(steps)
+        now = float(seconds["now"].min()) / STRIDE
+        x = problem.start(0) + 1e-3 * torch.randn(problem.clients, problem.parameters)
+        tested, _ = best(partial(problem.evaluate, torch.cat([x, x.mean(0, keepdim=True)])), repeats=2)
+        row = {
+            "workload": name,
+            "rounds_per_s": 1 / now,
+            "spread": float(np.median(seconds["now"]) / STRIDE / now - 1),
+        }
+        for yardstick in ("loop", "vmap"):
+            if yardstick in seconds:
+                row[f"times_{yardstick}"] = float(np.median(seconds[yardstick] / seconds["now"]))
+        row |= {"outside_kernels": outside_kernels(steps["now"]), "evaluation_rounds": tested / now}
+        rows.append(row)
     return rows
 
 
-def outside_the_module(problem: Learning, step: Callable[[], None]) -> tuple[float, float, float]:
-    """Seconds per round, the spread, and the share of a round not spent in the gradients of the module."""
-    spent, engine = 0.0, type(problem.trained.engine)
-    grads = engine.with_losses
-
-    def timed(self: Any, *given: Any) -> Any:
-        nonlocal spent
-        began = time.perf_counter()
-        found = grads(self, *given)
-        spent += time.perf_counter() - began
-        return found
-
-    engine.with_losses = timed  # type: ignore[method-assign]
-    try:
-        walls, shares = [], []
-        for _ in range(4):
-            spent, began = 0.0, time.perf_counter()
+def alternating(steps: dict[str, Callable[[], None]], repeats: int = 9) -> dict[str, np.ndarray]:
+    """Seconds of each, taken by turns, so that other work on the machine slows all of them alike."""
+    for step in steps.values():
+        step()
+        step()  # compiled, recorded and warm
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(repeats):
+        for name, step in steps.items():
+            began = time.perf_counter()
             step()
-            walls.append(time.perf_counter() - began)
-            shares.append(1 - spent / walls[-1])
-    finally:
-        engine.with_losses = grads  # type: ignore[method-assign]
-    return min(walls), float(np.median(walls) / min(walls) - 1), float(np.median(shares))
+            found[name].append(time.perf_counter() - began)
+    return {name: np.array(times) for name, times in found.items()}
+
+
+_NO_KERNELS = (
+    "view", "reshape", "transpose", "permute", "select", "slice", "split", "as_strided", "expand", "squeeze",
+    "empty", "detach", "alias", "::to", "_to_copy", "contiguous", "clone", "::t", "copy_", "replay", "chunk",
+)  # fmt: skip
+
+
+def outside_kernels(step: Callable[[], None]) -> float:
+    """The share of a round on one thread that is not spent computing numbers in kernels of torch.
+
+    Copies, views and memory count as outside, and so does the compiled exchange of models.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        began = time.perf_counter()
+        step()
+        wall = time.perf_counter() - began
+    torch.set_num_threads(threads)
+    inside = sum(
+        event.self_cpu_time_total
+        for event in profile.key_averages()
+        if event.key.startswith("aten::") and not any(event.key.endswith(word) for word in _NO_KERNELS)
+    )
+    return 1 - inside / 1e6 / wall
 
 
 def _mix(links: Links, buffers: Buffers, x: torch.Tensor, weights: Any, active: Any, keeper: Any) -> None:

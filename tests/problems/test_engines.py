@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from spodgt.problems.gradients import Engine, Layout, flatten
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.loop import LoopEngine
 from spodgt.problems.gradients.taped import TapeEngine
+from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.losses import cross_entropy
 from spodgt.problems.models import MODELS
 from spodgt.problems.objective import Objective
@@ -310,3 +312,19 @@ def test_work_counts_every_place_a_convolution_visits() -> None:
     assert multiplications(module, torch.rand(2, 3, 4, 4)) == 16 * conv + bias + dense
     data = [(torch.rand(7, 3, 4, 4), torch.randint(5, (7,)))]
     assert Learning(module, cross_entropy, data).work == 7 * (16 * conv + bias + dense)
+
+
+@pytest.mark.parametrize("name", ["grey cnn", "mlp", "tied"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_autocast_is_near_and_leaves_single_precision(name: str, device: str) -> None:
+    module, engine, x, inputs, targets = case(name)
+    module, x, inputs = module.float(), x.float(), inputs.float()
+    lower = replace(engine.plain, objective=replace(engine.plain.objective, autocast=True), shells={})
+    ours = choose(lower, inputs[0], targets[0], device)
+    assert isinstance(ours, TapeEngine if device == "cpu" else VmapEngine)
+    found = ours.grads(x, inputs, targets, [0] * CLIENTS)
+    exact = engine.grads(x, inputs, targets, [0] * CLIENTS)
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, exact)
+    assert_close(found, exact, rtol=0.1, atol=0.05 * float(exact.abs().max()))
+    assert_close(ours.outputs(x, inputs[0]), engine.outputs(x, inputs[0]))  # evaluations are as without it

@@ -26,6 +26,7 @@ from spodgt.experiment.problems import Classification, ProblemRecipe
 from spodgt.network import Network, Recipe, as_network, check_network
 from spodgt.network.recipes import RandomGeometric
 from spodgt.participation import Always, Beta, Participation, TraceFile, as_availability, check_participation
+from spodgt.problems.learning import Learning
 from spodgt.problems.python import PythonProblem
 from spodgt.runtimes.virtual.times import Time
 from spodgt.runtimes.world import Draw
@@ -71,6 +72,12 @@ def _dtype(value: object) -> object:
     return value
 
 
+def _autocast(value: object) -> object:
+    if value not in (None, "bf16"):
+        raise InvalidConfig(f"autocast={value!r} is not known; use 'bf16', or leave it out.")
+    return value
+
+
 @recipe(InvalidInput)
 class RunOptions:
     """When to stop, how often, and on what: `[run]` of a config.
@@ -88,6 +95,8 @@ class RunOptions:
         every: Evaluate after every so many rounds instead.
         dtype: float32 or float64.
         device: As torch names it: cpu, cuda, mps.
+        autocast: "bf16" computes forward passes of gradients in bfloat16 where torch.autocast says so; models
+            and evaluations stay in float32.
         gradient_norm: Evaluate the gradient norm always or never; None: where it is cheap.
     """
 
@@ -104,6 +113,7 @@ class RunOptions:
     every: Annotated[Whole | None, Field(gt=0, examples=[100])] = None
     dtype: Annotated[str, BeforeValidator(_dtype)] = "float32"
     device: str = "cpu"
+    autocast: Annotated[str | None, BeforeValidator(_autocast), Field(examples=["bf16"])] = None
     gradient_norm: Annotated[bool | None, Field(examples=[True])] = None
 
     def __post_init__(self) -> None:
@@ -116,6 +126,10 @@ class RunOptions:
                 )
         if isinstance(self.seeds, int) and self.seeds > _MOST_SEEDS:
             raise InvalidInput(f"seeds must be at most {_MOST_SEEDS:,}, got {self.seeds!r:.40}; use seeds=5.")
+        if self.autocast is not None and self.dtype != "float32":
+            raise InvalidInput(
+                f"autocast='bf16' needs dtype=float32, got {self.dtype}; leave one of them out."
+            )
         if self.rounds is None and self.delay is None and self.seconds is None:
             raise InvalidInput("rounds or delay must say when to stop, got neither; use delay=5000.")
 
@@ -329,7 +343,8 @@ class Experiment:
             device: Where the models are.
             weights: The rule for the weights of drawn networks.
             time: How long gradients and messages take, for virtual time.
-            options: Others of `RunOptions`: rounds, delay, seconds, evaluations, every, gradient_norm.
+            options: Others of `RunOptions`: rounds, delay, seconds, evaluations, every, gradient_norm,
+                autocast.
         """
         given: object = [methods] if isinstance(methods, str | Algorithm | Mapping) else methods
         if not isinstance(given, Iterable):
@@ -393,7 +408,14 @@ class Experiment:
     def undivided(self) -> Problem:
         """The problem before a seed divides it among the clients; data are loaded once."""
         given = self.problem
-        return given.make(self.network.clients) if isinstance(given, ProblemRecipe) else given
+        problem = given.make(self.network.clients) if isinstance(given, ProblemRecipe) else given
+        if self.run.autocast is None:
+            return problem
+        if not isinstance(problem, Learning):
+            raise InvalidInput(
+                f"autocast='bf16' is for models of torch, and {_kind(problem)} has none; leave it out."
+            )
+        return problem.with_autocast()
 
 
 def _kind(what: object) -> str:

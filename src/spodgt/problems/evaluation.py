@@ -23,9 +23,10 @@ _PICTURES = 128  # samples in a block of a deep network: what lies between layer
 
 def block_of(trained: Trainable, inputs: int, models: int) -> int:
     """Samples of so many input numbers that go through so many models at once."""
+    most = CHUNK // max(inputs, models * max(64, trained.width))  # what they make of it must fit, too
     if isinstance(trained.engine, LoopEngine | TapeEngine):
-        return _PICTURES
-    return max(1, CHUNK // max(1, inputs, models * 64))
+        most = min(most, _PICTURES)
+    return max(1, most)
 
 
 def evaluate(

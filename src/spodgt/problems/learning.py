@@ -209,6 +209,10 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
         """The same problem with other mini-batches; `batch_size` as for `Learning`."""
         return self._with(replace(self.data, batch_size=batch_size))
 
+    def with_autocast(self) -> Learning:
+        """The same problem, its gradients with forward passes in bfloat16 where `torch.autocast` says so."""
+        return self._with(self.data, self.trained.autocasted())
+
     def with_holdings(self, holdings: Holdings) -> Learning:
         """The same problem with other clients: each holds the samples given here, for every seed."""
         return self._with(replace(self.data, holdings=holdings, partition=None))
@@ -254,6 +258,8 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
         options = self.trained.options
         if self.trained.columns.private:
             settings["personal_step_size"] = options.personal_step_size
+        if self.trained.objective.autocast:
+            settings["autocast"] = "bf16"
         if data.test_samples is not None:
             settings["test_samples"] = data.test_samples
         words = {key: str(value) for key, value in settings.items()}
@@ -405,13 +411,16 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
         for client in np.unique(whose):
             own = torch.from_numpy(np.flatnonzero(whose == client))
             models = x if len(own) == len(x) else x[own.to(x.device)]
+            same = (models == models[:1]).all(1).cpu().numpy()  # as at the start: one stands for all
+            distinct = np.flatnonzero(~same | (np.arange(len(same)) == 0))
+            if len(distinct) < len(models):
+                models = models[torch.from_numpy(distinct).to(x.device)]
             with trying("model and loss", "test data"):
                 part = evaluate(self.trained, self.data, self.measures, models, int(client), self._numbers)
-            for whole, some in (
-                (found.loss, part.loss),
-                *((found.metrics[m], part.metrics[m]) for m in self.metrics),
-            ):
-                whole[own] = some
+            of = torch.from_numpy(np.where(same, 0, np.searchsorted(distinct, np.arange(len(same)))))
+            found.loss[own] = part.loss[of]
+            for name in part.metrics:
+                found.metrics[name][own] = part.metrics[name][of]
         return found
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from numbers import Real
 from typing import Literal
@@ -20,7 +21,7 @@ from torch.nn import functional
 from spodgt.errors import InvalidInput
 from spodgt.problems.losses import Loss, cross_entropy, mass, multi_margin, one_vs_rest
 from spodgt.problems.samples import first_line
-from spodgt.problems.trees import Tree, call, clone
+from spodgt.problems.trees import Tree, call, clone, leaves, tree_map
 from spodgt.types import Better
 
 Accuracy = Literal["classes", "signs"]  # the largest of several outputs is right; the sign of each output is
@@ -46,12 +47,30 @@ class Objective:
     whole: bool  # it is loss(model, batch)
     ignored: int | None = None  # a target that the loss leaves out, where some sample has it
     adds: bool = False  # a loss of one's own that adds up samples instead of averaging them
+    autocast: bool = False  # forward passes of gradients in bfloat16, where torch.autocast says so
 
     def __call__(self, module: nn.Module, inputs: Tree, targets: Tree) -> Tensor:
         """The loss of one batch."""
-        if self.whole:
-            return self.loss(module, batch_of(inputs, targets))
-        return self.of(call(module, inputs), targets)
+        with self.precision(inputs):
+            if self.whole:
+                return self.loss(module, batch_of(inputs, targets))
+            outputs = call(module, inputs)
+        return self.of(self.widened(outputs), targets)
+
+    def precision(self, inputs: Tree) -> AbstractContextManager[object]:
+        """Around forward passes of gradients."""
+        if not self.autocast:
+            return nullcontext()
+        kinds = (leaf.device.type for leaf in leaves(inputs) if isinstance(leaf, Tensor))
+        return torch.autocast(next(kinds, "cpu"), torch.bfloat16)
+
+    def widened(self, outputs: Tree) -> Tree:
+        """Outputs as the loss takes them: in single precision again."""
+
+        def widen(leaf: object) -> object:
+            return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype == torch.bfloat16 else leaf
+
+        return tree_map(widen, outputs) if self.autocast else outputs
 
     def of(self, outputs: Tree, targets: Tree) -> Tensor:
         if self.ignored is not None and isinstance(targets, Tensor) and (targets == self.ignored).all():

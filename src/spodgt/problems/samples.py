@@ -31,6 +31,7 @@ class Samples:
     inputs: Tensor
     targets: Tensor
     kept: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
+    copies: dict[str, Samples] = field(default_factory=dict, repr=False)  # by device
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -57,9 +58,12 @@ class Samples:
         return self.kept[dtype][rows]
 
     def to(self, device: torch.device) -> Samples:
+        """The same on a device, brought there once: runs and evaluations share the copy."""
         if self.inputs.device == device:
             return self
-        return Samples(self.inputs.to(device), self.targets.to(device))
+        if str(device) not in self.copies:
+            self.copies[str(device)] = Samples(self.inputs.to(device), self.targets.to(device))
+        return self.copies[str(device)]
 
 
 class Readable(Protocol):

@@ -17,8 +17,6 @@ from spodgt.problems.learning import Learning
 from spodgt.problems.transformer import next_character, transformer
 from spodgt.types import Better, Evaluation, Ints
 
-_WINDOWS = 64  # that go through the models of an evaluation at once: each has context × characters outputs
-
 
 @dataclass(frozen=True, eq=False)
 class _Spoken:
@@ -35,7 +33,6 @@ class Text(Learning):
     """Next-character prediction, with perplexity exp(loss) as its metric; made by `Text.of`."""
 
     names: tuple[str, ...]  # of the speakers
-    test: Split  # what models are evaluated on
 
     @classmethod
     def of(
@@ -70,7 +67,7 @@ class Text(Learning):
             partition=spoken, batch_size=batch_size, init="fresh",
         )  # fmt: skip
         text = cast(Text, problem)
-        text.names, text.test = texts.names, splits[1]
+        text.names = texts.names
         return text
 
     @property
@@ -82,13 +79,7 @@ class Text(Learning):
         return {"perplexity": "down"}
 
     def evaluate(self, x: Tensor, rows: Ints | None = None) -> Evaluation:
-        self.trained.check_columns(x)
-        loss = torch.zeros(len(x), dtype=torch.float64)
-        with torch.no_grad():
-            for piece in torch.split(torch.arange(len(self.test)), _WINDOWS):
-                inputs, targets = (part[piece].to(x.device) for part in (self.test.inputs, self.test.targets))
-                for n, outputs in enumerate(self.trained.engine.outputs(x, inputs)):
-                    loss[n] += len(piece) / len(self.test) * next_character(outputs, targets).double().cpu()
+        loss = super().evaluate(x, rows).loss
         return Evaluation(loss, {"perplexity": loss.exp()})
 
 

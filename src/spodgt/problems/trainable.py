@@ -226,9 +226,16 @@ class Trainable:
             if isinstance(engine, LoopEngine | TapeEngine):
                 engine = plain if isinstance(engine, LoopEngine) else TapeEngine(plain)
             elif isinstance(engine, VmapEngine):
-                engine = replace(engine, loss=loss, copies={})
+                engine = replace(engine, objective=plain.objective, copies={})
             self.moved[key] = replace(self, objective=plain.objective, plain=plain, engine=engine, moved={})
         return self.moved[key]
+
+    def autocasted(self) -> Trainable:
+        """With forward passes of gradients in bfloat16; models, losses and evaluations stay as they are."""
+        objective = replace(self.objective, autocast=True)
+        plain = replace(self.plain, objective=objective, shells={})
+        engine = plain if self.few is None else choose(plain, *self.few)
+        return replace(self, objective=objective, plain=plain, engine=engine, moved={})
 
     def check_columns(self, x: Tensor) -> None:
         """Say so if models (n, columns) are not parameters and what stands behind them."""
@@ -245,7 +252,16 @@ def choose(plain: LoopEngine, inputs: Tree, targets: Tree, device: str = "cpu") 
     """The fastest engine for this kind of device that computes the same as the plain loop on a few samples.
 
     A CPU has few threads, each of which takes a client at a time; an accelerator takes all of them at once.
+    Engines are compared in single precision.
     """
+    if plain.objective.autocast:
+        exact = replace(plain, objective=replace(plain.objective, autocast=False), shells={})
+        engine = choose(exact, inputs, targets, device)
+        if isinstance(engine, LoopEngine):
+            return plain
+        if device == "cpu":
+            return TapeEngine(plain)
+        return VmapEngine(plain.module, plain.layout, plain.objective)
     module, loss = plain.module, plain.objective
     parts = [part for part in module.modules() if type(part) not in _NO_LAYERS]
     tensors = isinstance(inputs, Tensor) and isinstance(targets, Tensor)
@@ -254,9 +270,7 @@ def choose(plain: LoopEngine, inputs: Tree, targets: Tree, device: str = "cpu") 
     if any(map(_altered, module.modules())):
         return plain
     stacked = stacked_loss(loss.loss)
-    fast: list[Engine] = [
-        TapeEngine(plain) if device == "cpu" else VmapEngine(module, plain.layout, loss.loss)
-    ]
+    fast: list[Engine] = [TapeEngine(plain) if device == "cpu" else VmapEngine(module, plain.layout, loss)]
     whole = plain.layout.size == sum(p.numel() for p in module.parameters())
     if len(parts) == 1 and type(parts[0]) is nn.Linear and whole and stacked and targets.ndim == 1:  # type: ignore[attr-defined]
         layer = parts[0]

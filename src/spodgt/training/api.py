@@ -55,6 +55,7 @@ def train(
     x0: Tensor | ArrayLike | None = None,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
+    autocast: str | None = None,
     keep_states: bool = False,
     evaluations: int = 25,
     every: int | None = None,
@@ -90,6 +91,7 @@ def compare(
     x0: Tensor | ArrayLike | None = None,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
+    autocast: str | None = None,
     keep_states: bool = False,
     evaluations: int = 25,
     every: int | None = None,
@@ -119,6 +121,8 @@ def compare(
         x0: initial models, (parameters,) or (clients, parameters); the problem's own unless given.
         dtype: torch.float32 or torch.float64.
         device: where models are trained, such as "cpu" or "cuda".
+        autocast: "bf16" computes forward passes of gradients in bfloat16 where `torch.autocast` says so;
+            models and evaluations stay in float32. None (default) does not.
         keep_states: keep all states in `result.states[seed]`, (rounds + 1, clients, parameters) each.
         evaluations: about how many times a run is evaluated.
         every: evaluate every so many rounds instead.
@@ -137,8 +141,8 @@ def compare(
     experiment = Experiment.of(
         algorithms, problem, network, participation, rounds=rounds, delay=delay, seconds=seconds,
         time=time, seeds=seeds, x0=x0,
-        dtype=dtype, device=device, evaluations=evaluations, every=every, gradient_norm=gradient_norm,
-        weights=weights,
+        dtype=dtype, device=device, autocast=autocast, evaluations=evaluations, every=every,
+        gradient_norm=gradient_norm, weights=weights,
     )  # fmt: skip
     return run(
         experiment, out=out, resume=resume, checkpoint_every=checkpoint_every, progress=progress,

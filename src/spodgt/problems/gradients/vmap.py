@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from spodgt.problems.gradients import Engine, Layout, Many, Noise
-from spodgt.problems.losses import Loss, stacked_loss
+from spodgt.problems.losses import stacked_loss
+from spodgt.problems.objective import Objective
 from spodgt.problems.trees import Tree
 
 
@@ -20,7 +21,7 @@ class VmapEngine(Engine):
 
     module: nn.Module
     layout: Layout
-    loss: Loss
+    objective: Objective
     copies: dict[tuple[torch.device, torch.dtype], nn.Module] = field(default_factory=dict, repr=False)
 
     def _module(self, x: Tensor, *, training: bool) -> nn.Module:
@@ -33,7 +34,7 @@ class VmapEngine(Engine):
 
     def with_losses(self, x: Tensor, inputs: Many, targets: Many, noise: Noise) -> tuple[Tensor, Tensor]:
         assert isinstance(inputs, Tensor)
-        loss = stacked_loss(self.loss) or vmap(self.loss)
+        loss = stacked_loss(self.objective.loss) or vmap(self.objective.loss)
         module = self._module(x, training=noise is not None)
 
         def forward(row: Tensor, batch: Tensor) -> Tensor:
@@ -41,7 +42,9 @@ class VmapEngine(Engine):
 
         with torch.enable_grad():
             x = x.detach().requires_grad_()
-            losses = loss(vmap(forward)(x, inputs), targets)
+            with self.objective.precision(inputs):
+                outputs = vmap(forward)(x, inputs)
+            losses = loss(self.objective.widened(outputs), targets)
             (g,) = torch.autograd.grad(losses.sum(), x)
         return losses.detach(), g
 
