@@ -12,7 +12,7 @@ import itertools
 import textwrap
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import import_module
@@ -131,7 +131,7 @@ def curves(
     Args:
         frame: The frame of a record.
         metric: The column to draw.
-        against: The column of the axis: delay or round, or, of virtual time, seconds, joules or bytes.
+        against: The column of the axis: delay, round or bytes, or, of virtual time, seconds or joules.
             Virtual seconds where there are any, else the delay, unless given.
         style: "screen", with final values in the legend; "column" for a paper.
         end: Where the axis ends; at the last evaluation unless given.
@@ -156,7 +156,7 @@ def curves(
             text = f"{method}  {_final(metric, band.mean[-1])}" if screen else method
             axes.plot(grid, band.mean, **line, linewidth=2 if screen else 1.2, label=text)
         axes.set_xlim(0, end or grid[-1] or 1)  # a run that ended at once has no width
-        axes.set_xlabel(known.get(against, against))
+        _name_axis(axes, against, known)
         positive = any((band.mean > 0).any() for band in found.values())
         if metric in METRICS and METRICS[metric].log and positive:
             axes.set_yscale("log")
@@ -176,6 +176,14 @@ def curves(
             loc="center left", bbox_to_anchor=(1.01, 0.5),
         )  # fmt: skip
     return figure
+
+
+def _name_axis(axes: Axes, against: str, known: Mapping[str, str]) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_xlabel(known.get(against, against))
+    if against == "bytes":
+        axes.xaxis.set_major_formatter(EngFormatter())
 
 
 def bars(results: pd.DataFrame, keys: list[str], metric: str, *, title: str = "", note: str = "") -> Figure:

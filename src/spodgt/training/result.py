@@ -93,7 +93,7 @@ class Result(Record):
         Args:
             path: the picture to write; its suffix picks the format: png, svg or pdf.
             metric: a column of `frame`; accuracy where something is classified, else the loss, unless given.
-            against: "delay" or "round", or, of virtual time, "seconds", "joules" or "bytes"; seconds where
+            against: "delay", "round" or "bytes", or, of virtual time, "seconds" or "joules"; seconds where
                 there are any, else the delay, unless given.
         """
         figures.check_suffix(path)
