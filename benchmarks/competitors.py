@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import shutil
@@ -292,6 +293,10 @@ def page(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def measured(rows: dict[str, Any], name: str) -> bool:
+    return "gradients_per_s" in rows.get(name, {})
+
+
 def speed(row: dict[str, Any]) -> float:
     """The best of the repeats."""
     return float(max(row["gradients_per_s"]))
@@ -303,6 +308,7 @@ def table(rows: dict[str, Any]) -> list[str]:
         f"seconds to {TARGET:.0%} accuracy | peak memory, MB |",
         "|---|---:|---:|---:|---:|---:|",
     ]
+    ours = speed(rows["spodgt"]) if measured(rows, "spodgt") else math.nan
     for row in rows.values():
         versions = ", ".join(f"{name} {number}" for name, number in row.get("versions", {}).items())
         name = f"{row['label']} ({versions})" if versions else row["label"]
@@ -315,7 +321,7 @@ def table(rows: dict[str, Any]) -> list[str]:
             name,
             _number(best),
             f"{1 - float(np.median(row['gradients_per_s'])) / best:.0%}",
-            f"{_number(speed(rows['spodgt']) / best)}×",
+            "" if math.isnan(ours) else f"{_number(ours / best)}×",
             _number(min(times)) if times else f"{last[2]:.0%} after {last[0]:.0f} s",
             _number(max(row["peak_mb"])),
         ]
@@ -325,8 +331,8 @@ def table(rows: dict[str, Any]) -> list[str]:
 
 def verdict(rows: dict[str, Any]) -> str:
     """The ratio to the fastest that computes the same thing, and whether it is what we aim at."""
-    same = [rows[name] for name in SAME if name in rows and "missing" not in rows[name]]
-    if not same:
+    same = [rows[name] for name in SAME if measured(rows, name)]
+    if not same or not measured(rows, "spodgt"):
         return "Nothing else that computes the same thing was measured."
     fastest = max(same, key=speed)
     ratio = speed(rows["spodgt"]) / speed(fastest)
@@ -341,10 +347,11 @@ def _number(value: float) -> str:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Bars of client gradients per second, and accuracy against seconds, for the linear model."""
+    """Bars of client gradients per second, and accuracy against time: of the linear model if it is there."""
     from matplotlib.figure import Figure
 
-    rows = {name: row for name, row in results["models"]["linear"].items() if "missing" not in row}
+    stored = results["models"].get("linear") or next(iter(results["models"].values()))
+    rows = {name: row for name, row in stored.items() if measured(stored, name)}
     colours = {name: f"C{n}" for n, name in enumerate(ROWS)}
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -386,13 +393,13 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         write_work(Path(folder))
         for model in models:
-            rows = results["models"].setdefault(model, {})
+            rows = dict(results["models"].get(model, {}))
             for name in names:
                 row, work = ROWS[name], Path(folder) / f"{model}-{min(ROWS[name].local_steps, 1)}.npz"
                 try:
                     one = measure(row, interpreter(row, cache), work, seconds)
                 except CannotRun as reason:
-                    rows[name] = {"label": row.label, "missing": str(reason)}
+                    rows.setdefault(name, {"label": row.label, "missing": str(reason)})
                     print(f"{model}, {name}: {reason}", flush=True)
                 else:
                     rows[name] = add(row, rows.get(name, {}), one)
@@ -400,7 +407,8 @@ def run(
                         f"{model}, {name}: {_number(one['gradients_per_s'])} client gradients per second",
                         flush=True,
                     )
-            results["models"][model] = {name: rows[name] for name in ROWS if name in rows}
+                results["models"][model] = {name: rows[name] for name in ROWS if name in rows}
+                RESULTS.write_text(json.dumps(results) + "\n")  # what is done is kept, whatever comes
 
 
 def cpu() -> str:
@@ -438,7 +446,6 @@ def main() -> None:
         results |= {"cpu": cpu(), "seconds": given.seconds}
         for _ in range(given.repeats):
             run(names, models, given.seconds, given.cache, results)
-            RESULTS.write_text(json.dumps(results) + "\n")
     write(results)
 
 

@@ -100,3 +100,11 @@ def test_all_get_the_same_work(tmp_path: Path) -> None:
     assert found["linear-1.npz"]["start"].shape == (7850,)
     assert found["perceptron-1.npz"]["start"].shape == (50890,)
     assert found["linear-0.npz"]["local_steps"] == 38
+
+
+def test_a_run_of_some_rows_only_can_be_drawn(tmp_path: Path) -> None:
+    results = {"cpu": "a machine", "seconds": 1.0, "models": {"perceptron": {"loop": row(10.0)}}}
+    competitors.write(results, tmp_path)
+    assert "| it (it 1.0) | 10 | 0% |  | 70% after 2 s | 100 |" in (tmp_path / "benchmark.md").read_text(
+        "utf-8"
+    )
