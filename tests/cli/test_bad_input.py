@@ -162,6 +162,10 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "[run]\ndevice = 'meta'",
         "device='meta' cannot be used: Tensor.item() cannot be called on meta tensors; use cpu.",
     ),
+    "a device without float64": (
+        "[run]\ndevice = 'mps'",
+        "device='mps' cannot be used: it has no float64, in which sums are kept; use cpu.",
+    ),
     "seeds beyond numbers": (
         "[run]\nseeds = [18446744073709551616]",
         "seeds must be whole numbers of at least 0, got [18446744073709551616]; use seeds=range(5).",

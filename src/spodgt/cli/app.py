@@ -80,7 +80,7 @@ class Changes:
     rounds: Annotated[str | None, unchecked("Stop after this many rounds.")] = None
     seconds: Annotated[str | None, unchecked("Stop after this much virtual time.")] = None
     labels_per_client: Annotated[str | None, unchecked("Classes each client holds; 10 is IID.")] = None
-    device: Annotated[str | None, unchecked("cpu, cuda, mps, …", "DEVICE")] = None
+    device: Annotated[str | None, unchecked("cpu, cuda or cuda:1.", "DEVICE")] = None
     problem: Annotated[str | None, unchecked("Your own: problem.py:FUNCTION.", "CODE")] = None
     assign: SetOption = None
 

@@ -94,7 +94,7 @@ class RunOptions:
         evaluations: About how many times a run is evaluated.
         every: Evaluate after every so many rounds instead.
         dtype: float32 or float64.
-        device: As torch names it: cpu, cuda, mps.
+        device: As torch names it: cpu or cuda.
         autocast: "bf16" computes forward passes of gradients in bfloat16 where torch.autocast says so; models
             and evaluations stay in float32.
         gradient_norm: Evaluate the gradient norm always or never; None: where it is cheap.
@@ -148,6 +148,8 @@ class RunOptions:
         """The device, tried out: one that cannot be used is bad input."""
         try:
             device = torch.device(self.device)
+            if device.type == "mps":
+                raise NotImplementedError("it has no float64, in which sums are kept")
             torch.zeros(1, dtype=self.torch_dtype, device=device).item()
         except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
             reason = str(error).strip().splitlines()[0].rstrip(".")
