@@ -125,6 +125,11 @@ def usable(*tensors: Tensor) -> bool:
     )
 
 
+def widened(x: Tensor) -> Tensor:
+    """In double precision, where the device has it: mps does not."""
+    return x.float() if x.device.type == "mps" else x.double()
+
+
 def finite(x: Tensor) -> bool:
     """No number of `x` is infinite or NaN."""
     return bool(_finite(x.reshape(-1).numpy()) if usable(x) else torch.isfinite(x).all())

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from spodgt.problems.gradients import Layout, flatten
 from spodgt.problems.gradients.loop import LoopEngine
-from spodgt.problems.gradients.rewrite import ThinConvolution, rewritten
+from spodgt.problems.gradients.rewrite import HalvingPool, ThinConvolution, rewritten
 from spodgt.problems.gradients.tape import record
 from spodgt.problems.gradients.taped import TapeEngine
 from spodgt.problems.losses import cross_entropy
@@ -157,3 +157,19 @@ def test_pooling_before_relu_is_pooling_after_it() -> None:
         found.append((outputs.detach(), given.grad))
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("size", [(6, 6), (7, 5)])
+def test_pooling_by_pairs_is_pooling(size: tuple[int, int]) -> None:
+    images = torch.randn(2, 3, *size).contiguous(memory_format=torch.channels_last)
+    images[0, 0, 0, 1] = torch.nan
+    layer = rewritten(nn.MaxPool2d(2))
+    assert type(layer) is HalvingPool
+    assert_close(layer(images), nn.MaxPool2d(2)(images), rtol=0, atol=0, equal_nan=True)
+    for other in (
+        nn.MaxPool2d(3),
+        nn.MaxPool2d(2, 1),
+        nn.MaxPool2d(2, padding=1),
+        nn.MaxPool2d(2, ceil_mode=True),
+    ):
+        assert type(rewritten(other)) is nn.MaxPool2d

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spodgt.compiled import jit, jit_sum, usable
+from spodgt.compiled import jit, jit_sum, usable, widened
 
 
 def mean(x: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def imbalance(y: Tensor, g: Tensor) -> float:
     """|Σy - Σg| over the rows."""
     if usable(y, g):
         return float(torch.from_numpy(_sums(y.numpy()) - _sums(g.numpy())).norm())
-    return float((y.double().sum(0) - g.double().sum(0)).norm())
+    return float((widened(y).sum(0) - widened(g).sum(0)).norm())
 
 
 @jit

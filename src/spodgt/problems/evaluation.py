@@ -19,13 +19,16 @@ from spodgt.problems.trees import Tree, clone, concat, tree_map
 from spodgt.types import Evaluation
 
 _PICTURES = 128  # samples in a block of a deep network: what lies between layers should stay in the cache
+_OTHERS = 1024  # where there is little between layers
 
 
 def block_of(trained: Trainable, inputs: int, models: int) -> int:
     """Samples of so many input numbers that go through so many models at once."""
     most = CHUNK // max(inputs, models * max(64, trained.width))  # what they make of it must fit, too
-    if isinstance(trained.engine, LoopEngine | TapeEngine):
+    if isinstance(trained.engine, LoopEngine) or trained.plain.channels_last:
         most = min(most, _PICTURES)
+    elif isinstance(trained.engine, TapeEngine):
+        most = min(most, _OTHERS)
     return max(1, most)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from spodgt.algorithms.base import Count, NotNegative, Number, Positive, S, Schedule
 from spodgt.algorithms.compose.wrapper import Along, Wrapper, with_rate
+from spodgt.compiled import widened
 from spodgt.errors import InvalidConfig
 from spodgt.types import Round
 
@@ -110,7 +111,7 @@ class Scheduled(Wrapper[S]):
     def step(self, state: S, round: Round) -> S:
         k, K = round.k, self.local_steps
         held: int | Tensor = k if K is None else (k - 1) // K * K + 1
-        rate = self.schedule.warmed(held.double() if isinstance(held, Tensor) else held)
+        rate = self.schedule.warmed(widened(held) if isinstance(held, Tensor) else held)
         eta = rate.to(state.x) if isinstance(rate, Tensor) else rate
         now = with_rate(self.base, lambda old: replace(old, rate=eta) if isinstance(old, Along) else eta)
         return now.step(state, round)

@@ -79,7 +79,7 @@ class TapeEngine(Engine):
             self.tapes[key] = self._recorded(work, given, own)
         tape = self.tapes[key]
         if tape is not None:
-            each_row(rows[0], lambda row: _run(tape, given, row))
+            each_row(rows[0], lambda row: _run(tape, given, row, slopes=work is not _outputs))
         return tape is not None
 
     def _recorded(self, work: Work, given: Sequence[Tensor], own: Sequence[bool]) -> Replay | None:
@@ -107,9 +107,9 @@ class _Task(nn.Module):
         return self.objective(self.module, inputs, *targets) if targets else call(self.module, inputs)
 
 
-def _run(tape: Replay, rows: Sequence[Tensor], row: int) -> None:
-    # Derivatives are operations like others here; only some kernels ask whether they will be needed.
-    with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd(), as_recorded():
+def _run(tape: Replay, rows: Sequence[Tensor], row: int, *, slopes: bool) -> None:
+    # Derivatives are operations like others here, but some kernels ask whether any will be needed.
+    with torch.set_grad_enabled(slopes), torch._C._AutoDispatchBelowAutograd(), as_recorded():
         tape(*rows, row)
 
 
