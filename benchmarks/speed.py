@@ -400,22 +400,18 @@ def networks(power: dict[str, Any]) -> list[dict[str, Any]]:
         engines = {"now": problem.trained.engine, "loop": plain}
         if "resnet" not in name and "lstm" not in name:
             engines["vmap"] = VmapEngine(plain.module, plain.layout, plain.objective)
-        steps = {}
+        steps, rounds = {}, 2 if "resnet" in name else STRIDE
         for engine_name, engine in engines.items():
             other = problem._with(problem.data, replace(problem.trained, engine=engine))
-            steps[engine_name] = ours(make_runs(other, 1, 0.5, geometric(problem.clients)))
+            steps[engine_name] = ours(make_runs(other, 1, 0.5, geometric(problem.clients)), rounds)
         seconds = alternating(steps)
-        now = float(seconds["now"].min()) / STRIDE
+        now = float(seconds["now"].min()) / rounds
         x = problem.start(0) + 1e-3 * torch.randn(problem.clients, problem.parameters)
         tested, _ = best(partial(problem.evaluate, torch.cat([x, x.mean(0, keepdim=True)])), repeats=2)
-        row = {
-            "workload": name,
-            "rounds_per_s": 1 / now,
-            "spread": float(np.median(seconds["now"]) / STRIDE / now - 1),
-        }
-        for yardstick in ("loop", "vmap"):
-            if yardstick in seconds:
-                row[f"times_{yardstick}"] = float(np.median(seconds[yardstick] / seconds["now"]))
+        spread = float(np.median(seconds["now"])) / rounds / now - 1
+        row: dict[str, Any] = {"workload": name, "rounds_per_s": 1 / now, "spread": spread}
+        for yardstick in [name for name in seconds if name != "now"]:
+            row[f"times_{yardstick}"] = float(np.median(seconds[yardstick] / seconds["now"]))
         row |= {"outside_kernels": outside_kernels(steps["now"]), "evaluation_rounds": tested / now}
         rows.append(row)
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -173,3 +174,13 @@ def test_pooling_by_pairs_is_pooling(size: tuple[int, int]) -> None:
         nn.MaxPool2d(2, ceil_mode=True),
     ):
         assert type(rewritten(other)) is nn.MaxPool2d
+
+
+def test_an_engine_can_be_copied_after_it_was_used() -> None:
+    inputs, targets = torch.rand(1, BATCH, 6), torch.arange(BATCH)[None] % 3
+    module = nn.Sequential(nn.Linear(6, 3), nn.Tanh())
+    ours = engine(module, inputs[0], targets[0])
+    x = flatten(module.parameters())[None]
+    found = ours.grads(x, inputs, targets, [0])
+    assert torch.equal(copy.deepcopy(ours).grads(x, inputs, targets, [0]), found)
+    assert ours.tapes

@@ -35,6 +35,9 @@ class TapeEngine(Engine):
     tapes: dict[Key, Replay | None] = field(default_factory=dict, repr=False)
     shapes: dict[Key, torch.Size | None] = field(default_factory=dict, repr=False)  # of outputs
 
+    def __getstate__(self) -> dict[str, object]:
+        return vars(self) | {"tapes": {}, "shapes": {}}  # a copy makes its own
+
     @staticmethod
     def replays(x: Tensor, size: int) -> bool:
         """Whether gradients of models x on `size` samples each may be replayed."""
