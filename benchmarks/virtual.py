@@ -57,7 +57,8 @@ def memory(clients: int = 10_000, features: int = 400) -> None:
         state = world.advance(state, range(k, k + 1))
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
         states = sum(tensor.numel() * tensor.element_size() for tensor in state)
-        held = sum(pool.numel() * pool.element_size() for pool in world.engines[0].pools.values())
+        engine, row = world.engines[0], state[0].shape[1] * state[0].element_size()
+        held = (engine.slots.capacity + engine.mass.capacity) * row
         print(
             f"tick {k}: states {states / 1e6:.0f} MB, copies {held / 1e6:.0f} MB, peak {used / states:.2f}×"
         )

@@ -7,7 +7,7 @@ their own batch are kept in a pool, one for each mixing call of a step, until th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import NamedTuple, cast
@@ -30,12 +30,17 @@ from spodgt.kernels.turns import turns
 from spodgt.problems.gradients.linear import linear_gradients
 from spodgt.runtimes.batch import RunBatch
 from spodgt.runtimes.distributed.world import cut
-from spodgt.runtimes.virtual.plan import Batch, Message, Plan, Tick
+from spodgt.runtimes.virtual.plan import Batch, Message, Plan, Sent, Tick
 from spodgt.runtimes.virtual.times import Time
 from spodgt.runtimes.world import Run, Tally
 from spodgt.types import Bools, CompiledGradient, Floats, Ints, LinearData, Minibatches, Problem, Round, Words
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the increment of `rng.words`
+
+
+def _columns(table: Sequence[Sequence[int]], width: int) -> list[Ints]:
+    """The columns of a table, each contiguous: a loop is compiled anew for arrays that are not."""
+    return [*np.ascontiguousarray(np.array(table, np.int64).reshape(-1, width).T)]
 
 
 class Reads(NamedTuple):
@@ -47,15 +52,35 @@ class Reads(NamedTuple):
     where: Ints  # the sender's row, or the slot
 
     @staticmethod
-    def of(taken: Iterable[tuple[int, Message, bool]], number: int) -> tuple[Reads, Reads]:
-        """All messages that batch `number` takes, each with its row; and those that are marked."""
-        table = [
-            (row, m.link, m.sent.batch == number, m.sent.row if m.sent.batch == number else m.sent.slot, mark)
-            for row, m, mark in taken
-        ]
-        rows, links, here, where, marks = np.array(table, np.int64).reshape(-1, 5).T
-        whole, marked = Reads(rows, links, here != 0, where), marks != 0
-        return whole, whole if marked.all() else Reads(*(column[marked] for column in whole))
+    def of(taken: Iterable[tuple[int, Message]], number: int, *, mass: bool = False) -> Reads:
+        """What batch `number` takes: rows and messages; `mass` where trackers are kept apart."""
+        table = []
+        for row, message in taken:
+            sent = message.sent
+            here = sent.batch == number
+            table.append(
+                (row, message.link, here, sent.row if here else sent.mass_slot if mass else sent.slot)
+            )
+        rows, links, own, where = _columns(table, 4)
+        return Reads(rows, links, own != 0, where)
+
+
+class Slots:
+    """Places for copies; the lowest free one is taken first."""
+
+    def __init__(self, capacity: int = 0) -> None:
+        self.capacity, self.free = capacity, list[int]()
+
+    def clear(self, but: set[int]) -> None:
+        """Free all but some, in an order that is the same after a restart."""
+        self.free = sorted(set(range(self.capacity)) - but, reverse=True)
+
+    def take(self) -> int:
+        if not self.free:
+            more = max(8, self.capacity // 8)
+            self.free = list(range(self.capacity + more - 1, self.capacity - 1, -1))
+            self.capacity += more
+        return self.free.pop()
 
 
 @dataclass(eq=False)
@@ -83,8 +108,11 @@ class Engine:
     ticks: list[Tick] = field(default_factory=list)  # planned
     first: int = 1  # the number of the first of them
     done: int = 0  # the last that was computed
-    free: list[int] = field(default_factory=list)  # slots
-    capacity: int = 0  # slots in all
+    slots: Slots = field(default_factory=Slots)  # of copies
+    mass: Slots = field(default_factory=Slots)  # of copies of trackers, where they are kept apart
+    inbox: Tensor | None = (
+        None  # (clients, columns) mass that a client's next turn takes, where it is kept apart
+    )
     compiled: bool = True  # use the compiled step of the method where there is one
 
     def __post_init__(self) -> None:
@@ -125,7 +153,8 @@ class Engine:
         self.first = self.plan.tick + 1
         self.origin = self._origin()
         # in this order after a restart, too, so that copies lie where they lay
-        self.free = sorted(set(range(self.capacity)) - self.plan.slots, reverse=True)
+        for slots, used in zip((self.slots, self.mass), self.plan.slots(), strict=True):
+            slots.clear(used)
         self.ticks = self.plan.window()
 
     def init(self) -> State:
@@ -147,7 +176,7 @@ class Engine:
     def compute(self, state: State, batch: Batch) -> None:
         """Compute a batch, in place."""
         self.joules += batch.joules
-        if self.tracking is not None and usable(*state):
+        if self.tracking is not None:
             self._track(state, batch, self.tracking)
             return
         rows = [*batch.clients, *batch.partners]
@@ -165,13 +194,19 @@ class Engine:
         """A batch of a method with the compiled step of gradient tracking, which pushes y, then pulls x."""
         (x, y, g), now, a, b = state, Turns(self, batch), self.weights["a"], self.weights["b"]
         self.pushes = [0]
-        pools = self.pool(1, x), self.pool(0, y)
-        kept_x = now.own_part("a", now.models.rows, now.models.links)
-        kept_y = now.own_part("b", now.senders, now.links)
+        pools = self.pool(1, x, self.slots.capacity), self.pool(0, y, self.mass.capacity)
+        kept = now.own_part("a", now.models.rows, now.models.links), now.own_part("b", now.senders, now.links)
         models, mass = ((r.rows, r.here, r.where, w[r.links]) for r, w in ((now.models, a), (now.mass, b)))
-        store = np.ascontiguousarray(now.store[:, 0]), np.ascontiguousarray(now.store[:, 1])
+        ahead = [(self.plan.receivers[m.link], m.sent.row, m.link) for m in batch.out if m.direct]
+        to, senders, links = _columns(ahead, 3)
+        if len(to) and self.inbox is None:
+            self.inbox = torch.zeros_like(y)
+        inbox = y if self.inbox is None else self.inbox  # y stands for nothing, where nobody has used it
+        box = inbox, self.inbox is not None, to, senders, b[links]
+        apart = _columns([(s.row, s.mass_slot) for s in batch.sent if s.mass_slot >= 0], 2)
+        stores = (now.store[0], now.store[1]), (apart[0], apart[1])
         drop = method.rule != "memory"
-        turns((x, y, g), pools, now.rows, (kept_x, kept_y), method.step, (models, mass), store, drop)
+        turns((x, y, g), pools, now.rows, kept, method.step, (models, mass), stores, box, drop)
         rows, draws, weight = now.draws.rows, now.draws, method.weight[now.draws.rows]
         if self.linear is not None:
             given = (x.numpy(), g.numpy(), y.numpy()), True, rows, draws, *self.linear, weight
@@ -196,7 +231,8 @@ class Engine:
     @cached_property
     def tracking(self) -> GradientTracking | None:
         """The compiled step of gradient tracking, where the method has it and it fits."""
-        fits = self.compiled and self.device.type == "cpu" and not self.statistics.shape[1]
+        fits = self.compiled and usable(torch.empty(0, dtype=self.dtype, device=self.device))
+        fits = fits and not self.statistics.shape[1]
         kind = STEPS.get(self.algorithm.traits.compiled or "")
         if not fits or kind is not GradientTracking or self.plan.remembers:
             return None
@@ -215,55 +251,73 @@ class Engine:
     # --- what is under way -----------------------------------------------------------------------
     def settle(self, batch: Batch) -> None:
         """Count down the copies that a batch takes, and give those that it sends and nobody takes a slot."""
-        taken = {
-            message: None for _, message, _ in batch.got
-        }  # in this order, so that slots are the same again
-        for message in taken:
+        for _, message, _ in batch.got:
+            sent = message.sent
             self.under_way.pop(message, None)
-        for sent in (*(message.sent for message in taken), *batch.forgotten):
-            sent.refs -= 1
-            if not sent.refs and sent.slot >= 0:
-                self.free.append(sent.slot)
-                sent.slot = -1
+            self._release(sent)
+            if self.apart and sent.batch != batch.number and not message.direct:
+                sent.mass_refs -= 1
+                if not sent.mass_refs:
+                    self.mass.free.append(sent.mass_slot)
+                    sent.mass_slot = -1
+        for sent in batch.forgotten:
+            self._release(sent)
         for sent in batch.sent:
             if sent.refs:
-                sent.slot = self._slot()
-        if not batch.partners:
-            self.under_way.update((message, None) for message in batch.out if message not in taken)
+                sent.slot = self.slots.take()
+        taken = {message for _, message, _ in batch.got}
+        for message in batch.out if not batch.partners else ():
+            if message not in taken:
+                self.under_way[message] = None
+                if self.apart and not message.direct:
+                    message.sent.mass_refs += 1
+                    if message.sent.mass_slot < 0:
+                        message.sent.mass_slot = self.mass.take()
 
-    def _slot(self) -> int:
-        if not self.free:
-            more = max(8, self.capacity // 4)
-            self.free = list(range(self.capacity + more - 1, self.capacity - 1, -1))
-            self.capacity += more
-        return self.free.pop()
+    def _release(self, sent: Sent) -> None:
+        sent.refs -= 1
+        if not sent.refs and sent.slot >= 0:
+            self.slots.free.append(sent.slot)
+            sent.slot = -1
 
-    def pool(self, call: int, like: Tensor) -> Tensor:
-        """The copies of one mixing call of a step, with room for all slots."""
-        known = self.pools.get(call, like.new_zeros(0, like.shape[1]))
-        if len(known) < self.capacity:
-            more = like.new_zeros(self.capacity - len(known), like.shape[1])
-            self.pools[call] = known = torch.cat([known, more])
+    @property
+    def apart(self) -> bool:
+        """Whether trackers are kept apart from models: the compiled step does, it needs less memory then."""
+        return self.tracking is not None
+
+    def pool(self, call: int, like: Tensor, capacity: int) -> Tensor:
+        """The copies of one mixing call of a step, with room for so many slots."""
+        known = self.pools.get(call)
+        if known is None or len(known) < capacity:
+            # room for more than is needed: memory that is not written to is not taken
+            new = like.new_empty(max(2 * capacity, 2 * self.clients), like.shape[1])
+            if known is not None:
+                new[: len(known)] = known
+            self.pools[call] = known = new
         return known
 
     def flight(self) -> Tensor | None:
         """(columns,) the mass on its way, of the first that is pushed; None where nothing is."""
         if not self.pushes or self.pushes[0] not in self.pools:
             return None
-        pool = self.pools[self.pushes[0]]
-        links = [message.link for message in self.under_way]
-        slots = np.array([message.sent.slot for message in self.under_way], np.int64)
+        pool, kept = self.pools[self.pushes[0]], [m for m in self.under_way if not (self.apart and m.direct)]
+        links = [message.link for message in kept]
+        slots = [message.sent.mass_slot if self.apart else message.sent.slot for message in kept]
         total = pool.new_zeros(1, pool.shape[1], dtype=torch.float64)
-        add_rows(total, pool.double(), np.zeros(len(links), np.int64), slots, self.weights["b"][links])
-        return total[0]
+        for link, slot in zip(links, slots, strict=True):
+            total.add_(pool[slot], alpha=float(self.weights["b"][link]))
+        return total[0] if self.inbox is None else total[0] + self.inbox.double().sum(0)
 
     # --- keeping ---------------------------------------------------------------------------------
     def _origin(self) -> dict[str, Tensor]:
-        return {**self.plan.pack(), "capacity": torch.tensor(self.capacity)}
+        return {**self.plan.pack(), "capacity": torch.tensor([self.slots.capacity, self.mass.capacity])}
 
     def pack(self) -> dict[str, Tensor]:
         """All that is needed to go on from here, beside the state."""
-        pools = {f"pool/{call}": pool for call, pool in self.pools.items()}
+        most = max(self.slots.capacity, self.mass.capacity)
+        pools = {f"pool/{call}": pool[:most] for call, pool in self.pools.items()}
+        if self.inbox is not None:
+            pools["inbox"] = self.inbox
         plan = {f"plan/{name}": tensor for name, tensor in self.origin.items()}
         numbers = torch.tensor([self.done, *self.pushes])
         return {**pools, **plan, "numbers": numbers, "joules": torch.tensor(self.joules, dtype=torch.float64)}
@@ -274,12 +328,13 @@ class Engine:
         self.plan.unpack(plan)
         self.under_way = {message: None for flight in self.plan.flights for message in flight}
         self.done, *self.pushes = found["numbers"].tolist()
-        self.capacity = int(plan["capacity"])
+        self.slots, self.mass = map(Slots, plan["capacity"].tolist())
         self._window()
         for tick in self.ticks[: self.done + 1 - self.first]:
             for batch in tick.batches:
                 self.settle(batch)
         self.joules = float(found["joules"])
+        self.inbox = found["inbox"].to(self.device, copy=True) if "inbox" in found else None
         self.pools = {
             int(name.removeprefix("pool/")): tensor.to(self.device, copy=True)
             for name, tensor in found.items()
@@ -295,11 +350,14 @@ class Turns:
         self.rows = np.array([*batch.clients, *batch.partners], np.int64)
         self.active = np.array([*batch.computes, *([False] * len(batch.partners))], bool)
         self.clients, self.calls = engine.clients, 0
-        self.mass, self.models = Reads.of(batch.got, batch.number)
-        if engine.plan.remembers:
-            self.models, _ = Reads.of(((row, message, True) for row, message in batch.known), batch.number)
+        known, number, apart = batch.known, batch.number, engine.apart
+        if not engine.plan.remembers:
+            known = [(row, message) for row, message, newest in batch.got if newest]
+        self.models = Reads.of(known, number)
+        got = ((row, m) for row, m, _ in batch.got if not (apart and m.direct))
+        self.mass = Reads.of(got, number, mass=apart)
         engine.settle(batch)
-        self.store = np.array([(s.row, s.slot) for s in batch.sent if s.slot >= 0], np.int64).reshape(-1, 2)
+        self.store = _columns([(s.row, s.slot) for s in batch.sent if s.slot >= 0], 2)
         self.links = np.array([message.link for message in batch.out], np.int64)
         self.senders = np.array([message.sent.row for message in batch.out], np.int64)
         engine.counts.messages[self.links] += 1  # a link once in a batch, as its sender
@@ -391,12 +449,11 @@ class Turns:
         """The rows' own part of x, and what they take; what others take later is kept."""
         engine, weights = self.engine, self.engine.weights[which]
         out = x * torch.from_numpy(self.own_part(which, keepers, links)).to(x)[:, None]
-        values, pool = weights[reads.links], engine.pool(self.calls, x)
+        values, pool = weights[reads.links], engine.pool(self.calls, x, engine.slots.capacity)
         for which_rows, source in ((reads.here, x.contiguous()), (~reads.here, pool)):
             add_rows(out, source, reads.rows[which_rows], reads.where[which_rows], values[which_rows])
-        if len(self.store):
-            row, slot = torch.from_numpy(self.store.T).to(x.device)
-            pool[slot] = x[row]
+        row, slot = (torch.from_numpy(each).to(x.device) for each in self.store)
+        pool[slot] = x[row]
         engine.counts.bytes[self.links] += x.shape[1] * x.element_size()
         self.calls += 1
         return out

@@ -36,22 +36,25 @@ _AHEAD, _TURNS = 16, 2**12  # ticks that are planned at once; fewer where that w
 class Sent:
     """What a client sends when a round of its ends: one copy for all its messages."""
 
-    __slots__ = ("batch", "refs", "row", "slot")
+    __slots__ = ("batch", "mass_refs", "mass_slot", "refs", "row", "slot")
 
-    def __init__(self, batch: int = -1, row: int = -1, refs: int = 0, slot: int = -1) -> None:
+    def __init__(self, batch: int = -1, row: int = -1) -> None:
         self.batch, self.row = batch, row  # where it is sent
-        self.refs = refs  # messages that nobody has taken yet
-        self.slot = slot  # where it is kept; -1: nowhere yet
+        self.refs, self.slot = 0, -1  # messages that nobody has taken yet, and where it is kept; -1: nowhere
+        self.mass_refs, self.mass_slot = 0, -1  # the same of trackers, where they are kept apart from models
 
 
 class Message:
     """A copy on its way along a link."""
 
-    __slots__ = ("arrival", "k", "link", "sent")
+    __slots__ = ("arrival", "direct", "k", "link", "sent")
 
     def __init__(self, link: int, sent: Sent, arrival: int, k: int) -> None:
         self.link, self.sent, self.arrival = link, sent, arrival
         self.k = k  # the sender's round that began when it was sent
+        self.direct = (
+            False  # taken by the receiver's next turn, later than its batch: mass may go there at once
+        )
 
 
 @dataclass(eq=False)
@@ -168,7 +171,8 @@ class Plan:
         costs = delay.costs(net, run.availability)
         self.price, self.link_price = costs.clients.tolist(), costs.links.tolist()
         self.ahead = max(1, min(_AHEAD, _TURNS // net.clients))
-        self.tick, self.number = 0, 0
+        self.tick, self.number, self.opened = 0, 0, 0
+        self.last = [-1] * net.clients  # the batch of each client's last turn
         self.meetings = rng.key(run.seed, "meet")
         rows, _ = self.tables.at(0)
         self.k = [1] * net.clients  # the round that begins next
@@ -191,11 +195,21 @@ class Plan:
     # --- planning --------------------------------------------------------------------------------
     def window(self) -> list[Tick]:
         """The next ticks."""
-        found = []
+        found, self.opened = [], self.number + 1
         for _ in range(self.ahead):
             self.tick += 1
             found.append(self._until(self.tick * self.clock.tick))
+        for flight in self.flights:
+            for message in flight:
+                i = self.receivers[message.link]
+                message.direct = message.direct or (
+                    message.arrival <= self.times[i] and self._next(message, i)
+                )
         return found
+
+    def _next(self, message: Message, i: int) -> bool:
+        """Whether a message of this window was sent after, or in the batch of, the last turn of client i."""
+        return self.opened <= message.sent.batch and self.last[i] <= message.sent.batch
 
     def _until(self, end: int) -> Tick:
         tick, batch, inside = Tick(), self._batch(), set[int]()
@@ -248,6 +262,8 @@ class Plan:
         if not self.pairs:
             for row, i in enumerate(group, first):
                 self._take(batch, row, i, now)
+        for i in group:
+            self.last[i] = batch.number
         if self.waits:
             then = self._together(self.k[0] + 1, now)
             for i in group:
@@ -296,6 +312,9 @@ class Plan:
                 count -= 1
             for message in flight[:count]:
                 batch.got.append((row, message, False))
+                message.direct = message.direct or (
+                    message.sent.batch != batch.number and self._next(message, i)
+                )
             if count:
                 newest = flight[count - 1]
                 self.heard[link] = newest.k
@@ -386,7 +405,9 @@ class Plan:
         return {
             "clients": torch.tensor([self.times, self.k, self.since]),
             "links": torch.tensor([self.begun, self.busy, self.heard]),
-            "copies": torch.tensor([[s.refs, s.slot] for s in copies.values()]).reshape(-1, 2),
+            "copies": torch.tensor(
+                [[s.refs, s.slot, s.mass_refs, s.mass_slot] for s in copies.values()]
+            ).reshape(-1, 4),
             "messages": _rows(messages, number),
             "memory": _rows(kept, number),
             "tick": torch.tensor(self.tick),
@@ -397,23 +418,29 @@ class Plan:
         self.times, self.k, self.since = found["clients"].tolist()
         self.begun, self.busy, self.heard = found["links"].tolist()
         self.tick = int(found["tick"])
-        copies = [Sent(refs=refs, slot=slot) for refs, slot in found["copies"].tolist()]
-        for link, copy, arrival, k in found["messages"].tolist():
-            self.flights[link].append(Message(link, copies[copy], arrival, k))
-        for link, copy, arrival, k in found["memory"].tolist():
+        copies = [Sent() for _ in found["copies"]]
+        for sent, numbers in zip(copies, found["copies"].tolist(), strict=True):
+            sent.refs, sent.slot, sent.mass_refs, sent.mass_slot = numbers
+        for link, copy, arrival, k, direct in found["messages"].tolist():
+            message = Message(link, copies[copy], arrival, k)
+            message.direct = bool(direct)
+            self.flights[link].append(message)
+        for link, copy, arrival, k, _ in found["memory"].tolist():
             self.memory[link] = Message(link, copies[copy], arrival, k)
         self._enqueue()
 
-    @property
-    def slots(self) -> set[int]:
-        """Where copies are kept that somebody is still going to take."""
-        flying = {message.sent.slot for flight in self.flights for message in flight}
-        return flying | {message.sent.slot for message in self.memory if message is not None}
+    def slots(self) -> tuple[set[int], set[int]]:
+        """Where copies are kept that somebody is still going to take: of all, and of trackers apart."""
+        messages = [
+            *(m for flight in self.flights for m in flight),
+            *(m for m in self.memory if m is not None),
+        ]
+        return {m.sent.slot for m in messages}, {m.sent.mass_slot for m in messages}
 
 
 def _rows(messages: list[Message], number: Mapping[int, int]) -> Tensor:
-    rows = [[m.link, number[id(m.sent)], m.arrival, m.k] for m in messages]
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 4)
+    rows = [[m.link, number[id(m.sent)], m.arrival, m.k, m.direct] for m in messages]
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 5)
 
 
 def kept(weights: Floats, links: list[int], keepers: list[int], rows: int) -> Floats:

@@ -77,9 +77,16 @@ class VirtualWorld(Simulation):
 
     # --- World -----------------------------------------------------------------------------------
     def init(self) -> State:
-        states = [engine.init() for engine in self.engines]
-        # copies: fields of a first state may share their memory, and are written to
-        return rebuild(states[0], [torch.cat(parts).clone() for parts in zip(*states, strict=True)])
+        first, *others = states = [engine.init() for engine in self.engines]
+        if others:
+            return rebuild(first, [torch.cat(parts) for parts in zip(*states, strict=True)])
+        owned = {run.start.untyped_storage().data_ptr() for run in self.batch.live}
+        fields = []
+        for tensor in first:  # they are written to, and may share their memory
+            shared = tensor.untyped_storage().data_ptr() in owned or not tensor.is_contiguous()
+            fields.append(tensor.clone(memory_format=torch.contiguous_format) if shared else tensor)
+            owned.add(fields[-1].untyped_storage().data_ptr())
+        return rebuild(first, fields)
 
     def costs(self, k: int) -> Floats:
         rows = [engine.costs(k) for engine in self.engines]
