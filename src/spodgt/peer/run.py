@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import secrets
@@ -75,7 +76,13 @@ class Peer:
         """
         _raise_descriptor_limit()
         torch.set_num_threads(1)  # several peers may share a host; a peer's step is small
-        asyncio.run(self._run(view))
+        # the 200,000 objects of imported modules are no garbage; counted, they let Python look for old
+        # garbage only when there are a quarter more
+        gc.freeze()
+        try:
+            asyncio.run(self._run(view))
+        finally:
+            gc.unfreeze()
 
     async def _run(self, view: Callable[[], None]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
