@@ -374,6 +374,7 @@ def test_the_flag_of_init_writes_the_table(tmp_path: Path, monkeypatch: pytest.M
     ("arguments", "sentence"),
     [
         (["--method", "fedavg"], "cannot run between peers"),
+        (["--set", "run.layers.compress=top-k"], "compress = 'top-k' cannot run between peers; use compress"),
         (["--method", "spod-gt,dsgd"], "run.methods must be one method, got spod-gt, dsgd"),
         (["--set", "run.step_size=[0.1, 0.2, 0.3, 0.1, 0.1]"], "step_size must be one number"),
         (["--addresses", "a,b,c,d,e"], "addresses must be host:port with a port below 65536, got 'a'"),
