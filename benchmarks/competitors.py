@@ -275,8 +275,7 @@ def page(results: dict[str, Any]) -> str:
     lines = [
         *INTRODUCTION.splitlines(),
         "",
-        f"On {results['cpu']}, best of several runs of {results['seconds']:.0f} s; the spread is how far the "
-        "median is below the best.",
+        f"On {results['cpu']}, best of the runs; the spread is how far their median is below the best.",
         "",
         "![client gradients per second, and accuracy against time](benchmark.png)",
     ]
@@ -315,14 +314,14 @@ def table(rows: dict[str, Any]) -> list[str]:
         if "missing" in row:
             lines.append(f"| {name} | {row['missing']} | | | | |")
             continue
-        best, last = speed(row), row["curve"][-1]
+        best, last, runs = speed(row), row["curve"][-1], row["gradients_per_s"]
         times = [seconds for seconds in row["seconds_to_target"] if seconds is not None]
         cells = [
             name,
             _number(best),
-            f"{1 - float(np.median(row['gradients_per_s'])) / best:.0%}",
+            f"{1 - float(np.median(runs)) / best:.0%} of {len(runs)}" if len(runs) > 1 else "one run",
             "" if math.isnan(ours) else f"{_number(ours / best)}×",
-            _number(min(times)) if times else f"{last[2]:.0%} after {last[0]:.0f} s",
+            _number(min(times)) if times else f"{last[2]:.1%} after {last[0]:.0f} s",
             _number(max(row["peak_mb"])),
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -443,7 +442,7 @@ def main() -> None:
     if not given.draw:
         names = [name for name in ROWS if name in (given.name or ROWS)]
         models = [given.model] if given.model else list(HIDDEN)
-        results |= {"cpu": cpu(), "seconds": given.seconds}
+        results["cpu"] = cpu()
         for _ in range(given.repeats):
             run(names, models, given.seconds, given.cache, results)
     write(results)

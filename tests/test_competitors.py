@@ -69,7 +69,7 @@ def test_the_verdict_names_the_fastest_that_computes_the_same() -> None:
 def test_a_missing_competitor_says_why_in_the_table() -> None:
     rows = {"spodgt": row(600.0), "decent-bench": {"label": "other", "missing": "needs Python 3.13"}}
     assert "| other | needs Python 3.13 | | | | |" in table(rows)
-    assert any("70% after 2 s" in line for line in table(rows))
+    assert any("70.0% after 2 s" in line for line in table(rows))
 
 
 def test_repeats_add_up_and_the_curve_is_that_of_the_best() -> None:
@@ -105,6 +105,6 @@ def test_all_get_the_same_work(tmp_path: Path) -> None:
 def test_a_run_of_some_rows_only_can_be_drawn(tmp_path: Path) -> None:
     results = {"cpu": "a machine", "seconds": 1.0, "models": {"perceptron": {"loop": row(10.0)}}}
     competitors.write(results, tmp_path)
-    assert "| it (it 1.0) | 10 | 0% |  | 70% after 2 s | 100 |" in (tmp_path / "benchmark.md").read_text(
-        "utf-8"
-    )
+    assert "| it (it 1.0) | 10 | one run |  | 70.0% after 2 s | 100 |" in (
+        tmp_path / "benchmark.md"
+    ).read_text("utf-8")
