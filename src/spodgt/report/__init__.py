@@ -39,6 +39,7 @@ def draw(page: Page) -> None:
     if sweep.grid:
         figure = figures.bars(page.results, list(sweep.grid), metric, title=title, note=note)
     else:
-        frame, end = page.records[0].frame, page.records[0].budget
-        figure = figures.curves(frame, metric, style="column", end=end, title=title, note=note)
+        frame, axis = page.records[0].frame, next(iter(statistics.axes(page.records[0].frame)), "delay")
+        end = page.records[0].budget if axis == "delay" else None
+        figure = figures.curves(frame, metric, axis, style="column", end=end, title=title, note=note)
     figures.save_all(figure, page.folder)
