@@ -479,3 +479,21 @@ def test_a_problem_says_what_each_client_holds() -> None:
         spodgt.Learning(nn.Sequential(nn.Flatten(), nn.Linear(32, 1)), nn.MSELoss(), regression).labels()
         is None
     )
+
+
+def test_equal_models_are_evaluated_once() -> None:
+    calls = []
+
+    def seen(outputs: Tensor, targets: Tensor) -> float:
+        calls.append(len(outputs))
+        return float(len(targets))
+
+    problem = spodgt.Learning(MODULES["mlp"](), LOSSES["entropy"], DATA, DATA[0], metrics={"seen": seen})
+    x = problem.start(0).clone()
+    for models, count in ((x, 1), (x + torch.arange(3.0)[:, None], 3)):
+        calls.clear()
+        found = problem.evaluate(models)
+        assert len(calls) == count
+        assert found.metrics["seen"].tolist() == [12.0] * 3
+        alone = torch.cat([problem.evaluate(model[None]).loss for model in models])
+        torch.testing.assert_close(found.loss, alone)

@@ -411,16 +411,13 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
         for client in np.unique(whose):
             own = torch.from_numpy(np.flatnonzero(whose == client))
             models = x if len(own) == len(x) else x[own.to(x.device)]
-            same = (models == models[:1]).all(1).cpu().numpy()  # as at the start: one stands for all
-            distinct = np.flatnonzero(~same | (np.arange(len(same)) == 0))
-            if len(distinct) < len(models):
-                models = models[torch.from_numpy(distinct).to(x.device)]
+            if all(torch.equal(model, models[0]) for model in models[1:]):
+                models = models[:1]  # as at the start: one stands for all
             with trying("model and loss", "test data"):
                 part = evaluate(self.trained, self.data, self.measures, models, int(client), self._numbers)
-            of = torch.from_numpy(np.where(same, 0, np.searchsorted(distinct, np.arange(len(same)))))
-            found.loss[own] = part.loss[of]
+            found.loss[own] = part.loss
             for name in part.metrics:
-                found.metrics[name][own] = part.metrics[name][of]
+                found.metrics[name][own] = part.metrics[name]
         return found
 
     @property
