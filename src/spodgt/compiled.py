@@ -9,13 +9,17 @@ Numba is loaded by the first call of a loop: it takes 120 MB, which a process th
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,16 +28,28 @@ from torch import Tensor
 
 _FUSE = frozenset({"contract", "nsz"})  # not nnan or ninf: divergence must stay visible
 _SERIAL = 200_000  # numbers below which waking a thread costs more than it saves
+_NAP = 5e-5  # seconds that a thread sleeps where it has to wait
+_HERE = Path(__file__).parent
 _building = threading.RLock()
 _allowed = threading.Event()  # whether loops may be used in this process
 _allowed.set()
 
 
+@cache
+def stamp(folder: Path) -> str:
+    """Of all files with loops under `folder`: machine code on disk holds as long as none of them changes."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        if b"@jit" in (text := path.read_bytes()):
+            digest.update(hashlib.sha256(text).digest())
+    return digest.hexdigest()
+
+
 class Loop:
     """A function that numba compiles when it is first called."""
 
-    def __init__(self, function: Callable[..., Any], fastmath: frozenset[str]) -> None:
-        self.function, self.fastmath = function, set(fastmath)
+    def __init__(self, function: Callable[..., Any], fastmath: frozenset[str], inline: str = "never") -> None:
+        self.function, self.fastmath, self.inline = function, set(fastmath), inline
         self._compiled: Callable[..., Any] | None = None
 
     def __call__(self, *arguments: object) -> Any:
@@ -49,9 +65,18 @@ class Loop:
                 for name in self.function.__code__.co_names:
                     if isinstance(inner := known.get(name), Loop):
                         known[name] = inner.compiled()
-                build = partial(numba.njit, fastmath=self.fastmath, nogil=True, boundscheck=False)
+                # Who makes no array need not count who holds one: counting costs more than a short row.
+                # Arrays are made by these two alone, and not returned to other loops.
+                makes = not {"empty", "zeros"}.isdisjoint(self.function.__code__.co_names)
+                how = {"fastmath": self.fastmath, "nogil": True, "boundscheck": False, "_nrt": makes}
+                how |= {"error_model": "numpy", "no_cfunc_wrapper": True, "inline": self.inline}
+                build = partial(numba.njit, **how)
                 try:
-                    self._compiled = build(cache=True)(self.function)
+                    self._compiled = built = build(cache=True)(self.function)
+                    with contextlib.suppress(
+                        AttributeError, KeyError
+                    ):  # numba looks at the function's own file alone
+                        vars(vars(built)["_cache"]._cache_file)["_source_stamp"] = stamp(_HERE)
                 except RuntimeError:  # nowhere to keep machine code: no folder here can be written
                     self._compiled = build()(self.function)
             return self._compiled
@@ -69,6 +94,57 @@ def jit_sum(function: Callable[..., Any]) -> Loop:
     they were inlined into.
     """
     return Loop(function, _FUSE | {"reassoc"})
+
+
+class _Instruction(Loop):
+    """An instruction on one number of an array (…,), for use in loops: array, index and two whole numbers."""
+
+    def compiled(self) -> Callable[..., Any]:
+        from numba.core import cgutils, types
+        from numba.extending import intrinsic
+
+        def instruction(context, array, index, one, two):  # type: ignore[no-untyped-def]
+            def lowered(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+                kind = signature.args[0]
+                view = context.make_array(kind)(context, builder, arguments[0])
+                at = cgutils.get_item_pointer
+                pointer = at(context, builder, kind, view, [arguments[1]])  # type: ignore[no-untyped-call]
+                return self.function(builder, pointer, *arguments[2:])
+
+            return types.int64(array, types.intp, types.int64, types.int64), lowered
+
+        with _building:
+            self._compiled = self._compiled or intrinsic(instruction)
+            return self._compiled
+
+
+def _swap(builder, pointer, old, new):  # type: ignore[no-untyped-def]
+    return builder.extract_value(builder.cmpxchg(pointer, old, new, "seq_cst"), 0)
+
+
+def _fetch(builder, pointer, _, same):  # type: ignore[no-untyped-def]
+    from llvmlite import ir  # type: ignore[import-untyped]
+
+    address, number = ir.PointerType(ir.IntType(8)), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [address, number, number, number])
+    function = builder.module.declare_intrinsic("llvm.prefetch", (address,), kind)
+    how = [number(0), number(2), number(1)]  # to be read, into the second-level cache, data
+    builder.call(function, [builder.bitcast(pointer, address), *how])
+    return same
+
+
+# swap(array, index, old, new): array[index] ← new if it is `old`; returns what it was. Atomic, and an order
+# for all that threads wrote before: what one sees after another is whole.
+swap = _Instruction(_swap, frozenset())
+fetch = _Instruction(_fetch, frozenset())  # fetch(array, index, 0, 0): bring it near, it will be read soon
+
+
+def jit_part(function: Callable[..., Any]) -> Loop:
+    """A piece of a loop with a name of its own: it becomes part of every loop that calls it.
+
+    What two loops call is otherwise compiled for itself and once more in each of them.
+    """
+    return Loop(function, _FUSE, "always")
 
 
 def without_loops() -> None:
@@ -103,10 +179,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 def share(tasks: int, numbers: int, work: Callable[[int, int], None]) -> None:
     """Call `work(first, last)` on parts of `tasks`, on as many threads as torch may use."""
-    if numbers < _SERIAL:
-        work(0, tasks)
-        return
-    threads = min(torch.get_num_threads(), os.cpu_count() or 1, tasks)
+    threads = min(team_for(numbers), tasks)
     if threads <= 1:
         work(0, tasks)
         return
@@ -115,6 +188,28 @@ def share(tasks: int, numbers: int, work: Callable[[int, int], None]) -> None:
     work(cuts[0], cuts[1])
     for other in others:
         other.result()
+
+
+def team_for(numbers: int) -> int:
+    """How many threads are worth waking for so many numbers."""
+    return max(1, min(torch.get_num_threads(), os.cpu_count() or 1)) if numbers >= _SERIAL else 1
+
+
+def together(team: int, work: Callable[[int], bool]) -> None:
+    """Call `work(me)` on `team` threads until it says that all is done.
+
+    The threads take what there is to do from each other; `work` returns False where it waits for another
+    one, who may need this core. Nobody waits for a thread that has not begun.
+    """
+
+    def join(me: int) -> None:
+        while not work(me):
+            time.sleep(_NAP)
+
+    others = [_pool(team).submit(join, me) for me in range(1, team)]
+    join(0)
+    for other in others:
+        other.cancel()
 
 
 def usable(*tensors: Tensor) -> bool:

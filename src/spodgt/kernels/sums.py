@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from spodgt.compiled import jit, jit_sum, usable, widened
+from spodgt.types import Floats
 
 
 def mean(x: Tensor) -> Tensor:
     """The average row."""
-    return torch.from_numpy(_sums(x.numpy()) / len(x)).to(x.dtype) if usable(x) else x.mean(0)
+    return torch.from_numpy(_total(x) / len(x)).to(x.dtype) if usable(x) else x.mean(0)
 
 
 def spread(x: Tensor) -> float:
@@ -26,23 +27,31 @@ def spread(x: Tensor) -> float:
 def imbalance(y: Tensor, g: Tensor) -> float:
     """|Σy - Σg| over the rows."""
     if usable(y, g):
-        return float(torch.from_numpy(_sums(y.numpy()) - _sums(g.numpy())).norm())
+        return float(torch.from_numpy(_total(y) - _total(g)).norm())
     return float((widened(y).sum(0) - widened(g).sum(0)).norm())
 
 
-@jit
-def _sums(x):  # type: ignore[no-untyped-def]
+def _total(x: Tensor) -> Floats:
     """(columns,): the sum of every column, in double precision."""
     sums = np.zeros(x.shape[1])
-    for row in x:
-        for c in range(len(row)):
-            sums[c] += row[c]
+    _sums(x.numpy(), sums)
     return sums
 
 
 @jit
+def _sums(x, sums):  # type: ignore[no-untyped-def]
+    """Add the rows of x to `sums` (columns,)."""
+    for i in range(len(x)):
+        row = x[i]
+        for c in range(len(row)):
+            sums[c] += row[c]
+
+
+@jit
 def _square_distances(x):  # type: ignore[no-untyped-def]
-    mean, total = _sums(x) / len(x), 0.0
+    mean, total = np.zeros(x.shape[1]), 0.0
+    _sums(x, mean)
+    mean /= len(x)
     for i in range(len(x)):
         total += _square_distance(x[i], mean)
     return total
