@@ -7,15 +7,21 @@ Against three yardsticks, on the same networks, data, participation and seeds:
             speed and bytes over measured copy bandwidth
 
 Every figure is the best of several repeats; the spread is printed beside it. Sections: memory, svm,
-logistic, outside, large, networks, mixing, growth. Results: benchmarks/results/speed.json and growth.png.
+logistic, busy, methods, outside, large, networks, mixing, growth, start. Results: speed.json and growth.png
+in benchmarks/results.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import os
 import platform
 import resource
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -36,10 +42,10 @@ from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.learning import Learning
 from spodgt.problems.losses import cross_entropy
 from spodgt.problems.samples import without_replacement
-from spodgt.runtimes.loop import STRIDE, EvaluationSchedule, Stop, begin, run_rounds
+from spodgt.runtimes.loop import LEAP, EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Simulation
-from spodgt.runtimes.world import Run, Snapshot
-from spodgt.types import Round
+from spodgt.runtimes.world import Draw, Run, Snapshot
+from spodgt.types import HasRoles, Round
 
 OUT = Path(__file__).parent / "results"
 CONSOLE = Console(width=132)
@@ -103,7 +109,7 @@ def make_runs(
     return runs
 
 
-def ours(runs: list[Run], rounds: int = STRIDE) -> Callable[[], None]:
+def ours(runs: list[Run], rounds: int = 4 * LEAP) -> Callable[[], None]:
     """Some rounds of the loop that `train` runs, without evaluations."""
     snapshot = begin(Simulation(runs))
 
@@ -115,12 +121,12 @@ def ours(runs: list[Run], rounds: int = STRIDE) -> Callable[[], None]:
             snapshot = now
             return np.zeros_like(last)
 
-        run_rounds(snapshot, Stop(rounds=snapshot.k + rounds), EvaluationSchedule(), observe)
+        run_rounds(snapshot, Stop(rounds=snapshot.k + rounds), EvaluationSchedule(), observe, LEAP)
 
     return go
 
 
-def per_round(runs: list[Run], rounds: int = STRIDE, **options: Any) -> tuple[float, float]:
+def per_round(runs: list[Run], rounds: int = 4 * LEAP, **options: Any) -> tuple[float, float]:
     """Seconds per round, and the spread."""
     seconds, spread = best(ours(runs, rounds), **options)
     return seconds / rounds, spread
@@ -128,8 +134,6 @@ def per_round(runs: list[Run], rounds: int = STRIDE, **options: Any) -> tuple[fl
 
 def torch_loop(run: Run) -> Callable[[], None]:
     """One run as a user would write it: modules, optimisers, dictionaries of neighbours."""
-    import copy
-
     problem, network = run.problem, run.network
     models = [copy.deepcopy(problem.trained.model) for _ in range(network.clients)]
     optimisers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
@@ -259,6 +263,205 @@ def small(model: str, power: dict[str, Any]) -> list[dict[str, Any]]:
                     "loop_spread": slow_spread,
                 }
             )
+    return rows
+
+
+def busy(count: int = 25) -> list[dict[str, Any]]:
+    """The same runs while somebody else keeps one core busy: a slow core should cost its share alone."""
+    problem = spodgt.problems.classification(clients=10)
+    runs = make_runs(problem, count, 0.5, geometric(10))
+    quiet, spread = per_round(runs)
+    core = min(os.sched_getaffinity(0))
+    spin = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", spin]) as other:
+        try:
+            time.sleep(0.5)
+            loud, loud_spread = per_round(runs)
+        finally:
+            other.kill()
+    return [
+        {
+            "workload": f"svm, {count} × 10 clients, half active, one core busy",
+            "rounds_per_s": count / loud,
+            "spread": loud_spread,
+            "of_quiet": quiet / loud,
+            "quiet_spread": spread,
+        }
+    ]
+
+
+# --- plain loops of other methods ----------------------------------------------------------------------
+Vectors = list[list[torch.Tensor]]  # of every client, one per parameter of its module
+
+
+class Plain:
+    """What a user's loop over clients has: a module each, data, neighbours and their weights."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, problem = run, run.problem
+        self.model = copy.deepcopy(problem.trained.model)
+        self.loss = torch.nn.MultiMarginLoss()
+        self.inputs, self.targets = problem.samples.inputs, problem.samples.targets
+        self.clients = range(run.network.clients)
+        self.shares = [torch.from_numpy(problem.holdings[i]) for i in self.clients]
+        self.ends = list(zip(run.network.receivers.tolist(), run.network.senders.tolist(), strict=True))
+        self.k = 0
+
+    def start(self) -> Vectors:
+        return [[p.detach().clone() for p in self.model.parameters()] for _ in self.clients]
+
+    def next(self) -> None:
+        self.k += 1
+        rounds, availability = range(self.k, self.k + 1), self.run.availability
+        self.computes = availability.computes(rounds)[0]
+        self.links = availability.links(rounds).at(0)
+        self.roles = availability.roles(rounds).at(0) if isinstance(availability, HasRoles) else None
+
+    def grad(self, i: int, x: list[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            for p, value in zip(self.model.parameters(), x, strict=True):
+                p.copy_(value)
+        chosen = self.shares[i][torch.randperm(len(self.shares[i]))[:16]]
+        self.model.zero_grad()
+        self.loss(self.model(self.inputs[chosen].float() / 255), self.targets[chosen]).backward()
+        return [p.grad.clone() for p in self.model.parameters()]
+
+    def grads(self, x: Vectors) -> Vectors:
+        return [
+            self.grad(i, x[i]) if self.computes[i] else [torch.zeros_like(t) for t in x[i]]
+            for i in self.clients
+        ]
+
+    def mix(self, values: Vectors, kind: str) -> Vectors:
+        network, roles = self.run.network, self.roles
+        weights = getattr(network if roles is None else roles, kind)
+        works = self.links.pushing if kind == "b" else self.links.pull
+        mixed = [[t.clone() for t in each] for each in values]
+        for (i, j), works_now, weight in zip(self.ends, works, weights, strict=True):
+            if works_now:
+                keeper = j if kind == "b" else i
+                for n in range(len(values[i])):
+                    mixed[i][n] += float(weight) * values[j][n]
+                    mixed[keeper][n] -= float(weight) * values[keeper][n]
+        return mixed
+
+
+def each(function: Callable[..., torch.Tensor], *values: Vectors) -> Vectors:
+    """A function of the same parameter of several vectors, for every client and parameter."""
+    return [[function(*tensors) for tensors in zip(*of, strict=True)] for of in zip(*values, strict=True)]
+
+
+def plain_loops(run: Run) -> dict[str, Callable[[], None]]:
+    """One round of each method as a user would write it, client by client."""
+    plain, eta = Plain(run), 0.01
+    plain.next()
+    x, zero = plain.start(), each(torch.zeros_like, plain.start())
+    g = plain.grads(x)
+    state = {"x": x, "g": g, "y": g, "u": x, "h": x, "old": zero, "anchor": x, "c": zero}
+    state["v"] = [[torch.ones(1)] for _ in plain.clients]
+
+    def dsgd() -> None:
+        plain.next()
+        state["x"] = each(lambda a, b: a - eta * b, plain.mix(state["x"], "w"), state["g"])
+        state["g"] = plain.grads(state["x"])
+
+    def extra() -> None:
+        plain.next()
+        both = each(torch.add, state["x"], plain.mix(state["x"], "w"))
+        step = each(lambda a, h, b, c: a - h - eta * (b - c), both, state["h"], state["g"], state["old"])
+        state.update(x=step, h=each(lambda a: a / 2, both), old=state["g"])
+        state["g"] = plain.grads(state["x"])
+
+    def push_diging() -> None:
+        plain.next()
+        state["u"] = plain.mix(each(lambda a, b: a - eta * b, state["u"], state["y"]), "b")
+        state["v"] = plain.mix(state["v"], "b")
+        state["x"] = [[t / state["v"][i][0] for t in state["u"][i]] for i in plain.clients]
+        new = plain.grads(state["x"])
+        state["y"] = each(lambda a, b, c: a + b - c, plain.mix(state["y"], "b"), new, state["g"])
+        state["g"] = new
+
+    def k_gt() -> None:
+        plain.next()
+        K = run.algorithm.local_steps
+        z = each(lambda a, b, c: a - eta * (b + c), state["x"], state["g"], state["c"])
+        if plain.k % K == 0:
+            d = each(lambda a, b: (a - b) / K / eta, state["anchor"], z)
+            state["c"] = each(lambda c, a, b: c - a + b, state["c"], d, plain.mix(d, "b"))
+            z = state["anchor"] = plain.mix(each(lambda a, b: a - eta * K * b, state["anchor"], d), "a")
+        state.update(x=z, g=plain.grads(z))
+
+    def relay() -> None:
+        plain.next()
+        y, x = plain.mix(state["y"], "b"), plain.mix(state["x"], "a")
+        lead = plain.roles.lead
+        state["x"] = [
+            [a - eta * float(lead[i]) * b for a, b in zip(x[i], y[i], strict=True)] for i in plain.clients
+        ]
+        found = plain.grads(state["x"])
+        new = [found[i] if plain.computes[i] else state["g"][i] for i in plain.clients]
+        state["y"] = each(lambda a, b, c: a + b - c, y, new, state["g"])
+        state["g"] = new
+
+    return {"dsgd": dsgd, "extra": extra, "push-diging": push_diging, "k-gt": k_gt, "relay": relay}
+
+
+def methods(count: int = 25) -> list[dict[str, Any]]:
+    """Methods outside the Spod-GT family, each against a plain loop of its own; some with layers."""
+    problem, rows = spodgt.problems.classification(clients=10), []
+    layered = {
+        "dsgd + momentum, schedule": {"momentum": 0.9, "step_size": spodgt.algorithms.InverseSqrt(0.01)}
+    }
+    for label in ("push-diging", "extra", "dsgd", "k-gt", "relay", *layered):
+        name = label.split(" ")[0]
+        method = spodgt.method(name, **layered.get(label, {}))
+        clients, links = (0.5 if how == "yes" else 1.0 for how in sporadic(method))
+        if name == "k-gt":
+            clients = 0.5
+        runs = []
+        for seed in range(count):
+            net, part = geometric(10)(seed), problem.draw(seed)
+            available = spodgt.Bernoulli(clients, links).draw(net, seed)
+            runs.append(Run.of(Draw(seed, net, available, part, part.start(seed)), method))
+        slow, _ = best(plain_loops(runs[0])[name])
+        for number in (1, count):
+            fast, spread = per_round(runs[:number])
+            rows.append(
+                {
+                    "workload": f"{label}, {number} × 10 clients",
+                    "rounds_per_s": number / fast,
+                    "spread": spread,
+                    "times_loop": slow * number / fast,
+                }
+            )
+    return rows
+
+
+def sporadic(method: Algorithm) -> tuple[str, str]:
+    return method.traits.sporadic_clients, method.traits.sporadic_links
+
+
+def start() -> list[dict[str, Any]]:
+    """CPU seconds of commands in a new process: with nothing compiled yet, and later."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for label, words in (
+            ("--help", ["--help"]),
+            ("first compare", ["compare", "--rounds", "100", "--seeds", "2", "--json"]),
+            ("compare again", ["compare", "--rounds", "100", "--seeds", "2", "--json"]),
+        ):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            here = os.environ | {"NUMBA_CACHE_DIR": folder}
+            done = subprocess.run(
+                [sys.executable, "-m", "spodgt", *words],
+                env=here,
+                cwd=folder,
+                capture_output=True,
+                check=True,
+            )
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            rows.append({"workload": label, "cpu_s": used, "output_bytes": len(done.stdout)})
     return rows
 
 
@@ -623,11 +826,14 @@ def main() -> None:
         "memory": lambda: [memory()],
         "svm": lambda: small("svm", power),
         "logistic": lambda: small("logistic", power),
+        "busy": busy,
+        "methods": methods,
         "outside": lambda: [outside()],
         "large": lambda: large(power),
         "networks": lambda: networks(power),
         "mixing": lambda: mixing(power),
         "growth": lambda: growth(power),
+        "start": start,
     }
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("section", nargs="*", help=f"of {', '.join(makers)}; all if left out")
