@@ -160,7 +160,7 @@ def test_a_method_with_a_step_of_its_own_is_never_given_another(registered: Regi
 def test_whole_rows_for_many_clients_are_the_same_exchange(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = runs_of(toy_problem(), name)
+    runs = runs_of(spodgt.Quadratic.random(5, 3, noise=0.1), name, step_size=0.05)
     blocks, _ = after(runs, 9, compiled=True)
     monkeypatch.setattr("spodgt.kernels.tracking._MANY", 1)
     rows, _ = after(runs, 9, compiled=True)
@@ -411,3 +411,13 @@ def test_loops_are_compiled_where_nothing_can_be_kept(monkeypatch: pytest.Monkey
         return 2 * x
 
     assert jit(twice)(21) == 42
+
+
+def test_rows_that_are_fetched_ahead_are_mixed_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = np.random.default_rng(0)
+    receivers, senders = np.repeat(np.arange(50), 4), draws.integers(0, 50, 200)
+    links, x = Links(1, 50, receivers, senders), torch.from_numpy(draws.standard_normal((50, 21)))
+    weights, active = draws.random(200) / 4, draws.random(200) < 0.5
+    near = links.mix(x, weights, active, keeper=receivers)
+    monkeypatch.setattr("spodgt.kernels.mixing._SCATTERED", 1)
+    assert torch.equal(links.mix(x, weights, active, keeper=receivers), near)

@@ -25,6 +25,7 @@ class AB(Algorithm[TrackingState]):
         exact="yes",
         vectors=2,
         steps="per client",
+        compiled="linear",
     )
     step_size: Rate = 0.01  # α
 

@@ -297,4 +297,5 @@ class LocalSteps(Algorithm[S]):
 
 def exchanges(k: int, K: int | Tensor) -> Tensor:
     """Whether round k ends K local steps: a scalar, or (clients, 1) where K differs between runs."""
-    return torch.as_tensor(k) % K == 0
+    due = k % K == 0
+    return torch.tensor(due) if isinstance(due, bool) else due

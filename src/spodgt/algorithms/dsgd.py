@@ -20,6 +20,7 @@ class DSGD(Algorithm[GradientState]):
         sporadic_clients="no",
         sporadic_links="yes",
         mixes=(("gossip", "x"),),
+        compiled="linear",
     )
     step_size: Rate = 0.01  # γ
 

@@ -25,6 +25,7 @@ class FedAvg(DFedAvg):
         mixing="server",
         sporadic_clients="yes",
         sporadic_links="yes",
+        compiled=None,
     )
 
     def step(self, state: GradientState, round: Round) -> GradientState:

@@ -33,6 +33,7 @@ class Frost(Algorithm[FrostState]):
         mixing="pull",
         sporadic_links="no",
         mixes=(("pull", "x"), ("pull", "e"), ("pull", "z")),
+        compiled=None,
     )
     step_size: Rate = 0.01  # α
 

@@ -30,6 +30,7 @@ class SubgradientPush(Algorithm[SubgradientPushState]):
         sporadic_clients="no",
         sporadic_links="yes",
         mixes=(("push", "u"), ("push", "s")),
+        compiled="linear",
     )
     step_size: Rate = 0.01  # α
 

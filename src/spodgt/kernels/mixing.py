@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spodgt.compiled import jit, share, usable
+from spodgt.compiled import fetch, jit, share, usable
 from spodgt.types import Bools, Floats, Ints
 
 Array = NDArray[Any]
@@ -20,6 +20,9 @@ COLUMNS = 512  # of a block that is mixed in place: with ten clients it stays in
 _NUMBERS = 2**16  # of a block mixed from one state into another: both stay in the second-level cache
 _FEW = 4096  # rows whose blocks of columns fit the second-level cache together
 _DENSE = 64  # clients of a run up to which a dense matrix is faster
+_LINE = 16  # numbers of a row that come together
+_FAR = 8  # clients whose rows are fetched ahead
+_SCATTERED = 2**22  # numbers of a state with short rows that leaves the caches
 _LARGE = 2**18  # numbers of a state from which its memory is used again
 
 
@@ -52,58 +55,68 @@ class Buffers:
 
 
 @jit
-def _combine(x, to, i, kept, pointers, senders, weights, active, left):  # type: ignore[no-untyped-def]
-    """to ← kept_i x_i + Σ w_ij x_j over the active links of client i, for some columns; four links a pass."""
-    own, xi, one = x.dtype.type(kept[i]), x[i, left : left + len(to)], x.dtype.type
-    link, end, fresh = pointers[i], pointers[i + 1], True
-    j0, j1, j2, j3 = i, i, i, i
-    w0, w1, w2, w3 = own, own, own, own
-    while fresh or link < end:
-        count = 0
-        while link < end and count < 4:
-            if active[link]:
-                j0, j1, j2, j3 = j1, j2, j3, senders[link]
-                w0, w1, w2, w3 = w1, w2, w3, one(weights[link])
-                count += 1
-            link += 1
-        x0, x1 = x[j0, left : left + len(to)], x[j1, left : left + len(to)]
-        x2, x3 = x[j2, left : left + len(to)], x[j3, left : left + len(to)]
-        if fresh and count == 4:
-            for c in range(len(to)):
-                to[c] = own * xi[c] + w0 * x0[c] + w1 * x1[c] + w2 * x2[c] + w3 * x3[c]
-        elif fresh and count == 3:
-            for c in range(len(to)):
-                to[c] = own * xi[c] + w1 * x1[c] + w2 * x2[c] + w3 * x3[c]
-        elif fresh and count == 2:
-            for c in range(len(to)):
-                to[c] = own * xi[c] + w2 * x2[c] + w3 * x3[c]
-        elif fresh and count == 1:
-            for c in range(len(to)):
-                to[c] = own * xi[c] + w3 * x3[c]
-        elif fresh:
-            for c in range(len(to)):
-                to[c] = own * xi[c]
-        elif count == 4:
-            for c in range(len(to)):
-                to[c] = to[c] + w0 * x0[c] + w1 * x1[c] + w2 * x2[c] + w3 * x3[c]
-        elif count == 3:
-            for c in range(len(to)):
-                to[c] = to[c] + w1 * x1[c] + w2 * x2[c] + w3 * x3[c]
-        elif count == 2:
-            for c in range(len(to)):
-                to[c] = to[c] + w2 * x2[c] + w3 * x3[c]
-        elif count == 1:
-            for c in range(len(to)):
-                to[c] = to[c] + w3 * x3[c]
-        fresh = False
+def _ahead(x, links, low, high):  # type: ignore[no-untyped-def]
+    """Have the rows fetched that clients low to high read."""
+    pointers, senders, _, active = links
+    for link in range(pointers[low], pointers[high]):
+        if active[link]:
+            row = x[senders[link]]
+            for c in range(0, len(row), _LINE):
+                fetch(row, c, 0, 0)
 
 
 @jit
-def _mix_block(x, out, links, top, bottom, left, right):  # type: ignore[no-untyped-def]
-    """Some rows and columns of `mix`; `links` is (pointers, senders, weights, active, kept)."""
-    pointers, senders, weights, active, kept = links
-    for i in range(top, bottom):
-        _combine(x, out[i, left:right], i, kept, pointers, senders, weights, active, left)
+def _combine_scattered(x, out, links, kept, low, high):  # type: ignore[no-untyped-def]
+    """`combine` of whole short rows that lie far apart: those of the next clients are fetched meanwhile."""
+    zero, width = low - low, x.shape[1]
+    _ahead(x, links, low, min(low + _FAR, high))
+    for first in range(low, high, _FAR):
+        last = min(first + _FAR, high)
+        _ahead(x, links, last, min(last + _FAR, high))
+        combine(x, out, links, kept, (zero, zero), (zero, zero), width, first, last)
+
+
+@jit
+def combine(x, out, links, kept, bases, lefts, size, low, high):  # type: ignore[no-untyped-def]
+    """out_i ← kept_i x_i + Σ w_ij x_j over active links, for clients low to high; four links a pass.
+
+    `links` is (pointers, senders, weights, active). Client i is row i - bases[0] of x and row i - bases[1] of
+    `out`; `size` columns are mixed, from lefts[0] on in x and from lefts[1] on in `out`.
+    """
+    pointers, senders, weights, active = links
+    (base, to_base), (left, to_left), one = bases, lefts, x.dtype.type
+    for i in range(low, high):
+        own, xi = one(kept[i]), x[i - base, left : left + size]
+        to = out[i - to_base, to_left : to_left + size]
+        link, end, fresh = pointers[i], pointers[i + 1], True
+        j0, j1, j2, j3 = i, i, i, i
+        w0, w1, w2, w3 = own, own, own, own
+        while fresh or link < end:
+            count = 0
+            while link < end and count < 4:
+                if active[link]:
+                    j0, j1, j2, j3 = j1, j2, j3, senders[link]
+                    w0, w1, w2, w3 = w1, w2, w3, one(weights[link])
+                    count += 1
+                link += 1
+            x0, x1 = x[j0 - base, left : left + size], x[j1 - base, left : left + size]
+            x2, x3 = x[j2 - base, left : left + size], x[j3 - base, left : left + size]
+            if count == 4:
+                for c in range(size):
+                    to[c] = own * xi[c] + w0 * x0[c] + w1 * x1[c] + w2 * x2[c] + w3 * x3[c]
+            elif count == 3:
+                for c in range(size):
+                    to[c] = own * xi[c] + w1 * x1[c] + w2 * x2[c] + w3 * x3[c]
+            elif count == 2:
+                for c in range(size):
+                    to[c] = own * xi[c] + w2 * x2[c] + w3 * x3[c]
+            elif count == 1:
+                for c in range(size):
+                    to[c] = own * xi[c] + w3 * x3[c]
+            elif fresh:
+                for c in range(size):
+                    to[c] = own * xi[c]
+            own, xi, fresh = one(1), to, False  # what is there already
 
 
 def mix(
@@ -111,17 +124,19 @@ def mix(
 ) -> Tensor:
     """out_i = kept_i x_i + Σ over active links j → i of w_ij x_j, links in rows by `pointers`."""
     rows, width = x.shape
-    given = x.numpy(), out.numpy(), (pointers, senders, weights, active, kept)
+    given = x.numpy(), out.numpy(), (pointers, senders, weights, active), kept, (0, 0)
     columns = max(COLUMNS, _NUMBERS // max(1, rows))
 
     def by_columns(first: int, last: int) -> None:  # few long rows: neighbours are read once from memory
         for left in range(first * columns, min(width, last * columns), columns):
-            _mix_block(*given, 0, rows, left, min(width, left + columns))
+            combine(*given, (left, left), min(width - left, columns), 0, rows)
 
     if width > 2 * columns and rows <= _FEW:
         share(-(-width // columns), x.numel(), by_columns)
+    elif x.numel() >= _SCATTERED and width <= COLUMNS:
+        share(rows, x.numel(), lambda first, last: _combine_scattered(*given[:4], first, last))
     else:
-        share(rows, x.numel(), lambda first, last: _mix_block(*given, first, last, 0, width))
+        share(rows, x.numel(), lambda first, last: combine(*given, (0, 0), width, first, last))
     return out
 
 

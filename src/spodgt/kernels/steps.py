@@ -72,6 +72,11 @@ class CompiledStep(Protocol):
         """The step for this method and batch, None where it does not fit."""
         ...
 
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """How many numbers a link carries that pulls (or gossips) in a round, and one that pushes."""
+        ...
+
     def own(self, state: State) -> State:
         """The state in memory that the step may write to: no two fields share theirs."""
         ...

@@ -21,13 +21,12 @@ from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, HasStepSize, Rule
 from spodgt.compiled import jit, share, usable
-from spodgt.kernels.mixing import COLUMNS, Array, _combine, mix
+from spodgt.kernels.linear import LinearStep
+from spodgt.kernels.mixing import COLUMNS, Array, combine, mix
 from spodgt.kernels.steps import Activity, Batch, State, rebuild
-from spodgt.problems.gradients.linear import linear_gradients
-from spodgt.types import CompiledGradient, Floats, LinearData, Minibatches, Problem
+from spodgt.types import CompiledGradient, Floats, Minibatches, Problem
 
 _WIDE, _WIDE_COLUMNS = 2**17, 2048  # models so long that what counts is to read long pieces of them
-_ALONE = 2**18  # numbers of a single run above which it pays to share each of its rounds among threads
 _MANY = 200  # clients of a run whose blocks of columns do not stay in a cache
 Rows = tuple[Array, Array, Array, Array, Array, Array]  # pointers, senders, a, b, diagonals of Â and B̂
 
@@ -48,9 +47,8 @@ def _exchange(state, drop, step, starts, blocks, links, new, first, last):  # ty
         low, high = starts[run], starts[run + 1]
         left = block * columns
         size = min(width - left, columns)
-        for i in range(low, high):
-            _combine(x, new_x[i - low, :size], i, kept_a, pointers, senders, a, active, left)
-            _combine(y, new_y[i - low, :size], i, kept_b, pointers, senders, b, active, left)
+        combine(x, new_x, (pointers, senders, a, active), kept_a, (0, low), (left, 0), size, low, high)
+        combine(y, new_y, (pointers, senders, b, active), kept_b, (0, low), (left, 0), size, low, high)
         for i in range(low, high):
             eta = x.dtype.type(step[i])
             xi, yi, gi = x[i, left : left + size], y[i, left : left + size], g[i, left : left + size]
@@ -93,7 +91,7 @@ def _pull_rows(state, out, drop, step, links, first, last):  # type: ignore[no-u
     (x, y, g), (pointers, senders, a, active, kept) = state, links
     for i in range(first, last):
         to, yi, gi, eta = out[i], y[i], g[i], x.dtype.type(step[i])
-        _combine(x, to, i, kept, pointers, senders, a, active, 0)
+        combine(x, out, (pointers, senders, a, active), kept, (0, 0), (0, 0), len(to), i, i + 1)
         for c in range(len(to)):
             to[c] = to[c] - eta * yi[c]
         if drop[i]:
@@ -171,69 +169,6 @@ def kept(pointers: Array, senders: Array, a: Array, b: Array, active: Array) -> 
     return out
 
 
-@jit
-def _rounds(state, when, memory, each, starts, links, data, batch, first, last):  # type: ignore[no-untyped-def]
-    """All rounds of the runs first to last; as `rounds`, with `when` = (computes, active, first k)."""
-    x, y, g = state
-    computes, active, k = when
-    step, weight, keys, places = each
-    pointers, senders, a, b = links
-    columns = COLUMNS
-    clients, blocks = len(x), -(-x.shape[1] // columns)
-    kept_a, kept_b, nobody = np.empty(clients), np.empty(clients), np.zeros(clients, np.bool_)
-    most = 0
-    for run in range(first, last):
-        most = max(most, starts[run + 1] - starts[run])
-    new_x, new_y = np.empty((most, columns), x.dtype), np.empty((most, columns), x.dtype)
-    who, whose = np.empty(most, np.int64), np.empty(most, keys.dtype)
-    where, by = np.empty(most, np.int64), np.empty(most)
-    for run in range(first, last):  # one run stays in the cache for all its rounds
-        low, high = starts[run], starts[run + 1]
-        for r in range(len(active)):
-            on, drop = active[r], nobody if memory else computes[r]
-            _kept(pointers, senders, a, b, on, kept_a, kept_b, low, high)
-            rows, new = (pointers, senders, a, b, on, kept_a, kept_b), (new_x, new_y)
-            _exchange(state, drop, step, starts, blocks, rows, new, run * blocks, (run + 1) * blocks)
-            begin = count = low - low  # 0; as literals, 0 and True would have the gradients compiled anew
-            for i in range(low, high):
-                if computes[r + 1, i]:
-                    who[count], whose[count], where[count], by[count] = i, keys[i], places[i], weight[i]
-                    count += 1
-            draws = Minibatches(who, whose, where, k + r)
-            linear_gradients((x, g, y), low >= 0, who, draws, data, batch, by, begin, count)
-
-
-def rounds(
-    state: tuple[Tensor, Tensor, Tensor],
-    activity: Activity,
-    memory: bool,
-    each: tuple[Array, Array, Array, Array],
-    starts: Array,
-    links: tuple[Array, Array, Array, Array],
-    data: LinearData,
-    batch: int,
-) -> None:
-    """Several rounds in place, run by run: `exchange`, then y ← y + g⁺ - g and g ← g⁺.
-
-    Args:
-        state: x, y, g, each (clients, parameters).
-        activity: the rounds; clients compute and links work as it says.
-        memory: idle clients keep their gradient instead of dropping it.
-        each: step size, weight of gradients, key and place of every client.
-        starts: the first client of every run, and the end.
-        links: pointers, senders, a, b.
-        data: the linear problem.
-        batch: samples in a mini-batch.
-    """
-    x, y, g = (tensor.numpy() for tensor in state)
-    when = activity.computes, activity.links.pull, activity.first
-
-    def work(first: int, last: int) -> None:
-        _rounds((x, y, g), when, memory, each, starts, links, data, batch, first, last)
-
-    share(len(starts) - 1, x.size * len(activity.cost), work)
-
-
 # --- the compiled step -------------------------------------------------------------------------------
 @dataclass(eq=False)
 class GradientTracking:
@@ -243,6 +178,7 @@ class GradientTracking:
     rule: Rule
     step: Floats  # (clients,) η
     weight: Floats  # (clients,) what a gradient is multiplied by
+    linear: LinearStep | None = None  # does the same faster, where it fits
     spare: Tensor | None = None  # a third state, for exchanges by whole rows
 
     @classmethod
@@ -256,41 +192,27 @@ class GradientTracking:
         weight = np.ones(len(p))
         if rule == "importance":  # p = 0: a client that never computes has no gradient to weigh
             np.divide(1, p, out=weight, where=p > 0)
-        return cls(batch, rule, np.ascontiguousarray(each), weight)
+        linear = LinearStep.of(algorithm, batch)
+        return cls(batch, rule, np.ascontiguousarray(each), weight, linear)
 
     def own(self, state: State) -> State:
         x, y, g = state
         return rebuild(state, (x, y.clone(), g)) if y is g else state
 
+    @property
+    def numbers(self) -> tuple[int, int]:
+        width = self.batch.problem.parameters
+        return width, width
+
     def advance(self, state: State, activity: Activity) -> State | None:
+        if self.linear is not None and (after := self.linear.advance(state, activity)) is not None:
+            return after
         if activity.links.push is not None or activity.roles is not None or not usable(*state):
             return None
-        if not self._together(state, activity):
-            for number, k in enumerate(activity.rounds):
-                computes = activity.computes[number : number + 2]
-                state = self._round(state, computes, activity.links.pull[number], k)
+        for number, k in enumerate(activity.rounds):
+            computes = activity.computes[number : number + 2]
+            state = self._round(state, computes, activity.links.pull[number], k)
         return state
-
-    def _together(self, state: State, activity: Activity) -> bool:
-        """All rounds in one compiled call; False where that does not fit or pay."""
-        batch, (x, y, g) = self.batch, state
-        few = len(batch.sizes) < torch.get_num_threads() and x.numel() > _ALONE
-        if few or not isinstance(batch.problem, CompiledGradient):
-            return False
-        data, sizes = batch.problem.linear_data(x.dtype), np.unique(batch.problem.batches(np.arange(len(x))))
-        if data is None or len(sizes) > 1:
-            return False
-        rounds(
-            (x, y, g),
-            activity,
-            self.rule == "memory",
-            (self.step, self.weight, batch.keys, batch.places),
-            batch.starts,
-            (batch.links.pointers, batch.links.senders, batch.weights["a"], batch.weights["b"]),
-            data,
-            int(sizes[0]),
-        )
-        return True
 
     def _round(self, state: State, computes: Array, active: Array, k: int) -> State:
         batch, (x, y, g) = self.batch, state

@@ -75,12 +75,12 @@ def slopes(loss, scores, target, batch):  # type: ignore[no-untyped-def]
     one = scores.dtype.type(1)
     if loss == 0:
         unit = one / scores.dtype.type(classes * batch)
-        own, total = scores[target], scores.dtype.type(0)
+        own, hits = scores[target] - one, -1  # the class itself always hits
         for c in range(classes):
-            hit = c != target and one - own + scores[c] > 0
+            hit = scores[c] > own
             scores[c] = unit if hit else 0
-            total += scores[c]
-        scores[target] = -total
+            hits += hit
+        scores[target] = -unit * scores.dtype.type(hits)
     elif loss == 1:
         top = scores[0]
         for c in range(1, classes):

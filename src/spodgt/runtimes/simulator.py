@@ -170,11 +170,16 @@ class Simulation:
 
     def _count(self, activity: Activity, state: State) -> None:
         """Put the rounds of a compiled step on the tally: models and trackers share a message."""
-        sent, vectors = activity.links.pull.sum(0), len(self.algorithm.traits.mixes)
-        clients, links = self.counted
+        assert self.step is not None
+        (pull, push), size = self.step.numbers, state[0].element_size()
+        used, (clients, links) = activity.links, self.counted
+        sent = used.used if pull and push else used.pull if pull else used.pushing
         self.counts.gradients[clients] += activity.computes[1:].sum(0)
-        self.counts.messages[links] += sent
-        self.counts.bytes[links] += sent * (vectors * state[0].shape[1] * state[0].element_size())
+        self.counts.messages[links] += sent.sum(0)
+        if used.push is None:
+            self.counts.bytes[links] += sent.sum(0) * ((pull + push) * size)
+        else:
+            self.counts.bytes[links] += used.pull.sum(0) * (pull * size) + used.push.sum(0) * (push * size)
 
     def keep(self, still: Bools, state: State) -> tuple[Simulation, State]:
         rows = torch.from_numpy(np.flatnonzero(np.repeat(still, self.sizes))).to(self.batch.device)

@@ -28,7 +28,7 @@ class L2(GradientLayer[S]):
 
     def __post_init__(self) -> None:
         positive(self.rate, f"{self.key} of {self.base.name}")
-        self.declares("l2", exact="no")
+        self.declares("l2", exact="no", compiled=self.traced)
 
     def changed(self, g: Tensor, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         return g + self.rate * x, memory

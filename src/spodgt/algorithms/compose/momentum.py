@@ -30,7 +30,7 @@ class Momentum(GradientLayer[S]):
     def __post_init__(self) -> None:
         if not fraction(self.beta):
             raise self.refuse("in [0, 1)", self.beta)
-        self.declares("momentum", "momentum")
+        self.declares("momentum", "momentum", compiled=self.traced)
 
     def begin(self, x: Tensor) -> Memory:
         return (x.new_zeros(x.shape),)

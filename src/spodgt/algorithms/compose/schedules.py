@@ -7,6 +7,7 @@ grows in proportion to the round. Methods with local steps hold the step size be
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Count, NotNegative, Number, Positive, S, Schedule
+from spodgt.algorithms.base import Algorithm, Count, NotNegative, Number, Positive, S, Schedule
 from spodgt.algorithms.compose.wrapper import Along, Wrapper, with_rate
 from spodgt.compiled import widened
 from spodgt.errors import InvalidConfig
@@ -99,7 +100,7 @@ class Scheduled(Wrapper[S]):
     schedule: Schedule
 
     def __post_init__(self) -> None:
-        self.declares(self.schedule.name)
+        self.declares(self.schedule.name, compiled=self.traced)
 
     @property
     def step_size(self) -> Schedule:
@@ -109,9 +110,24 @@ class Scheduled(Wrapper[S]):
         return self.base.init(x, round)
 
     def step(self, state: S, round: Round) -> S:
-        k, K = round.k, self.local_steps
-        held: int | Tensor = k if K is None else (k - 1) // K * K + 1
-        rate = self.schedule.warmed(widened(held) if isinstance(held, Tensor) else held)
+        rate = rate_at(self.schedule, round.k, self.local_steps)
         eta = rate.to(state.x) if isinstance(rate, Tensor) else rate
         now = with_rate(self.base, lambda old: replace(old, rate=eta) if isinstance(old, Along) else eta)
         return now.step(state, round)
+
+
+def rate_at(schedule: Schedule, k: int, K: int | Tensor | None) -> Number:
+    """The step size of round k, which K local steps hold."""
+    held: int | Tensor = k if K is None else (k - 1) // K * K + 1
+    return schedule.warmed(widened(held) if isinstance(held, Tensor) else held)
+
+
+def fixed(algorithm: Algorithm, rate: object) -> Algorithm:
+    """The same method with `rate` in place of its step size or schedule."""
+    if isinstance(algorithm, Scheduled):
+        return fixed(algorithm.base, rate)
+    if isinstance(algorithm, Wrapper):
+        now = copy.copy(algorithm)
+        object.__setattr__(now, "base", fixed(algorithm.base, rate))
+        return now
+    return with_rate(algorithm, lambda _: rate)  # type: ignore[arg-type, return-value]

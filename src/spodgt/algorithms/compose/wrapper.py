@@ -32,11 +32,19 @@ class Wrapper(Algorithm[S]):
     base: Algorithm[S]
 
     def declares(self, suffix: str, *more: str, **changes: object) -> None:
-        """Take the name and traits of `base`, with `more` fields in the state; no compiled step is ours."""
+        """Take the name and traits of `base`, with `more` fields in the state; no compiled step is ours.
+
+        A layer that is linear says `compiled=self.traced`.
+        """
         traits = self.base.traits
         new: dict[str, Any] = {"state": (*traits.state, *more), "compiled": None} | changes
         object.__setattr__(self, "name", f"{self.base.name}+{suffix}")
         object.__setattr__(self, "traits", dataclasses.replace(traits, **new))
+
+    @property
+    def traced(self) -> str | None:
+        """The compiled step that follows any linear step, where that of `base` is one."""
+        return self.base.traits.compiled and "linear"
 
     @property
     def step_size(self) -> Rate | None:

@@ -1,7 +1,7 @@
 """Gradients of a linear model: the closed form in torch, and one compiled pass that does the same.
 
-The compiled pass draws the batch, scores it and adds up the slopes. Pixels are turned from bytes into floats
-inside the loop, so the data stay small; a client reads its model once and writes its gradient once.
+The compiled pass draws the batch, scores it and adds up the slopes, chunk of features by chunk of features.
+Pixels are turned from bytes into floats inside the loop, so the data stay small.
 A model is (classes × features) weights, class by class, then `classes` biases if the layer has any.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spodgt.compiled import jit, jit_sum, share
+from spodgt.compiled import jit, jit_part, jit_sum, share
 from spodgt.problems.gradients import Engine, Many, Noise
 from spodgt.problems.losses import LOSSES, Loss, add_losses, slopes
 from spodgt.problems.samples import draw_batch
@@ -59,87 +59,126 @@ class LinearEngine(Engine):
 
 
 # --- compiled gradients -------------------------------------------------------------------------------
-@jit_sum
-def _four(W, p0, p1, p2, p3):  # type: ignore[no-untyped-def]
-    """The scores of four samples p (features,) with the weights W (features,) of one class."""
-    zero = W.dtype.type(0)
-    t0, t1, t2, t3 = zero, zero, zero, zero
-    for d in range(len(W)):
-        t0 += W[d] * p0[d]
-        t1 += W[d] * p1[d]
-        t2 += W[d] * p2[d]
-        t3 += W[d] * p3[d]
-    return t0, t1, t2, t3
+TILE = 16  # samples that are turned into floats at once
+_CHUNK = 400  # features, about, of a chunk: a tile stays in the first-level cache
 
 
-@jit_sum
-def _one(W, p):  # type: ignore[no-untyped-def]
-    """The score of one sample."""
-    total = W.dtype.type(0)
-    for d in range(len(W)):
-        total += W[d] * p[d]
-    return total
+@jit_part
+def chunk_of(features):  # type: ignore[no-untyped-def]
+    """Features in a chunk. Scores are sums over chunks in their order, whoever adds them up."""
+    count = max(1, (features + _CHUNK // 2) // _CHUNK)
+    return (-(-features // count) + 15) // 16 * 16
 
 
 @jit
-def _score(model, pixels, bias, scores):  # type: ignore[no-untyped-def]
-    """scores (batch, classes) ← the outputs of `model` (parameters,) on `pixels` (batch, features)."""
-    batch, features = pixels.shape
-    classes = scores.shape[1]
-    for c in range(classes):
-        W = model[c * features : (c + 1) * features]
-        b = model[classes * features + c] if bias else model.dtype.type(0)
-        s = 0
-        while s + 4 <= batch:  # four samples share one pass over the weights
-            four = _four(W, pixels[s], pixels[s + 1], pixels[s + 2], pixels[s + 3])
-            for n in range(4):
-                scores[s + n, c] = four[n] + b
-            s += 4
-        while s < batch:
-            scores[s, c] = _one(W, pixels[s]) + b
-            s += 1
+def fill_tile(inputs, samples, span, first, size, unit, tile):  # type: ignore[no-untyped-def]
+    """tile (TILE, size) ← the features first … first + size - 1 of a span of samples, times `unit`."""
+    low, high = span
+    for s in range(low, high):
+        image, to = inputs[samples[s], first : first + size], tile[s - low, :size]
+        for d in range(size):
+            to[d] = unit * tile.dtype.type(image[d])
 
 
-@jit
-def _collect(scores, pixels, factor, bias, total, g, y, add):  # type: ignore[no-untyped-def]
-    """g (parameters,) ← factor × gradient of one model; with `add`, y (parameters,) += its change.
+@jit_sum
+def score_tile(model, tile, span, first, size, features, classes, scores):  # type: ignore[no-untyped-def]
+    """scores[low:high] (samples, classes) += what the features first … first + size - 1 add, in `tile`.
 
-    `scores` (batch, classes) holds the derivative of the loss by every score, `pixels` (batch, features)
-    the samples; `total` (features,) is used as memory.
+    `span` is (low, high), `classes` a range; the first chunk sets the scores.
     """
-    batch, features = pixels.shape
-    classes, zero = scores.shape[1], total.dtype.type(0)
-    for c in range(classes):
-        for d in range(features):
-            total[d] = 0
-        slope, s = zero, 0
-        while s < batch:
-            four = s + 4 <= batch
-            u0, u1, u2, u3 = scores[s, c], zero, zero, zero
-            if four:
-                u1, u2, u3 = scores[s + 1, c], scores[s + 2, c], scores[s + 3, c]
-            slope += u0 + u1 + u2 + u3
-            p0 = pixels[s]
-            if not four:
-                for d in range(features):
-                    total[d] += u0 * p0[d]
-            elif u0 != 0 or u1 != 0 or u2 != 0 or u3 != 0:  # hinges leave most slopes at zero
-                p1, p2, p3 = pixels[s + 1], pixels[s + 2], pixels[s + 3]
-                for d in range(features):
-                    total[d] += u0 * p0[d] + u1 * p1[d] + u2 * p2[d] + u3 * p3[d]
-            s += 4 if four else 1
-        part = slice(c * features, (c + 1) * features)
-        to_y, to_g = y[part], g[part]
-        if add:
-            for d in range(features):
-                to_y[d] += factor * total[d] - to_g[d]
-        for d in range(features):
-            to_g[d] = factor * total[d]
-        if bias:
-            left = classes * features + c
-            if add:
-                y[left] += factor * slope - g[left]
-            g[left] = factor * slope
+    (low, high), (begin, end), zero = span, classes, model.dtype.type(0)
+    last = high - low - 1
+    for c in range(begin, end, 2):
+        e = min(c + 1, end - 1)  # the last of an odd number is its own partner
+        W = model[c * features + first : c * features + first + size]
+        V = model[e * features + first : e * features + first + size]
+        for s in range(0, last + 1, 4):  # four samples and two classes share one pass
+            p0, p1 = tile[s, :size], tile[min(s + 1, last), :size]
+            p2, p3 = tile[min(s + 2, last), :size], tile[min(s + 3, last), :size]
+            t0, t1, t2, t3, u0, u1, u2, u3 = zero, zero, zero, zero, zero, zero, zero, zero
+            for d in range(size):
+                t0 += W[d] * p0[d]
+                t1 += W[d] * p1[d]
+                t2 += W[d] * p2[d]
+                t3 += W[d] * p3[d]
+                u0 += V[d] * p0[d]
+                u1 += V[d] * p1[d]
+                u2 += V[d] * p2[d]
+                u3 += V[d] * p3[d]
+            for n in range(min(4, last + 1 - s)):
+                r, t = low + s + n, t0 if n == 0 else t1 if n == 1 else t2 if n == 2 else t3
+                u = u0 if n == 0 else u1 if n == 1 else u2 if n == 2 else u3
+                old_t, old_u = scores[r, c], scores[r, e]
+                scores[r, c] = t if first == 0 else old_t + t
+                scores[r, e] = u if first == 0 else old_u + u
+
+
+@jit
+def add_slopes(slopes, span, tile, size, classes, totals):  # type: ignore[no-untyped-def]
+    """totals (classes, size) += Σ slopes[s, c] × sample s, in `tile`, over a span of samples.
+
+    Two classes share one pass. Samples go in fixed fours, so that a sum does not depend on its partner.
+    """
+    (low, high), (begin, end) = span, classes
+    for c in range(begin, end, 2):
+        e = min(c + 1, end - 1)  # the last of an odd number goes alone
+        one, two = totals[c, :size], totals[e, :size]
+        for s in range(low, high - 3, 4):
+            u0, u1, u2, u3 = slopes[s, c], slopes[s + 1, c], slopes[s + 2, c], slopes[s + 3, c]
+            v0, v1, v2, v3 = slopes[s, e], slopes[s + 1, e], slopes[s + 2, e], slopes[s + 3, e]
+            first = u0 != 0 or u1 != 0 or u2 != 0 or u3 != 0  # hinges leave most slopes at zero
+            second = e != c and (v0 != 0 or v1 != 0 or v2 != 0 or v3 != 0)
+            p0, p1 = tile[s - low, :size], tile[s - low + 1, :size]
+            p2, p3 = tile[s - low + 2, :size], tile[s - low + 3, :size]
+            if first and second:
+                for d in range(size):
+                    one[d] += u0 * p0[d] + u1 * p1[d] + u2 * p2[d] + u3 * p3[d]
+                    two[d] += v0 * p0[d] + v1 * p1[d] + v2 * p2[d] + v3 * p3[d]
+            elif first or second:
+                to = one if first else two
+                if second:
+                    u0, u1, u2, u3 = v0, v1, v2, v3
+                for d in range(size):
+                    to[d] += u0 * p0[d] + u1 * p1[d] + u2 * p2[d] + u3 * p3[d]
+        for s in range(high - (high - low) % 4, high):
+            p0 = tile[s - low, :size]
+            for q in range(c, e + 1):
+                u0, to = slopes[s, q], totals[q, :size]
+                for d in range(size):
+                    to[d] += u0 * p0[d]
+
+
+@jit_part
+def sum_slopes(slopes, batch, classes, total):  # type: ignore[no-untyped-def]
+    """total ← Σ slopes[s] over a batch, for a range of classes: the gradient by their biases."""
+    for c in range(classes[0], classes[1]):
+        total[c - classes[0]] = 0
+        for s in range(batch):
+            total[c - classes[0]] += slopes[s, c]
+
+
+@jit_part
+def slopes_of(model, batch, targets, samples, bias, loss, scores):  # type: ignore[no-untyped-def]
+    """scores (samples, classes), without biases, ← the derivative of the loss by every score.
+
+    `samples` are the numbers of the samples, of which the first `batch` count.
+    """
+    classes = scores.shape[1]
+    left = len(model) - classes
+    for s in range(batch):
+        for c in range(classes if bias else 0):
+            scores[s, c] += model[left + c]
+        slopes(loss, scores[s], targets[samples[s]], batch)
+
+
+@jit_part
+def draw_samples(draw, data, batch, samples):  # type: ignore[no-untyped-def]
+    """samples (batch,) ← the numbers of the mini-batch that `draw` = (row, key, place, k) names."""
+    (row, key, place, k), (numbers, offsets, _, _, _, _, _, _) = draw, data
+    start = offsets[row]
+    draw_batch(key, place, k, offsets[row + 1] - start, samples[:batch])
+    for s in range(batch):
+        samples[s] = numbers[start + samples[s]]
 
 
 @jit
@@ -151,25 +190,47 @@ def linear_gradients(state, add, models, batches, data, batch, weight, first, la
     (tasks,). Every client draws `batch` samples.
     """
     (x, g, y), (rows, keys, places, k) = state, batches
-    numbers, offsets, inputs, targets, scale, classes, bias, loss = data
+    _, _, inputs, targets, scale, classes, bias, loss = data
     features = inputs.shape[1]
-    pixels = np.empty((batch, features), x.dtype)
-    scores = np.empty((batch, classes), x.dtype)
-    total = np.empty(features, x.dtype)
-    chosen = np.empty(batch, np.int64)
+    size, every = chunk_of(features), (first - first, classes)  # a literal 0 would be another type
+    tile, scores = np.empty((TILE, size), x.dtype), np.empty((batch, classes), x.dtype)
+    samples = np.empty(batch, np.int64)
+    total, biases = np.empty((classes, size), x.dtype), np.empty(classes, x.dtype)
     unit = x.dtype.type(scale)
     for task in range(first, last):
-        row, at = rows[task], models[task]
-        start, size = offsets[row], offsets[row + 1] - offsets[row]
-        draw_batch(keys[task], places[task], k, size, chosen)
-        for s in range(batch):
-            image, to = inputs[numbers[start + chosen[s]]], pixels[s]
-            for d in range(features):
-                to[d] = unit * x.dtype.type(image[d])
-        _score(x[at], pixels, bias, scores)
-        for s in range(batch):
-            slopes(loss, scores[s], targets[numbers[start + chosen[s]]], batch)
-        _collect(scores, pixels, x.dtype.type(weight[task]), bias, total, g[at], y[at], add)
+        at, factor = models[task], x.dtype.type(weight[task])
+        draw_samples((rows[task], keys[task], places[task], k), data, batch, samples)
+        for left in range(0, features, size):
+            width = min(size, features - left)
+            for low in range(0, batch, TILE):
+                span = low, min(low + TILE, batch)
+                fill_tile(inputs, samples, span, left, width, unit, tile)
+                score_tile(x[at], tile, span, left, width, features, every, scores)
+        slopes_of(x[at], batch, targets, samples, bias, loss, scores)
+        for left in range(0, features, size):
+            width = min(size, features - left)
+            total[:] = 0
+            for low in range(0, batch, TILE):
+                span = low, min(low + TILE, batch)
+                fill_tile(inputs, samples, span, left, width, unit, tile)
+                add_slopes(scores, span, tile, width, every, total)
+            for c in range(classes):
+                place = slice(c * features + left, c * features + left + width)
+                _change(g[at, place], y[at, place], total[c, :width], factor, add)
+        if bias:
+            sum_slopes(scores, batch, every, biases)
+            place = slice(classes * features, classes * features + classes)
+            _change(g[at, place], y[at, place], biases, factor, add)
+
+
+@jit_part
+def _change(g, y, new, factor, add):  # type: ignore[no-untyped-def]
+    """g ← factor × new; with `add`, y += its change."""
+    if add:
+        for d in range(len(new)):
+            y[d] += factor * new[d] - g[d]
+    for d in range(len(new)):
+        g[d] = factor * new[d]
 
 
 # --- compiled evaluation ------------------------------------------------------------------------------

@@ -1,0 +1,567 @@
+"""A method's step as a program: written down once by calling the step itself with symbols for tensors.
+
+A step that is linear in the rows of its state does four things: it adds up rows with coefficients that
+are one number per client, chooses between sums by a condition on the client, mixes, and takes one gradient.
+`trace` writes these down and assigns memory; `kernels.linear` runs the result. A step that does anything
+else raises `NotLinear` here and is run as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+from torch import Tensor
+
+from spodgt.algorithms.base import Algorithm
+from spodgt.kernels.steps import State, rebuild
+from spodgt.types import Ints
+
+LIN, MIX = 0, 1  # kinds of operations
+WEIGHTS = ("a", "b", "w")  # what a mixing weighs with, by number
+
+
+class NotLinear(Exception):
+    """The step does something that no program can say."""
+
+
+# --- symbols -----------------------------------------------------------------------------------------
+class Symbol:
+    """Stands for a tensor while a step is written down."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: object = None,
+    ) -> Symbol:
+        name = function.__name__.strip("_")
+        if name == "where" and not kwargs:
+            return where(*args)
+        if name == "zeros_like":
+            return Rows()
+        if name not in _OPERATIONS or kwargs:
+            raise NotLinear(name)
+        return _OPERATIONS[name](lifted(args[0]), lifted(args[1]))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotLinear(name)
+
+    def __add__(self, other: object) -> Symbol:
+        return _add(self, lifted(other))
+
+    def __radd__(self, other: object) -> Symbol:
+        return _add(lifted(other), self)
+
+    def __sub__(self, other: object) -> Symbol:
+        return _subtract(self, lifted(other))
+
+    def __rsub__(self, other: object) -> Symbol:
+        return _subtract(lifted(other), self)
+
+    def __mul__(self, other: object) -> Symbol:
+        return _multiply(self, lifted(other))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: object) -> Symbol:
+        return _divide(self, lifted(other))
+
+    def __rtruediv__(self, other: object) -> Symbol:
+        return _divide(lifted(other), self)
+
+    def __neg__(self) -> Symbol:
+        return _multiply(self, constant(-1.0))
+
+
+@dataclass(frozen=True)
+class Column(Symbol):
+    """One number per client: an operation and what it is applied to."""
+
+    op: str  # const, given, input, every, field, mix, where, +, -, *, /
+    args: tuple[Any, ...]
+
+    def any(self) -> bool:
+        """A round in which some client exchanges; where none does, its operations are skipped."""
+        if self.op == "every":
+            return True
+        raise NotLinear("any")
+
+
+class Given:
+    """Numbers of a method that differ between the clients of a batch."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Given) and self.tensor is other.tensor
+
+    def __hash__(self) -> int:
+        return id(self.tensor)
+
+
+@dataclass(eq=False)
+class Node:
+    """Rows of all clients that lie in memory: a field, a mixing, the gradient or a sum."""
+
+    kind: str
+    source: Node | None = None  # of a mixing
+    weights: int = 0  # its number in WEIGHTS
+    value: Rows | None = None  # of a sum
+
+
+Terms = dict[Node, Column]
+
+
+@dataclass(eq=False)
+class Rows(Symbol):
+    """(clients, parameters) as a sum of nodes with coefficients; two sums where a condition chooses."""
+
+    yes: Terms = field(default_factory=dict)
+    mask: Column | None = None
+    no: Terms = field(default_factory=dict)
+
+
+ONE, ZERO = Column("const", (1.0,)), Column("const", (0.0,))
+
+
+def constant(value: float) -> Column:
+    return Column("const", (float(value),))
+
+
+def lifted(value: object) -> Symbol:
+    """A number, or one per client, as a symbol."""
+    if isinstance(value, Symbol):
+        return value
+    if isinstance(value, int | float):
+        return constant(value)
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return constant(float(value))
+    if isinstance(value, Tensor) and value.dim() == 2 and value.shape[1] == 1:
+        return Column("given", (Given(value),))
+    raise NotLinear(type(value).__name__)
+
+
+def _calculate(op: str, one: Column, two: Column) -> Column:
+    if one.op == two.op == "const" and op != "/" and all(each.args[0].is_integer() for each in (one, two)):
+        a, b = one.args[0], two.args[0]  # others are rounded to the models' type before they are used
+        return constant(a + b if op == "+" else a - b if op == "-" else a * b)
+    if op == "*" and ONE in (one, two):
+        return two if one == ONE else one
+    if (op == "/" and two == ONE) or (op in "+-" and two == ZERO):
+        return one
+    if op == "+" and one == ZERO:
+        return two
+    return Column(op, (one, two))
+
+
+def _scaled(rows: Rows, op: str, by: Column) -> Rows:
+    def all_terms(terms: Terms) -> Terms:
+        return {node: _calculate(op, factor, by) for node, factor in terms.items()}
+
+    return Rows(all_terms(rows.yes), rows.mask, all_terms(rows.no))
+
+
+def _joined(one: Terms, two: Terms) -> Terms:
+    total = dict(one)
+    for node, factor in two.items():
+        total[node] = _calculate("+", total.get(node, ZERO), factor)
+    return {node: factor for node, factor in total.items() if factor != ZERO}
+
+
+def _add(one: Symbol, two: Symbol) -> Symbol:
+    if isinstance(one, Column) and isinstance(two, Column):
+        return _calculate("+", one, two)
+    if not (isinstance(one, Rows) and isinstance(two, Rows)):
+        raise NotLinear("a number added to rows")
+    if one.mask is not None and two.mask is not None and one.mask != two.mask:
+        two = Rows({node_of(two): ONE})
+    no = _joined(*(rows.yes if rows.mask is None else rows.no for rows in (one, two)))
+    mask = one.mask or two.mask
+    return Rows(_joined(one.yes, two.yes), mask, no if mask else {})
+
+
+def _subtract(one: Symbol, two: Symbol) -> Symbol:
+    if isinstance(one, Column) and isinstance(two, Column):
+        return _calculate("-", one, two)
+    return _add(one, _multiply(two, constant(-1.0)))
+
+
+def _multiply(one: Symbol, two: Symbol) -> Symbol:
+    if isinstance(one, Column) and isinstance(two, Column):
+        return _calculate("*", one, two)
+    if isinstance(two, Rows):
+        one, two = two, one
+    if not (isinstance(one, Rows) and isinstance(two, Column)):
+        raise NotLinear("rows times rows")
+    return _scaled(one, "*", two)
+
+
+def _divide(one: Symbol, two: Symbol) -> Symbol:
+    if not isinstance(two, Column):
+        raise NotLinear("divided by rows")
+    return _calculate("/", one, two) if isinstance(one, Column) else _scaled(_rows(one), "/", two)
+
+
+def _rows(symbol: object) -> Rows:
+    if not isinstance(symbol, Rows):
+        raise NotLinear("a column in the place of rows")
+    return symbol
+
+
+_OPERATIONS: dict[str, Callable[[Symbol, Symbol], Symbol]] = {
+    "add": _add, "sub": _subtract, "mul": _multiply, "div": _divide, "truediv": _divide,
+    "radd": _add, "rmul": _multiply, "true_divide": _divide,
+    "rsub": lambda one, two: _subtract(two, one),
+}  # fmt: skip
+
+
+def where(mask: object, yes: object, no: object) -> Symbol:
+    """`torch.where` with a condition on the client."""
+    if not isinstance(mask, Column) or mask.op not in ("input", "every"):
+        raise NotLinear("where")
+    yes, no = lifted(yes), lifted(no)
+    if isinstance(yes, Column) and isinstance(no, Column):
+        return Column("where", (mask, yes, no))
+    yes, no = (Rows() if each == ZERO else _rows(each) for each in (yes, no))
+    parts = [each if each.mask in (None, mask) else Rows({node_of(each): ONE}) for each in (yes, no)]
+    return Rows(parts[0].yes, mask, parts[1].no if parts[1].mask else parts[1].yes)
+
+
+def node_of(rows: Rows) -> Node:
+    """The rows in memory; from here on they are read from there."""
+    if rows.mask is None and list(rows.yes.values()) == [ONE]:
+        return next(iter(rows.yes))
+    node = Node("sum", value=Rows(rows.yes, rows.mask, rows.no))
+    rows.yes, rows.mask, rows.no = {node: ONE}, None, {}
+    return node
+
+
+# --- the round that a step is shown ------------------------------------------------------------------
+@dataclass(frozen=True)
+class Remainder:
+    divisor: int | Tensor
+
+    def __eq__(self, other: object) -> Column:  # type: ignore[override]
+        if other != 0:
+            raise NotLinear("the number of the round")
+        return Column("every", (self.divisor if isinstance(self.divisor, int) else Given(self.divisor),))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Moment(Symbol):
+    """The number of the round: all that a program may ask is whether it is a multiple of something."""
+
+    def __mod__(self, divisor: int | Tensor) -> Remainder:
+        return Remainder(divisor)
+
+
+class TracedRound:
+    """Writes down what a step asks of its round."""
+
+    k = Moment()
+    computes, restarts = Column("input", ("computes",)), Column("input", ("restarts",))
+    p, lead = Column("input", ("p",)), Column("input", ("lead",))
+
+    def __init__(self) -> None:
+        self.at: Node | None = None  # where gradients are taken
+        self.gradient = Node("gradient")
+        self.mixed: list[tuple[int, bool]] = []  # with which weights, and whether whole rows
+
+    def grad(self, x: object) -> Rows:
+        if self.at is not None:
+            raise NotLinear("a second gradient")
+        self.at = node_of(_rows(x))
+        return Rows({self.gradient: ONE}, self.computes)
+
+    def pull(self, x: object) -> Symbol:
+        return self._mix(0, x)
+
+    def push(self, x: object) -> Symbol:
+        return self._mix(1, x)
+
+    def gossip(self, x: object) -> Symbol:
+        return self._mix(2, x)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotLinear(name)
+
+    def _mix(self, weights: int, x: object) -> Symbol:
+        self.mixed.append((weights, isinstance(x, Rows)))
+        if isinstance(x, Column):
+            return Column("mix", (weights, x))
+        return Rows({Node("mix", node_of(_rows(x)), weights): ONE})
+
+
+# --- the program -------------------------------------------------------------------------------------
+@dataclass(eq=False)
+class Program:
+    """What a round does, in numbers of registers: fields and kept rows first, then memory to work in.
+
+    An operation is (kind, target, guard, mask, side, first, count). LIN: target ← Σ coefficient × register
+    over terms[first : first + count], in the rows of clients with mask = side (mask -1: all). MIX: target ←
+    register `first` mixed with WEIGHTS[count]. It is skipped in runs where the mask `guard` holds for nobody.
+    """
+
+    fields: list[str]  # whole rows of the state, the first registers
+    narrow: dict[str, Column]  # fields with one number per client, and what they become
+    kept: int  # registers that last from round to round
+    before: Ints = field(default_factory=lambda: np.zeros((0, 7), np.int64))  # operations before the gradient
+    after: Ints = field(default_factory=lambda: np.zeros((0, 7), np.int64))
+    terms: Ints = field(default_factory=lambda: np.zeros((0, 2), np.int64))  # register, coefficient
+    working: int = 0  # registers of whole blocks to work in, before the gradient
+    rows: int = 1  # registers of single rows to work in, after it; the first is the gradient
+    at: int = 0  # the register that gradients are taken at
+    coefficients: list[Column] = field(default_factory=list)
+    masks: list[Column] = field(default_factory=lambda: [TracedRound.computes])
+    mixed: list[tuple[int, bool]] = field(default_factory=list)
+
+
+def trace(algorithm: Algorithm, state: State) -> Program:
+    """The program of `algorithm.step` for states like this one; raises `NotLinear` where there is none.
+
+    Numbers per client that `step` reads are asked for again in every round, so nothing of the round is fixed.
+    """
+    names, width = algorithm.traits.state, state[0].shape[1]
+    leaves: dict[str, Node] = {}
+    symbols: list[Symbol] = []
+    for name, tensor in zip(names, state, strict=True):
+        if tensor.shape[1] == width > 1:
+            leaves[name] = Node("field")
+            symbols.append(Rows({leaves[name]: ONE}))
+        elif tensor.shape[1] == 1:
+            symbols.append(Column("field", (name,)))
+        else:
+            raise NotLinear(name)
+    round = TracedRound()
+    try:
+        after = algorithm.step(rebuild(state, symbols), round)  # type: ignore[arg-type]
+    except TypeError as error:  # an operation between a symbol and something else
+        raise NotLinear(str(error)) from error
+    found = dict(zip(names, after, strict=True))
+    if round.at is None or any(isinstance(found[name], Rows) != (name in leaves) for name in names):
+        raise NotLinear("its state")
+    narrow = {name: value for name, value in found.items() if name not in leaves}
+    finals = {name: node_of(found[name]) for name in leaves}
+    return _Assembler(leaves, finals, round, Program(list(leaves), narrow, len(leaves))).assemble()
+
+
+def _sources(node: Node) -> Iterator[Node]:
+    if node.source is not None:
+        yield node.source
+    if node.value is not None:
+        yield from node.value.yes
+        yield from node.value.no
+
+
+class _Assembler:
+    """Puts nodes in order and gives each a register."""
+
+    def __init__(
+        self, leaves: dict[str, Node], finals: dict[str, Node], round: TracedRound, program: Program
+    ) -> None:
+        assert round.at is not None
+        self.round, self.program, self.finals = round, program, finals
+        self.slots = {name: number for number, name in enumerate(leaves)}
+        self.place = {node: self.slots[name] for name, node in leaves.items()}  # where a node lies now
+        self.order: list[Node] = []
+        for node in (round.at, *finals.values()):
+            self._visit(node)
+        self.late = {round.gradient}  # what depends on the gradient
+        for node in self.order:
+            if self.late.intersection(_sources(node)):
+                self.late.add(node)
+        if round.at in self.late:
+            raise NotLinear("a gradient at a gradient")
+        for node in [node for node in self.order if node in self.late]:
+            self._hoist(node)
+        self.terms: list[tuple[int, int]] = []
+
+    def _hoist(self, node: Node) -> None:
+        """Leave of a late sum only what the gradient adds; the rest is summed up while it is at hand."""
+        rows, gradient = node.value, self.round.gradient
+        if rows is None or rows.mask != self.round.computes or gradient not in rows.yes:
+            return
+        rest = {each: factor for each, factor in rows.yes.items() if each is not gradient}
+        if self.late.intersection((*rest, *rows.no)) or not (rest or rows.no):
+            return
+        early = node_of(Rows(rest, rows.mask, rows.no) if rest != rows.no else Rows(rest))
+        self._visit(early)
+        node.value = Rows({early: ONE, gradient: rows.yes[gradient]}, rows.mask, {early: ONE})
+
+    def _visit(self, node: Node) -> None:
+        for source in _sources(node):
+            self._visit(source)
+        if node not in self.order and node.kind in ("mix", "sum"):
+            self.order.append(node)
+
+    def assemble(self) -> Program:
+        program, round = self.program, self.round
+        early = [node for node in self.order if node not in self.late]
+        late = [node for node in self.order if node in self.late]
+        if any(node.kind == "mix" for node in late):
+            raise NotLinear("gradients are mixed in their own round")
+        homes = self._homes(late)
+        guards = self._guards(early, homes)
+        program.before = self._table(self._early(early, homes, guards))
+        program.at = self.place[round.at]  # type: ignore[index]
+        self.place[round.gradient] = program.kept
+        program.after = self._table(self._late(late))
+        program.terms = np.array(self.terms, np.int64).reshape(-1, 2)
+        program.mixed = round.mixed
+        return program
+
+    def _homes(self, late: list[Node]) -> dict[Node, list[int]]:
+        """The lasting registers of what is needed after the gradient."""
+        finals = {self.slots[name]: node for name, node in self.finals.items()}
+        homes: dict[Node, list[int]] = {}
+        for slot, node in finals.items():
+            if node not in self.late:
+                homes.setdefault(node, []).append(slot)
+        needed = [self.round.at, *(source for node in late for source in _sources(node))]
+        open_slots = [slot for slot, node in finals.items() if node in self.late]
+        crossing = [
+            n for n in dict.fromkeys(needed) if n is not None and n not in self.late and n not in homes
+        ]
+        for node in [
+            n for n in crossing if self.place.get(n) in open_slots
+        ]:  # fields that stay where they are
+            open_slots.remove(self.place[node])
+            homes[node] = [self.place[node]]
+        for node in [n for n in crossing if n not in homes]:
+            if open_slots:  # best where it is only added to
+                slot = next((s for s in open_slots if node in _sources(finals[s])), open_slots[-1])
+                open_slots.remove(slot)
+                homes[node] = [slot]
+            else:
+                homes[node] = [self.program.kept]
+                self.program.kept += 1
+        return homes
+
+    def _guards(self, early: list[Node], homes: dict[Node, list[int]]) -> dict[Node, Column]:
+        """Nodes that count only where a client exchanges, with that condition."""
+        guards: dict[Node, Column] = {}
+        for node in reversed(early):
+            if node in homes:
+                continue
+            found: set[Column | None] = set()
+            for user in self.order:
+                rows, through = user.value, guards.get(user)
+                if user.source is node or (rows and node in rows.no):
+                    found.add(through)
+                elif rows and node in rows.yes:
+                    found.add(rows.mask if rows.mask and rows.mask.op == "every" else through)
+            (one,) = found if len(found) == 1 else (None,)
+            if one is not None:
+                guards[node] = one
+        return guards
+
+    # --- operations ------------------------------------------------------------------------------
+    def _early(
+        self, early: list[Node], homes: dict[Node, list[int]], guards: dict[Node, Column]
+    ) -> list[list[int]]:
+        program, ops = self.program, []
+        base = program.kept
+        copied = [n for n, slots in homes.items() if n.kind == "field" and slots != [self.place[n]]]
+        for number, node in enumerate(early):
+            guard = self._mask(guards.get(node))
+            later = {source for other in early[number + 1 :] for source in _sources(other)}
+            later |= {*copied, *(n for n in homes if n.kind == "field" and self.place[n] in homes[n])}
+            mine = node.source if node.kind == "mix" else None
+            home = next(
+                (
+                    slot
+                    for slot in homes.get(node, ())
+                    if all(self.place.get(n) != slot for n in (*later, *([mine] if mine else ())))
+                ),
+                None,
+            )
+            target = base + program.working if home is None else home
+            program.working += home is None
+            ops += self._operation(node, target, guard)
+            self.place[node] = target
+        for node in copied:  # its register may be written to by another
+            ops.append(self._copy(self.place[node], base + program.working))
+            self.place[node] = base + program.working
+            program.working += 1
+        for node, slots in homes.items():
+            start = self.place[node]
+            ops += [self._copy(start, slot) for slot in slots if slot != start]
+            self.place[node] = slots[0]
+        return ops
+
+    def _late(self, late: list[Node]) -> list[list[int]]:
+        """In an order in which nothing is overwritten that is still read; else by way of a row."""
+        program, ops, moves = self.program, [], []
+        goals = {
+            node: [self.slots[name] for name, final in self.finals.items() if final is node] for node in late
+        }
+        waiting = list(late)
+        while waiting:
+            ready = [n for n in waiting if not set(_sources(n)) & set(waiting)]
+            free = {}
+            for node in ready:
+                others = (s for n in waiting if n is not node for s in _sources(n))
+                read = {self.place.get(source) for source in others}
+                free[node] = next((slot for slot in goals[node] if slot not in read), None)
+            node = next((n for n in ready if free[n] is not None), ready[0])
+            waiting.remove(node)
+            target = free[node]
+            if target is None:
+                target = program.kept + program.rows
+                program.rows += 1
+            ops += self._operation(node, target, -1)
+            self.place[node] = target
+            moves += [self._copy(target, slot) for slot in goals[node] if slot != target]
+        return ops + moves
+
+    def _operation(self, node: Node, target: int, guard: int) -> list[list[int]]:
+        if node.source is not None:
+            return [[MIX, target, guard, -1, 0, self.place[node.source], node.weights]]
+        assert node.value is not None
+        rows = node.value
+        mask = self._mask(rows.mask)
+        sides = [(rows.yes, 1)] if mask < 0 else [(rows.yes, 1), (rows.no, 0)]
+        return [
+            self._sum(terms, target, guard, mask, side)
+            for terms, side in sides
+            if not self._idle(terms, target)
+        ]
+
+    def _idle(self, terms: Terms, target: int) -> bool:
+        """A row that becomes itself."""
+        return [(self.place[n], factor) for n, factor in terms.items()] == [(target, ONE)]
+
+    def _sum(self, terms: Terms, target: int, guard: int, mask: int, side: int) -> list[int]:
+        pairs = [(self.place[node], self._coefficient(factor)) for node, factor in terms.items()]
+        pairs.sort(key=lambda pair: pair[0] != target)  # what is overwritten is read in the first pass
+        self.terms += pairs
+        return [LIN, target, guard, mask, side, len(self.terms) - len(pairs), len(pairs)]
+
+    def _copy(self, start: int, target: int) -> list[int]:
+        self.terms.append((start, self._coefficient(ONE)))
+        return [LIN, target, -1, -1, 0, len(self.terms) - 1, 1]
+
+    def _coefficient(self, factor: Column) -> int:
+        if factor not in self.program.coefficients:
+            self.program.coefficients.append(factor)
+        return self.program.coefficients.index(factor)
+
+    def _mask(self, mask: Column | None) -> int:
+        if mask is None:
+            return -1
+        if mask not in self.program.masks:
+            self.program.masks.append(mask)
+        return self.program.masks.index(mask)
+
+    @staticmethod
+    def _table(ops: list[list[int]]) -> Ints:
+        return np.array(ops, np.int64).reshape(-1, 7)

@@ -1,0 +1,175 @@
+"""The compiled step of any linear method: traced from the method's own step, and equal to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import spodgt
+from spodgt.algorithms import ALGORITHMS, Cosine, InverseSqrt
+from spodgt.algorithms.base import GradientState
+from spodgt.algorithms.dsgd import DSGD
+from spodgt.compiled import stamp
+from spodgt.errors import SpodgtError
+from spodgt.kernels.linear import LinearStep
+from spodgt.kernels.program import NotLinear, trace
+from spodgt.kernels.tracking import GradientTracking
+from spodgt.problems.learning import Learning
+from spodgt.runtimes.simulator import Simulation
+from spodgt.runtimes.world import Draw, Run
+from spodgt.types import Round
+from tests.kernels.test_compiled import toy_problem
+
+DECLARED = sorted(name for name, cls in ALGORITHMS.items() if cls.traits.compiled)
+LAYERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "schedule": {"step_size": InverseSqrt(0.1)},
+    "momentum": {"momentum": 0.5},
+    "l2": {"l2": 0.1},
+    "both": {"step_size": Cosine(0.1, rounds=20, warmup=3), "momentum": 0.5},
+}
+SIZES = [12, 5, 3, 12, 12, 7]  # some hold fewer samples than a batch
+
+
+def runs_of(
+    name: str, layers: dict[str, Any], count: int = 2, problem: Learning | None = None, step_size: Any = 0.1
+) -> list[Run]:
+    """Runs whose networks, step sizes and numbers of local steps differ."""
+    problem, traits, runs = problem or toy_problem(clients=6, sizes=SIZES), ALGORITHMS[name].traits, []
+    for seed in range(count):
+        network = spodgt.Network.erdos_renyi(6, 0.6, seed=seed, weights="random")
+        if not traits.directed:
+            network = spodgt.Network.random_geometric(6, 0.7, seed=seed)
+        p, p_hat = ((0.6, 1.0)[how == "no"] for how in (traits.sporadic_clients, traits.sporadic_links))
+        method = spodgt.method(name, **({"lazy": True} if name == "d2" else {}), **layers)
+        if "step_size" not in layers:
+            method = spodgt.method(method, step_size=step_size * (seed + 1))
+        start = torch.randn(6, problem.parameters, generator=torch.Generator().manual_seed(seed))
+        available = spodgt.Bernoulli(p * (1 - 0.3 * seed), p_hat).draw(network, seed)
+        if traits.sporadic_clients == "no":
+            available = spodgt.Bernoulli(1.0, p_hat).draw(network, seed)
+        runs.append(Run.of(Draw(seed, network, available, problem, start), method))
+    return runs
+
+
+def linear_of(world: Simulation) -> LinearStep:
+    step = world.step.linear if isinstance(world.step, GradientTracking) else world.step
+    assert isinstance(step, LinearStep)
+    return step
+
+
+def equal(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("name", DECLARED)
+@pytest.mark.parametrize("layers", LAYERS)
+def test_the_compiled_step_is_the_step_of_the_method(name: str, layers: str) -> None:
+    try:
+        runs = runs_of(name, LAYERS[layers])
+        fast, plain = (Simulation(runs, dtype=torch.float64, compiled=how) for how in (True, False))
+        world = fast.batch.algorithm
+    except SpodgtError:
+        return  # the method refuses a schedule
+    assert world.traits.compiled is not None
+    ours, theirs = fast.init(), plain.init()
+    ours = fast.advance(fast.advance(ours, range(1, 8)), range(8, 26))
+    theirs = plain.advance(theirs, range(1, 26))
+    assert linear_of(fast).columns is not None  # it was not the method's own step
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+    for counted, expected in zip(fast.tally(), plain.tally(), strict=True):
+        np.testing.assert_array_equal(counted, expected)
+
+
+@pytest.mark.parametrize("name", ["spod-gt", "push-diging", "k-gt", "relay", "extra"])
+def test_a_run_is_the_same_bit_for_bit_alone_in_a_batch_and_in_other_strides(name: str) -> None:
+    runs = runs_of(name, {}, 3)
+    world = Simulation(runs)
+    together = world.advance(world.init(), range(1, 31))
+    for number, run in enumerate(runs):
+        alone = Simulation([run])
+        state = alone.init()
+        for first, last in ((1, 2), (2, 19), (19, 31)):
+            state = alone.advance(state, range(first, last))
+        assert equal([tensor[6 * number : 6 * number + 6] for tensor in together], state)
+
+
+def test_threads_and_what_they_take_change_nothing() -> None:
+    problem = spodgt.problems.fashion_mnist_svm(6, 10)
+    threads, states = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            world = Simulation(runs_of("spod-gt-memory", {}, 1, problem, 0.01))
+            states.append(world.advance(world.init(), range(1, 21)))
+    finally:
+        torch.set_num_threads(threads)
+    assert equal(states[0], states[1])
+    assert equal(states[0], states[2])
+
+
+def test_a_step_size_for_every_client_is_followed() -> None:
+    steps = torch.linspace(0.05, 0.3, 6, dtype=torch.float64)[:, None]
+    runs = runs_of("ab", {"step_size": steps}, 1)
+    fast, plain = (Simulation(runs, dtype=torch.float64, compiled=how) for how in (True, False))
+    ours, theirs = (world.advance(world.init(), range(1, 16)) for world in (fast, plain))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+
+
+@dataclass(frozen=True)
+class Signs(DSGD):
+    """A step that is not linear, declared as if it were."""
+
+    name = "signs"
+    traits = replace(DSGD.traits, source="spodgt")
+
+    def step(self, state: GradientState, round: Round) -> GradientState:
+        x = round.gossip(state.x) - self.step_size * torch.sign(state.g)
+        return GradientState(x, round.grad(x))
+
+
+@dataclass(frozen=True)
+class Lazy(DSGD):
+    """A linear method from outside the package: half a mixing, and old gradients count."""
+
+    name = "lazy"
+    traits = replace(DSGD.traits, source="spodgt")
+
+    def step(self, state: GradientState, round: Round) -> GradientState:
+        x = (state.x + round.gossip(state.x)) / 2 - self.step_size * state.g
+        return GradientState(x, round.grad(x) + 0.5 * state.g)
+
+
+@pytest.mark.parametrize(("method", "linear"), [(Signs, False), (Lazy, True)])
+def test_a_method_from_outside_is_followed_if_it_is_linear(method: Any, linear: bool) -> None:
+    runs = [replace(run, algorithm=method(step_size=0.1)) for run in runs_of("dsgd", {})]
+    fast, plain = (Simulation(runs, dtype=torch.float64, compiled=how) for how in (True, False))
+    ours, theirs = (world.advance(world.init(), range(1, 16)) for world in (fast, plain))
+    assert (linear_of(fast).columns is not None) == linear
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+
+
+def test_what_no_program_can_say_is_refused() -> None:
+    world = Simulation(runs_of("dsgd", {}), compiled=False)
+    with pytest.raises(NotLinear):
+        trace(Signs(), world.init())
+    assert trace(world.algorithm, world.init()).fields == ["x", "g"]
+
+
+def test_machine_code_on_disk_is_out_of_date_when_any_file_with_loops_changes(tmp_path: Any) -> None:
+    for name, text in (("one.py", "@jit\n"), ("two.py", "@jit_sum\n"), ("three.py", "")):
+        (tmp_path / name).write_text(text)
+    before = stamp.__wrapped__(tmp_path)
+    (tmp_path / "three.py").write_text("no loops\n")
+    assert stamp.__wrapped__(tmp_path) == before
+    (tmp_path / "two.py").write_text("@jit_sum\n# another\n")
+    assert stamp.__wrapped__(tmp_path) != before
