@@ -26,6 +26,7 @@ class AsySONATA(AB):
         steps="common",
         asynchronous=True,
         remembers=True,
+        compiled=None,
     )
 
     def step(self, state: TrackingState, round: Round) -> TrackingState:
