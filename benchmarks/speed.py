@@ -42,7 +42,7 @@ from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.learning import Learning
 from spodgt.problems.losses import cross_entropy
 from spodgt.problems.samples import without_replacement
-from spodgt.runtimes.loop import LEAP, EvaluationSchedule, Stop, begin, run_rounds
+from spodgt.runtimes.loop import LEAP, STRIDE, EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Draw, Run, Snapshot
 from spodgt.types import HasRoles, Round
