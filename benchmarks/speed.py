@@ -512,7 +512,7 @@ def large(power: dict[str, Any]) -> list[dict[str, Any]]:
     for clients in (1_000, 10_000):
         problem = many_clients(clients)
         runs = make_runs(problem, 1, 0.5, sparse(clients))
-        fast, spread = per_round(runs, repeats=3)
+        fast, spread = per_round(runs, STRIDE, repeats=3)
         stacked, _ = best(eager(runs), repeats=2)
         rows.append(
             {
@@ -721,7 +721,7 @@ def growth(power: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _grown(axis: str, value: int, runs: list[Run]) -> dict[str, Any]:
-    seconds, spread = per_round(runs, repeats=3)
+    seconds, spread = per_round(runs, STRIDE, repeats=3)
     states = 3 * sum(run.start.numel() for run in runs) * 4
     return {"axis": axis, "value": value, "seconds": seconds, "spread": spread, "state_bytes": states}
 
@@ -733,7 +733,7 @@ def memory(clients: int = 10_000) -> dict[str, Any]:
     ours(tiny)()  # compile first, so that the compiler's memory does not count
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     base = _resident()
-    step = ours(runs)
+    step = ours(runs, STRIDE)
     for _ in range(3):
         step()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
