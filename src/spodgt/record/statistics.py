@@ -105,8 +105,9 @@ def summary(last: pd.DataFrame, columns: Sequence[str], keys: Sequence[str] = ()
     table = {}
     for name in columns:
         # A seed without a number has diverged, which a mean of the others would hide.
-        table[name] = getattr(groups[name], _combine(name))(skipna=False)
-        table[f"{name}_std"] = groups[name].std(ddof=0, skipna=False)
+        whole = groups[name].count() == groups.size()
+        table[name] = getattr(groups[name], _combine(name))().where(whole)
+        table[f"{name}_std"] = groups[name].std(ddof=0).where(whole)
     return pd.DataFrame(table).assign(seeds=groups.size())
 
 
