@@ -138,8 +138,8 @@ def verdict(page: Page) -> str:
     if not keys:
         sentences.append(f"First of all is {winners[0]}.")
     else:
-        memory = winners.count("spod-gt-memory")
-        sentences.append(f"Of all methods, Spod-GT with memory is first in {memory} of {len(cells)}.")
+        best = max(winners, key=winners.count)
+        sentences.append(f"Of all methods, {best} is first in {winners.count(best)} of {len(cells)}.")
     idle = sum(not learned(record) for record in page.records)
     if idle:
         where = f" in {idle} of {len(cells)} settings" if keys else ""
