@@ -152,7 +152,7 @@ def test_exact_methods_reach_the_optimum_with_delays(name: str, time: Time) -> N
     assert float((state[0] - run.problem.optimum()).abs().max()) < 1e-8
 
 
-@pytest.mark.parametrize("name", [name for name in HERE if ALGORITHMS[name].traits.compiled])
+@pytest.mark.parametrize("name", [n for n in HERE if ALGORITHMS[n].traits.compiled == "gradient-tracking"])
 @pytest.mark.parametrize("time", [Time(compute=0.1), Time(compute=SLOW, latency=LATE, bandwidth=500.0)])
 def test_compiled_turns_are_the_methods_own(name: str, time: Time) -> None:
     run = run_of(build(name, step_size=0.05), sporadic(name), noise=0.1)
