@@ -141,7 +141,7 @@ def test_method_wraps_and_names() -> None:
     both = method("spod-gt", step_size=InverseSqrt(0.1), momentum=0.9)
     assert both == Momentum(Scheduled(SpodGT(), InverseSqrt(0.1)), 0.9)
     assert both.name == "spod-gt+inverse-sqrt+momentum"
-    assert both.traits == replace(SpodGT.traits, state=("x", "y", "g", "momentum"), compiled=None)
+    assert both.traits == replace(SpodGT.traits, state=("x", "y", "g", "momentum"), compiled="linear")
     assert method("spod-gt", step_size={"schedule": "inverse-sqrt", "start": 0.1}, momentum=0.9) == both
     assert method(SpodGT(step_size=InverseSqrt(0.1)), momentum=0.9) == both
     assert method(both) == both
@@ -201,8 +201,8 @@ MISTAKES = [
     ({"momentum": "0.9"}, "momentum of spod-gt must be in [0, 1), got '0.9'; use momentum=0.9."),
     (
         {"pace": 1},
-        "pace=1 is not a field of spod-gt; its fields are step_size, local_steps, weights, clip_tracker, "
-        "adam, weight_decay, momentum, l2, clip_gradient, running_mean.",
+        "pace=1 is not a field of spod-gt; its fields are step_size, local_steps, compress, weights, "
+        "clip_tracker, adam, weight_decay, momentum, l2, clip_gradient, running_mean.",
     ),
     (
         {"adam": {"gamma": 1}},
@@ -245,7 +245,7 @@ def test_other_mistakes_are_named() -> None:
         method("spot-gt")
     with pytest.raises(
         InvalidConfig,
-        match=r"step_size=0.1 is not a field of gossip; its fields are local_steps, weights, clip_tracker",
+        match=r"step_size=0.1 is not a field of gossip; its fields are local_steps, compress, weights, ",
     ):
         method("gossip", step_size=0.1)
     with pytest.raises(InvalidInput, match=r"local_steps of k-gt must be a whole number above 0, got 2.5"):

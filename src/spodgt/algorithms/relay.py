@@ -33,8 +33,8 @@ class RelayState(NamedTuple):
 class Relay(Algorithm[RelayState]):
     name = "relay"
     traits = Traits(
-        source="spodgt", mixing="pull+push", sporadic_clients="yes", sporadic_links="yes",
-        mixes=(("push", "y"), ("pull", "x")), tracking=True, exact="yes", vectors=2, root=True, compiled="linear",
+        source="spodgt", mixing="pull+push", compiled="linear", sporadic_clients="yes", sporadic_links="yes",
+        mixes=(("push", "y"), ("pull", "x")), tracking=True, exact="yes", vectors=2, root=True,
     )  # fmt: skip
     step_size: Rate = 0.01  # η
     proximal: NotNegative = 0.0  # ρ
