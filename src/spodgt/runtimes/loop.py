@@ -50,8 +50,7 @@ class EvaluationSchedule:
 Observe = Callable[[Snapshot, Bools, Bools], Bools]
 """Told of snapshots, with the runs due for evaluation and those ending; returns the runs to give up."""
 
-STRIDE = 16  # rounds at most between two snapshots that all processes observe
-LEAP = 64  # the same for one process alone: it need not meet others
+STRIDE = 16  # rounds at most between two snapshots that are observed: alike in every runtime
 _FREE = 10_000  # rounds that may cost nothing before that is an error
 _PAUSE = 0.1  # seconds at most between two observations, where rounds are shorter: Ctrl-C is heard in time
 

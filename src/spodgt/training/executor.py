@@ -24,7 +24,7 @@ from spodgt.record.folder import FINISHED, Checkpoint, RunFolder, parquet, slug,
 from spodgt.record.metrics import declare
 from spodgt.record.models import MODELS, RUNNING_MEAN, write_models
 from spodgt.record.record import Diverged, networks_table, versions
-from spodgt.runtimes.loop import LEAP, STRIDE, EvaluationSchedule, Stop, begin, run_rounds
+from spodgt.runtimes.loop import STRIDE, EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.world import Draw, Run, Runtime, Saved, Snapshot, Tally
 from spodgt.training.log import STATES, MethodLog
 from spodgt.training.observer import Observer, Progress
@@ -173,7 +173,7 @@ class Executor:
             return self._shared()
 
     def _methods(self) -> None:
-        stride = 1 if self.settings.keep_states else LEAP if self.runtime.processes == 1 else STRIDE
+        stride = 1 if self.settings.keep_states else STRIDE
         for label, runs in self.batches.items():
             if label in self.finished:
                 continue

@@ -88,8 +88,9 @@ class Observer:
                 self.background.wait(_AHEAD)
             if whole and keep:  # copies: a world uses the memory of a state again
                 self.history[run].append(rebuild(whole.state, [t.clone() for t in whole.state]))
+            meters = world.meters(at) if broken[at] else None  # all processes count together
             if whole and (last[at] or broken[at]):
-                self._end(snapshot, at, whole, broken=bool(broken[at]), copy=not (last | broken).all())
+                self._end(snapshot, at, whole, meters, copy=not (last | broken).all())
         self._report(snapshot, over=bool(last.all()))
         self._tell()
         return broken
@@ -106,8 +107,13 @@ class Observer:
             states[run.seed] = rebuild(self.history[n][0], [torch.stack(column) for column in columns])
         self.executor.finish(self.log, self.runs, states)
 
-    def _end(self, snapshot: Snapshot, at: int, whole: RunState, *, broken: bool, copy: bool) -> None:
-        """Keep what a run is at its end: a copy, where the memory of the batch would be held for it."""
+    def _end(
+        self, snapshot: Snapshot, at: int, whole: RunState, broken: dict[str, float] | None, *, copy: bool
+    ) -> None:
+        """Keep what a run is at its end: a copy, where the memory of the batch would be held for it.
+
+        `broken` are the meters of a run that has left the finite numbers.
+        """
         run, delay = int(snapshot.world.runs[at]), float(snapshot.delay[at])
         most = STATES // len(self.runs) if self.executor.kept else 0  # nobody goes on without a folder
         fields = self.runs[run].algorithm.traits.state
@@ -120,10 +126,10 @@ class Observer:
             k=snapshot.k,
             delay=delay,
             stop=self.settings.stop,
-            diverged=broken,
+            diverged=broken is not None,
         )
-        if broken:  # a row without numbers: the last finite model is not what the run came to
-            self._record(run, {"round": snapshot.k, "delay": delay, **snapshot.world.meters(at)})
+        if broken is not None:  # a row without numbers: the last finite model is not what the run came to
+            self._record(run, {"round": snapshot.k, "delay": delay, **broken})
 
     # --- what all processes do together ----------------------------------------------------------
     def _meet(self, snapshot: Snapshot, due: Bools) -> Bools:
