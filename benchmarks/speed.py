@@ -42,7 +42,7 @@ from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.learning import Learning
 from spodgt.problems.losses import cross_entropy
 from spodgt.problems.samples import without_replacement
-from spodgt.runtimes.loop import LEAP, STRIDE, EvaluationSchedule, Stop, begin, run_rounds
+from spodgt.runtimes.loop import STRIDE, EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Draw, Run, Snapshot
 from spodgt.types import HasRoles, Round
@@ -109,7 +109,7 @@ def make_runs(
     return runs
 
 
-def ours(runs: list[Run], rounds: int = 4 * LEAP) -> Callable[[], None]:
+def ours(runs: list[Run], rounds: int = 16 * STRIDE) -> Callable[[], None]:
     """Some rounds of the loop that `train` runs, without evaluations."""
     snapshot = begin(Simulation(runs))
 
@@ -121,12 +121,12 @@ def ours(runs: list[Run], rounds: int = 4 * LEAP) -> Callable[[], None]:
             snapshot = now
             return np.zeros_like(last)
 
-        run_rounds(snapshot, Stop(rounds=snapshot.k + rounds), EvaluationSchedule(), observe, LEAP)
+        run_rounds(snapshot, Stop(rounds=snapshot.k + rounds), EvaluationSchedule(), observe)
 
     return go
 
 
-def per_round(runs: list[Run], rounds: int = 4 * LEAP, **options: Any) -> tuple[float, float]:
+def per_round(runs: list[Run], rounds: int = 16 * STRIDE, **options: Any) -> tuple[float, float]:
     """Seconds per round, and the spread."""
     seconds, spread = best(ours(runs, rounds), **options)
     return seconds / rounds, spread
