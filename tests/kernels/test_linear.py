@@ -18,7 +18,8 @@ from spodgt.algorithms.dsgd import DSGD
 from spodgt.compiled import stamp
 from spodgt.errors import SpodgtError
 from spodgt.kernels.linear import LinearStep
-from spodgt.kernels.program import NotLinear, trace
+from spodgt.kernels.program import trace
+from spodgt.kernels.symbols import NotLinear
 from spodgt.kernels.tracking import GradientTracking
 from spodgt.problems.learning import Learning
 from spodgt.runtimes.simulator import Simulation

@@ -149,7 +149,7 @@ class RunOptions:
         try:
             device = torch.device(self.device)
             if device.type == "mps":
-                raise NotImplementedError("it has no float64, in which sums are kept")
+                raise TypeError("it has no float64, in which sums are kept")
             torch.zeros(1, dtype=self.torch_dtype, device=device).item()
         except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
             reason = str(error).strip().splitlines()[0].rstrip(".")

@@ -13,8 +13,9 @@ from spodgt.algorithms.base import Algorithm, HasStepSize, LocalSteps, Schedule
 from spodgt.algorithms.compose.schedules import rate_at
 from spodgt.algorithms.compose.wrapper import Wrapper
 from spodgt.kernels.mixing import Array
-from spodgt.kernels.program import WEIGHTS, Column, Given, Program
+from spodgt.kernels.program import WEIGHTS, Program
 from spodgt.kernels.steps import Activity, Batch
+from spodgt.kernels.symbols import Column, Given
 from spodgt.types import Bools, Floats
 
 STEP_SIZE = Column("input", ("step_size",))

@@ -26,8 +26,9 @@ from spodgt.algorithms.compose.schedules import fixed
 from spodgt.compiled import jit, jit_part, swap, team_for, together, usable
 from spodgt.kernels.columns import STEP_SIZE, Columns
 from spodgt.kernels.mixing import Array, combine
-from spodgt.kernels.program import NotLinear, Program, trace
+from spodgt.kernels.program import Program, trace
 from spodgt.kernels.steps import Activity, Batch, State, rebuild
+from spodgt.kernels.symbols import NotLinear
 from spodgt.problems.gradients.linear import (
     TILE,
     add_slopes,

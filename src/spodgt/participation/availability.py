@@ -18,14 +18,11 @@ from spodgt.types import ActiveLinks, Availability, Bools, Floats, Ints, Roles
 _MOST_PATIENT = 10.0  # times as often as it is there
 
 
-@dataclass(frozen=True, eq=False)
-class Independent:
-    """Every client computes with its own p, every link works with its own p̂, all independent."""
+class Drawn:
+    """Who may be idle, told by the probabilities."""
 
     p: Floats
     p_hat: Floats
-    seed: int
-    length: int | None = None
 
     @property
     def idle_clients(self) -> bool:
@@ -34,6 +31,16 @@ class Independent:
     @property
     def idle_links(self) -> bool:
         return bool((self.p_hat < 1).any())
+
+
+@dataclass(frozen=True, eq=False)
+class Independent(Drawn):
+    """Every client computes with its own p, every link works with its own p̂, all independent."""
+
+    p: Floats
+    p_hat: Floats
+    seed: int
+    length: int | None = None
 
     def computes(self, rounds: range) -> Bools:
         return rng.bernoulli(rng.key(self.seed, "clients"), rounds, self.p)

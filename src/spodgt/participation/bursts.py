@@ -18,7 +18,7 @@ from spodgt import rng
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.network import Network
 from spodgt.network.links import shown
-from spodgt.participation.availability import Independent, Recorded
+from spodgt.participation.availability import Drawn, Independent, Recorded
 from spodgt.participation.recipes import (
     PARTICIPATIONS,
     Beta,
@@ -81,7 +81,7 @@ class Switched:
 
 
 @dataclass(frozen=True, eq=False)
-class Bursty:
+class Bursty(Drawn):
     """Clients and links by two functions of the rounds."""
 
     p: Floats
@@ -91,14 +91,6 @@ class Bursty:
     wires: Draws
     length: int | None = None
     random: bool = True  # else some of it is a fixed pattern in time
-
-    @property
-    def idle_clients(self) -> bool:
-        return bool((self.p < 1).any())
-
-    @property
-    def idle_links(self) -> bool:
-        return bool((self.p_hat < 1).any())
 
     def computes(self, rounds: range) -> Bools:
         return self.clients(rounds)

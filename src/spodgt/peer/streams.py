@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import random
 import time
+from abc import ABC, abstractmethod
 from dataclasses import replace
 
 import grpc
@@ -73,7 +74,7 @@ class InStream:
             self.handler.cancel()
 
 
-class Dialled:
+class Dialled(ABC):
     """An end of a link that connects to the other end, and connects again for ever."""
 
     rpc = ""
@@ -87,9 +88,9 @@ class Dialled:
     def link(self) -> str:
         return f"{self.local.context.name} → {self.name}"
 
+    @abstractmethod
     async def talk(self, call: grpc.aio.StreamStreamCall, protocol: int) -> None:
         """Use a stream until it breaks."""
-        raise NotImplementedError
 
     def _begin(self) -> None:
         if not self.closed:
