@@ -44,6 +44,7 @@ from spodgt.peer.protocol import Incarnation, Message
 from spodgt.peer.work import manifest_problem
 from spodgt.types import HasOptimum, Problem
 from tests.peer.proxy import Proxies
+from tests.peer.world import Noisy
 
 EXACT = 1e-12
 QUADRATIC = {"kind": "quadratic", "parameters": 20, "seed": 1}
@@ -421,6 +422,19 @@ def row_16() -> str:
             process.terminate()
             process.wait(30)
         return f"rounds went on through +12 h, -3 d and +90 d; {exact(settled(f))}"
+
+
+def row_17(rounds: int = 100_000) -> str:
+    """1e5 rounds of float32 links, in memory, fresh noise in every gradient; with rebases and without"""
+    told = []
+    for every, how in ((64, "with rebases"), (10**9, "without")):
+        world = Noisy(2, n=4, rebase_every=every)
+        world.exchange(rounds)
+        largest = max(
+            float(link.total.abs().max()) for node in world.nodes for link in node.state.out.values()
+        )
+        told.append(f"{how} {exact(world.audit())}, largest total {largest:.1e}")
+    return f"{rounds} rounds: " + ", ".join(told)
 
 
 def all_up(f: Fleet, *names: str) -> bool:

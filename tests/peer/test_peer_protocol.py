@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from spodgt.peer import protocol
 from spodgt.peer.audit import local_error
 from spodgt.peer.node import Node
-from tests.peer.world import World
+from tests.peer.world import Noisy, World
 
 EXACT = 1e-12
 CRASHES = ("", "", "", "before commit", "after commit", "after send")
@@ -259,11 +259,7 @@ def test_without_the_rollback_rule_early_senders_lose_mass(
 
 def test_a_quiet_link_starts_from_zero() -> None:
     world = World(2, rebase_every=1)
-    for _ in range(20):
-        for i in range(2):
-            world.tick(i)
-        while world.flying:
-            world.deliver(0)
+    world.exchange(20)
     world.drain(3)
     for node in world.nodes:
         for link in node.state.out.values():
@@ -287,23 +283,11 @@ def test_poison_is_refused_and_changes_nothing() -> None:
     assert local_error(node.state) <= EXACT
 
 
-class Noisy(World):
-    """Fresh noise in every gradient: something is rounded in every round."""
-
-    def gradient(self, i: int) -> Any:
-        exact, draws = super().gradient(i), torch.Generator().manual_seed(i)
-        return lambda x, k: exact(x, k) + torch.randn(self.n, generator=draws)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rebase_every", [64, 10**9])
 def test_twenty_thousand_rounds_of_float32_links(rebase_every: int) -> None:
     world = Noisy(2, n=4, rebase_every=rebase_every)
-    for _ in range(20_000):
-        for i in range(2):
-            world.tick(i)
-        while world.flying:
-            world.deliver(0)
+    world.exchange(20_000)
     assert world.audit().error <= 1e-11  # type: ignore[operator]
 
 

@@ -148,13 +148,17 @@ class World:
         source, target, frame = self.flying[at] if keep else self.flying.pop(at)
         self.nodes[int(target[1:])].hear(source, frame)
 
-    def drain(self, rounds: int = 30) -> None:
-        """Everybody reachable, nothing lost: let the links come to rest."""
+    def exchange(self, rounds: int, links: list[str] | None = None) -> None:
+        """Rounds of everybody, one after the other; all that is sent arrives."""
         for _ in range(rounds):
             for i in range(self.m):
-                self.tick(i, links=[])
+                self.tick(i, links=links)
             while self.flying:
                 self.deliver(0)
+
+    def drain(self, rounds: int = 30) -> None:
+        """Everybody reachable, nothing lost: let the links come to rest."""
+        self.exchange(rounds, links=[])
 
     def audit(self) -> Audit:
         """From the disks alone."""
@@ -168,3 +172,11 @@ class World:
     @property
     def optimum(self) -> torch.Tensor:
         return (self.h * self.c).sum(0) / self.h.sum(0)
+
+
+class Noisy(World):
+    """Fresh noise in every gradient: something is rounded in every round."""
+
+    def gradient(self, i: int) -> Any:
+        exact, draws = super().gradient(i), torch.Generator().manual_seed(i)
+        return lambda x, k: exact(x, k) + torch.randn(self.n, generator=draws)

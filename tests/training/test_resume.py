@@ -410,6 +410,19 @@ def test_a_folder_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) ->
         assert str(caught.value) == f"out={str(out)!r} cannot be written: {reason}; choose another folder."
 
 
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="files without a name are Linux's")
+def test_a_folder_is_tried_without_a_file_that_a_kill_would_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is removed has been there: a folder is tried without removing anything."""
+    removed: list[str] = []
+    for name in ("unlink", "remove"):
+        monkeypatch.setattr(os, name, lambda path, *_, **__: removed.append(str(path)))
+    with RunFolder(tmp_path / "run").opened(lambda: "", 0, resume=False):
+        assert os.listdir(tmp_path / "run") == ["config.toml"]
+    assert removed == []
+
+
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path, half: Path) -> None:
     out = Path(shutil.copytree(half, tmp_path / "run"))
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}

@@ -14,6 +14,7 @@ import math
 import os
 import re
 import shutil
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -170,9 +171,8 @@ class RunFolder:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / f".probe.{os.getpid()}"
-            probe.write_bytes(b"x")
-            probe.unlink()
+            with tempfile.TemporaryFile(dir=self.path) as trial:  # without a name: a kill leaves nothing
+                trial.write(b"x")
         except OSError as error:
             reason = error.strerror or error
             raise InvalidInput(f"{name} cannot be written: {reason}; choose another folder.") from None
