@@ -274,6 +274,13 @@ def test_half_a_renewal_is_not_used_and_the_whole_one_is(run: Path) -> None:
     assert renewed is not None
     assert 19.9 < identity.days_left(renewed) < 20
     assert peer.membership.check_folder() is None
+    assert peer.transport.local.identity is first
+    loop = peer.transport.loop = Loop()  # type: ignore[assignment]
+    peer.membership._seen = ()
+    peer.transport.address = folders.load(run).client("p0").address
+    peer.rounds._report()
+    assert loop.done[0] == "renew"
+    assert 19.9 < peer.reporter.status.days_left < 20
     told = [text for _, kind, text in peer.journal.recent if kind == "certificate"]
     assert "do not belong to each other" in told[-3]
     assert "ends in 1.0 days; renew it with: spodgt peer renew p0" in told[-2]
@@ -324,6 +331,8 @@ def test_all_that_a_manifest_says_is_taken(run: Path) -> None:
     assert name == "relink"
     assert out["p1"] == "127.0.0.1:9"
     assert "p3" not in {*out, *into}
+    assert peer.membership.shown_to("p1") == (home / "manifest.toml").read_bytes()
+    assert peer.membership.shown_to("p3") is None
     peer.store.close()
 
 

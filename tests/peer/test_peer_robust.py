@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 from spodgt.errors import Failed
-from spodgt.peer import folders, gate, store, wire
+from spodgt.peer import channel, folders, gate, store, wire
 from spodgt.peer.audit import local_error
-from spodgt.peer.channel import SERVICE, Local, fetch, secure_channel
+from spodgt.peer.channel import SERVICE, Local, Traffic, fetch, secure_channel
 from spodgt.peer.diagnosis import probe
 from spodgt.peer.gate import Gate
 from spodgt.peer.norms import Norms
@@ -24,6 +26,7 @@ from spodgt.peer.options import Options
 from spodgt.peer.protocol import JUMP, Ack, Incarnation, Refused
 from spodgt.peer.run import Peer
 from spodgt.peer.status import Journal
+from spodgt.peer.store import StoreFailed
 from spodgt.peer.transport import Transport
 from tests.peer.failures import make
 from tests.peer.test_peer_transport import Server, chunks, context, message, run, who
@@ -122,6 +125,66 @@ def test_a_name_holds_two_streams_and_a_silent_one_is_let_go(monkeypatch: pytest
             await until(lambda: server.transport.gate.open["a"] == 0)
             assert await server.knock(who("a"), chunks(message())) == "open"
             del silent
+
+    run(work())
+
+
+async def silent(server: Server, count: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connections on which nothing is said."""
+    return [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(count)]
+
+
+async def closed(connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]], seconds: float) -> int:
+    """How many of them the server has ended by then."""
+    await asyncio.sleep(seconds)
+    ended = sum(reader.at_eof() or reader.exception() is not None for reader, _ in connections)
+    for _, writer in connections:
+        writer.close()
+    return ended
+
+
+def test_a_stranger_who_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC would keep a half-open handshake for two minutes; five seconds are enough, here a tenth of it."""
+    key = "grpc.server_handshake_timeout_ms"
+    sooner = [(name, value // 10 if name == key else value) for name, value in channel.OPTIONS]
+    monkeypatch.setattr("spodgt.peer.transport.OPTIONS", sooner)
+
+    async def work() -> None:
+        async with Server() as server:
+            assert await closed(await silent(server, 3), 1.5) == 3
+            assert await server.knock(who("a"), chunks(message())) == "open"
+
+    run(work())
+
+
+def test_strangers_hold_so_many_connections_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.peer.transport.CONNECTIONS", 4)
+
+    async def work() -> None:
+        async with Server() as server:  # with one neighbour: 4 + 2
+            assert await closed(await silent(server, 30), 0.7) >= 24
+
+    run(work())
+
+
+def test_a_peer_takes_as_many_descriptors_as_it_may(home: Path) -> None:
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 512), hard))
+    try:
+        Peer(home, "p0", Options(durability="process", rounds=1)).run()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_who_sends_bad_frames_is_kept_out_by_the_server() -> None:
+    async def work() -> None:
+        async with Server() as server:
+            for _ in range(gate.REFUSALS):
+                assert "is for 'x'" in await server.knock(who("a"), chunks(message(), receiver="x"))
+            answer = await server.knock(who("a"), chunks(message()))
+            assert f"a sent {gate.REFUSALS} bad frames and is kept out" in answer
 
     run(work())
 
@@ -277,6 +340,52 @@ def test_a_client_whose_gradients_are_nan_names_it_and_ends_with_a_sentence(home
     saved = store.read(home / "state")
     assert torch.isfinite(saved.vectors["y"]).all()
     assert saved.meta["k"] == 49
+
+
+def test_a_local_audit_that_is_no_number_ends_a_peer(home: Path) -> None:
+    peer = Peer(home, "p0", Options(durability="process"))
+    state = peer.node.state
+    peer.node.state = state._replace(method=state.method._replace(y=state.method.y * torch.nan))
+    with pytest.raises(StoreFailed, match="the local audit of p0 is nan, it must be zero"):
+        peer.reporter.report()
+    peer.store.close()
+
+
+def test_a_silent_neighbour_is_named_and_dropped_if_that_is_wanted(home: Path) -> None:
+    peer = Peer(home, "p0", Options(durability="process", report_every=0.0, drop_after=40.0))
+    peer.transport.into = {"p1": Traffic(), "p2": Traffic()}
+    peer.transport.address = peer.membership.manifest.client("p0").address
+    peer.transport.loop = asyncio.new_event_loop()
+    node = peer.node
+    for name in ("p1", "p2"):  # both have taken part
+        node.state.into[name] = replace(node.state.into[name], number=3)  # type: ignore[index]
+    peer.transport.into["p2"].heard = time.monotonic()
+    peer.reporter.begun -= 35
+    peer.rounds._report()
+    told = "p1 silent for 35 s: models are biased until it returns or is removed"
+    assert peer.reporter.status.warnings == [told]
+    assert json.loads((home / "status.json").read_text())["warnings"] == [told]
+    assert node.state.epoch == peer.membership.manifest.epoch
+    peer.reporter.begun -= 10
+    peer.rounds._report()
+    assert node.state.epoch == peer.membership.manifest.epoch + 1
+    assert "p1: silent for 45 s; epoch" in next(t for _, kind, t in peer.journal.recent if kind == "epoch")
+    peer.transport.loop.close()
+    peer.store.close()
+
+
+def test_a_state_whose_numbers_contradict_each_other_is_not_taken(home: Path) -> None:
+    """The checksums are right and the local audit is not: a wrong number was once committed with them."""
+    Peer(home, "p0", Options(durability="process", rounds=5)).run()
+    with closing(store.Store(home / "state", durability="process", labels={})) as disk:
+        saved = disk.load()
+        assert saved is not None
+        disk.commit({"y": saved.vectors["y"] + 1}, {**saved.meta, "k": 77})
+    peer = Peer(home, "p0", Options(durability="process"))
+    assert peer.node.state.k == 6
+    assert local_error(peer.node.state) <= 1e-12
+    assert "its local audit is" in next(text for _, kind, text in peer.journal.recent if kind == "damaged")
+    peer.store.close()
 
 
 def test_the_last_good_models_are_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

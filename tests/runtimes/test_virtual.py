@@ -105,6 +105,29 @@ def test_layers_and_steps_of_single_clients(layers: dict[str, Any], time: Time) 
         assert_close(states[-1].x, rounds[-1].x, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("time", [Time(compute=0.1), Time(compute=SLOW, latency=LATE)])
+def test_a_running_mean_is_of_the_clients_own_rounds(time: Time) -> None:
+    """Clients are in different rounds: each one's mean is that of its own last models."""
+    layer = spodgt.method("spod-gt-memory", step_size=0.05, running_mean=0.3)
+    run = run_of(layer, Bernoulli(0.6, 0.7))
+    world = VirtualWorld([run], time, dtype=torch.float64)
+    (engine,), state = world.engines, world.init()
+    models = [[row.clone()] for row in state.x]
+    for k in range(1, 41):
+        engine.costs(k)
+        for batch in engine.ticks[k - engine.first].batches:
+            engine.compute(state, [batch])
+            for i in batch.clients:
+                models[i].append(state.x[i].clone())
+    assert (len({len(own) for own in models}) > 1) == (time.latency != 0.0)
+    for own, mean in zip(models, state.mean, strict=True):
+        first, _ = layer.begins(len(own) - 1)
+        assert_close(mean, torch.stack(own[first:]).mean(0), rtol=0, atol=1e-12)
+    if time.latency == 0.0:
+        rounds = trajectory(Simulation([run], dtype=torch.float64, compiled=False), 40)
+        assert_close(state.mean, rounds[-1].mean, rtol=0, atol=1e-12)
+
+
 # --- where it does -----------------------------------------------------------------------------------
 @given(
     network=networks(least=2),
@@ -128,7 +151,7 @@ def test_no_mass_is_lost_at_any_event(
         engine.costs(k)
         for batch in engine.ticks[k - engine.first].batches:
             assert len(set(batch.clients)) == len(batch.clients)
-            engine.compute(state, batch)
+            engine.compute(state, [batch])
             flight = engine.flight()
             mass = state[1].sum(0) + (0 if flight is None else flight)
             assert_close(mass, state[2].sum(0), rtol=0, atol=1e-12 * max(1.0, float(state[1].abs().sum())))
@@ -205,7 +228,7 @@ def test_a_busy_link_sends_the_newest_total() -> None:
     longest = 0
     for k in range(1, 301):
         engine.costs(k)
-        engine.advance(state, k)
+        engine.advance(state, range(k, k + 1))
         longest = max(longest, len({m.sent for m in engine.under_way}))
     assert longest <= 40
     assert world.tally().messages.sum() == 300 + 30

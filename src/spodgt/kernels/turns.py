@@ -6,16 +6,18 @@ The plain twin is the method's own `step` on the rows of a batch; a test holds b
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 from torch import Tensor
 
 from spodgt.compiled import jit, share
 from spodgt.kernels.mixing import COLUMNS, Array
+from spodgt.problems.gradients.linear import linear_gradients
+from spodgt.types import LinearData
 
 _NUMBERS = 2**18  # of a block of scratch
-Messages = tuple[
-    Array, Array, Array, Array
-]  # row that takes it, whether it was sent here, from where, weight
 
 
 @jit
@@ -50,12 +52,17 @@ def _columns(rows):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _turns(state, pools, rows, given, messages, stores, box, drop, first, last):  # type: ignore[no-untyped-def]
-    """Blocks first to last of columns of `turns`."""
+def _turns(state, pools, lot, each, inbox, used, drop, batch, first, last):  # type: ignore[no-untyped-def]
+    """Blocks first to last of columns of `turns`, of one batch."""
     (x, y, g), (pool_x, pool_y) = state, pools
-    (kept_x, kept_y, each), (models, mass) = given, messages
-    inbox, used, to, senders, shares = box
-    (rows_x, slots_x), (rows_y, slots_y) = stores
+    cuts, clients, kept, all_models, all_mass, copies, trackers, ahead, _, _ = lot
+    low, high = cuts[batch], cuts[batch + 1]
+    rows = clients[low[0] : high[0]]
+    kept_x, kept_y = kept[0][low[0] : high[0]], kept[1][low[0] : high[0]]
+    (to, here, where, weights), (start, end) = all_models, (low[1], high[1])
+    models = to[start:end], here[start:end], where[start:end], weights[start:end]
+    (to, here, where, weights), (start, end) = all_mass, (low[2], high[2])
+    mass = to[start:end], here[start:end], where[start:end], weights[start:end]
     width, count = x.shape[1], len(rows)
     columns = _columns(count)
     spare_x = np.empty((count, columns), x.dtype)
@@ -66,19 +73,19 @@ def _turns(state, pools, rows, given, messages, stores, box, drop, first, last):
         new_x, new_y = spare_x[:, :size], spare_y[:, :size]
         _take(x, pool_x, rows, kept_x, models, new_x, left)
         _take(y, pool_y, rows, kept_y, mass, new_y, left)
-        for n in range(len(rows_x)):  # after all have read: a slot may be used again
-            pool_x[slots_x[n], left : left + size] = x[rows[rows_x[n]], left : left + size]
-        for n in range(len(rows_y)):
-            pool_y[slots_y[n], left : left + size] = y[rows[rows_y[n]], left : left + size]
+        for n in range(low[3], high[3]):  # after all have read: a slot may be used again
+            pool_x[copies[1][n], left : left + size] = x[rows[copies[0][n]], left : left + size]
+        for n in range(low[4], high[4]):
+            pool_y[trackers[1][n], left : left + size] = y[rows[trackers[0][n]], left : left + size]
         if used:
             for r in range(count):
                 there, into = inbox[rows[r], left : left + size], new_y[r]
                 for c in range(size):
                     into[c] += there[c]
                 there[:] = 0
-            for n in range(len(to)):  # what the next turns of others take, from trackers as they were
-                share = x.dtype.type(shares[n])
-                into, row = inbox[to[n], left : left + size], y[rows[senders[n]], left : left + size]
+            for n in range(low[5], high[5]):  # what the next turns of others take, of trackers as they were
+                share = x.dtype.type(ahead[2][n])
+                into, row = inbox[ahead[0][n], left : left + size], y[rows[ahead[1][n]], left : left + size]
                 for c in range(size):
                     into[c] += share * row[c]
         for r in range(count):
@@ -96,34 +103,57 @@ def _turns(state, pools, rows, given, messages, stores, box, drop, first, last):
                     yi[c] = new_y[r, c]
 
 
-def turns(
-    state: tuple[Tensor, Tensor, Tensor],
-    pools: tuple[Tensor, Tensor],
-    rows: Array,
-    kept: tuple[Array, Array],
-    each: Array,
-    messages: tuple[Messages, Messages],
-    stores: tuple[tuple[Array, Array], tuple[Array, Array]],
-    box: tuple[Tensor, bool, Array, Array, Array],
-    drop: bool,
-) -> None:
-    """In place: y ← B̂ y, x ← Â x - η y for the clients of a batch, and y ← y - g, g ← 0 where `drop`.
+@jit
+def _learn(state, pools, lot, each, inbox, used, drop, data, size, weight):  # type: ignore[no-untyped-def]
+    """`turns` and the gradients of a linear problem, batch after batch."""
+    (x, y, g), (rows, keys) = state, lot[8]
+    for batch in range(len(lot[0]) - 1):
+        blocks = -(-x.shape[1] // _columns(lot[0][batch + 1, 0] - lot[0][batch, 0]))
+        _turns(state, pools, lot, each, inbox, used, drop, batch, 0, blocks)
+        low, high = lot[0][batch, 6], lot[0][batch + 1, 6]
+        draws = rows[low:high], keys[low:high], rows[low:high], 0
+        linear_gradients((x, g, y), True, rows[low:high], draws, data, size, weight[low:high], 0, high - low)
+
+
+@dataclass(frozen=True, eq=False)
+class Turns:
+    """The turns of a lot: y ← B̂ y, x ← Â x - η y for the clients of a batch, and y ← y - g, g ← 0 if `drop`.
 
     Args:
-        state: x, y, g of all clients.
+        state: x, y, g of all clients; changed in place.
         pools: the copies of x and of y that are on their way, by slot.
-        rows: the clients of the batch, all different.
-        kept: of each row, its own part of x and of y.
+        lot: the turns, laid out (`runtimes.virtual.lot`).
         each: (clients,) step sizes.
-        messages: what rows take, of x and of y.
-        stores: rows whose x is kept, and the slots it is kept in; the same of y.
-        box: (clients, parameters) mass that the next turns take, whether it is used, and what is put there:
-            to whom, from which row, and its share.
+        inbox: (clients, parameters) mass that the next turns take; None where nobody uses it.
         drop: an idle client's gradient counts as zero.
     """
-    views = tuple(tensor.numpy() for tensor in state), tuple(pool.numpy() for pool in pools)
-    boxed = box[0].numpy(), *box[1:]
-    given = rows, (*kept, each), messages, stores, boxed, drop
-    blocks = -(-state[0].shape[1] // int(_columns(len(rows))))
-    numbers = (len(rows) + len(messages[1][0])) * state[0].shape[1]
-    share(blocks, numbers, lambda first, last: _turns(*views, *given, first, last))
+
+    state: tuple[Tensor, Tensor, Tensor]
+    pools: tuple[Tensor, Tensor]
+    lot: tuple[Any, ...]
+    each: Array
+    inbox: Tensor | None
+    drop: bool
+
+    def _given(self) -> tuple[Any, ...]:
+        views = tuple(tensor.numpy() for tensor in self.state), tuple(pool.numpy() for pool in self.pools)
+        used = self.inbox is not None
+        box = views[0][1] if self.inbox is None else self.inbox.numpy()  # y stands for nothing there
+        return *views, tuple(self.lot), self.each, box, used, self.drop
+
+    def one(self, batch: int) -> None:
+        """Compute one batch, on as many threads as are worth waking."""
+        low, high = self.lot[0][batch], self.lot[0][batch + 1]
+        rows, width, given = int(high[0] - low[0]), self.state[0].shape[1], self._given()
+        numbers = (rows + int(high[2] - low[2])) * width
+        share(-(-width // int(_columns(rows))), numbers, lambda a, b: _turns(*given, batch, a, b))
+
+    def learn(self, data: LinearData, size: int, weight: Array) -> None:
+        """Compute all batches with the gradients of a linear problem, on this thread.
+
+        Args:
+            data: the problem.
+            size: samples of a mini-batch.
+            weight: what multiplies each gradient, in the order of the lot's draws.
+        """
+        _learn(*self._given(), data, size, weight)

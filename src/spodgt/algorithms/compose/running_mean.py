@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import S, State
@@ -48,12 +49,22 @@ class RunningMean(Layer[S]):
         return self.whole(inner, (inner.x, inner.x))
 
     def step(self, state: S, round: Round) -> Any:
-        inner, (mean, younger) = self.parts(state)
+        inner, means = self.parts(state)
         after: State = self.base.step(inner, round)  # type: ignore[arg-type]
-        before, last = self.begins(round.k)
-        if last == round.k:
-            mean, younger = younger, after.x
-        means: Memory = mean + (after.x - mean) / (round.k - before + 1), younger
-        if last < round.k:
-            means = means[0], younger + (after.x - younger) / (round.k - last + 1)
-        return self.whole(after, means)
+        k: int | Tensor = round.k
+        if isinstance(k, int):
+            return self.whole(after, self._means(means, after.x, k))
+        both = torch.empty_like(means[0]), torch.empty_like(means[1])
+        for own in k.unique().tolist():  # clients are in rounds of their own
+            rows = (k == own)[:, 0]
+            parts = self._means((means[0][rows], means[1][rows]), after.x[rows], own)
+            both[0][rows], both[1][rows] = parts
+        return self.whole(after, both)
+
+    def _means(self, means: Memory, x: Tensor, k: int) -> Memory:
+        """The two means of round k."""
+        mean, younger = means
+        before, last = self.begins(k)
+        if last == k:
+            return younger + (x - younger) / (k - before + 1), x
+        return mean + (x - mean) / (k - before + 1), younger + (x - younger) / (k - last + 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -23,24 +24,20 @@ from spodgt.algorithms.registry import unwrapped
 from spodgt.compiled import share, usable
 from spodgt.errors import Incompatible
 from spodgt.kernels import STEPS
+from spodgt.kernels import turns as tracking
 from spodgt.kernels.mixing import add_rows
 from spodgt.kernels.steps import State, rebuild
 from spodgt.kernels.tracking import GradientTracking, track
-from spodgt.kernels.turns import turns
 from spodgt.problems.gradients.linear import linear_gradients
 from spodgt.runtimes.batch import RunBatch
 from spodgt.runtimes.distributed.world import cut
+from spodgt.runtimes.virtual.lot import columns, laid_out, shifted
 from spodgt.runtimes.virtual.plan import Batch, Message, Plan, Sent, Tick
 from spodgt.runtimes.virtual.times import Time
 from spodgt.runtimes.world import Run, Tally
 from spodgt.types import Bools, CompiledGradient, Floats, Ints, LinearData, Minibatches, Problem, Round, Words
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the increment of `rng.words`
-
-
-def _columns(table: Sequence[Sequence[int]], width: int) -> list[Ints]:
-    """The columns of a table, each contiguous: a loop is compiled anew for arrays that are not."""
-    return [*np.ascontiguousarray(np.array(table, np.int64).reshape(-1, width).T)]
+_TOGETHER = 2**22  # numbers of a batch's gradients, below which threads save less than Python costs
 
 
 class Reads(NamedTuple):
@@ -52,16 +49,14 @@ class Reads(NamedTuple):
     where: Ints  # the sender's row, or the slot
 
     @staticmethod
-    def of(taken: Iterable[tuple[int, Message]], number: int, *, mass: bool = False) -> Reads:
-        """What batch `number` takes: rows and messages; `mass` where trackers are kept apart."""
+    def of(taken: Iterable[tuple[int, Message]], number: int) -> Reads:
+        """What batch `number` takes: rows and messages."""
         table = []
         for row, message in taken:
             sent = message.sent
             here = sent.batch == number
-            table.append(
-                (row, message.link, here, sent.row if here else sent.mass_slot if mass else sent.slot)
-            )
-        rows, links, own, where = _columns(table, 4)
+            table.append((row, message.link, here, sent.row if here else sent.slot))
+        rows, links, own, where = columns(table, 4)
         return Reads(rows, links, own != 0, where)
 
 
@@ -166,19 +161,29 @@ class Engine:
         state: State = self.algorithm.init(start, cast(Round, Turns(self, batch)))
         return state
 
-    def advance(self, state: State, k: int) -> None:
-        """Compute tick k, in place."""
-        self.costs(k)
-        for batch in self.ticks[k - self.first].batches:
-            self.compute(state, batch)
-        self.done = k
+    def advance(self, state: State, rounds: range) -> None:
+        """Compute some ticks, in place."""
+        waiting: list[Batch] = []
+        for k in rounds:
+            if k >= self.first + len(self.ticks):  # a new window begins where the last one ends
+                self.compute(state, waiting)
+                waiting = []
+            self.costs(k)
+            waiting += self.ticks[k - self.first].batches
+            self.done = k
+        self.compute(state, waiting)
 
-    def compute(self, state: State, batch: Batch) -> None:
-        """Compute a batch, in place."""
-        self.joules += batch.joules
+    def compute(self, state: State, batches: Sequence[Batch]) -> None:
+        """Compute batches, in place."""
+        for batch in batches:
+            self.joules += batch.joules
         if self.tracking is not None:
-            self._track(state, batch, self.tracking)
+            self._track(state, batches, self.tracking)
             return
+        for batch in batches:
+            self._step(state, batch)
+
+    def _step(self, state: State, batch: Batch) -> None:
         rows = [*batch.clients, *batch.partners]
         index = torch.tensor(rows, device=self.device)
         everyone = rows == list(range(self.clients))
@@ -190,38 +195,43 @@ class Engine:
         for whole, new in zip(state, fields, strict=True):
             whole[index] = new
 
-    def _track(self, state: State, batch: Batch, method: GradientTracking) -> None:
-        """A batch of a method with the compiled step of gradient tracking, which pushes y, then pulls x."""
-        (x, y, g), now, a, b = state, Turns(self, batch), self.weights["a"], self.weights["b"]
+    def _track(self, state: State, batches: Sequence[Batch], method: GradientTracking) -> None:
+        """Batches of a method with the compiled step of gradient tracking, which pushes y, then pulls x."""
+        if not batches:
+            return
+        (x, y, g), counts = state, self.counts
+        weights = self.weights["a"], self.weights["b"]
+        lot = laid_out(batches, self.settle, self.plan.receivers, weights, self.keys)
         self.pushes = [0]
         pools = self.pool(1, x, self.slots.capacity), self.pool(0, y, self.mass.capacity)
-        kept = now.own_part("a", now.models.rows, now.models.links), now.own_part("b", now.senders, now.links)
-        models, mass = ((r.rows, r.here, r.where, w[r.links]) for r, w in ((now.models, a), (now.mass, b)))
-        ahead = [(self.plan.receivers[m.link], m.sent.row, m.link) for m in batch.out if m.direct]
-        to, senders, links = _columns(ahead, 3)
-        if len(to) and self.inbox is None:
+        if len(lot.ahead[0]) and self.inbox is None:
             self.inbox = torch.zeros_like(y)
-        inbox = y if self.inbox is None else self.inbox  # y stands for nothing, where nobody has used it
-        box = inbox, self.inbox is not None, to, senders, b[links]
-        apart = _columns([(s.row, s.mass_slot) for s in batch.sent if s.mass_slot >= 0], 2)
-        stores = (now.store[0], now.store[1]), (apart[0], apart[1])
-        drop = method.rule != "memory"
-        turns((x, y, g), pools, now.rows, kept, method.step, (models, mass), stores, box, drop)
-        rows, draws, weight = now.draws.rows, now.draws, method.weight[now.draws.rows]
-        if self.linear is not None:
+        turns = tracking.Turns((x, y, g), pools, lot, method.step, self.inbox, method.rule != "memory")
+        rows, keys = lot.draws
+        weight, most = method.weight[rows], int(np.diff(lot.cuts[:, 6]).max())
+        if self.linear is not None and most * x.shape[1] * self.linear[1] <= _TOGETHER:
+            turns.learn(*self.linear, weight)
+        else:
+            for batch, (low, high) in enumerate(pairwise(lot.cuts[:, 6].tolist())):
+                turns.one(batch)
+                at = low + np.argsort(rows[low:high])  # a problem is asked in the order of its clients
+                self._gradients((x, y, g), Minibatches(rows[at], keys[at], rows[at], 0), weight[at])
+        counts.gradients[:] += np.bincount(rows, minlength=len(counts.gradients))
+        sent = np.bincount(lot.links, minlength=len(counts.messages))
+        counts.messages[:] += sent
+        counts.bytes[:] += sent * (2 * x.shape[1] * x.element_size())
+
+    def _gradients(self, state: tuple[Tensor, Tensor, Tensor], draws: Minibatches, weight: Floats) -> None:
+        (x, y, g), rows = state, draws.rows
+        if self.linear is not None:  # `track` would ask for it in every batch, which takes its time
             given = (x.numpy(), g.numpy(), y.numpy()), True, rows, draws, *self.linear, weight
             share(len(rows), len(rows) * x.shape[1] * self.linear[1], partial(linear_gradients, *given))
         elif len(rows):
             track(self.problem, x, g, y, draws, weight)
-        self.counts.gradients[rows] += 1
-        self.counts.bytes[now.links] += 2 * x.shape[1] * x.element_size()
 
     @cached_property
     def linear(self) -> tuple[LinearData, int] | None:
-        """A linear problem and its mini-batch, where all clients draw the same number of samples.
-
-        `track` asks for both in every batch, which takes as long as some gradients.
-        """
+        """A linear problem and its mini-batch, where all clients draw the same number of samples."""
         if not isinstance(self.problem, CompiledGradient):
             return None
         data = self.problem.linear_data(self.dtype)
@@ -350,27 +360,25 @@ class Turns:
         self.rows = np.array([*batch.clients, *batch.partners], np.int64)
         self.active = np.array([*batch.computes, *([False] * len(batch.partners))], bool)
         self.clients, self.calls = engine.clients, 0
-        known, number, apart = batch.known, batch.number, engine.apart
+        known, number = batch.known, batch.number
         if not engine.plan.remembers:
             known = [(row, message) for row, message, newest in batch.got if newest]
         self.models = Reads.of(known, number)
-        got = ((row, m) for row, m, _ in batch.got if not (apart and m.direct))
-        self.mass = Reads.of(got, number, mass=apart)
+        self.mass = Reads.of([(row, message) for row, message, _ in batch.got], number)
         engine.settle(batch)
-        self.store = _columns([(s.row, s.slot) for s in batch.sent if s.slot >= 0], 2)
+        self.store = columns([(s.row, s.slot) for s in batch.sent if s.slot >= 0], 2)
         self.links = np.array([message.link for message in batch.out], np.int64)
         self.senders = np.array([message.sent.row for message in batch.out], np.int64)
         engine.counts.messages[self.links] += 1  # a link once in a batch, as its sender
         self.draws = self._draws()
 
     def _draws(self) -> Minibatches:
-        """The mini-batches of rows in different rounds: a draw begins with key + golden · (k + 1)."""
+        """The mini-batches of rows in different rounds."""
         here = np.flatnonzero(self.active)
         here = here[np.argsort(self.rows[here])]  # a problem is asked in the order of its clients
         self.here, rows = here, self.rows[here]
-        later = np.array(self.batch.rounds, np.uint64)[here]
-        with np.errstate(over="ignore"):
-            return Minibatches(rows, self.engine.keys[rows] + _GOLDEN * later, rows, 0)
+        keys = shifted(self.engine.keys, rows, np.array(self.batch.rounds)[here])
+        return Minibatches(rows, keys, rows, 0)
 
     @cached_property
     def k(self) -> int | Tensor:

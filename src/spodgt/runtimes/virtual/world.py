@@ -95,8 +95,7 @@ class VirtualWorld(Simulation):
     def advance(self, state: State, rounds: range) -> State:
         parts = [rebuild(state, fields) for fields in zip(*map(self.split, state), strict=True)]
         for engine, part in zip(self.engines, parts, strict=True):
-            for k in rounds:
-                engine.advance(part, k)
+            engine.advance(part, rounds)
         return state
 
     def keep(self, still: Bools, state: State) -> tuple[VirtualWorld, State]:
