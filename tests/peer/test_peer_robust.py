@@ -358,7 +358,7 @@ def test_a_silent_neighbour_is_named_and_dropped_if_that_is_wanted(home: Path) -
     peer.transport.loop = asyncio.new_event_loop()
     node = peer.node
     for name in ("p1", "p2"):  # both have taken part
-        node.state.into[name] = replace(node.state.into[name], number=3)  # type: ignore[index]
+        node.state.into[name] = replace(node.state.into[name], number=3)
     peer.transport.into["p2"].heard = time.monotonic()
     peer.reporter.begun -= 35
     peer.rounds._report()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ import spodgt
 from spodgt import report
 from spodgt.algorithms import ALGORITHMS
 from spodgt.algorithms.base import Algorithm
+from spodgt.algorithms.compose.running_mean import RunningMean
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.network import Network
@@ -111,7 +112,8 @@ def test_a_running_mean_is_of_the_clients_own_rounds(time: Time) -> None:
     layer = spodgt.method("spod-gt-memory", step_size=0.05, running_mean=0.3)
     run = run_of(layer, Bernoulli(0.6, 0.7))
     world = VirtualWorld([run], time, dtype=torch.float64)
-    (engine,), state = world.engines, world.init()
+    (engine,), state = world.engines, cast(Any, world.init())
+    assert isinstance(layer, RunningMean)
     models = [[row.clone()] for row in state.x]
     for k in range(1, 41):
         engine.costs(k)

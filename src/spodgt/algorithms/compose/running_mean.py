@@ -55,7 +55,7 @@ class RunningMean(Layer[S]):
         if isinstance(k, int):
             return self.whole(after, self._means(means, after.x, k))
         both = torch.empty_like(means[0]), torch.empty_like(means[1])
-        for own in k.unique().tolist():  # clients are in rounds of their own
+        for own in sorted({*k.flatten().tolist()}):  # clients are in rounds of their own
             rows = (k == own)[:, 0]
             parts = self._means((means[0][rows], means[1][rows]), after.x[rows], own)
             both[0][rows], both[1][rows] = parts

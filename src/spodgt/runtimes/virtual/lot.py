@@ -53,7 +53,7 @@ def laid_out(
         keys: (clients,) of the stream "batch".
     """
     turns, models, mass, copies, trackers, ahead, out = (Table() for _ in range(7))
-    cuts, active = [(0,) * 7], 0
+    cuts, active = Table([(0,) * 7]), 0
     for batch in batches:
         number, base = batch.number, len(turns)
         turns += zip(batch.clients, batch.rounds, batch.computes, strict=True)
@@ -81,9 +81,9 @@ def laid_out(
     to_y, links_y, here_y, where_y = columns(mass, 4)
     to, sending, directly = columns(ahead, 3)
     given = ((takers, a[links_x]), (senders, b[links]))  # what leaves the own part of which row
-    kept_x, kept_y = (1.0 - np.bincount(who, share, len(rows)) for who, share in given)
+    kept_x, kept_y = (np.asarray(1.0 - np.bincount(*each, len(rows)), np.float64) for each in given)
     keeps_x, keeps_y = columns(copies, 2), columns(trackers, 2)
-    here = np.flatnonzero(computes)
+    busy = np.flatnonzero(computes)
     return Lot(
         np.array(cuts),
         rows,
@@ -93,7 +93,7 @@ def laid_out(
         (keeps_x[0], keeps_x[1]),
         (keeps_y[0], keeps_y[1]),
         (to, sending, b[directly]),
-        (rows[here], shifted(keys, rows[here], rounds[here])),
+        (rows[busy], shifted(keys, rows[busy], rounds[busy])),
         links,
     )
 
