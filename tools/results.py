@@ -1,10 +1,13 @@
 """Write docs/results from the folders of `spodgt reproduce`: no number in them is typed by hand.
 
     python tools/results.py runs/reproduce-laptop --out docs/results
+    python tools/results.py runs/cnn --suffix=-cnn --title="a CNN of width 8"
 
 For every experiment that was run: NAME.md with the figure, the command, the time, the tables and what the
 paper says; NAME.csv (every cell, method and seed), NAME-summary.csv, NAME-differences.csv; the figure as
 PNG and PDF. `notes/NAME.md` in the same folder is written by a person and goes into the page as it is.
+A suffix makes pages of their own for a figure in another setting. The index keeps the rows of pages
+that are not written now.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +47,11 @@ def main() -> None:
         "runs", nargs="+", type=Path, help="folders of spodgt reproduce; the first that has one wins"
     )
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--suffix", default="", help="added to the names of the pages")
+    parser.add_argument("--title", default="", help="what is different, added to the titles")
     given = parser.parse_args()
     (given.out / "notes").mkdir(parents=True, exist_ok=True)
-    done: dict[str, Page] = {}
+    rows = known_rows(given.out / "README.md")
     for name in experiments.names():
         folder = next((runs / name for runs in given.runs if (runs / name / "sweep.json").exists()), None)
         if folder is None:
@@ -53,24 +59,27 @@ def main() -> None:
             continue
         page = report.read(folder)
         if len(page.results):
-            done[name] = page
-            publish(name, page, given.out)
-            print(f"{name}: {given.out / name}.md")
-    (given.out / "README.md").write_text(index(done), encoding="utf-8")
+            if given.title:
+                page = replace(page, sweep=replace(page.sweep, title=f"{page.title}, {given.title}"))
+            stem = name + given.suffix
+            publish(stem, page, given.out, missing(name, page))
+            rows[stem] = row(stem, name, page)
+            print(f"{name}: {given.out / stem}.md")
+    (given.out / "README.md").write_text(index(rows), encoding="utf-8")
 
 
-def publish(name: str, page: Page, out: Path) -> None:
-    """One page with its tables and pictures."""
+def publish(name: str, page: Page, out: Path, absent: Sequence[str]) -> None:
+    """One page with its tables and pictures; `absent` are the settings that were not run."""
     report.draw(page)
     for suffix in ("png", "pdf"):
         shutil.copyfile(page.folder / f"figure.{suffix}", out / f"{name}.{suffix}")
     page.results.drop(columns="cell").to_csv(out / f"{name}.csv", index=False, float_format="%.6g")
     summaries(page).to_csv(out / f"{name}-summary.csv", index=False, float_format="%.6g")
     differences(page).to_csv(out / f"{name}-differences.csv", index=False, float_format="%.6g")
-    (out / f"{name}.md").write_text("\n".join(text(name, page, out)) + "\n", encoding="utf-8")
+    (out / f"{name}.md").write_text("\n".join(text(name, page, out, absent)) + "\n", encoding="utf-8")
 
 
-def text(name: str, page: Page, out: Path) -> Iterator[str]:
+def text(name: str, page: Page, out: Path, absent: Sequence[str]) -> Iterator[str]:
     metric = statistics.judged(page.results)
     yield f"# Figure {page.sweep.figure}: {page.title}\n"
     yield f"![{page.title}]({name}.png)\n"
@@ -79,9 +88,9 @@ def text(name: str, page: Page, out: Path) -> Iterator[str]:
     yield f"```\n{page.command}\n```\n"
     yield f"{page.setting[:1].upper()}{page.setting[1:]}. {cost(page)}"
     yield f"As PDF: [{name}.pdf]({name}.pdf).\n"
-    if missing(name, page):
+    if absent:
         keys = ", ".join(map(words, page.sweep.grid))
-        yield f"**Not complete:** not run at {keys} = {'; '.join(missing(name, page))}.\n"
+        yield f"**Not complete:** not run at {keys} = {'; '.join(absent)}.\n"
     diverged = page.results[page.results["diverged"]]
     if len(diverged):
         runs = ", ".join(f"{row.algorithm} (seed {row.seed})" for row in diverged.itertuples())
@@ -324,18 +333,31 @@ def cost(page: Page) -> str:
     return f"{cells}{time} of computing; spodgt {made['spodgt']}, torch {made['torch']}. "
 
 
-def index(done: dict[str, Page]) -> str:
-    """All figures of the paper, also those that are not there yet."""
-    rows = []
+_HEADS = ["figure", "experiment", "state", "what came out", "time"]
+
+
+def row(stem: str, name: str, page: Page) -> list[str]:
+    """The index's line on a page."""
+    spec = experiments.load(name)
+    state = f"{len(page.records)} of {len(spec.points())} cells" if missing(name, page) else "done"
+    seconds = duration(page.sweep.seconds) if page.sweep.seconds else ""
+    return [spec.figure, f"[{page.title}]({stem}.md)", state, verdict(page), seconds]
+
+
+def known_rows(path: Path) -> dict[str, list[str]]:
+    """The lines of the index that is there, by the names of their pages."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    cells = [line.strip("| ").split(" | ") for line in lines if "](" in line and line.startswith("| ")]
+    return {one[1].rpartition("](")[2].removesuffix(".md)"): one for one in cells}
+
+
+def index(rows: dict[str, list[str]]) -> str:
+    """All figures of the paper, also those that are not there yet, each followed by its other settings."""
+    ordered = []
     for name in experiments.names():
         spec = experiments.load(name)
-        if name not in done:
-            rows.append([spec.figure, spec.title, "not run yet", "", ""])
-            continue
-        page = done[name]
-        state = f"{len(page.records)} of {len(spec.points())} cells" if missing(name, page) else "done"
-        seconds = duration(page.sweep.seconds) if page.sweep.seconds else ""
-        rows.append([spec.figure, f"[{spec.title}]({name}.md)", state, verdict(page), seconds])
+        ordered.append(rows.get(name, [spec.figure, spec.title, "not run yet", "", ""]))
+        ordered += [rows[stem] for stem in sorted(rows) if stem.startswith(f"{name}-")]
     lines = [
         "# The paper's experiments, rerun",
         "",
@@ -343,7 +365,7 @@ def index(done: dict[str, Page]) -> str:
         "cells of a figure, added up, also of cells that ran side by side; figures share cells, so all "
         "together take less than the sum.",
         "",
-        *table(["figure", "experiment", "state", "what came out", "time"], rows),
+        *table(_HEADS, ordered),
     ]
     return "\n".join(lines) + "\n"
 

@@ -279,6 +279,14 @@ def test_results_pages_hold_the_numbers(
     assert "**Not complete:** not run at labels per client = 2; 3; 5." in labels
     assert "| 2 of 5 cells |" in index  # at this scale
     assert "| done |" in index
+    again = ["results", str(reproduced), "--out", str(tmp_path), "--suffix=-two", "--title=once more"]
+    monkeypatch.setattr(sys, "argv", again)
+    module.main()
+    lines = (tmp_path / "README.md").read_text().splitlines()
+    (at,) = (number for number, line in enumerate(lines) if "(fmnist-noniid.md)" in line)
+    assert lines[at] in index  # what was there stays, the other setting follows it
+    assert "one label per client, once more](fmnist-noniid-two.md)" in lines[at + 1]
+    assert len(lines) == len(index.splitlines()) + 2
 
 
 # --- compare ----------------------------------------------------------------------------------------
