@@ -533,6 +533,9 @@ def test_through_the_installed_command(tmp_path: Path) -> None:
 
 # --- from Python -----------------------------------------------------------------------------------
 PROBLEM = Quadratic.random(4, 2)
+NO_CUDA = (
+    "Found no NVIDIA driver on your system" if torch.version.cuda else "Torch not compiled with CUDA enabled"
+)
 RING = spodgt.Network.ring(4)  # 0 → 1 → 2 → 3 → 0
 
 
@@ -599,7 +602,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     ),
     "no device": (
         lambda: train(device="cuda:99"),
-        "device='cuda:99' cannot be used: Torch not compiled with CUDA enabled; use cpu.",
+        f"device='cuda:99' cannot be used: {NO_CUDA}; use cpu.",
     ),
     "no problem": (
         lambda: train(problem=None),

@@ -11,12 +11,14 @@ import sys
 import urllib.request
 from contextlib import closing
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cryptography import x509
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -114,6 +116,18 @@ def test_certificates_say_what_is_wrong() -> None:
     for text, person in cases.items():
         with pytest.raises(InvalidInput, match=text):
             identity.check(person)
+
+
+def test_certificates_pass_strict_verifiers() -> None:
+    """Python 3.13 checks what RFC 5280 asks for: a certificate names the key that signed it."""
+    key, authority = identity.create_authority("run")
+    root, leaf = (
+        x509.load_pem_x509_certificate(pem)
+        for pem in (authority, identity.issue(key, authority, "p0").certificate)
+    )
+    own = root.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    issuer = leaf.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+    assert issuer.key_identifier == own.digest
 
 
 def test_keys_are_for_their_owner_only(run: Path) -> None:
@@ -518,8 +532,12 @@ class Personal:
     def __init__(self, inner: Any, exchanged: int = 0) -> None:
         self.inner, self.exchanged, self.private = inner, exchanged, 2
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    clients, parameters, work, metrics = (
+        property(attrgetter(f"inner.{name}")) for name in ("clients", "parameters", "work", "metrics")
+    )
+    draw, start, join, full = (
+        property(attrgetter(f"inner.{name}")) for name in ("draw", "start", "join", "full")
+    )
 
     def to(self, *where: Any) -> Personal:
         return Personal(self.inner.to(*where), self.exchanged)

@@ -152,7 +152,7 @@ class RunOptions:
                 raise TypeError("it has no float64, in which sums are kept")
             torch.zeros(1, dtype=self.torch_dtype, device=device).item()
         except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-            reason = str(error).strip().splitlines()[0].rstrip(".")
+            reason = str(error).strip().splitlines()[0].split(". ")[0].rstrip(".")
             raise InvalidInput(f"device={self.device!r} cannot be used: {reason}; use cpu.") from None
         return device
 

@@ -67,6 +67,8 @@ def create_authority(run: str) -> tuple[bytes, bytes]:
     usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
     builder = _builder(name, name, key, _now(), _CA_DAYS).add_extension(usage, critical=True)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = builder.add_extension(own, critical=False)
     return _pem(key), builder.sign(key, hashes.SHA256()).public_bytes(_PEM)
 
 
@@ -81,6 +83,8 @@ def issue(
     builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
     builder = builder.add_extension(both, critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    builder = builder.add_extension(issuer, critical=False)  # RFC 5280 asks for it
     return Identity(name, _pem(key), builder.sign(signer, hashes.SHA256()).public_bytes(_PEM), authority)
 
 
