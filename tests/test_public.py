@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 import spodgt
 from spodgt.algorithms.base import Algorithm
@@ -70,3 +71,12 @@ def test_train_takes_what_compare_takes() -> None:
     ours, theirs = (inspect.signature(each).parameters for each in (spodgt.train, spodgt.compare))
     assert [*ours][1:] == [*theirs][1:]
     assert [p.default for p in ours.values()] == [p.default for p in theirs.values()]
+
+
+def test_networks_and_problems_are_one_line() -> None:
+    assert repr(spodgt.Network.ring(4)) == "<Network: 4 clients, 4 links, not all two-way>"
+    assert repr(spodgt.Network.complete(4)) == "<Network: 4 clients, 12 links, all two-way>"
+    assert repr(spodgt.Quadratic.random(4, 2)) == "<Quadratic: 4 clients, 2 parameters, noise 0>"
+    digits = (torch.zeros(6, 3), torch.zeros(6, dtype=torch.long))
+    problem = spodgt.Learning(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), [digits, digits])
+    assert repr(problem) == "<Learning: 2 clients, Linear of 8 parameters, 12 samples>"

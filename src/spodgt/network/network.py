@@ -261,6 +261,10 @@ class Network(Named):
         return f"{self.label(self.senders[link])} → {self.label(self.receivers[link])}"
 
     # --- views -------------------------------------------------------------------------------
+    def __repr__(self) -> str:
+        kind = "not all two-way" if self.w is None else "all two-way"
+        return f"<Network: {self.clients:,} clients, {self.links:,} links, {kind}>"
+
     @property
     def links(self) -> int:
         return len(self.receivers)

@@ -205,6 +205,10 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
             models = torch.cat([self.start(0)[:1], self.statistics(0)[:1]], 1).float()
             self._with(few).evaluate(models, np.zeros(1, np.int64))
 
+    def __repr__(self) -> str:
+        model = f"{type(self.trained.model).__name__} of {self.parameters:,} parameters"
+        return f"<Learning: {self.clients:,} clients, {model}, {len(self.data.samples):,} samples>"
+
     def with_batch_size(self, batch_size: int | Sequence[int] | None) -> Learning:
         """The same problem with other mini-batches; `batch_size` as for `Learning`."""
         return self._with(replace(self.data, batch_size=batch_size))

@@ -41,6 +41,9 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
     c: Tensor  # (clients, parameters)
     noise: float
 
+    def __repr__(self) -> str:
+        return f"<Quadratic: {self.clients:,} clients, {self.parameters:,} parameters, noise {self.noise:g}>"
+
     def __init__(self, H: Numbers, c: Numbers, noise: float = 0.0) -> None:
         """Check and keep the numbers.
 
