@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -48,6 +50,7 @@ PUBLISHED |= {
 _SITE = {place: source for source, place in PUBLISHED.items()}
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 _FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
+_log = logging.getLogger("mkdocs.hooks.pages")  # warnings of mkdocs' own loggers fail a strict build
 _printed: dict[str, list[str]] = {}
 
 
@@ -92,7 +95,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Outputs, includes, pictures and links."""
     del config
     text = with_output(markdown, _printed.get(page.file.src_uri, []))
-    text = re.sub(r"<!-- include: (\S+) -->", lambda found: code(ROOT / found[1]), text)
+    text = re.sub(r"^( *)<!-- include: (\S+) -->", lambda found: code(found[2], found[1]), text, flags=re.M)
     text = re.sub(
         r"<!-- picture: (\S+), (.*?) -->", lambda found: f"![{found[2]}]({page.file.name}-{found[1]})", text
     )
@@ -100,6 +103,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     parts = _FENCE.split(text)
     parts[::2] = [_LINK.sub(lambda found: linked(found, page.file, files), part) for part in parts[::2]]
     return "".join(parts)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> None:
+    """Warn of a page that lost headings: a block of code that is not closed swallows them."""
+    del config, files
+    outside = "".join(_FENCE.split(page.markdown or "")[::2])
+    written, shown = len(re.findall(r"^## ", outside, re.M)), html.count("<h2")
+    if shown < written:
+        _log.warning(f"{page.file.src_uri}: {shown} of {written} headings are shown.")
 
 
 def with_output(markdown: str, printed: list[str]) -> str:
@@ -115,9 +127,12 @@ def with_output(markdown: str, printed: list[str]) -> str:
     return markdown
 
 
-def code(path: Path) -> str:
+def code(source: str, indent: str) -> str:
+    """A file of the repository as a code block, as far to the right as the box it stands in."""
+    path = ROOT / source
     language = {".py": "python", ".toml": "toml"}.get(path.suffix, "text")
-    return f'```{language} title="{path.relative_to(ROOT)}"\n{path.read_text(encoding="utf-8").rstrip()}\n```'
+    block = f'```{language} title="{source}"\n{path.read_text(encoding="utf-8").rstrip()}\n```'
+    return textwrap.indent(block, indent)
 
 
 def linked(found: re.Match[str], file: File, files: Files) -> str:
