@@ -43,7 +43,7 @@ lint: $(STAMP)
 
 docs: $(STAMP)
 	$(VENV)/bin/python tools/methods.py
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 	$(VENV)/bin/python tools/links.py site
 
 bench: $(STAMP)
