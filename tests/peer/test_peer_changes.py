@@ -20,6 +20,7 @@ from spodgt.peer.folders import create
 from spodgt.peer.manifest import Client, Link, Manifest, SignedManifest
 from spodgt.peer.options import Deployment, Options
 from spodgt.peer.run import Peer
+from spodgt.peer.store import Store
 from tests.peer.life import changing, renewals
 from tests.peer.test_peer_setup import CONFIG, cli
 
@@ -207,6 +208,7 @@ def test_an_older_manifest_than_the_state_is_refused(run: Path) -> None:
     (home / "manifest.toml").write_bytes(old)
     with pytest.raises(InvalidInput, match=r"is of version 2, but manifest.toml is of version 1"):
         Peer(home, "p0", Options(durability="process"))
+    Store(home / "state").close()  # it can be opened again: a start that was refused holds no lock
 
 
 def test_a_key_that_others_can_read_is_refused_and_made_anew_as_a_secret(run: Path) -> None:

@@ -20,7 +20,7 @@ try:
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
-from spodgt.errors import Failed, InvalidInput
+from spodgt.errors import Failed, InvalidInput, SpodgtError
 from spodgt.peer import wire
 from spodgt.peer.audit import local_error
 from spodgt.peer.channel import Local
@@ -52,7 +52,11 @@ class Peer:
         self.work = Work(name, manifest, self.membership.terms.capacity, options.problem)
         labels = {"run": manifest.run, "name": name, "layout": manifest.layout}
         self.store = Store(folder / "state", durability=options.durability, labels=labels)
-        self.node = restore(self.store, self.membership, self.work, self.journal)
+        try:
+            self.node = restore(self.store, self.membership, self.work, self.journal)
+        except SpodgtError:
+            self.store.close()
+            raise
         layout, version = bytes.fromhex(manifest.layout), metadata.version("spodgt")
         sizes = manifest.parameters, name, version, manifest.method.short
         self.context = wire.Context(manifest.run, layout, *sizes)

@@ -279,9 +279,13 @@ def _in_use(path: Path) -> bool:
 def _database(path: Path, durability: str) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
     db.text_factory = bytes  # damaged text is no reason to give up the row before it
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute(f"PRAGMA synchronous={'FULL' if durability == 'power' else 'OFF'}")
-    db.execute("CREATE TABLE IF NOT EXISTS commits (generation INTEGER PRIMARY KEY, body TEXT NOT NULL)")
+    try:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute(f"PRAGMA synchronous={'FULL' if durability == 'power' else 'OFF'}")
+        db.execute("CREATE TABLE IF NOT EXISTS commits (generation INTEGER PRIMARY KEY, body TEXT NOT NULL)")
+    except sqlite3.Error:
+        db.close()
+        raise
     return db
 
 
