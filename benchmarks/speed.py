@@ -585,7 +585,7 @@ def small_networks() -> dict[str, Callable[[], Learning]]:
             Recurrent(len(ALPHABET)), load_texts("sotu-small", 32), **texts
         ),
         "resnet18 width 16, 10 clients, batch 16": partial(
-            classes, "cifar-10", "resnet18", clients=10, width=16
+            classes, "cifar-10", "resnet18", clients=10, width=16, test_samples=1000
         ),
     }
 
@@ -607,7 +607,7 @@ def networks(power: dict[str, Any]) -> list[dict[str, Any]]:
         for engine_name, engine in engines.items():
             other = problem._with(problem.data, replace(problem.trained, engine=engine))
             steps[engine_name] = ours(make_runs(other, 1, 0.5, geometric(problem.clients)), rounds)
-        seconds = alternating(steps)
+        seconds = alternating(steps, repeats=5)
         now = float(seconds["now"].min()) / rounds
         x = problem.start(0) + 1e-3 * torch.randn(problem.clients, problem.parameters)
         tested, _ = best(partial(problem.evaluate, torch.cat([x, x.mean(0, keepdim=True)])), repeats=2)

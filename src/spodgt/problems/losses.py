@@ -33,8 +33,7 @@ def one_vs_rest(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """The logistic loss of `torch.nn.CrossEntropyLoss`."""
-    own = outputs.gather(-1, targets[..., None])[..., 0]
-    return (outputs.logsumexp(-1) - own).mean(-1)
+    return -outputs.log_softmax(-1).gather(-1, targets[..., None])[..., 0].mean(-1)
 
 
 def stacked_loss(loss: Loss) -> Loss | None:
