@@ -82,7 +82,12 @@ class Wires:
         for name in (*map(self.space, range(self.clients)), self.bridge):
             sh("ip", "netns", "del", name, check=False)
 
-    def start(self, run: Path, names: list[str]) -> None:
+    def limit(self, i: int, rate: float) -> None:
+        """Let client i send so many bytes per second, to all others together."""
+        line = f"tc qdisc add dev eth0 root tbf rate {8 * rate:.0f}bit burst 16kb latency 5s"
+        self.inside(i, *line.split())
+
+    def start(self, run: Path, names: list[str], *options: str) -> None:
         for i, name in enumerate(names):
             command = [
                 "ip",
@@ -99,7 +104,9 @@ class Wires:
             ]
             with (run / f"{name}.out").open("w") as out:
                 self.processes[name] = subprocess.Popen(
-                    [*command, str(run), "--durability", "process", "--quiet"], stdout=out, stderr=out
+                    [*command, str(run), "--durability", "process", "--quiet", *options],
+                    stdout=out,
+                    stderr=out,
                 )
 
     def stop(self) -> None:
@@ -212,22 +219,7 @@ def row_3(seconds: float = 15) -> str:
     large = {"model": "svm", "partition": {"kind": "iid"}}
     with wired("spb", problem=large, rate=15) as (wires, run, names):
         before = rate(run, names, 8)
-        wires.inside(
-            2,
-            "tc",
-            "qdisc",
-            "add",
-            "dev",
-            "eth0",
-            "root",
-            "tbf",
-            "rate",
-            "1mbit",
-            "burst",
-            "32kbit",
-            "latency",
-            "400ms",
-        )
+        wires.limit(2, 1e6 / 8)
         memory = {n: rss(wires, n) for n in names}
         after = rate(run, names, seconds)
         grown = max(rss(wires, n) - memory[n] for n in names)

@@ -387,6 +387,20 @@ def test_a_renewed_certificate_is_used_without_a_restart() -> None:
     run(work())
 
 
+def test_handshakes_replace_the_certificate_only_if_it_is_another() -> None:
+    """gRPC swaps it under the handshakes that use it: done at each of 1,100, it crashed the process."""
+
+    async def work() -> None:
+        async with Server() as server:
+            transport = server.transport
+            assert transport._renewed() is None
+            transport.renew(who("b"))
+            assert transport._renewed() is not None
+            assert transport._renewed() is None
+
+    run(work())
+
+
 @pytest.mark.parametrize("theirs", [True, False])
 @pytest.mark.parametrize("dials", ["sender", "receiver"])
 def test_an_open_stream_ends_with_a_certificate_and_is_opened_anew(theirs: bool, dials: str) -> None:

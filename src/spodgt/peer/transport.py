@@ -47,6 +47,7 @@ class Transport:
         self.gate = Gate()
         self.server: grpc.aio.Server | None = None
         self.address = ""  # where it listens
+        self.shown = local.identity  # what the server shows in handshakes
 
     async def start(self, address: str, out: Mapping[str, str], into: Mapping[str, str]) -> int:
         """Listen at `address`, and take up the links as in `relink`; returns the port."""
@@ -71,7 +72,7 @@ class Transport:
         if address:
             # asked again at every handshake, so that a renewed certificate needs no restart
             credentials = grpc.dynamic_ssl_server_credentials(
-                self._certificates(), self._certificates, require_client_authentication=True
+                self._certificates(), self._renewed, require_client_authentication=True
             )
             port = int(server.add_secure_port(address, credentials))
         await server.start()
@@ -81,8 +82,16 @@ class Transport:
         return port
 
     def _certificates(self) -> grpc.ServerCertificateConfiguration:
-        own = self.local.identity
+        own = self.shown = self.local.identity
         return grpc.ssl_server_certificate_configuration([(own.key, own.certificate)], own.authority)
+
+    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """The certificate for a handshake, if it is another than before.
+
+        gRPC replaces what other handshakes are using: done at every one of them, a flood of connections made
+        it crash.
+        """
+        return None if self.local.identity is self.shown else self._certificates()
 
     async def move(self, address: str) -> None:
         """Listen elsewhere; if that cannot be, the old address is kept."""
