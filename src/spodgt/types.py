@@ -8,7 +8,7 @@ them, of all runs of a batch, in the simulator; a block in the distributed runti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -72,10 +72,15 @@ class IntervalCode(Protocol):
 
 
 class CodedRound(Round, Protocol):
-    """A round of a runtime whose links carry short forms, too."""
+    """A round of a runtime whose links carry short forms, too.
 
-    def pull(self, x: Tensor, code: IntervalCode | None = None) -> Tensor: ...
+    What a message says of a model depends on its sender's round, which may be another than the receiver's.
+    """
+
+    def pull(self, x: Tensor, code: Callable[[int], IntervalCode] | None = None) -> Tensor: ...
     def push(self, y: Tensor, code: Code | None = None) -> Tensor: ...
+    def pull_some(self, x: Tensor, columns: Callable[[int], slice]) -> Tensor: ...  # of x, these columns only
+    def push_some(self, y: Tensor, columns: Callable[[int], slice]) -> Tensor: ...
 
 
 class ActiveLinks(NamedTuple):

@@ -130,7 +130,37 @@ def test_a_running_mean_is_of_the_clients_own_rounds(time: Time) -> None:
         assert_close(state.mean, rounds[-1].mean, rtol=0, atol=1e-12)
 
 
+SHORT = ["int8", {"kind": "top-k", "share": 0.4}, {"kind": "rand-k", "share": 0.4}]
+
+
+@pytest.mark.parametrize("kind", SHORT)
+def test_short_messages_are_those_of_rounds(kind: Any) -> None:
+    run = run_of(
+        spodgt.method("spod-gt-memory", step_size=0.05, compress=kind), Bernoulli(0.6, 0.7), noise=0.1
+    )
+    worlds = [
+        VirtualWorld([run], Time(compute=0.1), dtype=torch.float64),
+        Simulation([run], dtype=torch.float64),
+    ]
+    for ours, theirs in zip(*(trajectory(world, 40) for world in worlds), strict=True):
+        for mine, other in zip(ours, theirs, strict=True):
+            assert_close(mine, other, rtol=0, atol=1e-12)
+    for mine, other in zip(*(world.tally() for world in worlds), strict=True):
+        assert np.array_equal(mine, other)
+    tally = worlds[0].tally()
+    assert (tally.bytes == tally.messages * run.algorithm.message(3, 8)).all()  # the time they take
+
+
 # --- where it does -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", SHORT)
+def test_short_messages_reach_the_optimum_with_delays(kind: Any) -> None:
+    run = run_of(spodgt.method("spod-gt-memory", step_size=0.1, compress=kind), Bernoulli(0.6, 0.7))
+    world = VirtualWorld([run], Time(compute=SLOW, latency=LATE, bandwidth=500.0), dtype=torch.float64)
+    state = world.advance(world.init(), range(1, 3001))
+    assert isinstance(run.problem, Quadratic)
+    assert float((state[0] - run.problem.optimum()).abs().max()) < 1e-8
+
+
 @given(
     network=networks(least=2),
     seed=SEEDS,
@@ -138,14 +168,19 @@ def test_a_running_mean_is_of_the_clients_own_rounds(time: Time) -> None:
     sigma=st.floats(0, 2),
     latency=st.sampled_from([0.0, 0.05, 3.0, LATE, {"kind": "uniform", "low": 0.0, "high": 2.0}]),
     bandwidth=st.sampled_from([None, 50.0, 500.0]),
+    kind=st.sampled_from([None, *SHORT]),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=60)
 def test_no_mass_is_lost_at_any_event(
-    network: Network, seed: int, name: str, sigma: float, latency: Any, bandwidth: float | None
+    network: Network, seed: int, name: str, sigma: float, latency: Any, bandwidth: float | None, kind: Any
 ) -> None:
-    """Σy + what is on its way = Σg, after every single batch of events."""
+    """Σy + what is on its way = Σg, after every single batch of events; what is kept back is in y."""
     problem = Quadratic.random(network.clients, 2, seed=seed, noise=1.0)
-    run = make_run(build(name, step_size=0.02), problem, network, sporadic(name), seed=seed)
+    if kind is None or ALGORITHMS[name].traits.mixing != "pull+push":
+        method = build(name, step_size=0.02)
+    else:
+        method = spodgt.method(name, step_size=0.02, compress=kind)
+    run = make_run(method, problem, network, sporadic(name), seed=seed)
     compute = {"kind": "lognormal", "median": 0.1, "sigma": sigma}
     world = VirtualWorld([run], Time(compute, latency, bandwidth, tick=0.1), dtype=torch.float64)
     (engine,), state = world.engines, world.init()

@@ -235,7 +235,7 @@ class Algorithm(ABC, Generic[S]):
     def __init_subclass__(cls) -> None:
         """Fill in `traits.state`. A step of its own gives up an inherited compiled one."""
         super().__init_subclass__()
-        hooks = {"fit", "uses", "weighs"}  # these set the scene and leave the step alone
+        hooks = {"fit", "uses", "weighs", "message"}  # these set the scene and leave the step alone
         own = {key for key, value in vars(cls).items() if isfunction(value) and not key.startswith("__")}
         if "traits" in vars(cls):
             bases = (base for parent in cls.__mro__ for base in vars(parent).get("__orig_bases__", ()))
@@ -255,6 +255,10 @@ class Algorithm(ABC, Generic[S]):
     @abstractmethod
     def step(self, state: S, round: Round) -> S:
         """The state after a round."""
+
+    def message(self, columns: int, item: int) -> int:
+        """Bytes of a message about models of so many numbers, of `item` bytes each."""
+        return self.traits.vectors * columns * item
 
     def fit(self, availability: Availability) -> Algorithm:
         """The same method with the fields that depend on a run filled in, such as K of `k-gt`."""

@@ -297,13 +297,25 @@ class SimulatedRound:
             g[index] = world.batch.problem.grad(x[index], batches)
         return g
 
-    def pull(self, x: Tensor, code: IntervalCode | None = None) -> Tensor:
+    def pull(self, x: Tensor, code: Callable[[int], IntervalCode] | None = None) -> Tensor:
         if code is not None:
-            return self._lean(x, code)
+            return self._lean(x, code(self.k))
         return self._mix(x, "a", self.links.pull, self.world.batch.links.receivers)
 
     def push(self, y: Tensor, code: Code | None = None) -> Tensor:
         return self._mix(y, "b", self.links.pushing, self.world.batch.links.senders, code)
+
+    def pull_some(self, x: Tensor, columns: Callable[[int], slice]) -> Tensor:
+        return self._some(x, columns(self.k), self.pull)
+
+    def push_some(self, y: Tensor, columns: Callable[[int], slice]) -> Tensor:
+        return self._some(y, columns(self.k), self.push)
+
+    def _some(self, x: Tensor, columns: slice, mix: Callable[[Tensor], Tensor]) -> Tensor:
+        """`x` with some columns mixed."""
+        out = x.clone()
+        out[:, columns] = mix(x[:, columns].contiguous())
+        return out
 
     @property
     def kept(self) -> Tensor:

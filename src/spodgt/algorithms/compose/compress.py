@@ -22,8 +22,8 @@ Top-k takes the numbers that have waited longest for their size: w⁺ = w + |y| 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -67,6 +67,13 @@ class Compress(Layer[S]):
             return f"needs whole models in every round; drop {self.key}, or use spod-gt-memory."
         return None
 
+    def message(self, columns: int, item: int) -> int:
+        share = self.share or _SHARES[self.kind]
+        some = math.ceil(columns * share)
+        tracker = {"int8": Int8().size(columns, item), "top-k": Sparse(some).size(columns, item)}
+        model = Intervals.of(columns, 0, share).size(columns, item) if self.kind == "int8" else item * some
+        return model + tracker.get(self.kind, item * some)
+
     def begin(self, x: Tensor) -> Memory:
         return (torch.zeros_like(x),) if self.kind == "top-k" else ()
 
@@ -91,20 +98,14 @@ class _Short:
 
     def pull(self, x: Tensor) -> Tensor:
         if self.kind == "int8":
-            return self.round.pull(x, Intervals.of(x.shape[1], self.round.k, self.share))
-        return self._part(x, self.round.pull)
+            return self.round.pull(x, lambda k: Intervals.of(x.shape[1], k, self.share))
+        return self.round.pull_some(x, partial(columns, x.shape[1], self.share))
 
     def push(self, y: Tensor) -> Tensor:
         if self.kind == "rand-k":
-            return self._part(y, self.round.push)
+            return self.round.push_some(y, partial(columns, y.shape[1], self.share))
         said, code = self._said(y)
         return y + (self.round.push(said, code) - said)
-
-    def _part(self, x: Tensor, mix: Callable[[Tensor], Tensor]) -> Tensor:
-        """`x` with the columns of this round mixed."""
-        some, out = columns(x.shape[1], self.share, self.round.k), x.clone()
-        out[:, some] = mix(x[:, some].contiguous())
-        return out
 
     def _said(self, y: Tensor) -> tuple[Tensor, Code]:
         """What a message says of y, and how."""

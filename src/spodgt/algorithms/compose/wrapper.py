@@ -54,6 +54,9 @@ class Wrapper(Algorithm[S]):
     def local_steps(self) -> int | None:
         return self.base.local_steps if isinstance(self.base, LocalSteps | Wrapper) else None
 
+    def message(self, columns: int, item: int) -> int:
+        return self.base.message(columns, item)
+
     def fit(self, availability: Availability) -> Wrapper[S]:
         return dataclasses.replace(self, base=self.base.fit(availability))
 

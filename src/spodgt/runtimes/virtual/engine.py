@@ -7,7 +7,7 @@ their own batch are kept in a pool, one for each mixing call of a step, until th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
@@ -25,7 +25,7 @@ from spodgt.compiled import share, usable
 from spodgt.errors import Incompatible
 from spodgt.kernels import STEPS
 from spodgt.kernels import turns as tracking
-from spodgt.kernels.mixing import add_rows
+from spodgt.kernels.mixing import add_rows, lean
 from spodgt.kernels.steps import State, rebuild
 from spodgt.kernels.tracking import GradientTracking, track
 from spodgt.problems.gradients.linear import linear_gradients
@@ -35,7 +35,19 @@ from spodgt.runtimes.virtual.lot import columns, laid_out, shifted
 from spodgt.runtimes.virtual.plan import Batch, Message, Plan, Sent, Tick
 from spodgt.runtimes.virtual.times import Time
 from spodgt.runtimes.world import Run, Tally
-from spodgt.types import Bools, CompiledGradient, Floats, Ints, LinearData, Minibatches, Problem, Round, Words
+from spodgt.types import (
+    Bools,
+    Code,
+    CompiledGradient,
+    Floats,
+    IntervalCode,
+    Ints,
+    LinearData,
+    Minibatches,
+    Problem,
+    Round,
+    Words,
+)
 
 _TOGETHER = 2**22  # numbers of a batch's gradients, below which threads save less than Python costs
 
@@ -47,6 +59,7 @@ class Reads(NamedTuple):
     links: Ints
     here: Bools  # whether the copy was sent in this batch; else it is in a pool
     where: Ints  # the sender's row, or the slot
+    rounds: Ints  # of the sender
 
     @staticmethod
     def of(taken: Iterable[tuple[int, Message]], number: int) -> Reads:
@@ -55,9 +68,9 @@ class Reads(NamedTuple):
         for row, message in taken:
             sent = message.sent
             here = sent.batch == number
-            table.append((row, message.link, here, sent.row if here else sent.slot))
-        rows, links, own, where = columns(table, 4)
-        return Reads(rows, links, own != 0, where)
+            table.append((row, message.link, here, sent.row if here else sent.slot, message.k))
+        rows, links, own, where, rounds = columns(table, 5)
+        return Reads(rows, links, own != 0, where, rounds)
 
 
 class Slots:
@@ -112,7 +125,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         run, traits = self.run, self.run.algorithm.traits
-        size = traits.vectors * run.problem.parameters * self.dtype.itemsize
+        size = run.algorithm.message(run.problem.parameters, self.dtype.itemsize)
         clock = self.time.draw(run.network, run.seed)
         pairs = traits.talks == "waker" and run.network.links > 0
         waits = traits.waits and not pairs
@@ -352,6 +365,24 @@ class Engine:
         }
 
 
+@dataclass(frozen=True)
+class Some:
+    """Some columns as they are; of the others nothing is said."""
+
+    columns: slice
+
+    def size(self, columns: int, item: int) -> int:
+        return item * len(range(*self.columns.indices(columns)))
+
+    def pack(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def unpack(self, data: Tensor, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        half = torch.full_like(data, torch.inf)
+        half[:, self.columns] = 0.0
+        return data, half
+
+
 class Turns:
     """The turns of a batch as an algorithm sees them (`types.Round`): its rows, in the order of the batch."""
 
@@ -428,13 +459,24 @@ class Turns:
         sent = np.bincount(keepers, self.engine.weights[which][links], minlength=len(self.rows))
         return np.asarray(1.0 - sent, np.float64)
 
-    def pull(self, x: Tensor) -> Tensor:
+    def pull(self, x: Tensor, code: Callable[[int], IntervalCode] | None = None) -> Tensor:
+        if code is not None:
+            return self._lean(x, code)
         return self._mix(x, "a", self.models, self.models.rows, self.models.links)
 
-    def push(self, y: Tensor) -> Tensor:
+    def push(self, y: Tensor, code: Code | IntervalCode | None = None) -> Tensor:
         if self.calls not in self.engine.pushes:
             self.engine.pushes.append(self.calls)
-        return self._mix(y, "b", self.mass, self.senders, self.links)
+        return self._mix(y, "b", self.mass, self.senders, self.links, code)
+
+    def pull_some(self, x: Tensor, columns: Callable[[int], slice]) -> Tensor:
+        return self._lean(x, lambda k: Some(columns(k)))
+
+    def push_some(self, y: Tensor, columns: Callable[[int], slice]) -> Tensor:
+        said = torch.zeros_like(y)
+        for row, k in enumerate(self.batch.rounds):
+            said[row, columns(k)] = y[row, columns(k)]
+        return y + (self.push(said, Some(columns(0))) - said)
 
     @property
     def kept(self) -> Tensor:
@@ -453,15 +495,43 @@ class Turns:
             raise Incompatible("clients that wait for nobody have no average; use spod-gt-memory.")
         return x.mean(0, keepdim=True).expand_as(x)
 
-    def _mix(self, x: Tensor, which: str, reads: Reads, keepers: Ints, links: Ints) -> Tensor:
+    def _lean(self, x: Tensor, code: Callable[[int], IntervalCode]) -> Tensor:
+        """x moved towards the intervals that messages say, each in the way of its sender's round."""
+        engine, reads = self.engine, self.models
+        pool = engine.pool(self.calls, x, engine.slots.capacity)
+        here, where = (torch.from_numpy(each).to(x.device) for each in (reads.here, reads.where))
+        said = x.new_empty(len(where), x.shape[1])
+        said[here], said[~here] = x[where[here]], pool[where[~here]]
+        middle, half = torch.empty_like(said), torch.empty_like(said)
+        for k in np.unique(reads.rounds).tolist():
+            which, now = torch.from_numpy(reads.rounds == k).to(x.device), code(k)
+            middle[which], half[which] = now.unpack(now.pack(said[which]), x.shape[1], x.dtype)
+        self._keep(x, pool, code(0))
+        own, weights = np.arange(len(where)), engine.weights["a"][reads.links]
+        return lean(x.contiguous(), middle, half, reads.rows, own, weights)
+
+    def _keep(self, x: Tensor, pool: Tensor, code: Code | IntervalCode | None = None) -> None:
+        """Keep what others take later, and count what is sent."""
+        row, slot = (torch.from_numpy(each).to(x.device) for each in self.store)
+        pool[slot] = x[row]
+        width, item = x.shape[1], x.element_size()
+        self.engine.counts.bytes[self.links] += code.size(width, item) if code else width * item
+        self.calls += 1
+
+    def _mix(
+        self,
+        x: Tensor,
+        which: str,
+        reads: Reads,
+        keepers: Ints,
+        links: Ints,
+        code: Code | IntervalCode | None = None,
+    ) -> Tensor:
         """The rows' own part of x, and what they take; what others take later is kept."""
         engine, weights = self.engine, self.engine.weights[which]
         out = x * torch.from_numpy(self.own_part(which, keepers, links)).to(x)[:, None]
         values, pool = weights[reads.links], engine.pool(self.calls, x, engine.slots.capacity)
         for which_rows, source in ((reads.here, x.contiguous()), (~reads.here, pool)):
             add_rows(out, source, reads.rows[which_rows], reads.where[which_rows], values[which_rows])
-        row, slot = (torch.from_numpy(each).to(x.device) for each in self.store)
-        pool[slot] = x[row]
-        engine.counts.bytes[self.links] += x.shape[1] * x.element_size()
-        self.calls += 1
+        self._keep(x, pool, code)
         return out

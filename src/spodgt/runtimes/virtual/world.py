@@ -159,8 +159,6 @@ def check_run(run: Run) -> None:
     refuse_statistics(run.problem, "virtual time")
     if traits.mixing == "server":
         raise Incompatible(f"{name} needs a server, which virtual time has not; drop [time], or use dsgd.")
-    if traits.short:
-        raise Incompatible(f"{name} has short messages, which virtual time has not; drop [time] or compress.")
     if traits.talks not in ("all", "waker") or isinstance(run.availability, HasRoles):
         raise Incompatible(
             f"{name} has pairs or weights that change between common rounds, which virtual time has not; "
