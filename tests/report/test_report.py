@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,18 @@ def test_the_network_is_the_one_that_was_drawn(run: Path) -> None:
     assert page.count('class="client"') == sum(net.clients for net in drawn.values())
     net = drawn[1]
     assert f"{net.senders[0]} → {net.receivers[0]}: p̂ {net.p_hat[0]:.3g}" in page
+
+
+def test_a_network_of_many_is_not_half_shown(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once there was an empty chart, and "not known" beside it."""
+    monkeypatch.setattr(sys.modules["spodgt.report.render"], "_MOST_CLIENTS", 2)
+    page = report.write(Path(shutil.copytree(run, tmp_path / "run"))).read_text(encoding="utf-8")
+    assert "Networks of more than 2 clients are not drawn here." in page
+    assert 'id="participation"' not in page
+    assert 'id="clients"' not in page
+    assert "Rarely participating" in page or "every client computed" in page
 
 
 def test_every_text_is_escaped(swept: Path) -> None:

@@ -88,6 +88,8 @@ def context(page: Page) -> dict[str, Any]:
         "more": page.results["cell"].nunique() - len(page.records) if "cell" in page.results else 0,
         "seeds": list(dict.fromkeys(seed for record in page.records for seed in record.drawn())),
         "pictures": list(pictures),
+        "shown": any(run["networks"] for run in data["runs"]),
+        "most": _MOST_CLIENTS,
         "prediction": prediction_table(lines) if lines else None,
         "made_by": versions()["spodgt"],
     }

@@ -303,7 +303,7 @@ function networkSection() {
   });
   const update = () => {
     const { seed, method, net, seen } = both();
-    const rounds = seen ? `${seen.rounds.toLocaleString("en")} rounds` : "not known";
+    const rounds = seen ? `${seen.rounds.toLocaleString("en")} rounds` : net ? "not known" : "too many clients to show";
     byId("network-note").textContent = `${method}, seed ${seed}: ${rounds}.`;
     panels("picture", String(net?.picture));
     byId("no-picture").hidden = isNumber(net?.picture);
