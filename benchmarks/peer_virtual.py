@@ -254,7 +254,7 @@ def write(grid: Any, found: list[dict[str, Any]], spread: Any, name: str) -> Non
         )
     axes.set_xlabel("seconds")
     axes.set_ylabel("test accuracy, mean over clients")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, ncols=2, loc="lower right", fontsize="small")
     figures.save(figure, OUT / f"{name}.png")
 
 

@@ -315,7 +315,7 @@ class Loop:
         self.done = (call.__name__, *arguments)
 
 
-def test_all_that_a_manifest_says_is_taken(run: Path) -> None:
+def test_all_that_a_manifest_says_is_taken(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process"))
     loop = peer.transport.loop = Loop()  # type: ignore[assignment]
@@ -335,6 +335,12 @@ def test_all_that_a_manifest_says_is_taken(run: Path) -> None:
     assert "p3" not in {*out, *into}
     assert peer.membership.shown_to("p1") == (home / "manifest.toml").read_bytes()
     assert peer.membership.shown_to("p3") is None
+    # where it listens, too
+    moved: list[str] = []
+    monkeypatch.setattr(peer.transport, "move", moved.append)
+    monkeypatch.setattr("asyncio.run_coroutine_threadsafe", lambda work, loop: None)
+    peer.rounds._report()
+    assert moved == [made.client("p0").address]
     peer.store.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 from typing import Any
 
@@ -13,8 +14,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from spodgt.peer import protocol
-from spodgt.peer.audit import local_error
+from spodgt.peer.audit import audit, local_error
 from spodgt.peer.node import Node
+from spodgt.peer.states import state_from
 from tests.peer.world import Noisy, World
 
 EXACT = 1e-12
@@ -265,6 +267,22 @@ def test_a_quiet_link_starts_from_zero() -> None:
         for link in node.state.out.values():
             assert link.base == link.number > 0
             assert not link.total.any()
+
+
+def test_an_audit_without_a_neighbour_does_not_pass() -> None:
+    world = World(3)
+    world.exchange(5)
+    states = {name: state_from(v.vectors, v.meta) for name, v in zip(world.names, world.vaults, strict=True)}
+    assert audit(states).passed(EXACT)
+    del states["p2"]
+    found = audit(states)
+    assert sorted(found.problems) == [
+        "link p0 → p2: no state of p2 was given",
+        "link p1 → p2: no state of p2 was given",
+        "link p2 → p0: no state of p2 was given",
+        "link p2 → p1: no state of p2 was given",
+    ]
+    assert not found.passed(math.inf)
 
 
 def test_poison_is_refused_and_changes_nothing() -> None:

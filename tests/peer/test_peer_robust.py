@@ -316,6 +316,7 @@ def home(tmp_path: Path) -> Path:
 
 def test_a_status_that_cannot_be_written_ends_nothing(home: Path) -> None:
     (home / "status.tmp").mkdir()
+    (home / "log.jsonl").mkdir()
     peer = Peer(home, "p0", Options(durability="process", rounds=5))
     peer.run()
     assert peer.node.state.k == 6

@@ -458,6 +458,20 @@ def test_a_connection_of_before_its_certificate_ended_opens_no_stream() -> None:
     run(work())
 
 
+def test_a_neighbour_that_moves_is_followed() -> None:
+    async def work() -> None:
+        async with Server() as server:
+            transport = Transport(Local(context("a"), who("a"), lambda *_: None, lambda *_: None))
+            await transport.start("", {"b": "127.0.0.1:9"}, {})
+            transport.relink({"b": server.address}, {})
+            transport.send_latest("b", message(1))
+            while not server.heard:
+                await asyncio.sleep(0.02)
+            await transport.stop()
+
+    run(work())
+
+
 def test_a_server_moves_and_keeps_its_place_if_it_cannot() -> None:
     async def work() -> None:
         async with Server() as server, Server() as other:
