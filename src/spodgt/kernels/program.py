@@ -15,17 +15,7 @@ import numpy as np
 
 from spodgt.algorithms.base import Algorithm
 from spodgt.kernels.steps import State, rebuild
-from spodgt.kernels.symbols import (
-    ONE,
-    Column,
-    Node,
-    NotLinear,
-    Rows,
-    Symbol,
-    Terms,
-    TracedRound,
-    node_of,
-)
+from spodgt.kernels.symbols import ONE, Column, Node, NotLinear, Rows, Symbol, Terms, TracedRound, node_of
 from spodgt.types import Ints
 
 LIN, MIX = 0, 1  # kinds of operations

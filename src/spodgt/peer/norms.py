@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -21,9 +21,7 @@ class Norms:
     distance: float = math.nan
     far: float = 0.0  # the last that was far above its median, in medians
     flags: int = 0  # how many were
-    seen: dict[str, deque[float]] = field(
-        default_factory=lambda: {"mass": deque(maxlen=_KEPT), "model": deque(maxlen=_KEPT)}
-    )
+    seen: dict[str, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=_KEPT)))
 
     def note(self, mass: float, distance: float, own: tuple[float, float]) -> list[str]:
         """Take the norms of a message; returns a sentence for each that is far above its running median.

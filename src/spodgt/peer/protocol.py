@@ -237,7 +237,5 @@ def take(link: InLink, message: Message) -> Taken:
     elif message.base == link.number:
         mass, folded = message.total.double(), link.total
     else:
-        raise Refused(
-            f"the message counts from {message.base}, but we stand at {link.base} and {link.number}"
-        )
+        raise Refused(f"it counts from {message.base}, but we stand at {link.base} and {link.number}")
     return Taken(replace(link, number=message.number, base=message.base, total=message.total), mass, folded)

@@ -98,9 +98,7 @@ class PeerRound:
 
     def push(self, y: Tensor) -> Tensor:
         if self.pushed:
-            raise Incompatible(
-                "a peer's links carry one tracker, the method pushes twice; use spod-gt-memory."
-            )
+            raise Incompatible("a peer's links carry one tracker, the method pushes two; use spod-gt-memory.")
         self.pushed = True
         return y
 

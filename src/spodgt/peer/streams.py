@@ -14,19 +14,8 @@ from dataclasses import replace
 
 import grpc
 
-from spodgt.peer import wire
-from spodgt.peer.channel import (
-    CHUNK_SECONDS,
-    CONNECT_SECONDS,
-    SERVICE,
-    TEXT,
-    Local,
-    Traffic,
-    Wires,
-    agreed,
-    secure_channel,
-    spoken,
-)
+from spodgt.peer import channel, wire
+from spodgt.peer.channel import CHUNK_SECONDS, CONNECT_SECONDS, TEXT, Local, Traffic, Wires
 from spodgt.peer.diagnosis import cause
 from spodgt.peer.faults import crash_point
 from spodgt.peer.identity import seconds_left
@@ -142,16 +131,16 @@ class Dialled(ABC):
 
     async def _connect(self) -> None:
         own, person = self.local.context, self.local.identity
-        async with secure_channel(person, self.address, self.name) as channel:
-            await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
-            call = channel.stream_stream(f"/{SERVICE}/{self.rpc}")(metadata=spoken(own))
+        async with channel.secure_channel(person, self.address, self.name) as opened:
+            await asyncio.wait_for(opened.channel_ready(), CONNECT_SECONDS)
+            call = opened.stream_stream(f"/{channel.SERVICE}/{self.rpc}")(metadata=channel.spoken(own))
             # a dialling end is not told the other's certificate: it asks for it again now and then
             left = max(0.0, min(seconds_left(person.certificate), STREAM_SECONDS))
             last = asyncio.get_running_loop().call_later(left, call.cancel)
             try:
                 answer = await asyncio.wait_for(call.initial_metadata(), CONNECT_SECONDS)
                 if "spodgt-protocols" in dict(answer):  # else it refuses, and says why in a moment
-                    await self.talk(call, agreed(own, self.name, answer, self.traffic))
+                    await self.talk(call, channel.agreed(own, self.name, answer, self.traffic))
                 await call.read()
             finally:
                 last.cancel()

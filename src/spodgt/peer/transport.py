@@ -28,8 +28,6 @@ FIRST_SECONDS = 10.0  # for the first whole message of a stream, beyond the time
 CONNECTIONS = 256  # beyond those of the links: strangers cannot use up the descriptors
 
 Serve = Callable[[str, Wires, int], Awaitable[None]]  # with whom, on which stream, by which protocol
-
-
 Answer = Callable[[str], bytes | None]  # to whom asks, by its name; None: it may not know
 
 
@@ -86,11 +84,7 @@ class Transport:
         return grpc.ssl_server_certificate_configuration([(own.key, own.certificate)], own.authority)
 
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """The certificate for a handshake, if it is another than before.
-
-        gRPC replaces what other handshakes are using: done at every one of them, a flood of connections made
-        it crash.
-        """
+        """The certificate for a handshake, if it is another: gRPC crashed when a flood replaced it in use."""
         return None if self.local.identity is self.shown else self._certificates()
 
     async def move(self, address: str) -> None:
@@ -206,9 +200,8 @@ class Transport:
         stop = task.cancel
 
         def end() -> None:
-            self.local.notify(
-                "certificate", f"{name}: a certificate of this stream has ended, and so does it"
-            )
+            why = f"{name}: a certificate of this stream has ended, and so does it"
+            self.local.notify("certificate", why)
             stop()
 
         left = min(seconds_left(_certificate(context)), seconds_left(self.local.identity.certificate))

@@ -200,9 +200,8 @@ class Watched:
     def _client(self, seen: Sighting, found: list[Finding]) -> Json:
         levels = [each.level for each in found if each.client == seen.name]
         body = {key: value for key, value in seen.status.items() if key != "neighbours"}
-        quarantined = self.manifest is not None and any(
-            c.name == seen.name and c.quarantined for c in self.manifest.clients
-        )
+        members = self.manifest.clients if self.manifest else ()
+        quarantined = any(c.name == seen.name and c.quarantined for c in members)
         return body | {
             "name": seen.name,
             "level": "bad" if "bad" in levels else "warn" if levels else "good",
@@ -285,11 +284,8 @@ def judge(
         if left is not None and left < WARN_DAYS:
             when = f"ends in {left:.1f} days" if left > 0 else "has ended"
             fix = f"spodgt peer renew {name}"
-            found.append(
-                Finding(
-                    "bad" if left < 1 else "warn", name, "certificate", f"{name}'s certificate {when}: {fix}"
-                )
-            )
+            level = "bad" if left < 1 else "warn"
+            found.append(Finding(level, name, "certificate", f"{name}'s certificate {when}: {fix}"))
         if row.get("version", 0) < newest:
             text = f"{name} follows version {row.get('version')} of the manifest, others {newest}"
             found.append(Finding("warn", name, "version", text))
@@ -329,9 +325,8 @@ def _silent(
         elif len(by) > heard.get(name, 0):
             longest = max(seconds for _, seconds in by)
             who = ", ".join(who for who, _ in by)
-            yield Finding(
-                "bad", name, "silent", f"{name} is silent: {who} heard nothing for {longest:.0f} s; {harm}"
-            )
+            text = f"{name} is silent: {who} heard nothing for {longest:.0f} s; {harm}"
+            yield Finding("bad", name, "silent", text)
         else:
             for who, seconds in by:
                 text = f"link {name} → {who} is down for {seconds:.0f} s; other links of {name} work"
@@ -372,15 +367,12 @@ def links_of(
     made = []
     for (sender, receiver), seen in ends.items():
         states = {n["state"] for n in seen}
-        state = (
-            "unknown" if not seen else "up" if states == {"up"} else "down" if "down" in states else "waiting"
-        )
+        some = "up" if states == {"up"} else "down" if "down" in states else "waiting"
         why = "; ".join(dict.fromkeys(n["why"] for n in seen if n["why"]))
         from_ = next((n for n in seen if n["way"] == "from"), None)
         distance = from_ and from_["distance"]
-        made.append(
-            {"sender": sender, "receiver": receiver, "state": state, "why": why, "distance": distance}
-        )
+        link = {"sender": sender, "receiver": receiver, "state": some if seen else "unknown"}
+        made.append({**link, "why": why, "distance": distance})
     return made
 
 

@@ -137,9 +137,8 @@ class Assembler:
         position = (header.frame, header.number, header.offset)
         if first is None or position != (first.frame, first.number, self.filled):
             self.header = None
-            raise Refused(
-                f"the chunk at {header.offset} of message {header.number} does not follow the one before"
-            )
+            where = f"the chunk at {header.offset} of message {header.number}"
+            raise Refused(f"{where} does not follow the one before")
         end = self.filled + len(body)
         if end > self.size or (len(body) < CHUNK and end != self.size):
             self.header = None

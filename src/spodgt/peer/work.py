@@ -83,9 +83,7 @@ def capacity(section: Table, seed: int, place: int, name: str = "") -> Capacity:
         )
     value = section[key]
     if kind == "trace":
-        log = from_table(
-            TraceFile, {key: value for key, value in section.items() if key != "kind"}, "compute"
-        )
+        log = from_table(TraceFile, {k: v for k, v in section.items() if k != "kind"}, "compute")
         rounds = log.trace.column(place, name)
         return Scheduled(float(rounds.mean()), lambda k: bool(rounds[k % len(rounds)]))
     if not isinstance(value, int | float) or not 0 < value <= 1:

@@ -305,16 +305,9 @@ class SimulatedRound:
     def push(self, y: Tensor, code: Code | None = None) -> Tensor:
         return self._mix(y, "b", self.links.pushing, self.world.batch.links.senders, code)
 
-    def pull_some(self, x: Tensor, columns: Callable[[int], slice]) -> Tensor:
-        return self._some(x, columns(self.k), self.pull)
-
-    def push_some(self, y: Tensor, columns: Callable[[int], slice]) -> Tensor:
-        return self._some(y, columns(self.k), self.push)
-
-    def _some(self, x: Tensor, columns: slice, mix: Callable[[Tensor], Tensor]) -> Tensor:
-        """`x` with some columns mixed."""
-        out = x.clone()
-        out[:, columns] = mix(x[:, columns].contiguous())
+    def some(self, x: Tensor, how: str, columns: Callable[[int], slice]) -> Tensor:
+        which, mix, out = columns(self.k), self.pull if how == "pull" else self.push, x.clone()
+        out[:, which] = mix(x[:, which].contiguous())
         return out
 
     @property

@@ -69,10 +69,10 @@ class Compress(Layer[S]):
 
     def message(self, columns: int, item: int) -> int:
         share = self.share or _SHARES[self.kind]
+        if self.kind == "int8":
+            return Int8().size(columns, item) + Intervals.of(columns, 0, share).size(columns, item)
         some = math.ceil(columns * share)
-        tracker = {"int8": Int8().size(columns, item), "top-k": Sparse(some).size(columns, item)}
-        model = Intervals.of(columns, 0, share).size(columns, item) if self.kind == "int8" else item * some
-        return model + tracker.get(self.kind, item * some)
+        return item * some + (Sparse(some).size(columns, item) if self.kind == "top-k" else item * some)
 
     def begin(self, x: Tensor) -> Memory:
         return (torch.zeros_like(x),) if self.kind == "top-k" else ()
@@ -99,11 +99,11 @@ class _Short:
     def pull(self, x: Tensor) -> Tensor:
         if self.kind == "int8":
             return self.round.pull(x, lambda k: Intervals.of(x.shape[1], k, self.share))
-        return self.round.pull_some(x, partial(columns, x.shape[1], self.share))
+        return self.round.some(x, "pull", partial(columns, x.shape[1], self.share))
 
     def push(self, y: Tensor) -> Tensor:
         if self.kind == "rand-k":
-            return self.round.push_some(y, partial(columns, y.shape[1], self.share))
+            return self.round.some(y, "push", partial(columns, y.shape[1], self.share))
         said, code = self._said(y)
         return y + (self.round.push(said, code) - said)
 

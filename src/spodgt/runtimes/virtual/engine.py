@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, cast
 
@@ -21,14 +21,13 @@ from spodgt import rng
 from spodgt.algorithms import stack
 from spodgt.algorithms.base import Algorithm, HasOverlap
 from spodgt.algorithms.registry import unwrapped
-from spodgt.compiled import share, usable
+from spodgt.compiled import usable
 from spodgt.errors import Incompatible
 from spodgt.kernels import STEPS
 from spodgt.kernels import turns as tracking
 from spodgt.kernels.mixing import add_rows, lean
 from spodgt.kernels.steps import State, rebuild
 from spodgt.kernels.tracking import GradientTracking, track
-from spodgt.problems.gradients.linear import linear_gradients
 from spodgt.runtimes.batch import RunBatch
 from spodgt.runtimes.distributed.world import cut
 from spodgt.runtimes.virtual.lot import columns, laid_out, shifted
@@ -44,9 +43,7 @@ from spodgt.types import (
     Ints,
     LinearData,
     Minibatches,
-    Problem,
     Round,
-    Words,
 )
 
 _TOGETHER = 2**22  # numbers of a batch's gradients, below which threads save less than Python costs
@@ -118,9 +115,7 @@ class Engine:
     done: int = 0  # the last that was computed
     slots: Slots = field(default_factory=Slots)  # of copies
     mass: Slots = field(default_factory=Slots)  # of copies of trackers, where they are kept apart
-    inbox: Tensor | None = (
-        None  # (clients, columns) mass that a client's next turn takes, where it is kept apart
-    )
+    inbox: Tensor | None = None  # (clients, columns) mass of their next turns, where it is kept apart
     compiled: bool = True  # use the compiled step of the method where there is one
 
     def __post_init__(self) -> None:
@@ -130,20 +125,16 @@ class Engine:
         pairs = traits.talks == "waker" and run.network.links > 0
         waits = traits.waits and not pairs
         base, _ = unwrapped(run.algorithm)
-        ahead = base.overlap if isinstance(base, HasOverlap) else None
-        self.plan = Plan(
-            run, clock, size, waits=waits, remembers=traits.remembers, pairs=pairs, overlap=ahead
-        )
+        ahead, old = base.overlap if isinstance(base, HasOverlap) else None, traits.remembers
+        self.plan = Plan(run, clock, size, waits=waits, remembers=old, pairs=pairs, overlap=ahead)
         self.origin = self._origin()
         net = run.network
         self.weights: dict[str, Floats] = {"a": net.a, "b": net.b}
         if net.w is not None:
             self.weights["w"] = net.w
-        self.algorithm: Algorithm = stack(
-            [run.algorithm], [net.clients], dtype=self.dtype, device=self.device
-        )
-        self.problem: Problem = run.problem.to(self.device, self.dtype)
-        self.keys: Words = np.full(net.clients, rng.key(run.seed, "batch"))
+        self.algorithm = stack([run.algorithm], [net.clients], dtype=self.dtype, device=self.device)
+        self.problem = run.problem.to(self.device, self.dtype)
+        self.keys = np.full(net.clients, rng.key(run.seed, "batch"))
 
     @property
     def clients(self) -> int:
@@ -228,19 +219,12 @@ class Engine:
             for batch, (low, high) in enumerate(pairwise(lot.cuts[:, 6].tolist())):
                 turns.one(batch)
                 at = low + np.argsort(rows[low:high])  # a problem is asked in the order of its clients
-                self._gradients((x, y, g), Minibatches(rows[at], keys[at], rows[at], 0), weight[at])
+                if len(at):
+                    track(self.problem, x, g, y, Minibatches(rows[at], keys[at], rows[at], 0), weight[at])
         counts.gradients[:] += np.bincount(rows, minlength=len(counts.gradients))
         sent = np.bincount(lot.links, minlength=len(counts.messages))
         counts.messages[:] += sent
         counts.bytes[:] += sent * (2 * x.shape[1] * x.element_size())
-
-    def _gradients(self, state: tuple[Tensor, Tensor, Tensor], draws: Minibatches, weight: Floats) -> None:
-        (x, y, g), rows = state, draws.rows
-        if self.linear is not None:  # `track` would ask for it in every batch, which takes its time
-            given = (x.numpy(), g.numpy(), y.numpy()), True, rows, draws, *self.linear, weight
-            share(len(rows), len(rows) * x.shape[1] * self.linear[1], partial(linear_gradients, *given))
-        elif len(rows):
-            track(self.problem, x, g, y, draws, weight)
 
     @cached_property
     def linear(self) -> tuple[LinearData, int] | None:
@@ -324,11 +308,10 @@ class Engine:
         if not self.pushes or self.pushes[0] not in self.pools:
             return None
         pool, kept = self.pools[self.pushes[0]], [m for m in self.under_way if not (self.apart and m.direct)]
-        links = [message.link for message in kept]
-        slots = [message.sent.mass_slot if self.apart else message.sent.slot for message in kept]
         total = pool.new_zeros(1, pool.shape[1], dtype=torch.float64)
-        for link, slot in zip(links, slots, strict=True):
-            total.add_(pool[slot], alpha=float(self.weights["b"][link]))
+        for message in kept:
+            slot = message.sent.mass_slot if self.apart else message.sent.slot
+            total.add_(pool[slot], alpha=float(self.weights["b"][message.link]))
         return total[0] if self.inbox is None else total[0] + self.inbox.double().sum(0)
 
     # --- keeping ---------------------------------------------------------------------------------
@@ -462,21 +445,20 @@ class Turns:
     def pull(self, x: Tensor, code: Callable[[int], IntervalCode] | None = None) -> Tensor:
         if code is not None:
             return self._lean(x, code)
-        return self._mix(x, "a", self.models, self.models.rows, self.models.links)
+        return self._mix(x, "a", self.models)
 
     def push(self, y: Tensor, code: Code | IntervalCode | None = None) -> Tensor:
         if self.calls not in self.engine.pushes:
             self.engine.pushes.append(self.calls)
-        return self._mix(y, "b", self.mass, self.senders, self.links, code)
+        return self._mix(y, "b", self.mass, code)
 
-    def pull_some(self, x: Tensor, columns: Callable[[int], slice]) -> Tensor:
-        return self._lean(x, lambda k: Some(columns(k)))
-
-    def push_some(self, y: Tensor, columns: Callable[[int], slice]) -> Tensor:
-        said = torch.zeros_like(y)
+    def some(self, x: Tensor, how: str, columns: Callable[[int], slice]) -> Tensor:
+        if how == "pull":
+            return self._lean(x, lambda k: Some(columns(k)))
+        said = torch.zeros_like(x)
         for row, k in enumerate(self.batch.rounds):
-            said[row, columns(k)] = y[row, columns(k)]
-        return y + (self.push(said, Some(columns(0))) - said)
+            said[row, columns(k)] = x[row, columns(k)]
+        return x + (self.push(said, Some(columns(0))) - said)
 
     @property
     def kept(self) -> Tensor:
@@ -488,7 +470,7 @@ class Turns:
             self.engine.counts.bytes[self.links] += x.shape[1] * x.element_size()
             first, second = x.chunk(2)
             return ((first + second) / 2).repeat(2, 1)
-        return self._mix(x, "w", self.models, self.models.rows, self.models.links)
+        return self._mix(x, "w", self.models)
 
     def average(self, x: Tensor) -> Tensor:
         if not self.engine.plan.waits:
@@ -518,17 +500,10 @@ class Turns:
         self.engine.counts.bytes[self.links] += code.size(width, item) if code else width * item
         self.calls += 1
 
-    def _mix(
-        self,
-        x: Tensor,
-        which: str,
-        reads: Reads,
-        keepers: Ints,
-        links: Ints,
-        code: Code | IntervalCode | None = None,
-    ) -> Tensor:
+    def _mix(self, x: Tensor, which: str, reads: Reads, code: Code | IntervalCode | None = None) -> Tensor:
         """The rows' own part of x, and what they take; what others take later is kept."""
         engine, weights = self.engine, self.engine.weights[which]
+        keepers, links = (self.senders, self.links) if which == "b" else (reads.rows, reads.links)
         out = x * torch.from_numpy(self.own_part(which, keepers, links)).to(x)[:, None]
         values, pool = weights[reads.links], engine.pool(self.calls, x, engine.slots.capacity)
         for which_rows, source in ((reads.here, x.contiguous()), (~reads.here, pool)):

@@ -17,15 +17,13 @@ Table = list[tuple[int, ...]]
 class Lot(NamedTuple):
     """The turns of some batches, one after the other; a row is a client's place in its batch."""
 
-    cuts: (
-        Ints  # (batches + 1, 7) where each batch begins in rows, models, mass, copies, trackers, ahead, draws
-    )
+    cuts: Ints  # (batches + 1, 7) where each begins in rows, models, mass, copies, trackers, ahead, draws
     rows: Ints  # clients
     kept: tuple[Floats, Floats]  # of each row, its own part of x and of y
     models: tuple[Ints, Bools, Ints, Floats]  # row that takes it, was it sent here, row or slot, weight
     mass: tuple[Ints, Bools, Ints, Floats]  # the same of trackers
-    copies: tuple[Ints, Ints]  # row whose x is kept, slot
-    trackers: tuple[Ints, Ints]  # row whose y is kept, slot
+    copies: tuple[Ints, ...]  # row whose x is kept, slot
+    trackers: tuple[Ints, ...]  # row whose y is kept, slot
     ahead: tuple[Ints, Ints, Floats]  # client whose next turn takes it, row that sends it, weight
     draws: tuple[Ints, Words]  # clients that compute, and the keys of their mini-batches
     links: Ints  # on which something is sent
@@ -82,7 +80,6 @@ def laid_out(
     to, sending, directly = columns(ahead, 3)
     given = ((takers, a[links_x]), (senders, b[links]))  # what leaves the own part of which row
     kept_x, kept_y = (np.asarray(1.0 - np.bincount(*each, len(rows)), np.float64) for each in given)
-    keeps_x, keeps_y = columns(copies, 2), columns(trackers, 2)
     busy = np.flatnonzero(computes)
     return Lot(
         np.array(cuts),
@@ -90,8 +87,8 @@ def laid_out(
         (kept_x, kept_y),
         (to_x, here_x != 0, where_x, a[links_x]),
         (to_y, here_y != 0, where_y, b[links_y]),
-        (keeps_x[0], keeps_x[1]),
-        (keeps_y[0], keeps_y[1]),
+        tuple(columns(copies, 2)),
+        tuple(columns(trackers, 2)),
         (to, sending, b[directly]),
         (rows[busy], shifted(keys, rows[busy], rounds[busy])),
         links,

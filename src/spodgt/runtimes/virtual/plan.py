@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
@@ -26,7 +27,6 @@ from spodgt import rng
 from spodgt.participation import delay
 from spodgt.runtimes.virtual.times import NANO, Clock
 from spodgt.runtimes.world import Run
-from spodgt.types import Floats
 
 _NEVER = 2**62  # an arrival that does not come: a newer message has taken its place
 _TABLE = 2**16  # draws made at once
@@ -52,9 +52,7 @@ class Message:
     def __init__(self, link: int, sent: Sent, arrival: int, k: int) -> None:
         self.link, self.sent, self.arrival = link, sent, arrival
         self.k = k  # the sender's round that began when it was sent
-        self.direct = (
-            False  # taken by the receiver's next turn, later than its batch: mass may go there at once
-        )
+        self.direct = False  # taken by the receiver's next turn, in a later batch: mass may go there at once
 
 
 @dataclass(eq=False)
@@ -68,9 +66,7 @@ class Batch:
     sent: list[Sent] = field(default_factory=list)  # of each row
     out: list[Message] = field(default_factory=list)  # sent
     got: list[tuple[int, Message, bool]] = field(default_factory=list)  # row, message, is it the newest?
-    known: list[tuple[int, Message]] = field(
-        default_factory=list
-    )  # the last that a row has taken of each link
+    known: list[tuple[int, Message]] = field(default_factory=list)  # the last that a row took of each link
     forgotten: list[Sent] = field(default_factory=list)  # no longer the last that somebody knows
     partners: list[int] = field(default_factory=list)  # whom each client meets, where pairs do
     joules: float = 0.0
@@ -202,9 +198,7 @@ class Plan:
         for flight in self.flights:
             for message in flight:
                 i = self.receivers[message.link]
-                message.direct = message.direct or (
-                    message.arrival <= self.times[i] and self._next(message, i)
-                )
+                message.direct |= message.arrival <= self.times[i] and self._next(message, i)
         return found
 
     def _next(self, message: Message, i: int) -> bool:
@@ -312,9 +306,7 @@ class Plan:
                 count -= 1
             for message in flight[:count]:
                 batch.got.append((row, message, False))
-                message.direct = message.direct or (
-                    message.sent.batch != batch.number and self._next(message, i)
-                )
+                message.direct |= message.sent.batch != batch.number and self._next(message, i)
             if count:
                 newest = flight[count - 1]
                 self.heard[link] = newest.k
@@ -402,12 +394,11 @@ class Plan:
         kept = [message for message in self.memory if message is not None]
         copies = {id(message.sent): message.sent for message in (*messages, *kept)}
         number = {key: n for n, key in enumerate(copies)}
+        places = [[s.refs, s.slot, s.mass_refs, s.mass_slot] for s in copies.values()]
         return {
             "clients": torch.tensor([self.times, self.k, self.since]),
             "links": torch.tensor([self.begun, self.busy, self.heard]),
-            "copies": torch.tensor(
-                [[s.refs, s.slot, s.mass_refs, s.mass_slot] for s in copies.values()]
-            ).reshape(-1, 4),
+            "copies": torch.tensor(places).reshape(-1, 4),
             "messages": _rows(messages, number),
             "memory": _rows(kept, number),
             "tick": torch.tensor(self.tick),
@@ -431,20 +422,10 @@ class Plan:
 
     def slots(self) -> tuple[set[int], set[int]]:
         """Where copies are kept that somebody is still going to take: of all, and of trackers apart."""
-        messages = [
-            *(m for flight in self.flights for m in flight),
-            *(m for m in self.memory if m is not None),
-        ]
+        messages = [m for m in (*chain(*self.flights), *self.memory) if m is not None]
         return {m.sent.slot for m in messages}, {m.sent.mass_slot for m in messages}
 
 
 def _rows(messages: list[Message], number: Mapping[int, int]) -> Tensor:
     rows = [[m.link, number[id(m.sent)], m.arrival, m.k, m.direct] for m in messages]
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, 5)
-
-
-def kept(weights: Floats, links: list[int], keepers: list[int], rows: int) -> Floats:
-    """(rows,) what is left of one after the weights of `links` have left the rows `keepers`."""
-    if not links:
-        return np.ones(rows)
-    return np.asarray(1.0 - np.bincount(keepers, weights[links], minlength=rows), np.float64)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
 import numpy as np
@@ -35,12 +35,9 @@ if TYPE_CHECKING:
 NANO = 10**9  # of a second
 _MOST = 1e9  # seconds: thirty years
 _UNITS = {"bandwidth": "bytes_per_second"}  # columns of traces; the others are seconds
-Positive = Annotated[
-    Number, Field(gt=0, le=1e18, allow_inf_nan=False, examples=[1.0]), Must("a number above 0")
-]
-NotNegative = Annotated[
-    Number, Field(ge=0, le=1e18, allow_inf_nan=False, examples=[0.0]), Must("a number of at least 0")
-]
+_upto = partial(Field, le=1e18, allow_inf_nan=False)
+Positive = Annotated[Number, _upto(gt=0, examples=[1.0]), Must("a number above 0")]
+NotNegative = Annotated[Number, _upto(ge=0, examples=[0.0]), Must("a number of at least 0")]
 
 
 class Drawn(Protocol):
@@ -258,9 +255,8 @@ class Replayed:
             rows = [table["value"].to_numpy()] * who.count
         else:
             ends = zip(net.senders, net.receivers, strict=True) if who.links else zip(range(who.count))
-            groups = {
-                tuple(map(str, names)): part["value"].to_numpy() for names, part in table.groupby(columns)
-            }
+            parts = table.groupby(columns)["value"]
+            groups = {tuple(map(str, names)): part.to_numpy() for names, part in parts}
             rows = []
             for each in ends:
                 names = tuple(net.label(int(one)) for one in each)
