@@ -188,13 +188,14 @@ def test_the_signature_is_inside_and_half_a_file_is_never_there(
     home = folders.issue(run, "p0")
     assert not list(run.rglob("*.sig"))
     before = (home / "manifest.toml").read_bytes()
+    newer = SignedManifest.sign(replace(folders.load(run), version=2), (run / "ca.key").read_bytes())
 
     def power_fails(_: int) -> None:
         raise OSError("no power")
 
     monkeypatch.setattr(os, "fsync", power_fails)
     with pytest.raises(OSError, match="no power"):
-        folders.remove(run, "p3")
+        newer.write(home)
     assert (home / "manifest.toml").read_bytes() == before
     monkeypatch.undo()
     assert folders.load(home).version == 1

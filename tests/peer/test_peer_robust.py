@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -412,4 +413,7 @@ def test_a_key_is_never_copied_and_never_readable_by_others(home: Path, monkeypa
     peer = Peer(home, "p0", Options(durability="process"))
     monkeypatch.setattr("tempfile.mkdtemp", lambda *_, **__: pytest.fail("a key in a temporary folder"))
     assert "nobody listens" in probe(peer.transport.local.identity, "127.0.0.1:1", "p1")
+    with socket.create_server(("127.0.0.1", 0)) as there:  # who is there is shown the certificate
+        there.listen()  # nobody answers: the handshake times out after the key was read
+        probe(peer.transport.local.identity, f"127.0.0.1:{there.getsockname()[1]}", "p1")
     peer.store.close()
