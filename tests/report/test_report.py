@@ -23,6 +23,7 @@ from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.record import Record
 from spodgt.record.record import versions
+from spodgt.report.page import toml
 from spodgt.report.render import duration
 from spodgt.sweeps import grid as experiments
 from spodgt.sweeps import sweep
@@ -443,3 +444,9 @@ def test_a_browser_shows_a_prediction(predicted: Path, tmp_path: Path) -> None:
     assert said["complaints"] == []
     check_chart(said["prediction"], ["spod-gt"])
     assert said["points"] == 4 + 4, "those of the same probability, too"
+
+
+def test_changes_by_hand_are_shown_as_they_can_be_typed() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 or later")
+    methods = ["spod-gt", {"name": "relay", "running_mean": 0.2, "tags": [True, 1e-5, 'a "b"']}]
+    assert tomllib.loads(f"methods={toml(methods)}") == {"methods": methods}

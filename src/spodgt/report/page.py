@@ -83,6 +83,15 @@ def _again(command: str, file: Path, folder: Path) -> str:
 
 def _reproduce(record: SweepRecord) -> str:
     words = ["spodgt", "reproduce", record.name, "--scale", record.scale.name or "paper"]
-    for key, value in record.changes.items():  # JSON of a number, text or list reads as TOML
-        words += ["--set", f"{key}={json.dumps(value)}"]
+    for key, value in record.changes.items():
+        words += ["--set", f"{key}={toml(value)}"]
     return shlex.join(words)
+
+
+def toml(value: object) -> str:
+    """A value of a config in one line of TOML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value)  # of a number, a text or a truth value the same
