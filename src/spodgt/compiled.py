@@ -139,6 +139,100 @@ swap = _Instruction(_swap, frozenset())
 fetch = _Instruction(_fetch, frozenset())  # fetch(array, index, 0, 0): bring it near, it will be read soon
 
 
+class _Room(Loop):
+    """`room(like)`: an array (ROOM,) of the numbers of `like`, on the stack of the loop that asks for it."""
+
+    def compiled(self) -> Callable[..., Any]:
+        from numba.core import cgutils, types
+        from numba.extending import intrinsic
+
+        def room(context, like):  # type: ignore[no-untyped-def]
+            def lowered(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+                kind, whole = context.get_data_type(like.dtype), context.get_value_type(types.intp)
+                size = whole(context.get_abi_sizeof(kind))
+                data = cgutils.alloca_once(builder, kind, size=ROOM)  # type: ignore[no-untyped-call]
+                array = context.make_array(signature.return_type)(context, builder)
+                sizes = {"shape": (whole(ROOM),), "strides": (size,), "itemsize": size}
+                context.populate_array(array, data=data, meminfo=None, **sizes)
+                return array._getvalue()
+
+            return types.Array(like.dtype, 1, "C")(like), lowered
+
+        with _building:
+            self._compiled = self._compiled or intrinsic(room)
+            return self._compiled
+
+
+class _Weigh(Loop):
+    """`weigh(start, own, to, x, rows, weights, count, left)`: a piece of a row of weighted sums.
+
+    to ← own · start + Σ weights[n] · x[rows[n], left …] over n < count, where `to` and `start` are (array,
+    row, column) and every piece is `bytes_` long. The sum stays in registers, which a loop over columns
+    cannot be made to do.
+    """
+
+    def __init__(self, bytes_: int) -> None:
+        super().__init__(_nothing, _FUSE)
+        self.bytes = bytes_
+
+    def compiled(self) -> Callable[..., Any]:
+        from llvmlite import ir
+        from numba.core import cgutils, types
+        from numba.extending import intrinsic
+
+        def weigh(context, start, own, to, x, rows, weights, count, left):  # type: ignore[no-untyped-def]
+            def lowered(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+                start, own, to, x, rows, weights, count, left = arguments
+                kinds = signature.args
+                number = context.get_data_type(x_kind.dtype)
+                size = context.get_abi_sizeof(number)
+                lanes = max(1, self.bytes // size)
+                vector = ir.VectorType(number, lanes)
+
+                def at(kind, array, *index):  # type: ignore[no-untyped-def]
+                    view = context.make_array(kind)(context, builder, array)
+                    return cgutils.get_item_pointer(context, builder, kind, view, list(index))  # type: ignore[no-untyped-call]
+
+                def piece(kind, array, *index):  # type: ignore[no-untyped-def]
+                    return builder.bitcast(at(kind, array, *index), vector.as_pointer())
+
+                def all_of(value):  # type: ignore[no-untyped-def]
+                    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
+                    same = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+                    return builder.shuffle_vector(one, one, same)
+
+                def place(kind, given):  # type: ignore[no-untyped-def]
+                    array, row, column = (builder.extract_value(given, n) for n in range(3))
+                    return piece(kind[0], array, row, column)
+
+                begun = builder.load(place(kinds[0], start), align=size)
+                total = cgutils.alloca_once(builder, vector)  # type: ignore[no-untyped-call]
+                builder.store(builder.fmul(all_of(own), begun), total)
+                with cgutils.for_range(builder, count) as loop:  # type: ignore[no-untyped-call]
+                    row = builder.load(at(kinds[4], rows, loop.index))
+                    by = all_of(builder.load(at(kinds[5], weights, loop.index)))
+                    term = builder.fmul(by, builder.load(piece(x_kind, x, row, left), align=size))
+                    builder.store(builder.fadd(builder.load(total), term), total)
+                builder.store(builder.load(total), place(kinds[2], to), align=size)
+                return context.get_dummy_value()
+
+            x_kind = x
+            return types.none(start, own, to, x, rows, weights, types.int64, types.int64), lowered
+
+        with _building:
+            self._compiled = self._compiled or intrinsic(weigh)
+            return self._compiled
+
+
+def _nothing() -> None:
+    """What an instruction has in place of a function."""
+
+
+ROOM = 64  # numbers on the stack of a loop
+room = _Room(_nothing, _FUSE)
+weigh_long, weigh_short, weigh_one = _Weigh(256), _Weigh(64), _Weigh(1)
+
+
 def jit_part(function: Callable[..., Any]) -> Loop:
     """A piece of a loop with a name of its own: it becomes part of every loop that calls it.
 

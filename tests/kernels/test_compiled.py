@@ -259,6 +259,25 @@ def test_compiled_mixing_is_torchs_mixing(clients: int, runs: int, seed: int, ma
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 7, 8, 16, 17, 33, 63, 64, 100, 130])
+def test_rows_of_any_length_and_many_links_are_mixed(width: int, dtype: torch.dtype) -> None:
+    """Long and short pieces, those that overlap, and more links than a loop takes at once."""
+    draws = np.random.default_rng(width)
+    on = draws.random((150, 150)) < np.linspace(0, 1, 150)[:, None]  # clients with none to all in-links
+    receivers, senders = np.nonzero(on & ~np.eye(150, dtype=bool))
+    weights, active = draws.random(len(senders)) / 150, draws.random(len(senders)) < 0.7
+    x = torch.from_numpy(draws.standard_normal((150, width))).to(dtype)
+    moved = np.where(active, weights, 0.0)
+    kept = 1.0 - np.bincount(receivers, moved, minlength=150)
+    links = Links(1, 150, receivers, senders)
+    mixed = links.mix(x, weights, active, keeper=receivers)
+    theirs = links.plain(x, moved, active, kept)
+    torch.testing.assert_close(mixed, theirs, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-13)
+    alone = [links.mix(x[:, c : c + 1].contiguous(), weights, active, keeper=receivers) for c in range(width)]
+    assert torch.equal(mixed, torch.cat(alone, 1))  # a number does not depend on the piece it is in
+
+
 def test_buffers_are_lent_again_only_when_the_state_lies_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spodgt.kernels.mixing._LARGE", 1)
     buffers, x = Buffers(), torch.zeros(3, 4)

@@ -12,7 +12,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spodgt.compiled import fetch, jit, share, usable
+from spodgt.compiled import (
+    ROOM,
+    fetch,
+    jit,
+    jit_part,
+    room,
+    share,
+    usable,
+    weigh_long,
+    weigh_one,
+    weigh_short,
+)
 from spodgt.types import Bools, Floats, Ints
 
 Array = NDArray[Any]
@@ -78,45 +89,48 @@ def _combine_scattered(x, out, links, kept, low, high):  # type: ignore[no-untyp
 
 @jit
 def combine(x, out, links, kept, bases, lefts, size, low, high):  # type: ignore[no-untyped-def]
-    """out_i ← kept_i x_i + Σ w_ij x_j over active links, for clients low to high; four links a pass.
+    """out_i ← kept_i x_i + Σ w_ij x_j over active links, for clients low to high.
 
     `links` is (pointers, senders, weights, active). Client i is row i - bases[0] of x and row i - bases[1] of
     `out`; `size` columns are mixed, from lefts[0] on in x and from lefts[1] on in `out`.
     """
     pointers, senders, weights, active = links
     (base, to_base), (left, to_left), one = bases, lefts, x.dtype.type
+    rows, by = room(senders), room(x)
+    long, short = 256 // x.itemsize, 64 // x.itemsize
     for i in range(low, high):
-        own, xi = one(kept[i]), x[i - base, left : left + size]
-        to = out[i - to_base, to_left : to_left + size]
-        link, end, fresh = pointers[i], pointers[i + 1], True
-        j0, j1, j2, j3 = i, i, i, i
-        w0, w1, w2, w3 = own, own, own, own
+        own, link, end, fresh = one(kept[i]), pointers[i], pointers[i + 1], True
         while fresh or link < end:
             count = 0
-            while link < end and count < 4:
-                if active[link]:
-                    j0, j1, j2, j3 = j1, j2, j3, senders[link]
-                    w0, w1, w2, w3 = w1, w2, w3, one(weights[link])
-                    count += 1
+            while link < end and count < ROOM:  # without a branch, which could not be foreseen
+                rows[count], by[count] = senders[link] - base, one(weights[link])
+                count += active[link]
                 link += 1
-            x0, x1 = x[j0 - base, left : left + size], x[j1 - base, left : left + size]
-            x2, x3 = x[j2 - base, left : left + size], x[j3 - base, left : left + size]
-            if count == 4:
-                for c in range(size):
-                    to[c] = own * xi[c] + w0 * x0[c] + w1 * x1[c] + w2 * x2[c] + w3 * x3[c]
-            elif count == 3:
-                for c in range(size):
-                    to[c] = own * xi[c] + w1 * x1[c] + w2 * x2[c] + w3 * x3[c]
-            elif count == 2:
-                for c in range(size):
-                    to[c] = own * xi[c] + w2 * x2[c] + w3 * x3[c]
-            elif count == 1:
-                for c in range(size):
-                    to[c] = own * xi[c] + w3 * x3[c]
-            elif fresh:
-                for c in range(size):
-                    to[c] = own * xi[c]
-            own, xi, fresh = one(1), to, False  # what is there already
+            c = 0
+            while c < size:
+                step = long if size - c >= long else short if size - c >= short else 1
+                if fresh and size >= long and long > size - c > 2 * short:
+                    c, step = size - long, long  # some columns twice: cheaper than many short pieces
+                elif fresh and size >= short and size - c < short:
+                    c, step = size - short, short
+                at, to = left + c, (out, i - to_base, to_left + c)
+                if fresh:
+                    _piece((x, i - base, at), own, to, x, rows, by, count, at, step, long, short)
+                else:
+                    _piece(to, own, to, x, rows, by, count, at, step, long, short)
+                c += step
+            own, fresh = one(1), False  # what is there already
+
+
+@jit_part
+def _piece(start, own, to, x, rows, by, count, at, step, long, short):  # type: ignore[no-untyped-def]
+    """A piece of a row in `step` columns."""
+    if step == long:
+        weigh_long(start, own, to, x, rows, by, count, at)
+    elif step == short:
+        weigh_short(start, own, to, x, rows, by, count, at)
+    else:
+        weigh_one(start, own, to, x, rows, by, count, at)
 
 
 def mix(
