@@ -7,8 +7,8 @@ Against three yardsticks, on the same networks, data, participation and seeds:
             speed and bytes over measured copy bandwidth
 
 Every figure is the best of several repeats; the spread is printed beside it. Sections: memory, svm,
-logistic, busy, methods, outside, large, networks, mixing, growth, start. Results: speed.json and growth.png
-in benchmarks/results.
+logistic, busy, methods, outside, large, networks, mixing, rows, million, growth, start. Results: speed.json
+and growth.png in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from rich.table import Table
 
 import spodgt
 from spodgt.algorithms.base import Algorithm, Rate, TrackingState
-from spodgt.kernels.mixing import Buffers, Links
+from spodgt.kernels.mixing import Buffers, Links, roomy
+from spodgt.kernels.order import grouped, near_order
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.learning import Learning
@@ -526,7 +527,7 @@ def large(power: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def many_clients(clients: int, each: int = 16, side: int = 28) -> Learning:
+def many_clients(clients: int, each: int = 16, side: int = 28, classes: int = 10) -> Learning:
     """The embedded images dealt out again and again, so that any number of clients holds some."""
     from spodgt.problems.data import IID, load
     from spodgt.problems.data.datasets import Dataset, Split
@@ -535,17 +536,15 @@ def many_clients(clients: int, each: int = 16, side: int = 28) -> Learning:
 
     small = load("fashion-mnist-small")
     again = torch.from_numpy(np.resize(np.arange(len(small.train.targets)), clients * each))
-    images = small.train.inputs[:, :, :side, :side]
+    train, test = (
+        Split(part.inputs[:, :, :: 28 // side, :: 28 // side].contiguous(), part.targets * classes // 10)
+        for part in (small.train, small.test)
+    )
     # One index list, not one image per client: 10⁴ clients would otherwise hold gigabytes of pixels.
     problem = Learning.partitioned(
-        linear((1, side, side), 10),
+        linear((1, side, side), classes),
         multi_margin,
-        Dataset(
-            "again",
-            Split(images, small.train.targets),
-            Split(small.test.inputs[:, :, :side, :side], small.test.targets),
-            small.classes,
-        ),
+        Dataset("again", train, test, classes),
         clients=min(clients, 1000),
         partition=IID(),
     )
@@ -670,21 +669,12 @@ def _mix(links: Links, buffers: Buffers, x: torch.Tensor, weights: Any, active: 
 def mixing(power: dict[str, Any]) -> list[dict[str, Any]]:
     """Pull and push alone, as a share of the copy bandwidth: each reads a state and writes one."""
     rows = []
-    for clients, width in (
-        (10, 10**2),
-        (10, 10**4),
-        (10, 10**6),
-        (10, 10**7),
-        (1000, 10**4),
-        (10**5, 10**2),
-        (10**6, 10**2),
-    ):
+    for clients, width in ((10, 10**2), (10, 10**4), (10, 10**6), (10, 10**7), (1000, 10**4)):
         net = geometric(10)(0) if clients == 10 else sparse(clients)(0)
         links = Links(1, clients, net.receivers, net.senders)
         x, buffers = torch.randn(clients, width), Buffers()
         active = np.ones(net.links, bool)
-
-        for name, weights, keeper in (("pull", net.a, net.receivers), ("push", net.b, net.senders)):
+        for name, weights, keeper in (("pull", net.a, links.receivers), ("push", net.b, links.senders)):
             work = partial(_mix, links, buffers, x, weights, active, keeper)
             seconds, spread = best(work, repeats=3)
             share = 2 * x.numel() * 4 / seconds / (power["copy_gb_per_s"] * 1e9)
@@ -697,6 +687,89 @@ def mixing(power: dict[str, Any]) -> list[dict[str, Any]]:
                 }
             )
     return rows
+
+
+def plane(clients: int, degree: float = 18) -> Callable[[int], spodgt.Network]:
+    """Clients in a plane, with as many links as it takes to connect a million of them."""
+    return lambda seed: spodgt.Network.random_geometric(clients, (degree / np.pi / clients) ** 0.5, seed=seed)
+
+
+def short_rows() -> list[dict[str, Any]]:
+    """Mixing of many rows of 100 numbers, by turns with a copy of 64 MB and with fetching each row once.
+
+    Rows stand as in a run: by numbers on a random graph, which has no better order, and with neighbours
+    together in a plane. `scattered_bound` is the most that is possible if each neighbour's row comes from
+    memory, in whole lines of a cache, at the speed of a copy. A gather reads every row once, at random.
+    """
+    found = []
+    source = torch.randn(64 * 2**20 // 4)
+    target = torch.empty_like(source)
+    for clients in (10**5, 10**6):
+        x, out = roomy(torch.empty(clients, 100)).normal_(), roomy(torch.empty(clients, 100))
+        shuffled = torch.from_numpy(np.random.default_rng(0).permutation(clients))
+        for kind, make in (("random", sparse(clients)), ("geometric", plane(clients))):
+            net = make(0)
+            order = near_order(clients, net.receivers, net.senders)
+            row = np.argsort(np.arange(clients) if order is None else order)
+            _, place = grouped(row[net.receivers], clients)
+            links = Links(1, clients, row[net.receivers[place]], row[net.senders[place]])
+            for share in (1.0, 0.5):
+                active = np.random.default_rng(1).random(net.links) < share
+                steps: dict[str, Callable[[], Any]] = {
+                    "copy": partial(target.copy_, source),
+                    "pull": partial(links.mix, x, net.a[place], active, keeper=links.receivers, out=out),
+                    "push": partial(links.mix, x, net.b[place], active, keeper=links.senders, out=out),
+                    "gather": partial(torch.index_select, x, 0, shuffled, out=out),
+                }
+                seconds = alternating(steps, 7)
+                speed = 2 * source.numel() * 4 / seconds["copy"].min()
+                lines = 64 * np.mean((np.arange(16) * 400 % 64 + 400 + 63) // 64)
+                read = (1 + share * net.links / clients) * lines + 400
+                for name in ("pull", "push"):
+                    once = float(seconds[name].min())
+                    found.append(
+                        {
+                            "workload": f"{name}, {kind}, {net.links / clients:.0f} links each, "
+                            f"{share:.0%} active, {clients:,} × 100",
+                            "seconds": once,
+                            "spread": float(np.median(seconds[name])) / once - 1,
+                            "of_copy": 2 * x.numel() * 4 / once / speed,
+                            "scattered_bound": 800 / read,
+                            "gathers": once / float(seconds["gather"].min()),
+                            "copy_gb_per_s": speed / 1e9,
+                        }
+                    )
+    return found
+
+
+def million(clients: int = 10**6) -> list[dict[str, Any]]:
+    """A round of Spod-GT, half active, as a share of what the memory allows: everything touched once.
+
+    That is x, y and g read and written; an index, two weights and a flag of every link; the samples, their
+    numbers and labels of those who compute. Two classes of 7 × 7 pixels: 100 parameters; four samples each.
+    """
+    found = []
+    source = torch.randn(64 * 2**20 // 4)
+    target = torch.empty_like(source)
+    problem = many_clients(clients, each=4, side=7, classes=2)
+    for kind, make in (("geometric", plane(clients)), ("random", sparse(clients))):
+        runs = make_runs(problem, 1, 0.5, make)
+        links = runs[0].network.links
+        touched = 6 * clients * problem.parameters * 4 + 13 * links + clients // 2 * 4 * (49 + 16)
+        seconds = alternating({"copy": partial(target.copy_, source), "round": ours(runs, 1)}, 5)
+        once, speed = float(seconds["round"].min()), 2 * source.numel() * 4 / seconds["copy"].min()
+        found.append(
+            {
+                "workload": f"svm, {clients:,} clients × {problem.parameters}, {kind}, "
+                f"{links / clients:.0f} links each, half active",
+                "rounds_per_s": 1 / once,
+                "spread": float(np.median(seconds["round"])) / once - 1,
+                "of_roofline": touched / speed / once,
+                "roofline_s": touched / speed,
+                "copy_gb_per_s": speed / 1e9,
+            }
+        )
+    return found
 
 
 def growth(power: dict[str, Any]) -> list[dict[str, Any]]:
@@ -832,6 +905,8 @@ def main() -> None:
         "large": lambda: large(power),
         "networks": lambda: networks(power),
         "mixing": lambda: mixing(power),
+        "rows": short_rows,
+        "million": million,
         "growth": lambda: growth(power),
         "start": start,
     }

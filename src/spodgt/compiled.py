@@ -30,6 +30,7 @@ _FUSE = frozenset({"contract", "nsz"})  # not nnan or ninf: divergence must stay
 _SERIAL = 200_000  # numbers below which waking a thread costs more than it saves
 _NAP = 5e-5  # seconds that a thread sleeps where it has to wait
 _HERE = Path(__file__).parent
+_IR = Any  # types and values of llvmlite, which has no types itself
 _building = threading.RLock()
 _allowed = threading.Event()  # whether loops may be used in this process
 _allowed.set()
@@ -189,26 +190,27 @@ class _Weigh(Loop):
                 lanes = max(1, self.bytes // size)
                 vector = ir.VectorType(number, lanes)
 
-                def at(kind, array, *index):  # type: ignore[no-untyped-def]
+                def at(kind: _IR, array: _IR, *index: _IR) -> _IR:
                     view = context.make_array(kind)(context, builder, array)
-                    return cgutils.get_item_pointer(context, builder, kind, view, list(index))  # type: ignore[no-untyped-call]
+                    pointer = cgutils.get_item_pointer
+                    return pointer(context, builder, kind, view, list(index))  # type: ignore[no-untyped-call]
 
-                def piece(kind, array, *index):  # type: ignore[no-untyped-def]
+                def piece(kind: _IR, array: _IR, *index: _IR) -> _IR:
                     return builder.bitcast(at(kind, array, *index), vector.as_pointer())
 
-                def all_of(value):  # type: ignore[no-untyped-def]
+                def all_of(value: _IR) -> _IR:
                     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
                     same = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
                     return builder.shuffle_vector(one, one, same)
 
-                def place(kind, given):  # type: ignore[no-untyped-def]
+                def place(kind: _IR, given: _IR) -> _IR:
                     array, row, column = (builder.extract_value(given, n) for n in range(3))
                     return piece(kind[0], array, row, column)
 
                 begun = builder.load(place(kinds[0], start), align=size)
                 total = cgutils.alloca_once(builder, vector)  # type: ignore[no-untyped-call]
                 builder.store(builder.fmul(all_of(own), begun), total)
-                with cgutils.for_range(builder, count) as loop:  # type: ignore[no-untyped-call]
+                with cgutils.for_range(builder, count) as loop:
                     row = builder.load(at(kinds[4], rows, loop.index))
                     by = all_of(builder.load(at(kinds[5], weights, loop.index)))
                     term = builder.fmul(by, builder.load(piece(x_kind, x, row, left), align=size))

@@ -27,8 +27,8 @@ from spodgt.problems.losses import Loss, cross_entropy, multi_margin, one_vs_res
 from spodgt.problems.models import linear
 from spodgt.problems.samples import draw_batch, without_replacement
 from spodgt.runtimes.loop import EvaluationSchedule, Stop, begin, run_rounds
-from spodgt.runtimes.simulator import Simulation
-from spodgt.runtimes.world import Draw, Run, Snapshot, Tally
+from spodgt.runtimes.simulator import Simulation, Simulator
+from spodgt.runtimes.world import Draw, Run, Saved, Snapshot, Tally
 from spodgt.types import Bools, Minibatches, Round
 
 FAMILY = ["spod-gt", "spod-gt-memory", "spod-gt-importance", "ab-push-pull", "g-push-pull", "sporadic-k-gt"]
@@ -269,13 +269,49 @@ def test_rows_of_any_length_and_many_links_are_mixed(width: int, dtype: torch.dt
     weights, active = draws.random(len(senders)) / 150, draws.random(len(senders)) < 0.7
     x = torch.from_numpy(draws.standard_normal((150, width))).to(dtype)
     moved = np.where(active, weights, 0.0)
-    kept = 1.0 - np.bincount(receivers, moved, minlength=150)
+    kept = np.ones(150) - np.bincount(receivers, moved, minlength=150)
     links = Links(1, 150, receivers, senders)
     mixed = links.mix(x, weights, active, keeper=receivers)
     theirs = links.plain(x, moved, active, kept)
     torch.testing.assert_close(mixed, theirs, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-13)
     alone = [links.mix(x[:, c : c + 1].contiguous(), weights, active, keeper=receivers) for c in range(width)]
     assert torch.equal(mixed, torch.cat(alone, 1))  # a number does not depend on the piece it is in
+
+
+@pytest.mark.parametrize("name", sorted(spodgt.ALGORITHMS))
+def test_the_order_of_rows_changes_no_number(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States, tallies and restarts of a network whose neighbours stand together in memory."""
+    traits = spodgt.ALGORITHMS[name].traits
+    p = 0.6 if traits.sporadic_clients != "no" else 1.0
+    p_hat = 0.6 if traits.sporadic_links != "no" else 1.0
+    problem = spodgt.problems.fashion_mnist_svm(300, 2)
+    network = spodgt.Network.random_geometric(300, 0.12, seed=3)
+    runs = []
+    for seed in range(2):
+        drawn = spodgt.Bernoulli(p, p_hat).draw(network, seed)
+        part = problem.draw(seed)
+        runs.append(Run.of(Draw(seed, network, drawn, part, part.start(seed)), spodgt.method(name)))
+    found = []
+    for near in (4096, 40):  # all rows are near each other, or only the next ones
+        monkeypatch.setattr("spodgt.kernels.order._NEAR", near)
+        monkeypatch.setattr("spodgt.kernels.order._GROUP", 20)
+        monkeypatch.setattr("spodgt.runtimes.arranged.SCATTERED", 1)
+        world = Simulation(runs)
+        assert (world.arranged is not None) == (near == 40)
+        state = world.advance(world.init(), range(1, 5))
+        fewer, state = world.keep(np.array([False, True]), state)
+        state = fewer.advance(state, range(5, 8))
+        (whole,) = fewer.gather(state, np.array([True])) or []
+        names, tally = fewer.algorithm.traits.state, Tally(*(count.copy() for count in fewer.counts))
+        kept = {field: tensor.clone() for field, tensor in zip(names, whole.state, strict=True)}
+        saved = Saved(7, np.zeros(1), fewer.runs, kept, whole.statistics, tally)
+        state = fewer.advance(state, range(8, 10))
+        (whole,) = fewer.gather(state, np.array([True])) or []
+        again = Simulator(torch.device("cpu")).restore(runs, torch.float32, saved)
+        (other,) = again.world.gather(again.world.advance(again.state, range(8, 10)), np.array([True])) or []
+        assert all(torch.equal(a, b) for a, b in zip(whole.state, other.state, strict=True))
+        found.append([*whole.state, *map(torch.from_numpy, world.counts)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_buffers_are_lent_again_only_when_the_state_lies_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,5 +474,5 @@ def test_rows_that_are_fetched_ahead_are_mixed_as_others(monkeypatch: pytest.Mon
     links, x = Links(1, 50, receivers, senders), torch.from_numpy(draws.standard_normal((50, 21)))
     weights, active = draws.random(200) / 4, draws.random(200) < 0.5
     near = links.mix(x, weights, active, keeper=receivers)
-    monkeypatch.setattr("spodgt.kernels.mixing._SCATTERED", 1)
+    monkeypatch.setattr("spodgt.kernels.mixing.SCATTERED", 1)
     assert torch.equal(links.mix(x, weights, active, keeper=receivers), near)

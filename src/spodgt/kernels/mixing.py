@@ -24,6 +24,7 @@ from spodgt.compiled import (
     weigh_one,
     weigh_short,
 )
+from spodgt.kernels.order import grouped, nearness
 from spodgt.types import Bools, Floats, Ints
 
 Array = NDArray[Any]
@@ -32,9 +33,16 @@ _NUMBERS = 2**16  # of a block mixed from one state into another: both stay in t
 _FEW = 4096  # rows whose blocks of columns fit the second-level cache together
 _DENSE = 64  # clients of a run up to which a dense matrix is faster
 _LINE = 16  # numbers of a row that come together
-_FAR = 8  # clients whose rows are fetched ahead
-_SCATTERED = 2**22  # numbers of a state with short rows that leaves the caches
+FAR = 8  # clients whose rows are fetched ahead
+SCATTERED = 2**22  # numbers of a state with short rows that leaves the caches
 _LARGE = 2**18  # numbers of a state from which its memory is used again
+
+
+def roomy(x: Tensor) -> Tensor:
+    """Memory for another `x`, in large pages where it is large: numpy asks for them, torch does not."""
+    if not usable(x) or x.numel() < _LARGE:
+        return torch.empty_like(x)
+    return torch.from_numpy(np.empty(x.shape, x.new_empty(0).numpy().dtype))
 
 
 class Buffers:
@@ -55,7 +63,7 @@ class Buffers:
         for number, free in enumerate(self._free):
             if free.shape == x.shape and free.dtype == x.dtype:
                 return self._free.pop(number)
-        self._all.append(torch.empty_like(x))
+        self._all.append(roomy(x))
         return self._all[-1]
 
     def reclaim(self, state: tuple[Tensor, ...]) -> None:
@@ -66,7 +74,7 @@ class Buffers:
 
 
 @jit
-def _ahead(x, links, low, high):  # type: ignore[no-untyped-def]
+def ahead(x, links, low, high):  # type: ignore[no-untyped-def]
     """Have the rows fetched that clients low to high read."""
     pointers, senders, _, active = links
     for link in range(pointers[low], pointers[high]):
@@ -80,10 +88,10 @@ def _ahead(x, links, low, high):  # type: ignore[no-untyped-def]
 def _combine_scattered(x, out, links, kept, low, high):  # type: ignore[no-untyped-def]
     """`combine` of whole short rows that lie far apart: those of the next clients are fetched meanwhile."""
     zero, width = low - low, x.shape[1]
-    _ahead(x, links, low, min(low + _FAR, high))
-    for first in range(low, high, _FAR):
-        last = min(first + _FAR, high)
-        _ahead(x, links, last, min(last + _FAR, high))
+    ahead(x, links, low, min(low + FAR, high))
+    for first in range(low, high, FAR):
+        last = min(first + FAR, high)
+        ahead(x, links, last, min(last + FAR, high))
         combine(x, out, links, kept, (zero, zero), (zero, zero), width, first, last)
 
 
@@ -133,12 +141,10 @@ def _piece(start, own, to, x, rows, by, count, at, step, long, short):  # type: 
         weigh_one(start, own, to, x, rows, by, count, at)
 
 
-def mix(
-    x: Tensor, out: Tensor, pointers: Array, senders: Array, weights: Array, active: Array, kept: Array
-) -> Tensor:
-    """out_i = kept_i x_i + Σ over active links j → i of w_ij x_j, links in rows by `pointers`."""
+def mix(x: Tensor, out: Tensor, links: Links, weights: Array, active: Array, kept: Array) -> Tensor:
+    """out_i = kept_i x_i + Σ over active links j → i of w_ij x_j."""
     rows, width = x.shape
-    given = x.numpy(), out.numpy(), (pointers, senders, weights, active), kept, (0, 0)
+    given = x.numpy(), out.numpy(), (links.pointers, links.senders, weights, active), kept, (0, 0)
     columns = max(COLUMNS, _NUMBERS // max(1, rows))
 
     def by_columns(first: int, last: int) -> None:  # few long rows: neighbours are read once from memory
@@ -147,11 +153,22 @@ def mix(
 
     if width > 2 * columns and rows <= _FEW:
         share(-(-width // columns), x.numel(), by_columns)
-    elif x.numel() >= _SCATTERED and width <= COLUMNS:
+    elif x.numel() >= SCATTERED and width <= COLUMNS and not links.near:
         share(rows, x.numel(), lambda first, last: _combine_scattered(*given[:4], first, last))
     else:
         share(rows, x.numel(), lambda first, last: combine(*given, (0, 0), width, first, last))
     return out
+
+
+@jit
+def _stays(pointers, links, weights, active, out, first, last):  # type: ignore[no-untyped-def]
+    """Of clients first to last, whose links are `links`, or those between their pointers."""
+    for i in range(first, last):
+        gone = 0.0
+        for n in range(pointers[i], pointers[i + 1]):
+            link = links[n] if len(links) else n
+            gone += weights[link] * active[link]
+        out[i] = 1.0 - gone
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,12 +179,26 @@ class Links:
     clients: int  # of all runs together
     receivers: Ints
     senders: Ints
+    places: Ints | None = None  # (links,) of the links in the order of clients, their places here
 
     @cached_property
     def pointers(self) -> Ints:
         """Where each receiver's links begin: links are sorted by receiver."""
         counts = np.bincount(self.receivers, minlength=self.clients)
         return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+    @cached_property
+    def near(self) -> bool:
+        """Most neighbours stand near each other, so that nothing need be fetched ahead."""
+        return nearness(self.receivers, self.senders) > 0.5
+
+    @cached_property
+    def outgoing(self) -> tuple[Ints, Ints]:
+        """Where each sender's links begin, and which they are, in the order of receiving clients."""
+        if self.places is None:
+            return grouped(self.senders, self.clients)
+        pointers, links = grouped(self.senders[self.places], self.clients)
+        return pointers, self.places[links]
 
     @property
     def dense(self) -> bool:
@@ -178,12 +209,22 @@ class Links:
         self, x: Tensor, weights: Floats, active: Bools, *, keeper: Ints, out: Tensor | None = None
     ) -> Tensor:
         """Send along the `active` links; `keeper` is the end of each link that keeps what is not sent."""
-        moved = np.where(active, weights, 0.0)
-        kept = np.subtract(1.0, np.bincount(keeper, moved, minlength=self.clients), dtype=np.float64)
+        kept = self.stays(weights, active, keeper)
         if usable(x):
             out = torch.empty_like(x) if out is None else out
-            return mix(x, out, self.pointers, self.senders, weights, active, kept)
-        return self.plain(x, moved, active, kept)
+            return mix(x, out, self, weights, active, kept)
+        return self.plain(x, np.where(active, weights, 0.0), active, kept)
+
+    def stays(self, weights: Floats, active: Bools, keeper: Ints) -> Floats:
+        """(clients,): one minus what goes along the active links, of the ends that keep the rest."""
+        known = keeper is self.receivers or keeper is self.senders
+        if not known or (self.places is None and len(weights) < _LARGE):
+            moved = np.where(active, weights, 0.0)
+            return np.subtract(1.0, np.bincount(keeper, moved, minlength=self.clients), dtype=np.float64)
+        ends = self.outgoing if keeper is self.senders else (self.pointers, np.empty(0, np.int64))
+        out = np.empty(self.clients)
+        share(self.clients, len(weights), lambda *part: _stays(*ends, weights, active, out, *part))
+        return out
 
     def plain(self, x: Tensor, moved: Floats, active: Bools, kept: Floats) -> Tensor:
         """The same with torch's own products, on any device."""

@@ -44,7 +44,7 @@ class Activity:
 
 
 class Batch(Protocol):
-    """Several runs side by side: the disjoint union of their networks."""
+    """Several runs side by side: the disjoint union of their networks, in the order of rows of a state."""
 
     @property
     def sizes(self) -> Sequence[int]: ...  # clients of each run
@@ -56,6 +56,8 @@ class Batch(Protocol):
     def weights(self) -> dict[str, Floats]: ...  # (links,) by "a", "b" and, where links are two-way, "w"
     @property
     def problem(self) -> Problem: ...
+    @property
+    def clients(self) -> Ints | None: ...  # (rows,) the client of each row; None: rows are in their order
     @property
     def keys(self) -> Words: ...  # (clients,) of each client's mini-batches
     @property

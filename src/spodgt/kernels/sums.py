@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from spodgt.compiled import jit, jit_sum, usable, widened
-from spodgt.types import Floats
+from spodgt.compiled import jit, jit_sum, share, usable, widened
+from spodgt.types import Bools, Floats
 
 
 def mean(x: Tensor) -> Tensor:
@@ -29,6 +30,18 @@ def imbalance(y: Tensor, g: Tensor) -> float:
     if usable(y, g):
         return float(torch.from_numpy(_total(y) - _total(g)).norm())
     return float((widened(y).sum(0) - widened(g).sum(0)).norm())
+
+
+def count(numbers: NDArray[np.uint16], flags: Bools) -> None:
+    """In place: numbers[n] += how many of flags[:, n] are true."""
+    share(len(numbers), flags.size, lambda first, last: _count(numbers, flags, first, last))
+
+
+@jit
+def _count(numbers, flags, first, last):  # type: ignore[no-untyped-def]
+    for row in range(len(flags)):
+        for n in range(first, last):
+            numbers[n] += flags[row, n]
 
 
 def _total(x: Tensor) -> Floats:

@@ -22,7 +22,7 @@ from torch import Tensor
 from spodgt.algorithms.base import Algorithm, HasStepSize, Rule
 from spodgt.compiled import jit, share, usable
 from spodgt.kernels.linear import LinearStep
-from spodgt.kernels.mixing import COLUMNS, Array, combine, mix
+from spodgt.kernels.mixing import COLUMNS, FAR, Array, Links, ahead, combine, mix, roomy
 from spodgt.kernels.steps import Activity, Batch, State, rebuild
 from spodgt.types import CompiledGradient, Floats, Minibatches, Problem
 
@@ -86,12 +86,18 @@ def exchange(
 
 
 @jit
-def _pull_rows(state, out, drop, step, links, first, last):  # type: ignore[no-untyped-def]
-    """Rows first to last: out ← Âx - ηy, and y ← y - g, g ← 0 where `drop`; y is mixed already."""
+def _pull_rows(state, out, drop, step, links, near, first, last):  # type: ignore[no-untyped-def]
+    """Rows first to last: out ← Âx - ηy, and y ← y - g, g ← 0 where `drop`; y is mixed already.
+
+    Unless they are `near`, the rows that the next clients read are fetched meanwhile.
+    """
     (x, y, g), (pointers, senders, a, active, kept) = state, links
+    how = pointers, senders, a, active
     for i in range(first, last):
         to, yi, gi, eta = out[i], y[i], g[i], x.dtype.type(step[i])
-        combine(x, out, (pointers, senders, a, active), kept, (0, 0), (0, 0), len(to), i, i + 1)
+        if not near and (i - first) % FAR == 0:
+            ahead(x, how, min(i + FAR, last), min(i + 2 * FAR, last))
+        combine(x, out, how, kept, (0, 0), (0, 0), len(to), i, i + 1)
         for c in range(len(to)):
             to[c] = to[c] - eta * yi[c]
         if drop[i]:
@@ -101,20 +107,21 @@ def _pull_rows(state, out, drop, step, links, first, last):  # type: ignore[no-u
 
 
 def exchange_rows(
-    x: Tensor, y: Tensor, g: Tensor, spare: Tensor, drop: Array, step: Array, links: Rows, active: Array
+    state: State, spare: Tensor, drop: Array, step: Array, links: Links, rows: Rows, active: Array
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same as `exchange`, for more clients than a cache holds: whole rows, by way of a spare state.
 
     Returns x, y and what is spare now: the three have changed places.
     """
-    pointers, senders, a, b, kept_a, kept_b = links
-    y, spare = mix(y, spare, pointers, senders, b, active, kept_b), y
+    (x, y, g), (pointers, senders, a, b, kept_a, kept_b) = state, rows
+    y, spare = mix(y, spare, links, b, active, kept_b), y
     given = (
         (x.numpy(), y.numpy(), g.numpy()),
         spare.numpy(),
         drop,
         step,
         (pointers, senders, a, active, kept_a),
+        links.near,
     )
     share(len(x), x.numel(), lambda first, last: _pull_rows(*given, first, last))
     return spare, y, x
@@ -150,22 +157,23 @@ def renew(y: Tensor, g: Tensor, new: Tensor, rows: Array, weight: Array) -> None
 
 
 @jit
-def _kept(pointers, senders, a, b, active, kept_a, kept_b, low, high):  # type: ignore[no-untyped-def]
-    """Of clients low to high, whose links come from each other."""
-    kept_a[low:high] = 1
-    kept_b[low:high] = 1
-    for i in range(low, high):
+def _kept(pointers, outgoing, a, b, active, kept_a, kept_b, first, last):  # type: ignore[no-untyped-def]
+    """Of clients first to last."""
+    out_pointers, out_links = outgoing
+    for i in range(first, last):
+        own, sent = 1.0, 1.0
         for link in range(pointers[i], pointers[i + 1]):
-            if active[link]:
-                kept_a[i] -= a[link]
-                kept_b[senders[link]] -= b[link]
+            own -= a[link] * active[link]  # a branch could not be foreseen
+        for n in range(out_pointers[i], out_pointers[i + 1]):
+            sent -= b[out_links[n]] * active[out_links[n]]
+        kept_a[i], kept_b[i] = own, sent
 
 
-def kept(pointers: Array, senders: Array, a: Array, b: Array, active: Array) -> tuple[Array, Array]:
+def kept(links: Links, a: Array, b: Array, active: Array) -> tuple[Array, Array]:
     """The diagonals of Â and B̂: what missing links would have carried stays."""
-    clients = len(pointers) - 1
-    out = np.empty(clients), np.empty(clients)
-    _kept(pointers, senders, a, b, active, *out, 0, clients)
+    out = np.empty(links.clients), np.empty(links.clients)
+    given = links.pointers, links.outgoing, a, b, active, *out
+    share(links.clients, len(a), lambda first, last: _kept(*given, first, last))
     return out
 
 
@@ -197,6 +205,8 @@ class GradientTracking:
 
     def own(self, state: State) -> State:
         x, y, g = state
+        if max(self.batch.sizes) > _MANY:  # rows of neighbours are read from all over the memory
+            return rebuild(state, [roomy(tensor).copy_(tensor) for tensor in state])
         return rebuild(state, (x, y.clone(), g)) if y is g else state
 
     @property
@@ -219,23 +229,33 @@ class GradientTracking:
         links, a, b = batch.links, batch.weights["a"], batch.weights["b"]
         before, now = computes
         drop = np.zeros_like(before) if self.rule == "memory" else before
-        rows = links.pointers, links.senders, a, b, *kept(links.pointers, links.senders, a, b, active)
+        rows = links.pointers, links.senders, a, b, *kept(links, a, b, active)
         if max(batch.sizes) > _MANY:
-            spare = torch.empty_like(x) if self.spare is None else self.spare
-            x, y, self.spare = exchange_rows(x, y, g, spare, drop, self.step, rows, active)
+            spare = roomy(x) if self.spare is None else self.spare
+            x, y, self.spare = exchange_rows((x, y, g), spare, drop, self.step, links, rows, active)
         else:
             exchange(x, y, g, drop, self.step, batch.starts, rows, active)
         who = np.flatnonzero(now)
         if len(who):
-            batches = Minibatches(who, batch.keys[who], batch.places[who], k)
-            track(batch.problem, x, g, y, batches, self.weight[who])
+            clients = who if batch.clients is None else batch.clients[who]
+            batches = Minibatches(clients, batch.keys[who], batch.places[who], k)
+            track(batch.problem, (x, g, y), who, batches, self.weight[who])
         return rebuild(state, (x, y, g))
 
 
-def track(problem: Problem, x: Tensor, g: Tensor, y: Tensor, batches: Minibatches, weight: Floats) -> None:
-    """y ← y + g⁺ - g and g ← g⁺ in the rows drawn, in one pass where the problem can."""
-    rows = batches.rows
+def track(
+    problem: Problem, state: tuple[Tensor, Tensor, Tensor], rows: Array, batches: Minibatches, weight: Floats
+) -> None:
+    """y ← y + g⁺ - g and g ← g⁺ in some rows of x, g, y, in one pass where the problem can.
+
+    `batches` are those of the rows, one by one; a problem sees them in the order of clients.
+    """
+    x, g, y = state
     if isinstance(problem, CompiledGradient) and problem.grad_into(x, g, y, rows, batches, weight):
         return
-    models = x if len(rows) == len(x) else x[torch.from_numpy(rows)]
+    if rows is not batches.rows:
+        order = np.argsort(batches.rows)
+        rows, batches, weight = rows[order], batches.part(order), weight[order]
+    in_order = rows is batches.rows and len(rows) == len(x)
+    models = x if in_order else x[torch.from_numpy(rows)]
     renew(y, g, problem.grad(models, batches), rows, weight)

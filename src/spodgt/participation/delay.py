@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spodgt.compiled import jit, share
 from spodgt.network import Network
 from spodgt.types import Availability, Bools, Floats
 
+_LARGE = 2**18  # numbers from which a sum is made in one pass
 _MOST = 1e250  # what waiting for a client that never comes costs: for ever, but sums stay finite
 
 
@@ -27,11 +29,62 @@ class Costs:
 
     def processing(self, computes: Bools) -> Floats:
         """Delay of the gradients of each round; `computes` is (rounds, clients)."""
-        return np.asarray(np.where(computes, self.clients, 0.0).sum(-1))
+        return _total(computes, self.clients)
 
     def transmission(self, links: Bools) -> Floats:
         """Delay of the messages of each round, in and out; `links` is (rounds, links)."""
-        return np.asarray(np.where(links, self.links, 0.0).sum(-1))
+        return _total(links, self.links)
+
+
+def _total(which: Bools, each: Floats) -> Floats:
+    """(rounds,): the sum of what `which` (rounds, n) says of `each` (n,), as numpy adds it up."""
+    if len(each) < _LARGE:
+        return np.asarray(np.where(which, each, 0.0).sum(-1))
+    half = len(each) // 2 - len(each) // 2 % 8  # where numpy divides it, too
+    sums = np.empty((len(which), 2))
+
+    def work(first: int, last: int) -> None:
+        for part in range(first, last):
+            span = slice(0, half) if part == 0 else slice(half, None)
+            for row, out in zip(which, sums, strict=True):
+                out[part] = _pairwise(row[span], each[span])
+
+    share(2, which.size, work)
+    return np.asarray(sums[:, 0] + sums[:, 1])
+
+
+@jit
+def _pairwise(which, each):  # type: ignore[no-untyped-def]
+    """Σ each[n] where which[n], halves first: in the order in which numpy adds a row."""
+    begins, sizes = np.zeros(64, np.int64), np.zeros(64, np.int64)  # of the halves under way
+    found, half = np.zeros(64), np.zeros(64, np.bool_)
+    r, top = np.zeros(8), 0
+    sizes[0] = len(each)
+    while True:
+        begin, size = begins[top], sizes[top]
+        if size > 128:
+            half[top] = False
+            top += 1
+            begins[top], sizes[top] = begin, size // 2 - size // 2 % 8
+            continue
+        r[:] = 0
+        end = begin + size - size % 8
+        for n in range(begin, end, 8):
+            for m in range(8):
+                r[m] += each[n + m] * which[n + m]
+        total = ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]))
+        for n in range(end, begin + size):
+            total += each[n] * which[n]
+        top -= 1
+        while top >= 0 and half[top]:
+            total += found[top]
+            top -= 1
+        if top < 0:
+            return total
+        found[top], half[top] = total, True
+        first = sizes[top] // 2 - sizes[top] // 2 % 8
+        begins[top + 1], sizes[top + 1] = begins[top] + first, sizes[top] - first
+        top += 1
 
 
 def costs(network: Network, availability: Availability) -> Costs:

@@ -34,6 +34,7 @@ class RunBatch:
         self.runs: Ints = np.arange(len(every)) if runs is None else runs
         self.live = [every[run] for run in self.runs]
         self._activity: Activity | None = None
+        self.clients: Ints | None = None  # rows are in their order
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -111,12 +112,17 @@ class RunBatch:
     def _draw(self, k: int) -> Activity:
         width = self.links.clients + len(self.links.receivers)
         rounds = range(k, k + max(1, min(256, _CHUNK // width)))
-        computes, links, cost = zip(*(_activity(run, rounds) for run in self.live), strict=True)
+        each = zip(self.live, self._clocks, strict=True)
+        computes, links, cost = zip(*(_activity(run, clock, rounds) for run, clock in each), strict=True)
         together = all(each.push is None for each in links)
         pull = np.concatenate([each.pull for each in links], 1)
         push = None if together else np.concatenate([each.pushing for each in links], 1)
         found = ActiveLinks(pull, push)
         return Activity(k, np.concatenate(computes, 1), found, np.stack(cost, 1), self._roles(rounds))
+
+    @cached_property
+    def _clocks(self) -> list[delay.Costs]:
+        return [delay.costs(run.network, run.availability) for run in self.live]
 
     def _roles(self, rounds: range) -> Roles | None:
         """Of all runs side by side; they have one method, so all of them have roles or none."""
@@ -126,12 +132,12 @@ class RunBatch:
         return Roles(*(np.concatenate(parts, 1) for parts in zip(*given, strict=True))) if given else None
 
 
-def _activity(run: Run, rounds: range) -> tuple[Bools, ActiveLinks, Floats]:
+def _activity(run: Run, clock: delay.Costs, rounds: range) -> tuple[Bools, ActiveLinks, Floats]:
     """Clients (from one round before), links and delays of some rounds of one run.
 
     Round 0 has no links, no delay and nothing before it.
     """
-    availability, clock = run.availability, delay.costs(run.network, run.availability)
+    availability = run.availability
     v = availability.computes(range(max(0, rounds.start - 1), rounds.stop))
     links = availability.links(rounds)
     if rounds.start == 0:

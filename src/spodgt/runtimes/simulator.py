@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm
+from spodgt.algorithms.base import Algorithm, Schedule
 from spodgt.kernels import STEPS, CompiledStep
-from spodgt.kernels.mixing import Buffers, lean
+from spodgt.kernels.mixing import Array, Buffers, lean
 from spodgt.kernels.steps import Activity, State, rebuild
+from spodgt.kernels.sums import count
+from spodgt.runtimes.arranged import Arranged
 from spodgt.runtimes.batch import RunBatch
 from spodgt.runtimes.world import Run, RunState, Saved, Snapshot, Tally, with_average
 from spodgt.types import (
@@ -32,7 +36,22 @@ from spodgt.types import (
 )
 
 T = TypeVar("T")
+_COUNTED = 2**16 - 1  # rounds that fit a small number
+M = TypeVar("M", bound=Algorithm | Schedule)
 _CARRIERS = {"pull+push": "a", "pull": "a", "gossip": "w", "push": "b"}  # weights by which models travel
+
+
+def cut(method: M, own: Tensor, clients: int) -> M:
+    """The same method (or schedule), its values per client cut to this block."""
+    changed = copy.copy(method)  # not `replace`: a value is cut, not checked again
+    for each in dataclasses.fields(method):  # type: ignore[arg-type]
+        value = getattr(method, each.name)
+        if isinstance(value, Algorithm | Schedule):
+            value = cut(value, own, clients)
+        elif isinstance(value, Tensor) and value.ndim and len(value) == clients:
+            value = value[own.to(value.device)]
+        object.__setattr__(changed, each.name, value)
+    return changed
 
 
 class Simulation:
@@ -48,6 +67,7 @@ class Simulation:
     """
 
     processes = 1
+    arranges = True  # large networks may stand in another order here than by the numbers of clients
 
     def __init__(
         self,
@@ -61,7 +81,8 @@ class Simulation:
         compiled: bool = True,
     ) -> None:
         self.batch = RunBatch(every, dtype, torch.device(device), runs)
-        self.counts = Tally.zeros(every) if counts is None else counts
+        self._counts = Tally.zeros(every) if counts is None else counts
+        self._sent: tuple[Array, int, int] | None = None
         self.compiled = compiled
         self.buffers = Buffers()
         if statistics is not None:
@@ -71,10 +92,40 @@ class Simulation:
     def runs(self) -> Ints:
         return self.batch.runs
 
+    @property
+    def counts(self) -> Tally:
+        """What has happened so far."""
+        if self._sent is not None:
+            (sent, _, size), links, self._sent = self._sent, self.counted[1], None
+            self._counts.messages[links] += sent
+            self._counts.bytes[links] += sent.astype(np.int64) * size
+        return self._counts
+
+    @cached_property
+    def arranged(self) -> Arranged | None:
+        """The batch in the order of rows, where this is not that of clients."""
+        if (
+            not self.arranges
+            or self.batch.device.type != "cpu"
+            or self.batch.live[0].problem.statistics(0).shape[1]
+        ):
+            return None
+        return Arranged.of(self.batch)
+
     @cached_property
     def own(self) -> Ints:
-        """The clients of the batch that this process holds."""
-        return np.arange(self.batch.links.clients)
+        """The clients of the batch that this process holds, row by row."""
+        return np.arange(self.batch.links.clients) if self.arranged is None else self.arranged.clients
+
+    @property
+    def row(self) -> Ints:
+        """(clients of the batch,): the row of each, of those that are here."""
+        return self.own if self.arranged is None else self.arranged.rows
+
+    @property
+    def held(self) -> Ints | slice:
+        """Which clients of the batch are here, in their order."""
+        return slice(None)
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -84,7 +135,9 @@ class Simulation:
     @cached_property
     def algorithm(self) -> Algorithm:
         """The method, its values per client those of the clients here."""
-        return self.batch.algorithm
+        if self.arranged is None:
+            return self.batch.algorithm
+        return cut(self.batch.algorithm, torch.from_numpy(self.own), self.batch.links.clients)
 
     @cached_property
     def p(self) -> Tensor:
@@ -129,7 +182,7 @@ class Simulation:
         name, cpu = self.algorithm.traits.compiled, self.batch.device.type == "cpu"
         if not self.compiled or not cpu or name not in STEPS or self.statistics.shape[1]:
             return None  # only the method's own calls carry running statistics along
-        return STEPS[name].of(self.algorithm, self.batch)
+        return STEPS[name].of(self.algorithm, self.arranged or self.batch)
 
     # --- World -----------------------------------------------------------------------------------
     def start(self) -> Tensor:
@@ -159,7 +212,10 @@ class Simulation:
     def advance(self, state: State, rounds: range) -> State:
         if self.step is not None:
             activity = self.batch.activity(rounds.start).part(rounds)
-            after = self.step.advance(state, activity)
+            seen = activity
+            if self.arranged is not None and activity.roles is None:
+                seen = self.arranged.activity(activity)
+            after = self.step.advance(state, seen)
             if after is not None:
                 self._count(activity, state)
                 return after
@@ -174,11 +230,17 @@ class Simulation:
         (pull, push), size = self.step.numbers, state[0].element_size()
         used, (clients, links) = activity.links, self.counted
         sent = used.used if pull and push else used.pull if pull else used.pushing
-        self.counts.gradients[clients] += activity.computes[1:].sum(0)
-        self.counts.messages[links] += sent.sum(0)
-        if used.push is None:
-            self.counts.bytes[links] += sent.sum(0) * ((pull + push) * size)
+        self._counts.gradients[clients] += activity.computes[1:].sum(0)
+        if used.push is None:  # in small numbers first: those of the tally are as many bytes as a state
+            rounds = len(sent) + (self._sent[1] if self._sent else 0)
+            if rounds > _COUNTED:
+                self.tally()
+                rounds = len(sent)
+            few = self._sent[0] if self._sent else np.zeros(sent.shape[1], np.uint16)
+            count(few, sent)
+            self._sent = few, rounds, (pull + push) * size
         else:
+            self.counts.messages[links] += sent.sum(0)
             self.counts.bytes[links] += used.pull.sum(0) * (pull * size) + used.push.sum(0) * (push * size)
 
     def keep(self, still: Bools, state: State) -> tuple[Simulation, State]:
@@ -198,6 +260,9 @@ class Simulation:
         return list(torch.split(x, self.sizes))
 
     def gather(self, state: State, wanted: Bools) -> list[RunState] | None:
+        if self.arranged is not None:
+            rows = torch.from_numpy(self.row)
+            state = rebuild(state, [tensor[rows] for tensor in state])
         parts = [self.split(tensor) for tensor in (self.statistics, *state)]
         found = []
         for at in np.flatnonzero(wanted).tolist():
@@ -282,14 +347,15 @@ class SimulatedRound:
         return self.roles.a if which == "a" else self.roles.b
 
     def grad(self, x: Tensor) -> Tensor:
-        world, active = self.world, self.active[self.world.own]
-        world.counts.gradients[world.counted[0]] += active
-        here = np.flatnonzero(active)
-        rows = world.own[here]
+        world = self.world
+        world.counts.gradients[world.counted[0]] += self.active[world.held]
+        rows = np.arange(len(self.active))[world.held]
+        rows = rows[self.active[rows]]  # in the order of clients, whatever that of rows is
+        here = world.row[rows]
         batches = Minibatches(rows, world.batch.keys[rows], world.batch.places[rows], self.k)
         if world.statistics.shape[1]:
             return self._refresh(x, batches, torch.from_numpy(here).to(x.device))
-        if len(here) == len(x):
+        if len(here) == len(x) and world.arranged is None:
             return world.batch.problem.grad(x, batches)
         g = torch.zeros_like(x)
         if len(here):
@@ -323,6 +389,8 @@ class SimulatedRound:
         if not self.carried and self.world.exchanged:
             self.carried = True
             self._renew(self.average(self.world.statistics[:, : self.world.exchanged]))
+        if self.world.arranged is not None:
+            x = x[torch.from_numpy(self.world.row)]
         return torch.cat([part.mean(0, keepdim=True).expand_as(part) for part in self.world.split(x)])
 
     def _refresh(self, x: Tensor, batches: Minibatches, index: Tensor) -> Tensor:
@@ -355,8 +423,12 @@ class SimulatedRound:
     def _mix(self, x: Tensor, weights: str, active: Bools, keeper: Ints, code: Code | None = None) -> Tensor:
         self._count(active, x, code)
         self._carry(weights, active)
-        batch, out = self.world.batch, self.world.buffers.like(x)
-        return batch.links.mix(x, self.weights(weights), active, keeper=keeper, out=out)
+        batch, out, values = self.world.batch, self.world.buffers.like(x), self.weights(weights)
+        if (arranged := self.world.arranged) is None:
+            return batch.links.mix(x, values, active, keeper=keeper, out=out)
+        links = arranged.links
+        keeper = links.senders if keeper is batch.links.senders else links.receivers
+        return links.mix(x, arranged.by_link(values), arranged.active(active), keeper=keeper, out=out)
 
     def _lean(self, x: Tensor, code: IntervalCode) -> Tensor:
         """Move every model towards the intervals that its working in-links say."""
@@ -366,12 +438,12 @@ class SimulatedRound:
         data, place = self._said(x, code)
         on = np.flatnonzero(active)
         on = on[np.isin(links.receivers[on], world.own)]
-        rows, weights = np.searchsorted(world.own, links.receivers[on]), self.weights("a")[on]
+        rows, weights = world.row[links.receivers[on]], self.weights("a")[on]
         return lean(x, *code.unpack(data, x.shape[1], x.dtype), rows, place[links.senders[on]], weights)
 
     def _said(self, x: Tensor, code: IntervalCode) -> tuple[Tensor, Ints]:
         """The bytes of those who send to the clients here, and (clients of the batch,) whose row is where."""
-        return code.pack(x), self.world.own
+        return code.pack(x), self.world.row
 
     def _count(self, active: Bools, x: Tensor, code: Code | IntervalCode | None = None) -> None:
         """Put messages along `active` links on the tally: of those, the links into this process."""
@@ -424,4 +496,6 @@ class Simulator:
         kind = self.world(runs[:1], dtype).init()  # tells the state's type
         names = world.algorithm.traits.state
         state = rebuild(kind, [saved.state[name].to(self.device) for name in names])
+        if world.arranged is not None:
+            state = rebuild(state, [tensor[torch.from_numpy(world.own)] for tensor in state])
         return Snapshot(saved.k, saved.delay, world, state)

@@ -122,7 +122,7 @@ class Block:
         kept: Floats = np.asarray(1.0 - np.bincount(keeper, moved, len(self.owner)), np.float64)[self.own]
         links = self.within
         if usable(x):
-            return mix(x, out, self.inner.pointers, self.inner.senders, weights[links], active[links], kept)
+            return mix(x, out, self.inner, weights[links], active[links], kept)
         return self.inner.plain(x, moved[links], active[links], kept)
 
     def add(self, out: Tensor, halo: Tensor, clients: Ints, weights: Floats, active: Bools) -> None:

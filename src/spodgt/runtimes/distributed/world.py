@@ -9,32 +9,29 @@ asks for it. The trajectory is the simulator's.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, Schedule
+from spodgt.algorithms.base import Algorithm
 from spodgt.kernels.steps import State, rebuild
 from spodgt.problems import refuse_statistics
 from spodgt.runtimes.distributed.blocks import Block, Traffic, blocks, effort
 from spodgt.runtimes.distributed.group import Group
 from spodgt.runtimes.distributed.messages import Flight, Item, Key, Mail, Parcel
-from spodgt.runtimes.simulator import SimulatedRound, Simulation
+from spodgt.runtimes.simulator import SimulatedRound, Simulation, cut
 from spodgt.runtimes.world import Run, RunState, Tally, with_average
 from spodgt.types import Bools, Code, Evaluation, IntervalCode, Ints
-
-M = TypeVar("M", bound=Algorithm | Schedule)
 
 
 class Distributed(Simulation):
     """The `World` of one process: its block of clients of the runs side by side."""
+
+    arranges = False
 
     def __init__(
         self,
@@ -73,6 +70,14 @@ class Distributed(Simulation):
     @cached_property
     def own(self) -> Ints:
         return self.block.own
+
+    @property
+    def row(self) -> Ints:
+        return self.block.row
+
+    @property
+    def held(self) -> Ints:
+        return self.own
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -272,16 +277,3 @@ class DistributedRound(SimulatedRound):
             place[clients] = sum(map(len, said)) + np.arange(len(clients))
             said.append(parcels[peer].rows(key))
         return torch.cat(said), place
-
-
-def cut(method: M, own: Tensor, clients: int) -> M:
-    """The same method (or schedule), its values per client cut to this block."""
-    changed = copy.copy(method)  # not `replace`: a value is cut, not checked again
-    for each in dataclasses.fields(method):  # type: ignore[arg-type]
-        value = getattr(method, each.name)
-        if isinstance(value, Algorithm | Schedule):
-            value = cut(value, own, clients)
-        elif isinstance(value, Tensor) and value.ndim and len(value) == clients:
-            value = value[own.to(value.device)]
-        object.__setattr__(changed, each.name, value)
-    return changed

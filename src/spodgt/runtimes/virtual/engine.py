@@ -29,7 +29,7 @@ from spodgt.kernels.mixing import add_rows, lean
 from spodgt.kernels.steps import State, rebuild
 from spodgt.kernels.tracking import GradientTracking, track
 from spodgt.runtimes.batch import RunBatch
-from spodgt.runtimes.distributed.world import cut
+from spodgt.runtimes.simulator import cut
 from spodgt.runtimes.virtual.lot import columns, laid_out, shifted
 from spodgt.runtimes.virtual.plan import Batch, Message, Plan, Sent, Tick
 from spodgt.runtimes.virtual.times import Time

@@ -33,6 +33,8 @@ class VirtualWorld(Simulation):
         compiled: use the compiled step of the method where there is one.
     """
 
+    arranges = False
+
     def __init__(
         self,
         every: Sequence[Run],
