@@ -314,6 +314,20 @@ def test_the_order_of_rows_changes_no_number(name: str, monkeypatch: pytest.Monk
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("name", ["spod-gt", "spod-gt-memory", "spod-gt-importance"])
+def test_a_round_in_one_pass_is_that_in_two(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = spodgt.problems.fashion_mnist_svm(300, 2)
+    network = spodgt.Network.random_geometric(300, 0.12, seed=3)
+    part = problem.draw(1)
+    draw = Draw(1, network, spodgt.Bernoulli(0.5, 0.5).draw(network, 1), part, part.start(1))
+    states = []
+    for short in (0, 10**6):
+        monkeypatch.setattr("spodgt.kernels.tracking._SHORT", short)
+        world = Simulation([Run.of(draw, spodgt.method(name))])
+        states.append(world.advance(world.init(), range(1, 8)))
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+
+
 def test_buffers_are_lent_again_only_when_the_state_lies_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spodgt.kernels.mixing._LARGE", 1)
     buffers, x = Buffers(), torch.zeros(3, 4)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,11 @@ from spodgt.compiled import jit, share, usable
 from spodgt.kernels.linear import LinearStep
 from spodgt.kernels.mixing import COLUMNS, FAR, Array, Links, ahead, combine, mix, roomy
 from spodgt.kernels.steps import Activity, Batch, State, rebuild
-from spodgt.types import CompiledGradient, Floats, Minibatches, Problem
+from spodgt.problems.gradients.linear import linear_gradients
+from spodgt.types import CompiledGradient, Floats, LinearData, Minibatches, Problem
 
 _WIDE, _WIDE_COLUMNS = 2**17, 2048  # models so long that what counts is to read long pieces of them
+_SHORT, _BLOCK = COLUMNS, 64  # rows of so many numbers at most are mixed and used in blocks of so many
 _MANY = 200  # clients of a run whose blocks of columns do not stay in a cache
 Rows = tuple[Array, Array, Array, Array, Array, Array]  # pointers, senders, a, b, diagonals of Â and B̂
 
@@ -127,6 +130,64 @@ def exchange_rows(
     return spare, y, x
 
 
+@jit
+def _track_rows(state, new, drop, step, links, near, draws, data, batch, first, last):  # type: ignore[no-untyped-def]
+    """Blocks first to last of rows of `track_rows`."""
+    (x, y, g), (new_x, new_y) = state, new
+    pointers, senders, a, b, active, kept_a, kept_b = links
+    (who, batches, weight, begins), size = draws, x.shape[1]
+    pushed, pulled, end = (pointers, senders, b, active), (pointers, senders, a, active), len(x)
+    for block in range(first, last):
+        low, high = block * _BLOCK, min(end, (block + 1) * _BLOCK)
+        for i in range(low, high):
+            if not near and i % FAR == 0:
+                for z in (x, y):
+                    ahead(z, pushed, min(i + FAR, end), min(i + 2 * FAR, end))
+            combine(y, new_y, pushed, kept_b, (0, 0), (0, 0), size, i, i + 1)
+            combine(x, new_x, pulled, kept_a, (0, 0), (0, 0), size, i, i + 1)
+            xi, yi, gi, eta = new_x[i], new_y[i], g[i], x.dtype.type(step[i])
+            for c in range(size):
+                xi[c] = xi[c] - eta * yi[c]
+            if drop[i]:
+                for c in range(size):
+                    yi[c] = yi[c] - gi[c]
+                gi[:] = 0
+        some = begins[block], begins[block + 1]
+        linear_gradients((new_x, g, new_y), True, who, batches, data, batch, weight, some[0], some[1])
+
+
+def track_rows(
+    state: State,
+    new: tuple[Tensor, Tensor],
+    drop: Array,
+    step: Array,
+    links: Links,
+    rows: Rows,
+    active: Array,
+    drawn: tuple[Array, Minibatches, Floats],
+    data: tuple[LinearData, int],
+) -> None:
+    """A whole round into `new` x and y, and into g in place: a block's gradients while it is in a cache.
+
+    `drawn` are the rows that compute, their mini-batches and weights, in order; `data` is what gradients are
+    made from, and how many samples a mini-batch has. The others are those of `exchange_rows`.
+    """
+    (x, y, g), (pointers, senders, a, b, kept_a, kept_b) = state, rows
+    blocks = -(-len(x) // _BLOCK)
+    begins = np.searchsorted(drawn[0], np.arange(blocks + 1) * _BLOCK)
+    given = (
+        (x.numpy(), y.numpy(), g.numpy()),
+        (new[0].numpy(), new[1].numpy()),
+        drop,
+        step,
+        (pointers, senders, a, b, active, kept_a, kept_b),
+        links.near,
+        (*drawn, begins),
+        *data,
+    )
+    share(blocks, x.numel(), lambda first, last: _track_rows(*given, first, last))
+
+
 _kept_by_thread = threading.local()
 
 
@@ -187,7 +248,7 @@ class GradientTracking:
     step: Floats  # (clients,) η
     weight: Floats  # (clients,) what a gradient is multiplied by
     linear: LinearStep | None = None  # does the same faster, where it fits
-    spare: Tensor | None = None  # a third state, for exchanges by whole rows
+    spare: tuple[Tensor, ...] = ()  # further states, for exchanges by whole rows
 
     @classmethod
     def of(cls, algorithm: Algorithm, batch: Batch) -> GradientTracking | None:
@@ -205,9 +266,19 @@ class GradientTracking:
 
     def own(self, state: State) -> State:
         x, y, g = state
-        if max(self.batch.sizes) > _MANY:  # rows of neighbours are read from all over the memory
-            return rebuild(state, [roomy(tensor).copy_(tensor) for tensor in state])
-        return rebuild(state, (x, y.clone(), g)) if y is g else state
+        if max(self.batch.sizes) <= _MANY or x.shape[1] > _SHORT:
+            return rebuild(state, (x, y.clone(), g)) if y is g else state
+        return rebuild(state, [roomy(tensor).copy_(tensor) for tensor in state])
+
+    @cached_property
+    def data(self) -> tuple[LinearData, int] | None:
+        """What gradients of a linear model are made from, where all clients draw as many samples."""
+        problem = self.batch.problem
+        if not isinstance(problem, CompiledGradient):
+            return None
+        sizes = problem.batches(np.arange(len(self.batch.p)))
+        data = problem.linear_data(self.batch.p.dtype)
+        return None if data is None or sizes.min() < sizes.max() else (data, int(sizes[0]))
 
     @property
     def numbers(self) -> tuple[int, int]:
@@ -230,15 +301,22 @@ class GradientTracking:
         before, now = computes
         drop = np.zeros_like(before) if self.rule == "memory" else before
         rows = links.pointers, links.senders, a, b, *kept(links, a, b, active)
-        if max(batch.sizes) > _MANY:
-            spare = roomy(x) if self.spare is None else self.spare
-            x, y, self.spare = exchange_rows((x, y, g), spare, drop, self.step, links, rows, active)
-        else:
-            exchange(x, y, g, drop, self.step, batch.starts, rows, active)
         who = np.flatnonzero(now)
+        clients = who if batch.clients is None else batch.clients[who]
+        batches = Minibatches(clients, batch.keys[who], batch.places[who], k)
+        if max(batch.sizes) <= _MANY:
+            exchange(x, y, g, drop, self.step, batch.starts, rows, active)
+        elif x.shape[1] <= _SHORT and self.data is not None:
+            new_x, new_y = self.spare or (roomy(x), roomy(x))
+            drawn = who, batches, self.weight[who]
+            track_rows(state, (new_x, new_y), drop, self.step, links, rows, active, drawn, self.data)
+            self.spare = x, y
+            return rebuild(state, (new_x, new_y, g))
+        else:
+            (spare,) = self.spare or (roomy(x),)
+            x, y, spare = exchange_rows(state, spare, drop, self.step, links, rows, active)
+            self.spare = (spare,)
         if len(who):
-            clients = who if batch.clients is None else batch.clients[who]
-            batches = Minibatches(clients, batch.keys[who], batch.places[who], k)
             track(batch.problem, (x, g, y), who, batches, self.weight[who])
         return rebuild(state, (x, y, g))
 
