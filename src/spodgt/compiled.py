@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+Function = Callable[..., Any]
 _FUSE = frozenset({"contract", "nsz"})  # not nnan or ninf: divergence must stay visible
 _SERIAL = 200_000  # numbers below which waking a thread costs more than it saves
 _NAP = 5e-5  # seconds that a thread sleeps where it has to wait
@@ -49,14 +50,14 @@ def stamp(folder: Path) -> str:
 class Loop:
     """A function that numba compiles when it is first called."""
 
-    def __init__(self, function: Callable[..., Any], fastmath: frozenset[str], inline: str = "never") -> None:
+    def __init__(self, function: Function, fastmath: frozenset[str], inline: str = "never") -> None:
         self.function, self.fastmath, self.inline = function, set(fastmath), inline
-        self._compiled: Callable[..., Any] | None = None
+        self._compiled: Function | None = None
 
     def __call__(self, *arguments: object) -> Any:
         return (self._compiled or self.compiled())(*arguments)
 
-    def compiled(self) -> Callable[..., Any]:
+    def compiled(self) -> Function:
         """Numba's own function; the loops that it calls become numba's, too."""
         import numba
 
@@ -83,12 +84,12 @@ class Loop:
             return self._compiled
 
 
-def jit(function: Callable[..., Any]) -> Loop:
+def jit(function: Function) -> Loop:
     """Compile a loop; its numbers do not depend on what it is inlined into."""
     return Loop(function, _FUSE)
 
 
-def jit_sum(function: Callable[..., Any]) -> Loop:
+def jit_sum(function: Function) -> Loop:
     """Compile a sum along a row, the only loop that may change its order: it is not vectorised otherwise.
 
     Elsewhere this freedom would let two loops that are the same on paper differ in the last bit, by what
@@ -100,7 +101,7 @@ def jit_sum(function: Callable[..., Any]) -> Loop:
 class _Instruction(Loop):
     """An instruction on one number of an array (…,), for use in loops: array, index and two whole numbers."""
 
-    def compiled(self) -> Callable[..., Any]:
+    def compiled(self) -> Function:
         from numba.core import cgutils, types
         from numba.extending import intrinsic
 
@@ -143,7 +144,7 @@ fetch = _Instruction(_fetch, frozenset())  # fetch(array, index, 0, 0): bring it
 class _Room(Loop):
     """`room(like)`: an array (ROOM,) of the numbers of `like`, on the stack of the loop that asks for it."""
 
-    def compiled(self) -> Callable[..., Any]:
+    def compiled(self) -> Function:
         from numba.core import cgutils, types
         from numba.extending import intrinsic
 
@@ -176,7 +177,7 @@ class _Weigh(Loop):
         super().__init__(_nothing, _FUSE)
         self.bytes = bytes_
 
-    def compiled(self) -> Callable[..., Any]:
+    def compiled(self) -> Function:
         from llvmlite import ir
         from numba.core import cgutils, types
         from numba.extending import intrinsic
@@ -235,7 +236,7 @@ room = _Room(_nothing, _FUSE)
 weigh_long, weigh_short, weigh_one = _Weigh(256), _Weigh(64), _Weigh(1)
 
 
-def jit_part(function: Callable[..., Any]) -> Loop:
+def jit_part(function: Function) -> Loop:
     """A piece of a loop with a name of its own: it becomes part of every loop that calls it.
 
     What two loops call is otherwise compiled for itself and once more in each of them.

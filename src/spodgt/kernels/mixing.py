@@ -123,19 +123,20 @@ def combine(x, out, links, kept, bases, lefts, size, low, high):  # type: ignore
                     c, step = size - short, short
                 at, to = left + c, (out, i - to_base, to_left + c)
                 if fresh:
-                    _piece((x, i - base, at), own, to, x, rows, by, count, at, step, long, short)
+                    _piece((x, i - base, at), own, to, x, (rows, by, count), at, step)
                 else:
-                    _piece(to, own, to, x, rows, by, count, at, step, long, short)
+                    _piece(to, own, to, x, (rows, by, count), at, step)
                 c += step
             own, fresh = one(1), False  # what is there already
 
 
 @jit_part
-def _piece(start, own, to, x, rows, by, count, at, step, long, short):  # type: ignore[no-untyped-def]
-    """A piece of a row in `step` columns."""
-    if step == long:
+def _piece(start, own, to, x, terms, at, step):  # type: ignore[no-untyped-def]
+    """A piece of a row in `step` columns; `terms` are rows, their weights and how many there are."""
+    rows, by, count = terms
+    if step == 256 // x.itemsize:
         weigh_long(start, own, to, x, rows, by, count, at)
-    elif step == short:
+    elif step == 64 // x.itemsize:
         weigh_short(start, own, to, x, rows, by, count, at)
     else:
         weigh_one(start, own, to, x, rows, by, count, at)

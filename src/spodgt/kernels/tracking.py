@@ -131,7 +131,7 @@ def exchange_rows(
 
 
 @jit
-def _track_rows(state, new, drop, step, links, near, draws, data, batch, first, last):  # type: ignore[no-untyped-def]
+def _track_rows(state, new, drop, step, links, near, draws, data, first, last):  # type: ignore[no-untyped-def]
     """Blocks first to last of rows of `track_rows`."""
     (x, y, g), (new_x, new_y) = state, new
     pointers, senders, a, b, active, kept_a, kept_b = links
@@ -153,7 +153,7 @@ def _track_rows(state, new, drop, step, links, near, draws, data, batch, first, 
                     yi[c] = yi[c] - gi[c]
                 gi[:] = 0
         some = begins[block], begins[block + 1]
-        linear_gradients((new_x, g, new_y), True, who, batches, data, batch, weight, some[0], some[1])
+        linear_gradients((new_x, g, new_y), True, who, batches, data[0], data[1], weight, some[0], some[1])
 
 
 def track_rows(
@@ -183,7 +183,7 @@ def track_rows(
         (pointers, senders, a, b, active, kept_a, kept_b),
         links.near,
         (*drawn, begins),
-        *data,
+        data,
     )
     share(blocks, x.numel(), lambda first, last: _track_rows(*given, first, last))
 
