@@ -220,7 +220,8 @@ class Engine:
                 turns.one(batch)
                 at = low + np.argsort(rows[low:high])  # a problem is asked in the order of its clients
                 if len(at):
-                    track(self.problem, x, g, y, Minibatches(rows[at], keys[at], rows[at], 0), weight[at])
+                    drawn = Minibatches(rows[at], keys[at], rows[at], 0)
+                    track(self.problem, (x, g, y), drawn.rows, drawn, weight[at])
         counts.gradients[:] += np.bincount(rows, minlength=len(counts.gradients))
         sent = np.bincount(lot.links, minlength=len(counts.messages))
         counts.messages[:] += sent
