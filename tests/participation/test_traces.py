@@ -148,6 +148,12 @@ def test_the_example_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert drawn.computes(range(8)).sum(0).tolist() == [6, 6, 6]
 
 
+def numbered(table: pd.DataFrame, **numbers: int) -> pd.DataFrame:
+    """The table without its last row, its names as numbers."""
+    rows = table.iloc[:-1]
+    return rows.assign(**{name: rows[name].map(numbers) for name in ("receiver", "sender")})
+
+
 def test_names_numbers_and_clients() -> None:
     rows = [(k, name, name, 1) for k in range(3) for name in ("a", "b", "c")] + [(1, "b", "a", 1)]
     table = pd.DataFrame(rows, columns=["round", "receiver", "sender", "up"])
@@ -158,10 +164,10 @@ def test_names_numbers_and_clients() -> None:
     free = Trace(named.computes, named.links, p_hat=0.5, names=named.names, ends=named.ends).draw(pair, 0)
     assert free.links(range(1, 3)).pull.astype(int).tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
     from_one = Network.from_networkx(nx.DiGraph([(1, 2), (2, 3), (3, 1)]))  # names are 1, 2, 3
-    counted = table.replace({"a": 1, "b": 2, "c": 3}).iloc[:-1]
+    counted = numbered(table, a=1, b=2, c=3)
     assert Trace.from_table(counted, links="always").draw(from_one, 0).length == 2
     with pytest.raises(InvalidInput, match="'0', which the network lacks: its clients are 1 to 3"):
-        Trace.from_table(table.replace({"a": 0, "b": 1, "c": 2}).iloc[:-1], links="always").draw(from_one, 0)
+        Trace.from_table(numbered(table, a=0, b=1, c=2), links="always").draw(from_one, 0)
 
 
 def test_a_log_of_links_alone_and_a_log_of_clients_alone() -> None:

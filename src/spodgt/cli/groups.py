@@ -15,12 +15,15 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     A field is annotated with a typer option, or with the text of its help alone, and has a default.
     """
-    hints = get_type_hints(command, include_extras=True)
+    signature = inspect.signature(
+        command, eval_str=True
+    )  # `get_type_hints` of 3.10 hides what defaults to None
+    hints = {name: given.annotation for name, given in signature.parameters.items()}
     groups = {name: hint for name, hint in hints.items() if is_dataclass(hint) and isinstance(hint, type)}
     parameters: list[inspect.Parameter] = []
-    for given in inspect.signature(command).parameters.values():
+    for given in signature.parameters.values():
         if (group := groups.get(given.name)) is None:
-            parameters.append(given.replace(annotation=hints[given.name]))
+            parameters.append(given)
             continue
         for field in fields(group):
             hint = get_type_hints(group, include_extras=True)[field.name]
