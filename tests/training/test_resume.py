@@ -199,6 +199,19 @@ def test_kill_9_at_random_moments(tmp_path: Path, unbroken: Any) -> None:
     same(tmp_path / "run", unbroken)
 
 
+@pytest.mark.parametrize("name", [CHECKPOINT, "metrics.parquet", "finished/k-gt.zip"])
+def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path, unbroken: Any, name: str) -> None:
+    """Also in a run that had nothing left to write there."""
+    out = tmp_path / "run"
+    run(out)
+    (out / name).parent.mkdir(exist_ok=True)
+    half_written = (out / name).with_name(f".{Path(name).name}.part")
+    half_written.write_bytes(b"half")
+    run(out, resume=True)
+    assert not half_written.exists()
+    same(out, unbroken)
+
+
 CONFIG = """
 [run]
 methods = ["spod-gt", "k-gt"]

@@ -38,9 +38,14 @@ _FORMAT = 4
 _TENSORS, _NOTES = "tensors.safetensors", "notes.json"
 
 
+def _beside(name: str) -> str:
+    """The name under which a file is written before it takes its place."""
+    return f".{name}.part"
+
+
 def write(path: Path, data: bytes) -> None:
     """Write a file beside its target, flush, rename: `path` is the old file or the new one, never a part."""
-    beside = path.with_name(f".{path.name}.part")
+    beside = path.with_name(_beside(path.name))
     try:
         path.parent.mkdir(exist_ok=True)
         with open(beside, "wb") as file:
@@ -183,6 +188,8 @@ class RunFolder:
                 "free some space or choose another folder."
             )
         with locked(self.path, f"{name} is in use by a run that is still going; wait for it."):
+            for part in self.path.rglob(_beside("*")):  # of a process that was killed while it wrote
+                part.unlink(missing_ok=True)
             if not old.exists():
                 write(self.path / "config.toml", config().encode())
             yield
