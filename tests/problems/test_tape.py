@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from spodgt.problems.gradients import Layout, flatten
 from spodgt.problems.gradients.loop import LoopEngine
-from spodgt.problems.gradients.rewrite import HalvingPool, ThinConvolution, rewritten
+from spodgt.problems.gradients.rewrite import PooledConvolution, rewritten
 from spodgt.problems.gradients.tape import record
 from spodgt.problems.gradients.taped import TapeEngine
 from spodgt.problems.losses import cross_entropy
@@ -73,6 +75,23 @@ class Counts(nn.Linear):
         return super().forward(input) / self.calls
 
 
+class Attends(nn.Module):
+    """Attention in torch's own words."""
+
+    def __init__(self, drop: float = 0.0) -> None:
+        super().__init__()
+        self.letter, self.mixed, self.last = nn.Embedding(9, 8), nn.Linear(8, 24), nn.Linear(8, 9)
+        self.drop = drop
+
+    def forward(self, codes: Tensor) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.mixed(self.letter(codes)).chunk(3, -1)
+        )
+        seen = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=self.drop, is_causal=True)
+        y: Tensor = self.last(seen.transpose(1, 2).flatten(2))
+        return y
+
+
 def engine(module: nn.Module, inputs: Tensor, targets: Tensor, text: bool = False) -> TapeEngine:
     layout = Layout.of(dict(module.named_parameters()))
     plain = LoopEngine(module.eval(), layout, Objective(next_character if text else cross_entropy, False))
@@ -83,6 +102,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "cnn": (lambda: cnn((1, 8, 8), 9, width=2), False),
     "transformer": (lambda: transformer(7, 9, width=8, depth=1), True),
     "lstm": (Recurrent, True),
+    "attention": (Attends, True),
 }
 
 
@@ -114,6 +134,11 @@ def test_what_a_replay_would_not_do_again_runs_as_it_is(layer: type[nn.Module]) 
     assert isinstance(engine(layer(6, 3), inputs, torch.arange(BATCH) % 3), LoopEngine)
 
 
+def test_attention_that_drops_numbers_is_not_replayed() -> None:
+    codes = torch.randint(9, (BATCH, 7))
+    assert isinstance(engine(Attends(0.1), codes, codes, text=True), LoopEngine)
+
+
 def test_a_replay_takes_the_row_it_is_given() -> None:
     def work(row: Tensor, shared: Tensor, out: Tensor) -> None:
         out.copy_((row * shared).relu_())
@@ -126,54 +151,159 @@ def test_a_replay_takes_the_row_it_is_given() -> None:
     assert not out[[0, 1, 3]].any()
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(
-    "options", [{}, {"padding": 1}, {"stride": 2, "padding": (0, 2)}, {"dilation": 2, "padding": 2}], ids=str
+def test_a_replay_begins_with_the_same_constants() -> None:
+    def work(row: Tensor, out: Tensor) -> None:
+        total = torch.zeros(3)
+        total += row
+        out.copy_(total * torch.ones(3).mul_(2).neg())
+
+    x, out = torch.randn(2, 3), torch.zeros(2, 3)
+    replay = record(work, (x, out), (True, True))
+    for client in (0, 1, 0):
+        replay(x, out, client)
+    assert torch.equal(out, -2 * x)
+
+
+USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "once": lambda scores, index: scores.gather(1, index).mean(),
+    "weighted": lambda scores, index: (scores.gather(1, index) * torch.arange(4.0)[:, None]).sum(),
+    "twice": lambda scores, index: scores.gather(1, index).sum() + scores.gather(1, index.flip(0)).sum(),
+    "two in a row": lambda scores, index: scores.gather(1, torch.cat([index, index], 1)).sum(),
+    "some rows": lambda scores, index: scores.gather(1, index[:2]).sum(),
+    "along columns": lambda scores, index: scores.gather(0, index.t()).sum(),
+    "squares": lambda scores, index: scores.gather(1, index).square().sum() + scores.square().sum(),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_slopes_of_a_softmax_are_those_that_were_recorded(name: str) -> None:
+    def work(row: Tensor, index: Tensor, out: Tensor) -> None:
+        with torch.enable_grad():
+            scores = row.detach().requires_grad_()
+            value = USES[name](scores.log_softmax(1), index)
+            out.copy_(torch.autograd.grad(value, scores)[0])
+
+    x, index, out = torch.randn(2, 4, 5), torch.tensor([[3], [0], [0], [2]]), torch.zeros(2, 4, 5)
+    replay = record(work, (x, index, out), (True, False, True))
+    replay(x, index, out, 1)
+    expected = torch.zeros(4, 5)
+    work(x[1], index, expected)
+    assert_close(out[1], expected, rtol=1e-5, atol=1e-6)
+
+
+def found(module: nn.Module, images: Tensor) -> list[Tensor]:
+    """Outputs, and derivatives by all parameters and pixels."""
+    given = images.clone().requires_grad_()
+    outputs = module(given)
+    (outputs * (torch.arange(outputs.numel()) % 7 - 2).view_as(outputs)).sum().backward()
+    grads = [p.grad for p in module.parameters()]
+    return [outputs.detach(), *(grad for grad in [given.grad, *grads] if grad is not None)]
+
+
+sizes = st.integers(1, 3)
+
+
+@settings(max_examples=60)
+@given(
+    channels=st.tuples(st.integers(1, 10), st.integers(1, 26)),
+    kernel=st.tuples(sizes, sizes),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    stride=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    image=st.tuples(st.integers(7, 12), st.integers(7, 12)),
+    bias=st.booleans(),
+    whole=st.booleans(),
+    pools_first=st.booleans(),
+    dtype=st.sampled_from([torch.float64, torch.float32]),
+    seed=st.integers(0, 99),
 )
-def test_a_thin_convolution_is_a_convolution(options: dict[str, int], bias: bool) -> None:
-    torch.manual_seed(2)
-    layer = nn.Conv2d(2, 5, (3, 2), bias=bias, **options).double()  # type: ignore[arg-type]
-    images = torch.randn(4, 2, 9, 8, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
-    found = []
-    for module in (layer, rewritten(layer)):
-        module.zero_grad()
-        outputs = module(images)
-        outputs.square().sum().backward()
-        found.append((outputs.detach(), *(p.grad.clone() for p in module.parameters() if p.grad is not None)))
-    assert type(layer) is ThinConvolution
-    for one, other in zip(*found, strict=True):
-        assert_close(one, other, rtol=1e-12, atol=1e-12)
+def test_a_pooled_convolution_is_convolution_relu_and_pooling(
+    channels: tuple[int, int],
+    kernel: tuple[int, int],
+    padding: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    image: tuple[int, int],
+    bias: bool,
+    whole: bool,
+    pools_first: bool,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    draws = torch.Generator().manual_seed(seed)
+    layer = nn.Conv2d(
+        *channels, kernel, padding=padding, stride=stride, dilation=dilation, bias=bias, dtype=dtype
+    )
+    images = torch.randn(2, channels[0], *image, dtype=dtype, generator=draws)
+    for each in layer.parameters():
+        each.data = torch.randn(each.shape, dtype=dtype, generator=draws)
+    if whole:  # exact, with many equal and many zero
+        images.round_()
+        for each in layer.parameters():
+            each.data.round_()
+    behind = [nn.ReLU(), nn.MaxPool2d(2)]
+    module = nn.Sequential(layer, *(reversed(behind) if pools_first else behind))
+    expected = found(copy.deepcopy(module), images)
+    assert type(rewritten(module, loops=True)[0]) is PooledConvolution  # type: ignore[index]
+    close = 0 if whole else 1e-12 if dtype == torch.float64 else 1e-4
+    for ours, theirs in zip(found(module, images), expected, strict=True):
+        assert_close(ours, theirs, rtol=close, atol=close * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_pooled_convolution_hides_no_number_that_is_none(value: float) -> None:
+    torch.manual_seed(4)
+    plain = nn.Sequential(nn.Conv2d(2, 9, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+    images = torch.randn(3, 2, 9, 6)
+    images[1, 0, 4, 3] = value
+    expected = found(copy.deepcopy(plain), images)
+    ours = found(rewritten(plain, loops=True), images)
+    assert_close(ours[0], expected[0], equal_nan=True)
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert bool((mine.isfinite() <= theirs.isfinite()).all())  # what torch shows is not hidden
+
+
+def test_only_what_fits_is_pooled() -> None:
+    pooled = [nn.ReLU(), nn.MaxPool2d(2)]
+    for layer, behind in (
+        (nn.Conv2d(4, 4, 3, groups=2), pooled),
+        (nn.Conv2d(2, 4, 3, padding="same"), pooled),
+        (nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), pooled),
+        (nn.Conv2d(64, 64, 3), pooled),
+        (nn.Conv2d(2, 4, 3), [nn.ReLU(), nn.MaxPool2d(3)]),
+        (nn.Conv2d(2, 4, 3), [nn.ReLU(), nn.MaxPool2d(2, 1)]),
+        (nn.Conv2d(2, 4, 3), [nn.ReLU(), nn.MaxPool2d(2, padding=1)]),
+        (nn.Conv2d(2, 4, 3), [nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True)]),
+        (nn.Conv2d(2, 4, 3), [nn.MaxPool2d(2), nn.Tanh()]),
+    ):
+        assert type(rewritten(nn.Sequential(layer, *behind), loops=True)[0]) is nn.Conv2d  # type: ignore[index]
+    module = nn.Sequential(nn.Conv2d(2, 4, 3), *pooled)
+    assert type(rewritten(module, loops=False)[0]) is nn.Conv2d  # type: ignore[index]
+
+
+def test_pooled_convolutions_are_the_same_on_any_number_of_threads() -> None:
+    torch.manual_seed(5)
+    module = cnn((1, 12, 12), 9, width=4)
+    inputs, targets = torch.rand(6, BATCH, 1, 12, 12), torch.randint(9, (6, BATCH))
+    ours, results, threads = engine(module, inputs[0], targets[0]), [], torch.get_num_threads()
+    x = flatten(module.parameters()) + 0.1 * torch.randn(6, ours.plain.layout.size)
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            results.append(ours.grads(x, inputs, targets, [0] * 6))
+    finally:
+        torch.set_num_threads(threads)
+    assert None not in ours.tapes.values()
+    assert torch.equal(*results)
 
 
 def test_pooling_before_relu_is_pooling_after_it() -> None:
     torch.manual_seed(3)
     images = torch.randint(-2, 3, (2, 1, 6, 6)).double()  # many of them equal, many zero
-    found = []
-    for change in (lambda module: module, rewritten):
-        module = change(nn.Sequential(nn.Identity(), nn.ReLU(), nn.MaxPool2d(2)))
-        given = images.clone().requires_grad_()
-        outputs = module(given)
-        (outputs * torch.arange(1.0, 19.0).view(2, 1, 3, 3)).sum().backward()
-        assert given.grad is not None
-        found.append((outputs.detach(), given.grad))
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
-
-
-@pytest.mark.parametrize("size", [(6, 6), (7, 5)])
-def test_pooling_by_pairs_is_pooling(size: tuple[int, int]) -> None:
-    images = torch.randn(2, 3, *size).contiguous(memory_format=torch.channels_last)
-    images[0, 0, 0, 1] = torch.nan
-    layer = rewritten(nn.MaxPool2d(2))
-    assert type(layer) is HalvingPool
-    assert_close(layer(images), nn.MaxPool2d(2)(images), rtol=0, atol=0, equal_nan=True)
-    for other in (
-        nn.MaxPool2d(3),
-        nn.MaxPool2d(2, 1),
-        nn.MaxPool2d(2, padding=1),
-        nn.MaxPool2d(2, ceil_mode=True),
-    ):
-        assert type(rewritten(other)) is nn.MaxPool2d
+    plain = nn.Sequential(nn.Identity(), nn.ReLU(), nn.MaxPool2d(2))
+    expected = found(plain, images)
+    for ours, theirs in zip(found(rewritten(plain, loops=True), images), expected, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_an_engine_can_be_copied_after_it_was_used() -> None:

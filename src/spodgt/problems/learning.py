@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -21,14 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from spodgt import rng
-from spodgt.compiled import share, usable
+from spodgt.compiled import usable
 from spodgt.errors import InvalidInput
 from spodgt.problems.client_data import ClientData
 from spodgt.problems.data import Dataset, Partition
 from spodgt.problems.evaluation import block_of, evaluate
 from spodgt.problems.fingerprint import fingerprint, tensors_of
 from spodgt.problems.gradients import Layout, Many
-from spodgt.problems.gradients.linear import LinearEngine, linear_gradients
+from spodgt.problems.gradients.linear import LinearEngine, add_gradients
 from spodgt.problems.gradients.taped import TapeEngine
 from spodgt.problems.losses import LOSSES, Loss
 from spodgt.problems.objective import Function, Metric, Objective, read_metrics, takes_model
@@ -358,8 +357,7 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
         state = x.numpy(), g.numpy(), (g if y is None else y).numpy()
         for size, same in self.data.groups(batches.rows):
             some = models[same]
-            given = state, y is not None, some, batches.part(same), data, size, weight[same]
-            share(len(some), len(some) * x.shape[1] * size, partial(linear_gradients, *given))
+            add_gradients(state, y is not None, some, batches.part(same), data, size, weight[same])
         return True
 
     def linear_data(self, dtype: torch.dtype) -> LinearData | None:

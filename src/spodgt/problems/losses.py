@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spodgt.compiled import jit
+from spodgt.compiled.instructions import ROOM, room
 
 Loss = Callable[..., Tensor]  # (outputs, targets), or (model, batch)
 
@@ -33,7 +34,7 @@ def one_vs_rest(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """The logistic loss of `torch.nn.CrossEntropyLoss`."""
-    return -outputs.log_softmax(-1).gather(-1, targets[..., None])[..., 0].mean(-1)
+    return -outputs.log_softmax(-1).gather(-1, targets[..., None]).squeeze(-1).mean(-1)
 
 
 def stacked_loss(loss: Loss) -> Loss | None:
@@ -65,38 +66,49 @@ LOSSES: dict[Loss, int] = {multi_margin: 0, cross_entropy: 1, one_vs_rest: 2}  #
 
 
 @jit
-def slopes(loss, scores, target, batch):  # type: ignore[no-untyped-def]
-    """In place: scores (classes,) of one sample ← the derivative of the mean loss of `batch` samples by them.
+def slopes(loss, scores, targets, samples, batch):  # type: ignore[no-untyped-def]
+    """In place: scores (classes, batch) ← the derivative of the mean loss by them.
 
-    `loss` is a value of LOSSES, `target` the sample's class.
+    `loss` is a value of LOSSES; `samples` are the numbers of the samples, `targets` the classes of all there
+    are. Samples are the inner loops, so that these vectorise.
     """
-    classes = len(scores)
-    one = scores.dtype.type(1)
-    if loss == 0:
-        unit = one / scores.dtype.type(classes * batch)
-        own, hits = scores[target] - one, -1  # the class itself always hits
+    classes, one = len(scores), scores.dtype.type(1)
+    own, more = room(scores), room(scores)
+    unit = one / scores.dtype.type(classes * batch)
+    for low in range(0, batch, ROOM):
+        some = min(ROOM, batch - low)
+        for s in range(some):
+            own[s], more[s] = scores[targets[samples[low + s]], low + s], 0
+        for c in range(classes if loss == 1 else 0):
+            row = scores[c, low : low + some]
+            for s in range(some):
+                own[s] = max(own[s], row[s])
         for c in range(classes):
-            hit = scores[c] > own
-            scores[c] = unit if hit else 0
-            hits += hit
-        scores[target] = -unit * scores.dtype.type(hits)
-    elif loss == 1:
-        top = scores[0]
-        for c in range(1, classes):
-            top = max(top, scores[c])
-        total = scores.dtype.type(0)
-        for c in range(classes):
-            scores[c] = np.exp(scores[c] - top)
-            total += scores[c]
-        unit = one / (total * scores.dtype.type(batch))
-        for c in range(classes):
-            scores[c] *= unit
-        scores[target] -= one / scores.dtype.type(batch)
-    else:
-        unit = one / scores.dtype.type(classes * batch)
-        for c in range(classes):
-            sign = one if c == target else -one
-            scores[c] = -sign * unit if one - sign * scores[c] > 0 else 0
+            row = scores[c, low : low + some]
+            if loss == 0:
+                for s in range(some):
+                    hit = row[s] > own[s] - one  # the class itself always hits
+                    row[s] = unit if hit else 0
+                    more[s] += hit
+            elif loss == 1:
+                for s in range(some):
+                    row[s] = np.exp(row[s] - own[s])
+                    more[s] += row[s]
+            else:
+                for s in range(some):
+                    row[s] = unit if one + row[s] > 0 else 0
+        for c in range(classes if loss == 1 else 0):
+            row = scores[c, low : low + some]
+            for s in range(some):
+                row[s] *= one / (more[s] * scores.dtype.type(batch))
+        for s in range(some):
+            at = targets[samples[low + s]]
+            if loss == 0:
+                scores[at, low + s] = -unit * (more[s] - one)
+            elif loss == 1:
+                scores[at, low + s] -= one / scores.dtype.type(batch)
+            else:
+                scores[at, low + s] = -unit if one - own[s] > 0 else 0
 
 
 @jit

@@ -151,15 +151,8 @@ class Trainable:
         statistics, random = side_effects(module, trial.inputs, trial.forward)
         columns = Columns.of(module, statistics, options)
         objective = trial.objective
-        plain = LoopEngine(
-            module,
-            columns.shared,
-            objective,
-            columns.behind,
-            random,
-            columns.personal,
-            options.personal_step_size,
-        )
+        rest = columns.behind, random, columns.personal, options.personal_step_size
+        plain = LoopEngine(module, columns.shared, objective, *rest)
         few = None if isinstance(data.samples, Loose) else (trial.inputs, trial.targets)
         engine = plain if few is None else choose(plain, *few)
         cost = multiplications(module, trial.inputs, trial.forward)

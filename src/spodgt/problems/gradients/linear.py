@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spodgt.compiled import jit, jit_part, jit_sum, share
+from spodgt.compiled import aligned, jit, jit_part, share
+from spodgt.compiled.instructions import SPAN, dots, fetch, room, weigh, widen
 from spodgt.problems.gradients import Engine, Many, Noise
 from spodgt.problems.losses import LOSSES, Loss, add_losses, slopes
 from spodgt.problems.samples import draw_batch
 from spodgt.problems.trees import Tree
+from spodgt.types import Array, Floats, Ints, LinearData, Minibatches
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,139 +65,118 @@ TILE = 16  # samples that are turned into floats at once
 _CHUNK = 400  # features, about, of a chunk: a tile stays in the first-level cache
 
 
-@jit_part
-def chunk_of(features):  # type: ignore[no-untyped-def]
+def chunk_size(features: int) -> int:
     """Features in a chunk. Scores are sums over chunks in their order, whoever adds them up."""
     count = max(1, (features + _CHUNK // 2) // _CHUNK)
     return (-(-features // count) + 15) // 16 * 16
+
+
+chunk_of = jit_part(chunk_size)
 
 
 @jit
 def fill_tile(inputs, samples, span, first, size, unit, tile):  # type: ignore[no-untyped-def]
     """tile (TILE, size) ← the features first … first + size - 1 of a span of samples, times `unit`."""
     low, high = span
+    short = size - size % (64 // tile.itemsize)
     for s in range(low, high):
-        image, to = inputs[samples[s], first : first + size], tile[s - low, :size]
-        for d in range(size):
-            to[d] = unit * tile.dtype.type(image[d])
-
-
-@jit_sum
-def score_tile(model, tile, span, first, size, features, classes, scores):  # type: ignore[no-untyped-def]
-    """scores[low:high] (samples, classes) += what the features first … first + size - 1 add, in `tile`.
-
-    `span` is (low, high), `classes` a range; the first chunk sets the scores.
-    """
-    (low, high), (begin, end), zero = span, classes, model.dtype.type(0)
-    last = high - low - 1
-    for c in range(begin, end, 2):
-        e = min(c + 1, end - 1)  # the last of an odd number is its own partner
-        W = model[c * features + first : c * features + first + size]
-        V = model[e * features + first : e * features + first + size]
-        for s in range(0, last + 1, 4):  # four samples and two classes share one pass
-            p0, p1 = tile[s, :size], tile[min(s + 1, last), :size]
-            p2, p3 = tile[min(s + 2, last), :size], tile[min(s + 3, last), :size]
-            t0, t1, t2, t3, u0, u1, u2, u3 = zero, zero, zero, zero, zero, zero, zero, zero
-            for d in range(size):
-                t0 += W[d] * p0[d]
-                t1 += W[d] * p1[d]
-                t2 += W[d] * p2[d]
-                t3 += W[d] * p3[d]
-                u0 += V[d] * p0[d]
-                u1 += V[d] * p1[d]
-                u2 += V[d] * p2[d]
-                u3 += V[d] * p3[d]
-            for n in range(min(4, last + 1 - s)):
-                r, t = low + s + n, t0 if n == 0 else t1 if n == 1 else t2 if n == 2 else t3
-                u = u0 if n == 0 else u1 if n == 1 else u2 if n == 2 else u3
-                old_t, old_u = scores[r, c], scores[r, e]
-                scores[r, c] = t if first == 0 else old_t + t
-                scores[r, e] = u if first == 0 else old_u + u
+        widen(inputs, samples[s], first, short, unit, tile, s - low)
+        for d in range(short, size):
+            tile[s - low, d] = unit * tile.dtype.type(inputs[samples[s], first + d])
 
 
 @jit
-def add_slopes(slopes, span, tile, size, classes, totals):  # type: ignore[no-untyped-def]
-    """totals (classes, size) += Σ slopes[s, c] × sample s, in `tile`, over a span of samples.
+def score_tile(model, tile, span, first, size, features, classes, scores):  # type: ignore[no-untyped-def]
+    """scores[:, low:high] (classes, samples) += what the features first … first + size - 1 add, in `tile`.
 
-    Two classes share one pass. Samples go in fixed fours, so that a sum does not depend on its partner.
+    `span` is (low, high), `classes` a range; the first chunk sets the scores.
     """
-    (low, high), (begin, end) = span, classes
+    (low, high), (begin, end), sums = span, classes, room(model)
+    last, short = high - low - 1, size - size % (64 // model.itemsize)
+    if first == 0:
+        scores[begin:end, low:high] = 0
     for c in range(begin, end, 2):
-        e = min(c + 1, end - 1)  # the last of an odd number goes alone
-        one, two = totals[c, :size], totals[e, :size]
-        for s in range(low, high - 3, 4):
-            u0, u1, u2, u3 = slopes[s, c], slopes[s + 1, c], slopes[s + 2, c], slopes[s + 3, c]
-            v0, v1, v2, v3 = slopes[s, e], slopes[s + 1, e], slopes[s + 2, e], slopes[s + 3, e]
-            first = u0 != 0 or u1 != 0 or u2 != 0 or u3 != 0  # hinges leave most slopes at zero
-            second = e != c and (v0 != 0 or v1 != 0 or v2 != 0 or v3 != 0)
-            p0, p1 = tile[s - low, :size], tile[s - low + 1, :size]
-            p2, p3 = tile[s - low + 2, :size], tile[s - low + 3, :size]
-            if first and second:
-                for d in range(size):
-                    one[d] += u0 * p0[d] + u1 * p1[d] + u2 * p2[d] + u3 * p3[d]
-                    two[d] += v0 * p0[d] + v1 * p1[d] + v2 * p2[d] + v3 * p3[d]
-            elif first or second:
-                to = one if first else two
-                if second:
-                    u0, u1, u2, u3 = v0, v1, v2, v3
-                for d in range(size):
-                    to[d] += u0 * p0[d] + u1 * p1[d] + u2 * p2[d] + u3 * p3[d]
-        for s in range(high - (high - low) % 4, high):
-            p0 = tile[s - low, :size]
+        e = min(c + 1, end - 1)  # the last of an odd number is its own partner
+        W, V = c * features + first, e * features + first
+        for s in range(0, last + 1, 4):  # four samples and two classes share one pass
+            rows = s, min(s + 1, last), min(s + 2, last), min(s + 3, last)
+            dots(model, W, V, tile, rows, short, sums)
             for q in range(c, e + 1):
-                u0, to = slopes[s, q], totals[q, :size]
-                for d in range(size):
-                    to[d] += u0 * p0[d]
+                for n in range(min(4, last + 1 - s)):
+                    scores[q, low + s + n] += sums[4 * (q - c) + n]
+        if short < size:
+            for s in range(low, high):
+                for q in range(c, e + 1):
+                    total = scores[q, s]
+                    for d in range(short, size):
+                        total += model[q * features + first + d] * tile[s - low, d]
+                    scores[q, s] = total
+
+
+@jit
+def add_slopes(slopes, span, samples, tile, size, classes, totals):  # type: ignore[no-untyped-def]
+    """totals (classes, size) += Σ slopes[c, s] × sample s, in `tile`, over a span of `samples`."""
+    (low, high), (begin, end) = span, classes
+    rows, by, one = room(samples), room(tile), tile.dtype.type(1)
+    most = SPAN // tile.itemsize
+    for c in range(begin, end):
+        count = 0
+        for s in range(low, high):  # hinges leave most slopes at zero
+            rows[count], by[count] = s - low, slopes[c, s]
+            count += slopes[c, s] != 0
+        for left in range(0, size if count > 0 else 0, most):
+            to = totals, c, left
+            weigh(to, one, to, tile, rows, by, count, left, min(most, size - left))
 
 
 @jit_part
 def sum_slopes(slopes, batch, classes, total):  # type: ignore[no-untyped-def]
-    """total ← Σ slopes[s] over a batch, for a range of classes: the gradient by their biases."""
+    """total ← Σ slopes[:, s] over a batch, for a range of classes: the gradient by their biases."""
     for c in range(classes[0], classes[1]):
         total[c - classes[0]] = 0
         for s in range(batch):
-            total[c - classes[0]] += slopes[s, c]
+            total[c - classes[0]] += slopes[c, s]
 
 
 @jit_part
 def slopes_of(model, batch, targets, samples, bias, loss, scores):  # type: ignore[no-untyped-def]
-    """scores (samples, classes), without biases, ← the derivative of the loss by every score.
+    """scores (classes, samples), without biases, ← the derivative of the loss by every score.
 
     `samples` are the numbers of the samples, of which the first `batch` count.
     """
-    classes = scores.shape[1]
-    left = len(model) - classes
-    for s in range(batch):
-        for c in range(classes if bias else 0):
-            scores[s, c] += model[left + c]
-        slopes(loss, scores[s], targets[samples[s]], batch)
+    left = len(model) - len(scores)
+    for c in range(len(scores) if bias else 0):
+        for s in range(batch):
+            scores[c, s] += model[left + c]
+    slopes(loss, scores, targets, samples, batch)
 
 
 @jit_part
 def draw_samples(draw, data, batch, samples):  # type: ignore[no-untyped-def]
     """samples (batch,) ← the numbers of the mini-batch that `draw` = (row, key, place, k) names."""
-    (row, key, place, k), (numbers, offsets, _, _, _, _, _, _) = draw, data
+    (row, key, place, k), (numbers, offsets, inputs, _, _, _, _, _) = draw, data
     start = offsets[row]
     draw_batch(key, place, k, offsets[row + 1] - start, samples[:batch])
     for s in range(batch):
         samples[s] = numbers[start + samples[s]]
+    for s in range(batch):  # they lie anywhere in memory, and will be read soon
+        image = inputs[samples[s]]
+        for d in range(0, len(image), 64 // image.itemsize):
+            fetch(image, d, 0, 0)
 
 
 @jit
-def linear_gradients(state, add, models, batches, data, batch, weight, first, last):  # type: ignore[no-untyped-def]
+def linear_gradients(state, add, models, batches, data, memory, weight, first, last):  # type: ignore[no-untyped-def]
     """g[at] ← weight × gradient at x[at] for at = models[first:last]; with `add`, y[at] += its change.
 
     `state` is x, g, y, each (models, parameters). For every task, `models` is the row of x, `batches` (a
     Minibatches) names its draw from `data` (a LinearData), `weight` multiplies its gradient; all are
-    (tasks,). Every client draws `batch` samples.
+    (tasks,). `memory` is for mini-batches of one size (`gradient_memory`).
     """
-    (x, g, y), (rows, keys, places, k) = state, batches
+    (x, g, y), (rows, keys, places, k), (tile, scores, samples, total, biases) = state, batches, memory
     _, _, inputs, targets, scale, classes, bias, loss = data
-    features = inputs.shape[1]
+    features, batch = inputs.shape[1], len(samples)
     size, every = chunk_of(features), (first - first, classes)  # a literal 0 would be another type
-    tile, scores = np.empty((TILE, size), x.dtype), np.empty((batch, classes), x.dtype)
-    samples = np.empty(batch, np.int64)
-    total, biases = np.empty((classes, size), x.dtype), np.empty(classes, x.dtype)
     unit = x.dtype.type(scale)
     for task in range(first, last):
         at, factor = models[task], x.dtype.type(weight[task])
@@ -212,8 +193,9 @@ def linear_gradients(state, add, models, batches, data, batch, weight, first, la
             total[:] = 0
             for low in range(0, batch, TILE):
                 span = low, min(low + TILE, batch)
-                fill_tile(inputs, samples, span, left, width, unit, tile)
-                add_slopes(scores, span, tile, width, every, total)
+                if features > size or batch > TILE:  # else it is there still
+                    fill_tile(inputs, samples, span, left, width, unit, tile)
+                add_slopes(scores, span, samples, tile, width, every, total)
             for c in range(classes):
                 place = slice(c * features + left, c * features + left + width)
                 _change(g[at, place], y[at, place], total[c, :width], factor, add)
@@ -233,17 +215,47 @@ def _change(g, y, new, factor, add):  # type: ignore[no-untyped-def]
         g[d] = factor * new[d]
 
 
+def score_shape(classes: int, batch: int) -> tuple[int, int]:
+    """Of memory for scores: a class begins with a line of the cache, so that threads write to lines apart."""
+    return classes, -(-batch // TILE) * TILE
+
+
+def gradient_memory(data: LinearData, batch: int, kind: np.dtype[np.generic]) -> tuple[Array, ...]:
+    """What `linear_gradients` works in, for mini-batches of so many samples."""
+    size, classes = chunk_size(data.inputs.shape[1]), data.classes
+    tile, scores, total = ((TILE, size), score_shape(classes, batch), (classes, size))
+    floats = [aligned(shape, kind) for shape in (tile, scores, total, (classes,))]
+    return *floats[:2], np.empty(batch, np.int64), *floats[2:]
+
+
+def add_gradients(
+    state: tuple[Array, ...],
+    add: bool,
+    models: Ints,
+    batches: Minibatches,
+    data: LinearData,
+    batch: int,
+    weight: Floats,
+) -> None:
+    """`linear_gradients` of all tasks, on as many threads as are worth waking."""
+
+    def work(first: int, last: int) -> None:
+        memory = gradient_memory(data, batch, state[0].dtype)
+        linear_gradients(state, add, models, batches, data, memory, weight, first, last)
+
+    share(len(models), len(models) * state[0].shape[1] * batch, work)
+
+
 # --- compiled evaluation ------------------------------------------------------------------------------
 @jit
-def _grade(x, products, targets, bias, loss, losses, right, first, last):  # type: ignore[no-untyped-def]
+def _grade(x, products, targets, bias, loss, losses, right, memory, first, last):  # type: ignore[no-untyped-def]
     """losses[n] += losses and right[n] += right answers of the models n = first … last - 1; see `grade`.
 
     `products` (models, classes, samples) become scores here, by adding the bias where there is one.
+    `memory` is four times (samples,) to work in.
     """
     _, classes, count = products.shape
-    left, zero = x.shape[1] - classes, x.dtype.type(0)
-    own, top, total = np.empty(count, x.dtype), np.empty(count, x.dtype), np.empty(count, x.dtype)
-    best = np.empty(count, np.int32)
+    (own, top, total, best), left, zero = memory, x.shape[1] - classes, x.dtype.type(0)
     for n in range(first, last):
         scores = products[n]
         for c in range(classes):
@@ -271,4 +283,10 @@ def grade(
     products = layer.products(x, inputs)
     how = targets.numpy(), layer.bias, LOSSES[layer.loss]
     views = x.numpy(), products.numpy(), *how, losses.numpy(), right.numpy()
-    share(len(x), products.numel(), lambda first, last: _grade(*views, first, last))
+    count, kind = len(targets), views[0].dtype
+
+    def work(first: int, last: int) -> None:
+        memory = *(np.empty(count, kind) for _ in range(3)), np.empty(count, np.int32)
+        _grade(*views, memory, first, last)
+
+    share(len(x), products.numel(), work)

@@ -41,9 +41,7 @@ class LoopEngine(Engine):
     objective: Objective
     statistics: Layout = field(default_factory=Layout)  # behind the parameters; training passes change them
     random: bool = False  # passes draw random numbers
-    personal: Layout = field(
-        default_factory=Layout
-    )  # those of the columns behind that are trained right here
+    personal: Layout = field(default_factory=Layout)  # those of the columns behind that are trained here
     personal_step_size: float = 0.0
     shells: dict[tuple[int, torch.device, torch.dtype], Shell] = field(default_factory=dict, repr=False)
 
@@ -85,14 +83,7 @@ class LoopEngine(Engine):
         """This thread's shell with the model of one client in it; new statistics go back to `row`."""
         key = threading.get_ident(), row.device, row.dtype
         if key not in self.shells:
-            self.shells[key] = Shell(
-                self.module,
-                self.layout,
-                self.statistics,
-                self.personal,
-                row,
-                channels_last=self.channels_last,
-            )
+            self.shells[key] = Shell(self, row)
         shell = self.shells[key]
         if shell.module.training != training:
             shell.module.train(training)
@@ -161,30 +152,20 @@ class Shell:
     of a tensor that is (outer, inner, last) in the model and (outer, last, inner) in the block.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        layout: Layout,
-        behind: Layout,
-        personal: Layout,
-        like: Tensor,
-        *,
-        channels_last: bool,
-    ) -> None:
-        self.module = copy.deepcopy(module).to(like.device, like.dtype)
+    def __init__(self, engine: LoopEngine, like: Tensor) -> None:
+        self.module = copy.deepcopy(engine.module).to(like.device, like.dtype)
         parameters = dict(self.module.named_parameters())
         named = parameters | dict(self.module.named_buffers())
-        tensors = [named[name] for name in (*layout.names, *behind.names)]
-        self.trained, self.shapes, self.channels_last = (
-            len(layout.names),
-            [t.shape for t in tensors],
-            channels_last,
+        tensors = [named[name] for name in (*engine.layout.names, *engine.statistics.names)]
+        self.trained, self.shapes = len(engine.layout.names), [tensor.shape for tensor in tensors]
+        self.personal, self.channels_last = (
+            [parameters[n] for n in engine.personal.names],
+            engine.channels_last,
         )
-        self.personal = [parameters[name] for name in personal.names]
         rows, start, at = [], 0, 0
         for shape in self.shapes:
             outer, inner, last = 1, shape.numel(), 1
-            if channels_last and len(shape) == 4:
+            if self.channels_last and len(shape) == 4:
                 outer, inner, last = shape[0], shape[1], math.prod(shape[2:])
             rows.append((start, at, outer, inner, last))
             start += shape.numel()

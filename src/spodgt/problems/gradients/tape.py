@@ -42,13 +42,19 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False  # nothing is compiled in here, and loading the compiler would take a second
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if not _REFUSED.isdisjoint(func.tags) or (
-            torch.Tag.dynamic_output_shape in func.tags and _masked(args)
-        ):
+        refused = not _REFUSED.isdisjoint(func.tags) and not _certain(func, args, kwargs or {})
+        if refused or (torch.Tag.dynamic_output_shape in func.tags and _masked(args)):
             raise Unrecordable(str(func))
         result = func(*args, **(kwargs or {}))
         self.calls.append((func, args, kwargs or {}, result))
         return result
+
+
+def _certain(func: torch._ops.OpOverload, args: Sequence[object], kwargs: dict[str, object]) -> bool:
+    """Nothing is left to chance: attention that could drop numbers drops none."""
+    named = {each.name: each.default_value for each in func._schema.arguments}
+    named |= dict(zip(named, args, strict=False)) | kwargs
+    return named.get("dropout_p") == 0
 
 
 def _masked(args: Sequence[object]) -> bool:
@@ -76,9 +82,14 @@ def record(work: Callable[..., None], given: Sequence[Tensor], row: Sequence[boo
     for tensor, whole, one in zip(seen, wholes, row, strict=True):
         own = graph.add("aten::select", [whole, graph.constant(0), client]) if one else whole
         graph.values[id(tensor)] = own
+    made = {id(call[3]): call for call in recorder.calls}
     for call in recorder.calls:
-        graph.call(*call)
+        if not graph.spread(call, made):
+            graph.call(*call)
     graph.graph.registerOutput(graph.constant(None))
+    torch._C._jit_pass_constant_propagation(graph.graph)
+    torch._C._jit_pass_cse(graph.graph)
+    torch._C._jit_pass_dce(graph.graph)
     return torch._C._create_function_from_graph("replay", graph.graph)
 
 
@@ -113,17 +124,13 @@ class _Graph:
         return node.output()
 
     def call(
-        self,
-        function: torch._ops.OpOverload,
-        args: tuple[object, ...],
-        kwargs: dict[str, object],
-        result: object,
+        self, kind: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object], result: object
     ) -> None:
         """One recorded operation."""
-        if function in _ALIASES:
+        if kind in _ALIASES:
             self.values[id(result)] = self._value(args[0], torch._C.TensorType.get())
             return
-        schema = function._schema
+        schema = kind._schema
         named = dict(zip((each.name for each in schema.arguments), args, strict=False)) | kwargs
         inputs = [
             self._value(named.get(each.name, each.default_value), each.type) for each in schema.arguments
@@ -139,6 +146,27 @@ class _Graph:
                 part.setType(torch._C.TensorType.get())
         results = result if isinstance(result, tuple | list) else [result]
         self.values |= {id(tensor): value for tensor, value in zip(results, outputs, strict=False)}
+
+    def spread(self, call, made) -> bool:  # type: ignore[no-untyped-def]
+        """Slopes of log-softmax with one slope s in a row: s there, less s softmax; False for other calls.
+
+        As it was recorded, it takes a matrix of zeros, a copy of it and one pass more.
+        """
+        (kind, args, _, result), aten, tensor = call, torch.ops.aten, torch._C.TensorType.get()
+        before = made.get(id(args[0]), call) if kind is aten._log_softmax_backward_data.default else call
+        if before is call or before[0] is not aten.scatter_add.default or result.dtype != args[1].dtype:
+            return False
+        zeros, dim, index, slope = before[1]
+        rows = index.numel() if index.shape[dim] == 1 and dim == args[2] else 0
+        if (
+            zeros.numel() != rows * zeros.shape[dim]
+            or made.get(id(zeros), call)[0] is not aten.new_zeros.default
+        ):
+            return False
+        scores, index, slope = (self._value(each, tensor) for each in (args[1], index, slope))
+        found = self.add("aten::mul_", [self.add("aten::exp", [scores]), self.add("aten::neg", [slope])])
+        self.values[id(result)] = self.add("aten::scatter_add_", [found, self.constant(dim), index, slope])
+        return True
 
     def _value(self, argument: object, kind: torch._C.JitType) -> torch._C.Value:
         """An argument where a node can take it."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from spodgt.compiled import usable
 from spodgt.problems.gradients import Engine, Many, Noise
 from spodgt.problems.gradients.loop import LoopEngine, each_row
 from spodgt.problems.gradients.rewrite import rewritten
@@ -88,7 +89,8 @@ class TapeEngine(Engine):
     def _recorded(self, work: Work, given: Sequence[Tensor], own: Sequence[bool]) -> Replay | None:
         module = copy.deepcopy(self.plain.module).to(given[0].dtype).train(work is not _outputs)
         if self.plain.channels_last:
-            module = rewritten(module)
+            loops = usable(given[0][0]) and not self.plain.objective.autocast
+            module = rewritten(module, loops=loops)
         task, buffers = _Task(module, self.plain.objective), list(module.buffers())
         versions = [buffer._version for buffer in buffers]
         try:
@@ -124,24 +126,18 @@ def _gradient(
     leaves = [value.requires_grad_() for value in named.values()]
     with torch.enable_grad():
         value = functional_call(task, named, (plain.image(inputs), targets))
-        slopes = torch.autograd.grad(value, leaves, allow_unused=True)
+        one = torch.ones(value.shape, dtype=value.dtype)  # a constant: replays do not compute with it again
+        slopes = torch.autograd.grad(value, leaves, one, allow_unused=True)
     loss.copy_(value.detach())
     for piece, slope in zip(plain.layout.unflatten(g).values(), slopes, strict=True):
         piece.zero_() if slope is None else piece.copy_(slope)
 
 
-def _drawn(
-    plain: LoopEngine,
-    task: _Task,
-    row: Tensor,
-    numbers: Tensor,
-    loss: Tensor,
-    g: Tensor,
-    inputs: Tensor,
-    targets: Tensor,
-) -> None:
+def _drawn(plain: LoopEngine, task: _Task, row: Tensor, numbers: Tensor, *rest: Tensor) -> None:
     """The same on those of all samples that have these numbers."""
-    _gradient(plain, task, row, *Samples(inputs, targets).take(numbers, row.dtype), loss, g)
+    loss, g, inputs, targets = rest
+    few = Samples(inputs.index_select(0, numbers), targets.index_select(0, numbers))
+    _gradient(plain, task, row, *few.take(slice(None), row.dtype), loss, g)
 
 
 def _outputs(plain: LoopEngine, task: _Task, row: Tensor, outputs: Tensor, inputs: Tensor) -> None:
