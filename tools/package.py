@@ -20,7 +20,13 @@ from sysconfig import get_path
 
 ROOT = Path(__file__).parents[1]
 CLIENT = ROOT / "tests/package/client.py"
-IN_WHEEL = ("spodgt/py.typed", "spodgt/cli/starter/problem.py", "spodgt/report/assets/report.js")
+IN_WHEEL = (
+    "spodgt/py.typed",
+    "spodgt/cli/starter/problem.py",
+    "spodgt/report/assets/report.js",
+    "spodgt/compiled/shipped-x86-64-v3.so",
+    "spodgt/compiled/shipped-x86-64-v4.so",
+)
 IN_SDIST = (
     "tests/test_public.py",
     "docs/methods.md",

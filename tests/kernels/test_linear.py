@@ -15,7 +15,6 @@ import spodgt
 from spodgt.algorithms import ALGORITHMS, Cosine, InverseSqrt
 from spodgt.algorithms.base import GradientState
 from spodgt.algorithms.dsgd import DSGD
-from spodgt.compiled import stamp
 from spodgt.errors import SpodgtError
 from spodgt.kernels.linear import LinearStep
 from spodgt.kernels.program import trace
@@ -164,13 +163,3 @@ def test_what_no_program_can_say_is_refused() -> None:
     with pytest.raises(NotLinear):
         trace(Signs(), world.init())
     assert trace(world.algorithm, world.init()).fields == ["x", "g"]
-
-
-def test_machine_code_on_disk_is_out_of_date_when_any_file_with_loops_changes(tmp_path: Any) -> None:
-    for name, text in (("one.py", "@jit\n"), ("two.py", "@jit_sum\n"), ("three.py", "")):
-        (tmp_path / name).write_text(text)
-    before = stamp.__wrapped__(tmp_path)
-    (tmp_path / "three.py").write_text("no loops\n")
-    assert stamp.__wrapped__(tmp_path) == before
-    (tmp_path / "two.py").write_text("@jit_sum\n# another\n")
-    assert stamp.__wrapped__(tmp_path) != before
