@@ -12,11 +12,10 @@ from torch import Tensor
 from spodgt.algorithms.base import Algorithm, HasStepSize, LocalSteps, Schedule
 from spodgt.algorithms.compose.schedules import rate_at
 from spodgt.algorithms.compose.wrapper import Wrapper
-from spodgt.kernels.mixing import Array
 from spodgt.kernels.program import WEIGHTS, Program
 from spodgt.kernels.steps import Activity, Batch
 from spodgt.kernels.symbols import Column, Given
-from spodgt.types import Bools, Floats
+from spodgt.types import Array, Bools, Floats
 
 STEP_SIZE = Column("input", ("step_size",))
 Tables = tuple[Array, Bools, Bools]  # coefficients, masks, and which masks hold for anybody in a run
@@ -161,7 +160,7 @@ class Columns:
     def active(self, activity: Activity) -> Bools:
         """(1, rounds, links), or (2, rounds, links) where pulls and pushes have links of their own."""
         pull, push = activity.links
-        return pull[None] if push is None else np.stack([pull, push])
+        return np.ascontiguousarray(pull)[None] if push is None else np.stack([pull, push])
 
 
 _CALCULATE = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm
 from spodgt.algorithms.compose.schedules import fixed
-from spodgt.compiled import jit, jit_part, swap, team_for, together, usable
+from spodgt.compiled import aligned, jit, jit_part, team_for, together, usable
+from spodgt.compiled.instructions import swap
 from spodgt.kernels.columns import STEP_SIZE, Columns
-from spodgt.kernels.mixing import Array, combine
+from spodgt.kernels.mixing import combine
 from spodgt.kernels.program import Program, trace
 from spodgt.kernels.steps import Activity, Batch, State, rebuild
 from spodgt.kernels.symbols import NotLinear
@@ -33,13 +34,15 @@ from spodgt.problems.gradients.linear import (
     TILE,
     add_slopes,
     chunk_of,
+    chunk_size,
     draw_samples,
     fill_tile,
+    score_shape,
     score_tile,
     slopes_of,
     sum_slopes,
 )
-from spodgt.types import CompiledGradient, LinearData
+from spodgt.types import Array, CompiledGradient, LinearData
 
 _SPIN = 3000  # looks at what others do before a thread goes to sleep
 _HEAD = 2  # numbers in front of the claims of a run's tasks: where it stands, and how many are finished
@@ -73,10 +76,17 @@ def _sum_rows(store, work, op, terms, factors, mask, low, high, base, area):  # 
                 for c in range(size):
                     to[c] = f0 * r0[c]
                 continue
-            q, f1 = terms[begin + 1, 0], factors[terms[begin + 1, 1], i]
-            r1 = store[q, i, left:right] if q < own else work[q - own, at, :size]
-            for c in range(size):
-                to[c] = f0 * r0[c] + f1 * r1[c]
+            p, f1 = terms[begin + 1, 0], factors[terms[begin + 1, 1], i]
+            r1 = store[p, i, left:right] if p < own else work[p - own, at, :size]
+            if q == to_:  # said in so many words: what may be the same memory is not vectorised
+                for c in range(size):
+                    to[c] = f0 * to[c] + f1 * r1[c]
+            elif p == to_:
+                for c in range(size):
+                    to[c] = f0 * r0[c] + f1 * to[c]
+            else:
+                for c in range(size):
+                    to[c] = f0 * r0[c] + f1 * r1[c]
             for m in range(begin + 2, begin + count):
                 q, f1 = terms[m, 0], factors[terms[m, 1], i]
                 r1 = store[q, i, left:right] if q < own else work[q - own, at, :size]
@@ -126,7 +136,7 @@ def _finish(store, memory, program, tables, drawn, data, r, low, high, classes):
                 for s in range(0, sizes[i], TILE):
                     span = s, min(s + TILE, sizes[i])
                     fill_tile(inputs, samples[r % 2, i], span, first, width, unit, tile)
-                    add_slopes(scores[i], span, tile, width, classes, rows[0])
+                    add_slopes(scores[i], span, samples[r % 2, i], tile, width, classes, rows[0])
             for n in range(len(after)):
                 _sum_rows(store, rows, after[n], terms, factor, mask, i, i + 1, i - base, area)
 
@@ -213,23 +223,15 @@ def _begin(ways, start):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _work(store, program, tables, links, kept, drawn, data, whose, starts, ways):  # type: ignore[no-untyped-def]
-    """What one thread does of all rounds of all runs; whether everything is done. See `LinearStep`."""
-    keys, places, k, me, team = whose
-    (before, after, terms, at, working, lines), (_, masks, _) = program, tables
+def _work(store, steps, tables, links, room, drawn, data, whose, starts, ways):  # type: ignore[no-untyped-def]
+    """What one thread does of all rounds of all runs; whether everything is done. See `LinearStep`.
+
+    `room` is the memory to work in: the diagonals of the mixings, and what is this thread's own.
+    """
+    (keys, places, k, me, team), (kept, memory), (_, masks, _) = whose, room, tables
     _, _, inputs, _, _, classes, bias, _ = data
     features, rounds, runs = inputs.shape[1], len(masks), len(starts) - 1
-    tasks = ways.shape[1] - _HEAD
-    most = 0
-    for run in range(runs):
-        most = max(most, starts[run + 1] - starts[run])
-    kind, size = store.dtype, chunk_of(features)
-    memory = (
-        np.empty((working, most, _COLUMNS), kind),
-        np.empty((lines, classes, max(size, classes)), kind),
-        np.empty((TILE, size), kind),
-    )
-    steps, draws = (before, after, terms, at), (keys, places, k)
+    tasks, draws = ways.shape[1] - _HEAD, (keys, places, k)
     run, idle = -1, 0
     while idle < _SPIN:
         idle, phase, over = idle + 1, -1, False
@@ -328,23 +330,22 @@ class LinearStep:
         drawn = (
             np.empty((2, clients, most), np.int64),
             self.sizes,
-            np.empty((clients, most, self.data.classes), kind),
+            aligned((clients, *score_shape(self.data.classes, most)), kind),
         )
-        steps = program.before, program.after, program.terms, program.at, program.working, program.rows
+        steps = program.before, program.after, program.terms, program.at
         weights, active = columns.weights(activity), columns.active(activity)
         links = batch.links.pointers, batch.links.senders, weights, active
-        given = store.numpy(), steps, tables, links, np.empty((len(weights), clients)), drawn, self.data
+        given, kept = (store.numpy(), steps, tables, links), np.empty((len(weights), clients))
         team = team_for(store[0].numel() * rounds)
         # Runs are divided only where there are fewer of them than threads.
         tasks = max(1, min(-(-team // len(batch.sizes)), self.data.classes // 2))
         team = min(team, tasks * len(batch.sizes))
         ways = np.zeros((len(batch.sizes), _HEAD + tasks), np.int64)
-
-        def work(me: int) -> bool:
-            whose = batch.keys, batch.places, activity.first, me, team
-            return bool(_work(*given, whose, batch.starts, ways))
-
-        together(team, work)
+        calls = []
+        for me in range(team):
+            room, whose = (kept, self._memory(kind)), (batch.keys, batch.places, activity.first, me, team)
+            calls.append(_work.bound(*given, room, drawn, self.data, whose, batch.starts, ways))
+        together(team, lambda me: bool(calls[me]()))
         wide = dict(zip(program.fields, store, strict=False))
         return rebuild(state, [wide[name] if name in wide else narrow[name] for name in names])
 
@@ -357,6 +358,15 @@ class LinearStep:
             except NotLinear:
                 self.fits = False
         return self.columns
+
+    def _memory(self, kind: np.dtype[np.generic]) -> tuple[Array, Array, Array]:
+        """What a thread works in: blocks of columns, rows of gradients, a tile of samples."""
+        program, classes, size = self.program, self.data.classes, chunk_size(self.data.inputs.shape[1])
+        return (
+            aligned((program.working, max(self.batch.sizes), _COLUMNS), kind),
+            aligned((program.rows, classes, max(size, classes)), kind),
+            aligned((TILE, size), kind),
+        )
 
     def _loaded(self, state: State) -> Tensor:
         """The registers with the state in them."""

@@ -5,29 +5,17 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spodgt.compiled import (
-    ROOM,
-    fetch,
-    jit,
-    jit_part,
-    room,
-    share,
-    usable,
-    weigh_long,
-    weigh_one,
-    weigh_short,
-)
-from spodgt.kernels.order import grouped, nearness
-from spodgt.types import Bools, Floats, Ints
+from spodgt.compiled import jit, jit_part, share, usable
+from spodgt.compiled.instructions import ROOM, SPAN, fetch, room, weigh
+from spodgt.kernels.order import BLOCK, first_uses, grouped, nearness
+from spodgt.types import Array, Bools, Floats, Ints
 
-Array = NDArray[Any]
 COLUMNS = 512  # of a block that is mixed in place: with ten clients it stays in the first-level cache
 _NUMBERS = 2**16  # of a block mixed from one state into another: both stay in the second-level cache
 _FEW = 4096  # rows whose blocks of columns fit the second-level cache together
@@ -73,25 +61,37 @@ class Buffers:
         self._free = [b for b in self._all if b.untyped_storage().data_ptr() not in held]
 
 
-@jit
-def ahead(x, links, low, high):  # type: ignore[no-untyped-def]
-    """Have the rows fetched that clients low to high read."""
-    pointers, senders, _, active = links
-    for link in range(pointers[low], pointers[high]):
-        if active[link]:
-            row = x[senders[link]]
-            for c in range(0, len(row), _LINE):
-                fetch(row, c, 0, 0)
+@jit_part
+def fetch_row(x, i):  # type: ignore[no-untyped-def]
+    """Have row i of x fetched."""
+    row = x[i]
+    for c in range(0, len(row), _LINE):
+        fetch(row, c, 0, 0)
 
 
 @jit
-def _combine_scattered(x, out, links, kept, low, high):  # type: ignore[no-untyped-def]
-    """`combine` of whole short rows that lie far apart: those of the next clients are fetched meanwhile."""
+def ahead(x, links, uses, i, end):  # type: ignore[no-untyped-def]
+    """Have rows fetched that clients soon after i, before `end`, read: of the next block, or of a few."""
+    (pointers, senders, _, active), (begins, rows) = links, uses
+    if len(rows):
+        block = min(i // BLOCK + 1, len(begins) - 3)
+        low, size, part = begins[block], begins[block + 1] - begins[block], i % BLOCK
+        for n in range(low + size * part // BLOCK, low + size * (part + 1) // BLOCK):
+            fetch_row(x, rows[n])
+    elif i % FAR == 0:
+        for link in range(pointers[min(i + FAR, end)], pointers[min(i + 2 * FAR, end)]):
+            if active[link]:
+                fetch_row(x, senders[link])
+
+
+@jit
+def _combine_rows(x, out, links, kept, uses, low, high):  # type: ignore[no-untyped-def]
+    """`combine` of whole short rows; those of the next clients are fetched meanwhile."""
     zero, width = low - low, x.shape[1]
-    ahead(x, links, low, min(low + FAR, high))
     for first in range(low, high, FAR):
         last = min(first + FAR, high)
-        ahead(x, links, last, min(last + FAR, high))
+        for i in range(first, last):
+            ahead(x, links, uses, i, high)
         combine(x, out, links, kept, (zero, zero), (zero, zero), width, first, last)
 
 
@@ -105,7 +105,7 @@ def combine(x, out, links, kept, bases, lefts, size, low, high):  # type: ignore
     pointers, senders, weights, active = links
     (base, to_base), (left, to_left), one = bases, lefts, x.dtype.type
     rows, by = room(senders), room(x)
-    long, short = 256 // x.itemsize, 64 // x.itemsize
+    most, least = SPAN // x.itemsize, 64 // x.itemsize
     for i in range(low, high):
         own, link, end, fresh = one(kept[i]), pointers[i], pointers[i + 1], True
         while fresh or link < end:
@@ -114,32 +114,16 @@ def combine(x, out, links, kept, bases, lefts, size, low, high):  # type: ignore
                 rows[count], by[count] = senders[link] - base, one(weights[link])
                 count += active[link]
                 link += 1
-            c = 0
-            while c < size:
-                step = long if size - c >= long else short if size - c >= short else 1
-                if fresh and size >= long and long > size - c > 2 * short:
-                    c, step = size - long, long  # some columns twice: cheaper than many short pieces
-                elif fresh and size >= short and size - c < short:
-                    c, step = size - short, short
+            for piece in range(0, size, most):
+                c, some = piece, min(most, size - piece)
+                if fresh and some < least <= size:
+                    c, some = size - least, least  # some columns twice: cheaper than one by one
                 at, to = left + c, (out, i - to_base, to_left + c)
                 if fresh:
-                    _piece((x, i - base, at), own, to, x, (rows, by, count), at, step)
+                    weigh((x, i - base, at), own, to, x, rows, by, count, at, some)
                 else:
-                    _piece(to, own, to, x, (rows, by, count), at, step)
-                c += step
+                    weigh(to, own, to, x, rows, by, count, at, some)
             own, fresh = one(1), False  # what is there already
-
-
-@jit_part
-def _piece(start, own, to, x, terms, at, step):  # type: ignore[no-untyped-def]
-    """A piece of a row in `step` columns; `terms` are rows, their weights and how many there are."""
-    rows, by, count = terms
-    if step == 256 // x.itemsize:
-        weigh_long(start, own, to, x, rows, by, count, at)
-    elif step == 64 // x.itemsize:
-        weigh_short(start, own, to, x, rows, by, count, at)
-    else:
-        weigh_one(start, own, to, x, rows, by, count, at)
 
 
 def mix(x: Tensor, out: Tensor, links: Links, weights: Array, active: Array, kept: Array) -> Tensor:
@@ -154,8 +138,8 @@ def mix(x: Tensor, out: Tensor, links: Links, weights: Array, active: Array, kep
 
     if width > 2 * columns and rows <= _FEW:
         share(-(-width // columns), x.numel(), by_columns)
-    elif x.numel() >= SCATTERED and width <= COLUMNS and not links.near:
-        share(rows, x.numel(), lambda first, last: _combine_scattered(*given[:4], first, last))
+    elif x.numel() >= SCATTERED and width <= COLUMNS:
+        share(rows, x.numel(), lambda first, last: _combine_rows(*given[:4], links.uses, first, last))
     else:
         share(rows, x.numel(), lambda first, last: combine(*given, (0, 0), width, first, last))
     return out
@@ -189,9 +173,11 @@ class Links:
         return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     @cached_property
-    def near(self) -> bool:
-        """Most neighbours stand near each other, so that nothing need be fetched ahead."""
-        return nearness(self.receivers, self.senders) > 0.5
+    def uses(self) -> tuple[Ints, NDArray[np.int32]]:
+        """The rows to fetch for each block of clients; none where most neighbours stand far apart."""
+        if nearness(self.receivers, self.senders) < 0.5:
+            return np.zeros(1, np.int64), np.empty(0, np.int32)
+        return first_uses(self.receivers, self.senders, self.clients)
 
     @cached_property
     def outgoing(self) -> tuple[Ints, Ints]:

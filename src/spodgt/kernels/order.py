@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spodgt.compiled import jit
 from spodgt.types import Ints
 
 _GROUP = 512  # clients that are gathered around one before the next group begins
 _NEAR = 4096  # rows that stay in a cache together
+BLOCK, WINDOW = 32, 8  # rows that are mixed together, and blocks before that still are in a cache
 _GAIN = 0.25  # of the links that must come near for a new order to be worth its while
 
 
@@ -65,6 +67,27 @@ def _gather(pointers, links, receivers, seen, order, edge):  # type: ignore[no-u
                     edge[waiting] = near
                     waiting += 1
                     break
+
+
+@jit
+def _first_uses(receivers, senders, seen, begins, rows):  # type: ignore[no-untyped-def]
+    for link in range(len(receivers)):
+        block, row = receivers[link] // BLOCK, senders[link]
+        if block - seen[row] > WINDOW:
+            rows[begins[-1]] = row
+            begins[-1] += 1
+        seen[row] = block
+        begins[block + 1] = begins[-1]
+
+
+def first_uses(receivers: Ints, senders: Ints, clients: int) -> tuple[Ints, NDArray[np.int32]]:
+    """Of every block of receiving clients, where the rows begin that no block shortly before reads; the rows.
+
+    Links are in the order of their receivers.
+    """
+    begins, rows = np.zeros(-(-clients // BLOCK) + 2, np.int64), np.empty(len(senders), np.int32)
+    _first_uses(receivers, senders, np.full(clients, -WINDOW - 1), begins, rows)
+    return np.maximum.accumulate(begins), rows[: begins[-1]].copy()
 
 
 def nearness(receivers: Ints, senders: Ints) -> float:

@@ -21,7 +21,7 @@ def mean(x: Tensor) -> Tensor:
 def spread(x: Tensor) -> float:
     """Root mean square distance of the rows from their average."""
     if usable(x):
-        return math.sqrt(_square_distances(x.numpy()) / len(x))
+        return math.sqrt(_square_distances(x.numpy(), _total(x) / len(x)) / len(x))
     return float((x - x.mean(0)).square().sum(1).mean().sqrt())
 
 
@@ -61,10 +61,9 @@ def _sums(x, sums):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _square_distances(x):  # type: ignore[no-untyped-def]
-    mean, total = np.zeros(x.shape[1]), 0.0
-    _sums(x, mean)
-    mean /= len(x)
+def _square_distances(x, mean):  # type: ignore[no-untyped-def]
+    """Of the rows of x from a row, in all."""
+    total = 0.0
     for i in range(len(x)):
         total += _square_distance(x[i], mean)
     return total

@@ -23,13 +23,14 @@ from torch import Tensor
 from spodgt.algorithms.base import Algorithm, HasStepSize, Rule
 from spodgt.compiled import jit, share, usable
 from spodgt.kernels.linear import LinearStep
-from spodgt.kernels.mixing import COLUMNS, FAR, Array, Links, ahead, combine, mix, roomy
+from spodgt.kernels.mixing import COLUMNS, FAR, Links, ahead, combine, fetch_row, mix, roomy
+from spodgt.kernels.order import BLOCK
 from spodgt.kernels.steps import Activity, Batch, State, rebuild
-from spodgt.problems.gradients.linear import linear_gradients
-from spodgt.types import CompiledGradient, Floats, LinearData, Minibatches, Problem
+from spodgt.problems.gradients.linear import gradient_memory, linear_gradients
+from spodgt.types import Array, CompiledGradient, Floats, Ints, LinearData, Minibatches, Problem
 
 _WIDE, _WIDE_COLUMNS = 2**17, 2048  # models so long that what counts is to read long pieces of them
-_SHORT, _BLOCK = COLUMNS, 64  # rows of so many numbers at most are mixed and used in blocks of so many
+_SHORT = COLUMNS  # rows of so many numbers at most are mixed and used in blocks
 _MANY = 200  # clients of a run whose blocks of columns do not stay in a cache
 Rows = tuple[Array, Array, Array, Array, Array, Array]  # pointers, senders, a, b, diagonals of Â and B̂
 
@@ -89,17 +90,13 @@ def exchange(
 
 
 @jit
-def _pull_rows(state, out, drop, step, links, near, first, last):  # type: ignore[no-untyped-def]
-    """Rows first to last: out ← Âx - ηy, and y ← y - g, g ← 0 where `drop`; y is mixed already.
-
-    Unless they are `near`, the rows that the next clients read are fetched meanwhile.
-    """
+def _pull_rows(state, out, drop, step, links, uses, first, last):  # type: ignore[no-untyped-def]
+    """Rows first to last: out ← Âx - ηy, and y ← y - g, g ← 0 where `drop`; y is mixed already."""
     (x, y, g), (pointers, senders, a, active, kept) = state, links
     how = pointers, senders, a, active
     for i in range(first, last):
         to, yi, gi, eta = out[i], y[i], g[i], x.dtype.type(step[i])
-        if not near and (i - first) % FAR == 0:
-            ahead(x, how, min(i + FAR, last), min(i + 2 * FAR, last))
+        ahead(x, how, uses, i, last)
         combine(x, out, how, kept, (0, 0), (0, 0), len(to), i, i + 1)
         for c in range(len(to)):
             to[c] = to[c] - eta * yi[c]
@@ -124,25 +121,25 @@ def exchange_rows(
         drop,
         step,
         (pointers, senders, a, active, kept_a),
-        links.near,
+        links.uses,
     )
     share(len(x), x.numel(), lambda first, last: _pull_rows(*given, first, last))
     return spare, y, x
 
 
 @jit
-def _track_rows(state, new, drop, step, links, near, draws, data, first, last):  # type: ignore[no-untyped-def]
+def _track_rows(state, new, drop, step, links, uses, draws, data, first, last):  # type: ignore[no-untyped-def]
     """Blocks first to last of rows of `track_rows`."""
     (x, y, g), (new_x, new_y) = state, new
     pointers, senders, a, b, active, kept_a, kept_b = links
     (who, batches, weight, begins), size = draws, x.shape[1]
     pushed, pulled, end = (pointers, senders, b, active), (pointers, senders, a, active), len(x)
     for block in range(first, last):
-        low, high = block * _BLOCK, min(end, (block + 1) * _BLOCK)
+        low, high = block * BLOCK, min(end, (block + 1) * BLOCK)
         for i in range(low, high):
-            if not near and i % FAR == 0:
-                for z in (x, y):
-                    ahead(z, pushed, min(i + FAR, end), min(i + 2 * FAR, end))
+            for z in (x, y):
+                ahead(z, pushed, uses, i, end)
+            fetch_row(g, min(i + FAR, end - 1))
             combine(y, new_y, pushed, kept_b, (0, 0), (0, 0), size, i, i + 1)
             combine(x, new_x, pulled, kept_a, (0, 0), (0, 0), size, i, i + 1)
             xi, yi, gi, eta = new_x[i], new_y[i], g[i], x.dtype.type(step[i])
@@ -153,7 +150,7 @@ def _track_rows(state, new, drop, step, links, near, draws, data, first, last): 
                     yi[c] = yi[c] - gi[c]
                 gi[:] = 0
         some = begins[block], begins[block + 1]
-        linear_gradients((new_x, g, new_y), True, who, batches, data[0], data[1], weight, some[0], some[1])
+        linear_gradients((new_x, g, new_y), True, who, batches, *data, weight, some[0], some[1])
 
 
 def track_rows(
@@ -173,19 +170,23 @@ def track_rows(
     made from, and how many samples a mini-batch has. The others are those of `exchange_rows`.
     """
     (x, y, g), (pointers, senders, a, b, kept_a, kept_b) = state, rows
-    blocks = -(-len(x) // _BLOCK)
-    begins = np.searchsorted(drawn[0], np.arange(blocks + 1) * _BLOCK)
+    blocks = -(-len(x) // BLOCK)
+    begins = np.searchsorted(drawn[0], np.arange(blocks + 1) * BLOCK)
     given = (
         (x.numpy(), y.numpy(), g.numpy()),
         (new[0].numpy(), new[1].numpy()),
         drop,
         step,
         (pointers, senders, a, b, active, kept_a, kept_b),
-        links.near,
+        links.uses,
         (*drawn, begins),
-        data,
     )
-    share(blocks, x.numel(), lambda first, last: _track_rows(*given, first, last))
+
+    def work(first: int, last: int) -> None:
+        memory = gradient_memory(*data, given[1][0].dtype)
+        _track_rows(*given, (data[0], memory), first, last)
+
+    share(blocks, x.numel(), work)
 
 
 _kept_by_thread = threading.local()
@@ -278,7 +279,9 @@ class GradientTracking:
             return None
         sizes = problem.batches(np.arange(len(self.batch.p)))
         data = problem.linear_data(self.batch.p.dtype)
-        return None if data is None or sizes.min() < sizes.max() else (data, int(sizes[0]))
+        if data is None or sizes.min() < sizes.max():
+            return None
+        return data if self.batch.clients is None else by_rows(data, self.batch.clients), int(sizes[0])
 
     @property
     def numbers(self) -> tuple[int, int]:
@@ -302,8 +305,7 @@ class GradientTracking:
         drop = np.zeros_like(before) if self.rule == "memory" else before
         rows = links.pointers, links.senders, a, b, *kept(links, a, b, active)
         who = np.flatnonzero(now)
-        clients = who if batch.clients is None else batch.clients[who]
-        batches = Minibatches(clients, batch.keys[who], batch.places[who], k)
+        batches = Minibatches(who, batch.keys[who], batch.places[who], k)
         if max(batch.sizes) <= _MANY:
             exchange(x, y, g, drop, self.step, batch.starts, rows, active)
         elif x.shape[1] <= _SHORT and self.data is not None:
@@ -317,8 +319,18 @@ class GradientTracking:
             x, y, spare = exchange_rows(state, spare, drop, self.step, links, rows, active)
             self.spare = (spare,)
         if len(who):
+            if batch.clients is not None:
+                batches = batches._replace(rows=batch.clients[who])
             track(batch.problem, (x, g, y), who, batches, self.weight[who])
         return rebuild(state, (x, y, g))
+
+
+def by_rows(data: LinearData, clients: Ints) -> LinearData:
+    """The same with the lists of samples in the order of rows: `clients` (rows,) says whose each is."""
+    sizes = np.diff(data.offsets)[clients]
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    places = np.repeat(data.offsets[clients] - offsets[:-1], sizes) + np.arange(offsets[-1])
+    return data._replace(numbers=data.numbers[places], offsets=offsets)
 
 
 def track(
@@ -335,5 +347,10 @@ def track(
         order = np.argsort(batches.rows)
         rows, batches, weight = rows[order], batches.part(order), weight[order]
     in_order = rows is batches.rows and len(rows) == len(x)
-    models = x if in_order else x[torch.from_numpy(rows)]
+    if in_order:
+        models = x
+    elif usable(x):  # threads of torch that have nothing to do would keep a core busy for milliseconds
+        models = torch.from_numpy(x.numpy().take(rows, 0))
+    else:
+        models = x[torch.from_numpy(rows)]
     renew(y, g, problem.grad(models, batches), rows, weight)

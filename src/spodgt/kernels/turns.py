@@ -13,9 +13,9 @@ import numpy as np
 from torch import Tensor
 
 from spodgt.compiled import jit, share
-from spodgt.kernels.mixing import COLUMNS, Array
-from spodgt.problems.gradients.linear import linear_gradients
-from spodgt.types import LinearData
+from spodgt.kernels.mixing import COLUMNS
+from spodgt.problems.gradients.linear import gradient_memory, linear_gradients
+from spodgt.types import Array, LinearData
 
 _NUMBERS = 2**18  # of a block of scratch
 
@@ -104,7 +104,7 @@ def _turns(state, pools, lot, each, inbox, used, drop, batch, first, last):  # t
 
 
 @jit
-def _learn(state, pools, lot, each, inbox, used, drop, data, size, weight):  # type: ignore[no-untyped-def]
+def _learn(state, pools, lot, each, inbox, used, drop, data, memory, weight):  # type: ignore[no-untyped-def]
     """`turns` and the gradients of a linear problem, batch after batch."""
     (x, y, g), (rows, keys) = state, lot[8]
     for batch in range(len(lot[0]) - 1):
@@ -112,7 +112,9 @@ def _learn(state, pools, lot, each, inbox, used, drop, data, size, weight):  # t
         _turns(state, pools, lot, each, inbox, used, drop, batch, 0, blocks)
         low, high = lot[0][batch, 6], lot[0][batch + 1, 6]
         draws = rows[low:high], keys[low:high], rows[low:high], 0
-        linear_gradients((x, g, y), True, rows[low:high], draws, data, size, weight[low:high], 0, high - low)
+        linear_gradients(
+            (x, g, y), True, rows[low:high], draws, data, memory, weight[low:high], 0, high - low
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,4 +158,5 @@ class Turns:
             size: samples of a mini-batch.
             weight: what multiplies each gradient, in the order of the lot's draws.
         """
-        _learn(*self._given(), data, size, weight)
+        memory = gradient_memory(data, size, self.state[0].numpy().dtype)
+        _learn(*self._given(), data, memory, weight)

@@ -9,32 +9,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spodgt.compiled import jit, share
+from spodgt.compiled.instructions import fetch
 from spodgt.kernels.mixing import SCATTERED, Links
-from spodgt.kernels.order import grouped, near_order
+from spodgt.kernels.order import near_order
 from spodgt.kernels.steps import Activity
 from spodgt.runtimes.batch import RunBatch
-from spodgt.types import ActiveLinks, Bools, Floats, Ints, Problem, Words
+from spodgt.types import ActiveLinks, Floats, Ints, Problem, Words
+
+T = TypeVar("T", bound=np.generic)
+_AHEAD = 16  # rows whose links are fetched before they are read
 
 
 @jit
-def _picked(given, which, out, first, last):  # type: ignore[no-untyped-def]
-    for n in range(first, last):
-        out[n] = given[which[n]]
-
-
-def picked(given: Bools, which: Ints) -> Bools:
-    """given[…, which], on all threads."""
-    if given.ndim > 1:
-        return np.stack([picked(row, which) for row in given])
-    out = np.empty(len(which), np.bool_)
-    share(len(which), len(which), lambda first, last: _picked(given, which, out, first, last))
-    return out
+def _carry(given, starts, pointers, out, first, last):  # type: ignore[no-untyped-def]
+    """Rows first to last of `Arranged.by_link`; those of the next ones are fetched meanwhile."""
+    for row in range(first, last):
+        low, high = pointers[row], pointers[row + 1]
+        soon = min(row + _AHEAD, last - 1)
+        fetch(given, starts[soon], 0, 0)
+        at = starts[row] - low
+        for n in range(low, high):
+            out[n] = given[at + n]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,17 +67,23 @@ class Arranged:
         return rows
 
     @cached_property
-    def _order(self) -> Ints:
-        """(links,) which link of the batch stands at each place."""
-        return grouped(self.rows[self.batch.links.receivers], len(self.clients))[1]
+    def _pointers(self) -> Ints:
+        """Where the links of each row begin; they stand together, in their order, in the batch, too."""
+        counts = np.diff(self.batch.links.pointers)[self.clients]
+        return np.concatenate([[0], np.cumsum(counts)])
+
+    @cached_property
+    def _starts(self) -> Ints:
+        """Where the links of each row begin in the batch."""
+        return self.batch.links.pointers[self.clients]
 
     @cached_property
     def links(self) -> Links:
-        links, order = self.batch.links, self._order
-        places = np.empty_like(order)
-        places[order] = np.arange(len(order))
-        receivers, senders = self.rows[links.receivers[order]], self.rows[links.senders[order]]
-        return Links(links.runs, links.clients, receivers, senders, places)
+        links = self.batch.links
+        places = np.empty(len(links.senders), np.int64)
+        places[self.by_link(np.arange(len(places)))] = np.arange(len(places))
+        receivers = np.repeat(np.arange(len(self.clients)), np.diff(self._pointers))
+        return Links(links.runs, links.clients, receivers, self.rows[self.by_link(links.senders)], places)
 
     @cached_property
     def weights(self) -> dict[str, Floats]:
@@ -104,16 +113,17 @@ class Arranged:
     def problem(self) -> Problem:
         return self.batch.problem
 
-    def by_link(self, values: Floats) -> Floats:
-        """(links,) values of the batch, arranged."""
-        return values[self._order]
-
-    def active(self, links: Bools) -> Bools:
-        """(…, links) of the batch, arranged."""
-        return picked(links, self._order)
+    def by_link(self, values: NDArray[T]) -> NDArray[T]:
+        """(…, links) values of the batch, arranged."""
+        if values.ndim > 1:
+            return np.stack([self.by_link(row) for row in values])
+        out = np.empty_like(values)
+        given = values, self._starts, self._pointers, out
+        share(len(self.clients), len(values), lambda first, last: _carry(*given, first, last))
+        return out
 
     def activity(self, given: Activity) -> Activity:
         """The same rounds, arranged; those with roles are not for compiled steps of large networks."""
         pull, push = given.links
-        links = ActiveLinks(self.active(pull), None if push is None else self.active(push))
-        return replace(given, computes=picked(given.computes, self.clients), links=links)
+        links = ActiveLinks(self.by_link(pull), None if push is None else self.by_link(push))
+        return replace(given, computes=np.take(given.computes, self.clients, 1), links=links)

@@ -50,7 +50,8 @@ class EvaluationSchedule:
 Observe = Callable[[Snapshot, Bools, Bools], Bools]
 """Told of snapshots, with the runs due for evaluation and those ending; returns the runs to give up."""
 
-STRIDE = 16  # rounds at most between two snapshots that are observed: alike in every runtime
+STRIDE = 64  # rounds between two looks whether all numbers are finite: alike in every runtime
+MEETING = 16  # rounds at most between two meetings of processes: each goes at a pace of its own
 _FREE = 10_000  # rounds that may cost nothing before that is an error
 _PAUSE = 0.1  # seconds at most between two observations, where rounds are shorter: Ctrl-C is heard in time
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, Schedule
 from spodgt.kernels import STEPS, CompiledStep
-from spodgt.kernels.mixing import Array, Buffers, lean
+from spodgt.kernels.mixing import Buffers, lean
 from spodgt.kernels.steps import Activity, State, rebuild
 from spodgt.kernels.sums import count
 from spodgt.runtimes.arranged import Arranged
@@ -24,6 +24,7 @@ from spodgt.runtimes.batch import RunBatch
 from spodgt.runtimes.world import Run, RunState, Saved, Snapshot, Tally, with_average
 from spodgt.types import (
     ActiveLinks,
+    Array,
     Bools,
     Code,
     Evaluation,
@@ -428,7 +429,7 @@ class SimulatedRound:
             return batch.links.mix(x, values, active, keeper=keeper, out=out)
         links = arranged.links
         keeper = links.senders if keeper is batch.links.senders else links.receivers
-        return links.mix(x, arranged.by_link(values), arranged.active(active), keeper=keeper, out=out)
+        return links.mix(x, arranged.by_link(values), arranged.by_link(active), keeper=keeper, out=out)
 
     def _lean(self, x: Tensor, code: IntervalCode) -> Tensor:
         """Move every model towards the intervals that its working in-links say."""

@@ -24,7 +24,7 @@ from spodgt.record.folder import FINISHED, Checkpoint, RunFolder, parquet, slug,
 from spodgt.record.metrics import declare
 from spodgt.record.models import MODELS, RUNNING_MEAN, write_models
 from spodgt.record.record import Diverged, networks_table, versions
-from spodgt.runtimes.loop import STRIDE, EvaluationSchedule, Stop, begin, run_rounds
+from spodgt.runtimes.loop import MEETING, STRIDE, EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.world import Draw, Run, Runtime, Saved, Snapshot, Tally
 from spodgt.training.log import STATES, MethodLog
 from spodgt.training.observer import Observer, Progress
@@ -173,7 +173,6 @@ class Executor:
             return self._shared()
 
     def _methods(self) -> None:
-        stride = 1 if self.settings.keep_states else STRIDE
         for label, runs in self.batches.items():
             if label in self.finished:
                 continue
@@ -187,6 +186,7 @@ class Executor:
                 for run in piece.runs.tolist() if piece else ():
                     observer.log.ended.pop(run, None)  # it goes on
                 start = self._start(runs, piece, fresh=fresh)
+                stride = 1 if self.settings.keep_states else STRIDE if start.world.processes == 1 else MEETING
                 world = run_rounds(start, self.settings.stop, self.settings.schedule, observer, stride).world
                 tally = world.tally()
                 world.close()

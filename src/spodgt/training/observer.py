@@ -23,7 +23,7 @@ from spodgt.compiled import finite, usable
 from spodgt.kernels.steps import State, rebuild
 from spodgt.record import metrics
 from spodgt.record.record import Diverged
-from spodgt.runtimes.loop import STRIDE
+from spodgt.runtimes.loop import MEETING, STRIDE
 from spodgt.runtimes.world import Run, RunState, Saved, Snapshot, Tally
 from spodgt.training.log import STATES, Ended, MethodLog
 from spodgt.training.tables import client_rows
@@ -76,7 +76,7 @@ class Observer:
 
     def __call__(self, snapshot: Snapshot, due: Bools, last: Bools) -> Bools:
         world, state, keep = snapshot.world, snapshot.state, self.settings.keep_states
-        if world.processes > 1 and snapshot.k % STRIDE and not due.any() and not keep:
+        if world.processes > 1 and snapshot.k % MEETING and not due.any() and not keep:
             return np.zeros_like(due)  # processes meet only where all of them do
         broken = self._meet(snapshot, due)
         wanted = due | broken | keep
