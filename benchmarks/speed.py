@@ -640,7 +640,7 @@ _NO_KERNELS = (
 
 
 def outside_kernels(step: Callable[[], None]) -> float:
-    """The share of a round on one thread that is not spent computing numbers in kernels of torch.
+    """The share of a round on one thread that is not spent computing numbers in kernels of torch or our own.
 
     Copies, views and memory count as outside, and so does the compiled exchange of models.
     """
@@ -655,7 +655,8 @@ def outside_kernels(step: Callable[[], None]) -> float:
     inside = sum(
         event.self_cpu_time_total
         for event in profile.key_averages()
-        if event.key.startswith("aten::") and not any(event.key.endswith(word) for word in _NO_KERNELS)
+        if event.key.startswith(("aten::", "spodgt::"))
+        and not any(event.key.endswith(word) for word in _NO_KERNELS)
     )
     return 1 - inside / 1e6 / wall
 
