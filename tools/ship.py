@@ -1,22 +1,23 @@
 """Make the machine code that comes with the package: `python tools/ship.py` (Linux on x86-64, with gcc).
 
-Small comparisons are run and the arguments of every loop written down; what numba compiled for these, for any
-processor with AVX2 and for any with AVX-512, is linked to a library each. Needs a processor with AVX-512. To
-be run when a loop has changed: a test tells.
+Small comparisons are run and the arguments of every loop written down; what numba compiles for these, for any
+processor with AVX2 and for any with AVX-512, is linked to a library each. To be run when a loop has changed:
+a test tells.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from llvmlite import binding, ir  # type: ignore[import-untyped]
 
@@ -26,28 +27,23 @@ from spodgt.compiled.shipped import LEVELS, OFF, TABLE, laid_out, library_of
 
 TRIPLE = "x86_64-unknown-linux-gnu"
 METHODS = ["spod-gt", "spod-gt-memory", "ab-push-pull", "g-push-pull", "k-gt", "sporadic-k-gt", "relay"]
-Called = dict[tuple[Loop, str], tuple[Any, ...]]  # loop and types of arguments: types as numba has them
+Called = list[tuple[str, str]]  # the name of a loop, and the types of its arguments as `laid_out` has them
 
 
-@contextmanager
-def listening() -> Iterator[Called]:
-    """Write down all loops that are called from Python, and with what."""
-    import numba
-
-    called: Called = {}
+def called() -> Called:
+    """All loops that small comparisons call from Python, and with what."""
+    found: set[tuple[str, str]] = set()
     plain = Loop.bound
 
     def listen(self: Loop, *arguments: object) -> Any:
         kinds = laid_out(arguments)[0]
         if "?" not in kinds:
-            called.setdefault((self, kinds), tuple(map(numba.typeof, arguments)))
+            found.add((f"{self.function.__module__}.{self.function.__qualname__}", kinds))
         return plain(self, *arguments)
 
     Loop.bound = listen  # type: ignore[method-assign]
-    try:
-        yield called
-    finally:
-        Loop.bound = plain  # type: ignore[method-assign]
+    small_runs()
+    return sorted(found)
 
 
 def small_runs() -> None:
@@ -85,18 +81,39 @@ def entry(module: ir.Module, name: str, result: Any) -> str:
     return name
 
 
-def make(level: str) -> None:
-    """Write the library for a level of processors, and the table."""
-    with listening() as called:
-        small_runs()
+def types_of(kinds: str) -> tuple[Any, ...]:
+    """Numba's types of arguments, from what `laid_out` says of them."""
+    from numba import from_dtype  # type: ignore[attr-defined]
+    from numba.core import types
+
+    levels: list[list[Any]] = [[]]
+    for token in re.findall(r"[()]|[^(),]+", kinds):
+        if token == "(":
+            levels.append([])
+        elif token == ")":
+            inner = tuple(levels.pop())
+            levels[-1].append(types.BaseTuple.from_types(inner))
+        elif "[" in token:
+            number, dimensions, layout = re.findall(r"\w\w(?=\[)|\d(?=\w\])|\w(?=\])", token)
+            levels[-1].append(types.Array(from_dtype(np.dtype(number)), int(dimensions), layout))
+        else:
+            levels[-1].append(getattr(types, token))
+    return tuple(levels[0])
+
+
+def make(level: str, wanted: Called) -> None:
+    """Write the library for a level of processors, and the table. Nothing of it is run here."""
     wrappers, texts = ir.Module("entries"), []
     table: dict[str, Any] = {}
     wrappers.triple = TRIPLE
-    for number, ((loop, kinds), types) in enumerate(sorted(called.items(), key=lambda each: order(*each[0]))):
-        dispatcher = loop.compiled()
-        result = dispatcher.overloads[types]  # type: ignore[attr-defined]
+    for number, (name, kinds) in enumerate(wanted):
+        module, _, function = name.rpartition(".")
+        loop, types = getattr(import_module(module), function), types_of(kinds)
+        dispatcher: Any = loop.compiled()
+        dispatcher.compile(types)
+        result = dispatcher.overloads[types]
         symbol = entry(wrappers, f"spodgt_{number}", result)
-        row = table.setdefault(place(loop), {"source": loop.source(), "entries": {}})
+        row = table.setdefault(name, {"source": loop.source(), "entries": {}})
         row["entries"][kinds] = [symbol, str(result.signature.return_type)]
         texts.append(result.library.get_llvm_str())
     target = binding.Target.from_triple(TRIPLE)
@@ -104,7 +121,7 @@ def make(level: str) -> None:
     module = binding.parse_assembly(str(wrappers))
     for text in texts:
         module.link_in(binding.parse_assembly(text))
-    keep = {f"spodgt_{n}" for n in range(len(called))}
+    keep = {f"spodgt_{n}" for n in range(len(wanted))}
     for each in [*module.functions, *module.global_variables]:
         if not each.is_declaration and each.name not in keep:
             each.linkage = "internal"
@@ -119,23 +136,18 @@ def make(level: str) -> None:
     TABLE.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def place(loop: Loop) -> str:
-    return f"{loop.function.__module__}.{loop.function.__qualname__}"
-
-
-def order(loop: Loop, kinds: str) -> tuple[str, str]:
-    return place(loop), kinds
-
-
 def main() -> None:
+    if sys.argv[1:]:  # numba reads for what processor it compiles when it is loaded
+        make(sys.argv[1], json.load(sys.stdin))
+        return
+    wanted = json.dumps(called())
     for level in LEVELS.values():
         with tempfile.TemporaryDirectory() as folder:
             how = {"NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": folder, OFF: "1"}
-            subprocess.run([sys.executable, __file__, level], check=True, env=os.environ | how)
+            command = [sys.executable, __file__, level]
+            subprocess.run(command, check=True, env=os.environ | how, input=wanted, text=True)
         print(f"{library_of(level).name}: {library_of(level).stat().st_size / 1e3:.0f} kB")
 
 
 if __name__ == "__main__":
-    make(sys.argv[1]) if sys.argv[
-        1:
-    ] else main()  # numba reads for what processor it compiles when it is loaded
+    main()

@@ -22,6 +22,16 @@ class _Code:
         self.context, self.builder, self.ir, self.tools = context, builder, ir, cast(_IR, cgutils)
         self.kinds, self.given, self.whole, self.details = signature.args, arguments, ir.IntType(64), details
 
+    @property
+    def wide(self) -> bool:
+        """Whether the processor has vectors of 64 bytes, and so twice as many registers."""
+        from llvmlite import binding
+        from numba.core import config
+
+        name: str | None = vars(config)["CPU_NAME"]
+        features: dict[str, bool] = binding.get_host_cpu_features()
+        return name == "x86-64-v4" if name else features.get("avx512f", False)
+
     def number(self, which: int) -> tuple[_IR, int]:
         """The type of the numbers in an array, and their bytes."""
         kind = self.context.get_data_type(self.kinds[which].dtype)
@@ -176,7 +186,7 @@ def _widen(code, x, row, left, size, unit, to, at):  # type: ignore[no-untyped-d
 
 
 def _dots(code, model, first, second, tile, rows, size, sums):  # type: ignore[no-untyped-def]
-    """Eight inner products in one pass.
+    """Eight inner products in one pass, or in two where registers are short.
 
     sums (8,) ← model[first : first + size] · tile[row, :size] for the four rows, then the same for `second`.
     `size` is a multiple of the numbers in 64 bytes. Products are added up in a fixed order, the same on every
@@ -184,31 +194,36 @@ def _dots(code, model, first, second, tile, rows, size, sums):  # type: ignore[n
     """
     builder, ir, whole, (number, bytes_) = code.builder, code.ir, code.whole, code.number(0)
     lanes = 64 // bytes_
-    vector = ir.VectorType(number, lanes)
+    span = lanes if code.wide else lanes // 2  # eight sums and what they are made from fit the registers
 
     def halves(parts: list[_IR], groups: int, lanes: int) -> _IR:
-        """Of each group of lanes the sum of its halves, in one vector."""
-        index = [group * lanes + n for group in range(groups) for n in range(lanes // 2)]
+        """Of each group of lanes the sum of its halves, or its only one, in one vector."""
+        index = [group * lanes + n for group in range(groups) for n in range(max(1, lanes // 2))]
         index += [n + groups * lanes for n in index] if len(parts) > 1 else []
         sides = []
-        for shift in (0, lanes // 2):
+        for shift in sorted({0, lanes // 2}):
             chosen = [ir.IntType(32)(n + shift) for n in index]
             mask = ir.Constant(ir.VectorType(ir.IntType(32), len(chosen)), chosen)
             sides.append(builder.shuffle_vector(parts[0], parts[-1], mask))
-        return builder.fadd(*sides)
+        return builder.fadd(*sides) if len(sides) > 1 else sides[0]
 
-    totals = code.sums(ir.Constant(vector, None), 8)
     given = [code.at(0, place) for place in (first, second)]
     given += [code.at(3, builder.extract_value(rows, n), whole(0)) for n in range(4)]
-    with code.tools.for_range_slice(builder, whole(0), size, whole(lanes)) as (place, _):
-        there = (builder.bitcast(builder.gep(pointer, [place]), vector.as_pointer()) for pointer in given)
-        pieces = [builder.load(pointer, align=bytes_) for pointer in there]
-        for n, total in enumerate(totals):
-            code.add(total, pieces[n // 4], pieces[2 + n % 4])
-    found, groups, wide = [builder.load(total) for total in totals], 1, lanes
+    piece, parts = ir.VectorType(number, span), []
+    for begin in range(0, lanes, span):
+        totals = code.sums(ir.Constant(piece, None), 8)
+        with code.tools.for_range_slice(builder, whole(begin), size, whole(lanes)) as (place, _):
+            there = (builder.bitcast(builder.gep(pointer, [place]), piece.as_pointer()) for pointer in given)
+            pieces = [builder.load(pointer, align=bytes_) for pointer in there]
+            for n, total in enumerate(totals):
+                code.add(total, pieces[n // 4], pieces[2 + n % 4])
+        parts.append([builder.load(total) for total in totals])
+    # Of two passes, the sums of both are what the first halving of whole vectors would give.
+    found = parts[0] if len(parts) == 1 else [builder.fadd(*both) for both in zip(*parts, strict=True)]
+    groups, wide = 1, span
     while len(found) > 1:
         found = [halves(found[n : n + 2], groups, wide) for n in range(0, len(found), 2)]
-        groups, wide = 2 * groups, wide // 2
+        groups, wide = 2 * groups, max(1, wide // 2)
     while wide > 1:
         found, wide = [halves(found, groups, wide)], wide // 2
     builder.store(found[0], code.piece(found[0].type, 6, whole(0)), align=bytes_)

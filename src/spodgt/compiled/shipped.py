@@ -43,12 +43,10 @@ def laid_out(arguments: Sequence[object]) -> tuple[str, str, list[float]]:
     numbers: list[float] = []
     for value in arguments:
         if isinstance(value, np.ndarray):
-            shape, strides, at = value.shape, value.strides, value.__array_interface__["data"][0]
-            flags = value.flags
-            layout = "C" if flags.c_contiguous else "F" if flags.f_contiguous else "A"
-            kinds.append(f"{value.dtype.str[1:]}[{len(shape)}{layout}]")
+            shape, flags = value.shape, value.flags
+            kinds.append(_array_kind(value.dtype, len(shape), flags.c_contiguous, flags.f_contiguous))
             form += _FORMS[len(shape)]
-            numbers += (0, 0, value.size, value.itemsize, at, *shape, *strides)
+            numbers += (0, 0, value.size, value.itemsize, _address(value), *shape, *value.strides)
         elif isinstance(value, tuple):
             inner = laid_out(value)
             kinds.append(f"({inner[0]})")
@@ -60,6 +58,20 @@ def laid_out(arguments: Sequence[object]) -> tuple[str, str, list[float]]:
             form += letter
             numbers.append(value)  # type: ignore[arg-type]
     return ",".join(kinds), form, numbers
+
+
+@cache
+def _array_kind(number: np.dtype[Any], dimensions: int, rows: bool, columns: bool) -> str:
+    """The name of an array's type; `rows` and `columns`: contiguous along them."""
+    return f"{number.str[1:]}[{dimensions}{'C' if rows else 'F' if columns else 'A'}]"
+
+
+def _address(array: Any) -> int:
+    """Where its numbers are; numpy has a slow way to say it for all, ctypes a fast one for most."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))
+    except (TypeError, ValueError):  # read-only, empty, or with gaps
+        return int(array.__array_interface__["data"][0])
 
 
 def packed(form: str, numbers: list[float]) -> ctypes.Array[ctypes.c_char]:

@@ -104,8 +104,7 @@ def combine(x, out, links, kept, bases, lefts, size, low, high):  # type: ignore
     """
     pointers, senders, weights, active = links
     (base, to_base), (left, to_left), one = bases, lefts, x.dtype.type
-    rows, by = room(senders), room(x)
-    most, least = SPAN // x.itemsize, 64 // x.itemsize
+    rows, by = room(pointers), room(x)
     for i in range(low, high):
         own, link, end, fresh = one(kept[i]), pointers[i], pointers[i + 1], True
         while fresh or link < end:
@@ -114,16 +113,28 @@ def combine(x, out, links, kept, bases, lefts, size, low, high):  # type: ignore
                 rows[count], by[count] = senders[link] - base, one(weights[link])
                 count += active[link]
                 link += 1
-            for piece in range(0, size, most):
-                c, some = piece, min(most, size - piece)
-                if fresh and some < least <= size:
-                    c, some = size - least, least  # some columns twice: cheaper than one by one
-                at, to = left + c, (out, i - to_base, to_left + c)
-                if fresh:
-                    weigh((x, i - base, at), own, to, x, rows, by, count, at, some)
-                else:
-                    weigh(to, own, to, x, rows, by, count, at, some)
+            place = i - base, left, i - to_base, to_left
+            weigh_row(x, out, place, own, fresh, rows, by, count, size)
             own, fresh = one(1), False  # what is there already
+
+
+@jit_part
+def weigh_row(x, out, place, own, fresh, rows, by, count, size):  # type: ignore[no-untyped-def]
+    """A row of `out` ← own × a row of x, or what is there already, + Σ by[n] × x[rows[n]], in `size` columns.
+
+    `place` is the row and the first column in x, and those in `out`; `fresh` says that there is nothing yet.
+    """
+    row, left, to_row, to_left = place
+    most, least = SPAN // x.itemsize, 64 // x.itemsize
+    for piece in range(0, size, most):
+        c, some = piece, min(most, size - piece)
+        if fresh and some < least <= size:
+            c, some = size - least, least  # some columns twice: cheaper than one by one
+        to = out, to_row, to_left + c
+        if fresh:
+            weigh((x, row, left + c), own, to, x, rows, by, count, left + c, some)
+        else:
+            weigh(to, own, to, x, rows, by, count, left + c, some)
 
 
 def mix(x: Tensor, out: Tensor, links: Links, weights: Array, active: Array, kept: Array) -> Tensor:
@@ -147,7 +158,10 @@ def mix(x: Tensor, out: Tensor, links: Links, weights: Array, active: Array, kep
 
 @jit
 def _stays(pointers, links, weights, active, out, first, last):  # type: ignore[no-untyped-def]
-    """Of clients first to last, whose links are `links`, or those between their pointers."""
+    """Of clients first to last, whose links are `links`, or those between their pointers.
+
+    `active` are zeros and ones: numba makes a branch of a bool in a product, which nobody can foresee.
+    """
     for i in range(first, last):
         gone = 0.0
         for n in range(pointers[i], pointers[i + 1]):
@@ -209,8 +223,8 @@ class Links:
             moved = np.where(active, weights, 0.0)
             return np.subtract(1.0, np.bincount(keeper, moved, minlength=self.clients), dtype=np.float64)
         ends = self.outgoing if keeper is self.senders else (self.pointers, np.empty(0, np.int64))
-        out = np.empty(self.clients)
-        share(self.clients, len(weights), lambda *part: _stays(*ends, weights, active, out, *part))
+        out, ones = np.empty(self.clients), active.view(np.uint8)
+        share(self.clients, len(weights), lambda *part: _stays(*ends, weights, ones, out, *part))
         return out
 
     def plain(self, x: Tensor, moved: Floats, active: Bools, kept: Floats) -> Tensor:

@@ -14,16 +14,18 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, HasStepSize, Rule
-from spodgt.compiled import jit, share, usable
+from spodgt.compiled import jit, jit_part, share, usable
+from spodgt.compiled.instructions import ROOM, room
 from spodgt.kernels.linear import LinearStep
-from spodgt.kernels.mixing import COLUMNS, FAR, Links, ahead, combine, fetch_row, mix, roomy
+from spodgt.kernels.mixing import COLUMNS, FAR, Links, ahead, combine, fetch_row, mix, roomy, weigh_row
 from spodgt.kernels.order import BLOCK
 from spodgt.kernels.steps import Activity, Batch, State, rebuild
 from spodgt.problems.gradients.linear import gradient_memory, linear_gradients
@@ -127,21 +129,68 @@ def exchange_rows(
     return spare, y, x
 
 
+class Slim(NamedTuple):
+    """The links of very many clients with short rows, in as few bytes as they take."""
+
+    pointers: Array  # (clients + 1,) where the links of each receiver begin
+    senders: NDArray[np.int32]  # (links,)
+    a: Array  # (links,) in the precision of the state
+    b: Array
+    out_pointers: Array  # (clients + 1,) where the links of each sender begin in the next two
+    out_links: NDArray[np.int32]  # (links,) by sender, in the order of receiving clients
+    out_b: Array  # (links,) b of these
+
+    @classmethod
+    def of(cls, links: Links, a: Array, b: Array) -> Slim:
+        senders, (pointers, order) = links.senders.astype(np.int32), links.outgoing
+        return cls(links.pointers, senders, a, b, pointers, order.astype(np.int32), b[order])
+
+
+@jit_part
+def _diagonals(links, active, i):  # type: ignore[no-untyped-def]
+    """Â_ii and B̂_ii: what missing links would have carried stays. `active` are zeros and ones."""
+    pointers, _, a, _, out_pointers, out_links, out_b = links
+    own, sent = 1.0, 1.0
+    for link in range(pointers[i], pointers[i + 1]):
+        own -= a[link] * active[link]
+    for n in range(out_pointers[i], out_pointers[i + 1]):
+        sent -= out_b[n] * active[out_links[n]]
+    return own, sent
+
+
+@jit_part
+def _meet(state, new, links, active, i):  # type: ignore[no-untyped-def]
+    """Row i of new x ← Âx and of new y ← B̂y, both over the links that are active."""
+    (x, y), (new_x, new_y), (pointers, senders, a, b, _, _, _) = state, new, links
+    rows, by_a, by_b, one, zero = room(pointers), room(x), room(x), x.dtype.type, i - i
+    own, sent = _diagonals(links, active, i)
+    own_x, own_y, place, size = one(own), one(sent), (i, zero, i, zero), x.shape[1]
+    link, end, fresh = pointers[i], pointers[i + 1], True
+    while fresh or link < end:
+        count = 0
+        while link < end and count < ROOM:
+            rows[count], by_a[count], by_b[count] = senders[link], a[link], b[link]
+            count += active[link]
+            link += 1
+        weigh_row(x, new_x, place, own_x, fresh, rows, by_a, count, size)
+        weigh_row(y, new_y, place, own_y, fresh, rows, by_b, count, size)
+        own_x, own_y, fresh = one(1), one(1), False  # what is there already
+
+
 @jit
-def _track_rows(state, new, drop, step, links, uses, draws, data, first, last):  # type: ignore[no-untyped-def]
+def _track_rows(state, new, who, links, active, uses, data, first, last):  # type: ignore[no-untyped-def]
     """Blocks first to last of rows of `track_rows`."""
-    (x, y, g), (new_x, new_y) = state, new
-    pointers, senders, a, b, active, kept_a, kept_b = links
-    (who, batches, weight, begins), size = draws, x.shape[1]
-    pushed, pulled, end = (pointers, senders, b, active), (pointers, senders, a, active), len(x)
+    (x, y, g), (new_x, new_y), size, end = state, new, state[0].shape[1], len(state[0])
+    drop, step, computes, keys, places, weight, k = who
+    near = links[0], links[1], links[2], active
+    rows, words, numbers, weights = room(places), room(keys), room(places), room(weight)
     for block in range(first, last):
-        low, high = block * BLOCK, min(end, (block + 1) * BLOCK)
-        for i in range(low, high):
+        low, count = block * BLOCK, 0
+        for i in range(low, min(end, low + BLOCK)):
             for z in (x, y):
-                ahead(z, pushed, uses, i, end)
+                ahead(z, near, uses, i, end)
             fetch_row(g, min(i + FAR, end - 1))
-            combine(y, new_y, pushed, kept_b, (0, 0), (0, 0), size, i, i + 1)
-            combine(x, new_x, pulled, kept_a, (0, 0), (0, 0), size, i, i + 1)
+            _meet((x, y), new, links, active, i)
             xi, yi, gi, eta = new_x[i], new_y[i], g[i], x.dtype.type(step[i])
             for c in range(size):
                 xi[c] = xi[c] - eta * yi[c]
@@ -149,44 +198,36 @@ def _track_rows(state, new, drop, step, links, uses, draws, data, first, last): 
                 for c in range(size):
                     yi[c] = yi[c] - gi[c]
                 gi[:] = 0
-        some = begins[block], begins[block + 1]
-        linear_gradients((new_x, g, new_y), True, who, batches, *data, weight, some[0], some[1])
+            rows[count], words[count], numbers[count], weights[count] = i, keys[i], places[i], weight[i]
+            count += computes[i]
+        batches = rows, words, numbers, k
+        linear_gradients((new_x, g, new_y), True, rows, batches, *data, weights, low - low, count)
 
 
 def track_rows(
     state: State,
     new: tuple[Tensor, Tensor],
-    drop: Array,
-    step: Array,
+    who: tuple[Array, Array, Array, Array, Array, Array, int],
     links: Links,
-    rows: Rows,
+    slim: Slim,
     active: Array,
-    drawn: tuple[Array, Minibatches, Floats],
     data: tuple[LinearData, int],
 ) -> None:
     """A whole round into `new` x and y, and into g in place: a block's gradients while it is in a cache.
 
-    `drawn` are the rows that compute, their mini-batches and weights, in order; `data` is what gradients are
-    made from, and how many samples a mini-batch has. The others are those of `exchange_rows`.
+    `who` says of every row whether its gradient is dropped, its step, whether it computes, the key and place
+    of its mini-batch and the weight of its gradient; and the round. `data` is what gradients are made from,
+    and how many samples a mini-batch has.
     """
-    (x, y, g), (pointers, senders, a, b, kept_a, kept_b) = state, rows
-    blocks = -(-len(x) // BLOCK)
-    begins = np.searchsorted(drawn[0], np.arange(blocks + 1) * BLOCK)
-    given = (
-        (x.numpy(), y.numpy(), g.numpy()),
-        (new[0].numpy(), new[1].numpy()),
-        drop,
-        step,
-        (pointers, senders, a, b, active, kept_a, kept_b),
-        links.uses,
-        (*drawn, begins),
-    )
+    blocks = -(-len(state[0]) // BLOCK)
+    states, ones = (tuple(t.numpy() for t in state), tuple(t.numpy() for t in new)), active.view(np.uint8)
+    fixed = *states, who, tuple(slim), ones, links.uses
 
     def work(first: int, last: int) -> None:
-        memory = gradient_memory(*data, given[1][0].dtype)
-        _track_rows(*given, (data[0], memory), first, last)
+        memory = gradient_memory(*data, states[0][0].dtype)
+        _track_rows(*fixed, (data[0], memory), first, last)
 
-    share(blocks, x.numel(), work)
+    share(blocks, state[0].numel(), work)
 
 
 _kept_by_thread = threading.local()
@@ -220,12 +261,12 @@ def renew(y: Tensor, g: Tensor, new: Tensor, rows: Array, weight: Array) -> None
 
 @jit
 def _kept(pointers, outgoing, a, b, active, kept_a, kept_b, first, last):  # type: ignore[no-untyped-def]
-    """Of clients first to last."""
+    """Of clients first to last; `active` are zeros and ones, as in `mixing._stays`."""
     out_pointers, out_links = outgoing
     for i in range(first, last):
         own, sent = 1.0, 1.0
         for link in range(pointers[i], pointers[i + 1]):
-            own -= a[link] * active[link]  # a branch could not be foreseen
+            own -= a[link] * active[link]
         for n in range(out_pointers[i], out_pointers[i + 1]):
             sent -= b[out_links[n]] * active[out_links[n]]
         kept_a[i], kept_b[i] = own, sent
@@ -234,7 +275,7 @@ def _kept(pointers, outgoing, a, b, active, kept_a, kept_b, first, last):  # typ
 def kept(links: Links, a: Array, b: Array, active: Array) -> tuple[Array, Array]:
     """The diagonals of Â and B̂: what missing links would have carried stays."""
     out = np.empty(links.clients), np.empty(links.clients)
-    given = links.pointers, links.outgoing, a, b, active, *out
+    given = links.pointers, links.outgoing, a, b, active.view(np.uint8), *out
     share(links.clients, len(a), lambda first, last: _kept(*given, first, last))
     return out
 
@@ -283,6 +324,16 @@ class GradientTracking:
             return None
         return data if self.batch.clients is None else by_rows(data, self.batch.clients), int(sizes[0])
 
+    @cached_property
+    def weights(self) -> tuple[Array, Array]:
+        """a and b in the precision of the state: what is kept is the rest of what really goes."""
+        kind = self.batch.p.numpy().dtype
+        return self.batch.weights["a"].astype(kind), self.batch.weights["b"].astype(kind)
+
+    @cached_property
+    def slim(self) -> Slim:
+        return Slim.of(self.batch.links, *self.weights)
+
     @property
     def numbers(self) -> tuple[int, int]:
         width = self.batch.problem.parameters
@@ -300,28 +351,26 @@ class GradientTracking:
 
     def _round(self, state: State, computes: Array, active: Array, k: int) -> State:
         batch, (x, y, g) = self.batch, state
-        links, a, b = batch.links, batch.weights["a"], batch.weights["b"]
-        before, now = computes
+        links, (before, now) = batch.links, computes
         drop = np.zeros_like(before) if self.rule == "memory" else before
-        rows = links.pointers, links.senders, a, b, *kept(links, a, b, active)
-        who = np.flatnonzero(now)
-        batches = Minibatches(who, batch.keys[who], batch.places[who], k)
-        if max(batch.sizes) <= _MANY:
-            exchange(x, y, g, drop, self.step, batch.starts, rows, active)
-        elif x.shape[1] <= _SHORT and self.data is not None:
+        if max(batch.sizes) > _MANY and x.shape[1] <= _SHORT and self.data is not None:
             new_x, new_y = self.spare or (roomy(x), roomy(x))
-            drawn = who, batches, self.weight[who]
-            track_rows(state, (new_x, new_y), drop, self.step, links, rows, active, drawn, self.data)
+            who = drop, self.step, now, batch.keys, batch.places, self.weight, k
+            track_rows(state, (new_x, new_y), who, links, self.slim, active, self.data)
             self.spare = x, y
             return rebuild(state, (new_x, new_y, g))
+        rows = links.pointers, links.senders, *self.weights, *kept(links, *self.weights, active)
+        if max(batch.sizes) <= _MANY:
+            exchange(x, y, g, drop, self.step, batch.starts, rows, active)
         else:
             (spare,) = self.spare or (roomy(x),)
             x, y, spare = exchange_rows(state, spare, drop, self.step, links, rows, active)
             self.spare = (spare,)
-        if len(who):
-            if batch.clients is not None:
-                batches = batches._replace(rows=batch.clients[who])
-            track(batch.problem, (x, g, y), who, batches, self.weight[who])
+        if now.any():
+            which = np.flatnonzero(now)
+            clients = which if batch.clients is None else batch.clients[which]
+            batches = Minibatches(clients, batch.keys[which], batch.places[which], k)
+            track(batch.problem, (x, g, y), which, batches, self.weight[which])
         return rebuild(state, (x, y, g))
 
 

@@ -46,7 +46,7 @@ def _total(which: Bools, each: Floats) -> Floats:
     def work(first: int, last: int) -> None:
         for part in range(first, last):
             span = slice(0, half) if part == 0 else slice(half, None)
-            for row, out in zip(which, sums, strict=True):
+            for row, out in zip(which.view(np.uint8), sums, strict=True):
                 out[part] = _pairwise(row[span], each[span])
 
     share(2, which.size, work)
@@ -55,10 +55,13 @@ def _total(which: Bools, each: Floats) -> Floats:
 
 @jit
 def _pairwise(which, each):  # type: ignore[no-untyped-def]
-    """Σ each[n] where which[n], halves first: in the order in which numpy adds a row."""
+    """Σ each[n] where which[n] is 1 and not 0, halves first: in the order in which numpy adds a row.
+
+    Numbers, not bools: numba would make a branch of those, which nobody can foresee.
+    """
     begins, sizes = np.zeros(64, np.int64), np.zeros(64, np.int64)  # of the halves under way
     found, half = np.zeros(64), np.zeros(64, np.bool_)
-    r, top = np.zeros(8), 0
+    top = 0
     sizes[0] = len(each)
     while True:
         begin, size = begins[top], sizes[top]
@@ -67,14 +70,20 @@ def _pairwise(which, each):  # type: ignore[no-untyped-def]
             top += 1
             begins[top], sizes[top] = begin, size // 2 - size // 2 % 8
             continue
-        r[:] = 0
-        end = begin + size - size % 8
-        for n in range(begin, end, 8):
-            for m in range(8):
-                r[m] += each[n + m] * which[n + m]
-        total = ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]))
-        for n in range(end, begin + size):
-            total += each[n] * which[n]
+        ones, some = which[begin : begin + size], each[begin : begin + size]
+        r0 = r1 = r2 = r3 = r4 = r5 = r6 = r7 = 0.0  # one by one, so that they stay in registers
+        for n in range(0, size - 7, 8):
+            r0 += some[n] * ones[n]
+            r1 += some[n + 1] * ones[n + 1]
+            r2 += some[n + 2] * ones[n + 2]
+            r3 += some[n + 3] * ones[n + 3]
+            r4 += some[n + 4] * ones[n + 4]
+            r5 += some[n + 5] * ones[n + 5]
+            r6 += some[n + 6] * ones[n + 6]
+            r7 += some[n + 7] * ones[n + 7]
+        total = ((r0 + r1) + (r2 + r3)) + ((r4 + r5) + (r6 + r7))
+        for n in range(size - size % 8, size):
+            total += some[n] * ones[n]
         top -= 1
         while top >= 0 and half[top]:
             total += found[top]
