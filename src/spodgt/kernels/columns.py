@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -52,6 +53,8 @@ class Columns:
         """The tables of these rounds, and the narrow fields after them."""
         program, batch = self.program, self.batch
         masks = activity.computes[1:, None]
+        if self.constant is not None and len(program.masks) == 1:
+            return (self.constant, np.ascontiguousarray(masks), np.ascontiguousarray(masks[:, :, :1])), {}
         inputs = self._inputs(activity)
         if len(program.masks) > 1:
             found = [
@@ -155,6 +158,10 @@ class Columns:
         """(kinds, rounds or 1, links): a, b and, where links are two-way, w."""
         if activity.roles is not None:
             return np.stack([activity.roles.a, activity.roles.b])
+        return self._fixed_weights
+
+    @cached_property
+    def _fixed_weights(self) -> Floats:
         return np.stack([self.batch.weights[name][None] for name in WEIGHTS if name in self.batch.weights])
 
     def active(self, activity: Activity) -> Bools:

@@ -7,7 +7,7 @@ problem is a linear model. A round of one run is cut into tasks, one for some cl
     the sums and mixings of this round                x ← Â x - η y …     (what comes before it)
     the scores of the clients that compute
 
-Whoever finishes the last task of a round turns the scores into slopes, and the next round begins. Threads
+Whoever scores a client last turns its scores into slopes; with the last task the next round begins. Threads
 take tasks as they come: first runs that nobody has begun, then tasks of runs under way. A thread that is
 held up keeps others from one task, not from their runs. A task reads and writes its own classes alone, so
 how many tasks there are changes no result; and what it writes are long pieces of memory, so that two threads
@@ -16,7 +16,8 @@ rarely meet in one line of a cache.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from torch import Tensor
@@ -27,7 +28,7 @@ from spodgt.compiled import aligned, jit, jit_part, team_for, together, usable
 from spodgt.compiled.instructions import swap
 from spodgt.kernels.columns import STEP_SIZE, Columns
 from spodgt.kernels.mixing import combine
-from spodgt.kernels.program import Program, trace
+from spodgt.kernels.program import WEIGHTS, Program, trace
 from spodgt.kernels.steps import Activity, Batch, State, rebuild
 from spodgt.kernels.symbols import NotLinear
 from spodgt.problems.gradients.linear import (
@@ -46,6 +47,7 @@ from spodgt.types import Array, CompiledGradient, LinearData
 
 _SPIN = 3000  # looks at what others do before a thread goes to sleep
 _HEAD = 2  # numbers in front of the claims of a run's tasks: where it stands, and how many are finished
+_APART = 8  # numbers of a line of the cache: what threads count stands in lines apart
 _COLUMNS = 256  # of a block: with ten clients it stays in the first-level cache
 _MANY = 200  # clients of a run whose blocks leave the caches
 
@@ -161,50 +163,49 @@ def _advance(store, memory, program, tables, links, kept, r, run, span, columns)
 
 
 @jit_part
-def _score(store, memory, program, tables, drawn, data, r, low, high, classes):  # type: ignore[no-untyped-def]
-    """The scores of some classes, without biases, for the clients that compute in round r."""
-    (_, _, tile), (_, _, _, at), (_, masks, _) = memory, program, tables
-    samples, sizes, scores = drawn
+def _score(store, memory, program, tables, drawn, data, r, i, classes):  # type: ignore[no-untyped-def]
+    """The scores of some classes, without biases, of a client that computes in round r."""
+    (_, _, tile), (_, _, _, at), (samples, sizes, scores) = memory, program, drawn
     _, _, inputs, _, scale, _, _, _ = data
     features, unit = inputs.shape[1], store.dtype.type(scale)
     size = chunk_of(features)
-    for i in range(low, high):
-        if masks[r, 0, i]:
-            for first in range(0, features, size):
-                width = min(size, features - first)
-                for s in range(0, sizes[i], TILE):
-                    span = s, min(s + TILE, sizes[i])
-                    fill_tile(inputs, samples[r % 2, i], span, first, width, unit, tile)
-                    score_tile(store[at, i], tile, span, first, width, features, classes, scores[i])
+    for first in range(0, features, size):
+        width = min(size, features - first)
+        for s in range(0, sizes[i], TILE):
+            span = s, min(s + TILE, sizes[i])
+            fill_tile(inputs, samples[r % 2, i], span, first, width, unit, tile)
+            score_tile(store[at, i], tile, span, first, width, features, classes, scores[i])
 
 
 @jit_part
-def _prepare(tables, links, kept, drawn, data, whose, r, low, high):  # type: ignore[no-untyped-def]
-    """The diagonals of the mixings of round r, and its mini-batches."""
-    (pointers, senders, weights, active), (_, masks, _) = links, tables
-    samples, sizes, _ = drawn
-    keys, places, k = whose
+def _keep(links, kept, r, low, high):  # type: ignore[no-untyped-def]
+    """The diagonals of the mixings of round r, of clients low to high."""
+    pointers, senders, weights, active = links
     for which in range(len(kept)):
         on, by = active[len(active) - 1 if which == 1 else 0, r], weights[which, min(r, weights.shape[1] - 1)]
-        kept[which, low:high] = 1
+        to = kept[which]
+        to[low:high] = 1
         for i in range(low, high):
             for link in range(pointers[i], pointers[i + 1]):
                 if on[link]:
-                    kept[which, senders[link] if which == 1 else i] -= by[link]
-    for i in range(low, high):
-        if masks[r, 0, i]:
-            draw_samples((i, keys[i], places[i], k + r), data, sizes[i], samples[r % 2, i])
+                    to[senders[link] if which == 1 else i] -= by[link]
 
 
 @jit_part
-def _conclude(store, program, tables, drawn, data, r, low, high):  # type: ignore[no-untyped-def]
-    """The slopes of round r, when all scores are there."""
-    (_, _, _, at), (_, masks, _) = program, tables
-    samples, sizes, scores = drawn
+def _prepare(tables, drawn, data, whose, r, i):  # type: ignore[no-untyped-def]
+    """The mini-batch of client i in round r."""
+    (_, masks, _), (samples, sizes, _), (keys, places, k) = tables, drawn, whose
+    if r < len(masks) and masks[r, 0, i]:
+        draw_samples((i, keys[i], places[i], k + r), data, sizes[i], samples[r % 2, i])
+
+
+@jit_part
+def _conclude(store, program, tables, drawn, data, r, i):  # type: ignore[no-untyped-def]
+    """The slopes of client i in round r, when all its scores are there."""
+    (_, _, _, at), (_, masks, _), (samples, sizes, scores) = program, tables, drawn
     _, _, _, targets, _, _, bias, loss = data
-    for i in range(low, high):
-        if masks[r, 0, i]:
-            slopes_of(store[at, i], sizes[i], targets, samples[r % 2, i], bias, loss, scores[i])
+    if masks[r, 0, i]:
+        slopes_of(store[at, i], sizes[i], targets, samples[r % 2, i], bias, loss, scores[i])
 
 
 # --- threads -----------------------------------------------------------------------------------------
@@ -222,13 +223,24 @@ def _begin(ways, start):  # type: ignore[no-untyped-def]
     return -1, going
 
 
+@jit_part
+def _added(numbers, at):  # type: ignore[no-untyped-def]
+    """numbers[at] += 1, by one thread at a time; returns what it was."""
+    was = swap(numbers, at, 0, 0)
+    while swap(numbers, at, was, was + 1) != was:
+        was = swap(numbers, at, 0, 0)
+    return was
+
+
 @jit
 def _work(store, steps, tables, links, room, drawn, data, whose, starts, ways):  # type: ignore[no-untyped-def]
     """What one thread does of all rounds of all runs; whether everything is done. See `LinearStep`.
 
-    `room` is the memory to work in: the diagonals of the mixings, and what is this thread's own.
+    `room` is the memory to work in: the diagonals of the mixings, how many tasks have scored each client, and
+    what is this thread's own. Who scores a client last does what follows from it, and draws for the next
+    round: by then all tasks have finished the round before, and mixed.
     """
-    (keys, places, k, me, team), (kept, memory), (_, masks, _) = whose, room, tables
+    (keys, places, k, me, team), (kept, scored, memory), (_, masks, _) = whose, room, tables
     _, _, inputs, _, _, classes, bias, _ = data
     features, rounds, runs = inputs.shape[1], len(masks), len(starts) - 1
     tasks, draws = ways.shape[1] - _HEAD, (keys, places, k)
@@ -258,19 +270,24 @@ def _work(store, steps, tables, links, room, drawn, data, whose, starts, ways): 
                     first, stride = (0, features) if part == 0 else (classes * features, 1)
                     columns = first + some[0] * stride, first + some[1] * stride
                     _advance(store, memory, steps, tables, links, kept, phase, run, (low, high), columns)
-                _score(store, memory, steps, tables, drawn, data, phase, low, high, some)
-            idle, done = 0, swap(way, 1, 0, 0)
-            while swap(way, 1, done, done + 1) != done:
-                done = swap(way, 1, 0, 0)
-            if done + 1 == tasks:
+                for i in range(low, high):
+                    if masks[phase, 0, i]:
+                        _score(store, memory, steps, tables, drawn, data, phase, i, some)
+                    if tasks == 1 or _added(scored, i * _APART) % tasks == tasks - 1:
+                        _conclude(store, steps, tables, drawn, data, phase, i)
+                        _prepare(tables, drawn, data, draws, phase + 1, i)
+                        if i == low and phase + 1 < rounds:
+                            _keep(links, kept, phase + 1, low, high)
+            idle = 0
+            if _added(way, 1) == tasks - 1:
                 swap(way, 1, tasks, 0)
                 over = True
                 break
         if over:
-            if 0 <= phase < rounds:
-                _conclude(store, steps, tables, drawn, data, phase, low, high)
-            if phase + 1 < rounds:
-                _prepare(tables, links, kept, drawn, data, draws, phase + 1, low, high)
+            for i in range(low, high if phase < 0 else low):
+                _prepare(tables, drawn, data, draws, 0, i)
+            if phase < 0:
+                _keep(links, kept, 0, low, high)
             swap(way, 0, found, phase + 2 if phase < rounds else -2)
     return False
 
@@ -286,6 +303,8 @@ class LinearStep:
     sizes: Array  # (clients,) samples in a mini-batch
     columns: Columns | None = None  # once a state has been seen
     store: Tensor | None = None  # (registers, clients, parameters)
+    registers: tuple[Tensor, ...] = ()  # of the store, one by one
+    memory: dict[int, tuple[Array, Array, Array]] = field(default_factory=dict)  # by thread
     fits: bool = True
 
     @classmethod
@@ -325,28 +344,23 @@ class LinearStep:
         store = self._loaded(state)
         narrow = {n: t for n, t in zip(names, state, strict=True) if n in program.narrow}
         tables, narrow = columns.tables(activity, narrow)
-        rounds, clients = len(activity.cost), len(self.sizes)
-        most, kind = int(self.sizes.max()), store.numpy().dtype
-        drawn = (
-            np.empty((2, clients, most), np.int64),
-            self.sizes,
-            aligned((clients, *score_shape(self.data.classes, most)), kind),
-        )
         steps = program.before, program.after, program.terms, program.at
         weights, active = columns.weights(activity), columns.active(activity)
         links = batch.links.pointers, batch.links.senders, weights, active
-        given, kept = (store.numpy(), steps, tables, links), np.empty((len(weights), clients))
-        team = team_for(store[0].numel() * rounds)
+        drawn, kept, scored = self._shared_memory
+        given = store.numpy(), steps, tables, links
+        team = team_for(state[0].numel() * len(activity.cost))
         # Runs are divided only where there are fewer of them than threads.
         tasks = max(1, min(-(-team // len(batch.sizes)), self.data.classes // 2))
         team = min(team, tasks * len(batch.sizes))
         ways = np.zeros((len(batch.sizes), _HEAD + tasks), np.int64)
         calls = []
         for me in range(team):
-            room, whose = (kept, self._memory(kind)), (batch.keys, batch.places, activity.first, me, team)
+            room = kept[: len(weights)], scored, self._memory(me)
+            whose = batch.keys, batch.places, activity.first, me, team
             calls.append(_work.bound(*given, room, drawn, self.data, whose, batch.starts, ways))
         together(team, lambda me: bool(calls[me]()))
-        wide = dict(zip(program.fields, store, strict=False))
+        wide = dict(zip(program.fields, self.registers, strict=False))
         return rebuild(state, [wide[name] if name in wide else narrow[name] for name in names])
 
     def _traced(self, state: State) -> Columns | None:
@@ -359,14 +373,28 @@ class LinearStep:
                 self.fits = False
         return self.columns
 
-    def _memory(self, kind: np.dtype[np.generic]) -> tuple[Array, Array, Array]:
+    @cached_property
+    def _shared_memory(self) -> tuple[tuple[Array, Array, Array], Array, Array]:
+        """For all threads: mini-batches, their sizes and scores; diagonals; who has scored, ever growing."""
+        clients, most = len(self.sizes), int(self.sizes.max())
+        scores = aligned((clients, *score_shape(self.data.classes, most)), self._kind)
+        drawn = np.empty((2, clients, most), np.int64), self.sizes, scores
+        return drawn, np.empty((len(WEIGHTS), clients)), np.zeros(clients * _APART, np.int64)
+
+    def _memory(self, me: int) -> tuple[Array, Array, Array]:
         """What a thread works in: blocks of columns, rows of gradients, a tile of samples."""
-        program, classes, size = self.program, self.data.classes, chunk_size(self.data.inputs.shape[1])
-        return (
-            aligned((program.working, max(self.batch.sizes), _COLUMNS), kind),
-            aligned((program.rows, classes, max(size, classes)), kind),
-            aligned((TILE, size), kind),
-        )
+        if me not in self.memory:
+            program, classes, size = self.program, self.data.classes, chunk_size(self.data.inputs.shape[1])
+            self.memory[me] = (
+                aligned((program.working, max(self.batch.sizes), _COLUMNS), self._kind),
+                aligned((program.rows, classes, max(size, classes)), self._kind),
+                aligned((TILE, size), self._kind),
+            )
+        return self.memory[me]
+
+    @property
+    def _kind(self) -> np.dtype[np.generic]:
+        return self.registers[0].numpy().dtype
 
     def _loaded(self, state: State) -> Tensor:
         """The registers with the state in them."""
@@ -374,7 +402,8 @@ class LinearStep:
         wide = [t for n, t in zip(self.algorithm.traits.state, state, strict=True) if n in program.fields]
         if self.store is None:
             self.store = state[0].new_empty(program.kept, *state[0].shape)
-        for to, tensor in zip(self.store, wide, strict=False):
+            self.registers = self.store.unbind()
+        for to, tensor in zip(self.registers, wide, strict=False):
             if to.data_ptr() != tensor.data_ptr():
                 to.copy_(tensor)
         return self.store
