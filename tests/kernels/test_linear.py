@@ -101,18 +101,23 @@ def test_a_run_is_the_same_bit_for_bit_alone_in_a_batch_and_in_other_strides(nam
         assert equal([tensor[6 * number : 6 * number + 6] for tensor in together], state)
 
 
-def test_threads_and_what_they_take_change_nothing() -> None:
+def test_threads_and_what_they_take_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than cores, too, and another number in every call."""
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("spodgt.compiled._SERIAL", 0)
     problem = spodgt.problems.fashion_mnist_svm(6, 10)
     threads, states = torch.get_num_threads(), []
     try:
-        for number in (1, 2, 3):
-            torch.set_num_threads(number)
+        for numbers in ((1, 1, 1), (2, 2, 2), (3, 2, 5), (5, 3, 1)):
             world = Simulation(runs_of("spod-gt-memory", {}, 1, problem, 0.01))
-            states.append(world.advance(world.init(), range(1, 21)))
+            state = world.init()
+            for first, number in zip((1, 8, 15), numbers, strict=True):
+                torch.set_num_threads(number)
+                state = world.advance(state, range(first, first + 7))
+            states.append(state)
     finally:
         torch.set_num_threads(threads)
-    assert equal(states[0], states[1])
-    assert equal(states[0], states[2])
+    assert all(equal(states[0], other) for other in states[1:])
 
 
 def test_a_step_size_for_every_client_is_followed() -> None:

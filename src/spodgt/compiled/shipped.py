@@ -61,7 +61,7 @@ def laid_out(arguments: Sequence[object]) -> tuple[str, str, list[float]]:
 
 
 @cache
-def _array_kind(number: np.dtype[Any], dimensions: int, rows: bool, columns: bool) -> str:
+def _array_kind(number: np.dtype[np.generic], dimensions: int, rows: bool, columns: bool) -> str:
     """The name of an array's type; `rows` and `columns`: contiguous along them."""
     return f"{number.str[1:]}[{dimensions}{'C' if rows else 'F' if columns else 'A'}]"
 

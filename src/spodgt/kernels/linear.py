@@ -348,6 +348,7 @@ class LinearStep:
         weights, active = columns.weights(activity), columns.active(activity)
         links = batch.links.pointers, batch.links.senders, weights, active
         drawn, kept, scored = self._shared_memory
+        scored[:] = 0  # what others counted up to depends on the number of threads, which may have changed
         given = store.numpy(), steps, tables, links
         team = team_for(state[0].numel() * len(activity.cost))
         # Runs are divided only where there are fewer of them than threads.
@@ -375,7 +376,7 @@ class LinearStep:
 
     @cached_property
     def _shared_memory(self) -> tuple[tuple[Array, Array, Array], Array, Array]:
-        """For all threads: mini-batches, their sizes and scores; diagonals; who has scored, ever growing."""
+        """For all threads: mini-batches, sizes and scores; diagonals; how many tasks have scored whom."""
         clients, most = len(self.sizes), int(self.sizes.max())
         scores = aligned((clients, *score_shape(self.data.classes, most)), self._kind)
         drawn = np.empty((2, clients, most), np.int64), self.sizes, scores

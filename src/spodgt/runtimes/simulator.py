@@ -311,6 +311,7 @@ class SimulatedRound:
     links: ActiveLinks  # of the batch
     roles: Roles | None = None  # of the batch
     sent: Bools | None = None
+    placed: tuple[Bools, Bools] | None = None  # links of the batch that were used last, and the same arranged
     refreshed: bool = False  # this round's gradients have changed the running statistics
     carried: bool = False  # this round's models have taken the running statistics along
 
@@ -424,12 +425,16 @@ class SimulatedRound:
     def _mix(self, x: Tensor, weights: str, active: Bools, keeper: Ints, code: Code | None = None) -> Tensor:
         self._count(active, x, code)
         self._carry(weights, active)
-        batch, out, values = self.world.batch, self.world.buffers.like(x), self.weights(weights)
+        batch, out = self.world.batch, self.world.buffers.like(x)
         if (arranged := self.world.arranged) is None:
-            return batch.links.mix(x, values, active, keeper=keeper, out=out)
+            return batch.links.mix(x, self.weights(weights), active, keeper=keeper, out=out)
         links = arranged.links
         keeper = links.senders if keeper is batch.links.senders else links.receivers
-        return links.mix(x, arranged.by_link(values), arranged.by_link(active), keeper=keeper, out=out)
+        lasting = self.roles is None  # weights that stay are arranged once
+        values = arranged.weights[weights] if lasting else arranged.by_link(self.weights(weights))
+        if self.placed is None or self.placed[0] is not active:
+            self.placed = active, arranged.by_link(active)
+        return links.mix(x, values, self.placed[1], keeper=keeper, out=out)
 
     def _lean(self, x: Tensor, code: IntervalCode) -> Tensor:
         """Move every model towards the intervals that its working in-links say."""
