@@ -292,6 +292,28 @@ def test_rows_of_any_length_and_many_links_are_mixed(width: int, dtype: torch.dt
     assert torch.equal(mixed, torch.cat(alone, 1))  # a number does not depend on the piece it is in
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [3, 49, 100, 130])
+def test_lasting_weights_give_the_same_numbers(
+    width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are laid out for networks that leave the caches."""
+    draws = np.random.default_rng(width)
+    on = draws.random((150, 150)) < np.linspace(0, 0.5, 150)[:, None]
+    receivers, senders = np.nonzero(on & ~np.eye(150, dtype=bool))
+    x = torch.from_numpy(draws.standard_normal((150, width))).to(dtype)
+    for keeper in (receivers, senders):
+        links, most = Links(1, 150, receivers, senders), np.bincount(keeper, minlength=150).max()
+        for share in (1.0, 0.6):
+            active = draws.random(len(senders)) < share
+            weights = draws.random(len(senders)) / most
+            first = links.mix(x, weights, active, keeper=keeper)
+            with monkeypatch.context() as patch:
+                patch.setattr("spodgt.kernels.mixing.SCATTERED", 1)
+                again = [links.mix(x, weights, active, keeper=keeper, lasting=True) for _ in range(2)]
+            assert all(torch.equal(first, one) for one in again)
+
+
 @pytest.mark.parametrize("name", sorted(spodgt.ALGORITHMS))
 def test_the_order_of_rows_changes_no_number(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """States, tallies and restarts of a network whose neighbours stand together in memory."""
@@ -374,6 +396,28 @@ def test_memory_that_is_used_again_changes_no_method(name: str, monkeypatch: pyt
         world = Simulation([run], dtype=torch.float64, compiled=False)
         states.append(world.advance(world.init(), range(1, 41)))
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+
+
+@pytest.mark.parametrize("features", [1, 7, 8, 15, 17, 49, 56, 57, 130])
+@pytest.mark.parametrize("batch_size", [1, 4, 5, 16, 17])
+def test_compiled_gradients_of_any_size_are_those_of_the_engine(features: int, batch_size: int) -> None:
+    """Of more clients than are drawn at once; several small batches, or a part of one, in a tile."""
+    draws, clients = torch.Generator().manual_seed(features), 40
+    data = []
+    for _ in range(clients):
+        inputs = torch.randn(20, features, generator=draws, dtype=torch.float64)
+        data.append((inputs, torch.randint(0, 3, (20,), generator=draws)))
+    problem = Learning(torch.nn.Linear(features, 3), cross_entropy, data, batch_size=batch_size)
+    rows, keys = np.arange(clients), np.full(clients, rng.key(5, "batch"))
+    x, g, y = torch.randn(3, clients, problem.parameters, generator=draws, dtype=torch.float64)
+    new_g, new_y, weight = g.clone(), y.clone(), np.linspace(1, 2, clients)
+    assert problem.grad_into(x, new_g, new_y, rows, Minibatches(rows, keys, rows, 9), weight)
+    drawn = without_replacement(keys, rows, 9, np.full(clients, 20), batch_size)
+    chosen = torch.from_numpy(problem.holdings.numbers[problem.holdings.offsets[:-1, None] + drawn])
+    inputs, targets = problem.samples.take(chosen, torch.float64)
+    expected = torch.from_numpy(weight)[:, None] * problem.trained.engine.grads(x, inputs, targets, [])
+    torch.testing.assert_close(new_g, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(new_y, y + expected - g, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("loss", [multi_margin, cross_entropy, one_vs_rest])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spodgt.compiled import Loop, jit, shipped
+from spodgt.compiled import Loop, instructions, jit, shipped, text_of
 from spodgt.compiled.shipped import TABLE, laid_out
 from spodgt.kernels import sums
 from spodgt.problems import samples
@@ -86,6 +87,13 @@ def test_rounds_are_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -
     theirs, _ = after(runs, 15, compiled=True)
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_the_source_of_a_loop_is_what_inspect_finds() -> None:
+    known: list[Any] = [loop_of(name).function for name in KNOWN]
+    known += [instructions._blend, instructions._Code, instructions._Intrinsic]
+    for what in known:
+        assert text_of(what) == inspect.getsource(what).rstrip()
 
 
 def test_a_stamp_follows_what_a_loop_calls_and_the_numbers_it_names(monkeypatch: pytest.MonkeyPatch) -> None:

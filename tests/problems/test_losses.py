@@ -75,7 +75,7 @@ def test_compiled_slopes_and_losses_are_those_of_the_definition(
     found[:, :samples] = scores.T.numpy()
     shuffled = torch.randperm(samples)
     every = torch.empty(samples, dtype=torch.int64).index_put_((shuffled,), targets)
-    slopes(LOSSES[loss], found, every.numpy(), shuffled.numpy(), samples)
+    slopes(LOSSES[loss], found, every.numpy(), shuffled.numpy(), samples, samples)
     np.testing.assert_allclose(found[:, :samples], slope.T.numpy(), rtol=1e-10, atol=1e-12)
     assert not found[:, samples:].any()
     total = np.array([5.0, 7.0])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import linecache
 import math
 import os
 import sys
@@ -44,6 +45,21 @@ _taken: dict[int, Loop] = {}  # by the id of what numba made of it
 _waiting: list[Callable[[], None]] = []  # who wants to know when something is compiled
 _allowed = threading.Event()  # whether loops may be used in this process
 _allowed.set()
+
+
+@cache
+def text_of(what: Function | type) -> str:
+    """The source of a function or class that stands in no other; `inspect` reads all of a file each time."""
+    lines = linecache.getlines(inspect.getfile(what))
+    if isinstance(what, type):
+        first = next((n for n, line in enumerate(lines) if line.startswith(f"class {what.__name__}")), None)
+    else:
+        first = what.__code__.co_firstlineno - 1
+    if first is None or first >= len(lines):
+        raise OSError(f"no source of {what}")
+    head = next((n for n in range(first, len(lines)) if lines[n].startswith(("def ", "class "))), first)
+    outside = (n for n in range(head + 1, len(lines)) if lines[n][0] not in " \t\r\n)")
+    return "".join(lines[first : next(outside, len(lines))]).rstrip()
 
 
 class Loop:
@@ -86,7 +102,7 @@ class Loop:
 
     def text(self) -> str:
         """What this is compiled from, without what it calls."""
-        return inspect.getsource(self.function)
+        return text_of(self.function)
 
     def compiled(self) -> Function:
         """What numba makes of it."""

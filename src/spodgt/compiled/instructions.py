@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
-from spodgt.compiled import Loop
+from spodgt.compiled import Loop, text_of
 from spodgt.compiled.shipped import Function
 
 _IR = Any  # types and values of llvmlite, which has no types itself
@@ -37,14 +39,60 @@ class _Code:
         kind = self.context.get_data_type(self.kinds[which].dtype)
         return kind, self.context.get_abi_sizeof(kind)
 
-    def at(self, which: int, *index: _IR) -> _IR:
-        """The address of a number in an array; without index, of an argument (array, *index)."""
+    def at(self, which: int, *index: _IR, of: int | None = None) -> _IR:
+        """The address of a number in an array, or in one `of` a tuple; without index, of (array, *index)."""
         kind, array = self.kinds[which], self.given[which]
+        if of is not None:
+            kind, array = kind[of], self.builder.extract_value(array, of)
         if not index:
             array, *index = (self.builder.extract_value(array, n) for n in range(len(kind)))  # type: ignore[assignment]
             kind = kind[0]
         view = self.context.make_array(kind)(self.context, self.builder, array)
         return self.tools.get_item_pointer(self.context, self.builder, kind, view, list(index))
+
+    def flags(self, which: int, of: int, begin: _IR, end: _IR) -> _IR:
+        """Bytes of an array in a tuple, zeros and ones, as bits: 32 from `begin` on, or up to `end`."""
+        builder, ir, whole, word = self.builder, self.ir, self.whole, self.ir.IntType(32)
+        assert self.kinds[which][of].layout == "C"  # side by side
+        array = self.context.make_array(self.kinds[which][of])
+        bytes_ = array(self.context, builder, builder.extract_value(self.given[which], of))
+        room = builder.sub(builder.extract_value(bytes_.shape, 0), whole(32))  # beyond is nobody's memory
+        place = builder.select(builder.icmp_signed("<", begin, room), begin, room)
+        found = self.tools.alloca_once(builder, word)
+        with builder.if_else(builder.icmp_signed(">=", place, whole(0))) as (all_at_once, one_by_one):
+            with all_at_once:
+                vector = ir.VectorType(ir.IntType(8), 32)
+                pointer = builder.bitcast(self.at(which, place, of=of), vector.as_pointer())
+                on = builder.trunc(builder.load(pointer, align=1), ir.VectorType(ir.IntType(1), 32))
+                shift = builder.trunc(builder.sub(begin, place), word)
+                builder.store(builder.lshr(builder.bitcast(on, word), shift), found)
+            with one_by_one:  # a network of less than 32 links; from the end, which LLVM leaves as it is
+                builder.store(word(0), found)
+                with self.tools.for_range(builder, builder.sub(end, begin)) as loop:
+                    place = builder.sub(builder.sub(end, loop.index), whole(1))
+                    bit = builder.zext(builder.load(self.at(which, place, of=of)), word)
+                    builder.store(builder.or_(builder.shl(builder.load(found), word(1)), bit), found)
+        count = builder.sub(end, begin)
+        low = builder.sub(builder.shl(whole(1), count), whole(1))
+        low = builder.select(builder.icmp_signed("<", count, whole(32)), low, whole(-1))
+        return builder.and_(builder.load(found), builder.trunc(low, word))
+
+    @contextmanager
+    def each_bit(self, bits: _IR) -> Iterator[_IR]:
+        """For every bit that is set, from the lowest on: its place."""
+        builder, word = self.builder, bits.type
+        left = self.tools.alloca_once(builder, word)
+        builder.store(bits, left)
+        head, body, end = (builder.append_basic_block(name) for name in ("bits", "bit", "no_bit"))
+        builder.branch(head)
+        builder.position_at_end(head)
+        now = builder.load(left)
+        builder.cbranch(builder.icmp_unsigned("!=", now, word(0)), body, end)
+        builder.position_at_end(body)
+        builder.store(builder.and_(now, builder.sub(now, word(1))), left)
+        yield builder.zext(builder.cttz(now, self.ir.IntType(1)(1)), self.whole)
+        builder.branch(head)
+        builder.position_at_end(end)
 
     def piece(self, vector: _IR, which: int, *index: _IR) -> _IR:
         """The address of a vector that begins there."""
@@ -64,6 +112,51 @@ class _Code:
             self.builder.store(start, each)
         return found
 
+    def pieces(self, number: _IR, size: _IR, most: int, least: int) -> Iterator[list[tuple[_IR, _IR]]]:
+        """Vectors that cover `size` numbers, no more than `most` bytes hold: types, and where they begin.
+
+        What the caller writes for each list is done for the sizes that it is for. The last vector has 64
+        bytes or `least`, 32 or 64, and covers some numbers that the one before it has, too.
+        """
+        builder, whole, bytes_ = self.builder, self.whole, self.context.get_abi_sizeof(number)
+        vector, short = (self.ir.VectorType(number, n // bytes_) for n in (64, least))
+        units = builder.sdiv(builder.add(size, whole(short.count - 1)), whole(short.count))
+        units = builder.select(builder.icmp_signed("<", size, whole(short.count)), whole(0), units)
+        end = builder.append_basic_block("end")
+        choice = builder.switch(units, end)
+        for count in range(most // least + 1):
+            choice.add_case(whole(count), block := builder.append_basic_block("size"))
+            builder.position_at_end(block)
+            if count:
+                full, rest = divmod(count * least, 64)
+                kinds = [vector] * full + [short] * (rest > 0)
+                if full == 1 and not rest:  # perhaps less than one
+                    kinds = [short] * (64 // least)
+                starts = [whole(n * kinds[0].count) for n in range(len(kinds) - 1)]
+                last = builder.sub(size, whole(kinds[-1].count))
+                yield list(zip(kinds, [*starts, last], strict=True))
+            else:
+                with self.tools.for_range(builder, size) as loop:
+                    yield [(self.ir.VectorType(number, 1), loop.index)]
+            builder.branch(end)
+        builder.position_at_end(end)
+
+    def parts(self, pieces: list[tuple[_IR, _IR]], begin: _IR) -> list[_IR]:
+        """The addresses of these vectors in what begins there."""
+        there = ((kind, self.builder.gep(begin, [n])) for kind, n in pieces)
+        return [self.builder.bitcast(pointer, kind.as_pointer()) for kind, pointer in there]
+
+    def add_parts(self, totals: list[_IR], pieces: list[tuple[_IR, _IR]], by: _IR, begin: _IR) -> None:
+        """totals += by · what begins there, vector by vector."""
+        align = self.context.get_abi_sizeof(by.type)
+        every = {kind.count: self.all_of(kind, by) for kind, _ in pieces}
+        for total, (kind, _), part in zip(totals, pieces, self.parts(pieces, begin), strict=True):
+            self.add(total, every[kind.count], self.builder.load(part, align=align))
+
+    def store_parts(self, totals: list[_IR], pieces: list[tuple[_IR, _IR]], begin: _IR, align: int) -> None:
+        for total, part in zip(totals, self.parts(pieces, begin), strict=True):
+            self.builder.store(self.builder.load(total), part, align=align)
+
     def add(self, total: _IR, one: _IR, other: _IR) -> None:
         """total += one · other."""
         term = self.builder.fmul(one, other, _FUSED)
@@ -78,8 +171,8 @@ class _Intrinsic(Loop):
         self.details, self.result = details, result
 
     def text(self) -> str:
-        own = inspect.getsource(_Code) + inspect.getsource(type(self))
-        return f"{own}{super().text()}{self.details}{self.result}"
+        own = text_of(_Code) + text_of(_Intrinsic)
+        return f"{own}{super().text()}{self.details}{self.result} {SPAN}"
 
     def build(self) -> Function:
         from numba.core import types
@@ -131,50 +224,117 @@ def _room(code, like):  # type: ignore[no-untyped-def]
 
 
 def _weigh(code, start, own, to, x, rows, weights, count, left, size):  # type: ignore[no-untyped-def]
-    """A piece of a row of weighted sums, at most as many bytes as the details say.
+    """A piece of a row of weighted sums, at most SPAN bytes.
 
     to ← own · start + Σ weights[n] · x[rows[n], left …] over n < count in `size` columns, where `to` and
     `start` are (array, row, column). All sums stay in registers, which a loop over columns cannot be made to
     do, so every row is read in one pass. Columns that two vectors have are computed twice.
     """
-    builder, whole, (number, bytes_) = code.builder, code.whole, code.number(3)
-    lanes = 64 // bytes_
-
-    def sums(vector: _IR, offsets: list[_IR]) -> None:
-        def parts(begin: _IR) -> list[_IR]:
-            return [builder.bitcast(builder.gep(begin, [n]), vector.as_pointer()) for n in offsets]
-
-        by = code.all_of(vector, own)
-        begun = [builder.fmul(by, builder.load(each, align=bytes_), _FUSED) for each in parts(code.at(0))]
-        totals = [code.sums(each, 1)[0] for each in begun]
+    builder, (number, bytes_) = code.builder, code.number(3)
+    for pieces in code.pieces(number, size, SPAN, code.details[0]):
+        first, totals = code.parts(pieces, code.at(0)), []
+        for (kind, _), part in zip(pieces, first, strict=True):
+            begun = builder.fmul(code.all_of(kind, own), builder.load(part, align=bytes_), _FUSED)
+            totals += code.sums(begun, 1)
         with code.tools.for_range(builder, count) as loop:
-            row = builder.load(code.at(4, loop.index))
-            by = code.all_of(vector, builder.load(code.at(5, loop.index)))
-            for total, each in zip(totals, parts(code.at(3, row, left)), strict=True):
-                code.add(total, by, builder.load(each, align=bytes_))
-        for total, each in zip(totals, parts(code.at(2)), strict=True):
-            builder.store(builder.load(total), each, align=bytes_)
+            row, by = (builder.load(code.at(which, loop.index)) for which in (4, 5))
+            code.add_parts(totals, pieces, by, code.at(3, row, left))
+        code.store_parts(totals, pieces, code.at(2), bytes_)
 
-    last = builder.sub(size, whole(lanes))
-    for most in range(1, code.details[0] // 64 + 1):
-        over = builder.sub(size, whole(max(lanes, (most - 1) * lanes + 1)))  # from 0 on for so many vectors
-        with builder.if_then(builder.icmp_unsigned("<", over, whole(1 if most == 1 else lanes))):
-            sums(code.ir.VectorType(number, lanes), [*(whole(n * lanes) for n in range(most - 1)), last])
-    few = builder.icmp_signed("<", size, whole(lanes))
-    with builder.if_then(few), code.tools.for_range(builder, size) as loop:
-        sums(code.ir.VectorType(number, 1), [loop.index])
+
+def _stream(code, source, to, first):  # type: ignore[no-untyped-def]
+    """to[first : …] ← source, past the caches: lines are not fetched before they are written."""
+    builder, whole, (number, bytes_) = code.builder, code.whole, code.number(0)
+    vector, lanes, line = code.ir.VectorType(number, 32 // bytes_), 32 // bytes_, 64 // bytes_
+    array = code.context.make_array(code.kinds[0])(code.context, builder, source)
+    count, begin, target = builder.extract_value(array.shape, 0), code.at(0, whole(0)), code.at(1, first)
+    past = builder.module.add_metadata([code.ir.IntType(32)(1)])
+    odd = builder.and_(builder.neg(builder.ptrtoint(target, whole)), whole(63))  # bytes up to the first line
+    head = builder.udiv(odd, whole(bytes_))
+    head = builder.select(builder.icmp_signed("<", head, count), head, count)
+    end = builder.add(head, builder.and_(builder.sub(count, head), whole(-line)))
+    for low, high in ((whole(0), head), (end, count)):
+        with code.tools.for_range_slice(builder, low, high, whole(1)) as (place, _):
+            builder.store(builder.load(builder.gep(begin, [place])), builder.gep(target, [place]))
+    with code.tools.for_range_slice(builder, head, end, whole(line)) as (place, _):
+        for part in (place, builder.add(place, whole(lanes))):
+            there = (builder.bitcast(builder.gep(at, [part]), vector.as_pointer()) for at in (begin, target))
+            given, to_there = there
+            stored = builder.store(builder.load(given, align=bytes_), to_there, align=32)
+            stored.set_metadata("nontemporal", past)
+
+
+def _learn(code, y, g, left, factor, add, tile, slopes, which, size):  # type: ignore[no-untyped-def]
+    """g[left …] ← factor · Σ slopes[c, s] · tile[s, :size] over s from `begin` to before `end`.
+
+    `which` is (c, begin, end). With `add`, y[left …] += its change.
+    """
+    builder, (number, bytes_) = code.builder, code.number(5)
+    c, begin, end = (builder.extract_value(which, n) for n in range(3))
+    for pieces in code.pieces(number, size, SPAN, code.details[0]):
+        totals = [code.sums(code.ir.Constant(kind, None), 1)[0] for kind, _ in pieces]
+        with code.tools.for_range_slice(builder, begin, end, code.whole(1)) as (sample, _):
+            by = builder.load(code.at(6, c, sample))
+            code.add_parts(totals, pieces, by, code.at(5, sample, code.whole(0)))
+        new = []
+        for (kind, _), total in zip(pieces, totals, strict=True):
+            new.append(builder.fmul(code.all_of(kind, factor), builder.load(total)))
+        with builder.if_then(add):
+            parts = zip(
+                code.parts(pieces, code.at(0, left)), code.parts(pieces, code.at(1, left)), strict=True
+            )
+            old = [
+                [builder.load(part, align=bytes_) for part in both] for both in parts
+            ]  # before any is written
+            for each, (was, gone), part in zip(new, old, code.parts(pieces, code.at(0, left)), strict=True):
+                builder.store(builder.fadd(was, builder.fsub(each, gone)), part, align=bytes_)
+        for each, part in zip(new, code.parts(pieces, code.at(1, left)), strict=True):
+            builder.store(each, part, align=bytes_)
+
+
+def _blend(code, start, own, to, x, links, some, left, size):  # type: ignore[no-untyped-def]
+    """A piece of a row of weighted sums over those links from `first` to before `last` that are active.
+
+    to ← own · start + Σ weights[n] · x[senders[n] - base, left …] as in `_weigh`, where `links` are (senders,
+    weights, active) and `some` is (first, last, base). `own` is in double precision; the weights of active
+    links are taken from it first if the details say so. Which links are active is read from bits: a branch
+    for each could not be foreseen.
+    """
+    builder, whole, (number, bytes_) = code.builder, code.whole, code.number(3)
+    double, rests = code.ir.DoubleType(), code.details[1]
+    first, last, base = (builder.extract_value(some, n) for n in range(3))
+
+    def cast(value: _IR, kind: _IR) -> _IR:
+        if value.type == kind:
+            return value
+        return builder.fpext(value, kind) if kind == double else builder.fptrunc(value, kind)
+
+    for pieces in code.pieces(number, size, SPAN, code.details[0]):
+        totals = [code.sums(code.ir.Constant(kind, None), 1)[0] for kind, _ in pieces]
+        (gone,) = code.sums(double(0.0), 1)
+        with code.tools.for_range_slice(builder, first, last, whole(32)) as (begin, _):
+            active = code.flags(4, 2, begin, last)
+            with code.each_bit(active) as bit:
+                sender, weight = (builder.load(code.at(4, builder.add(begin, bit), of=n)) for n in (0, 1))
+                sender, by = builder.sext(sender, whole), cast(weight, number)
+                if rests:
+                    builder.store(builder.fadd(builder.load(gone), cast(by, double)), gone)
+                code.add_parts(totals, pieces, by, code.at(3, builder.sub(sender, base), left))
+        kept = cast(builder.fsub(own, builder.load(gone)), number)
+        code.add_parts(totals, pieces, kept, code.at(0))
+        code.store_parts(totals, pieces, code.at(2), bytes_)
 
 
 def _widen(code, x, row, left, size, unit, to, at):  # type: ignore[no-untyped-def]
     """to[at, :size] ← unit · x[row, left : left + size], of whole numbers or floats.
 
-    `size` is a multiple of the numbers of `to` in 64 bytes.
+    `size` is at least the numbers of `to` in 64 bytes.
     """
     (number, bytes_), (given, narrow), builder = code.number(5), code.number(0), code.builder
     vector, kind = code.ir.VectorType(number, 64 // bytes_), code.kinds[0].dtype
     every, first, target = code.all_of(vector, unit), code.at(0, row, left), code.at(5, at, code.whole(0))
-    steps = code.whole(0), size, code.whole(vector.count)
-    with code.tools.for_range_slice(builder, *steps) as (place, _):
+
+    def step(place: _IR) -> None:
         source = code.ir.VectorType(given, vector.count).as_pointer()
         numbers = builder.load(builder.bitcast(builder.gep(first, [place]), source), align=narrow)
         if hasattr(kind, "signed"):
@@ -184,12 +344,17 @@ def _widen(code, x, row, left, size, unit, to, at):  # type: ignore[no-untyped-d
         here = builder.bitcast(builder.gep(target, [place]), vector.as_pointer())
         builder.store(builder.fmul(every, numbers), here, align=bytes_)
 
+    last = builder.sub(size, code.whole(vector.count))
+    with code.tools.for_range_slice(builder, code.whole(0), last, code.whole(vector.count)) as (place, _):
+        step(place)
+    step(last)  # some numbers twice
+
 
 def _dots(code, model, first, second, tile, rows, size, sums):  # type: ignore[no-untyped-def]
     """Eight inner products in one pass, or in two where registers are short.
 
     sums (8,) ← model[first : first + size] · tile[row, :size] for the four rows, then the same for `second`.
-    `size` is a multiple of the numbers in 64 bytes. Products are added up in a fixed order, the same on every
+    `size` is at least the numbers in 64 bytes. Products are added up in a fixed order, the same on every
     processor.
     """
     builder, ir, whole, (number, bytes_) = code.builder, code.ir, code.whole, code.number(0)
@@ -210,13 +375,28 @@ def _dots(code, model, first, second, tile, rows, size, sums):  # type: ignore[n
     given = [code.at(0, place) for place in (first, second)]
     given += [code.at(3, builder.extract_value(rows, n), whole(0)) for n in range(4)]
     piece, parts = ir.VectorType(number, span), []
+    last = builder.sub(size, whole(lanes))
+
+    def products(place: _IR, totals: list[_IR], fresh: _IR | None = None) -> None:
+        there = (builder.bitcast(builder.gep(pointer, [place]), piece.as_pointer()) for pointer in given)
+        pieces = [builder.load(pointer, align=bytes_) for pointer in there]
+        if fresh is not None:
+            none = ir.Constant(piece, None)
+            pieces[:2] = (builder.select(fresh, each, none) for each in pieces[:2])
+        for n, total in enumerate(totals):
+            code.add(total, pieces[n // 4], pieces[2 + n % 4])
+
+    rest, like = builder.and_(size, whole(lanes - 1)), ir.IntType(8 * bytes_)  # as wide as the numbers
     for begin in range(0, lanes, span):
         totals = code.sums(ir.Constant(piece, None), 8)
-        with code.tools.for_range_slice(builder, whole(begin), size, whole(lanes)) as (place, _):
-            there = (builder.bitcast(builder.gep(pointer, [place]), piece.as_pointer()) for pointer in given)
-            pieces = [builder.load(pointer, align=bytes_) for pointer in there]
-            for n, total in enumerate(totals):
-                code.add(total, pieces[n // 4], pieces[2 + n % 4])
+        end = builder.add(last, whole(begin + 1))
+        with code.tools.for_range_slice(builder, whole(begin), end, whole(lanes)) as (place, _):
+            products(place, totals)
+        with builder.if_then(builder.icmp_signed("!=", rest, whole(0))):
+            order = ir.Constant(ir.VectorType(like, span), [like(begin + n) for n in range(span)])
+            had = builder.trunc(builder.sub(whole(lanes - 1), rest), like)  # by the vectors before the last
+            fresh = builder.icmp_signed(">", order, code.all_of(order.type, had))
+            products(builder.add(last, whole(begin)), totals, fresh)
         parts.append([builder.load(total) for total in totals])
     # Of two passes, the sums of both are what the first halving of whole vectors would give.
     found = parts[0] if len(parts) == 1 else [builder.fadd(*both) for both in zip(*parts, strict=True)]
@@ -257,5 +437,7 @@ LANES = 8  # columns of the smaller product
 swap, fetch = _Intrinsic(_swap, result="int64"), _Intrinsic(_fetch, result="int64")
 room = _Intrinsic(_room, ROOM, result="array")
 widen, dots = _Intrinsic(_widen), _Intrinsic(_dots)
-weigh = _Intrinsic(_weigh, SPAN)
+weigh = _Intrinsic(_weigh, 64)
+learn, stream = _Intrinsic(_learn, 32), _Intrinsic(_stream)
+blend, blend_rest = _Intrinsic(_blend, 32, 0), _Intrinsic(_blend, 32, 1)
 product, wide_product = _Intrinsic(_product, LANES), _Intrinsic(_product, 2 * LANES)

@@ -40,9 +40,9 @@ from spodgt.problems.gradients.linear import (
     fill_tile,
     score_shape,
     score_tile,
-    slopes_of,
     sum_slopes,
 )
+from spodgt.problems.losses import slopes
 from spodgt.types import Array, CompiledGradient, LinearData
 
 _SPIN = 3000  # looks at what others do before a thread goes to sleep
@@ -132,7 +132,7 @@ def _finish(store, memory, program, tables, drawn, data, r, low, high, classes):
             area = begin * features + first, width, end - begin, features
         for i in range(low, high):
             if mask[0, i] and first >= features:
-                sum_slopes(scores[i], sizes[i], classes, rows[0, 0])
+                sum_slopes(scores[i], (begin - begin, sizes[i]), classes, rows[0, 0])
             elif mask[0, i]:
                 rows[0, begin:end] = 0
                 for s in range(0, sizes[i], TILE):
@@ -164,9 +164,9 @@ def _advance(store, memory, program, tables, links, kept, r, run, span, columns)
 
 @jit_part
 def _score(store, memory, program, tables, drawn, data, r, i, classes):  # type: ignore[no-untyped-def]
-    """The scores of some classes, without biases, of a client that computes in round r."""
+    """The scores of some classes of a client that computes in round r."""
     (_, _, tile), (_, _, _, at), (samples, sizes, scores) = memory, program, drawn
-    _, _, inputs, _, scale, _, _, _ = data
+    _, _, inputs, _, scale, _, bias, _ = data
     features, unit = inputs.shape[1], store.dtype.type(scale)
     size = chunk_of(features)
     for first in range(0, features, size):
@@ -174,7 +174,7 @@ def _score(store, memory, program, tables, drawn, data, r, i, classes):  # type:
         for s in range(0, sizes[i], TILE):
             span = s, min(s + TILE, sizes[i])
             fill_tile(inputs, samples[r % 2, i], span, first, width, unit, tile)
-            score_tile(store[at, i], tile, span, first, width, features, classes, scores[i])
+            score_tile(store[at, i], tile, span, s, (first, width, features), classes, bias, scores[i])
 
 
 @jit_part
@@ -200,12 +200,12 @@ def _prepare(tables, drawn, data, whose, r, i):  # type: ignore[no-untyped-def]
 
 
 @jit_part
-def _conclude(store, program, tables, drawn, data, r, i):  # type: ignore[no-untyped-def]
+def _conclude(tables, drawn, data, r, i):  # type: ignore[no-untyped-def]
     """The slopes of client i in round r, when all its scores are there."""
-    (_, _, _, at), (_, masks, _), (samples, sizes, scores) = program, tables, drawn
-    _, _, _, targets, _, _, bias, loss = data
+    (_, masks, _), (samples, sizes, scores) = tables, drawn
+    _, _, _, targets, _, _, _, loss = data
     if masks[r, 0, i]:
-        slopes_of(store[at, i], sizes[i], targets, samples[r % 2, i], bias, loss, scores[i])
+        slopes(loss, scores[i], targets, samples[r % 2, i], sizes[i], sizes[i])
 
 
 # --- threads -----------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def _work(store, steps, tables, links, room, drawn, data, whose, starts, ways): 
                     if masks[phase, 0, i]:
                         _score(store, memory, steps, tables, drawn, data, phase, i, some)
                     if tasks == 1 or _added(scored, i * _APART) % tasks == tasks - 1:
-                        _conclude(store, steps, tables, drawn, data, phase, i)
+                        _conclude(tables, drawn, data, phase, i)
                         _prepare(tables, drawn, data, draws, phase + 1, i)
                         if i == low and phase + 1 < rounds:
                             _keep(links, kept, phase + 1, low, high)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spodgt.compiled import jit, jit_part, share, usable
-from spodgt.compiled.instructions import ROOM, SPAN, fetch, room, weigh
+from spodgt.compiled.instructions import SPAN, blend, blend_rest, fetch, room
 from spodgt.kernels.order import BLOCK, first_uses, grouped, nearness
 from spodgt.types import Array, Bools, Floats, Ints
 
@@ -24,6 +25,7 @@ _LINE = 16  # numbers of a row that come together
 FAR = 8  # clients whose rows are fetched ahead
 SCATTERED = 2**22  # numbers of a state with short rows that leaves the caches
 _LARGE = 2**18  # numbers of a state from which its memory is used again
+NOTHING: Floats = np.empty(0)
 
 
 def roomy(x: Tensor) -> Tensor:
@@ -69,7 +71,7 @@ def fetch_row(x, i):  # type: ignore[no-untyped-def]
         fetch(row, c, 0, 0)
 
 
-@jit
+@jit_part
 def ahead(x, links, uses, i, end):  # type: ignore[no-untyped-def]
     """Have rows fetched that clients soon after i, before `end`, read: of the next block, or of a few."""
     (pointers, senders, _, active), (begins, rows) = links, uses
@@ -85,17 +87,6 @@ def ahead(x, links, uses, i, end):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _combine_rows(x, out, links, kept, uses, low, high):  # type: ignore[no-untyped-def]
-    """`combine` of whole short rows; those of the next clients are fetched meanwhile."""
-    zero, width = low - low, x.shape[1]
-    for first in range(low, high, FAR):
-        last = min(first + FAR, high)
-        for i in range(first, last):
-            ahead(x, links, uses, i, high)
-        combine(x, out, links, kept, (zero, zero), (zero, zero), width, first, last)
-
-
-@jit
 def combine(x, out, links, kept, bases, lefts, size, low, high):  # type: ignore[no-untyped-def]
     """out_i ← kept_i x_i + Σ w_ij x_j over active links, for clients low to high.
 
@@ -103,44 +94,125 @@ def combine(x, out, links, kept, bases, lefts, size, low, high):  # type: ignore
     `out`; `size` columns are mixed, from lefts[0] on in x and from lefts[1] on in `out`.
     """
     pointers, senders, weights, active = links
-    (base, to_base), (left, to_left), one = bases, lefts, x.dtype.type
-    rows, by = room(pointers), room(x)
+    (base, to_base), (left, to_left) = bases, lefts
     for i in range(low, high):
-        own, link, end, fresh = one(kept[i]), pointers[i], pointers[i + 1], True
-        while fresh or link < end:
-            count = 0
-            while link < end and count < ROOM:  # without a branch, which could not be foreseen
-                rows[count], by[count] = senders[link] - base, one(weights[link])
-                count += active[link]
-                link += 1
-            place = i - base, left, i - to_base, to_left
-            weigh_row(x, out, place, own, fresh, rows, by, count, size)
-            own, fresh = one(1), False  # what is there already
+        place, some = (i - base, left, i - to_base, to_left), (pointers[i], pointers[i + 1], base)
+        blend_row(x, out, place, kept[i], False, (senders, weights, active), some, size)
 
 
 @jit_part
-def weigh_row(x, out, place, own, fresh, rows, by, count, size):  # type: ignore[no-untyped-def]
-    """A row of `out` ← own × a row of x, or what is there already, + Σ by[n] × x[rows[n]], in `size` columns.
+def blend_row(x, out, place, own, rests, links, some, size):  # type: ignore[no-untyped-def]
+    """A row of `out` ← own × a row of x + Σ over active links in `size` columns, by `blend` or `blend_rest`.
 
-    `place` is the row and the first column in x, and those in `out`; `fresh` says that there is nothing yet.
+    `place` is the row and the first column in x, and those in `out`; `some` are the first link, the last, and
+    the client of row 0.
     """
     row, left, to_row, to_left = place
-    most, least = SPAN // x.itemsize, 64 // x.itemsize
-    for piece in range(0, size, most):
-        c, some = piece, min(most, size - piece)
-        if fresh and some < least <= size:
-            c, some = size - least, least  # some columns twice: cheaper than one by one
-        to = out, to_row, to_left + c
-        if fresh:
-            weigh((x, row, left + c), own, to, x, rows, by, count, left + c, some)
+    # Not by division, and not a range with a step, whose length is one: that is slow for every row.
+    (most, least), done = (SPAN >> 2, 8) if x.itemsize == 4 else (SPAN >> 3, 4), left - left
+    while done < size:
+        c, count = done, min(most, size - done)
+        if count < least <= size:
+            c, count = size - least, least  # some columns twice: cheaper than one by one
+        start, to, at = (x, row, left + c), (out, to_row, to_left + c), left + c
+        if rests:
+            blend_rest(start, own, to, x, links, some, at, count)
         else:
-            weigh(to, own, to, x, rows, by, count, left + c, some)
+            blend(start, own, to, x, links, some, at, count)
+        done += most
+
+
+class Slim(NamedTuple):
+    """The links of very many clients with short rows and a weight for each, in as few bytes as they take."""
+
+    pointers: Array  # (clients + 1,) where the links of each receiver begin
+    senders: NDArray[np.int32]  # (links,)
+    weights: Array  # (links,) in the precision of the state
+    out_pointers: Array  # (clients + 1,) where the links of each sender begin in the next two
+    out_links: NDArray[
+        np.uint32
+    ]  # (links,) by sender, in the order of receivers; none if these keep the rest
+    out_weights: Array  # (links,) of these
+
+    @classmethod
+    def of(cls, links: Links, weights: Array, *, sent: bool) -> Slim:
+        """`sent`: senders keep what is not sent, not receivers."""
+        if not sent:
+            nobody = links.pointers[:0], np.empty(0, np.uint32), weights[:0]
+            return cls(links.pointers, links.narrow, weights, *nobody)
+        pointers, order = links.outgoing
+        return cls(links.pointers, links.narrow, weights, pointers, order.astype(np.uint32), weights[order])
+
+
+@jit
+def kept_by_senders(slim, active, kept, low, high):  # type: ignore[no-untyped-def]
+    """kept[n] ← what the n-th client from `low` to before `high` does not send.
+
+    `active` are zeros and ones: numba makes a branch of a bool in a product, which nobody can foresee. It
+    asks of signed indices whether they count from the end.
+    """
+    _, _, _, pointers, links, weights = slim
+    for i in range(low, high):
+        gone = 0.0
+        for link in range(pointers[i], pointers[i + 1]):
+            n = np.uint64(link)
+            gone += weights[n] * active[links[n]]
+        kept[i - low] = 1.0 - gone
+
+
+@jit_part
+def mix_row(x, out, slim, active, own, rests, i, to):  # type: ignore[no-untyped-def]
+    """Row `to` of `out` ← row i of the mixing; clients keep `own`, or what links leave of it if `rests`."""
+    pointers, senders, weights, _, _, _ = slim
+    place, some = (i, i - i, to, i - i), (pointers[i], pointers[i + 1], i - i)
+    blend_row(x, out, place, own, rests, (senders, weights, active), some, x.shape[1])
+
+
+@jit
+def _mix_received(x, out, slim, active, uses, first, last):  # type: ignore[no-untyped-def]
+    links = slim[0], slim[1], slim[2], active
+    for i in range(first, last):
+        ahead(x, links, uses, i, last)
+        mix_row(x, out, slim, active, 1.0, True, i, i)
+
+
+@jit
+def _mix_sent(x, out, slim, active, known, uses, first, last):  # type: ignore[no-untyped-def]
+    links, kept = (slim[0], slim[1], slim[2], active), room(known)
+    for low in range(first, last, BLOCK):
+        high = min(low + BLOCK, last)
+        if len(known):
+            for i in range(low, high):
+                kept[i - low] = known[i]
+        else:
+            kept_by_senders(slim, active, kept, low, high)
+        for i in range(low, high):
+            ahead(x, links, uses, i, last)
+            mix_row(x, out, slim, active, kept[i - low], False, i, i)
+
+
+def ones_of(active: Bools) -> Array:
+    """Zeros and ones side by side, as loops read them."""
+    return np.ascontiguousarray(active).view(np.uint8)
+
+
+def mix_rows(
+    x: Tensor, out: Tensor, links: Links, slim: Slim, active: Array, known: Floats = NOTHING
+) -> Tensor:
+    """The same as `mix` for more clients than a cache holds; what they keep is found on the way, or known."""
+    given = x.numpy(), out.numpy(), tuple(slim), ones_of(active)
+    if len(slim.out_links):
+        share(len(x), x.numel(), lambda *part: _mix_sent(*given, known, links.uses, *part))
+    else:
+        share(len(x), x.numel(), lambda *part: _mix_received(*given, links.uses, *part))
+    return out
 
 
 def mix(x: Tensor, out: Tensor, links: Links, weights: Array, active: Array, kept: Array) -> Tensor:
     """out_i = kept_i x_i + Σ over active links j → i of w_ij x_j."""
     rows, width = x.shape
-    given = x.numpy(), out.numpy(), (links.pointers, links.senders, weights, active), kept, (0, 0)
+    how = links.pointers, links.senders, weights, ones_of(active)
+    given = x.numpy(), out.numpy(), how, kept, (0, 0)
     columns = max(COLUMNS, _NUMBERS // max(1, rows))
 
     def by_columns(first: int, last: int) -> None:  # few long rows: neighbours are read once from memory
@@ -149,8 +221,6 @@ def mix(x: Tensor, out: Tensor, links: Links, weights: Array, active: Array, kep
 
     if width > 2 * columns and rows <= _FEW:
         share(-(-width // columns), x.numel(), by_columns)
-    elif x.numel() >= SCATTERED and width <= COLUMNS:
-        share(rows, x.numel(), lambda first, last: _combine_rows(*given[:4], links.uses, first, last))
     else:
         share(rows, x.numel(), lambda first, last: combine(*given, (0, 0), width, first, last))
     return out
@@ -179,12 +249,18 @@ class Links:
     receivers: Ints
     senders: Ints
     places: Ints | None = None  # (links,) of the links in the order of clients, their places here
+    _laid: dict[tuple[int, str, bool], tuple[Array, Slim, Floats]] = field(default_factory=dict)
 
     @cached_property
     def pointers(self) -> Ints:
         """Where each receiver's links begin: links are sorted by receiver."""
         counts = np.bincount(self.receivers, minlength=self.clients)
         return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+    @cached_property
+    def narrow(self) -> NDArray[np.int32]:
+        """The senders in half as many bytes."""
+        return self.senders.astype(np.int32)
 
     @cached_property
     def uses(self) -> tuple[Ints, NDArray[np.int32]]:
@@ -207,14 +283,38 @@ class Links:
         return self.clients % self.runs == 0 and self.clients // self.runs <= _DENSE
 
     def mix(
-        self, x: Tensor, weights: Floats, active: Bools, *, keeper: Ints, out: Tensor | None = None
+        self,
+        x: Tensor,
+        weights: Floats,
+        active: Bools,
+        *,
+        keeper: Ints,
+        out: Tensor | None = None,
+        lasting: bool = False,
     ) -> Tensor:
-        """Send along the `active` links; `keeper` is the end of each link that keeps what is not sent."""
-        kept = self.stays(weights, active, keeper)
-        if usable(x):
-            out = torch.empty_like(x) if out is None else out
-            return mix(x, out, self, weights, active, kept)
-        return self.plain(x, np.where(active, weights, 0.0), active, kept)
+        """Send along the `active` links; `keeper` is the end of each link that keeps what is not sent.
+
+        `lasting`: the same array of weights comes in every round, so it is worth while to lay it out.
+        """
+        if not usable(x):
+            moved = np.where(active, weights, 0.0)
+            return self.plain(x, moved, active, self.stays(weights, active, keeper))
+        out, kind = torch.empty_like(x) if out is None else out, x.new_empty(0).numpy().dtype
+        if lasting and x.numel() >= SCATTERED and x.shape[1] <= COLUMNS:
+            slim, kept = self._laid_out(weights, kind, keeper)
+            return mix_rows(x, out, self, slim, active, kept if active.all() else NOTHING)
+        weights = weights.astype(kind, copy=False)  # what is kept is the rest of what really goes
+        return mix(x, out, self, weights, active, self.stays(weights, active, keeper))
+
+    def _laid_out(self, weights: Array, kind: np.dtype[np.generic], keeper: Ints) -> tuple[Slim, Floats]:
+        """The links with these weights, and what senders keep where all are active."""
+        sent = keeper is self.senders
+        key = id(weights), kind.str, sent
+        if key not in self._laid:
+            numbers = weights.astype(kind, copy=False)
+            kept = self.stays(numbers, np.ones(len(numbers), bool), keeper) if sent else NOTHING
+            self._laid[key] = weights, Slim.of(self, numbers, sent=sent), kept
+        return self._laid[key][1:]
 
     def stays(self, weights: Floats, active: Bools, keeper: Ints) -> Floats:
         """(clients,): one minus what goes along the active links, of the ends that keep the rest."""
@@ -223,7 +323,7 @@ class Links:
             moved = np.where(active, weights, 0.0)
             return np.subtract(1.0, np.bincount(keeper, moved, minlength=self.clients), dtype=np.float64)
         ends = self.outgoing if keeper is self.senders else (self.pointers, np.empty(0, np.int64))
-        out, ones = np.empty(self.clients), active.view(np.uint8)
+        out, ones = np.empty(self.clients), ones_of(active)
         share(self.clients, len(weights), lambda *part: _stays(*ends, weights, ones, out, *part))
         return out
 

@@ -14,21 +14,34 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, HasStepSize, Rule
-from spodgt.compiled import jit, jit_part, share, usable
-from spodgt.compiled.instructions import ROOM, room
+from spodgt.compiled import aligned, jit, share, usable
+from spodgt.compiled.instructions import room, stream
 from spodgt.kernels.linear import LinearStep
-from spodgt.kernels.mixing import COLUMNS, FAR, Links, ahead, combine, fetch_row, mix, roomy, weigh_row
+from spodgt.kernels.mixing import (
+    COLUMNS,
+    FAR,
+    Links,
+    Slim,
+    ahead,
+    combine,
+    fetch_row,
+    kept_by_senders,
+    mix,
+    mix_row,
+    mix_rows,
+    ones_of,
+    roomy,
+)
 from spodgt.kernels.order import BLOCK
 from spodgt.kernels.steps import Activity, Batch, State, rebuild
-from spodgt.problems.gradients.linear import gradient_memory, linear_gradients
+from spodgt.problems.gradients.linear import draw_tasks, gradient_memory, learn_tasks
 from spodgt.types import Array, CompiledGradient, Floats, Ints, LinearData, Minibatches, Problem
 
 _WIDE, _WIDE_COLUMNS = 2**17, 2048  # models so long that what counts is to read long pieces of them
@@ -80,11 +93,11 @@ def exchange(
     largest = int(np.diff(starts).max())
     columns = COLUMNS if x.shape[1] <= _WIDE else _WIDE_COLUMNS
     blocks = -(-x.shape[1] // columns)
-    views = x.numpy(), y.numpy(), g.numpy()
+    views, ones = (x.numpy(), y.numpy(), g.numpy()), ones_of(active)
     pointers, senders, a, b, kept_a, kept_b = links
 
     def work(first: int, last: int) -> None:
-        rows = pointers, senders, a, b, active, kept_a, kept_b
+        rows = pointers, senders, a, b, ones, kept_a, kept_b
         new = _scratch(largest, columns, views[0].dtype)
         _exchange(views, drop, step, starts, blocks, rows, new, first, last)
 
@@ -92,14 +105,13 @@ def exchange(
 
 
 @jit
-def _pull_rows(state, out, drop, step, links, uses, first, last):  # type: ignore[no-untyped-def]
+def _pull_rows(state, out, drop, step, slim, active, uses, first, last):  # type: ignore[no-untyped-def]
     """Rows first to last: out ← Âx - ηy, and y ← y - g, g ← 0 where `drop`; y is mixed already."""
-    (x, y, g), (pointers, senders, a, active, kept) = state, links
-    how = pointers, senders, a, active
+    (x, y, g), near = state, (slim[0], slim[1], slim[2], active)
     for i in range(first, last):
         to, yi, gi, eta = out[i], y[i], g[i], x.dtype.type(step[i])
-        ahead(x, how, uses, i, last)
-        combine(x, out, how, kept, (0, 0), (0, 0), len(to), i, i + 1)
+        ahead(x, near, uses, i, last)
+        mix_row(x, out, slim, active, 1.0, True, i, i)
         for c in range(len(to)):
             to[c] = to[c] - eta * yi[c]
         if drop[i]:
@@ -109,99 +121,62 @@ def _pull_rows(state, out, drop, step, links, uses, first, last):  # type: ignor
 
 
 def exchange_rows(
-    state: State, spare: Tensor, drop: Array, step: Array, links: Links, rows: Rows, active: Array
+    state: State,
+    spare: Tensor,
+    drop: Array,
+    step: Array,
+    links: Links,
+    slims: tuple[Slim, Slim],
+    active: Array,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same as `exchange`, for more clients than a cache holds: whole rows, by way of a spare state.
 
     Returns x, y and what is spare now: the three have changed places.
     """
-    (x, y, g), (pointers, senders, a, b, kept_a, kept_b) = state, rows
-    y, spare = mix(y, spare, links, b, active, kept_b), y
-    given = (
-        (x.numpy(), y.numpy(), g.numpy()),
-        spare.numpy(),
-        drop,
-        step,
-        (pointers, senders, a, active, kept_a),
-        links.uses,
-    )
+    x, y, g = state
+    if x.shape[1] <= _SHORT:
+        y, spare = mix_rows(y, spare, links, slims[1], active), y
+    else:
+        b = slims[1].weights
+        y, spare = mix(y, spare, links, b, active, links.stays(b, active, links.senders)), y
+    views, ones = (x.numpy(), y.numpy(), g.numpy()), ones_of(active)
+    given = views, spare.numpy(), drop, step, tuple(slims[0]), ones, links.uses
     share(len(x), x.numel(), lambda first, last: _pull_rows(*given, first, last))
     return spare, y, x
 
 
-class Slim(NamedTuple):
-    """The links of very many clients with short rows, in as few bytes as they take."""
-
-    pointers: Array  # (clients + 1,) where the links of each receiver begin
-    senders: NDArray[np.int32]  # (links,)
-    a: Array  # (links,) in the precision of the state
-    b: Array
-    out_pointers: Array  # (clients + 1,) where the links of each sender begin in the next two
-    out_links: NDArray[np.int32]  # (links,) by sender, in the order of receiving clients
-    out_b: Array  # (links,) b of these
-
-    @classmethod
-    def of(cls, links: Links, a: Array, b: Array) -> Slim:
-        senders, (pointers, order) = links.senders.astype(np.int32), links.outgoing
-        return cls(links.pointers, senders, a, b, pointers, order.astype(np.int32), b[order])
-
-
-@jit_part
-def _diagonals(links, active, i):  # type: ignore[no-untyped-def]
-    """Â_ii and B̂_ii: what missing links would have carried stays. `active` are zeros and ones."""
-    pointers, _, a, _, out_pointers, out_links, out_b = links
-    own, sent = 1.0, 1.0
-    for link in range(pointers[i], pointers[i + 1]):
-        own -= a[link] * active[link]
-    for n in range(out_pointers[i], out_pointers[i + 1]):
-        sent -= out_b[n] * active[out_links[n]]
-    return own, sent
-
-
-@jit_part
-def _meet(state, new, links, active, i):  # type: ignore[no-untyped-def]
-    """Row i of new x ← Âx and of new y ← B̂y, both over the links that are active."""
-    (x, y), (new_x, new_y), (pointers, senders, a, b, _, _, _) = state, new, links
-    rows, by_a, by_b, one, zero = room(pointers), room(x), room(x), x.dtype.type, i - i
-    own, sent = _diagonals(links, active, i)
-    own_x, own_y, place, size = one(own), one(sent), (i, zero, i, zero), x.shape[1]
-    link, end, fresh = pointers[i], pointers[i + 1], True
-    while fresh or link < end:
-        count = 0
-        while link < end and count < ROOM:
-            rows[count], by_a[count], by_b[count] = senders[link], a[link], b[link]
-            count += active[link]
-            link += 1
-        weigh_row(x, new_x, place, own_x, fresh, rows, by_a, count, size)
-        weigh_row(y, new_y, place, own_y, fresh, rows, by_b, count, size)
-        own_x, own_y, fresh = one(1), one(1), False  # what is there already
-
-
 @jit
-def _track_rows(state, new, who, links, active, uses, data, first, last):  # type: ignore[no-untyped-def]
-    """Blocks first to last of rows of `track_rows`."""
-    (x, y, g), (new_x, new_y), size, end = state, new, state[0].shape[1], len(state[0])
+def _track_rows(state, new, block, who, slims, active, uses, data, first, last):  # type: ignore[no-untyped-def]
+    """Blocks first to last of rows of `track_rows`; `block` are two blocks of rows to work in."""
+    (x, y, g), (to_x, to_y), size, end = state, new, state[0].shape[1], len(state[0])
     drop, step, computes, keys, places, weight, k = who
-    near = links[0], links[1], links[2], active
-    rows, words, numbers, weights = room(places), room(keys), room(places), room(weight)
-    for block in range(first, last):
-        low, count = block * BLOCK, 0
-        for i in range(low, min(end, low + BLOCK)):
+    (a, b), near, (new_x, new_y) = slims, (slims[0][0], slims[0][1], slims[0][2], active), block
+    rows, words, numbers, weights, kept = room(places), room(keys), room(places), room(weight), room(step)
+    whose = room(places)
+    for low in range(first * BLOCK, min(end, last * BLOCK), BLOCK):
+        high, count = min(end, low + BLOCK), 0
+        for i in range(low, high):
+            rows[count], words[count], numbers[count], weights[count] = i, keys[i], places[i], weight[i]
+            whose[count] = i - low
+            count += computes[i]
+        draw_tasks((rows, words, numbers, k), data[0], data[1], low - low, count)
+        kept_by_senders(b, active, kept, low, high)
+        for i in range(low, high):
             for z in (x, y):
                 ahead(z, near, uses, i, end)
             fetch_row(g, min(i + FAR, end - 1))
-            _meet((x, y), new, links, active, i)
-            xi, yi, gi, eta = new_x[i], new_y[i], g[i], x.dtype.type(step[i])
+            mix_row(x, new_x, a, active, 1.0, True, i, i - low)
+            mix_row(y, new_y, b, active, kept[i - low], False, i, i - low)
+            xi, yi, gi, eta = new_x[i - low], new_y[i - low], g[i], x.dtype.type(step[i])
             for c in range(size):
                 xi[c] = xi[c] - eta * yi[c]
             if drop[i]:
                 for c in range(size):
                     yi[c] = yi[c] - gi[c]
                 gi[:] = 0
-            rows[count], words[count], numbers[count], weights[count] = i, keys[i], places[i], weight[i]
-            count += computes[i]
-        batches = rows, words, numbers, k
-        linear_gradients((new_x, g, new_y), True, rows, batches, *data, weights, low - low, count)
+        learn_tasks((new_x, g[low:high], new_y), True, whose, data[0], data[1], weights, low - low, count)
+        stream(new_x[: high - low].reshape(-1), to_x, low * size)
+        stream(new_y[: high - low].reshape(-1), to_y, low * size)
 
 
 def track_rows(
@@ -209,7 +184,7 @@ def track_rows(
     new: tuple[Tensor, Tensor],
     who: tuple[Array, Array, Array, Array, Array, Array, int],
     links: Links,
-    slim: Slim,
+    slims: tuple[Slim, Slim],
     active: Array,
     data: tuple[LinearData, int],
 ) -> None:
@@ -220,12 +195,15 @@ def track_rows(
     and how many samples a mini-batch has.
     """
     blocks = -(-len(state[0]) // BLOCK)
-    states, ones = (tuple(t.numpy() for t in state), tuple(t.numpy() for t in new)), active.view(np.uint8)
-    fixed = *states, who, tuple(slim), ones, links.uses
+    states, ones = (
+        (tuple(t.numpy() for t in state), tuple(t.numpy().reshape(-1) for t in new)),
+        ones_of(active),
+    )
+    fixed, kind = (who, tuple(map(tuple, slims)), ones, links.uses), states[0][0].dtype
 
     def work(first: int, last: int) -> None:
-        memory = gradient_memory(*data, states[0][0].dtype)
-        _track_rows(*fixed, (data[0], memory), first, last)
+        block = aligned((BLOCK, state[0].shape[1]), kind), aligned((BLOCK, state[0].shape[1]), kind)
+        _track_rows(*states, block, *fixed, (data[0], gradient_memory(*data, kind)), first, last)
 
     share(blocks, state[0].numel(), work)
 
@@ -257,27 +235,6 @@ def renew(y: Tensor, g: Tensor, new: Tensor, rows: Array, weight: Array) -> None
     """In place: y ← y + w g⁺ - g and g ← w g⁺ in some rows."""
     views = y.numpy(), g.numpy(), new.contiguous().numpy(), rows, weight
     share(len(rows), new.numel(), lambda first, last: _renew(*views, first, last))
-
-
-@jit
-def _kept(pointers, outgoing, a, b, active, kept_a, kept_b, first, last):  # type: ignore[no-untyped-def]
-    """Of clients first to last; `active` are zeros and ones, as in `mixing._stays`."""
-    out_pointers, out_links = outgoing
-    for i in range(first, last):
-        own, sent = 1.0, 1.0
-        for link in range(pointers[i], pointers[i + 1]):
-            own -= a[link] * active[link]
-        for n in range(out_pointers[i], out_pointers[i + 1]):
-            sent -= b[out_links[n]] * active[out_links[n]]
-        kept_a[i], kept_b[i] = own, sent
-
-
-def kept(links: Links, a: Array, b: Array, active: Array) -> tuple[Array, Array]:
-    """The diagonals of Â and B̂: what missing links would have carried stays."""
-    out = np.empty(links.clients), np.empty(links.clients)
-    given = links.pointers, links.outgoing, a, b, active.view(np.uint8), *out
-    share(links.clients, len(a), lambda first, last: _kept(*given, first, last))
-    return out
 
 
 # --- the compiled step -------------------------------------------------------------------------------
@@ -331,8 +288,10 @@ class GradientTracking:
         return self.batch.weights["a"].astype(kind), self.batch.weights["b"].astype(kind)
 
     @cached_property
-    def slim(self) -> Slim:
-        return Slim.of(self.batch.links, *self.weights)
+    def slims(self) -> tuple[Slim, Slim]:
+        """The links with a, and with b."""
+        (a, b), links = self.weights, self.batch.links
+        return Slim.of(links, a, sent=False), Slim.of(links, b, sent=True)
 
     @property
     def numbers(self) -> tuple[int, int]:
@@ -356,15 +315,17 @@ class GradientTracking:
         if max(batch.sizes) > _MANY and x.shape[1] <= _SHORT and self.data is not None:
             new_x, new_y = self.spare or (roomy(x), roomy(x))
             who = drop, self.step, now, batch.keys, batch.places, self.weight, k
-            track_rows(state, (new_x, new_y), who, links, self.slim, active, self.data)
+            track_rows(state, (new_x, new_y), who, links, self.slims, active, self.data)
             self.spare = x, y
             return rebuild(state, (new_x, new_y, g))
-        rows = links.pointers, links.senders, *self.weights, *kept(links, *self.weights, active)
         if max(batch.sizes) <= _MANY:
+            a, b = self.weights
+            kept = links.stays(a, active, links.receivers), links.stays(b, active, links.senders)
+            rows = links.pointers, links.senders, a, b, *kept
             exchange(x, y, g, drop, self.step, batch.starts, rows, active)
         else:
             (spare,) = self.spare or (roomy(x),)
-            x, y, spare = exchange_rows(state, spare, drop, self.step, links, rows, active)
+            x, y, spare = exchange_rows(state, spare, drop, self.step, links, self.slims, active)
             self.spare = (spare,)
         if now.any():
             which = np.flatnonzero(now)

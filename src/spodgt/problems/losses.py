@@ -66,17 +66,17 @@ LOSSES: dict[Loss, int] = {multi_margin: 0, cross_entropy: 1, one_vs_rest: 2}  #
 
 
 @jit
-def slopes(loss, scores, targets, samples, batch):  # type: ignore[no-untyped-def]
-    """In place: scores (classes, batch) ← the derivative of the mean loss by them.
+def slopes(loss, scores, targets, samples, count, batch):  # type: ignore[no-untyped-def]
+    """In place: scores (classes, count) ← the derivative by them of the mean loss of `batch` samples.
 
     `loss` is a value of LOSSES; `samples` are the numbers of the samples, `targets` the classes of all there
-    are. Samples are the inner loops, so that these vectorise.
+    are. There may be several batches. Samples are the inner loops, so that these vectorise.
     """
     classes, one = len(scores), scores.dtype.type(1)
     own, more = room(scores), room(scores)
     unit = one / scores.dtype.type(classes * batch)
-    for low in range(0, batch, ROOM):
-        some = min(ROOM, batch - low)
+    for low in range(0, count, ROOM):
+        some = min(ROOM, count - low)
         for s in range(some):
             own[s], more[s] = scores[targets[samples[low + s]], low + s], 0
         for c in range(classes if loss == 1 else 0):

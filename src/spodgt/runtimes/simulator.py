@@ -426,15 +426,16 @@ class SimulatedRound:
         self._count(active, x, code)
         self._carry(weights, active)
         batch, out = self.world.batch, self.world.buffers.like(x)
+        lasting = self.roles is None or weights == "w"
         if (arranged := self.world.arranged) is None:
-            return batch.links.mix(x, self.weights(weights), active, keeper=keeper, out=out)
+            values = self.weights(weights)
+            return batch.links.mix(x, values, active, keeper=keeper, out=out, lasting=lasting)
         links = arranged.links
         keeper = links.senders if keeper is batch.links.senders else links.receivers
-        lasting = self.roles is None  # weights that stay are arranged once
         values = arranged.weights[weights] if lasting else arranged.by_link(self.weights(weights))
         if self.placed is None or self.placed[0] is not active:
             self.placed = active, arranged.by_link(active)
-        return links.mix(x, values, self.placed[1], keeper=keeper, out=out)
+        return links.mix(x, values, self.placed[1], keeper=keeper, out=out, lasting=lasting)
 
     def _lean(self, x: Tensor, code: IntervalCode) -> Tensor:
         """Move every model towards the intervals that its working in-links say."""

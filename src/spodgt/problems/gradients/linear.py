@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spodgt.compiled import aligned, jit, jit_part, share
-from spodgt.compiled.instructions import SPAN, dots, fetch, room, weigh, widen
+from spodgt.compiled.instructions import SPAN, dots, fetch, learn, room, weigh, widen
 from spodgt.problems.gradients import Engine, Many, Noise
 from spodgt.problems.losses import LOSSES, Loss, add_losses, slopes
 from spodgt.problems.samples import draw_batch
@@ -62,6 +62,8 @@ class LinearEngine(Engine):
 
 # --- compiled gradients -------------------------------------------------------------------------------
 TILE = 16  # samples that are turned into floats at once
+TOGETHER = 32  # gradients whose mini-batches are drawn at once
+_NEAR = 2**16  # bytes of such mini-batches
 _CHUNK = 400  # features, about, of a chunk: a tile stays in the first-level cache
 
 
@@ -74,95 +76,100 @@ def chunk_size(features: int) -> int:
 chunk_of = jit_part(chunk_size)
 
 
-@jit
+@jit_part
+def lanes(numbers):  # type: ignore[no-untyped-def]
+    """How many of these numbers 64 bytes hold; numba would divide, as it does for a range with a step."""
+    return 16 if numbers.itemsize == 4 else 8 if numbers.itemsize == 8 else 64 // numbers.itemsize
+
+
+@jit_part
 def fill_tile(inputs, samples, span, first, size, unit, tile):  # type: ignore[no-untyped-def]
     """tile (TILE, size) ← the features first … first + size - 1 of a span of samples, times `unit`."""
     low, high = span
-    short = size - size % (64 // tile.itemsize)
     for s in range(low, high):
-        widen(inputs, samples[s], first, short, unit, tile, s - low)
-        for d in range(short, size):
-            tile[s - low, d] = unit * tile.dtype.type(inputs[samples[s], first + d])
+        if size >= lanes(tile):
+            widen(inputs, samples[s], first, size, unit, tile, s - low)
+        else:
+            for d in range(size):
+                tile[s - low, d] = unit * tile.dtype.type(inputs[samples[s], first + d])
 
 
-@jit
-def score_tile(model, tile, span, first, size, features, classes, scores):  # type: ignore[no-untyped-def]
-    """scores[:, low:high] (classes, samples) += what the features first … first + size - 1 add, in `tile`.
+@jit_part
+def score_tile(model, tile, span, base, chunk, classes, bias, scores):  # type: ignore[no-untyped-def]
+    """scores[:, low:high] (classes, samples) += what a chunk of features adds, in `tile`; the last, the bias.
 
-    `span` is (low, high), `classes` a range; the first chunk sets the scores.
+    `span` is (low, high), `base` the sample that the tile begins with, `chunk` where features begin, how many
+    there are, and of how many; `classes` is a range. The first chunk sets the scores.
     """
-    (low, high), (begin, end), sums = span, classes, room(model)
-    last, short = high - low - 1, size - size % (64 // model.itemsize)
-    if first == 0:
-        scores[begin:end, low:high] = 0
+    (low, high), (begin, end), (first, size, features) = span, classes, chunk
+    last, sums, zero, left = high - 1, room(model), model.dtype.type(0), len(scores) * features
+    biased = bias and first + size == features
     for c in range(begin, end, 2):
         e = min(c + 1, end - 1)  # the last of an odd number is its own partner
         W, V = c * features + first, e * features + first
-        for s in range(0, last + 1, 4):  # four samples and two classes share one pass
-            rows = s, min(s + 1, last), min(s + 2, last), min(s + 3, last)
-            dots(model, W, V, tile, rows, short, sums)
+        for s in range(low, high, 4):  # four samples and two classes share one pass
+            rows = s - base, min(s + 1, last) - base, min(s + 2, last) - base, min(s + 3, last) - base
+            if size >= lanes(model):
+                dots(model, W, V, tile, rows, size, sums)
+            else:
+                for n in range(8):
+                    total, at = zero, V if n >= 4 else W
+                    for d in range(size):
+                        total += model[at + d] * tile[min(s + n % 4, last) - base, d]
+                    sums[n] = total
             for q in range(c, e + 1):
-                for n in range(min(4, last + 1 - s)):
-                    scores[q, low + s + n] += sums[4 * (q - c) + n]
-        if short < size:
-            for s in range(low, high):
-                for q in range(c, e + 1):
-                    total = scores[q, s]
-                    for d in range(short, size):
-                        total += model[q * features + first + d] * tile[s - low, d]
-                    scores[q, s] = total
+                more, row, at = model[left + q] if biased else zero, scores[q], 4 * (q - c)
+                if first > 0:
+                    for n in range(min(4, high - s)):
+                        row[s + n] = row[s + n] + sums[at + n] + more
+                elif s + 4 <= high:  # in a loop, LLVM would ask first whether it is long
+                    row[s], row[s + 1] = sums[at] + more, sums[at + 1] + more
+                    row[s + 2], row[s + 3] = sums[at + 2] + more, sums[at + 3] + more
+                else:
+                    for n in range(high - s):
+                        row[s + n] = sums[at + n] + more
 
 
-@jit
+@jit_part
 def add_slopes(slopes, span, samples, tile, size, classes, totals):  # type: ignore[no-untyped-def]
     """totals (classes, size) += Σ slopes[c, s] × sample s, in `tile`, over a span of `samples`."""
     (low, high), (begin, end) = span, classes
     rows, by, one = room(samples), room(tile), tile.dtype.type(1)
-    most = SPAN // tile.itemsize
+    most = (SPAN >> 6) * lanes(tile)
     for c in range(begin, end):
-        count = 0
+        count, left = 0, size - size
         for s in range(low, high):  # hinges leave most slopes at zero
             rows[count], by[count] = s - low, slopes[c, s]
             count += slopes[c, s] != 0
-        for left in range(0, size if count > 0 else 0, most):
+        while count > 0 and left < size:
             to = totals, c, left
             weigh(to, one, to, tile, rows, by, count, left, min(most, size - left))
+            left += most
 
 
 @jit_part
-def sum_slopes(slopes, batch, classes, total):  # type: ignore[no-untyped-def]
-    """total ← Σ slopes[:, s] over a batch, for a range of classes: the gradient by their biases."""
+def sum_slopes(slopes, span, classes, total):  # type: ignore[no-untyped-def]
+    """total ← Σ slopes[:, s] over a span of samples, for a range of classes: the gradient by their biases."""
     for c in range(classes[0], classes[1]):
         total[c - classes[0]] = 0
-        for s in range(batch):
+        for s in range(span[0], span[1]):
             total[c - classes[0]] += slopes[c, s]
-
-
-@jit_part
-def slopes_of(model, batch, targets, samples, bias, loss, scores):  # type: ignore[no-untyped-def]
-    """scores (classes, samples), without biases, ← the derivative of the loss by every score.
-
-    `samples` are the numbers of the samples, of which the first `batch` count.
-    """
-    left = len(model) - len(scores)
-    for c in range(len(scores) if bias else 0):
-        for s in range(batch):
-            scores[c, s] += model[left + c]
-    slopes(loss, scores, targets, samples, batch)
 
 
 @jit_part
 def draw_samples(draw, data, batch, samples):  # type: ignore[no-untyped-def]
     """samples (batch,) ← the numbers of the mini-batch that `draw` = (row, key, place, k) names."""
-    (row, key, place, k), (numbers, offsets, inputs, _, _, _, _, _) = draw, data
+    (row, key, place, k), (numbers, offsets, inputs, targets, _, _, _, _) = draw, data
     start = offsets[row]
     draw_batch(key, place, k, offsets[row + 1] - start, samples[:batch])
     for s in range(batch):
         samples[s] = numbers[start + samples[s]]
     for s in range(batch):  # they lie anywhere in memory, and will be read soon
-        image = inputs[samples[s]]
-        for d in range(0, len(image), 64 // image.itemsize):
+        fetch(targets, samples[s], 0, 0)
+        image, d = inputs[samples[s]], row - row
+        while d < len(image):
             fetch(image, d, 0, 0)
+            d += lanes(image)
 
 
 @jit
@@ -173,46 +180,78 @@ def linear_gradients(state, add, models, batches, data, memory, weight, first, l
     Minibatches) names its draw from `data` (a LinearData), `weight` multiplies its gradient; all are
     (tasks,). `memory` is for mini-batches of one size (`gradient_memory`).
     """
-    (x, g, y), (rows, keys, places, k), (tile, scores, samples, total, biases) = state, batches, memory
-    _, _, inputs, targets, scale, classes, bias, loss = data
-    features, batch = inputs.shape[1], len(samples)
-    size, every = chunk_of(features), (first - first, classes)  # a literal 0 would be another type
-    unit = x.dtype.type(scale)
-    for task in range(first, last):
-        at, factor = models[task], x.dtype.type(weight[task])
-        draw_samples((rows[task], keys[task], places[task], k), data, batch, samples)
-        for left in range(0, features, size):
-            width = min(size, features - left)
-            for low in range(0, batch, TILE):
-                span = low, min(low + TILE, batch)
-                fill_tile(inputs, samples, span, left, width, unit, tile)
-                score_tile(x[at], tile, span, left, width, features, every, scores)
-        slopes_of(x[at], batch, targets, samples, bias, loss, scores)
-        for left in range(0, features, size):
-            width = min(size, features - left)
-            total[:] = 0
-            for low in range(0, batch, TILE):
-                span = low, min(low + TILE, batch)
-                if features > size or batch > TILE:  # else it is there still
-                    fill_tile(inputs, samples, span, left, width, unit, tile)
-                add_slopes(scores, span, samples, tile, width, every, total)
-            for c in range(classes):
-                place = slice(c * features + left, c * features + left + width)
-                _change(g[at, place], y[at, place], total[c, :width], factor, add)
-        if bias:
-            sum_slopes(scores, batch, every, biases)
-            place = slice(classes * features, classes * features + classes)
-            _change(g[at, place], y[at, place], biases, factor, add)
+    together = max(1, min(TOGETHER, _NEAR // (memory[-1] * data[2].shape[1] * data[2].itemsize)))
+    for low in range(first, last, together):
+        high = min(low + together, last)
+        draw_tasks(batches, data, memory, low, high)
+        learn_tasks(state, add, models, data, memory, weight, low, high)
 
 
 @jit_part
-def _change(g, y, new, factor, add):  # type: ignore[no-untyped-def]
-    """g ← factor × new; with `add`, y += its change."""
+def draw_tasks(batches, data, memory, first, last):  # type: ignore[no-untyped-def]
+    """The mini-batches of at most TOGETHER tasks; what they consist of is fetched meanwhile."""
+    (rows, keys, places, k), (_, _, samples, _, _, batch) = batches, memory
+    for task in range(first, last):
+        begin = (task - first) * batch
+        draw = rows[task], keys[task], places[task], k
+        draw_samples(draw, data, batch, samples[begin : begin + batch])
+
+
+@jit
+def learn_tasks(state, add, models, data, memory, weight, first, last):  # type: ignore[no-untyped-def]
+    """`linear_gradients` of tasks whose mini-batches are drawn."""
+    (x, g, y), (tile, scores, drawn, total, biases, batch) = state, memory
+    _, _, inputs, targets, scale, classes, bias, loss = data
+    features, zero = inputs.shape[1], first - first  # a literal 0 would be another type
+    size, every, unit = chunk_of(features), (zero, classes), x.dtype.type(scale)
+    # Small batches go through the same tile, step by step: one alone waits for its own numbers all the time.
+    whole = features * x.itemsize <= SPAN and batch <= TILE
+    group = TILE // batch if whole else 1
+    for task in range(first, last, group):
+        some, begin = min(group, last - task), (task - first) * batch
+        samples = drawn[begin : begin + some * batch]
+        left = zero
+        while left < features:
+            width = min(size, features - left)
+            for low in range(0, some * batch, TILE):
+                high = min(low + TILE, some * batch)
+                fill_tile(inputs, samples, (low, high), left, width, unit, tile)
+                for n in range(some):
+                    span = (n * batch, n * batch + batch) if whole else (low, high)
+                    model = x[models[task + n]]
+                    score_tile(model, tile, span, low, (left, width, features), every, bias, scores)
+            left += size
+        slopes(loss, scores, targets, samples, some * batch, batch)
+        for n in range(some):
+            at, factor, left = models[task + n], x.dtype.type(weight[task + n]), zero
+            begin, end = n * batch, n * batch + batch
+            while whole and left < classes:
+                which = left, begin, end
+                learn(y[at], g[at], left * features, factor, add, tile, scores, which, features)
+                left += 1
+            while not whole and left < features:
+                width = min(size, features - left)
+                total[:] = 0
+                for low in range(begin, end, TILE):
+                    span = low, min(low + TILE, end)
+                    fill_tile(inputs, samples, span, left, width, unit, tile)
+                    add_slopes(scores, span, samples, tile, width, every, total)
+                for c in range(classes):
+                    _change(g[at], y[at], c * features + left, total[c], width, factor, add)
+                left += size
+            if bias:
+                sum_slopes(scores, (begin, end), every, biases)
+                _change(g[at], y[at], classes * features, biases, classes, factor, add)
+
+
+@jit_part
+def _change(g, y, left, new, size, factor, add):  # type: ignore[no-untyped-def]
+    """g ← factor × new, in `size` columns from `left` on; with `add`, y += its change."""
     if add:
-        for d in range(len(new)):
-            y[d] += factor * new[d] - g[d]
-    for d in range(len(new)):
-        g[d] = factor * new[d]
+        for d in range(size):
+            y[left + d] += factor * new[d] - g[left + d]
+    for d in range(size):
+        g[left + d] = factor * new[d]
 
 
 def score_shape(classes: int, batch: int) -> tuple[int, int]:
@@ -220,12 +259,12 @@ def score_shape(classes: int, batch: int) -> tuple[int, int]:
     return classes, -(-batch // TILE) * TILE
 
 
-def gradient_memory(data: LinearData, batch: int, kind: np.dtype[np.generic]) -> tuple[Array, ...]:
+def gradient_memory(data: LinearData, batch: int, kind: np.dtype[np.generic]) -> tuple[Array | int, ...]:
     """What `linear_gradients` works in, for mini-batches of so many samples."""
     size, classes = chunk_size(data.inputs.shape[1]), data.classes
     tile, scores, total = ((TILE, size), score_shape(classes, batch), (classes, size))
     floats = [aligned(shape, kind) for shape in (tile, scores, total, (classes,))]
-    return *floats[:2], np.empty(batch, np.int64), *floats[2:]
+    return *floats[:2], np.empty(TOGETHER * batch, np.int64), *floats[2:], batch
 
 
 def add_gradients(

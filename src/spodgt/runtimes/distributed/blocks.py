@@ -117,6 +117,8 @@ class Block:
 
     def mix_own(self, x: Tensor, weights: Floats, active: Bools, keeper: Ints, out: Tensor) -> Tensor:
         """What this block's clients keep and send to each other, in `out` where it fits; needs no message."""
+        if usable(x):  # as `Links.mix` does
+            weights = weights.astype(x.new_empty(0).numpy().dtype)
         moved = np.where(active, weights, 0.0)
         # B_ii keeps what the missing links to other processes would have carried, too
         kept: Floats = np.asarray(1.0 - np.bincount(keeper, moved, len(self.owner)), np.float64)[self.own]
