@@ -216,6 +216,7 @@ def measure(row: Row, python: str, work: Path, seconds: float) -> dict[str, Any]
             "SPODGT_BENCHMARK": folder,
             "OMP_NUM_THREADS": str(row.threads),
             "OMP_WAIT_POLICY": "PASSIVE",
+            "OPENBLAS_NUM_THREADS": "1",  # of evaluations: its threads keep a core busy after each
             "PYTHONPATH": "" if row.needs else os.pathsep.join(filter(None, sys.path)),
         }
         memory = Memory(mark)

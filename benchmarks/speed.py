@@ -664,7 +664,7 @@ def outside_kernels(step: Callable[[], None]) -> float:
 def _mix(links: Links, buffers: Buffers, x: torch.Tensor, weights: Any, active: Any, keeper: Any) -> None:
     """One mixing as in a world, which lends the same memory to step after step."""
     buffers.reclaim((x,))
-    links.mix(x, weights, active, keeper=keeper, out=buffers.like(x))
+    links.mix(x, weights, active, keeper=keeper, out=buffers.like(x), lasting=True)
 
 
 def mixing(power: dict[str, Any]) -> list[dict[str, Any]]:
@@ -714,12 +714,13 @@ def short_rows() -> list[dict[str, Any]]:
             row = np.argsort(np.arange(clients) if order is None else order)
             _, place = grouped(row[net.receivers], clients)
             links = Links(1, clients, row[net.receivers[place]], row[net.senders[place]])
+            mix = partial(links.mix, out=out, lasting=True)
             for share in (1.0, 0.5):
                 active = np.random.default_rng(1).random(net.links) < share
                 steps: dict[str, Callable[[], Any]] = {
                     "copy": partial(target.copy_, source),
-                    "pull": partial(links.mix, x, net.a[place], active, keeper=links.receivers, out=out),
-                    "push": partial(links.mix, x, net.b[place], active, keeper=links.senders, out=out),
+                    "pull": partial(mix, x, net.a[place], active, keeper=links.receivers),
+                    "push": partial(mix, x, net.b[place], active, keeper=links.senders),
                     "gather": partial(torch.index_select, x, 0, shuffled, out=out),
                 }
                 seconds = alternating(steps, 7)
