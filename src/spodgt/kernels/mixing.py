@@ -129,9 +129,7 @@ class Slim(NamedTuple):
     senders: NDArray[np.int32]  # (links,)
     weights: Array  # (links,) in the precision of the state
     out_pointers: Array  # (clients + 1,) where the links of each sender begin in the next two
-    out_links: NDArray[
-        np.uint32
-    ]  # (links,) by sender, in the order of receivers; none if these keep the rest
+    out_links: NDArray[np.uint32]  # (links,) by sender, then by receiver; none where receivers keep
     out_weights: Array  # (links,) of these
 
     @classmethod
@@ -302,7 +300,7 @@ class Links:
         out, kind = torch.empty_like(x) if out is None else out, x.new_empty(0).numpy().dtype
         if lasting and x.numel() >= SCATTERED and x.shape[1] <= COLUMNS:
             slim, kept = self._laid_out(weights, kind, keeper)
-            return mix_rows(x, out, self, slim, active, kept if active.all() else NOTHING)
+            return mix_rows(x, out, self, slim, active, kept if len(kept) and active.all() else NOTHING)
         weights = weights.astype(kind, copy=False)  # what is kept is the rest of what really goes
         return mix(x, out, self, weights, active, self.stays(weights, active, keeper))
 

@@ -195,11 +195,8 @@ def track_rows(
     and how many samples a mini-batch has.
     """
     blocks = -(-len(state[0]) // BLOCK)
-    states, ones = (
-        (tuple(t.numpy() for t in state), tuple(t.numpy().reshape(-1) for t in new)),
-        ones_of(active),
-    )
-    fixed, kind = (who, tuple(map(tuple, slims)), ones, links.uses), states[0][0].dtype
+    states = tuple(t.numpy() for t in state), tuple(t.numpy().reshape(-1) for t in new)
+    fixed, kind = (who, tuple(map(tuple, slims)), ones_of(active), links.uses), states[0][0].dtype
 
     def work(first: int, last: int) -> None:
         block = aligned((BLOCK, state[0].shape[1]), kind), aligned((BLOCK, state[0].shape[1]), kind)
