@@ -18,6 +18,7 @@ import spodgt
 from spodgt import rng
 from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.compiled import Loop, announced, finite, jit
+from spodgt.compiled.instructions import exp
 from spodgt.kernels.mixing import Buffers, Links
 from spodgt.kernels.sums import spread
 from spodgt.problems import Quadratic
@@ -398,16 +399,34 @@ def test_memory_that_is_used_again_changes_no_method(name: str, monkeypatch: pyt
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
 
 
-@pytest.mark.parametrize("features", [1, 7, 8, 15, 17, 49, 56, 57, 130])
+@pytest.mark.parametrize(
+    ("features", "classes"),
+    [
+        (1, 3),
+        (7, 3),
+        (8, 3),
+        (15, 3),
+        (17, 3),
+        (49, 3),
+        (56, 3),
+        (57, 3),
+        (130, 3),
+        (128, 5),
+        (130, 7),
+        (816, 11),
+    ],
+)
 @pytest.mark.parametrize("batch_size", [1, 4, 5, 16, 17])
-def test_compiled_gradients_of_any_size_are_those_of_the_engine(features: int, batch_size: int) -> None:
+def test_compiled_gradients_of_any_size_are_those_of_the_engine(
+    features: int, classes: int, batch_size: int
+) -> None:
     """Of more clients than are drawn at once; several small batches, or a part of one, in a tile."""
     draws, clients = torch.Generator().manual_seed(features), 40
     data = []
     for _ in range(clients):
         inputs = torch.randn(20, features, generator=draws, dtype=torch.float64)
-        data.append((inputs, torch.randint(0, 3, (20,), generator=draws)))
-    problem = Learning(torch.nn.Linear(features, 3), cross_entropy, data, batch_size=batch_size)
+        data.append((inputs, torch.randint(0, classes, (20,), generator=draws)))
+    problem = Learning(torch.nn.Linear(features, classes), cross_entropy, data, batch_size=batch_size)
     rows, keys = np.arange(clients), np.full(clients, rng.key(5, "batch"))
     x, g, y = torch.randn(3, clients, problem.parameters, generator=draws, dtype=torch.float64)
     new_g, new_y, weight = g.clone(), y.clone(), np.linspace(1, 2, clients)
@@ -418,6 +437,27 @@ def test_compiled_gradients_of_any_size_are_those_of_the_engine(features: int, b
     expected = torch.from_numpy(weight)[:, None] * problem.trained.engine.grads(x, inputs, targets, [])
     torch.testing.assert_close(new_g, expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(new_y, y + expected - g, rtol=1e-10, atol=1e-12)
+
+
+@jit
+def _exps(numbers, out):  # type: ignore[no-untyped-def]
+    for n in range(len(numbers)):
+        out[n] = exp(numbers[n])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_exp_is_right_to_the_last_bits_and_leaves_nan(dtype: type[np.floating[Any]]) -> None:
+    smallest = np.finfo(dtype).smallest_normal
+    numbers = np.concatenate([-np.linspace(0, 85, 200_001), -np.geomspace(1e-30, 1, 1000)]).astype(dtype)
+    odd = np.array([0, -0.0, -1e9, -np.inf, np.nan], dtype)
+    found, odd_found = np.empty_like(numbers), np.empty_like(odd)
+    _exps(numbers, found)
+    _exps(odd, odd_found)
+    exact = np.exp(numbers.astype(np.longdouble))
+    assert np.max(np.abs(found - exact) / exact) < np.finfo(dtype).eps
+    assert odd_found[:2].tolist() == [1, 1]
+    assert (odd_found[2:4] < 2 * smallest).all()
+    assert np.isnan(odd_found[4])
 
 
 @pytest.mark.parametrize("loss", [multi_margin, cross_entropy, one_vs_rest])

@@ -15,6 +15,7 @@ import spodgt
 from spodgt.algorithms import ALGORITHMS, Cosine, InverseSqrt
 from spodgt.algorithms.base import GradientState
 from spodgt.algorithms.dsgd import DSGD
+from spodgt.compiled import together
 from spodgt.errors import SpodgtError
 from spodgt.kernels.linear import LinearStep
 from spodgt.kernels.program import trace
@@ -118,6 +119,38 @@ def test_threads_and_what_they_take_change_nothing(monkeypatch: pytest.MonkeyPat
     finally:
         torch.set_num_threads(threads)
     assert all(equal(states[0], other) for other in states[1:])
+
+
+def test_a_thread_that_never_begins_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, states = spodgt.problems.fashion_mnist_svm(6, 10), []
+    monkeypatch.setattr("spodgt.compiled._SERIAL", 0)
+    for how in (together, lambda team, work: [work(me) for me in range(team)[-1:]]):
+        monkeypatch.setattr("spodgt.kernels.linear.together", how)
+        world = Simulation(runs_of("spod-gt-memory", {}, 1, problem, 0.01))
+        states.append(world.advance(world.init(), range(1, 30)))
+    assert equal(*states)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("features", [9, 48, 100])
+@pytest.mark.parametrize("batch_size", [4, 20])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64])
+def test_models_of_any_shape_are_followed(
+    bias: bool, features: int, batch_size: int, dtype: torch.dtype
+) -> None:
+    draws, data = torch.Generator().manual_seed(features), []
+    for _ in range(6):
+        inputs = torch.randint(0, 256, (24, features), generator=draws, dtype=torch.uint8)
+        inputs = inputs if dtype == torch.uint8 else inputs.to(dtype) / 255
+        data.append((inputs, torch.randint(0, 13, (24,), generator=draws)))
+    model = torch.nn.Linear(features, 13, bias=bias)
+    problem = Learning(model, torch.nn.CrossEntropyLoss(), data, batch_size=batch_size)
+    runs = runs_of("spod-gt", {}, 1, problem)
+    fast, plain = (Simulation(runs, dtype=torch.float64, compiled=how) for how in (True, False))
+    ours, theirs = (world.advance(world.init(), range(1, 16)) for world in (fast, plain))
+    assert linear_of(fast).columns is not None
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
 
 
 def test_a_step_size_for_every_client_is_followed() -> None:

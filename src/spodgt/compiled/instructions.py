@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -157,6 +158,40 @@ class _Code:
         for total, part in zip(totals, self.parts(pieces, begin), strict=True):
             self.builder.store(self.builder.load(total), part, align=align)
 
+    def numbers(self, which: int, pointer: _IR, vector: _IR, unit: _IR) -> _IR:
+        """unit · a vector of what is there in an array, whole numbers or floats, as `vector` has them."""
+        builder, kind, (given, narrow) = self.builder, self.kinds[which].dtype, self.number(which)
+        source = self.ir.VectorType(given, vector.count).as_pointer()
+        numbers = builder.load(builder.bitcast(pointer, source), align=narrow)
+        bytes_ = self.context.get_abi_sizeof(vector.element)
+        if hasattr(kind, "signed"):
+            numbers = (builder.sitofp if kind.signed else builder.uitofp)(numbers, vector)
+        elif narrow != bytes_:
+            numbers = (builder.fpext if narrow < bytes_ else builder.fptrunc)(numbers, vector)
+        return builder.fmul(self.all_of(vector, unit), numbers)
+
+    def lane_sums(self, parts: list[_IR]) -> _IR:
+        """The sums of the lanes of each vector, side by side; the order does not depend on the others."""
+        builder, ir, groups, lanes = self.builder, self.ir, 1, parts[0].type.count
+
+        def halves(parts: list[_IR]) -> _IR:
+            """Of each group of lanes the sum of its halves, or its only one, in one vector."""
+            index = [group * lanes + n for group in range(groups) for n in range(max(1, lanes // 2))]
+            index += [n + groups * lanes for n in index] if len(parts) > 1 else []
+            sides = []
+            for shift in sorted({0, lanes // 2}):
+                chosen = [ir.IntType(32)(n + shift) for n in index]
+                mask = ir.Constant(ir.VectorType(ir.IntType(32), len(chosen)), chosen)
+                sides.append(builder.shuffle_vector(parts[0], parts[-1], mask))
+            return builder.fadd(*sides) if len(sides) > 1 else sides[0]
+
+        while len(parts) > 1:
+            parts = [halves(parts[n : n + 2]) for n in range(0, len(parts), 2)]
+            groups, lanes = 2 * groups, max(1, lanes // 2)
+        while lanes > 1:
+            parts, lanes = [halves(parts)], lanes // 2
+        return parts[0]
+
     def add(self, total: _IR, one: _IR, other: _IR) -> None:
         """total += one · other."""
         term = self.builder.fmul(one, other, _FUSED)
@@ -183,8 +218,8 @@ class _Intrinsic(Loop):
                 found = self.function(_Code(context, builder, signature, arguments, self.details), *arguments)
                 return context.get_dummy_value() if found is None else found
 
-            array = self.result == "array"
-            result = types.Array(kinds[0].dtype, 1, "C") if array else getattr(types, self.result)
+            like = {"array": lambda: types.Array(kinds[0].dtype, 1, "C"), "same": lambda: kinds[0]}
+            result = like[self.result]() if self.result in like else getattr(types, self.result)
             given = (types.int64 if isinstance(kind, types.Integer) else kind for kind in kinds)
             return result(*given), lowered
 
@@ -198,6 +233,16 @@ def _swap(code, array, index, old, new):  # type: ignore[no-untyped-def]
     Atomic, and an order for all that threads wrote before: what one sees after another is whole.
     """
     return code.builder.extract_value(code.builder.cmpxchg(code.at(0, index), old, new, "seq_cst"), 0)
+
+
+def _look(code, array, index):  # type: ignore[no-untyped-def]
+    """array[index] as it is now, whoever writes it; all that was written before it was told is there, too."""
+    return code.builder.load_atomic(code.at(0, index), "acquire", 8)
+
+
+def _tell(code, array, index, value):  # type: ignore[no-untyped-def]
+    """array[index] ← value, for those who `look`."""
+    code.builder.store_atomic(value, code.at(0, index), "release", 8)
 
 
 def _fetch(code, array, index, _, same):  # type: ignore[no-untyped-def]
@@ -330,24 +375,58 @@ def _widen(code, x, row, left, size, unit, to, at):  # type: ignore[no-untyped-d
 
     `size` is at least the numbers of `to` in 64 bytes.
     """
-    (number, bytes_), (given, narrow), builder = code.number(5), code.number(0), code.builder
-    vector, kind = code.ir.VectorType(number, 64 // bytes_), code.kinds[0].dtype
-    every, first, target = code.all_of(vector, unit), code.at(0, row, left), code.at(5, at, code.whole(0))
+    (number, bytes_), builder = code.number(5), code.builder
+    vector = code.ir.VectorType(number, 64 // bytes_)
+    first, target = code.at(0, row, left), code.at(5, at, code.whole(0))
 
     def step(place: _IR) -> None:
-        source = code.ir.VectorType(given, vector.count).as_pointer()
-        numbers = builder.load(builder.bitcast(builder.gep(first, [place]), source), align=narrow)
-        if hasattr(kind, "signed"):
-            numbers = (builder.sitofp if kind.signed else builder.uitofp)(numbers, vector)
-        elif narrow != bytes_:
-            numbers = (builder.fpext if narrow < bytes_ else builder.fptrunc)(numbers, vector)
         here = builder.bitcast(builder.gep(target, [place]), vector.as_pointer())
-        builder.store(builder.fmul(every, numbers), here, align=bytes_)
+        given = code.numbers(0, builder.gep(first, [place]), vector, unit)
+        builder.store(given, here, align=bytes_)
 
     last = builder.sub(size, code.whole(vector.count))
     with code.tools.for_range_slice(builder, code.whole(0), last, code.whole(vector.count)) as (place, _):
         step(place)
     step(last)  # some numbers twice
+
+
+def _slope_sums(code, x, samples, count, left, unit, slopes, c, to, size):  # type: ignore[no-untyped-def]
+    """to[n, :size] ← Σ slopes[n, s] · unit · x[samples[s], left : left + size] over s < count.
+
+    For as many n from `c` on as the details say; `size` is at least the numbers of `to` in 64 bytes. Samples
+    become floats in registers and are used for all of these n; no float of them goes through memory.
+    """
+    builder, whole, (number, bytes_) = code.builder, code.whole, code.number(7)
+    vector, classes = code.ir.VectorType(number, 64 // bytes_), range(code.details[0])
+    lanes = whole(vector.count)
+
+    def block(place: _IR, many: int) -> None:
+        totals = [code.sums(code.ir.Constant(vector, None), many) for _ in classes]
+        with code.tools.for_range(builder, count) as loop:
+            sample = builder.load(code.at(1, loop.index))
+            pointer = code.at(0, sample, builder.add(left, place))
+            given = []
+            for n in range(many):
+                given.append(code.numbers(0, builder.gep(pointer, [whole(n * vector.count)]), vector, unit))
+            for n in classes:
+                slope = code.all_of(vector, builder.load(code.at(5, builder.add(c, whole(n)), loop.index)))
+                for total, one in zip(totals[n], given, strict=True):
+                    code.add(total, slope, one)
+        for n in classes:
+            for m, total in enumerate(totals[n]):
+                there = builder.add(place, whole(m * vector.count))
+                target = code.piece(vector, 7, builder.add(c, whole(n)), there)
+                builder.store(builder.load(total), target, align=bytes_)
+
+    # As many vectors as registers hold the sums of; then one by one. The last one has some numbers twice.
+    many = 4 if code.wide else 2 if len(classes) == 1 else 1
+    span = whole(many * vector.count)
+    end = builder.mul(builder.sdiv(size, span), span)
+    with code.tools.for_range_slice(builder, whole(0), end, span) as (place, _):
+        block(place, many)
+    last = builder.sub(size, lanes)
+    with code.tools.for_range_slice(builder, end, size, lanes) as (place, _):
+        block(builder.select(builder.icmp_signed("<", place, last), place, last), 1)
 
 
 def _dots(code, model, first, second, tile, rows, size, sums):  # type: ignore[no-untyped-def]
@@ -360,17 +439,6 @@ def _dots(code, model, first, second, tile, rows, size, sums):  # type: ignore[n
     builder, ir, whole, (number, bytes_) = code.builder, code.ir, code.whole, code.number(0)
     lanes = 64 // bytes_
     span = lanes if code.wide else lanes // 2  # eight sums and what they are made from fit the registers
-
-    def halves(parts: list[_IR], groups: int, lanes: int) -> _IR:
-        """Of each group of lanes the sum of its halves, or its only one, in one vector."""
-        index = [group * lanes + n for group in range(groups) for n in range(max(1, lanes // 2))]
-        index += [n + groups * lanes for n in index] if len(parts) > 1 else []
-        sides = []
-        for shift in sorted({0, lanes // 2}):
-            chosen = [ir.IntType(32)(n + shift) for n in index]
-            mask = ir.Constant(ir.VectorType(ir.IntType(32), len(chosen)), chosen)
-            sides.append(builder.shuffle_vector(parts[0], parts[-1], mask))
-        return builder.fadd(*sides) if len(sides) > 1 else sides[0]
 
     given = [code.at(0, place) for place in (first, second)]
     given += [code.at(3, builder.extract_value(rows, n), whole(0)) for n in range(4)]
@@ -400,13 +468,59 @@ def _dots(code, model, first, second, tile, rows, size, sums):  # type: ignore[n
         parts.append([builder.load(total) for total in totals])
     # Of two passes, the sums of both are what the first halving of whole vectors would give.
     found = parts[0] if len(parts) == 1 else [builder.fadd(*both) for both in zip(*parts, strict=True)]
-    groups, wide = 1, span
-    while len(found) > 1:
-        found = [halves(found[n : n + 2], groups, wide) for n in range(0, len(found), 2)]
-        groups, wide = 2 * groups, max(1, wide // 2)
-    while wide > 1:
-        found, wide = [halves(found, groups, wide)], wide // 2
-    builder.store(found[0], code.piece(found[0].type, 6, whole(0)), align=bytes_)
+    sums = code.lane_sums(found)
+    builder.store(sums, code.piece(sums.type, 6, whole(0)), align=bytes_)
+
+
+def _scores(code, model, first, stride, x, samples, left, size, unit, sums):  # type: ignore[no-untyped-def]
+    """sums[4 n + m] ← model[first + n · stride …] · unit · x[samples[m], left …] in `size` numbers.
+
+    For four m and as many n as the details say; the same bits as `dots` of a tile. `size` is a multiple of
+    the numbers in 64 bytes. Samples become floats in registers and are used for all of these n.
+    """
+    builder, whole, (number, bytes_) = code.builder, code.whole, code.number(0)
+    vector, classes = code.ir.VectorType(number, 64 // bytes_), range(code.details[0])
+    given = [code.at(3, builder.extract_value(samples, m), left) for m in range(4)]
+    begin = [code.at(0, builder.add(first, builder.mul(stride, whole(n)))) for n in classes]
+    totals = [code.sums(code.ir.Constant(vector, None), 4) for _ in classes]
+    with code.tools.for_range_slice(builder, whole(0), size, whole(vector.count)) as (place, _):
+        floats = [code.numbers(3, builder.gep(each, [place]), vector, unit) for each in given]
+        for n in classes:
+            there = builder.bitcast(builder.gep(begin[n], [place]), vector.as_pointer())
+            weights = builder.load(there, align=bytes_)
+            for total, one in zip(totals[n], floats, strict=True):
+                code.add(total, weights, one)
+    for n in classes:
+        found = code.lane_sums([builder.load(total) for total in totals[n]])
+        builder.store(found, code.piece(found.type, 8, whole(4 * n)), align=bytes_)
+
+
+def _exp(code, x):  # type: ignore[no-untyped-def]
+    """exp(x) for x of at most 0, to the last bit or two, in loops over many: libm has one for single numbers.
+
+    e^x = 2^n e^r with a whole n and |r| <= ln(2) / 2, where a few terms of the series do. Below the smallest
+    normal number it stays there; NaN stays NaN.
+    """
+    builder, kind, double = code.builder, x.type, x.type == code.ir.DoubleType()
+    terms, low, mantissa, bias = (13, -708.0, 52, 1023) if double else (7, -87.0, 23, 127)
+    upper = 0.693145751953125  # ln(2) in so few bits that n times it is exact
+    rest, far = 1.42860682030941723212e-6, kind(1.5 * 2.0**mantissa)
+    whole = code.ir.IntType(64 if double else 32)
+    x = builder.select(builder.fcmp_ordered("<", x, kind(low)), kind(low), x)
+    # A number so large that it has no bits behind the point: its last bits are n.
+    shifted = builder.fma(x, kind(1 / math.log(2)), far)
+    n = builder.fsub(shifted, far)
+    r = builder.fma(n, kind(-rest), builder.fma(n, kind(-upper), x))
+    total = kind(1 / math.factorial(terms))
+    for power in reversed(range(terms)):
+        total = builder.fma(total, r, kind(1 / math.factorial(power)))
+    exponent = builder.add(builder.bitcast(shifted, whole), whole(bias))
+    return builder.fmul(total, builder.bitcast(builder.shl(exponent, whole(mantissa)), kind))
+
+
+def _many_registers(code, like):  # type: ignore[no-untyped-def]
+    """Whether 32 vectors of 64 bytes stay in registers; known when a loop is compiled."""
+    return code.ir.IntType(64)(int(code.wide))
 
 
 def _product(code, x, places, offsets, table, to, row, left):  # type: ignore[no-untyped-def]
@@ -434,10 +548,16 @@ def _product(code, x, places, offsets, table, to, row, left):  # type: ignore[no
 SPAN = 448  # bytes of sums that fit the registers of any processor with vectors of 32 bytes
 ROOM = 64  # numbers on the stack of a loop
 LANES = 8  # columns of the smaller product
+SOME = 5  # classes whose sums stay in registers together with four samples
 swap, fetch = _Intrinsic(_swap, result="int64"), _Intrinsic(_fetch, result="int64")
+exp = _Intrinsic(_exp, result="same")
+many_registers = _Intrinsic(_many_registers, result="int64")
+scores_of_some, scores_of_one = _Intrinsic(_scores, SOME), _Intrinsic(_scores, 1)
+look, tell = _Intrinsic(_look, result="int64"), _Intrinsic(_tell)
 room = _Intrinsic(_room, ROOM, result="array")
 widen, dots = _Intrinsic(_widen), _Intrinsic(_dots)
 weigh = _Intrinsic(_weigh, 64)
+sums_of_some, sums_of_one = _Intrinsic(_slope_sums, SOME), _Intrinsic(_slope_sums, 1)
 learn, stream = _Intrinsic(_learn, 32), _Intrinsic(_stream)
 blend, blend_rest = _Intrinsic(_blend, 32, 0), _Intrinsic(_blend, 32, 1)
 product, wide_product = _Intrinsic(_product, LANES), _Intrinsic(_product, 2 * LANES)

@@ -1,17 +1,17 @@
 """Many rounds of a method in one compiled call: the compiled step "linear".
 
 A method declares it if its step is linear in the rows of its state (`kernels.program`); it is used where the
-problem is a linear model. A round of one run is cut into tasks, one for some classes of the model each:
+problem is a linear model. A run is cut into tasks, one for some classes of the model each, and a round of a
+task into steps:
 
-    gradients of the round before, from its slopes    y ← y + g⁺ - g …    (what follows the gradient)
-    the sums and mixings of this round                x ← Â x - η y …     (what comes before it)
-    the scores of the clients that compute
+    for every client, its gradient of the round before, from all scores    y ← y + g⁺ - g …
+    the sums and mixings of this round                                     x ← Â x - η y …
+    for every client that computes, its scores of these classes
 
-Whoever scores a client last turns its scores into slopes; with the last task the next round begins. Threads
-take tasks as they come: first runs that nobody has begun, then tasks of runs under way. A thread that is
-held up keeps others from one task, not from their runs. A task reads and writes its own classes alone, so
-how many tasks there are changes no result; and what it writes are long pieces of memory, so that two threads
-rarely meet in one line of a cache.
+A task writes its own classes alone, in lines of memory of their own, so how many tasks there are changes no
+result. All it needs of other tasks are a client's scores, when it comes to its gradient: threads do not meet,
+and one that is ahead by less than a round does not wait. A thread keeps a task as long as it goes on; one
+that has none asks for those of others. A thread that is held up keeps others from one task, not from runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from spodgt.algorithms.base import Algorithm
 from spodgt.algorithms.compose.schedules import fixed
 from spodgt.compiled import aligned, jit, jit_part, team_for, together, usable
-from spodgt.compiled.instructions import swap
+from spodgt.compiled.instructions import look, swap, tell
 from spodgt.kernels.columns import STEP_SIZE, Columns
 from spodgt.kernels.mixing import combine
 from spodgt.kernels.program import WEIGHTS, Program, trace
@@ -33,20 +33,19 @@ from spodgt.kernels.steps import Activity, Batch, State, rebuild
 from spodgt.kernels.symbols import NotLinear
 from spodgt.problems.gradients.linear import (
     TILE,
-    add_slopes,
     chunk_of,
     chunk_size,
     draw_samples,
-    fill_tile,
+    score_batch,
     score_shape,
-    score_tile,
+    sum_batch,
     sum_slopes,
 )
 from spodgt.problems.losses import slopes
 from spodgt.types import Array, CompiledGradient, LinearData
 
 _SPIN = 3000  # looks at what others do before a thread goes to sleep
-_HEAD = 2  # numbers in front of the claims of a run's tasks: where it stands, and how many are finished
+_PATIENCE = 300  # looks before it asks others for one of their tasks
 _APART = 8  # numbers of a line of the cache: what threads count stands in lines apart
 _COLUMNS = 256  # of a block: with ten clients it stays in the first-level cache
 _MANY = 200  # clients of a run whose blocks leave the caches
@@ -115,42 +114,72 @@ def _mix_rows(store, work, op, links, r, kept, low, high, left, size):  # type: 
 
 # --- tasks -------------------------------------------------------------------------------------------
 @jit_part
-def _finish(store, memory, program, tables, drawn, data, r, low, high, classes):  # type: ignore[no-untyped-def]
-    """What follows the gradient of round r, in the weights of some classes of clients low to high.
-
-    Their biases are one more piece behind the chunks of features.
-    """
-    (_, rows, tile), (_, after, terms, _), (factors, masks, _) = memory, program, tables
-    (samples, sizes, scores), (begin, end) = drawn, classes
-    _, _, inputs, _, scale, whole, bias, _ = data
-    features, unit = inputs.shape[1], store.dtype.type(scale)
-    size, factor, mask = chunk_of(features), factors[min(r, len(factors) - 1)], masks[r]
-    for first in range(0, features + (size if bias else 0), size):
-        width, base, area = end - begin, 0, (whole * features + begin, end - begin, 1, 0)
-        if first < features:
-            width, base = min(size, features - first), begin
-            area = begin * features + first, width, end - begin, features
-        for i in range(low, high):
-            if mask[0, i] and first >= features:
-                sum_slopes(scores[i], (begin - begin, sizes[i]), classes, rows[0, 0])
-            elif mask[0, i]:
-                rows[0, begin:end] = 0
-                for s in range(0, sizes[i], TILE):
-                    span = s, min(s + TILE, sizes[i])
-                    fill_tile(inputs, samples[r % 2, i], span, first, width, unit, tile)
-                    add_slopes(scores[i], span, samples[r % 2, i], tile, width, classes, rows[0])
-            for n in range(len(after)):
-                _sum_rows(store, rows, after[n], terms, factor, mask, i, i + 1, i - base, area)
+def _carry(flat, store, data, span, classes, back):  # type: ignore[no-untyped-def]
+    """The fields of clients `span` into their registers, some classes of them; or `back` again."""
+    _, _, inputs, _, _, whole, bias, _ = data
+    features, stride = inputs.shape[1], store.shape[2] // whole
+    for f in range(len(flat)):
+        for i in range(span[0], span[1]):
+            for c in range(classes[0], classes[1]):
+                row, left = flat[f, i, c * features : (c + 1) * features], c * stride
+                here, last, other = store[f, i, left : left + features], left + features, whole * features + c
+                for d in range(features):
+                    if back:
+                        row[d] = here[d]
+                    else:
+                        here[d] = row[d]
+                if bias and back:
+                    flat[f, i, other] = store[f, i, last]
+                elif bias:
+                    store[f, i, last] = flat[f, i, other]
 
 
 @jit_part
-def _advance(store, memory, program, tables, links, kept, r, run, span, columns):  # type: ignore[no-untyped-def]
-    """What comes before the gradient of round r of one run, clients `span`, in a range of columns."""
-    (work, _, _), (before, _, terms, _), (factors, masks, some) = memory, program, tables
-    (low, high), (begin, end) = span, columns
+def _prepare(mask, samples, count, data, whose, r, i):  # type: ignore[no-untyped-def]
+    """The mini-batch of client i in round r."""
+    keys, places, k, _, _ = whose
+    if mask[0, i]:
+        draw_samples((i, keys[i], places[i], k + r), data, count, samples)
+
+
+@jit_part
+def _finish(store, memory, program, tables, batch, data, r, i, classes):  # type: ignore[no-untyped-def]
+    """What follows the gradient of client i in round r, in some classes.
+
+    `batch` is the scores of its mini-batch, the samples and how many. The bias of a class is one more number
+    behind its weights.
+    """
+    (_, rows, tile, slope, _), (_, after, terms, _), (factors, masks, _) = memory, program, tables
+    (_, _, inputs, targets, scale, whole, bias, loss), (scores, samples, count) = data, batch
+    (begin, end), features, stride = classes, inputs.shape[1], store.shape[2] // whole
+    size, unit = chunk_of(features), store.dtype.type(scale)
     factor, mask = factors[min(r, len(factors) - 1)], masks[r]
-    for left in range(begin, end, _COLUMNS):  # a block of all clients stays in the first-level cache
-        size = min(_COLUMNS, end - left)
+    if mask[0, i]:
+        for c in range(whole):  # other tasks turn them into slopes for themselves
+            for s in range(count):
+                slope[c, s] = scores[c, s]
+        slopes(loss, slope, targets, samples, count, count)
+    for first in range(0, features, size):
+        width = min(size, features - first)
+        more = 1 if bias and first + width == features else 0
+        if mask[0, i]:
+            sum_batch(slope, inputs, samples, count, (first, width), unit, classes, tile, rows[0])
+            for c in range(begin, end if more else begin):
+                sum_slopes(slope, (begin - begin, count), (c, c + 1), rows[0, c, width:])
+        area = begin * stride + first, width + more, end - begin, stride
+        for n in range(len(after)):
+            _sum_rows(store, rows, after[n], terms, factor, mask, i, i + 1, i - begin, area)
+
+
+@jit_part
+def _advance(store, memory, program, tables, links, r, run, span, classes, whole):  # type: ignore[no-untyped-def]
+    """What comes before the gradient of round r of one run, clients `span`, in some classes."""
+    (work, _, _, _, kept), (before, _, terms, _), (factors, masks, some) = memory, program, tables
+    (low, high), stride = span, store.shape[2] // whole
+    factor, mask = factors[min(r, len(factors) - 1)], masks[r]
+    _keep(links, kept, r, low, high)
+    for left in range(classes[0] * stride, classes[1] * stride, _COLUMNS):
+        size = min(_COLUMNS, classes[1] * stride - left)  # of all clients they stay in the first-level cache
         for m in range(len(before)):
             op = before[m]
             if op[2] >= 0 and not some[r, op[2], run]:
@@ -163,25 +192,19 @@ def _advance(store, memory, program, tables, links, kept, r, run, span, columns)
 
 
 @jit_part
-def _score(store, memory, program, tables, drawn, data, r, i, classes):  # type: ignore[no-untyped-def]
-    """The scores of some classes of a client that computes in round r."""
-    (_, _, tile), (_, _, _, at), (samples, sizes, scores) = memory, program, drawn
-    _, _, inputs, _, scale, _, bias, _ = data
-    features, unit = inputs.shape[1], store.dtype.type(scale)
-    size = chunk_of(features)
-    for first in range(0, features, size):
-        width = min(size, features - first)
-        for s in range(0, sizes[i], TILE):
-            span = s, min(s + TILE, sizes[i])
-            fill_tile(inputs, samples[r % 2, i], span, first, width, unit, tile)
-            score_tile(store[at, i], tile, span, s, (first, width, features), classes, bias, scores[i])
+def _score(store, tile, at, batch, data, i, classes):  # type: ignore[no-untyped-def]
+    """The scores of some classes of a client that computes; `batch` as in `_finish`."""
+    (scores, samples, count), (_, _, inputs, _, scale, whole, bias, _) = batch, data
+    stride, unit = store.shape[2] // whole, store.dtype.type(scale)
+    shape = stride, inputs.shape[1], stride, bias
+    score_batch(store[at, i], inputs, samples, count, unit, classes, shape, tile, scores)
 
 
 @jit_part
 def _keep(links, kept, r, low, high):  # type: ignore[no-untyped-def]
     """The diagonals of the mixings of round r, of clients low to high."""
     pointers, senders, weights, active = links
-    for which in range(len(kept)):
+    for which in range(len(weights)):
         on, by = active[len(active) - 1 if which == 1 else 0, r], weights[which, min(r, weights.shape[1] - 1)]
         to = kept[which]
         to[low:high] = 1
@@ -191,104 +214,87 @@ def _keep(links, kept, r, low, high):  # type: ignore[no-untyped-def]
                     to[senders[link] if which == 1 else i] -= by[link]
 
 
-@jit_part
-def _prepare(tables, drawn, data, whose, r, i):  # type: ignore[no-untyped-def]
-    """The mini-batch of client i in round r."""
-    (_, masks, _), (samples, sizes, _), (keys, places, k) = tables, drawn, whose
-    if r < len(masks) and masks[r, 0, i]:
-        draw_samples((i, keys[i], places[i], k + r), data, sizes[i], samples[r % 2, i])
-
-
-@jit_part
-def _conclude(tables, drawn, data, r, i):  # type: ignore[no-untyped-def]
-    """The slopes of client i in round r, when all its scores are there."""
-    (_, masks, _), (samples, sizes, scores) = tables, drawn
-    _, _, _, targets, _, _, _, loss = data
-    if masks[r, 0, i]:
-        slopes(loss, scores[i], targets, samples[r % 2, i], sizes[i], sizes[i])
-
-
 # --- threads -----------------------------------------------------------------------------------------
 @jit_part
-def _begin(ways, start):  # type: ignore[no-untyped-def]
-    """A run that nobody has begun, and a run under way; -1 where there is none."""
-    going, runs = -1, len(ways)
-    for n in range(runs):
-        run = (start + n) % runs
-        found = swap(ways[run], 0, 0, -1)
-        if found == 0:
-            return run, going
-        if found != -2 and going < 0:
-            going = run
-    return -1, going
-
-
-@jit_part
-def _added(numbers, at):  # type: ignore[no-untyped-def]
-    """numbers[at] += 1, by one thread at a time; returns what it was."""
-    was = swap(numbers, at, 0, 0)
-    while swap(numbers, at, was, was + 1) != was:
-        was = swap(numbers, at, 0, 0)
-    return was
+def _others(ways, first, tasks, own):  # type: ignore[no-untyped-def]
+    """Where the slowest other task of a run stands."""
+    found = np.int64(2**62)
+    for n in range(first, first + tasks):
+        if n != own:
+            found = min(found, look(ways[n], 1))
+    return found
 
 
 @jit
-def _work(store, steps, tables, links, room, drawn, data, whose, starts, ways):  # type: ignore[no-untyped-def]
-    """What one thread does of all rounds of all runs; whether everything is done. See `LinearStep`.
-
-    `room` is the memory to work in: the diagonals of the mixings, how many tasks have scored each client, and
-    what is this thread's own. Who scores a client last does what follows from it, and draws for the next
-    round: by then all tasks have finished the round before, and mixed.
-    """
-    (keys, places, k, me, team), (kept, scored, memory), (_, masks, _) = whose, room, tables
-    _, _, inputs, _, _, classes, bias, _ = data
-    features, rounds, runs = inputs.shape[1], len(masks), len(starts) - 1
-    tasks, draws = ways.shape[1] - _HEAD, (keys, places, k)
-    run, idle = -1, 0
-    while idle < _SPIN:
-        idle, phase, over = idle + 1, -1, False
-        if run < 0:
-            fresh, run = _begin(ways, me * runs // team)
-            if fresh >= 0:
-                run, over = fresh, True  # round -1 is over, the first one follows
-            elif run < 0:
-                return True
-        low, high, way = starts[run], starts[run + 1], ways[run]
-        found = swap(way, 0, 0, 0)
-        if found == -2:
-            run = -1
-            continue
-        for n in range(tasks if found > 0 else 0):
-            task, phase = (me * tasks // team + n) % tasks, found - 1
-            if swap(way, _HEAD + task, phase, phase + 1) != phase:
-                continue
-            some = classes * task // tasks, classes * (task + 1) // tasks
-            if phase > 0:
-                _finish(store, memory, steps, tables, drawn, data, phase - 1, low, high, some)
-            if phase < rounds:
-                for part in range(2 if bias else 1):
-                    first, stride = (0, features) if part == 0 else (classes * features, 1)
-                    columns = first + some[0] * stride, first + some[1] * stride
-                    _advance(store, memory, steps, tables, links, kept, phase, run, (low, high), columns)
-                for i in range(low, high):
-                    if masks[phase, 0, i]:
-                        _score(store, memory, steps, tables, drawn, data, phase, i, some)
-                    if tasks == 1 or _added(scored, i * _APART) % tasks == tasks - 1:
-                        _conclude(tables, drawn, data, phase, i)
-                        _prepare(tables, drawn, data, draws, phase + 1, i)
-                        if i == low and phase + 1 < rounds:
-                            _keep(links, kept, phase + 1, low, high)
-            idle = 0
-            if _added(way, 1) == tasks - 1:
-                swap(way, 1, tasks, 0)
-                over = True
+def _go(states, program, tables, links, room, data, whose, starts, ways, own):  # type: ignore[no-untyped-def]
+    """Task `own` from where it stands, as far as it goes; how many steps that was. See `_work`."""
+    (flat, store), ((samples, sizes, scores), memory), (_, masks, _) = states, room, tables
+    tasks, rounds, classes = len(samples), len(masks), data[5]
+    run, task = own // tasks, own % tasks
+    span, some = (starts[run], starts[run + 1]), (classes * task // tasks, classes * (task + 1) // tasks)
+    clients, first = span[1] - span[0], run * tasks
+    length, here = 2 * clients + 1, samples[task]
+    step, known = look(ways[own], 1), np.int64(-1)
+    begun, end = step, rounds * length + clients + 1
+    while step < end:
+        r, part = step // length, step % length
+        i = span[0] + (part if part < clients else max(part - clients - 1, 0))
+        needed = np.int64(-1)
+        if part < clients and r > 0 and masks[r - 1, 0, i]:
+            needed = step - length + clients + 2  # the others have scored this client
+        elif part == clients:
+            needed = step - length  # the others are done with the scores of the round before the last
+        if known < needed and tasks > 1:
+            known = _others(ways, first, tasks, own)
+            if known < needed:
                 break
+        last = scores[(r - 1 if part < clients else r) % 2, i], here[i], sizes[i]
+        if part < clients:
+            if step == 0:
+                _carry(flat, store, data, span, some, False)
+            if r > 0:
+                _finish(store, memory, program, tables, last, data, r - 1, i, some)
+            if r < rounds:
+                _prepare(masks[r], here[i], sizes[i], data, whose, r, i)
+        elif part == clients:
+            if r < rounds:
+                _advance(store, memory, program, tables, links, r, run, span, some, classes)
+            else:
+                _carry(flat, store, data, span, some, True)
+        elif masks[r, 0, i]:
+            _score(store, memory[2], program[3], last, data, i, some)
+        step += 1
+        tell(ways[own], 1, step)
+        if step % length == 0 and look(ways[len(ways) - 1], 0) == 1:
+            tell(ways[len(ways) - 1], 0, 0)
+            break
+    return step - begun
+
+
+@jit
+def _work(states, program, tables, links, room, data, whose, starts, ways):  # type: ignore[no-untyped-def]
+    """What one thread does of all tasks of all runs; whether everything is done. See `LinearStep`.
+
+    A task has a row in `ways`: whether a thread has it, and how many of its steps are done. In the last row
+    is whether a thread asks for a task: others then let go of theirs at the end of a round.
+    """
+    (_, _, _, me, team), total, tasks, idle = whose, len(ways) - 1, len(room[0][0]), 0
+    while idle < _SPIN:
+        idle, over = idle + 1, True
+        for n in range(total):
+            own = (me * total // team + n) % total
+            clients = starts[own // tasks + 1] - starts[own // tasks]
+            if look(ways[own], 1) == len(tables[1]) * (2 * clients + 1) + clients + 1:
+                continue
+            over = False
+            if swap(ways[own], 0, 0, 1) == 0:
+                if _go(states, program, tables, links, room, data, whose, starts, ways, own) > 0:
+                    idle = 0
+                tell(ways[own], 0, 0)
         if over:
-            for i in range(low, high if phase < 0 else low):
-                _prepare(tables, drawn, data, draws, 0, i)
-            if phase < 0:
-                _keep(links, kept, 0, low, high)
-            swap(way, 0, found, phase + 2 if phase < rounds else -2)
+            return True
+        if idle == _PATIENCE:
+            tell(ways[total], 0, 1)
     return False
 
 
@@ -302,9 +308,9 @@ class LinearStep:
     data: LinearData
     sizes: Array  # (clients,) samples in a mini-batch
     columns: Columns | None = None  # once a state has been seen
-    store: Tensor | None = None  # (registers, clients, parameters)
-    registers: tuple[Tensor, ...] = ()  # of the store, one by one
-    memory: dict[int, tuple[Array, Array, Array]] = field(default_factory=dict)  # by thread
+    fields: Tensor | None = None  # (fields, clients, parameters)
+    memory: dict[int, tuple[Array, ...]] = field(default_factory=dict)  # by thread
+    drawn: tuple[Array, Array, Array] | None = None
     fits: bool = True
 
     @classmethod
@@ -341,27 +347,24 @@ class LinearStep:
         if not usable(*state) or (columns := self._traced(state)) is None:
             return None
         batch, program, names = self.batch, columns.program, self.algorithm.traits.state
-        store = self._loaded(state)
+        fields = self._loaded(state)
         narrow = {n: t for n, t in zip(names, state, strict=True) if n in program.narrow}
         tables, narrow = columns.tables(activity, narrow)
         steps = program.before, program.after, program.terms, program.at
-        weights, active = columns.weights(activity), columns.active(activity)
-        links = batch.links.pointers, batch.links.senders, weights, active
-        drawn, kept, scored = self._shared_memory
-        scored[:] = 0  # what others counted up to depends on the number of threads, which may have changed
-        given = store.numpy(), steps, tables, links
+        links = batch.links.pointers, batch.links.senders, columns.weights(activity), columns.active(activity)
         team = team_for(state[0].numel() * len(activity.cost))
         # Runs are divided only where there are fewer of them than threads.
         tasks = max(1, min(-(-team // len(batch.sizes)), self.data.classes // 2))
         team = min(team, tasks * len(batch.sizes))
-        ways = np.zeros((len(batch.sizes), _HEAD + tasks), np.int64)
+        ways = np.zeros((tasks * len(batch.sizes) + 1, _APART), np.int64)
+        given = (fields.numpy(), self._store), steps, tables, links
         calls = []
         for me in range(team):
-            room = kept[: len(weights)], scored, self._memory(me)
             whose = batch.keys, batch.places, activity.first, me, team
-            calls.append(_work.bound(*given, room, drawn, self.data, whose, batch.starts, ways))
+            room = self._drawn(tasks), self._memory(me)
+            calls.append(_work.bound(*given, room, self.data, whose, batch.starts, ways))
         together(team, lambda me: bool(calls[me]()))
-        wide = dict(zip(program.fields, self.registers, strict=False))
+        wide = dict(zip(program.fields, fields.unbind(), strict=True))
         return rebuild(state, [wide[name] if name in wide else narrow[name] for name in names])
 
     def _traced(self, state: State) -> Columns | None:
@@ -375,36 +378,49 @@ class LinearStep:
         return self.columns
 
     @cached_property
-    def _shared_memory(self) -> tuple[tuple[Array, Array, Array], Array, Array]:
-        """For all threads: mini-batches, sizes and scores; diagonals; how many tasks have scored whom."""
-        clients, most = len(self.sizes), int(self.sizes.max())
-        scores = aligned((clients, *score_shape(self.data.classes, most)), self._kind)
-        drawn = np.empty((2, clients, most), np.int64), self.sizes, scores
-        return drawn, np.empty((len(WEIGHTS), clients)), np.zeros(clients * _APART, np.int64)
+    def _store(self) -> Array:
+        """(registers, clients, numbers): each class, with its bias behind, begins with a line of the cache.
 
-    def _memory(self, me: int) -> tuple[Array, Array, Array]:
-        """What a thread works in: blocks of columns, rows of gradients, a tile of samples."""
+        So threads, which have classes of their own, write to lines apart, and loops read whole lines.
+        """
+        data, kind = self.data, self._kind
+        line = 64 // kind.itemsize
+        stride = -(-(data.inputs.shape[1] + data.bias) // line) * line
+        store = aligned((self.program.kept, len(self.sizes), data.classes * stride), kind)
+        store[:] = 0
+        return store
+
+    def _drawn(self, tasks: int) -> tuple[Array, Array, Array]:
+        """Mini-batches of each task, their sizes, and scores of this round and the last, for all."""
+        if self.drawn is None or len(self.drawn[0]) != tasks:
+            clients, most = len(self.sizes), int(self.sizes.max())
+            scores = aligned((2, clients, *score_shape(self.data.classes, most)), self._kind)
+            self.drawn = np.empty((tasks, clients, most), np.int64), self.sizes, scores
+        return self.drawn
+
+    def _memory(self, me: int) -> tuple[Array, ...]:
+        """What a thread works in: blocks of columns, rows of gradients, samples, slopes, diagonals."""
         if me not in self.memory:
-            program, classes, size = self.program, self.data.classes, chunk_size(self.data.inputs.shape[1])
-            self.memory[me] = (
-                aligned((program.working, max(self.batch.sizes), _COLUMNS), self._kind),
-                aligned((program.rows, classes, max(size, classes)), self._kind),
-                aligned((TILE, size), self._kind),
-            )
+            program, classes, most = self.program, self.data.classes, int(self.sizes.max())
+            size = chunk_size(self.data.inputs.shape[1]) + 64 // self._kind.itemsize  # and a bias
+            shapes = (program.working, max(self.batch.sizes), _COLUMNS), (program.rows, classes, size)
+            shapes += (TILE, size), score_shape(classes, most)
+            kept = np.empty((len(WEIGHTS), len(self.sizes)))
+            self.memory[me] = *(aligned(shape, self._kind) for shape in shapes), kept
         return self.memory[me]
 
     @property
     def _kind(self) -> np.dtype[np.generic]:
-        return self.registers[0].numpy().dtype
+        assert self.fields is not None
+        return self.fields.new_empty(0).numpy().dtype
 
     def _loaded(self, state: State) -> Tensor:
-        """The registers with the state in them."""
+        """The fields of the state that are whole rows, in memory of this step."""
         program = self.program
         wide = [t for n, t in zip(self.algorithm.traits.state, state, strict=True) if n in program.fields]
-        if self.store is None:
-            self.store = state[0].new_empty(program.kept, *state[0].shape)
-            self.registers = self.store.unbind()
-        for to, tensor in zip(self.registers, wide, strict=False):
+        if self.fields is None:
+            self.fields = state[0].new_empty(len(wide), *state[0].shape)
+        for to, tensor in zip(self.fields.unbind(), wide, strict=True):
             if to.data_ptr() != tensor.data_ptr():
                 to.copy_(tensor)
-        return self.store
+        return self.fields

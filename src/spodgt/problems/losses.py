@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spodgt.compiled import jit
-from spodgt.compiled.instructions import ROOM, room
+from spodgt.compiled.instructions import ROOM, exp, room
 
 Loss = Callable[..., Tensor]  # (outputs, targets), or (model, batch)
 
@@ -92,7 +92,7 @@ def slopes(loss, scores, targets, samples, count, batch):  # type: ignore[no-unt
                     more[s] += hit
             elif loss == 1:
                 for s in range(some):
-                    row[s] = np.exp(row[s] - own[s])
+                    row[s] = exp(row[s] - own[s])
                     more[s] += row[s]
             else:
                 for s in range(some):
@@ -127,7 +127,7 @@ def add_losses(loss, scores, own, top, total, losses, n):  # type: ignore[no-unt
                 total[s] += max(zero, 1 - own[s] + row[s])
         elif loss == 1:
             for s in range(count):
-                total[s] += np.exp(row[s] - top[s])
+                total[s] += exp(row[s] - top[s])
         else:
             for s in range(count):
                 total[s] += max(zero, 1 + row[s])

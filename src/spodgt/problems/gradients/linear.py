@@ -14,7 +14,21 @@ import torch
 from torch import Tensor
 
 from spodgt.compiled import aligned, jit, jit_part, share
-from spodgt.compiled.instructions import SPAN, dots, fetch, learn, room, weigh, widen
+from spodgt.compiled.instructions import (
+    SOME,
+    SPAN,
+    dots,
+    fetch,
+    learn,
+    many_registers,
+    room,
+    scores_of_one,
+    scores_of_some,
+    sums_of_one,
+    sums_of_some,
+    weigh,
+    widen,
+)
 from spodgt.problems.gradients import Engine, Many, Noise
 from spodgt.problems.losses import LOSSES, Loss, add_losses, slopes
 from spodgt.problems.samples import draw_batch
@@ -95,18 +109,19 @@ def fill_tile(inputs, samples, span, first, size, unit, tile):  # type: ignore[n
 
 
 @jit_part
-def score_tile(model, tile, span, base, chunk, classes, bias, scores):  # type: ignore[no-untyped-def]
+def score_tile(model, tile, span, base, chunk, classes, shape, scores):  # type: ignore[no-untyped-def]
     """scores[:, low:high] (classes, samples) += what a chunk of features adds, in `tile`; the last, the bias.
 
     `span` is (low, high), `base` the sample that the tile begins with, `chunk` where features begin, how many
-    there are, and of how many; `classes` is a range. The first chunk sets the scores.
+    there are, and of how many; `classes` is a range. The first chunk sets the scores. `shape` says where the
+    weights of class c begin in the model, and where its bias is: c · stride, and left + c · apart.
     """
     (low, high), (begin, end), (first, size, features) = span, classes, chunk
-    last, sums, zero, left = high - 1, room(model), model.dtype.type(0), len(scores) * features
+    last, sums, zero, (stride, left, apart, bias) = high - 1, room(model), model.dtype.type(0), shape
     biased = bias and first + size == features
     for c in range(begin, end, 2):
         e = min(c + 1, end - 1)  # the last of an odd number is its own partner
-        W, V = c * features + first, e * features + first
+        W, V = c * stride + first, e * stride + first
         for s in range(low, high, 4):  # four samples and two classes share one pass
             rows = s - base, min(s + 1, last) - base, min(s + 2, last) - base, min(s + 3, last) - base
             if size >= lanes(model):
@@ -118,16 +133,59 @@ def score_tile(model, tile, span, base, chunk, classes, bias, scores):  # type: 
                         total += model[at + d] * tile[min(s + n % 4, last) - base, d]
                     sums[n] = total
             for q in range(c, e + 1):
-                more, row, at = model[left + q] if biased else zero, scores[q], 4 * (q - c)
-                if first > 0:
-                    for n in range(min(4, high - s)):
-                        row[s + n] = row[s + n] + sums[at + n] + more
-                elif s + 4 <= high:  # in a loop, LLVM would ask first whether it is long
-                    row[s], row[s + 1] = sums[at] + more, sums[at + 1] + more
-                    row[s + 2], row[s + 3] = sums[at + 2] + more, sums[at + 3] + more
-                else:
-                    for n in range(high - s):
-                        row[s + n] = sums[at + n] + more
+                more = model[left + q * apart] if biased else zero
+                _add_scores(scores[q], sums, 4 * (q - c), (s, high), first, more)
+
+
+@jit_part
+def score_batch(model, inputs, samples, count, unit, classes, shape, tile, scores):  # type: ignore[no-untyped-def]
+    """scores (classes, count) ← those of a mini-batch, for a range of classes; see `score_tile`."""
+    size, features = chunk_of(inputs.shape[1]), inputs.shape[1]
+    for first in range(0, features, size):
+        width = min(size, features - first)
+        chunk = first, width, features
+        if many_registers(tile) and count <= TILE and width % lanes(tile) == 0:
+            _score_samples(model, inputs, samples, count, unit, chunk, classes, shape, scores)
+            continue
+        for s in range(0, count, TILE):
+            span = s, min(s + TILE, count)
+            fill_tile(inputs, samples, span, first, width, unit, tile)
+            score_tile(model, tile, span, s, chunk, classes, shape, scores)
+
+
+@jit_part
+def _score_samples(model, inputs, samples, count, unit, chunk, classes, shape, scores):  # type: ignore[no-untyped-def]
+    """`score_tile` without a tile, for at most TILE samples and a chunk of whole vectors."""
+    (c, end), (first, size, features), (stride, left, apart, bias) = classes, chunk, shape
+    last, sums, zero = count - 1, room(model), model.dtype.type(0)
+    biased = bias and first + size == features
+    while c < end:
+        some, W = SOME if end - c >= SOME else 1, c * stride + first
+        for s in range(0, count, 4):
+            rows = samples[s], samples[min(s + 1, last)], samples[min(s + 2, last)], samples[min(s + 3, last)]
+            if some > 1:
+                scores_of_some(model, W, stride, inputs, rows, first, size, unit, sums)
+            else:
+                scores_of_one(model, W, stride, inputs, rows, first, size, unit, sums)
+            for q in range(c, c + some):
+                more = model[left + q * apart] if biased else zero
+                _add_scores(scores[q], sums, 4 * (q - c), (s, count), first, more)
+        c += some
+
+
+@jit_part
+def _add_scores(row, sums, at, span, first, more):  # type: ignore[no-untyped-def]
+    """Four scores of a class, fewer at the end, from sums[at] on; the first chunk sets them."""
+    s, high = span
+    if first > 0:
+        for n in range(min(4, high - s)):
+            row[s + n] = row[s + n] + sums[at + n] + more
+    elif s + 4 <= high:  # in a loop, LLVM would ask first whether it is long
+        row[s], row[s + 1] = sums[at] + more, sums[at + 1] + more
+        row[s + 2], row[s + 3] = sums[at + 2] + more, sums[at + 3] + more
+    else:
+        for n in range(high - s):
+            row[s + n] = sums[at + n] + more
 
 
 @jit_part
@@ -145,6 +203,29 @@ def add_slopes(slopes, span, samples, tile, size, classes, totals):  # type: ign
             to = totals, c, left
             weigh(to, one, to, tile, rows, by, count, left, min(most, size - left))
             left += most
+
+
+@jit_part
+def sum_batch(slopes, inputs, samples, count, chunk, unit, classes, tile, totals):  # type: ignore[no-untyped-def]
+    """totals (classes, size) ← Σ slopes[c, s] × sample s, over a mini-batch and a range of classes.
+
+    `chunk` is (first, size): some of the features.
+    """
+    (c, end), (first, size) = classes, chunk
+    if count <= TILE and size >= lanes(tile):
+        while c < end:
+            if end - c >= SOME:
+                sums_of_some(inputs, samples, count, first, unit, slopes, c, totals, size)
+                c += SOME
+            else:
+                sums_of_one(inputs, samples, count, first, unit, slopes, c, totals, size)
+                c += 1
+        return
+    totals[c:end, :size] = 0
+    for s in range(0, count, TILE):
+        span = s, min(s + TILE, count)
+        fill_tile(inputs, samples, span, first, size, unit, tile)
+        add_slopes(slopes, span, samples, tile, size, classes, totals)
 
 
 @jit_part
@@ -204,23 +285,20 @@ def learn_tasks(state, add, models, data, memory, weight, first, last):  # type:
     _, _, inputs, targets, scale, classes, bias, loss = data
     features, zero = inputs.shape[1], first - first  # a literal 0 would be another type
     size, every, unit = chunk_of(features), (zero, classes), x.dtype.type(scale)
+    shape = features, classes * features, zero + 1, bias
     # Small batches go through the same tile, step by step: one alone waits for its own numbers all the time.
     whole = features * x.itemsize <= SPAN and batch <= TILE
     group = TILE // batch if whole else 1
     for task in range(first, last, group):
         some, begin = min(group, last - task), (task - first) * batch
         samples = drawn[begin : begin + some * batch]
-        left = zero
-        while left < features:
-            width = min(size, features - left)
-            for low in range(0, some * batch, TILE):
-                high = min(low + TILE, some * batch)
-                fill_tile(inputs, samples, (low, high), left, width, unit, tile)
-                for n in range(some):
-                    span = (n * batch, n * batch + batch) if whole else (low, high)
-                    model = x[models[task + n]]
-                    score_tile(model, tile, span, low, (left, width, features), every, bias, scores)
-            left += size
+        if whole:
+            fill_tile(inputs, samples, (zero, some * batch), zero, features, unit, tile)
+        else:
+            score_batch(x[models[task]], inputs, samples, batch, unit, every, shape, tile, scores)
+        for n in range(some if whole else 0):
+            model, span = x[models[task + n]], (n * batch, n * batch + batch)
+            score_tile(model, tile, span, zero, (zero, features, features), every, shape, scores)
         slopes(loss, scores, targets, samples, some * batch, batch)
         for n in range(some):
             at, factor, left = models[task + n], x.dtype.type(weight[task + n]), zero
@@ -231,11 +309,7 @@ def learn_tasks(state, add, models, data, memory, weight, first, last):  # type:
                 left += 1
             while not whole and left < features:
                 width = min(size, features - left)
-                total[:] = 0
-                for low in range(begin, end, TILE):
-                    span = low, min(low + TILE, end)
-                    fill_tile(inputs, samples, span, left, width, unit, tile)
-                    add_slopes(scores, span, samples, tile, width, every, total)
+                sum_batch(scores, inputs, samples, batch, (left, width), unit, every, tile, total)
                 for c in range(classes):
                     _change(g[at], y[at], c * features + left, total[c], width, factor, add)
                 left += size
