@@ -16,6 +16,7 @@ from __future__ import annotations
 import operator
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -108,22 +109,22 @@ def word(state, coordinate):  # type: ignore[no-untyped-def]
 
 @jit
 def _bernoulli(key, first_round, chances, out, first, last):  # type: ignore[no-untyped-def]
+    """`chances` are those of all numbers, or one for all of them."""
+    one, chance = len(chances) == 1, chances[0]
     for row in range(out.shape[0]):
-        base = word(key, first_round + row)
+        base, to = word(key, first_round + row), out[row]
         for i in range(first, last):
             u = np.float64(word(base, i) >> np.uint64(11)) * 2.0**-53
-            out[row, i] = u < chances[i]
+            to[i] = u < (chance if one else chances[i])
 
 
 def bernoulli(key: np.uint64, rounds: range, chances: NDArray[np.float64]) -> NDArray[np.bool_]:
     """(rounds, chances): true with its chance, the same as `uniform(key, round, i) < chances[i]`."""
     out = np.empty((len(rounds), len(chances)), np.bool_)
     if out.size:
-        share(
-            len(chances),
-            out.size,
-            lambda first, last: _bernoulli(key, rounds.start, chances, out, first, last),
-        )
+        given = chances[:1].copy() if chances.strides == (0,) else chances  # one for all: nothing to read
+        work = partial(_bernoulli, key, rounds.start, given, out)
+        share(out.shape[1], out.size, work)
     return out
 
 

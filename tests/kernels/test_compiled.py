@@ -295,8 +295,9 @@ def test_rows_of_any_length_and_many_links_are_mixed(width: int, dtype: torch.dt
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [3, 49, 100, 130])
+@pytest.mark.parametrize("alike", [True, False])
 def test_lasting_weights_give_the_same_numbers(
-    width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    width: int, dtype: torch.dtype, alike: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are laid out for networks that leave the caches."""
     draws = np.random.default_rng(width)
@@ -307,7 +308,7 @@ def test_lasting_weights_give_the_same_numbers(
         links, most = Links(1, 150, receivers, senders), np.bincount(keeper, minlength=150).max()
         for share in (1.0, 0.6):
             active = draws.random(len(senders)) < share
-            weights = draws.random(len(senders)) / most
+            weights = (draws.random(150)[keeper] if alike else draws.random(len(senders))) / most
             first = links.mix(x, weights, active, keeper=keeper)
             with monkeypatch.context() as patch:
                 patch.setattr("spodgt.kernels.mixing.SCATTERED", 1)

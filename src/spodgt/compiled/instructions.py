@@ -218,8 +218,10 @@ class _Intrinsic(Loop):
                 found = self.function(_Code(context, builder, signature, arguments, self.details), *arguments)
                 return context.get_dummy_value() if found is None else found
 
-            like = {"array": lambda: types.Array(kinds[0].dtype, 1, "C"), "same": lambda: kinds[0]}
-            result = like[self.result]() if self.result in like else getattr(types, self.result)
+            if self.result in ("same", "array"):
+                result = kinds[0] if self.result == "same" else types.Array(kinds[0].dtype, 1, "C")
+            else:
+                result = getattr(types, self.result)
             given = (types.int64 if isinstance(kind, types.Integer) else kind for kind in kinds)
             return result(*given), lowered
 
@@ -307,6 +309,35 @@ def _stream(code, source, to, first):  # type: ignore[no-untyped-def]
             given, to_there = there
             stored = builder.store(builder.load(given, align=bytes_), to_there, align=32)
             stored.set_metadata("nontemporal", past)
+
+
+def _copy(code, source, at, to, first, last):  # type: ignore[no-untyped-def]
+    """to[first : last] ← source[at : …] in vectors of VECTOR bytes; the last one may go beyond `last`."""
+    builder, (number, bytes_) = code.builder, code.number(0)
+    assert code.kinds[0].layout == code.kinds[2].layout == "C"  # side by side
+    vector = code.ir.VectorType(number, VECTOR // bytes_)
+    with code.tools.for_range_slice(builder, first, last, code.whole(vector.count)) as (place, _):
+        there = builder.add(at, builder.sub(place, first))
+        builder.store(
+            builder.load(code.piece(vector, 0, there), align=bytes_),
+            code.piece(vector, 2, place),
+            align=bytes_,
+        )
+
+
+def _tally(code, flags, which, first, last):  # type: ignore[no-untyped-def]
+    """How many of flags[which[n]] are 1 and not 0, over n from `first` to before `last`.
+
+    They are read one by one: LLVM makes vectors of single bytes otherwise, which takes twice as long.
+    """
+    builder, whole = code.builder, code.whole
+    total = code.tools.alloca_once(builder, whole)
+    builder.store(whole(0), total)
+    with code.tools.for_range_slice(builder, first, last, whole(1)) as (place, _):
+        at = builder.zext(builder.load(code.at(1, place)), whole)
+        flag = builder.zext(builder.load_atomic(code.at(0, at), "monotonic", 1), whole)
+        builder.store(builder.add(builder.load(total), flag), total)
+    return builder.load(total)
 
 
 def _learn(code, y, g, left, factor, add, tile, slopes, which, size):  # type: ignore[no-untyped-def]
@@ -546,6 +577,7 @@ def _product(code, x, places, offsets, table, to, row, left):  # type: ignore[no
 
 
 SPAN = 448  # bytes of sums that fit the registers of any processor with vectors of 32 bytes
+VECTOR = 32  # bytes
 ROOM = 64  # numbers on the stack of a loop
 LANES = 8  # columns of the smaller product
 SOME = 5  # classes whose sums stay in registers together with four samples
@@ -558,6 +590,7 @@ room = _Intrinsic(_room, ROOM, result="array")
 widen, dots = _Intrinsic(_widen), _Intrinsic(_dots)
 weigh = _Intrinsic(_weigh, 64)
 sums_of_some, sums_of_one = _Intrinsic(_slope_sums, SOME), _Intrinsic(_slope_sums, 1)
-learn, stream = _Intrinsic(_learn, 32), _Intrinsic(_stream)
+tally = _Intrinsic(_tally, result="int64")
+learn, stream, copy = _Intrinsic(_learn, 32), _Intrinsic(_stream), _Intrinsic(_copy)
 blend, blend_rest = _Intrinsic(_blend, 32, 0), _Intrinsic(_blend, 32, 1)
 product, wide_product = _Intrinsic(_product, LANES), _Intrinsic(_product, 2 * LANES)

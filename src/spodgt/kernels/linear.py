@@ -403,8 +403,8 @@ class LinearStep:
         if me not in self.memory:
             program, classes, most = self.program, self.data.classes, int(self.sizes.max())
             size = chunk_size(self.data.inputs.shape[1]) + 64 // self._kind.itemsize  # and a bias
-            shapes = (program.working, max(self.batch.sizes), _COLUMNS), (program.rows, classes, size)
-            shapes += (TILE, size), score_shape(classes, most)
+            block = program.working, max(self.batch.sizes), _COLUMNS
+            shapes = block, (program.rows, classes, size), (TILE, size), score_shape(classes, most)
             kept = np.empty((len(WEIGHTS), len(self.sizes)))
             self.memory[me] = *(aligned(shape, self._kind) for shape in shapes), kept
         return self.memory[me]

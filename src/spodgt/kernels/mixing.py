@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spodgt.compiled import jit, jit_part, share, usable
-from spodgt.compiled.instructions import SPAN, blend, blend_rest, fetch, room
+from spodgt.compiled.instructions import SPAN, blend, blend_rest, fetch, room, tally
 from spodgt.kernels.order import BLOCK, first_uses, grouped, nearness
 from spodgt.types import Array, Bools, Floats, Ints
 
@@ -130,16 +130,22 @@ class Slim(NamedTuple):
     weights: Array  # (links,) in the precision of the state
     out_pointers: Array  # (clients + 1,) where the links of each sender begin in the next two
     out_links: NDArray[np.uint32]  # (links,) by sender, then by receiver; none where receivers keep
-    out_weights: Array  # (links,) of these
+    out_weights: Array  # (links,) of these, or (clients,) where all of a sender weigh the same
+    alike: bool  # which of the two; only of floats, whose sums in double precision are exact
 
     @classmethod
     def of(cls, links: Links, weights: Array, *, sent: bool) -> Slim:
         """`sent`: senders keep what is not sent, not receivers."""
         if not sent:
             nobody = links.pointers[:0], np.empty(0, np.uint32), weights[:0]
-            return cls(links.pointers, links.narrow, weights, *nobody)
-        pointers, order = links.outgoing
-        return cls(links.pointers, links.narrow, weights, pointers, order.astype(np.uint32), weights[order])
+            return cls(links.pointers, links.narrow, weights, *nobody, False)
+        (pointers, order), own = links.outgoing, np.zeros(links.clients, weights.dtype)
+        own[links.senders] = weights
+        alike = weights.itemsize == 4 and bool((own[links.senders] == weights).all())
+        out = order.astype(np.uint32)
+        return cls(
+            links.pointers, links.narrow, weights, pointers, out, own if alike else weights[order], alike
+        )
 
 
 @jit
@@ -147,21 +153,24 @@ def kept_by_senders(slim, active, kept, low, high):  # type: ignore[no-untyped-d
     """kept[n] ← what the n-th client from `low` to before `high` does not send.
 
     `active` are zeros and ones: numba makes a branch of a bool in a product, which nobody can foresee. It
-    asks of signed indices whether they count from the end.
+    asks of signed indices whether they count from the end. Weights that are alike are counted.
     """
-    _, _, _, pointers, links, weights = slim
+    _, _, _, pointers, links, weights, alike = slim
     for i in range(low, high):
         gone = 0.0
-        for link in range(pointers[i], pointers[i + 1]):
-            n = np.uint64(link)
-            gone += weights[n] * active[links[n]]
+        if alike:
+            gone = weights[i] * np.float64(tally(active, links, pointers[i], pointers[i + 1]))
+        else:
+            for link in range(pointers[i], pointers[i + 1]):
+                n = np.uint64(link)
+                gone += weights[n] * active[links[n]]
         kept[i - low] = 1.0 - gone
 
 
 @jit_part
 def mix_row(x, out, slim, active, own, rests, i, to):  # type: ignore[no-untyped-def]
     """Row `to` of `out` ← row i of the mixing; clients keep `own`, or what links leave of it if `rests`."""
-    pointers, senders, weights, _, _, _ = slim
+    pointers, senders, weights, _, _, _, _ = slim
     place, some = (i, i - i, to, i - i), (pointers[i], pointers[i + 1], i - i)
     blend_row(x, out, place, own, rests, (senders, weights, active), some, x.shape[1])
 

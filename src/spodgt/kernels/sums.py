@@ -40,8 +40,9 @@ def count(numbers: NDArray[np.uint16], flags: Bools) -> None:
 @jit
 def _count(numbers, flags, first, last):  # type: ignore[no-untyped-def]
     for row in range(len(flags)):
+        some = flags[row]
         for n in range(first, last):
-            numbers[n] += flags[row, n]
+            numbers[n] += some[n]
 
 
 def _total(x: Tensor) -> Floats:

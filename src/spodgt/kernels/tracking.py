@@ -162,11 +162,11 @@ def _track_rows(state, new, block, who, slims, active, uses, data, first, last):
         draw_tasks((rows, words, numbers, k), data[0], data[1], low - low, count)
         kept_by_senders(b, active, kept, low, high)
         for i in range(low, high):
-            for z in (x, y):
-                ahead(z, near, uses, i, end)
-            fetch_row(g, min(i + FAR, end - 1))
+            ahead(x, near, uses, i, end)
             mix_row(x, new_x, a, active, 1.0, True, i, i - low)
+            ahead(y, near, uses, i, end)
             mix_row(y, new_y, b, active, kept[i - low], False, i, i - low)
+            fetch_row(g, min(i + FAR, end - 1))
             xi, yi, gi, eta = new_x[i - low], new_y[i - low], g[i], x.dtype.type(step[i])
             for c in range(size):
                 xi[c] = xi[c] - eta * yi[c]

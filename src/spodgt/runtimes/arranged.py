@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spodgt.compiled import jit, share
-from spodgt.compiled.instructions import fetch
+from spodgt.compiled.instructions import VECTOR, copy, fetch
 from spodgt.kernels.mixing import SCATTERED, Links
 from spodgt.kernels.order import near_order
 from spodgt.kernels.steps import Activity
@@ -30,14 +30,21 @@ _AHEAD = 16  # rows whose links are fetched before they are read
 
 @jit
 def _carry(given, starts, pointers, out, first, last):  # type: ignore[no-untyped-def]
-    """Rows first to last of `Arranged.by_link`; those of the next ones are fetched meanwhile."""
+    """Rows first to last of `Arranged.by_link`; those of the next ones are fetched meanwhile.
+
+    Most are copied in vectors, which reach into the next row: that is written after them.
+    """
+    end, most = pointers[last] - VECTOR, len(given) - VECTOR
     for row in range(first, last):
-        low, high = pointers[row], pointers[row + 1]
-        soon = min(row + _AHEAD, last - 1)
-        fetch(given, starts[soon], 0, 0)
-        at = starts[row] - low
-        for n in range(low, high):
-            out[n] = given[at + n]
+        low, high, at = pointers[row], pointers[row + 1], starts[row]
+        soon = starts[min(row + _AHEAD, last - 1)]
+        fetch(given, soon, 0, 0)
+        fetch(given, min(soon + VECTOR, len(given) - 1), 0, 0)
+        if high <= end and at + high - low <= most:
+            copy(given, at, out, low, high)
+        else:
+            for n in range(high - low):
+                out[low + n] = given[at + n]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +124,8 @@ class Arranged:
         """(…, links) values of the batch, arranged."""
         if values.ndim > 1:
             return np.stack([self.by_link(row) for row in values])
-        out = np.empty_like(values)
-        given = values, self._starts, self._pointers, out
+        out = np.empty(values.shape, values.dtype)
+        given = np.ascontiguousarray(values), self._starts, self._pointers, out
         share(len(self.clients), len(values), lambda first, last: _carry(*given, first, last))
         return out
 
