@@ -104,7 +104,7 @@ def test_a_run_is_the_same_bit_for_bit_alone_in_a_batch_and_in_other_strides(nam
 
 def test_threads_and_what_they_take_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than cores, too, and another number in every call."""
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("spodgt.compiled._cores", lambda: 8)
     monkeypatch.setattr("spodgt.compiled._SERIAL", 0)
     problem = spodgt.problems.fashion_mnist_svm(6, 10)
     threads, states = torch.get_num_threads(), []

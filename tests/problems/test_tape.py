@@ -314,3 +314,59 @@ def test_an_engine_can_be_copied_after_it_was_used() -> None:
     found = ours.grads(x, inputs, targets, [0])
     assert torch.equal(copy.deepcopy(ours).grads(x, inputs, targets, [0]), found)
     assert ours.tapes
+
+
+def _odd(row: Tensor, other: Tensor, shared: Tensor, out: Tensor) -> None:
+    """Views of views, results in given memory, what is written twice, and what nobody reads."""
+    torch.exp(row)
+    square = (row.view(2, 3).t() @ other[:2].reshape(2, 1)).t()
+    square.mul_(2).add_(shared[1:2, :3])
+    wide = torch.cat([square, square.flip(1)], 1).expand(2, 6)
+    torch.add(wide[0], wide[1].sigmoid(), out=out[:6])
+    out[6:].copy_(out[:2].clone().sum(0, keepdim=True).expand(2))
+
+
+@pytest.mark.parametrize("most", [0, 2**24])
+@pytest.mark.parametrize("first", [0, 2])
+def test_rows_anywhere_in_memory_are_replayed(most: int, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory that is kept, and in fresh memory; a recording of one place serves others."""
+    monkeypatch.setattr("spodgt.problems.gradients.tape._MOST", most)
+    draws = torch.Generator().manual_seed(1)
+    wholes = torch.randn(9, 6, generator=draws), torch.randn(4, 9, generator=draws).t()
+    shared, outs = torch.randn(2, 5, generator=draws), torch.zeros(9, 8)
+    given = *(whole[first : first + 4] for whole in wholes), shared, outs[first : first + 4]
+    replay = record(_odd, given, (True, True, False, True))
+    for tensors in (given, (*(whole[5:] for whole in wholes), shared, outs[5:])):
+        for i in range(4):
+            expected = torch.zeros(8)
+            _odd(tensors[0][i], tensors[1][i], shared, expected)
+            replay(*tensors, i)
+            assert torch.equal(tensors[3][i], expected)
+
+
+def test_memory_is_shared_by_what_is_not_needed_together() -> None:
+    def work(row: Tensor, out: Tensor) -> None:
+        for _ in range(20):
+            row = row.exp().neg()
+        out.copy_(row)
+
+    x = torch.randn(2, 1000)
+    replay = record(work, (x, torch.empty_like(x)), (True, True))
+    assert replay.layout.size <= 6 * 4096
+
+
+@pytest.mark.parametrize("name", ["transformer", "lstm"])
+def test_replays_in_kept_and_in_fresh_memory_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = transformer(4, 9, 8) if name == "transformer" else Recurrent()
+    inputs, targets = (torch.randint(0, 9, (CLIENTS, BATCH, 4)) for _ in range(2))
+    plain = LoopEngine(module, Layout.of(dict(module.named_parameters())), Objective(next_character, False))
+    x = torch.randn(CLIENTS, plain.layout.size)
+    found = []
+    for most in (0, 2**24):
+        monkeypatch.setattr("spodgt.problems.gradients.tape._MOST", most)
+        engine = TapeEngine(plain)
+        found.append(engine.with_losses(x, inputs, targets, [0] * CLIENTS))
+        assert all(
+            tape is not None and (tape.layout.size > 0) == (most > 0) for tape in engine.tapes.values()
+        )
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -203,7 +203,7 @@ def share(tasks: int, numbers: int, work: Callable[[int, int], None]) -> None:
     if threads <= 1:
         work(0, tasks)
         return
-    cuts = np.linspace(0, tasks, threads + 1).astype(int).tolist()
+    cuts = [tasks * n // threads for n in range(threads + 1)]
     others = [_pool(threads).submit(work, a, b) for a, b in pairwise(cuts[1:])]
     work(cuts[0], cuts[1])
     for other in others:
@@ -212,7 +212,13 @@ def share(tasks: int, numbers: int, work: Callable[[int, int], None]) -> None:
 
 def team_for(numbers: int) -> int:
     """How many threads are worth waking for so many numbers."""
-    return max(1, min(torch.get_num_threads(), os.cpu_count() or 1)) if numbers >= _SERIAL else 1
+    return max(1, min(torch.get_num_threads(), _cores())) if numbers >= _SERIAL else 1
+
+
+@cache
+def _cores() -> int:
+    """Of this machine; the system is asked once, as its answer takes longer than a small task."""
+    return os.cpu_count() or 1
 
 
 def together(team: int, work: Callable[[int], bool]) -> None:
