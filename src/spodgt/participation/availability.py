@@ -46,7 +46,13 @@ class Independent(Drawn):
         return rng.bernoulli(rng.key(self.seed, "clients"), rounds, self.p)
 
     def links(self, rounds: range) -> ActiveLinks:
-        return ActiveLinks(rng.bernoulli(rng.key(self.seed, "links"), rounds, self.p_hat))
+        return ActiveLinks(rng.bernoulli(rng.key(self.seed, "links"), rounds, self._link_chances))
+
+    @cached_property
+    def _link_chances(self) -> Floats:
+        """p̂; where it is the same for all, one number that is read again and again."""
+        alike = len(self.p_hat) > 0 and bool((self.p_hat == self.p_hat[0]).all())
+        return np.broadcast_to(self.p_hat[:1], self.p_hat.shape) if alike else self.p_hat
 
 
 @dataclass(frozen=True, eq=False)

@@ -158,13 +158,13 @@ def on_links(p_hat: object, network: Network) -> Floats:
 
 
 def spread(array: Floats, count: int, name: str, each: str, example: str = "0.5") -> Floats:
-    """(count,): one number for each client or link, or the same for all, which then takes no memory."""
+    """(count,): one number for each client or link, or the same for all."""
     if array.shape not in ((), (count,)):
         raise InvalidInput(
             f"{name} must be one number or {count} (one per {each}), got shape {array.shape}; "
             f"use {name}={example}."
         )
-    return np.broadcast_to(array, (count,))
+    return np.broadcast_to(array, (count,)).copy()
 
 
 def probabilities(value: object, count: int, name: str, each: str, label: Callable[[int], str]) -> Floats:
