@@ -289,3 +289,18 @@ class CompiledGradient(HasBatches, Protocol):
     def grad_into(
         self, x: Tensor, g: Tensor, y: Tensor | None, models: Ints, batches: Minibatches, weight: Floats
     ) -> bool: ...  # g[models] ← weight ⊙ gradient, y += its change; False: does not fit, nothing was done
+
+
+Singly = Callable[[Ints, Minibatches], Callable[[int], None]]
+
+
+@runtime_checkable
+class SingleGradients(Protocol):
+    """Has gradients that can be made one by one, on any thread."""
+
+    def singly(self, x: Tensor, g: Tensor, y: Tensor, weight: Floats) -> Singly | None:
+        """singly(…)(models, batches)(n): what `grad_into` does, for the n-th of these models alone.
+
+        `weight` is that of all models. None: does not fit.
+        """
+        ...

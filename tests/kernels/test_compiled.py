@@ -43,6 +43,7 @@ def toy_problem(
     batch_size: int | None = 5,
     dtype: torch.dtype = torch.uint8,
     sizes: Sequence[int] | None = None,
+    model: torch.nn.Module | None = None,
 ) -> Learning:
     draws = torch.Generator().manual_seed(1)
     data = []
@@ -50,7 +51,7 @@ def toy_problem(
         inputs = torch.randint(0, 256, (size, 1, 3, 3), generator=draws, dtype=torch.uint8)
         inputs = inputs if dtype == torch.uint8 else inputs.to(dtype) / 255
         data.append((inputs, torch.randint(0, 3, (size,), generator=draws)))
-    return Learning(linear((1, 3, 3), 3), loss, data, batch_size=batch_size)
+    return Learning(model or linear((1, 3, 3), 3), loss, data, batch_size=batch_size)
 
 
 def runs_of(
@@ -87,6 +88,33 @@ def test_a_fused_step_is_the_step_of_the_method(name: str, sizes: list[int] | No
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for ours, theirs in zip(fast_tally, plain_tally, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_gradients_one_by_one_are_those_of_the_method(
+    name: str, sizes: list[int] | None, threads: int
+) -> None:
+    layers = torch.nn.Linear(9, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
+    problem = toy_problem(cross_entropy, sizes=sizes, model=torch.nn.Sequential(torch.nn.Flatten(), *layers))
+    runs = runs_of(problem, name)
+    models = torch.zeros(4, problem.parameters)
+    assert problem.singly(models, models.clone(), models.clone(), np.ones(4)) is not None
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        fast, plain = (after(runs, 25, compiled=compiled) for compiled in (True, False))
+        world = Simulation(runs, dtype=torch.float64)
+        state = world.advance(begin(world).state, range(1, 26))
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for ours, theirs in zip(fast[0], plain[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(fast[1], plain[1], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(state, fast[0], strict=True))
 
 
 @pytest.mark.parametrize("name", FAMILY)

@@ -143,12 +143,9 @@ def test_a_replay_takes_the_row_it_is_given() -> None:
     def work(row: Tensor, shared: Tensor, out: Tensor) -> None:
         out.copy_((row * shared).relu_())
 
-    x, shared, out = torch.randn(4, 3), torch.randn(3), torch.zeros(4, 3)
-    replay = record(work, (x, shared, out), (True, False, True))
-    out.zero_()
-    replay(x, shared, out, 2)
-    assert torch.equal(out[2], (x[2] * shared).relu())
-    assert not out[[0, 1, 3]].any()
+    x, shared = torch.randn(4, 3), torch.randn(3)
+    replay = record(work, (x,), (shared,), (torch.empty(3),))
+    assert torch.equal(replay(x, shared, 2)[0], (x[2] * shared).relu())
 
 
 def test_a_replay_begins_with_the_same_constants() -> None:
@@ -157,11 +154,10 @@ def test_a_replay_begins_with_the_same_constants() -> None:
         total += row
         out.copy_(total * torch.ones(3).mul_(2).neg())
 
-    x, out = torch.randn(2, 3), torch.zeros(2, 3)
-    replay = record(work, (x, out), (True, True))
+    x = torch.randn(2, 3)
+    replay = record(work, (x,), (), (torch.empty(3),))
     for client in (0, 1, 0):
-        replay(x, out, client)
-    assert torch.equal(out, -2 * x)
+        assert torch.equal(replay(x, client)[0], -2 * x[client])
 
 
 USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -183,12 +179,11 @@ def test_slopes_of_a_softmax_are_those_that_were_recorded(name: str) -> None:
             value = USES[name](scores.log_softmax(1), index)
             out.copy_(torch.autograd.grad(value, scores)[0])
 
-    x, index, out = torch.randn(2, 4, 5), torch.tensor([[3], [0], [0], [2]]), torch.zeros(2, 4, 5)
-    replay = record(work, (x, index, out), (True, False, True))
-    replay(x, index, out, 1)
+    x, index = torch.randn(2, 4, 5), torch.tensor([[3], [0], [0], [2]])
+    replay = record(work, (x,), (index,), (torch.empty(4, 5),))
     expected = torch.zeros(4, 5)
     work(x[1], index, expected)
-    assert_close(out[1], expected, rtol=1e-5, atol=1e-6)
+    assert_close(replay(x, index, 1)[0], expected, rtol=1e-5, atol=1e-6)
 
 
 def found(module: nn.Module, images: Tensor) -> list[Tensor]:
@@ -330,18 +325,50 @@ def _odd(row: Tensor, other: Tensor, shared: Tensor, out: Tensor) -> None:
 @pytest.mark.parametrize("first", [0, 2])
 def test_rows_anywhere_in_memory_are_replayed(most: int, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In memory that is kept, and in fresh memory; a recording of one place serves others."""
-    monkeypatch.setattr("spodgt.problems.gradients.tape._MOST", most)
+    monkeypatch.setattr("spodgt.problems.gradients.memory._MOST", most)
     draws = torch.Generator().manual_seed(1)
     wholes = torch.randn(9, 6, generator=draws), torch.randn(4, 9, generator=draws).t()
-    shared, outs = torch.randn(2, 5, generator=draws), torch.zeros(9, 8)
-    given = *(whole[first : first + 4] for whole in wholes), shared, outs[first : first + 4]
-    replay = record(_odd, given, (True, True, False, True))
-    for tensors in (given, (*(whole[5:] for whole in wholes), shared, outs[5:])):
+    shared = torch.randn(2, 5, generator=draws)
+    given = [whole[first : first + 4] for whole in wholes]
+    replay = record(_odd, given, (shared,), (torch.empty(8),))
+    for rows in (given, [whole[5:] for whole in wholes]):
         for i in range(4):
             expected = torch.zeros(8)
-            _odd(tensors[0][i], tensors[1][i], shared, expected)
-            replay(*tensors, i)
-            assert torch.equal(tensors[3][i], expected)
+            _odd(rows[0][i], rows[1][i], shared, expected)
+            assert torch.equal(replay(*rows, shared, i)[0], expected)
+
+
+def _moves(row: Tensor, first: Tensor, second: Tensor, out: Tensor) -> None:
+    """Results that are read and written after they were copied, and rows that are written to."""
+    made, again, kept = row.exp(), row.neg(), row.sigmoid()
+    out[:3].copy_(made)
+    out[3:6].copy_(again)
+    out[6:9].copy_(kept)
+    out[9:].copy_(first)
+    out[3:6].mul_(2)
+    first.sub_(again)  # as it was before it was doubled
+    again.add_(1)
+    kept.mul_(3)
+    out[6:9].sub_(kept)
+    second.add_(out[:3]).mul_(made)
+    first.add_(out[9:])
+
+
+@pytest.mark.parametrize("most", [0, 2**24])
+def test_results_are_made_in_place_only_where_nobody_sees_it(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spodgt.problems.gradients.memory._MOST", most)
+    rows = torch.randn(4, 3), torch.randn(4, 3), torch.randn(4, 3)
+    ours, theirs = ([row.clone() for row in rows] for _ in range(2))
+    replay = record(_moves, ours, (), (torch.empty(12),))
+    assert len(replay.plan.idle) == (1 if most else 0)  # the first
+    assert all(torch.equal(mine, row) for mine, row in zip(ours, rows, strict=True))
+    for i in (2, 0, 2):
+        expected = torch.empty(12)
+        _moves(theirs[0][i], theirs[1][i], theirs[2][i], expected)
+        assert torch.equal(replay(*ours, i)[0], expected)
+    assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
 
 
 def test_memory_is_shared_by_what_is_not_needed_together() -> None:
@@ -351,8 +378,8 @@ def test_memory_is_shared_by_what_is_not_needed_together() -> None:
         out.copy_(row)
 
     x = torch.randn(2, 1000)
-    replay = record(work, (x, torch.empty_like(x)), (True, True))
-    assert replay.layout.size <= 6 * 4096
+    replay = record(work, (x,), (), (torch.empty(1000),))
+    assert replay.plan.size <= 6 * 4096
 
 
 @pytest.mark.parametrize("name", ["transformer", "lstm"])
@@ -363,10 +390,8 @@ def test_replays_in_kept_and_in_fresh_memory_are_the_same(name: str, monkeypatch
     x = torch.randn(CLIENTS, plain.layout.size)
     found = []
     for most in (0, 2**24):
-        monkeypatch.setattr("spodgt.problems.gradients.tape._MOST", most)
+        monkeypatch.setattr("spodgt.problems.gradients.memory._MOST", most)
         engine = TapeEngine(plain)
         found.append(engine.with_losses(x, inputs, targets, [0] * CLIENTS))
-        assert all(
-            tape is not None and (tape.layout.size > 0) == (most > 0) for tape in engine.tapes.values()
-        )
+        assert all(tape is not None and (tape.plan.size > 0) == (most > 0) for tape in engine.tapes.values())
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -11,9 +11,11 @@ method's own `step`; a test holds both together.
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, HasStepSize, Rule
-from spodgt.compiled import aligned, jit, share, usable
+from spodgt.compiled import aligned, jit, share, team_for, usable
 from spodgt.compiled.instructions import room, stream
 from spodgt.kernels.linear import LinearStep
 from spodgt.kernels.mixing import (
@@ -40,9 +42,20 @@ from spodgt.kernels.mixing import (
     roomy,
 )
 from spodgt.kernels.order import BLOCK
+from spodgt.kernels.stages import Work, in_stages
 from spodgt.kernels.steps import Activity, Batch, State, rebuild
 from spodgt.problems.gradients.linear import draw_tasks, gradient_memory, learn_tasks
-from spodgt.types import Array, CompiledGradient, Floats, Ints, LinearData, Minibatches, Problem
+from spodgt.types import (
+    Array,
+    CompiledGradient,
+    Floats,
+    Ints,
+    LinearData,
+    Minibatches,
+    Problem,
+    SingleGradients,
+    Singly,
+)
 
 _WIDE, _WIDE_COLUMNS = 2**17, 2048  # models so long that what counts is to read long pieces of them
 _SHORT = COLUMNS  # rows of so many numbers at most are mixed and used in blocks
@@ -85,10 +98,11 @@ def _exchange(state, drop, step, starts, blocks, links, new, first, last):  # ty
 
 def exchange(
     x: Tensor, y: Tensor, g: Tensor, drop: Array, step: Array, starts: Array, links: Rows, active: Array
-) -> None:
+) -> tuple[int, Callable[[int, int], None]]:
     """In place, column block by column block: y ← B̂y, x ← Âx - ηy, and y ← y - g, g ← 0 where `drop`.
 
-    `drop` and `step` are (clients,), `starts` the first clients of the runs and the end.
+    `drop` and `step` are (clients,), `starts` the first clients of the runs and the end. Returns how many
+    tasks that are, and what does those from one to another.
     """
     largest = int(np.diff(starts).max())
     columns = COLUMNS if x.shape[1] <= _WIDE else _WIDE_COLUMNS
@@ -101,7 +115,7 @@ def exchange(
         new = _scratch(largest, columns, views[0].dtype)
         _exchange(views, drop, step, starts, blocks, rows, new, first, last)
 
-    share(blocks * (len(starts) - 1), x.numel(), work)
+    return blocks * (len(starts) - 1), work
 
 
 @jit
@@ -300,15 +314,53 @@ class GradientTracking:
             return after
         if activity.links.push is not None or activity.roles is not None or not usable(*state):
             return None
+        if (singly := self._singly(state)) is not None:
+            parts = team_for(state[0].numel())
+            in_stages(team_for(sys.maxsize), self._stages(state, activity, singly, parts))
+            return state
         for number, k in enumerate(activity.rounds):
             computes = activity.computes[number : number + 2]
             state = self._round(state, computes, activity.links.pull[number], k)
         return state
 
+    def _singly(self, state: State) -> Singly | None:
+        """How gradients are made one by one, where they can and rows are exchanged in blocks of columns."""
+        (x, y, g), problem = state, self.batch.problem
+        if max(self.batch.sizes) > _MANY or not isinstance(problem, SingleGradients):
+            return None
+        return problem.singly(x, g, y, self.weight)
+
+    def _stages(
+        self, state: State, activity: Activity, singly: Singly, parts: int
+    ) -> Iterator[tuple[int, Work]]:
+        """Exchange, in so many parts, and gradients in turn, round by round."""
+        batch = self.batch
+        for number, k in enumerate(activity.rounds):
+            before, now = activity.computes[number : number + 2]
+            which = np.flatnonzero(now)
+            clients = which if batch.clients is None else batch.clients[which]
+            batches = Minibatches(clients, batch.keys[which], batch.places[which], k)
+            track = singly(which, batches)
+            tasks, work = self._exchange(state, self._dropped(before), activity.links.pull[number])
+            yield parts, partial(_part, work, tasks, parts)
+            yield len(which), track
+
+    def _exchange(self, state: State, drop: Array, active: Array) -> tuple[int, Callable[[int, int], None]]:
+        """The tasks of `exchange`."""
+        (x, y, g), batch, (a, b) = state, self.batch, self.weights
+        links = batch.links
+        kept = links.stays(a, active, links.receivers), links.stays(b, active, links.senders)
+        rows = links.pointers, links.senders, a, b, *kept
+        return exchange(x, y, g, drop, self.step, batch.starts, rows, active)
+
+    def _dropped(self, before: Array) -> Array:
+        """Whose gradients are dropped, by who computed the round before."""
+        return np.zeros_like(before) if self.rule == "memory" else before
+
     def _round(self, state: State, computes: Array, active: Array, k: int) -> State:
         batch, (x, y, g) = self.batch, state
         links, (before, now) = batch.links, computes
-        drop = np.zeros_like(before) if self.rule == "memory" else before
+        drop = self._dropped(before)
         if max(batch.sizes) > _MANY and x.shape[1] <= _SHORT and self.data is not None:
             new_x, new_y = self.spare or (roomy(x), roomy(x))
             who = drop, self.step, now, batch.keys, batch.places, self.weight, k
@@ -316,10 +368,8 @@ class GradientTracking:
             self.spare = x, y
             return rebuild(state, (new_x, new_y, g))
         if max(batch.sizes) <= _MANY:
-            a, b = self.weights
-            kept = links.stays(a, active, links.receivers), links.stays(b, active, links.senders)
-            rows = links.pointers, links.senders, a, b, *kept
-            exchange(x, y, g, drop, self.step, batch.starts, rows, active)
+            tasks, work = self._exchange(state, drop, active)
+            share(tasks, x.numel(), work)
         else:
             (spare,) = self.spare or (roomy(x),)
             x, y, spare = exchange_rows(state, spare, drop, self.step, links, self.slims, active)
@@ -330,6 +380,11 @@ class GradientTracking:
             batches = Minibatches(clients, batch.keys[which], batch.places[which], k)
             track(batch.problem, (x, g, y), which, batches, self.weight[which])
         return rebuild(state, (x, y, g))
+
+
+def _part(work: Callable[[int, int], None], tasks: int, parts: int, n: int) -> None:
+    """The n-th of so many parts of all tasks."""
+    work(tasks * n // parts, tasks * (n + 1) // parts)
 
 
 def by_rows(data: LinearData, clients: Ints) -> LinearData:

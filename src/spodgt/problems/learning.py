@@ -11,7 +11,7 @@ can put them into a tracker or a step.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -50,12 +50,14 @@ from spodgt.types import (
     LinearData,
     Minibatches,
     Problem,
+    SingleGradients,
+    Singly,
 )
 
 _TRIED = 4096  # test samples on which metrics are tried before the first round
 
 
-class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGradient):
+class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGradient, SingleGradients):
     """A model trained by clients that each hold their own data.
 
     The average model of a run is the average of all that clients have: of the parameters they exchange, of
@@ -347,6 +349,38 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
         _, keys, places, k = batches
         noise = [int(word >> np.uint64(1)) for word in rng.words(keys, k, places, 2**32)]
         return engine.grads(x, *data.minibatch(batches, size, x.device, x.dtype), noise)
+
+    def singly(self, x: Tensor, g: Tensor, y: Tensor, weight: Floats) -> Singly | None:
+        data, engine = self.data, self.trained.engine
+        plain = isinstance(data.samples, Samples) and not data.augment
+        if not isinstance(engine, TapeEngine) or not plain or self.trained.columns.behind.names:
+            return None
+        sizes = np.unique(data.batches(np.arange(self.clients))).tolist()
+        if not engine.replays(x, max(sizes)):
+            return None
+        by = torch.from_numpy(weight).to(x.dtype) if (weight != 1).any() else None
+        with trying("model and loss"):
+            found = {size: engine.singly((x, g, y), self.samples, size, by) for size in sizes}
+        ways = {size: way for size, way in found.items() if way is not None}
+
+        def numbers(models: Ints, batches: Minibatches, size: int) -> Tensor:
+            drawn = np.zeros((len(x), size), np.int64)
+            drawn[models] = data.drawn(batches, size)[1]
+            return torch.from_numpy(drawn)
+
+        def some(models: Ints, batches: Minibatches) -> Callable[[int], None]:
+            one, rows = dict[int, Callable[[int], object]](), models.tolist()
+            for size, same in [(sizes[0], slice(None))] if len(sizes) == 1 else data.groups(batches.rows):
+                make = ways[size](numbers(models[same], batches.part(same), size))
+                one |= dict.fromkeys(models[same].tolist(), make)
+
+            def single(n: int) -> None:
+                with trying("model and loss", f"mini-batches of round {batches.k}"):
+                    one[rows[n]](rows[n])
+
+            return single
+
+        return some if len(ways) == len(sizes) else None
 
     def grad_into(
         self, x: Tensor, g: Tensor, y: Tensor | None, models: Ints, batches: Minibatches, weight: Floats

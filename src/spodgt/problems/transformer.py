@@ -61,7 +61,9 @@ class Block(nn.Module):
             part.unflatten(-1, (self.heads, width // self.heads)).transpose(-3, -2)
             for part in self.asks(self.norm(x)).chunk(3, -1)
         )  # (…, heads, context, width of a head)
-        scores = query @ key.transpose(-2, -1) * math.sqrt(self.heads / width)
+        # Products of views would copy them in any order; heads that lie apart are copied here, once.
+        query, key = (query * math.sqrt(self.heads / width)).contiguous(), key.contiguous()
+        scores = query @ key.transpose(-2, -1)
         seen = (scores + self.before[:length, :length].to(x.dtype)).softmax(-1) @ value
         x = x + self.answers(seen.transpose(-3, -2).flatten(-2))
         return x + self.hidden(self.norm_hidden(x))  # type: ignore[no-any-return]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from spodgt.problems.trees import Tree, call, clone
 _LARGEST = 64  # samples in a batch above which calls take no time worth saving
 Key = tuple[object, ...]
 Work = Callable[..., None]
+Given = Sequence[Tensor]
+Single = Callable[[int], object]  # does something for row i
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +50,31 @@ class TapeEngine(Engine):
     def drawn(self, x: Tensor, samples: Samples, numbers: Tensor) -> Tensor:
         """Gradients on the samples with these numbers (clients, batch), which each thread looks up itself."""
         losses, g = x.new_empty(len(x)), x.new_empty(len(x), self.plain.layout.size)
-        if not self._replay(_drawn, (x, numbers, losses, g), (samples.inputs, samples.targets)):
+        if not self._all(_drawn, (x, numbers), (samples.inputs, samples.targets), (losses, g)):
             return self.plain.grads(x, *samples.take(numbers, x.dtype), [0] * len(x))
         return g
+
+    def singly(
+        self, state: tuple[Tensor, Tensor, Tensor], samples: Samples, size: int, weight: Tensor | None
+    ) -> Callable[[Tensor], Single] | None:
+        """How the gradients of rows of x, g, y are made one by one, on any thread, for `size` samples each.
+
+        bind(numbers)(i) makes that of row i, on the samples with the numbers of this row:
+        g[i] ← weight · gradient, y[i] += its change. None where replays cannot do it.
+        """
+        (x, g, y), shared = state, (samples.inputs, samples.targets)
+        few = (g, y) if weight is None else (g, y, weight)
+        numbers = torch.zeros(len(x), size, dtype=torch.int64)
+        results = x.new_empty(()), x.new_empty(self.plain.layout.size)
+        tape = self._tape(_tracked, (x, numbers, *few), shared, results)
+        return None if tape is None else lambda numbers: partial(_run, tape, (x, numbers, *few, *shared))
 
     def with_losses(self, x: Tensor, inputs: Many, targets: Many, noise: Noise) -> tuple[Tensor, Tensor]:
         if noise is not None and isinstance(inputs, Tensor) and isinstance(targets, Tensor):
             losses, g = x.new_empty(len(x)), x.new_empty(len(x), self.plain.layout.size)
-            if self.replays(x, inputs.shape[1]) and self._replay(_gradient, (x, inputs, targets, losses, g)):
+            if self.replays(x, inputs.shape[1]) and self._all(
+                _gradient, (x, inputs, targets), (), (losses, g)
+            ):
                 return losses, g
         return self.plain.with_losses(x, inputs, targets, noise)
 
@@ -67,34 +87,44 @@ class TapeEngine(Engine):
                 self.shapes[key] = first.shape if fits else None  # type: ignore[attr-defined]
             if (shape := self.shapes[key]) is not None:
                 found = x.new_empty(len(x), *shape)
-                if self._replay(_outputs, (x, found), (inputs,)):
+                if self._all(_outputs, (x,), (inputs,), (found,)):
                     return found
         return self.plain.outputs(x, inputs)
 
-    def _replay(self, work: Work, rows: Sequence[Tensor], shared: Sequence[Tensor] = ()) -> bool:
-        """Do `work` for every row of `rows`, the models first, with what is shared behind it.
+    def _all(self, work: Work, rows: Given, shared: Given, results: Given) -> bool:
+        """Do `work` for every row of `rows`, the models first, and keep its results in those of `results`.
 
         False where it cannot be recorded.
         """
-        given, own = (*rows, *shared), [True] * len(rows) + [False] * len(shared)
-        kinds = ((each.dtype, each.shape[one:], each.stride()) for each, one in zip(given, own, strict=True))
-        key = work, *kinds
-        if key not in self.tapes:
-            self.tapes[key] = self._recorded(work, given, own)
-        tape = self.tapes[key]
-        if tape is not None:
-            each_row(rows[0], lambda row: _run(tape, given, row, slopes=work is not _outputs))
-        return tape is not None
+        tape = self._tape(work, rows, shared, [each[0] for each in results])
+        if tape is None:
+            return False
 
-    def _recorded(self, work: Work, given: Sequence[Tensor], own: Sequence[bool]) -> Replay | None:
-        module = copy.deepcopy(self.plain.module).to(given[0].dtype).train(work is not _outputs)
+        def keep(row: int) -> None:
+            found = _run(tape, (*rows, *shared), row, slopes=work is not _outputs)
+            for to, piece in zip(results, found, strict=True):
+                to[row].copy_(piece)
+
+        each_row(rows[0], keep)
+        return True
+
+    def _tape(self, work: Work, rows: Given, shared: Given, results: Given) -> Replay | None:
+        """The recording of `work` for tensors like these, the models first; None where it cannot be made."""
+        kinds = [(each.dtype, each.shape[1:], each.stride()) for each in rows]
+        key = work, *kinds, *((each.dtype, each.shape, each.stride()) for each in shared)
+        if key not in self.tapes:
+            self.tapes[key] = self._recorded(work, rows, shared, results)
+        return self.tapes[key]
+
+    def _recorded(self, work: Work, rows: Given, shared: Given, results: Given) -> Replay | None:
+        module = copy.deepcopy(self.plain.module).to(rows[0].dtype).train(work is not _outputs)
         if self.plain.channels_last:
-            loops = usable(given[0][0]) and not self.plain.objective.autocast
+            loops = usable(rows[0][0]) and not self.plain.objective.autocast
             module = rewritten(module, loops=loops)
         task, buffers = _Task(module, self.plain.objective), list(module.buffers())
         versions = [buffer._version for buffer in buffers]
         try:
-            tape = record(lambda *row: work(self.plain, task, *row), given, own)
+            tape = record(lambda *given: work(self.plain, task, *given), rows, shared, results)
         except (Unrecordable, RuntimeError):
             return None
         return tape if versions == [buffer._version for buffer in buffers] else None
@@ -112,10 +142,10 @@ class _Task(nn.Module):
         return self.objective(self.module, inputs, *targets) if targets else call(self.module, inputs)
 
 
-def _run(tape: Replay, rows: Sequence[Tensor], row: int, *, slopes: bool) -> None:
+def _run(tape: Replay, given: Given, row: int, *, slopes: bool = True) -> list[Tensor]:
     # Derivatives are operations like others here, but some kernels ask whether any will be needed.
     with torch.set_grad_enabled(slopes), torch._C._AutoDispatchBelowAutograd(), as_recorded():
-        tape(*rows, row)
+        return tape(*given, row)
 
 
 def _gradient(
@@ -135,12 +165,23 @@ def _gradient(
 
 def _drawn(plain: LoopEngine, task: _Task, row: Tensor, numbers: Tensor, *rest: Tensor) -> None:
     """The same on those of all samples that have these numbers."""
-    loss, g, inputs, targets = rest
+    inputs, targets, loss, g = rest
     few = Samples(inputs.index_select(0, numbers), targets.index_select(0, numbers))
     _gradient(plain, task, row, *few.take(slice(None), row.dtype), loss, g)
 
 
-def _outputs(plain: LoopEngine, task: _Task, row: Tensor, outputs: Tensor, inputs: Tensor) -> None:
+def _tracked(plain: LoopEngine, task: _Task, row: Tensor, numbers: Tensor, *rest: Tensor) -> None:
+    """The same, y += weight · gradient - g, g ← weight · gradient."""
+    g, y, *weight, inputs, targets, loss, new = rest
+    _drawn(plain, task, row, numbers, inputs, targets, loss, new)
+    if weight:
+        new.mul_(weight[0])
+    g.sub_(new)
+    y.sub_(g)
+    g.copy_(new)
+
+
+def _outputs(plain: LoopEngine, task: _Task, row: Tensor, inputs: Tensor, outputs: Tensor) -> None:
     """outputs ← what the model `row` makes of `inputs`, which a forward pass may write into."""
     with torch.no_grad():
         outputs.copy_(functional_call(task, _named(plain, row), (clone(plain.image(inputs)),)))
