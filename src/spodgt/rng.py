@@ -109,13 +109,20 @@ def word(state, coordinate):  # type: ignore[no-untyped-def]
 
 @jit
 def _bernoulli(key, first_round, chances, out, first, last):  # type: ignore[no-untyped-def]
-    """`chances` are those of all numbers, or one for all of them."""
-    one, chance = len(chances) == 1, chances[0]
+    """`chances` are those of all numbers, or one for all of them.
+
+    Pieces are counted from zero: of other indices, numba asks whether they count from the end.
+    """
+    start, some = np.uint64(first), chances[first:last]
+    below = np.uint64(np.ceil(chances[0] * 2.0**53))  # u < p as whole numbers
     for row in range(out.shape[0]):
-        base, to = word(key, first_round + row), out[row]
-        for i in range(first, last):
-            u = np.float64(word(base, i) >> np.uint64(11)) * 2.0**-53
-            to[i] = u < (chance if one else chances[i])
+        base, to = word(key, first_round + row), out[row, first:last]
+        if len(chances) == 1:
+            for i in range(len(to)):
+                to[i] = word(base, start + np.uint64(i)) >> np.uint64(11) < below
+        else:
+            for i in range(len(to)):
+                to[i] = np.float64(word(base, start + np.uint64(i)) >> np.uint64(11)) * 2.0**-53 < some[i]
 
 
 def bernoulli(key: np.uint64, rounds: range, chances: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -21,6 +21,7 @@ from spodgt.compiled import Loop, announced, finite, jit
 from spodgt.compiled.instructions import exp
 from spodgt.kernels.mixing import Buffers, Links
 from spodgt.kernels.sums import spread
+from spodgt.participation.delay import Costs
 from spodgt.problems import Quadratic
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.learning import Learning
@@ -394,6 +395,38 @@ def test_a_round_in_one_pass_is_that_in_two(name: str, monkeypatch: pytest.Monke
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
 
 
+@pytest.mark.parametrize("side", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("name", ["spod-gt", "spod-gt-importance"])
+def test_short_rows_in_one_pass_are_those_in_two(
+    side: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both states mixed at once, and blocks that go to memory while the next is made; 237 is no multiple."""
+    draws = torch.Generator().manual_seed(side)
+    inputs = torch.randint(0, 256, (237, 3, 1, side, side), generator=draws, dtype=torch.uint8)
+    labels = torch.randint(0, 2, (237, 3), generator=draws)
+    problem = Learning(
+        linear((1, side, side), 2), multi_margin, list(zip(inputs, labels, strict=True)), batch_size=2
+    )
+    network = spodgt.Network.random_geometric(237, 0.15, seed=3)
+    start = torch.randn(237, problem.parameters, generator=draws)
+    draw = Draw(1, network, spodgt.Bernoulli(0.5, 0.5).draw(network, 1), problem, start)
+    states = []
+    for short in (0, 10**6):
+        monkeypatch.setattr("spodgt.kernels.tracking._SHORT", short)
+        world = Simulation([Run.of(draw, spodgt.method(name))])
+        states.append(world.advance(world.init(), range(1, 8)))
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+    assert all(tensor.isfinite().all() for tensor in states[0])
+
+
+@pytest.mark.parametrize("count", [2**18, 2**18 + 13, 2**18 + 24])
+def test_the_clock_of_many_links_adds_up_as_numpy_does(count: int) -> None:
+    draws = np.random.default_rng(count)
+    active, each = draws.random((3, count)) < 0.5, draws.random(count)
+    found = Costs(each[:1], each).transmission(active)
+    np.testing.assert_array_equal(found, np.where(active, each, 0.0).sum(-1))
+
+
 def test_buffers_are_lent_again_only_when_the_state_lies_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spodgt.kernels.mixing._LARGE", 1)
     buffers, x = Buffers(), torch.zeros(3, 4)
@@ -564,6 +597,10 @@ def test_compiled_bernoulli_draws_are_uniform_draws_below_the_chance(
     rounds = range(first, first + 4)
     theirs = rng.uniform(key, np.asarray(rounds)[:, None], np.arange(count)[None]) < chances
     np.testing.assert_array_equal(rng.bernoulli(key, rounds, chances), theirs)
+    for chance in (0.0, 5e-324, 0.3, 1.0, *chances[:1]):
+        one = np.broadcast_to(np.array([chance]), count)
+        theirs = rng.uniform(key, np.asarray(rounds)[:, None], np.arange(count)[None]) < one
+        np.testing.assert_array_equal(rng.bernoulli(key, rounds, one), theirs)
 
 
 def outer(x: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spodgt.compiled import Loop, instructions, jit, shipped, text_of
+from spodgt.compiled import Loop, code, instructions, jit, shipped, text_of
 from spodgt.compiled.shipped import TABLE, laid_out
 from spodgt.kernels import sums
 from spodgt.problems import samples
@@ -91,7 +91,7 @@ def test_rounds_are_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_source_of_a_loop_is_what_inspect_finds() -> None:
     known: list[Any] = [loop_of(name).function for name in KNOWN]
-    known += [instructions._blend, instructions._Code, instructions._Intrinsic]
+    known += [instructions._blend, code.Code, code.Intrinsic]
     for what in known:
         assert text_of(what) == inspect.getsource(what).rstrip()
 

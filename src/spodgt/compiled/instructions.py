@@ -2,231 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, cast
 
-from spodgt.compiled import Loop, text_of
-from spodgt.compiled.shipped import Function
-
-_IR = Any  # types and values of llvmlite, which has no types itself
-_FUSED = ("contract",)  # a product and a sum may be one instruction
-
-
-class _Code:
-    """What instructions are written with: LLVM's builder, the arguments, and vectors in arrays of them."""
-
-    def __init__(self, context: _IR, builder: _IR, signature: _IR, arguments: _IR, details: _IR) -> None:
-        from llvmlite import ir  # type: ignore[import-untyped]
-        from numba.core import cgutils
-
-        self.context, self.builder, self.ir, self.tools = context, builder, ir, cast(_IR, cgutils)
-        self.kinds, self.given, self.whole, self.details = signature.args, arguments, ir.IntType(64), details
-
-    @property
-    def wide(self) -> bool:
-        """Whether the processor has vectors of 64 bytes, and so twice as many registers."""
-        from llvmlite import binding
-        from numba.core import config
-
-        name: str | None = vars(config)["CPU_NAME"]
-        features: dict[str, bool] = binding.get_host_cpu_features()
-        return name == "x86-64-v4" if name else features.get("avx512f", False)
-
-    def number(self, which: int) -> tuple[_IR, int]:
-        """The type of the numbers in an array, and their bytes."""
-        kind = self.context.get_data_type(self.kinds[which].dtype)
-        return kind, self.context.get_abi_sizeof(kind)
-
-    def at(self, which: int, *index: _IR, of: int | None = None) -> _IR:
-        """The address of a number in an array, or in one `of` a tuple; without index, of (array, *index)."""
-        kind, array = self.kinds[which], self.given[which]
-        if of is not None:
-            kind, array = kind[of], self.builder.extract_value(array, of)
-        if not index:
-            array, *index = (self.builder.extract_value(array, n) for n in range(len(kind)))  # type: ignore[assignment]
-            kind = kind[0]
-        view = self.context.make_array(kind)(self.context, self.builder, array)
-        return self.tools.get_item_pointer(self.context, self.builder, kind, view, list(index))
-
-    def flags(self, which: int, of: int, begin: _IR, end: _IR) -> _IR:
-        """Bytes of an array in a tuple, zeros and ones, as bits: 32 from `begin` on, or up to `end`."""
-        builder, ir, whole, word = self.builder, self.ir, self.whole, self.ir.IntType(32)
-        assert self.kinds[which][of].layout == "C"  # side by side
-        array = self.context.make_array(self.kinds[which][of])
-        bytes_ = array(self.context, builder, builder.extract_value(self.given[which], of))
-        room = builder.sub(builder.extract_value(bytes_.shape, 0), whole(32))  # beyond is nobody's memory
-        place = builder.select(builder.icmp_signed("<", begin, room), begin, room)
-        found = self.tools.alloca_once(builder, word)
-        with builder.if_else(builder.icmp_signed(">=", place, whole(0))) as (all_at_once, one_by_one):
-            with all_at_once:
-                vector = ir.VectorType(ir.IntType(8), 32)
-                pointer = builder.bitcast(self.at(which, place, of=of), vector.as_pointer())
-                on = builder.trunc(builder.load(pointer, align=1), ir.VectorType(ir.IntType(1), 32))
-                shift = builder.trunc(builder.sub(begin, place), word)
-                builder.store(builder.lshr(builder.bitcast(on, word), shift), found)
-            with one_by_one:  # a network of less than 32 links; from the end, which LLVM leaves as it is
-                builder.store(word(0), found)
-                with self.tools.for_range(builder, builder.sub(end, begin)) as loop:
-                    place = builder.sub(builder.sub(end, loop.index), whole(1))
-                    bit = builder.zext(builder.load(self.at(which, place, of=of)), word)
-                    builder.store(builder.or_(builder.shl(builder.load(found), word(1)), bit), found)
-        count = builder.sub(end, begin)
-        low = builder.sub(builder.shl(whole(1), count), whole(1))
-        low = builder.select(builder.icmp_signed("<", count, whole(32)), low, whole(-1))
-        return builder.and_(builder.load(found), builder.trunc(low, word))
-
-    @contextmanager
-    def each_bit(self, bits: _IR) -> Iterator[_IR]:
-        """For every bit that is set, from the lowest on: its place."""
-        builder, word = self.builder, bits.type
-        left = self.tools.alloca_once(builder, word)
-        builder.store(bits, left)
-        head, body, end = (builder.append_basic_block(name) for name in ("bits", "bit", "no_bit"))
-        builder.branch(head)
-        builder.position_at_end(head)
-        now = builder.load(left)
-        builder.cbranch(builder.icmp_unsigned("!=", now, word(0)), body, end)
-        builder.position_at_end(body)
-        builder.store(builder.and_(now, builder.sub(now, word(1))), left)
-        yield builder.zext(builder.cttz(now, self.ir.IntType(1)(1)), self.whole)
-        builder.branch(head)
-        builder.position_at_end(end)
-
-    def piece(self, vector: _IR, which: int, *index: _IR) -> _IR:
-        """The address of a vector that begins there."""
-        return self.builder.bitcast(self.at(which, *index), vector.as_pointer())
-
-    def all_of(self, vector: _IR, value: _IR) -> _IR:
-        """A vector of equal numbers."""
-        start, first = self.ir.Constant(vector, self.ir.Undefined), self.ir.IntType(32)
-        one = self.builder.insert_element(start, value, first(0))
-        same = self.ir.Constant(self.ir.VectorType(first, vector.count), [0] * vector.count)
-        return self.builder.shuffle_vector(one, one, same)
-
-    def sums(self, start: _IR, count: int) -> list[_IR]:
-        """Registers that begin with `start`."""
-        found = [self.tools.alloca_once(self.builder, start.type) for _ in range(count)]
-        for each in found:
-            self.builder.store(start, each)
-        return found
-
-    def pieces(self, number: _IR, size: _IR, most: int, least: int) -> Iterator[list[tuple[_IR, _IR]]]:
-        """Vectors that cover `size` numbers, no more than `most` bytes hold: types, and where they begin.
-
-        What the caller writes for each list is done for the sizes that it is for. The last vector has 64
-        bytes or `least`, 32 or 64, and covers some numbers that the one before it has, too.
-        """
-        builder, whole, bytes_ = self.builder, self.whole, self.context.get_abi_sizeof(number)
-        vector, short = (self.ir.VectorType(number, n // bytes_) for n in (64, least))
-        units = builder.sdiv(builder.add(size, whole(short.count - 1)), whole(short.count))
-        units = builder.select(builder.icmp_signed("<", size, whole(short.count)), whole(0), units)
-        end = builder.append_basic_block("end")
-        choice = builder.switch(units, end)
-        for count in range(most // least + 1):
-            choice.add_case(whole(count), block := builder.append_basic_block("size"))
-            builder.position_at_end(block)
-            if count:
-                full, rest = divmod(count * least, 64)
-                kinds = [vector] * full + [short] * (rest > 0)
-                if full == 1 and not rest:  # perhaps less than one
-                    kinds = [short] * (64 // least)
-                starts = [whole(n * kinds[0].count) for n in range(len(kinds) - 1)]
-                last = builder.sub(size, whole(kinds[-1].count))
-                yield list(zip(kinds, [*starts, last], strict=True))
-            else:
-                with self.tools.for_range(builder, size) as loop:
-                    yield [(self.ir.VectorType(number, 1), loop.index)]
-            builder.branch(end)
-        builder.position_at_end(end)
-
-    def parts(self, pieces: list[tuple[_IR, _IR]], begin: _IR) -> list[_IR]:
-        """The addresses of these vectors in what begins there."""
-        there = ((kind, self.builder.gep(begin, [n])) for kind, n in pieces)
-        return [self.builder.bitcast(pointer, kind.as_pointer()) for kind, pointer in there]
-
-    def add_parts(self, totals: list[_IR], pieces: list[tuple[_IR, _IR]], by: _IR, begin: _IR) -> None:
-        """totals += by · what begins there, vector by vector."""
-        align = self.context.get_abi_sizeof(by.type)
-        every = {kind.count: self.all_of(kind, by) for kind, _ in pieces}
-        for total, (kind, _), part in zip(totals, pieces, self.parts(pieces, begin), strict=True):
-            self.add(total, every[kind.count], self.builder.load(part, align=align))
-
-    def store_parts(self, totals: list[_IR], pieces: list[tuple[_IR, _IR]], begin: _IR, align: int) -> None:
-        for total, part in zip(totals, self.parts(pieces, begin), strict=True):
-            self.builder.store(self.builder.load(total), part, align=align)
-
-    def numbers(self, which: int, pointer: _IR, vector: _IR, unit: _IR) -> _IR:
-        """unit · a vector of what is there in an array, whole numbers or floats, as `vector` has them."""
-        builder, kind, (given, narrow) = self.builder, self.kinds[which].dtype, self.number(which)
-        source = self.ir.VectorType(given, vector.count).as_pointer()
-        numbers = builder.load(builder.bitcast(pointer, source), align=narrow)
-        bytes_ = self.context.get_abi_sizeof(vector.element)
-        if hasattr(kind, "signed"):
-            numbers = (builder.sitofp if kind.signed else builder.uitofp)(numbers, vector)
-        elif narrow != bytes_:
-            numbers = (builder.fpext if narrow < bytes_ else builder.fptrunc)(numbers, vector)
-        return builder.fmul(self.all_of(vector, unit), numbers)
-
-    def lane_sums(self, parts: list[_IR]) -> _IR:
-        """The sums of the lanes of each vector, side by side; the order does not depend on the others."""
-        builder, ir, groups, lanes = self.builder, self.ir, 1, parts[0].type.count
-
-        def halves(parts: list[_IR]) -> _IR:
-            """Of each group of lanes the sum of its halves, or its only one, in one vector."""
-            index = [group * lanes + n for group in range(groups) for n in range(max(1, lanes // 2))]
-            index += [n + groups * lanes for n in index] if len(parts) > 1 else []
-            sides = []
-            for shift in sorted({0, lanes // 2}):
-                chosen = [ir.IntType(32)(n + shift) for n in index]
-                mask = ir.Constant(ir.VectorType(ir.IntType(32), len(chosen)), chosen)
-                sides.append(builder.shuffle_vector(parts[0], parts[-1], mask))
-            return builder.fadd(*sides) if len(sides) > 1 else sides[0]
-
-        while len(parts) > 1:
-            parts = [halves(parts[n : n + 2]) for n in range(0, len(parts), 2)]
-            groups, lanes = 2 * groups, max(1, lanes // 2)
-        while lanes > 1:
-            parts, lanes = [halves(parts)], lanes // 2
-        return parts[0]
-
-    def add(self, total: _IR, one: _IR, other: _IR) -> None:
-        """total += one · other."""
-        term = self.builder.fmul(one, other, _FUSED)
-        self.builder.store(self.builder.fadd(self.builder.load(total), term, _FUSED), total)
-
-
-class _Intrinsic(Loop):
-    """What numba lowers by a function of this file, whose arguments it has; `details` are in its code."""
-
-    def __init__(self, function: Function, *details: int, result: str = "none") -> None:
-        super().__init__(function, frozenset())
-        self.details, self.result = details, result
-
-    def text(self) -> str:
-        own = text_of(_Code) + text_of(_Intrinsic)
-        return f"{own}{super().text()}{self.details}{self.result} {SPAN}"
-
-    def build(self) -> Function:
-        from numba.core import types
-        from numba.extending import intrinsic
-
-        def typed(context, *kinds):  # type: ignore[no-untyped-def]
-            def lowered(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-                found = self.function(_Code(context, builder, signature, arguments, self.details), *arguments)
-                return context.get_dummy_value() if found is None else found
-
-            if self.result in ("same", "array"):
-                result = kinds[0] if self.result == "same" else types.Array(kinds[0].dtype, 1, "C")
-            else:
-                result = getattr(types, self.result)
-            given = (types.int64 if isinstance(kind, types.Integer) else kind for kind in kinds)
-            return result(*given), lowered
-
-        vars(typed)["__signature__"] = inspect.signature(self.function)
-        return cast(Function, intrinsic(typed))
+from spodgt.compiled.code import FUSED, IR, SPAN, Intrinsic
 
 
 def _swap(code, array, index, old, new):  # type: ignore[no-untyped-def]
@@ -281,7 +59,7 @@ def _weigh(code, start, own, to, x, rows, weights, count, left, size):  # type: 
     for pieces in code.pieces(number, size, SPAN, code.details[0]):
         first, totals = code.parts(pieces, code.at(0)), []
         for (kind, _), part in zip(pieces, first, strict=True):
-            begun = builder.fmul(code.all_of(kind, own), builder.load(part, align=bytes_), _FUSED)
+            begun = builder.fmul(code.all_of(kind, own), builder.load(part, align=bytes_), FUSED)
             totals += code.sums(begun, 1)
         with code.tools.for_range(builder, count) as loop:
             row, by = (builder.load(code.at(which, loop.index)) for which in (4, 5))
@@ -292,7 +70,8 @@ def _weigh(code, start, own, to, x, rows, weights, count, left, size):  # type: 
 def _stream(code, source, to, first):  # type: ignore[no-untyped-def]
     """to[first : …] ← source, past the caches: lines are not fetched before they are written."""
     builder, whole, (number, bytes_) = code.builder, code.whole, code.number(0)
-    vector, lanes, line = code.ir.VectorType(number, 32 // bytes_), 32 // bytes_, 64 // bytes_
+    size, line = 64 if code.wide else 32, 64 // bytes_
+    vector = code.ir.VectorType(number, size // bytes_)
     array = code.context.make_array(code.kinds[0])(code.context, builder, source)
     count, begin, target = builder.extract_value(array.shape, 0), code.at(0, whole(0)), code.at(1, first)
     past = builder.module.add_metadata([code.ir.IntType(32)(1)])
@@ -304,10 +83,10 @@ def _stream(code, source, to, first):  # type: ignore[no-untyped-def]
         with code.tools.for_range_slice(builder, low, high, whole(1)) as (place, _):
             builder.store(builder.load(builder.gep(begin, [place])), builder.gep(target, [place]))
     with code.tools.for_range_slice(builder, head, end, whole(line)) as (place, _):
-        for part in (place, builder.add(place, whole(lanes))):
+        for part in (builder.add(place, whole(n)) for n in range(0, line, vector.count)):
             there = (builder.bitcast(builder.gep(at, [part]), vector.as_pointer()) for at in (begin, target))
             given, to_there = there
-            stored = builder.store(builder.load(given, align=bytes_), to_there, align=32)
+            stored = builder.store(builder.load(given, align=bytes_), to_there, align=size)
             stored.set_metadata("nontemporal", past)
 
 
@@ -338,6 +117,23 @@ def _tally(code, flags, which, first, last):  # type: ignore[no-untyped-def]
         flag = builder.zext(builder.load_atomic(code.at(0, at), "monotonic", 1), whole)
         builder.store(builder.add(builder.load(total), flag), total)
     return builder.load(total)
+
+
+def _total(code, ones, values, first, last):  # type: ignore[no-untyped-def]
+    """Σ values[n] where ones[n] is 1 and not 0, over n from `first` to before `last`: a multiple of eight.
+
+    Eight sums side by side, then ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), as numpy adds up.
+    """
+    builder, ir, (number, bytes_) = code.builder, code.ir, code.number(1)
+    vector, flags = ir.VectorType(number, 8), ir.VectorType(code.number(0)[0], 8)
+    (found,) = code.sums(ir.Constant(vector, None), 1)
+    with code.tools.for_range_slice(builder, first, last, code.whole(8)) as (n, _):
+        on = builder.uitofp(builder.load(code.piece(flags, 0, n), align=1), vector)
+        code.add(found, builder.load(code.piece(vector, 1, n), align=bytes_), on)
+    sums = [builder.extract_element(builder.load(found), ir.IntType(32)(lane)) for lane in range(8)]
+    while len(sums) > 1:
+        sums = [builder.fadd(one, other) for one, other in zip(sums[::2], sums[1::2], strict=True)]
+    return sums[0]
 
 
 def _learn(code, y, g, left, factor, add, tile, slopes, which, size):  # type: ignore[no-untyped-def]
@@ -379,12 +175,6 @@ def _blend(code, start, own, to, x, links, some, left, size):  # type: ignore[no
     builder, whole, (number, bytes_) = code.builder, code.whole, code.number(3)
     double, rests = code.ir.DoubleType(), code.details[1]
     first, last, base = (builder.extract_value(some, n) for n in range(3))
-
-    def cast(value: _IR, kind: _IR) -> _IR:
-        if value.type == kind:
-            return value
-        return builder.fpext(value, kind) if kind == double else builder.fptrunc(value, kind)
-
     for pieces in code.pieces(number, size, SPAN, code.details[0]):
         totals = [code.sums(code.ir.Constant(kind, None), 1)[0] for kind, _ in pieces]
         (gone,) = code.sums(double(0.0), 1)
@@ -392,13 +182,44 @@ def _blend(code, start, own, to, x, links, some, left, size):  # type: ignore[no
             active = code.flags(4, 2, begin, last)
             with code.each_bit(active) as bit:
                 sender, weight = (builder.load(code.at(4, builder.add(begin, bit), of=n)) for n in (0, 1))
-                sender, by = builder.sext(sender, whole), cast(weight, number)
+                sender, by = builder.sext(sender, whole), code.cast(weight, number)
                 if rests:
-                    builder.store(builder.fadd(builder.load(gone), cast(by, double)), gone)
+                    builder.store(builder.fadd(builder.load(gone), code.cast(by, double)), gone)
                 code.add_parts(totals, pieces, by, code.at(3, builder.sub(sender, base), left))
-        kept = cast(builder.fsub(own, builder.load(gone)), number)
+        kept = code.cast(builder.fsub(own, builder.load(gone)), number)
         code.add_parts(totals, pieces, kept, code.at(0))
         code.store_parts(totals, pieces, code.at(2), bytes_)
+
+
+def _blend_both(code, states, outs, places, own, step, links, some, size):  # type: ignore[no-untyped-def]
+    """Rows of x and y, at most SPAN bytes, mixed in one pass, as `_blend` mixes one; and a step along y.
+
+    outs[1][to] ← own · y[row] + Σ b · y[sender], outs[0][to] ← rest · x[row] + Σ a · x[sender] - step · that,
+    where `states` are (x, y), `places` (row, to), `links` (senders, a, b, active) and `some` (first, last).
+    """
+    builder, whole, double = code.builder, code.whole, code.ir.DoubleType()
+    number = code.context.get_data_type(code.kinds[0][0].dtype)
+    (row, to), (first, last) = ([builder.extract_value(pair, n) for n in range(2)] for pair in (places, some))
+    for pieces in code.pieces(number, size, SPAN, code.details[0]):
+        totals = [[code.sums(code.ir.Constant(kind, None), 1)[0] for kind, _ in pieces] for _ in range(2)]
+        (gone,) = code.sums(double(0.0), 1)
+        with code.tools.for_range_slice(builder, first, last, whole(32)) as (begin, _):
+            active = code.flags(5, 3, begin, last)
+            with code.each_bit(active) as bit:
+                link = builder.add(begin, bit)
+                sender = builder.sext(builder.load(code.at(5, link, of=0)), whole)
+                weights = [builder.load(code.at(5, link, of=n)) for n in (1, 2)]
+                builder.store(builder.fadd(builder.load(gone), code.cast(weights[0], double)), gone)
+                for n, by in enumerate(weights):
+                    code.add_parts(totals[n], pieces, by, code.at(0, sender, whole(0), of=n))
+        rest = builder.fsub(double(1.0), builder.load(gone))
+        for n, by in enumerate((rest, own)):
+            code.add_parts(totals[n], pieces, code.cast(by, number), code.at(0, row, whole(0), of=n))
+        for x, y in zip(*totals, strict=True):
+            back = code.all_of(builder.load(y).type, builder.fneg(code.cast(step, number)))
+            code.add(x, back, builder.load(y))
+        for n in range(2):
+            code.store_parts(totals[n], pieces, code.at(1, to, whole(0), of=n), 4)
 
 
 def _widen(code, x, row, left, size, unit, to, at):  # type: ignore[no-untyped-def]
@@ -410,7 +231,7 @@ def _widen(code, x, row, left, size, unit, to, at):  # type: ignore[no-untyped-d
     vector = code.ir.VectorType(number, 64 // bytes_)
     first, target = code.at(0, row, left), code.at(5, at, code.whole(0))
 
-    def step(place: _IR) -> None:
+    def step(place: IR) -> None:
         here = builder.bitcast(builder.gep(target, [place]), vector.as_pointer())
         given = code.numbers(0, builder.gep(first, [place]), vector, unit)
         builder.store(given, here, align=bytes_)
@@ -431,7 +252,7 @@ def _slope_sums(code, x, samples, count, left, unit, slopes, c, to, size):  # ty
     vector, classes = code.ir.VectorType(number, 64 // bytes_), range(code.details[0])
     lanes = whole(vector.count)
 
-    def block(place: _IR, many: int) -> None:
+    def block(place: IR, many: int) -> None:
         totals = [code.sums(code.ir.Constant(vector, None), many) for _ in classes]
         with code.tools.for_range(builder, count) as loop:
             sample = builder.load(code.at(1, loop.index))
@@ -476,7 +297,7 @@ def _dots(code, model, first, second, tile, rows, size, sums):  # type: ignore[n
     piece, parts = ir.VectorType(number, span), []
     last = builder.sub(size, whole(lanes))
 
-    def products(place: _IR, totals: list[_IR], fresh: _IR | None = None) -> None:
+    def products(place: IR, totals: list[IR], fresh: IR | None = None) -> None:
         there = (builder.bitcast(builder.gep(pointer, [place]), piece.as_pointer()) for pointer in given)
         pieces = [builder.load(pointer, align=bytes_) for pointer in there]
         if fresh is not None:
@@ -576,21 +397,22 @@ def _product(code, x, places, offsets, table, to, row, left):  # type: ignore[no
         builder.store(builder.load(total), code.piece(vector, 4, n, left), align=size)
 
 
-SPAN = 448  # bytes of sums that fit the registers of any processor with vectors of 32 bytes
 VECTOR = 32  # bytes
 ROOM = 64  # numbers on the stack of a loop
 LANES = 8  # columns of the smaller product
 SOME = 5  # classes whose sums stay in registers together with four samples
-swap, fetch = _Intrinsic(_swap, result="int64"), _Intrinsic(_fetch, result="int64")
-exp = _Intrinsic(_exp, result="same")
-many_registers = _Intrinsic(_many_registers, result="int64")
-scores_of_some, scores_of_one = _Intrinsic(_scores, SOME), _Intrinsic(_scores, 1)
-look, tell = _Intrinsic(_look, result="int64"), _Intrinsic(_tell)
-room = _Intrinsic(_room, ROOM, result="array")
-widen, dots = _Intrinsic(_widen), _Intrinsic(_dots)
-weigh = _Intrinsic(_weigh, 64)
-sums_of_some, sums_of_one = _Intrinsic(_slope_sums, SOME), _Intrinsic(_slope_sums, 1)
-tally = _Intrinsic(_tally, result="int64")
-learn, stream, copy = _Intrinsic(_learn, 32), _Intrinsic(_stream), _Intrinsic(_copy)
-blend, blend_rest = _Intrinsic(_blend, 32, 0), _Intrinsic(_blend, 32, 1)
-product, wide_product = _Intrinsic(_product, LANES), _Intrinsic(_product, 2 * LANES)
+swap, fetch = Intrinsic(_swap, result="int64"), Intrinsic(_fetch, result="int64")
+exp = Intrinsic(_exp, result="same")
+many_registers = Intrinsic(_many_registers, result="int64")
+scores_of_some, scores_of_one = Intrinsic(_scores, SOME), Intrinsic(_scores, 1)
+look, tell = Intrinsic(_look, result="int64"), Intrinsic(_tell)
+room = Intrinsic(_room, ROOM, result="array")
+widen, dots = Intrinsic(_widen), Intrinsic(_dots)
+weigh = Intrinsic(_weigh, 64)
+sums_of_some, sums_of_one = Intrinsic(_slope_sums, SOME), Intrinsic(_slope_sums, 1)
+tally = Intrinsic(_tally, result="int64")
+total = Intrinsic(_total, result="float64")
+learn, stream, copy = Intrinsic(_learn, 32), Intrinsic(_stream), Intrinsic(_copy)
+blend_both = Intrinsic(_blend_both, 32)
+blend, blend_rest = Intrinsic(_blend, 32, 0), Intrinsic(_blend, 32, 1)
+product, wide_product = Intrinsic(_product, LANES), Intrinsic(_product, 2 * LANES)

@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spodgt.compiled import jit, jit_part, share, usable
-from spodgt.compiled.instructions import SPAN, blend, blend_rest, fetch, room, tally
+from spodgt.compiled import aligned, jit, jit_part, share, usable
+from spodgt.compiled.code import SPAN
+from spodgt.compiled.instructions import blend, blend_rest, fetch, room, tally
 from spodgt.kernels.order import BLOCK, first_uses, grouped, nearness
 from spodgt.types import Array, Bools, Floats, Ints
 
@@ -21,7 +22,7 @@ COLUMNS = 512  # of a block that is mixed in place: with ten clients it stays in
 _NUMBERS = 2**16  # of a block mixed from one state into another: both stay in the second-level cache
 _FEW = 4096  # rows whose blocks of columns fit the second-level cache together
 _DENSE = 64  # clients of a run up to which a dense matrix is faster
-_LINE = 16  # numbers of a row that come together
+LINE = 16  # numbers of a row that come together
 FAR = 8  # clients whose rows are fetched ahead
 SCATTERED = 2**22  # numbers of a state with short rows that leaves the caches
 _LARGE = 2**18  # numbers of a state from which its memory is used again
@@ -32,7 +33,7 @@ def roomy(x: Tensor) -> Tensor:
     """Memory for another `x`, in large pages where it is large: numpy asks for them, torch does not."""
     if not usable(x) or x.numel() < _LARGE:
         return torch.empty_like(x)
-    return torch.from_numpy(np.empty(x.shape, x.new_empty(0).numpy().dtype))
+    return torch.from_numpy(aligned(tuple(x.shape), x.new_empty(0).numpy().dtype))
 
 
 class Buffers:
@@ -67,23 +68,28 @@ class Buffers:
 def fetch_row(x, i):  # type: ignore[no-untyped-def]
     """Have row i of x fetched."""
     row = x[i]
-    for c in range(0, len(row), _LINE):
+    for c in range(0, len(row), LINE):
         fetch(row, c, 0, 0)
 
 
 @jit_part
-def ahead(x, links, uses, i, end):  # type: ignore[no-untyped-def]
-    """Have rows fetched that clients soon after i, before `end`, read: of the next block, or of a few."""
+def ahead(states, links, uses, i, end):  # type: ignore[no-untyped-def]
+    """Have rows of some states fetched that clients soon after i, before `end`, read.
+
+    Those of the next block, or of a few.
+    """
     (pointers, senders, _, active), (begins, rows) = links, uses
     if len(rows):
         block = min(i // BLOCK + 1, len(begins) - 3)
         low, size, part = begins[block], begins[block + 1] - begins[block], i % BLOCK
         for n in range(low + size * part // BLOCK, low + size * (part + 1) // BLOCK):
-            fetch_row(x, rows[n])
+            for x in states:
+                fetch_row(x, rows[n])
     elif i % FAR == 0:
         for link in range(pointers[min(i + FAR, end)], pointers[min(i + 2 * FAR, end)]):
             if active[link]:
-                fetch_row(x, senders[link])
+                for x in states:
+                    fetch_row(x, senders[link])
 
 
 @jit
@@ -179,7 +185,7 @@ def mix_row(x, out, slim, active, own, rests, i, to):  # type: ignore[no-untyped
 def _mix_received(x, out, slim, active, uses, first, last):  # type: ignore[no-untyped-def]
     links = slim[0], slim[1], slim[2], active
     for i in range(first, last):
-        ahead(x, links, uses, i, last)
+        ahead((x,), links, uses, i, last)
         mix_row(x, out, slim, active, 1.0, True, i, i)
 
 
@@ -194,7 +200,7 @@ def _mix_sent(x, out, slim, active, known, uses, first, last):  # type: ignore[n
         else:
             kept_by_senders(slim, active, kept, low, high)
         for i in range(low, high):
-            ahead(x, links, uses, i, last)
+            ahead((x,), links, uses, i, last)
             mix_row(x, out, slim, active, kept[i - low], False, i, i)
 
 

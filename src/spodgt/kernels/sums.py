@@ -6,11 +6,10 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from spodgt.compiled import jit, jit_sum, share, usable, widened
-from spodgt.types import Bools, Floats
+from spodgt.types import Array, Bools, Floats
 
 
 def mean(x: Tensor) -> Tensor:
@@ -32,16 +31,21 @@ def imbalance(y: Tensor, g: Tensor) -> float:
     return float((widened(y).sum(0) - widened(g).sum(0)).norm())
 
 
-def count(numbers: NDArray[np.uint16], flags: Bools) -> None:
+def count(numbers: Array, flags: Bools) -> None:
     """In place: numbers[n] += how many of flags[:, n] are true."""
-    share(len(numbers), flags.size, lambda first, last: _count(numbers, flags, first, last))
+
+    def work(first: int, last: int) -> None:
+        _count(numbers[first:last], flags[:, first:last].view(np.uint8))
+
+    share(len(numbers), flags.size, work)
 
 
 @jit
-def _count(numbers, flags, first, last):  # type: ignore[no-untyped-def]
+def _count(numbers, flags):  # type: ignore[no-untyped-def]
+    """Zeros and ones: bools would be branches."""
     for row in range(len(flags)):
         some = flags[row]
-        for n in range(first, last):
+        for n in range(len(numbers)):
             numbers[n] += some[n]
 
 

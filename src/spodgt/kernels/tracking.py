@@ -23,12 +23,14 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, HasStepSize, Rule
-from spodgt.compiled import aligned, jit, share, team_for, usable
-from spodgt.compiled.instructions import room, stream
+from spodgt.compiled import aligned, jit, jit_part, share, team_for, usable
+from spodgt.compiled.code import SPAN
+from spodgt.compiled.instructions import blend_both, many_registers, room, stream
 from spodgt.kernels.linear import LinearStep
 from spodgt.kernels.mixing import (
     COLUMNS,
     FAR,
+    LINE,
     Links,
     Slim,
     ahead,
@@ -124,7 +126,7 @@ def _pull_rows(state, out, drop, step, slim, active, uses, first, last):  # type
     (x, y, g), near = state, (slim[0], slim[1], slim[2], active)
     for i in range(first, last):
         to, yi, gi, eta = out[i], y[i], g[i], x.dtype.type(step[i])
-        ahead(x, near, uses, i, last)
+        ahead((x,), near, uses, i, last)
         mix_row(x, out, slim, active, 1.0, True, i, i)
         for c in range(len(to)):
             to[c] = to[c] - eta * yi[c]
@@ -159,16 +161,30 @@ def exchange_rows(
     return spare, y, x
 
 
+@jit_part
+def _step(x, y, step):  # type: ignore[no-untyped-def]
+    """x ← x - step · y in a row."""
+    eta = x.dtype.type(step)
+    for c in range(len(x)):
+        x[c] = x[c] - eta * y[c]
+
+
 @jit
 def _track_rows(state, new, block, who, slims, active, uses, data, first, last):  # type: ignore[no-untyped-def]
-    """Blocks first to last of rows of `track_rows`; `block` are two blocks of rows to work in."""
+    """Blocks first to last of rows of `track_rows`; `block` are two blocks of rows to work in, of x and of y.
+
+    While one is made, the other goes to memory, piece by piece: the processor waits where many come at once.
+    """
     (x, y, g), (to_x, to_y), size, end = state, new, state[0].shape[1], len(state[0])
     drop, step, computes, keys, places, weight, k = who
-    (a, b), near, (new_x, new_y) = slims, (slims[0][0], slims[0][1], slims[0][2], active), block
+    (a, b), near = slims, (slims[0][0], slims[0][1], slims[0][2], active)
+    both = a[1], a[2], b[2], active
     rows, words, numbers, weights, kept = room(places), room(keys), room(places), room(weight), room(step)
-    whose = room(places)
+    whose, begin, waiting = room(places), first * BLOCK * size, first - first
+    old_x, old_y = block[0][1].reshape(-1), block[1][1].reshape(-1)
     for low in range(first * BLOCK, min(end, last * BLOCK), BLOCK):
-        high, count = min(end, low + BLOCK), 0
+        high, count, sent = min(end, low + BLOCK), 0, first - first
+        new_x, new_y = block[0][low // BLOCK % 2], block[1][low // BLOCK % 2]
         for i in range(low, high):
             rows[count], words[count], numbers[count], weights[count] = i, keys[i], places[i], weight[i]
             whose[count] = i - low
@@ -176,21 +192,29 @@ def _track_rows(state, new, block, who, slims, active, uses, data, first, last):
         draw_tasks((rows, words, numbers, k), data[0], data[1], low - low, count)
         kept_by_senders(b, active, kept, low, high)
         for i in range(low, high):
-            ahead(x, near, uses, i, end)
-            mix_row(x, new_x, a, active, 1.0, True, i, i - low)
-            ahead(y, near, uses, i, end)
-            mix_row(y, new_y, b, active, kept[i - low], False, i, i - low)
-            fetch_row(g, min(i + FAR, end - 1))
-            xi, yi, gi, eta = new_x[i - low], new_y[i - low], g[i], x.dtype.type(step[i])
-            for c in range(size):
-                xi[c] = xi[c] - eta * yi[c]
+            ahead((x, y), near, uses, i, end)
+            if many_registers(x) and size * x.itemsize <= SPAN:
+                place, some, own = (i, i - low), (a[0][i], a[0][i + 1]), kept[i - low]
+                blend_both((x, y), (new_x, new_y), place, own, step[i], both, some, size)
+            else:
+                mix_row(x, new_x, a, active, 1.0, True, i, i - low)
+                mix_row(y, new_y, b, active, kept[i - low], False, i, i - low)
+                _step(new_x[i - low], new_y[i - low], step[i])
+            soon = min(i + FAR, end - 1)
+            fetch_row(g, soon if drop[soon] | computes[soon] else i)  # others need no g; no branch
             if drop[i]:
+                yi, gi = new_y[i - low], g[i]
                 for c in range(size):
                     yi[c] = yi[c] - gi[c]
                 gi[:] = 0
+            more = waiting if i + 1 == high else waiting * (i + 1 - low) // BLOCK // LINE * LINE
+            stream(old_x[sent:more], to_x, begin + sent)
+            stream(old_y[sent:more], to_y, begin + sent)
+            sent = more
         learn_tasks((new_x, g[low:high], new_y), True, whose, data[0], data[1], weights, low - low, count)
-        stream(new_x[: high - low].reshape(-1), to_x, low * size)
-        stream(new_y[: high - low].reshape(-1), to_y, low * size)
+        old_x, old_y, begin, waiting = new_x.reshape(-1), new_y.reshape(-1), low * size, (high - low) * size
+    stream(old_x[:waiting], to_x, begin)
+    stream(old_y[:waiting], to_y, begin)
 
 
 def track_rows(
@@ -213,7 +237,7 @@ def track_rows(
     fixed, kind = (who, tuple(map(tuple, slims)), ones_of(active), links.uses), states[0][0].dtype
 
     def work(first: int, last: int) -> None:
-        block = aligned((BLOCK, state[0].shape[1]), kind), aligned((BLOCK, state[0].shape[1]), kind)
+        block = tuple(aligned((2, BLOCK, state[0].shape[1]), kind) for _ in range(2))
         _track_rows(*states, block, *fixed, (data[0], gradient_memory(*data, kind)), first, last)
 
     share(blocks, state[0].numel(), work)

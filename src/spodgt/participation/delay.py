@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spodgt.compiled import jit, share
+from spodgt.compiled.instructions import total
 from spodgt.network import Network
 from spodgt.types import Availability, Bools, Floats
 
@@ -55,14 +56,11 @@ def _total(which: Bools, each: Floats) -> Floats:
 
 @jit
 def _pairwise(which, each):  # type: ignore[no-untyped-def]
-    """Σ each[n] where which[n] is 1 and not 0, halves first: in the order in which numpy adds a row.
-
-    Numbers, not bools: numba would make a branch of those, which nobody can foresee.
-    """
+    """Σ each[n] where which[n] is 1 and not 0, halves first: in the order in which numpy adds a row."""
     begins, sizes = np.zeros(64, np.int64), np.zeros(64, np.int64)  # of the halves under way
     found, half = np.zeros(64), np.zeros(64, np.bool_)
     top = 0
-    sizes[0] = len(each)
+    sizes[0] = len(which)
     while True:
         begin, size = begins[top], sizes[top]
         if size > 128:
@@ -70,27 +68,17 @@ def _pairwise(which, each):  # type: ignore[no-untyped-def]
             top += 1
             begins[top], sizes[top] = begin, size // 2 - size // 2 % 8
             continue
-        ones, some = which[begin : begin + size], each[begin : begin + size]
-        r0 = r1 = r2 = r3 = r4 = r5 = r6 = r7 = 0.0  # one by one, so that they stay in registers
-        for n in range(0, size - 7, 8):
-            r0 += some[n] * ones[n]
-            r1 += some[n + 1] * ones[n + 1]
-            r2 += some[n + 2] * ones[n + 2]
-            r3 += some[n + 3] * ones[n + 3]
-            r4 += some[n + 4] * ones[n + 4]
-            r5 += some[n + 5] * ones[n + 5]
-            r6 += some[n + 6] * ones[n + 6]
-            r7 += some[n + 7] * ones[n + 7]
-        total = ((r0 + r1) + (r2 + r3)) + ((r4 + r5) + (r6 + r7))
-        for n in range(size - size % 8, size):
-            total += some[n] * ones[n]
+        whole, end = begin + (size >> 3 << 3), begin + size
+        so_far = total(which, each, begin, whole)
+        for n in range(whole, end):
+            so_far += each[n] * which[n]
         top -= 1
         while top >= 0 and half[top]:
-            total += found[top]
+            so_far += found[top]
             top -= 1
         if top < 0:
-            return total
-        found[top], half[top] = total, True
+            return so_far
+        found[top], half[top] = so_far, True
         first = sizes[top] // 2 - sizes[top] // 2 % 8
         begins[top + 1], sizes[top + 1] = begins[top] + first, sizes[top] - first
         top += 1

@@ -73,12 +73,13 @@ def slopes(loss, scores, targets, samples, count, batch):  # type: ignore[no-unt
     are. There may be several batches. Samples are the inner loops, so that these vectorise.
     """
     classes, one = len(scores), scores.dtype.type(1)
-    own, more = room(scores), room(scores)
+    own, more, right = room(scores), room(scores), room(samples)
     unit = one / scores.dtype.type(classes * batch)
     for low in range(0, count, ROOM):
         some = min(ROOM, count - low)
         for s in range(some):
-            own[s], more[s] = scores[targets[samples[low + s]], low + s], 0
+            right[s] = targets[np.uint64(samples[low + s])]
+            own[s], more[s] = scores[np.uint64(right[s]), low + s], 0
         for c in range(classes if loss == 1 else 0):
             row = scores[c, low : low + some]
             for s in range(some):
@@ -102,7 +103,7 @@ def slopes(loss, scores, targets, samples, count, batch):  # type: ignore[no-unt
             for s in range(some):
                 row[s] *= one / (more[s] * scores.dtype.type(batch))
         for s in range(some):
-            at = targets[samples[low + s]]
+            at = np.uint64(right[s])
             if loss == 0:
                 scores[at, low + s] = -unit * (more[s] - one)
             elif loss == 1:

@@ -47,6 +47,13 @@ def _carry(given, starts, pointers, out, first, last):  # type: ignore[no-untype
                 out[low + n] = given[at + n]
 
 
+@jit
+def _pick(given, which, out):  # type: ignore[no-untyped-def]
+    """out[n] ← given[which[n]], which have no sign: of others, numba asks whether they count from the end."""
+    for n in range(len(which)):
+        out[n] = given[which[n]]
+
+
 @dataclass(frozen=True, eq=False)
 class Arranged:
     """The `Batch` of a compiled step, by rows instead of clients."""
@@ -72,6 +79,11 @@ class Arranged:
         rows = np.empty_like(self.clients)
         rows[self.clients] = np.arange(len(rows))
         return rows
+
+    @cached_property
+    def _narrow(self) -> NDArray[np.uint32]:
+        """The clients in half as many bytes."""
+        return self.clients.astype(np.uint32)
 
     @cached_property
     def _pointers(self) -> Ints:
@@ -122,15 +134,28 @@ class Arranged:
 
     def by_link(self, values: NDArray[T]) -> NDArray[T]:
         """(…, links) values of the batch, arranged."""
-        if values.ndim > 1:
-            return np.stack([self.by_link(row) for row in values])
         out = np.empty(values.shape, values.dtype)
-        given = np.ascontiguousarray(values), self._starts, self._pointers, out
-        share(len(self.clients), len(values), lambda first, last: _carry(*given, first, last))
+        rows, to = (
+            np.ascontiguousarray(values).reshape(-1, values.shape[-1]),
+            out.reshape(-1, values.shape[-1]),
+        )
+
+        def work(first: int, last: int) -> None:
+            for given, found in zip(rows, to, strict=True):
+                _carry(given, self._starts, self._pointers, found, first, last)
+
+        share(len(self.clients), values.size, work)
         return out
 
     def activity(self, given: Activity) -> Activity:
         """The same rounds, arranged; those with roles are not for compiled steps of large networks."""
         pull, push = given.links
         links = ActiveLinks(self.by_link(pull), None if push is None else self.by_link(push))
-        return replace(given, computes=np.take(given.computes, self.clients, 1), links=links)
+        computes = np.empty_like(given.computes)
+
+        def pick(first: int, last: int) -> None:
+            for row, out in zip(given.computes.view(np.uint8), computes.view(np.uint8), strict=True):
+                _pick(row, self._narrow[first:last], out[first:last])
+
+        share(len(self.clients), computes.size, pick)
+        return replace(given, computes=computes, links=links)

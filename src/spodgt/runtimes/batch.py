@@ -115,10 +115,9 @@ class RunBatch:
         each = zip(self.live, self._clocks, strict=True)
         computes, links, cost = zip(*(_activity(run, clock, rounds) for run, clock in each), strict=True)
         together = all(each.push is None for each in links)
-        pull = np.concatenate([each.pull for each in links], 1)
-        push = None if together else np.concatenate([each.pushing for each in links], 1)
-        found = ActiveLinks(pull, push)
-        return Activity(k, np.concatenate(computes, 1), found, np.stack(cost, 1), self._roles(rounds))
+        pull = _joined([each.pull for each in links])
+        found = ActiveLinks(pull, None if together else _joined([each.pushing for each in links]))
+        return Activity(k, _joined(computes), found, np.stack(cost, 1), self._roles(rounds))
 
     @cached_property
     def _clocks(self) -> list[delay.Costs]:
@@ -130,6 +129,11 @@ class RunBatch:
             run.availability.roles(rounds) for run in self.live if isinstance(run.availability, HasRoles)
         ]
         return Roles(*(np.concatenate(parts, 1) for parts in zip(*given, strict=True))) if given else None
+
+
+def _joined(parts: Sequence[Bools]) -> Bools:
+    """(rounds, …) side by side; of a single run, without a copy."""
+    return np.concatenate(parts, 1) if len(parts) > 1 else parts[0]
 
 
 def _activity(run: Run, clock: delay.Costs, rounds: range) -> tuple[Bools, ActiveLinks, Floats]:

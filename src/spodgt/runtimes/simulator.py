@@ -231,7 +231,10 @@ class Simulation:
         (pull, push), size = self.step.numbers, state[0].element_size()
         used, (clients, links) = activity.links, self.counted
         sent = used.used if pull and push else used.pull if pull else used.pushing
-        self._counts.gradients[clients] += activity.computes[1:].sum(0)
+        if isinstance(clients, slice):
+            count(self._counts.gradients, activity.computes[1:])
+        else:
+            self._counts.gradients[clients] += activity.computes[1:].sum(0)
         if used.push is None:  # in small numbers first: those of the tally are as many bytes as a state
             rounds = len(sent) + (self._sent[1] if self._sent else 0)
             if rounds > _COUNTED:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from spodgt.compiled import aligned, jit, jit_part, share
+from spodgt.compiled.code import SPAN
 from spodgt.compiled.instructions import (
     SOME,
-    SPAN,
     dots,
     fetch,
     learn,
