@@ -143,7 +143,7 @@ def test_the_code_is_typed_and_small() -> None:
         if isinstance(node, ast.Name) and node.id == "Any"
     ]
     assert len(names) <= 150
-    assert sum(len(text.splitlines()) for text in texts) <= 37_000  # raise it only for what a user gains
+    assert sum(len(text.splitlines()) for text in texts) <= 37_100  # raise it only for what a user gains
 
 
 # --- the public surface --------------------------------------------------------------------------------

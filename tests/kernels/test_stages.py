@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -78,3 +79,25 @@ def test_an_error_between_stages_is_raised() -> None:
 
     with pytest.raises(ValueError, match="between"):
         in_stages(2, stages())
+
+
+def test_a_thread_leaves_the_core_of_the_one_that_woke_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[set[int]] = []
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 5, 6}, raising=False)
+    monkeypatch.setattr("os.sched_setaffinity", lambda _, cores: asked.append(cores), raising=False)
+    monkeypatch.setattr(compiled, "core", lambda: 5)
+    in_stages(2, iter([(3, lambda _: time.sleep(0.05))]))
+    assert asked == [{3, 6}, {3, 5, 6}]
+    asked.clear()
+    compiled.leave(-1)  # the system does not say
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {5}, raising=False)
+    compiled.leave(5)  # there is no other
+    assert not asked
+
+
+def test_threads_stay_free_to_run_anywhere() -> None:
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("the system does not say")
+    before = os.sched_getaffinity(0)
+    compiled.leave(compiled.core())
+    assert os.sched_getaffinity(0) == before

@@ -11,6 +11,7 @@ first call of another one: it takes 120 MB and seconds, which a process that cal
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import inspect
 import linecache
@@ -24,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -221,6 +222,32 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
+@cache
+def _asked() -> Callable[[], int]:
+    """How the system is asked for the core of a thread."""
+    try:
+        return cast(Callable[[], int], ctypes.CDLL(None).sched_getcpu)
+    except (AttributeError, OSError, TypeError):  # not on Linux
+        return lambda: -1
+
+
+def core() -> int:
+    """The core that this thread runs on; -1 where the system does not say."""
+    return _asked()()
+
+
+def leave(one: int) -> None:
+    """Have this thread go on on another core than this one; it may return.
+
+    A thread that is woken while all cores are busy begins on that of the thread that woke it. The two would
+    share it for long, as the system has no reason to move either, and other work would have a core alone.
+    """
+    if one >= 0 and len(allowed := os.sched_getaffinity(0)) > 1:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, allowed - {one})
+            os.sched_setaffinity(0, allowed)
+
+
 def together(team: int, work: Callable[[int], bool]) -> None:
     """Call `work(me)` on `team` threads until it says that all is done.
 
@@ -228,7 +255,11 @@ def together(team: int, work: Callable[[int], bool]) -> None:
     one, who may need this core. Nobody waits for a thread that has not begun.
     """
 
+    here = core()
+
     def join(me: int) -> None:
+        if me and core() == here:
+            leave(here)
         while not work(me):
             time.sleep(_NAP)
 
