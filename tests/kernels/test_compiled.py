@@ -118,6 +118,22 @@ def test_gradients_one_by_one_are_those_of_the_method(
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(state, fast[0], strict=True))
 
 
+class Doubled(Learning):
+    """A problem with gradients of its own."""
+
+    def grad(self, x: torch.Tensor, batches: Minibatches) -> torch.Tensor:
+        return 2 * super().grad(x, batches)
+
+
+def test_gradients_of_a_subclass_are_its_own() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    data = [(torch.randn(6, 3), torch.arange(6) % 2) for _ in range(4)]
+    problem = Doubled(model, cross_entropy, data, batch_size=2)
+    runs = runs_of(problem, "spod-gt")
+    for ours, theirs in zip(after(runs, 9, compiled=True)[0], after(runs, 9, compiled=False)[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", FAMILY)
 def test_a_fused_step_serves_problems_without_a_compiled_gradient(name: str) -> None:
     runs = runs_of(spodgt.Quadratic.random(5, 3, noise=0.1), name, step_size=0.05)
@@ -381,18 +397,22 @@ def test_the_order_of_rows_changes_no_number(name: str, monkeypatch: pytest.Monk
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+def alike_in_one_pass_and_in_two(draw: Draw, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = []
+    for short in (0, 10**6):
+        monkeypatch.setattr("spodgt.kernels.tracking._SHORT", short)
+        world = Simulation([Run.of(draw, spodgt.method(name))])
+        states.append(world.advance(world.init(), range(1, 8)))
+    assert all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(*states, strict=True))
+
+
 @pytest.mark.parametrize("name", ["spod-gt", "spod-gt-memory", "spod-gt-importance"])
 def test_a_round_in_one_pass_is_that_in_two(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = spodgt.problems.fashion_mnist_svm(300, 2)
     network = spodgt.Network.random_geometric(300, 0.12, seed=3)
     part = problem.draw(1)
     draw = Draw(1, network, spodgt.Bernoulli(0.5, 0.5).draw(network, 1), part, part.start(1))
-    states = []
-    for short in (0, 10**6):
-        monkeypatch.setattr("spodgt.kernels.tracking._SHORT", short)
-        world = Simulation([Run.of(draw, spodgt.method(name))])
-        states.append(world.advance(world.init(), range(1, 8)))
-    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+    alike_in_one_pass_and_in_two(draw, name, monkeypatch)
 
 
 @pytest.mark.parametrize("side", [1, 2, 3, 5, 7])
@@ -410,13 +430,7 @@ def test_short_rows_in_one_pass_are_those_in_two(
     network = spodgt.Network.random_geometric(237, 0.15, seed=3)
     start = torch.randn(237, problem.parameters, generator=draws)
     draw = Draw(1, network, spodgt.Bernoulli(0.5, 0.5).draw(network, 1), problem, start)
-    states = []
-    for short in (0, 10**6):
-        monkeypatch.setattr("spodgt.kernels.tracking._SHORT", short)
-        world = Simulation([Run.of(draw, spodgt.method(name))])
-        states.append(world.advance(world.init(), range(1, 8)))
-    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
-    assert all(tensor.isfinite().all() for tensor in states[0])
+    alike_in_one_pass_and_in_two(draw, name, monkeypatch)
 
 
 @pytest.mark.parametrize("count", [2**18, 2**18 + 13, 2**18 + 24])

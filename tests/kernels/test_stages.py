@@ -72,6 +72,26 @@ def test_the_first_error_ends_all_stages(team: int) -> None:
     assert torch.get_num_threads() == threads
 
 
+def test_ctrl_c_while_the_main_thread_waits_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, later = threading.Event(), list[int]()
+
+    def first(_: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            begun.wait(5)  # the other one has a task, too
+        else:
+            begun.set()
+            time.sleep(0.3)
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiled, "time", type("", (), {"sleep": staticmethod(interrupted)}))
+    with pytest.raises(KeyboardInterrupt):
+        in_stages(2, iter([(2, first), (50, later.append)]))
+    time.sleep(0.6)
+    assert not later
+
+
 def test_an_error_between_stages_is_raised() -> None:
     def stages() -> Iterator[tuple[int, Work]]:
         yield 2, lambda _: None

@@ -78,6 +78,9 @@ def in_stages(team: int, stages: Iterator[tuple[int, Work]]) -> None:
     threads = torch.get_num_threads()
     try:
         together(team, go)
+    except BaseException as error:  # Ctrl-C while this thread waits: the others end, too
+        failed.append(error)
+        raise
     finally:
         torch.set_num_threads(threads)
     if failed:

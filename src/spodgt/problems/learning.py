@@ -355,6 +355,8 @@ class Learning(Problem, HasIdentity, HasLayout, HasModel, HasSamples, CompiledGr
         plain = isinstance(data.samples, Samples) and not data.augment
         if not isinstance(engine, TapeEngine) or not plain or self.trained.columns.behind.names:
             return None
+        if type(self).grad is not Learning.grad:  # of a subclass that knows better
+            return None
         sizes = np.unique(data.batches(np.arange(self.clients))).tolist()
         if not engine.replays(x, max(sizes)):
             return None
