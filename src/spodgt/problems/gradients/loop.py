@@ -113,7 +113,7 @@ class LoopEngine(Engine):
         return batch.contiguous(memory_format=torch.channels_last)
 
 
-def each_row(x: Tensor, one: Callable[[int], None], *, serial: bool = False) -> None:
+def each_row(x: Tensor, one: Callable[[int], object], *, serial: bool = False) -> None:
     """Call `one` with the number of every row, each on one thread; one after the other if `serial`."""
     threads = torch.get_num_threads()
     if len(x) == 1 or threads == 1 or serial or x.device.type != "cpu":
