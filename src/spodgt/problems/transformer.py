@@ -61,7 +61,7 @@ class Block(nn.Module):
             part.unflatten(-1, (self.heads, width // self.heads)).transpose(-3, -2)
             for part in self.asks(self.norm(x)).chunk(3, -1)
         )  # (…, heads, context, width of a head)
-        # Products of views would copy them in any order; heads that lie apart are copied here, once.
+        # Copied before the product: it would copy these views itself, the transposed one number by number.
         query, key = (query * math.sqrt(self.heads / width)).contiguous(), key.contiguous()
         scores = query @ key.transpose(-2, -1)
         seen = (scores + self.before[:length, :length].to(x.dtype)).softmax(-1) @ value

@@ -106,13 +106,7 @@ class MemoryPlan:
     idle: set[int] = field(default_factory=set)
 
     @classmethod
-    def of(
-        cls,
-        calls: Sequence[Call],
-        rows: Sequence[Tensor],
-        shared: Sequence[Tensor],
-        results: Sequence[Tensor],
-    ) -> MemoryPlan:
+    def of(cls, calls: Sequence[Call], rows: Given, shared: Given, results: Given) -> MemoryPlan:
         written = {memory_of(each) for call in calls for each in written_by(call)}
         ends = *(row for row in rows if memory_of(row) not in written), *results
         first = {memory_of(row): -1 for row in ends}
