@@ -24,8 +24,6 @@ IN_WHEEL = (
     "spodgt/py.typed",
     "spodgt/cli/starter/problem.py",
     "spodgt/report/assets/report.js",
-    "spodgt/compiled/shipped-x86-64-v3.so",
-    "spodgt/compiled/shipped-x86-64-v4.so",
 )
 IN_SDIST = (
     "tests/test_public.py",

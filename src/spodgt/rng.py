@@ -5,7 +5,7 @@ ever advanced: a draw is computed from its name. Two tools:
 
 - `generator(seed, stream, ...)` for draws made once (a graph, a partition, an initial model);
 - `words`, `uniform`, `bernoulli` and `markov` for draws made in every round, vectorised over rounds and
-  clients (and `word`, one link of their chain, for compiled loops that draw as they go).
+  clients (`random_draws` has the same in compiled loops).
 
 The per-round words come from a chain of SplitMix64 finalisers [steele2014splittable], one link
 for each coordinate; the finaliser is a bijection of 64 bits that passes the usual test batteries.
@@ -16,13 +16,12 @@ from __future__ import annotations
 import operator
 import zlib
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from spodgt.compiled import jit, share
+from spodgt.engine import loops_enabled
 from spodgt.errors import InvalidInput
 
 Words = NDArray[np.uint64]
@@ -98,61 +97,17 @@ def _finalise(z: Words) -> Words:
     return z ^ (z >> np.uint64(31))
 
 
-@jit
-def word(state, coordinate):  # type: ignore[no-untyped-def]
-    """One link of the chain of `words`, compiled."""
-    z = state + np.uint64(0x9E3779B97F4A7C15) * (np.uint64(coordinate) + np.uint64(1))
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-@jit
-def _bernoulli(key, first_round, chances, out, first, last):  # type: ignore[no-untyped-def]
-    """`chances` are those of all numbers, or one for all of them.
-
-    Pieces are counted from zero: of other indices, numba asks whether they count from the end.
-    """
-    start, some = np.uint64(first), chances[first:last]
-    below = np.uint64(np.ceil(chances[0] * 2.0**53))  # u < p as whole numbers
-    for row in range(out.shape[0]):
-        base, to = word(key, first_round + row), out[row, first:last]
-        if len(chances) == 1:
-            for i in range(len(to)):
-                to[i] = word(base, start + np.uint64(i)) >> np.uint64(11) < below
-        else:
-            for i in range(len(to)):
-                to[i] = np.float64(word(base, start + np.uint64(i)) >> np.uint64(11)) * 2.0**-53 < some[i]
-
-
 def bernoulli(key: np.uint64, rounds: range, chances: NDArray[np.float64]) -> NDArray[np.bool_]:
     """(rounds, chances): true with its chance, the same as `uniform(key, round, i) < chances[i]`."""
     out = np.empty((len(rounds), len(chances)), np.bool_)
-    if out.size:
-        given = chances[:1].copy() if chances.strides == (0,) else chances  # one for all: nothing to read
-        work = partial(_bernoulli, key, rounds.start, given, out)
-        share(out.shape[1], out.size, work)
+    if not loops_enabled():
+        for row, k in enumerate(rounds):
+            out[row] = uniform(key, k, np.arange(len(chances))) < chances
+        return out
+    from spodgt.random_draws import fill_bernoulli
+
+    fill_bernoulli(key, rounds.start, np.array(chances, np.float64), out)
     return out
-
-
-@jit
-def _markov(key, first_round, start, stay, come, known, out, first, last):  # type: ignore[no-untyped-def]
-    for i in range(first, last):
-        low, high, turns = min(stay[i], come[i]), max(stay[i], come[i]), come[i] > stay[i]
-        k, up, flips = first_round, False, 0
-        while not len(known):  # back to a draw that gives the same state from both states before
-            u = np.float64(word(word(key, k), i) >> np.uint64(11)) * 2.0**-53
-            if k == 0 or u < low or u >= high:
-                up = u < (start[i] if k == 0 else low)
-                break
-            flips += turns
-            k -= 1
-        up = known[i] if len(known) else up != (flips % 2 == 1)
-        for row in range(out.shape[0]):
-            if row or len(known):
-                u = np.float64(word(word(key, first_round + row), i) >> np.uint64(11)) * 2.0**-53
-                up = u < (stay[i] if up else come[i])
-            out[row, i] = up
 
 
 def markov(
@@ -178,11 +133,58 @@ def markov(
         known: (chains,) the states in the round before the first, which saves going back.
     """
     out = np.empty((len(rounds), len(start)), np.bool_)
-    if out.size:
-        before = np.empty(0, np.bool_) if known is None else known
-        share(
-            len(start),
-            out.size,
-            lambda first, last: _markov(key, rounds.start, start, stay, come, before, out, first, last),
-        )
+    if not out.size:
+        return out
+    if not loops_enabled():
+        return _markov(key, rounds, start, stay, come, known)
+    from spodgt.random_draws import fill_markov
+
+    before = np.empty(0, np.bool_) if known is None else np.array(known, np.bool_)
+    probabilities = [np.array(each, np.float64) for each in (start, stay, come)]
+    fill_markov(key, rounds.start, *probabilities, before, out)
     return out
+
+
+def _markov(
+    key: np.uint64,
+    rounds: range,
+    start: NDArray[np.float64],
+    stay: NDArray[np.float64],
+    come: NDArray[np.float64],
+    known: NDArray[np.bool_] | None,
+) -> NDArray[np.bool_]:
+    """`markov` in NumPy."""
+    chains = np.arange(len(start))
+    state = known
+    states: list[NDArray[np.bool_]] = []
+    for k in rounds:
+        if state is None:
+            state = _markov_state(key, k, start, stay, come)
+        else:
+            state = uniform(key, k, chains) < np.where(state, stay, come)
+        states.append(state)
+    return np.stack(states)
+
+
+def _markov_state(
+    key: np.uint64,
+    k: int,
+    start: NDArray[np.float64],
+    stay: NDArray[np.float64],
+    come: NDArray[np.float64],
+) -> NDArray[np.bool_]:
+    """(chains,): the states in round k, found by going back from there."""
+    low = np.minimum(stay, come)
+    high = np.maximum(stay, come)
+    is_flipped = np.zeros(len(start), np.bool_)
+    state = np.zeros(len(start), np.bool_)
+    undecided = np.arange(len(start))
+    while len(undecided):
+        u = uniform(key, k, undecided)
+        threshold = start[undecided] if k == 0 else low[undecided]
+        is_decided = (k == 0) | (u < low[undecided]) | (u >= high[undecided])
+        state[undecided] = (u < threshold) != is_flipped[undecided]
+        is_flipped[undecided] ^= come[undecided] > stay[undecided]
+        undecided = undecided[~is_decided]
+        k -= 1
+    return state

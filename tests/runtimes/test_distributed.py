@@ -314,7 +314,8 @@ def test_states_are_kept_on_rank_0(pool: Pool) -> None:
 
 def test_a_run_is_taken_up_by_another_number_of_processes(pool: Pool, tmp_path: Path) -> None:
     """By a signal to rank 0 all stop and save; three go on, then two, then the simulator."""
-    out, whole = str(tmp_path / "run"), {"rounds": 200, "every": 40, "seeds": 0}
+    out = str(tmp_path / "run")
+    whole: dict[str, Any] = {"rounds": 200, "every": 40, "seeds": [0]}
     theirs = compared(**whole)
     stops = pool(4, trained, out, **whole, stop_at=40)
     assert not any(one[3] for one in stops)
@@ -324,7 +325,8 @@ def test_a_run_is_taken_up_by_another_number_of_processes(pool: Pool, tmp_path: 
 
 
 def test_a_run_of_the_simulator_is_finished_by_processes(pool: Pool, tmp_path: Path) -> None:
-    out, whole = str(tmp_path / "run"), {"rounds": 200, "every": 40, "seeds": 0}
+    out = str(tmp_path / "run")
+    whole: dict[str, Any] = {"rounds": 200, "every": 40, "seeds": [0]}
     assert not compared(out=out, **whole, stop_at=40)[3]
     same(pool(3, trained, out, **whole, resume=True)[0], compared(**whole))
 

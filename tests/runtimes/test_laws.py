@@ -14,8 +14,8 @@ from torch import Tensor
 
 import spodgt
 from spodgt.algorithms import ALGORITHMS, method
-from spodgt.kernels import mixing
-from spodgt.kernels.mixing import Links
+from spodgt.kernels import links as mixing
+from spodgt.kernels.links import Links
 from spodgt.problems import Quadratic, classification
 from spodgt.problems.data import IID, Dirichlet, LabelsPerClient, Partition
 from spodgt.problems.samples import Samples
@@ -33,7 +33,12 @@ def close(ours: Any, theirs: Any, tolerance: float = 1e-12) -> None:
 def train(world: Any, name: str = "spod-gt", rounds: int = 12, **options: Any) -> Any:
     problem, network, participation, seed = world
     chosen = method(name, step_size=0.05)
-    settings = {"seeds": seed, "dtype": torch.float64, "keep_states": True, "every": 1} | options
+    settings: dict[str, Any] = {
+        "seeds": [seed],
+        "dtype": torch.float64,
+        "keep_states": True,
+        "every": 1,
+    } | options
     return spodgt.train(chosen, problem, network, participation, rounds=rounds, **settings)
 
 
@@ -108,7 +113,7 @@ def test_dense_sparse_and_compiled_mixing_agree(clients: int, runs: int, seed: i
         for limit, dense in ((mixing._DENSE, True), (0, False)):
             patch.setattr(mixing, "_DENSE", limit)
             assert links.dense == dense
-            close(links.plain(x, moved, active, kept), compiled)
+            close(links.mix_plain(x, moved, active, kept), compiled)
 
 
 # --- tracking --------------------------------------------------------------------------------------
@@ -226,13 +231,13 @@ def test_delay_is_the_papers_sum(world: Any, name: str) -> None:
 def test_a_run_ends_before_its_delay_and_no_earlier(world: Any, delay: float) -> None:
     problem, network, participation, seed = world
     result = spodgt.train(
-        "spod-gt", problem, network, participation, delay=delay, rounds=12, every=1, seeds=seed
+        "spod-gt", problem, network, participation, delay=delay, rounds=12, every=1, seeds=[seed]
     )
     assert result.frame["delay"].max() <= delay
     last = int(result.frame["round"].max())
     if last < 12:  # one round more would have been too late
         longer = spodgt.train(
-            "spod-gt", problem, network, participation, rounds=last + 1, every=1, seeds=seed
+            "spod-gt", problem, network, participation, rounds=last + 1, every=1, seeds=[seed]
         )
         assert longer.frame["delay"].max() > delay
 
@@ -252,7 +257,7 @@ def test_a_batch_is_its_runs_one_by_one(name: str, seed: int, by_delay: bool) ->
     batch = spodgt.train(chosen, problem, recipe, participation, seeds=seeds, **options)
     lengths = set()
     for one in seeds:
-        alone = spodgt.train(chosen, problem, recipe, participation, seeds=one, **options)
+        alone = spodgt.train(chosen, problem, recipe, participation, seeds=[one], **options)
         rows = batch.frame[batch.frame["seed"] == one].reset_index(drop=True)
         lengths.add(len(rows))
         for column in rows.columns.drop("algorithm"):
@@ -273,7 +278,7 @@ def test_a_batch_of_learning_runs_is_its_runs_one_by_one() -> None:
     options: dict[str, Any] = {"delay": 30.0, "dtype": torch.float64, "evaluations": 2}
     batch = spodgt.train("spod-gt-memory", problem, recipe, participation, seeds=[3, 1, 8], **options)
     for seed in (3, 1, 8):
-        alone = spodgt.train("spod-gt-memory", problem, recipe, participation, seeds=seed, **options).frame
+        alone = spodgt.train("spod-gt-memory", problem, recipe, participation, seeds=[seed], **options).frame
         rows = batch.frame[batch.frame["seed"] == seed].reset_index(drop=True)
         np.testing.assert_allclose(
             rows.drop(columns="algorithm").to_numpy(float),
@@ -288,7 +293,7 @@ def test_compiled_and_plain_steps_agree(world: Any, name: str) -> None:
     """A user's own subclass, which has no compiled step, does what the method does."""
     problem, network, participation, seed = world
     mine: Any = dataclass(frozen=True)(type("Mine", (ALGORITHMS[name],), {}))
-    options: dict[str, Any] = {"rounds": 12, "seeds": seed, "dtype": torch.float64, "keep_states": True}
+    options: dict[str, Any] = {"rounds": 12, "seeds": [seed], "dtype": torch.float64, "keep_states": True}
     plain = spodgt.train(mine(step_size=0.05), problem, network, participation, **options)
     for a, b in zip(train(world, name).states[seed], plain.states[seed], strict=True):
         close(a, b)
@@ -336,7 +341,7 @@ def test_data_of_idle_clients_are_never_touched(model: str) -> None:
             spodgt.Network.complete(4),
             trace,
             rounds=12,
-            seeds=seed,
+            seeds=[seed],
             dtype=torch.float64,
             gradient_norm=False,
             evaluations=1,

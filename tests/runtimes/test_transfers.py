@@ -103,7 +103,7 @@ def test_all_clients_at_once_are_one_after_the_other(
     found = []
     for one, usable in ((learning.trained.plain, True), (engine, False)):
         if not usable:  # neither loops nor replays, as there
-            monkeypatch.setattr("spodgt.kernels.mixing.usable", lambda *_: False)
+            monkeypatch.setenv("SPODGT_ENGINE", "plain")
         other = learning._with(learning.data, replace(learning.trained, engine=one))
         here = world(other, spodgt.SpodGT(), compiled=False, dtype=torch.float64)
         state = here.advance(here.init(), range(1, 6))

@@ -317,7 +317,7 @@ def compared(**options: Any) -> spodgt.Result:
 def test_a_batch_is_its_runs_and_the_seed_decides() -> None:
     whole = compared().frame
     for seed in (0, 2):
-        alone = compared(seeds=seed).frame
+        alone = compared(seeds=[seed]).frame
         part = whole[whole["seed"] == seed].reset_index(drop=True)
         assert alone.equals(part)
 

@@ -1,8 +1,8 @@
-"""A method's step as a program: written down once by calling the step itself with symbols for tensors.
+"""A method's step as a program: traced once by calling the step itself with symbolic tensors.
 
 A step that is linear in the rows of its state does four things: it adds up rows with coefficients that
 are one number per client, chooses between sums by a condition on the client, mixes, and takes one gradient.
-`trace` writes these down and assigns memory; `kernels.linear` runs the result. A step that does anything
+`trace` records these and assigns memory; `kernels.run_program` runs the result. A step that does anything
 else raises `NotLinear` here and is run as it is.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from spodgt.algorithms.base import Algorithm
 from spodgt.kernels.steps import State, rebuild
-from spodgt.kernels.symbols import ONE, Column, Node, NotLinear, Rows, Symbol, Terms, TracedRound, node_of
+from spodgt.kernels.tracing import ONE, Column, Node, NotLinear, Rows, Symbol, Terms, TracedRound, node_of
 from spodgt.types import Ints
 
 LIN, MIX = 0, 1  # kinds of operations

@@ -1,4 +1,4 @@
-"""What a compiled step sees of a world, and what a world asks of it."""
+"""What compiled rounds see of a world: states, the activity of some rounds, and the runs of a batch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm
-from spodgt.kernels.mixing import Links
+from spodgt.kernels.links import Links
 from spodgt.types import ActiveLinks, Bools, Floats, Ints, Problem, Roles, Words
 
 State = tuple[Tensor, ...]  # a method's NamedTuple, which begins with x
@@ -57,32 +56,8 @@ class Batch(Protocol):
     @property
     def problem(self) -> Problem: ...
     @property
-    def clients(self) -> Ints | None: ...  # (rows,) the client of each row; None: rows are in their order
-    @property
     def keys(self) -> Words: ...  # (clients,) of each client's mini-batches
     @property
     def places(self) -> Ints: ...  # (clients,) number in its own run
     @property
     def p(self) -> Tensor: ...  # (clients, 1)
-
-
-class CompiledStep(Protocol):
-    """A method's rounds, compiled: it may write into the state it is given, which its world owns."""
-
-    @classmethod
-    def of(cls, algorithm: Algorithm, batch: Batch) -> CompiledStep | None:
-        """The step for this method and batch, None where it does not fit."""
-        ...
-
-    @property
-    def numbers(self) -> tuple[int, int]:
-        """How many numbers a link carries that pulls (or gossips) in a round, and one that pushes."""
-        ...
-
-    def own(self, state: State) -> State:
-        """The state in memory that the step may write to: no two fields share theirs."""
-        ...
-
-    def advance(self, state: State, activity: Activity) -> State | None:
-        """The state after these rounds; None, and nothing done, where the method's own step is needed."""
-        ...

@@ -15,7 +15,7 @@ from torch import Tensor
 from spodgt import rng
 from spodgt.algorithms import stack
 from spodgt.algorithms.base import Algorithm
-from spodgt.kernels.mixing import Links
+from spodgt.kernels.links import Links
 from spodgt.kernels.steps import Activity
 from spodgt.participation import delay
 from spodgt.runtimes.world import Run
@@ -34,7 +34,6 @@ class RunBatch:
         self.runs: Ints = np.arange(len(every)) if runs is None else runs
         self.live = [every[run] for run in self.runs]
         self._activity: Activity | None = None
-        self.clients: Ints | None = None  # rows are in their order
 
     @cached_property
     def sizes(self) -> list[int]:

@@ -15,20 +15,28 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, Schedule
-from spodgt.kernels import STEPS, CompiledStep
-from spodgt.kernels.mixing import Buffers, lean
+from spodgt.kernels.compiled_rounds import CompiledRounds
+from spodgt.kernels.links import Buffers, move_into_intervals
 from spodgt.kernels.steps import Activity, State, rebuild
-from spodgt.kernels.sums import count
-from spodgt.runtimes.arranged import Arranged
 from spodgt.runtimes.batch import RunBatch
-from spodgt.runtimes.world import Run, RunState, Saved, Snapshot, Tally, with_average
+from spodgt.runtimes.world import (
+    EXCHANGED_STATISTICS,
+    EXCHANGED_X,
+    Exchanged,
+    Run,
+    RunState,
+    Saved,
+    Snapshot,
+    Tally,
+    with_average,
+)
 from spodgt.types import (
     ActiveLinks,
-    Array,
     Bools,
     Code,
     Evaluation,
     Floats,
+    HasClientWeights,
     IntervalCode,
     Ints,
     Minibatches,
@@ -37,7 +45,6 @@ from spodgt.types import (
 )
 
 T = TypeVar("T")
-_COUNTED = 2**16 - 1  # rounds that fit a small number
 M = TypeVar("M", bound=Algorithm | Schedule)
 _CARRIERS = {"pull+push": "a", "pull": "a", "gossip": "w", "push": "b"}  # weights by which models travel
 
@@ -64,11 +71,10 @@ class Simulation:
         runs: which of them are still going; all unless given.
         counts: a tally to go on with.
         statistics: (clients, columns) running statistics to go on with.
-        compiled: use the compiled step of the method where there is one.
+        compiled: use the compiled rounds of the method where they apply.
     """
 
     processes = 1
-    arranges = True  # large networks may stand in another order here than by the numbers of clients
 
     def __init__(
         self,
@@ -82,10 +88,10 @@ class Simulation:
         compiled: bool = True,
     ) -> None:
         self.batch = RunBatch(every, dtype, torch.device(device), runs)
-        self._counts = Tally.zeros(every) if counts is None else counts
-        self._sent: tuple[Array, int, int] | None = None
+        self.counts = Tally.zeros(every) if counts is None else counts  # what has happened so far
         self.compiled = compiled
         self.buffers = Buffers()
+        self.exchanged: dict[int, Exchanged] = {}  # by run, those that are between local steps
         if statistics is not None:
             self.statistics = statistics
 
@@ -93,35 +99,15 @@ class Simulation:
     def runs(self) -> Ints:
         return self.batch.runs
 
-    @property
-    def counts(self) -> Tally:
-        """What has happened so far."""
-        if self._sent is not None:
-            (sent, _, size), links, self._sent = self._sent, self.counted[1], None
-            self._counts.messages[links] += sent
-            self._counts.bytes[links] += sent.astype(np.int64) * size
-        return self._counts
-
-    @cached_property
-    def arranged(self) -> Arranged | None:
-        """The batch in the order of rows, where this is not that of clients."""
-        if (
-            not self.arranges
-            or self.batch.device.type != "cpu"
-            or self.batch.live[0].problem.statistics(0).shape[1]
-        ):
-            return None
-        return Arranged.of(self.batch)
-
     @cached_property
     def own(self) -> Ints:
         """The clients of the batch that this process holds, row by row."""
-        return np.arange(self.batch.links.clients) if self.arranged is None else self.arranged.clients
+        return np.arange(self.batch.links.clients)
 
     @property
     def row(self) -> Ints:
         """(clients of the batch,): the row of each, of those that are here."""
-        return self.own if self.arranged is None else self.arranged.rows
+        return self.own
 
     @property
     def held(self) -> Ints | slice:
@@ -136,9 +122,7 @@ class Simulation:
     @cached_property
     def algorithm(self) -> Algorithm:
         """The method, its values per client those of the clients here."""
-        if self.arranged is None:
-            return self.batch.algorithm
-        return cut(self.batch.algorithm, torch.from_numpy(self.own), self.batch.links.clients)
+        return self.batch.algorithm
 
     @cached_property
     def p(self) -> Tensor:
@@ -172,18 +156,17 @@ class Simulation:
         return whole[rows].to(device, dtype)
 
     @cached_property
-    def exchanged(self) -> int:
+    def travelling(self) -> int:
         """How many columns of the statistics travel with the models."""
         problem: Problem = self.batch.live[0].problem
         return self.statistics.shape[1] - problem.private
 
     @cached_property
-    def step(self) -> CompiledStep | None:
-        """The method's compiled step, where it has one that fits."""
-        name, cpu = self.algorithm.traits.compiled, self.batch.device.type == "cpu"
-        if not self.compiled or not cpu or name not in STEPS or self.statistics.shape[1]:
+    def step(self) -> CompiledRounds | None:
+        """The method's rounds in compiled loops, where they apply."""
+        if not self.compiled or self.statistics.shape[1]:
             return None  # only the method's own calls carry running statistics along
-        return STEPS[name].of(self.algorithm, self.arranged or self.batch)
+        return CompiledRounds.create(self.algorithm, self.batch)
 
     # --- World -----------------------------------------------------------------------------------
     def start(self) -> Tensor:
@@ -198,7 +181,7 @@ class Simulation:
 
     def init(self) -> State:
         state: State = self.algorithm.init(self.start(), self.round(0))
-        return state if self.step is None else self.step.own(state)
+        return state
 
     def round(self, k: int) -> SimulatedRound:
         activity = self.batch.activity(k)
@@ -210,42 +193,79 @@ class Simulation:
         activity = self.batch.activity(k)
         return activity.cost[k - activity.first :]
 
+    @cached_property
+    def periods(self) -> Ints:
+        """(runs,): the rounds between two exchanges of each run."""
+        return np.array([run.algorithm.period for run in self.batch.live], np.int64)
+
     def advance(self, state: State, rounds: range) -> State:
+        """Compute some rounds; the models of a run's last exchange are kept where local steps follow it."""
+        last = rounds.stop - 1
+        exchanges = last - last % self.periods  # the last exchange of each run
+        first = rounds.start
+        for k in sorted(set(exchanges.tolist()) - {last}):
+            if k >= first:
+                state = self._advance(state, range(first, k + 1))
+                first = k + 1
+            if k >= rounds.start - 1:  # an earlier one is kept already
+                self._keep_exchanged(state, exchanges == k)
+        state = self._advance(state, range(first, last + 1))
+        for run in self.runs[exchanges == last].tolist():
+            self.exchanged.pop(run, None)
+        return state
+
+    def _keep_exchanged(self, state: State, which: Bools) -> None:
+        """Copy the models of some runs, which have just exchanged them."""
+        parts = zip(self.runs.tolist(), self.split(state[0]), self.split(self.statistics), strict=True)
+        for (run, x, statistics), wanted in zip(parts, which, strict=True):
+            if wanted:
+                self.exchanged[run] = Exchanged(x.clone(), statistics.clone())
+
+    def at_exchange(self, state: State) -> tuple[Simulation, State]:
+        if not self.exchanged:
+            return self, state
+        world = copy.copy(self)
+        world.statistics = self.statistics.clone()
+        x = state[0].clone()
+        parts = zip(self.runs.tolist(), self.split(x), self.split(world.statistics), strict=True)
+        for run, models, statistics in parts:
+            if run in self.exchanged:
+                models.copy_(self.exchanged[run].x)
+                statistics.copy_(self.exchanged[run].statistics)
+        return world, rebuild(state, (x, *tuple(state)[1:]))
+
+    def restore_exchanged(self, k: int, x: Tensor, statistics: Tensor) -> None:
+        """Take up the models of the last exchange, rows as in the state, in round k."""
+        parts = zip(self.runs.tolist(), self.split(x), self.split(statistics), self.periods, strict=True)
+        for run, models, beside, period in parts:
+            if k % period:
+                self.exchanged[run] = Exchanged(models.clone(), beside.clone())
+
+    def _advance(self, state: State, rounds: range) -> State:
         if self.step is not None:
             activity = self.batch.activity(rounds.start).part(rounds)
-            seen = activity
-            if self.arranged is not None and activity.roles is None:
-                seen = self.arranged.activity(activity)
-            after = self.step.advance(state, seen)
+            after = self.step.advance(state, activity)
             if after is not None:
-                self._count(activity, state)
+                self._count(activity, state, self.step)
                 return after
         for k in rounds:
             self.buffers.reclaim(state)
             state = self.algorithm.step(state, self.round(k))
         return state
 
-    def _count(self, activity: Activity, state: State) -> None:
-        """Put the rounds of a compiled step on the tally: models and trackers share a message."""
-        assert self.step is not None
-        (pull, push), size = self.step.numbers, state[0].element_size()
-        used, (clients, links) = activity.links, self.counted
-        sent = used.used if pull and push else used.pull if pull else used.pushing
-        if isinstance(clients, slice):
-            count(self._counts.gradients, activity.computes[1:])
-        else:
-            self._counts.gradients[clients] += activity.computes[1:].sum(0)
-        if used.push is None:  # in small numbers first: those of the tally are as many bytes as a state
-            rounds = len(sent) + (self._sent[1] if self._sent else 0)
-            if rounds > _COUNTED:
-                self.tally()
-                rounds = len(sent)
-            few = self._sent[0] if self._sent else np.zeros(sent.shape[1], np.uint16)
-            count(few, sent)
-            self._sent = few, rounds, (pull + push) * size
-        else:
-            self.counts.messages[links] += sent.sum(0)
-            self.counts.bytes[links] += used.pull.sum(0) * (pull * size) + used.push.sum(0) * (push * size)
+    def _count(self, activity: Activity, state: State, step: CompiledRounds) -> None:
+        """Put compiled rounds on the tally: models and trackers share a message."""
+        pulled, pushed = step.message_sizes
+        size = state[0].element_size()
+        clients, links = self.counted
+        pull = activity.links.pull.sum(0)
+        push = activity.links.pushing.sum(0)
+        messages = pull if pulled else push
+        if pulled and pushed:
+            messages = activity.links.used.sum(0)
+        self.counts.gradients[clients] += activity.computes[1:].sum(0)
+        self.counts.messages[links] += messages
+        self.counts.bytes[links] += pull * (pulled * size) + push * (pushed * size)
 
     def keep(self, still: Bools, state: State) -> tuple[Simulation, State]:
         rows = torch.from_numpy(np.flatnonzero(np.repeat(still, self.sizes))).to(self.batch.device)
@@ -258,15 +278,18 @@ class Simulation:
             statistics=self.statistics[rows],
             compiled=self.compiled,
         )
+        smaller.exchanged = self.still_exchanged(still)
         return smaller, rebuild(state, [tensor[rows] for tensor in state])
+
+    def still_exchanged(self, still: Bools) -> dict[int, Exchanged]:
+        """The models of the last exchange of some runs."""
+        kept = self.runs[still].tolist()
+        return {run: models for run, models in self.exchanged.items() if run in kept}
 
     def split(self, x: Tensor) -> list[Tensor]:
         return list(torch.split(x, self.sizes))
 
     def gather(self, state: State, wanted: Bools) -> list[RunState] | None:
-        if self.arranged is not None:
-            rows = torch.from_numpy(self.row)
-            state = rebuild(state, [tensor[rows] for tensor in state])
         parts = [self.split(tensor) for tensor in (self.statistics, *state)]
         found = []
         for at in np.flatnonzero(wanted).tolist():
@@ -314,7 +337,6 @@ class SimulatedRound:
     links: ActiveLinks  # of the batch
     roles: Roles | None = None  # of the batch
     sent: Bools | None = None
-    placed: tuple[Bools, Bools] | None = None  # links of the batch that were used last, and the same arranged
     refreshed: bool = False  # this round's gradients have changed the running statistics
     carried: bool = False  # this round's models have taken the running statistics along
 
@@ -340,6 +362,13 @@ class SimulatedRound:
         return torch.from_numpy(here).to(self.world.batch.device, self.world.batch.dtype)[:, None]
 
     @cached_property
+    def client_weight(self) -> Tensor:
+        batch = self.world.batch
+        scales = batch.problem.loss_scales if isinstance(batch.problem, HasClientWeights) else None
+        here = np.ones(len(self.world.own)) if scales is None else scales[self.world.own]
+        return torch.from_numpy(here).to(batch.device, batch.dtype)[:, None]
+
+    @cached_property
     def restarts(self) -> Tensor:
         own = self.world.own
         here = np.zeros(len(own), bool) if self.roles is None else self.roles.restarts[own]
@@ -360,7 +389,7 @@ class SimulatedRound:
         batches = Minibatches(rows, world.batch.keys[rows], world.batch.places[rows], self.k)
         if world.statistics.shape[1]:
             return self._refresh(x, batches, torch.from_numpy(here).to(x.device))
-        if len(here) == len(x) and world.arranged is None:
+        if len(here) == len(x):
             return world.batch.problem.grad(x, batches)
         g = torch.zeros_like(x)
         if len(here):
@@ -391,11 +420,9 @@ class SimulatedRound:
         return self._mix(x, "w", self.links.pull, self.world.batch.links.receivers)
 
     def average(self, x: Tensor) -> Tensor:
-        if not self.carried and self.world.exchanged:
+        if not self.carried and self.world.travelling:
             self.carried = True
-            self._renew(self.average(self.world.statistics[:, : self.world.exchanged]))
-        if self.world.arranged is not None:
-            x = x[torch.from_numpy(self.world.row)]
+            self._renew(self.average(self.world.statistics[:, : self.world.travelling]))
         return torch.cat([part.mean(0, keepdim=True).expand_as(part) for part in self.world.split(x)])
 
     def _refresh(self, x: Tensor, batches: Minibatches, index: Tensor) -> Tensor:
@@ -413,9 +440,9 @@ class SimulatedRound:
         """Running statistics travel with the models, once a round; whoever receives them weighs them."""
         world, links = self.world, self.world.batch.links
         carrier = _CARRIERS.get(world.algorithm.traits.mixing)
-        if world.exchanged and weights == carrier and not self.carried:
+        if world.travelling and weights == carrier and not self.carried:
             self.carried = True
-            travelling = world.statistics[:, : world.exchanged].contiguous()
+            travelling = world.statistics[:, : world.travelling].contiguous()
             self._count(active, travelling)
             values = self.weights("w" if carrier == "w" else "a")
             self._renew(links.mix(travelling, values, active, keeper=links.receivers))
@@ -423,22 +450,13 @@ class SimulatedRound:
     def _renew(self, exchanged: Tensor) -> None:
         """Put what was received in the place of the old; private columns stay."""
         world = self.world
-        world.statistics = torch.cat([exchanged, world.statistics[:, world.exchanged :]], 1)
+        world.statistics = torch.cat([exchanged, world.statistics[:, world.travelling :]], 1)
 
     def _mix(self, x: Tensor, weights: str, active: Bools, keeper: Ints, code: Code | None = None) -> Tensor:
         self._count(active, x, code)
         self._carry(weights, active)
-        batch, out = self.world.batch, self.world.buffers.like(x)
-        lasting = self.roles is None or weights == "w"
-        if (arranged := self.world.arranged) is None:
-            values = self.weights(weights)
-            return batch.links.mix(x, values, active, keeper=keeper, out=out, lasting=lasting)
-        links = arranged.links
-        keeper = links.senders if keeper is batch.links.senders else links.receivers
-        values = arranged.weights[weights] if lasting else arranged.by_link(self.weights(weights))
-        if self.placed is None or self.placed[0] is not active:
-            self.placed = active, arranged.by_link(active)
-        return links.mix(x, values, self.placed[1], keeper=keeper, out=out, lasting=lasting)
+        out = self.world.buffers.like(x)
+        return self.world.batch.links.mix(x, self.weights(weights), active, keeper=keeper, out=out)
 
     def _lean(self, x: Tensor, code: IntervalCode) -> Tensor:
         """Move every model towards the intervals that its working in-links say."""
@@ -449,7 +467,8 @@ class SimulatedRound:
         on = np.flatnonzero(active)
         on = on[np.isin(links.receivers[on], world.own)]
         rows, weights = world.row[links.receivers[on]], self.weights("a")[on]
-        return lean(x, *code.unpack(data, x.shape[1], x.dtype), rows, place[links.senders[on]], weights)
+        intervals = code.unpack(data, x.shape[1], x.dtype)
+        return move_into_intervals(x, *intervals, rows, place[links.senders[on]], weights)
 
     def _said(self, x: Tensor, code: IntervalCode) -> tuple[Tensor, Ints]:
         """The bytes of those who send to the clients here, and (clients of the batch,) whose row is where."""
@@ -506,6 +525,8 @@ class Simulator:
         kind = self.world(runs[:1], dtype).init()  # tells the state's type
         names = world.algorithm.traits.state
         state = rebuild(kind, [saved.state[name].to(self.device) for name in names])
-        if world.arranged is not None:
-            state = rebuild(state, [tensor[torch.from_numpy(world.own)] for tensor in state])
+        exchanged = saved.state.get(EXCHANGED_X)
+        if exchanged is not None:
+            statistics = saved.state[EXCHANGED_STATISTICS].to(self.device)
+            world.restore_exchanged(saved.k, exchanged.to(self.device), statistics)
         return Snapshot(saved.k, saved.delay, world, state)

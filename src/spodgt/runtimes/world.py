@@ -18,9 +18,10 @@ from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm
 from spodgt.algorithms.checks import check
+from spodgt.algorithms.registry import with_step_sizes_of
 from spodgt.kernels.steps import State
-from spodgt.kernels.sums import mean
 from spodgt.network import Network
+from spodgt.tensors import mean
 from spodgt.types import Availability, Bools, Evaluation, Floats, Ints, Problem
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class Run:
     @staticmethod
     def of(draw: Draw, method: Algorithm) -> Run:
         """Check that the method can run there, and fill in what depends on the draw."""
+        method = with_step_sizes_of(method, draw.network)
         check(method, draw.network, draw.availability)
         fitted = method.fit(draw.availability)
         used = fitted.uses(draw.availability, draw.network)
@@ -86,13 +88,26 @@ def with_average(whole: RunState) -> Tensor:
     return torch.cat([models, mean(models)[None]])
 
 
+class Exchanged(NamedTuple):
+    """The models of one run after its last exchange, where local steps have followed since."""
+
+    x: Tensor  # (clients, parameters)
+    statistics: Tensor  # (clients, columns)
+
+
+# Names of the same in the state of a `Saved`: of all its runs, those of the last exchange.
+EXCHANGED_X = "exchanged"
+EXCHANGED_STATISTICS = "exchanged_statistics"
+
+
 class Saved(NamedTuple):
     """Where a batch stands, whole: enough to go on from, on any runtime and any number of processes."""
 
     k: int
     delay: Floats  # (runs still going,)
     runs: Ints  # which are still going
-    state: dict[str, Tensor]  # by field, all clients of these runs
+    # by field, all clients of these runs; with `EXCHANGED_X` and `EXCHANGED_STATISTICS` between local steps
+    state: dict[str, Tensor]
     statistics: Tensor
     tally: Tally
     under_way: Sequence[Mapping[str, Tensor]] = ()  # of each run what `World.under_way` gave
@@ -113,6 +128,13 @@ class World(Protocol):
     def advance(self, state: State, rounds: range) -> State: ...  # the state after these rounds, one by one
     def costs(self, k: int) -> Floats: ...  # (≥ 1, runs): delay of the round that leads to x[k], and of later
     def keep(self, still: Bools, state: State) -> tuple[World, State]: ...  # go on with some of the runs
+    def at_exchange(self, state: State) -> tuple[World, State]:
+        """What is evaluated: this world and `state`, but with the models of every run's last exchange.
+
+        Both are the same objects where no run is between local steps. The other fields stay.
+        """
+        ...
+
     def split(self, x: Tensor) -> list[Tensor]: ...  # the clients held here, one tensor per run
     def gather(self, state: State, wanted: Bools) -> list[RunState] | None: ...  # wanted runs, in order
     def under_way(self, at: int) -> dict[str, Tensor]: ...  # what run `at` needs to go on, beside its state

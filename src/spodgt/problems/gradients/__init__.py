@@ -2,11 +2,10 @@
 
 Models are flat vectors: the module's trained and exchanged parameters in `named_parameters` order, then
 what clients keep besides: running statistics, personal parameters. An engine takes stacked models (clients,
-columns) and one batch per client, and returns stacked gradients (clients, parameters). Which engine is
-fastest depends on the module and the device: a linear layer has a closed form (`linear`); on a CPU each
-thread replays a recording of the module, a client at a time (`taped`); an accelerator takes all clients at
-once (`vmap`); what is random or keeps statistics goes through the module itself (`loop`). `trainable.choose`
-takes the fastest that agrees with the loop.
+columns) and one batch per client, and returns stacked gradients (clients, parameters). A single linear layer
+has a closed form (`linear`). Other modules run as they are, a client at a time (`loop`). An accelerator takes
+all clients at once (`vmap`), except for modules that draw random numbers or keep statistics. The engine is
+selected by `trainable.choose`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""One client after the other, through a copy of the module that belongs to the thread."""
+"""Gradients by the literal loop: the module itself, one client after the other."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,28 +11,25 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spodgt.compiled import jit, share, usable
 from spodgt.problems.gradients import Engine, Layout, Many, Noise
 from spodgt.problems.objective import Objective
 from spodgt.problems.trees import Tree, call, clone, seed_all, seeded
+from spodgt.thread_pool import run_tasks
 
 T = TypeVar("T")
-
-_ALIGNED = 16  # numbers: tensors begin where vector instructions work best
 
 
 @dataclass(frozen=True, eq=False)
 class LoopEngine(Engine):
-    """One client after the other, on every thread: for dropout, for BatchNorm, for what others cannot do.
+    """Plain autograd through the module, one client at a time: the engine for other models on a CPU.
 
-    A client's model is copied into a shell of the module, one shell per thread, which then runs as any
-    module does, with weights in the memory layout that suits convolutions. Each client stays on one thread:
-    threads that share an operator wait for each other at its end, which on a busy machine takes ten times
-    as long as the work.
+    Each thread has a copy of the module. Its parameters and buffers become views of a client's flat model,
+    then the loss is computed and differentiated as in any PyTorch program. A client stays on one thread:
+    threads that divide the work of an operator wait for each other at its end, which on a busy machine takes
+    ten times as long as the work.
     """
 
     module: nn.Module
@@ -43,24 +39,39 @@ class LoopEngine(Engine):
     random: bool = False  # passes draw random numbers
     personal: Layout = field(default_factory=Layout)  # those of the columns behind that are trained here
     personal_step_size: float = 0.0
-    shells: dict[tuple[int, torch.device, torch.dtype], Shell] = field(default_factory=dict, repr=False)
+    copies: dict[tuple[int, torch.device, torch.dtype], ModuleOnRow] = field(default_factory=dict, repr=False)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the copies that threads of this process have made."""
+        return vars(self) | {"copies": {}}
 
     def with_losses(self, x: Tensor, inputs: Many, targets: Many, noise: Noise) -> tuple[Tensor, Tensor]:
-        losses, g = x.new_empty(len(x)), x.new_empty(len(x), self.layout.size)
+        """Losses (clients,) and gradients (clients, parameters), in training mode if `noise` is given.
 
-        def one(client: int) -> None:
-            with torch.enable_grad(), self._filled(x[client], training=noise is not None) as shell:
+        A training pass also updates what stands behind the parameters in `x`: running statistics, and
+        personal parameters by one step along their gradient.
+        """
+        losses = x.new_empty(len(x))
+        gradients = x.new_zeros(len(x), self.layout.size)
+
+        def one_client(client: int) -> None:
+            with torch.enable_grad(), self._loaded(x[client], training=noise is not None) as copied:
                 if self.random and noise is not None:
                     seed_all(noise[client])  # dropout, too, is a function of (seed, round, client)
-                loss = self.objective(shell.module, self.image(inputs[client]), targets[client])
+                copied.add_gradients_to(gradients[client])
+                # A batch in memory of its own is aligned, wherever the client stands among the others:
+                # matrix products of unaligned numbers may differ in their last bits.
+                batch = self.image(clone(inputs[client]))
+                loss = self.objective(copied.module, batch, clone(targets[client]))
+                loss.backward()  # type: ignore[no-untyped-call]
                 losses[client] = loss.detach()
-                shell.gradient(loss, g[client])
                 if noise is not None:
-                    shell.descend(self.personal_step_size)
+                    copied.descend(self.personal_step_size)
+                copied.module.zero_grad(set_to_none=True)
 
-        with seeded(None) if self.random else contextlib.nullcontext():
-            each_row(x, one, serial=self.random)
-        return losses, g
+        with seeded(None) if self.random else contextlib.nullcontext(), _differentiable_attention():
+            each_row(x, one_client, serial=self.random)
+        return losses, gradients
 
     def outputs(self, x: Tensor, inputs: Tree) -> list[Tree]:
         shared = self.image(inputs)
@@ -68,40 +79,41 @@ class LoopEngine(Engine):
 
     def apply(self, x: Tensor, work: Callable[[nn.Module], T]) -> list[T]:
         """What `work` makes of every model, as a module in evaluation mode."""
-        out = dict[int, T]()
+        results = dict[int, T]()
 
-        def one(model: int) -> None:
-            with torch.no_grad(), self._filled(x[model], training=False) as shell:
-                out[model] = work(shell.module)
+        def one_model(model: int) -> None:
+            with torch.no_grad(), self._loaded(x[model], training=False) as copied:
+                results[model] = work(copied.module)
 
         with seeded(0) if self.random else contextlib.nullcontext():
-            each_row(x, one, serial=self.random)
-        return [out[model] for model in range(len(x))]
+            each_row(x, one_model, serial=self.random)
+        return [results[model] for model in range(len(x))]
 
     @contextlib.contextmanager
-    def _filled(self, row: Tensor, *, training: bool) -> Iterator[Shell]:
-        """This thread's shell with the model of one client in it; new statistics go back to `row`."""
+    def _loaded(self, row: Tensor, *, training: bool) -> Iterator[ModuleOnRow]:
+        """This thread's copy of the module with the model `row` in it.
+
+        The module works on a copy of the row, because a forward pass may write into parameters, as that of
+        `nn.Embedding` with `max_norm` does. Only statistics and personal parameters return to `row`, and
+        only from training.
+        """
         key = threading.get_ident(), row.device, row.dtype
-        if key not in self.shells:
-            self.shells[key] = Shell(self, row)
-        shell = self.shells[key]
-        if shell.module.training != training:
-            shell.module.train(training)
-        shell.copy(row, shell.values, slice(None), inward=True)
-        yield shell
-        if training:
-            shell.copy(row, shell.values, slice(shell.trained, None), inward=False)
+        if key not in self.copies:
+            self.copies[key] = ModuleOnRow(self, row)
+        copied = self.copies[key]
+        if copied.module.training != training:
+            copied.module.train(training)
+        own_row = row.detach().clone()
+        copied.load(own_row)
+        yield copied
+        if training and self.statistics.names:
+            copied.store_buffers(own_row)
+            row[self.layout.size :] = own_row[self.layout.size :]
 
     @cached_property
     def channels_last(self) -> bool:
         layers = [part for part in self.module.modules() if isinstance(part, nn.Conv2d)]
         return bool(layers) and not any(map(_overruns, layers))
-
-    def weight(self, value: Tensor) -> Tensor:
-        """A parameter in the memory layout that suits convolutions."""
-        if self.channels_last and value.ndim == 4:
-            return value.contiguous(memory_format=torch.channels_last)
-        return value
 
     def image(self, batch: Tree) -> Tree:
         """Inputs with channels last, which on a CPU is faster for convolutions and what is between them."""
@@ -111,6 +123,57 @@ class LoopEngine(Engine):
         if channels == 1:  # fits both layouts; these strides say which is meant
             return batch.contiguous().as_strided(batch.shape, (height * width, 1, width, 1))
         return batch.contiguous(memory_format=torch.channels_last)
+
+
+class ModuleOnRow:
+    """A copy of a module whose parameters and buffers are views of a flat model (columns,).
+
+    Setting `parameter.data` keeps the parameters themselves, so that everything that refers to them (tied
+    layers, lists of parameters, the flat weights of recurrent layers) sees the values of this client.
+    `torch.func.functional_call` replaces them by other tensors, which such references miss.
+    """
+
+    def __init__(self, engine: LoopEngine, like: Tensor) -> None:
+        self.module = copy.deepcopy(engine.module).to(like.device, like.dtype)
+        self.shared = engine.layout
+        self.columns = engine.layout + engine.statistics
+        named = dict(self.module.named_parameters())
+        self.parameters = {name: named[name] for name in self.columns.names if name in named}
+        self.personal = [named[name] for name in engine.personal.names]
+        self.buffers: dict[str, tuple[nn.Module, str]] = {}  # the owner of a buffer, and its name there
+        for name in self.columns.names:
+            if name not in named:
+                owner, _, attribute = name.rpartition(".")
+                self.buffers[name] = (self.module.get_submodule(owner), attribute)
+
+    def load(self, row: Tensor) -> None:
+        """Use the memory of `row` for all parameters and buffers that it holds."""
+        for name, value in self.columns.unflatten(row).items():
+            if name in self.parameters:
+                self.parameters[name].data = value
+            else:
+                owner, attribute = self.buffers[name]
+                setattr(owner, attribute, value)
+
+    def store_buffers(self, row: Tensor) -> None:
+        """Copy the buffers into `row`: a pass may have replaced them by new tensors."""
+        values = self.columns.unflatten(row)
+        for name, (owner, attribute) in self.buffers.items():
+            values[name].copy_(getattr(owner, attribute).detach())
+
+    def add_gradients_to(self, gradient: Tensor) -> None:
+        """Let the next backward pass add to `gradient` (parameters,), which is zero."""
+        for name, value in self.shared.unflatten(gradient).items():
+            self.parameters[name].grad = value
+        for parameter in self.personal:
+            parameter.grad = torch.zeros_like(parameter)
+
+    def descend(self, step_size: float) -> None:
+        """One step of the personal parameters along the gradient that was just computed."""
+        with torch.no_grad():
+            for parameter in self.personal:
+                assert parameter.grad is not None
+                parameter.sub_(parameter.grad, alpha=step_size)
 
 
 def each_row(x: Tensor, one: Callable[[int], object], *, serial: bool = False) -> None:
@@ -123,15 +186,26 @@ def each_row(x: Tensor, one: Callable[[int], object], *, serial: bool = False) -
 
     waiting = iter(range(len(x)))  # shared: a thread that other work slows down takes fewer of them
 
-    def some(*_: int) -> None:
+    def some(_: int) -> None:
         torch.set_num_threads(1)  # of this thread
         for row in waiting:
             one(row)
 
     try:
-        share(min(threads, len(x)), sys.maxsize, some)
+        run_tasks(some, range(min(threads, len(x))), sys.maxsize)
     finally:
         torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _differentiable_attention() -> Iterator[None]:
+    """Switch off the fused attention of `nn.TransformerEncoder`, which in evaluation mode has no gradient."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 def _overruns(layer: nn.Conv2d) -> bool:
@@ -141,87 +215,3 @@ def _overruns(layer: nn.Conv2d) -> bool:
     (https://github.com/uxlfoundation/oneDNN/issues/6035).
     """
     return layer.kernel_size == (1, 1) and max(layer.stride) > 1 and layer.in_channels // layer.groups < 16
-
-
-class Shell:
-    """A copy of a module whose memory one client after the other fills with its model.
-
-    Its parameters and statistics lie in one block, its gradients in another, each tensor aligned and in the
-    memory layout that suits convolutions: a model comes and a gradient goes in one pass, whatever the number
-    of layers. A row of `table` is: start in the model, start in the block, and the sizes (outer, inner, last)
-    of a tensor that is (outer, inner, last) in the model and (outer, last, inner) in the block.
-    """
-
-    def __init__(self, engine: LoopEngine, like: Tensor) -> None:
-        self.module = copy.deepcopy(engine.module).to(like.device, like.dtype)
-        parameters = dict(self.module.named_parameters())
-        named = parameters | dict(self.module.named_buffers())
-        tensors = [named[name] for name in (*engine.layout.names, *engine.statistics.names)]
-        self.trained, self.shapes = len(engine.layout.names), [tensor.shape for tensor in tensors]
-        self.personal, self.channels_last = (
-            [parameters[n] for n in engine.personal.names],
-            engine.channels_last,
-        )
-        rows, start, at = [], 0, 0
-        for shape in self.shapes:
-            outer, inner, last = 1, shape.numel(), 1
-            if self.channels_last and len(shape) == 4:
-                outer, inner, last = shape[0], shape[1], math.prod(shape[2:])
-            rows.append((start, at, outer, inner, last))
-            start += shape.numel()
-            at += -(-shape.numel() // _ALIGNED) * _ALIGNED
-        self.table = np.array(rows, np.int64)
-        self.values, self.slopes = (like.new_zeros(at) for _ in range(2))
-        for tensor, value, slope in zip(
-            tensors, self._views(self.values), self._views(self.slopes), strict=True
-        ):
-            tensor.data = value
-            if isinstance(tensor, nn.Parameter):
-                tensor.grad = slope
-
-    def _views(self, block: Tensor) -> Iterator[Tensor]:
-        """The tensors in a block, shaped as the module knows them."""
-        for at, shape in zip(self.table[:, 1].tolist(), self.shapes, strict=True):
-            piece = block[at : at + shape.numel()]
-            if self.channels_last and len(shape) == 4:
-                yield piece.view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2)
-            else:
-                yield piece.view(shape)
-
-    def copy(self, row: Tensor, block: Tensor, some: slice, *, inward: bool) -> None:
-        """block ← row, or row ← block, for some of the tensors."""
-        if usable(row, block):
-            _copy(row.numpy(), block.numpy(), self.table[some], inward)
-            return
-        tensors = list(zip(self.table[:, 0].tolist(), self.shapes, self._views(block), strict=True))
-        for start, shape, slot in tensors[some]:
-            value = row[start : start + shape.numel()].view(shape)
-            slot.copy_(value) if inward else value.copy_(slot)
-
-    def gradient(self, loss: Tensor, row: Tensor) -> None:
-        """row ← the gradient of `loss`."""
-        self.slopes.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.copy(row, self.slopes, slice(self.trained), inward=False)
-
-    def descend(self, step_size: float) -> None:
-        """One step of what is trained right here, along the gradient that was just taken."""
-        with torch.no_grad():
-            for parameter in self.personal:
-                assert parameter.grad is not None
-                parameter.sub_(parameter.grad, alpha=step_size)
-
-
-@jit
-def _copy(row, block, table, inward):  # type: ignore[no-untyped-def]
-    """Copy the tensors of `table` (tensors, 5), see `Shell`: block ← row if `inward`, else row ← block."""
-    for n in range(len(table)):
-        start, at, outer, inner, last = table[n]
-        for o in range(outer):
-            for i in range(inner):
-                for p in range(last):
-                    here, there = start + (o * inner + i) * last + p, at + (o * last + p) * inner + i
-                    if inward:
-                        block[there] = row[here]
-                    else:
-                        row[here] = block[there]

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spodgt.compiled import jit, share, usable
 from spodgt.errors import InvalidInput
-from spodgt.kernels.mixing import Links, mix
+from spodgt.kernels.links import Links, add_rows, matrix_diagonal
 from spodgt.types import Availability, Bools, Floats, HasBatches, Ints, Problem
 
 _LOOK_AHEAD = 256  # rounds from which it is told how often a client computes
@@ -117,36 +116,18 @@ class Block:
 
     def mix_own(self, x: Tensor, weights: Floats, active: Bools, keeper: Ints, out: Tensor) -> Tensor:
         """What this block's clients keep and send to each other, in `out` where it fits; needs no message."""
-        if usable(x):  # as `Links.mix` does
-            weights = weights.astype(x.new_empty(0).numpy().dtype)
-        moved = np.where(active, weights, 0.0)
+        weights = weights.astype(torch.empty(0, dtype=x.dtype).numpy().dtype)  # as `Links.mix` does
         # B_ii keeps what the missing links to other processes would have carried, too
-        kept: Floats = np.asarray(1.0 - np.bincount(keeper, moved, len(self.owner)), np.float64)[self.own]
+        kept = matrix_diagonal(weights, active, keeper, len(self.owner))[self.own]
         links = self.within
-        if usable(x):
-            return mix(x, out, self.inner, weights[links], active[links], kept)
-        return self.inner.plain(x, moved[links], active[links], kept)
+        return self.inner.mix_with(x, weights[links], active[links], kept, out)
 
     def add(self, out: Tensor, halo: Tensor, clients: Ints, weights: Floats, active: Bools) -> None:
         """Weigh in the rows `halo` of some `clients`, which another process sent."""
         links = self.arriving[active[self.arriving]]
         links = links[np.isin(self.senders[links], clients)]
-        rows, columns = self.row[self.receivers[links]], np.searchsorted(clients, self.senders[links])
-        if usable(out, halo):
-            a, b, w = out.numpy(), halo.numpy(), weights[links]
-            share(out.shape[1], out.numel(), lambda first, last: _add(a, b, rows, columns, w, first, last))
-        else:
-            factor = torch.from_numpy(weights[links])[:, None].to(halo)
-            index = torch.from_numpy(columns).to(halo.device)
-            out.index_add_(0, torch.from_numpy(rows).to(out.device), factor * halo[index])
-
-
-@jit
-def _add(out, halo, rows, columns, weights, first, last):  # type: ignore[no-untyped-def]
-    for link in range(len(rows)):
-        i, j, w = rows[link], columns[link], out.dtype.type(weights[link])
-        for c in range(first, last):
-            out[i, c] += w * halo[j, c]
+        rows = self.row[self.receivers[links]]
+        add_rows(out, halo, rows, np.searchsorted(clients, self.senders[links]), weights[links])
 
 
 def _by_process(process: Ints, clients: Ints, count: int) -> dict[int, Ints]:

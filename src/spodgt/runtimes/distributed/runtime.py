@@ -24,7 +24,7 @@ from spodgt.problems import refuse_statistics
 from spodgt.runtimes.distributed.blocks import blocks, effort
 from spodgt.runtimes.distributed.group import Group, restarted
 from spodgt.runtimes.distributed.world import Distributed
-from spodgt.runtimes.world import Run, Saved, Snapshot, Tally
+from spodgt.runtimes.world import EXCHANGED_STATISTICS, EXCHANGED_X, Run, Saved, Snapshot, Tally
 
 T = TypeVar("T")
 _CPU = torch.device("cpu")
@@ -96,7 +96,12 @@ class Processes:
         return Distributed(runs, self.group, dtype=dtype)
 
     def restore(self, runs: Sequence[Run], dtype: torch.dtype, saved: Saved | None) -> Snapshot:
-        head = saved and {"k": saved.k, "delay": saved.delay.tolist(), "runs": saved.runs.tolist()}
+        head = saved and {
+            "k": saved.k,
+            "delay": saved.delay.tolist(),
+            "runs": saved.runs.tolist(),
+            "exchanged": EXCHANGED_X in saved.state,
+        }
         head = json.loads(self.share(lambda: json.dumps(head).encode()))
         fresh = self.world(runs, dtype)
         like = fresh.init()  # round 0 tells what a state looks like
@@ -119,4 +124,10 @@ class Processes:
         ]
         if world.statistics.shape[1]:
             world.statistics = dealt(saved and saved.statistics, world.statistics)
+        if head["exchanged"]:
+            x = dealt(saved and saved.state[EXCHANGED_X], like[0])
+            statistics = world.statistics
+            if statistics.shape[1]:
+                statistics = dealt(saved and saved.state[EXCHANGED_STATISTICS], statistics)
+            world.restore_exchanged(head["k"], x, statistics)
         return Snapshot(head["k"], np.asarray(head["delay"]), world, rebuild(like, fields))

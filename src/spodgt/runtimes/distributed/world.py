@@ -117,7 +117,7 @@ class Distributed(Simulation):
         roles = activity.roles and activity.roles.at(at)
         return DistributedRound(k, self, activity.computes[at + 1], activity.links.at(at), roles)
 
-    def advance(self, state: State, rounds: range) -> State:
+    def _advance(self, state: State, rounds: range) -> State:
         for k in rounds:
             self.buffers.reclaim(state)
             now = self.round(k)
@@ -138,6 +138,7 @@ class Distributed(Simulation):
             mail=self.mail,
             statistics=self.statistics[rows],
         )
+        smaller.exchanged = self.still_exchanged(still)
         return smaller, rebuild(state, [tensor[rows] for tensor in state])
 
     def gather(self, state: State, wanted: Bools) -> list[RunState] | None:

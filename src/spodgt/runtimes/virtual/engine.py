@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -19,26 +18,23 @@ from torch import Tensor
 
 from spodgt import rng
 from spodgt.algorithms import stack
-from spodgt.algorithms.base import Algorithm, HasOverlap
+from spodgt.algorithms.base import Algorithm, HasOverlap, HasStepSize
 from spodgt.algorithms.registry import unwrapped
-from spodgt.compiled import usable
+from spodgt.engine import fits_loops
 from spodgt.errors import Incompatible
-from spodgt.kernels import STEPS
-from spodgt.kernels import turns as tracking
-from spodgt.kernels.mixing import add_rows, lean
+from spodgt.kernels.links import add_rows, move_into_intervals
 from spodgt.kernels.steps import State, rebuild
-from spodgt.kernels.tracking import GradientTracking, track
-from spodgt.runtimes.batch import RunBatch
 from spodgt.runtimes.simulator import cut
 from spodgt.runtimes.virtual.lot import columns, laid_out, shifted
 from spodgt.runtimes.virtual.plan import Batch, Message, Plan, Sent, Tick
 from spodgt.runtimes.virtual.times import Time
-from spodgt.runtimes.world import Run, Tally
+from spodgt.runtimes.world import Exchanged, Run, Tally
 from spodgt.types import (
     Bools,
     Code,
     CompiledGradient,
     Floats,
+    HasClientWeights,
     IntervalCode,
     Ints,
     LinearData,
@@ -46,7 +42,13 @@ from spodgt.types import (
     Round,
 )
 
-_TOGETHER = 2**22  # numbers of a batch's gradients, below which threads save less than Python costs
+
+class Tracking(NamedTuple):
+    """A method whose turns compiled loops compute: gradient tracking with state x, y, g."""
+
+    step_sizes: Floats  # (clients,)
+    weights: Floats  # (clients,) what a gradient is multiplied by
+    drops: bool  # the gradient of an idle client counts as zero
 
 
 class Reads(NamedTuple):
@@ -116,7 +118,8 @@ class Engine:
     slots: Slots = field(default_factory=Slots)  # of copies
     mass: Slots = field(default_factory=Slots)  # of copies of trackers, where they are kept apart
     inbox: Tensor | None = None  # (clients, columns) mass of their next turns, where it is kept apart
-    compiled: bool = True  # use the compiled step of the method where there is one
+    compiled: bool = True  # use compiled loops where they apply
+    exchanged: Exchanged | None = None  # the clients' models after their last exchange; None with period 1
 
     def __post_init__(self) -> None:
         run, traits = self.run, self.run.algorithm.traits
@@ -163,6 +166,8 @@ class Engine:
         batch = Batch(0, everyone, [0] * self.clients, computes)
         start = self.run.start.to(self.device, self.dtype)
         state: State = self.algorithm.init(start, cast(Round, Turns(self, batch)))
+        if self.run.algorithm.period > 1:
+            self.exchanged = Exchanged(state[0].clone(), self.statistics.clone())
         return state
 
     def advance(self, state: State, rounds: range) -> None:
@@ -181,11 +186,40 @@ class Engine:
         """Compute batches, in place."""
         for batch in batches:
             self.joules += batch.joules
+        first = 0
+        for number, clients in self._last_exchanges(batches).items():
+            self._compute(state, batches[first : number + 1])
+            self._keep_exchanged(state, clients)
+            first = number + 1
+        self._compute(state, batches[first:])
+
+    def _compute(self, state: State, batches: Sequence[Batch]) -> None:
         if self.tracking is not None:
             self._track(state, batches, self.tracking)
             return
         for batch in batches:
             self._step(state, batch)
+
+    def _last_exchanges(self, batches: Sequence[Batch]) -> dict[int, list[int]]:
+        """Number of a batch, in ascending order → the clients whose last exchange among `batches` it has."""
+        if self.exchanged is None:
+            return {}
+        last: dict[int, int] = {}
+        for number, batch in enumerate(batches):
+            for client, k in zip(batch.clients, batch.rounds, strict=True):
+                if k % self.run.algorithm.period == 0:
+                    last[client] = number
+        found: dict[int, list[int]] = {}
+        for client, number in last.items():
+            found.setdefault(number, []).append(client)
+        return dict(sorted(found.items()))
+
+    def _keep_exchanged(self, state: State, clients: Sequence[int]) -> None:
+        """Copy the models of some clients, which have just exchanged them."""
+        assert self.exchanged is not None
+        index = torch.tensor(clients, device=self.device)
+        self.exchanged.x[index] = state[0][index]
+        self.exchanged.statistics[index] = self.statistics[index]
 
     def _step(self, state: State, batch: Batch) -> None:
         rows = [*batch.clients, *batch.partners]
@@ -199,33 +233,51 @@ class Engine:
         for whole, new in zip(state, fields, strict=True):
             whole[index] = new
 
-    def _track(self, state: State, batches: Sequence[Batch], method: GradientTracking) -> None:
-        """Batches of a method with the compiled step of gradient tracking, which pushes y, then pulls x."""
+    def _track(self, state: State, batches: Sequence[Batch], method: Tracking) -> None:
+        """Compute batches of gradient tracking, which pushes y, then pulls x, in compiled loops."""
         if not batches:
             return
-        (x, y, g), counts = state, self.counts
+        from spodgt.kernels.event_turns import advance_turns, exchange_turns
+
+        x, y, g = state
         weights = self.weights["a"], self.weights["b"]
         lot = laid_out(batches, self.settle, self.plan.receivers, weights, self.keys)
         self.pushes = [0]
-        pools = self.pool(1, x, self.slots.capacity), self.pool(0, y, self.mass.capacity)
-        if len(lot.ahead[0]) and self.inbox is None:
+        pools = self.pool(1, x, self.slots.capacity).numpy(), self.pool(0, y, self.mass.capacity).numpy()
+        if len(lot.ahead.rows) and self.inbox is None:
             self.inbox = torch.zeros_like(y)
-        turns = tracking.Turns((x, y, g), pools, lot, method.step, self.inbox, method.rule != "memory")
-        rows, keys = lot.draws
-        weight, most = method.weight[rows], int(np.diff(lot.cuts[:, 6]).max())
-        if self.linear is not None and most * x.shape[1] * self.linear[1] <= _TOGETHER:
-            turns.learn(*self.linear, weight)
+        inbox = (y[:0] if self.inbox is None else self.inbox).numpy()
+        rows = lot.draws.clients
+        weight = method.weights[rows]
+        arrays = (x.numpy(), y.numpy(), g.numpy()), pools, lot, inbox, (method.step_sizes, method.drops)
+        if self.linear is not None:
+            from spodgt.problems.gradients.linear_model import Scratch, chunk_length, padded_stride
+
+            data, size = self.linear
+            stride = padded_stride(data, x.numpy().dtype)
+            scratch = Scratch.create(data, size, x.numpy().dtype)
+            advance_turns(*arrays, data, stride, (size, chunk_length(stride, size)), weight, scratch)
         else:
-            for batch, (low, high) in enumerate(pairwise(lot.cuts[:, 6].tolist())):
-                turns.one(batch)
-                at = low + np.argsort(rows[low:high])  # a problem is asked in the order of its clients
-                if len(at):
-                    drawn = Minibatches(rows[at], keys[at], rows[at], 0)
-                    track(self.problem, (x, g, y), drawn.rows, drawn, weight[at])
+            for batch in range(len(batches)):
+                exchange_turns(*arrays, batch)
+                low, high = lot.starts.draws[batch : batch + 2].tolist()
+                order = low + np.argsort(rows[low:high])  # a problem is asked in the order of its clients
+                if len(order):
+                    drawn = Minibatches(rows[order], lot.draws.keys[order], rows[order], 0)
+                    self._replace_gradients(state, drawn, weight[order])
+        counts = self.counts
         counts.gradients[:] += np.bincount(rows, minlength=len(counts.gradients))
         sent = np.bincount(lot.links, minlength=len(counts.messages))
         counts.messages[:] += sent
         counts.bytes[:] += sent * (2 * x.shape[1] * x.element_size())
+
+    def _replace_gradients(self, state: State, draws: Minibatches, weights: Floats) -> None:
+        """In place: y ← y + w g⁺ - g and g ← w g⁺ for the clients of `draws`."""
+        x, y, g = state
+        index = torch.from_numpy(draws.rows)
+        new = self.problem.grad(x[index], draws) * torch.from_numpy(weights).to(x.dtype)[:, None]
+        y[index] += new - g[index]
+        g[index] = new
 
     @cached_property
     def linear(self) -> tuple[LinearData, int] | None:
@@ -237,14 +289,23 @@ class Engine:
         return None if data is None or len(sizes) > 1 else (data, int(sizes[0]))
 
     @cached_property
-    def tracking(self) -> GradientTracking | None:
-        """The compiled step of gradient tracking, where the method has it and it fits."""
-        fits = self.compiled and usable(torch.empty(0, dtype=self.dtype, device=self.device))
-        fits = fits and not self.statistics.shape[1]
-        kind = STEPS.get(self.algorithm.traits.compiled or "")
-        if not fits or kind is not GradientTracking or self.plan.remembers:
+    def tracking(self) -> Tracking | None:
+        """The method for compiled loops, where it is gradient tracking with constant step sizes."""
+        traits = self.algorithm.traits
+        fits = self.compiled and fits_loops(torch.empty(0, dtype=self.dtype, device=self.device))
+        if not fits or self.statistics.shape[1] or self.plan.remembers:
             return None
-        return GradientTracking.of(self.algorithm, RunBatch([self.run], self.dtype, self.device))
+        if traits.compiled != "gradient-tracking" or traits.rule is None:
+            return None
+        step_size = self.algorithm.step_size if isinstance(self.algorithm, HasStepSize) else None
+        if not isinstance(step_size, int | float | Tensor):
+            return None  # a schedule
+        p = torch.from_numpy(self.run.availability.p).to(self.dtype).double().numpy()
+        step_sizes = np.broadcast_to(np.asarray(step_size, np.float64).reshape(-1), p.shape).copy()
+        weights = np.ones(len(p))
+        if traits.rule == "importance":  # p = 0: a client that never computes has no gradient to weigh
+            np.divide(1, p, out=weights, where=p > 0)
+        return Tracking(step_sizes, weights, traits.rule != "memory")
 
     def _of(self, index: Tensor) -> Algorithm:
         """The method with the values of some clients."""
@@ -290,7 +351,7 @@ class Engine:
 
     @property
     def apart(self) -> bool:
-        """Whether trackers are kept apart from models: the compiled step does, it needs less memory then."""
+        """Whether trackers are kept apart from models: compiled loops do, which takes less memory."""
         return self.tracking is not None
 
     def pool(self, call: int, like: Tensor, capacity: int) -> Tensor:
@@ -419,6 +480,13 @@ class Turns:
         return torch.ones(len(self.rows), 1, dtype=self.engine.dtype, device=self.engine.device)
 
     @property
+    def client_weight(self) -> Tensor:
+        problem = self.engine.problem
+        scales = problem.loss_scales if isinstance(problem, HasClientWeights) else None
+        here = np.ones(len(self.rows)) if scales is None else scales[self.rows]
+        return torch.from_numpy(here).to(self.engine.device, self.engine.dtype)[:, None]
+
+    @property
     def restarts(self) -> Tensor:
         return torch.zeros(len(self.rows), 1, dtype=torch.bool, device=self.engine.device)
 
@@ -491,7 +559,7 @@ class Turns:
             middle[which], half[which] = now.unpack(now.pack(said[which]), x.shape[1], x.dtype)
         self._keep(x, pool, code(0))
         own, weights = np.arange(len(where)), engine.weights["a"][reads.links]
-        return lean(x.contiguous(), middle, half, reads.rows, own, weights)
+        return move_into_intervals(x.contiguous(), middle, half, reads.rows, own, weights)
 
     def _keep(self, x: Tensor, pool: Tensor, code: Code | IntervalCode | None = None) -> None:
         """Keep what others take later, and count what is sent."""

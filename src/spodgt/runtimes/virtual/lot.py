@@ -1,4 +1,4 @@
-"""Batches of turns laid out for the compiled step: one set of arrays for many of them."""
+"""Batches of turns as arrays for compiled loops (`kernels.event_turns`): one set for many batches."""
 
 from __future__ import annotations
 
@@ -14,18 +14,62 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the increment of `rng.words`
 Table = list[tuple[int, ...]]
 
 
+class Starts(NamedTuple):
+    """(batches + 1,) where each batch begins in the arrays of a lot."""
+
+    rows: Ints
+    models: Ints
+    mass: Ints
+    copies: Ints
+    trackers: Ints
+    ahead: Ints
+    draws: Ints
+
+
+class Messages(NamedTuple):
+    """What rows of a batch receive."""
+
+    rows: Ints  # that receive
+    is_here: Bools  # whether the copy was sent in this batch; otherwise it is in a pool
+    where: Ints  # the sender's row, or the slot
+    weights: Floats
+
+
+class Copies(NamedTuple):
+    """Rows that are kept in a pool."""
+
+    rows: Ints
+    slots: Ints
+
+
+class Ahead(NamedTuple):
+    """Mass that the next turn of its receiver takes."""
+
+    receivers: Ints  # clients
+    rows: Ints  # that send it
+    weights: Floats
+
+
+class GradientDraws(NamedTuple):
+    """Gradients of a lot."""
+
+    clients: Ints
+    keys: Words  # of the mini-batches
+
+
 class Lot(NamedTuple):
     """The turns of some batches, one after the other; a row is a client's place in its batch."""
 
-    cuts: Ints  # (batches + 1, 7) where each begins in rows, models, mass, copies, trackers, ahead, draws
-    rows: Ints  # clients
-    kept: tuple[Floats, Floats]  # of each row, its own part of x and of y
-    models: tuple[Ints, Bools, Ints, Floats]  # row that takes it, was it sent here, row or slot, weight
-    mass: tuple[Ints, Bools, Ints, Floats]  # the same of trackers
-    copies: tuple[Ints, ...]  # row whose x is kept, slot
-    trackers: tuple[Ints, ...]  # row whose y is kept, slot
-    ahead: tuple[Ints, Ints, Floats]  # client whose next turn takes it, row that sends it, weight
-    draws: tuple[Ints, Words]  # clients that compute, and the keys of their mini-batches
+    starts: Starts
+    clients: Ints  # of all rows
+    kept_x: Floats  # of each row, its own part of x
+    kept_y: Floats  # and of y
+    models: Messages
+    mass: Messages  # the same of trackers
+    copies: Copies  # of x
+    trackers: Copies  # of y
+    ahead: Ahead
+    draws: GradientDraws
     links: Ints  # on which something is sent
 
 
@@ -74,23 +118,24 @@ def laid_out(
                 ahead.append((receivers[message.link], message.sent.row, message.link))
         active += sum(batch.computes)
         cuts.append((*map(len, (turns, models, mass, copies, trackers, ahead)), active))
-    (a, b), (rows, rounds, computes), (senders, links) = weights, columns(turns, 3), columns(out, 2)
+    a, b = weights
+    rows, rounds, computes = columns(turns, 3)
+    senders, links = columns(out, 2)
     to_x, links_x, here_x, where_x, takers = columns(models, 5)
     to_y, links_y, here_y, where_y = columns(mass, 4)
     to, sending, directly = columns(ahead, 3)
-    given = ((takers, a[links_x]), (senders, b[links]))  # what leaves the own part of which row
-    kept_x, kept_y = (np.asarray(1.0 - np.bincount(*each, len(rows)), np.float64) for each in given)
     busy = np.flatnonzero(computes)
     return Lot(
-        np.array(cuts),
+        Starts(*columns(cuts, 7)),
         rows,
-        (kept_x, kept_y),
-        (to_x, here_x != 0, where_x, a[links_x]),
-        (to_y, here_y != 0, where_y, b[links_y]),
-        tuple(columns(copies, 2)),
-        tuple(columns(trackers, 2)),
-        (to, sending, b[directly]),
-        (rows[busy], shifted(keys, rows[busy], rounds[busy])),
+        np.asarray(1.0 - np.bincount(takers, a[links_x], len(rows)), np.float64),
+        np.asarray(1.0 - np.bincount(senders, b[links], len(rows)), np.float64),
+        Messages(to_x, here_x != 0, where_x, a[links_x]),
+        Messages(to_y, here_y != 0, where_y, b[links_y]),
+        Copies(*columns(copies, 2)),
+        Copies(*columns(trackers, 2)),
+        Ahead(to, sending, b[directly]),
+        GradientDraws(rows[busy], shifted(keys, rows[busy], rounds[busy])),
         links,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from spodgt.problems import refuse_statistics
 from spodgt.runtimes.simulator import Simulation, Simulator
 from spodgt.runtimes.virtual.engine import Engine
 from spodgt.runtimes.virtual.times import Time
-from spodgt.runtimes.world import Run, RunState, Saved, Tally
+from spodgt.runtimes.world import Exchanged, Run, RunState, Saved, Tally
 from spodgt.types import Bools, Floats, HasRoles, Ints
 
 
@@ -30,10 +31,8 @@ class VirtualWorld(Simulation):
         counts: a tally to go on with.
         statistics: (clients, columns) parameters that never leave their client, to go on with.
         engines: of the runs that are going, to go on with.
-        compiled: use the compiled step of the method where there is one.
+        compiled: use compiled loops for the turns of the method where they apply.
     """
-
-    arranges = False
 
     def __init__(
         self,
@@ -99,6 +98,24 @@ class VirtualWorld(Simulation):
         for engine, part in zip(self.engines, parts, strict=True):
             engine.advance(part, rounds)
         return state
+
+    def at_exchange(self, state: State) -> tuple[VirtualWorld, State]:
+        """Clients are in rounds of their own: each with the model after its own last exchange."""
+        kept = [engine.exchanged for engine in self.engines]
+        if all(models is None for models in kept):
+            return self, state
+        world = copy.copy(self)
+        xs = self.split(state[0])
+        parts = self.split(self.statistics)
+        shown = [models or Exchanged(x, part) for models, x, part in zip(kept, xs, parts, strict=True)]
+        world.statistics = torch.cat([models.statistics for models in shown])
+        x = torch.cat([models.x for models in shown])
+        return world, rebuild(state, (x, *tuple(state)[1:]))
+
+    def restore_exchanged(self, k: int, x: Tensor, statistics: Tensor) -> None:
+        for engine, models, beside in zip(self.engines, self.split(x), self.split(statistics), strict=True):
+            if engine.run.algorithm.period > 1:
+                engine.exchanged = Exchanged(models.clone(), beside.clone())
 
     def keep(self, still: Bools, state: State) -> tuple[VirtualWorld, State]:
         rows = torch.from_numpy(np.flatnonzero(np.repeat(still, self.sizes))).to(self.batch.device)

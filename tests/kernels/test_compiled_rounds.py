@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,17 +16,16 @@ import spodgt
 from spodgt.algorithms import ALGORITHMS, Cosine, InverseSqrt
 from spodgt.algorithms.base import GradientState
 from spodgt.algorithms.dsgd import DSGD
-from spodgt.compiled import together
 from spodgt.errors import SpodgtError
-from spodgt.kernels.linear import LinearStep
+from spodgt.kernels.compiled_rounds import CompiledRounds
 from spodgt.kernels.program import trace
-from spodgt.kernels.symbols import NotLinear
-from spodgt.kernels.tracking import GradientTracking
+from spodgt.kernels.tracing import NotLinear
 from spodgt.problems.learning import Learning
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Draw, Run
+from spodgt.thread_pool import run_tasks
 from spodgt.types import Round
-from tests.kernels.test_compiled import toy_problem
+from tests.kernels.test_loops import toy_problem
 
 DECLARED = sorted(name for name, cls in ALGORITHMS.items() if cls.traits.compiled)
 LAYERS: dict[str, dict[str, Any]] = {
@@ -59,10 +59,9 @@ def runs_of(
     return runs
 
 
-def linear_of(world: Simulation) -> LinearStep:
-    step = world.step.linear if isinstance(world.step, GradientTracking) else world.step
-    assert isinstance(step, LinearStep)
-    return step
+def compiled_rounds(world: Simulation) -> CompiledRounds:
+    assert world.step is not None
+    return world.step
 
 
 def equal(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
@@ -82,7 +81,7 @@ def test_the_compiled_step_is_the_step_of_the_method(name: str, layers: str) -> 
     ours, theirs = fast.init(), plain.init()
     ours = fast.advance(fast.advance(ours, range(1, 8)), range(8, 26))
     theirs = plain.advance(theirs, range(1, 26))
-    assert linear_of(fast).columns is not None  # it was not the method's own step
+    assert compiled_rounds(fast).tables is not None  # it was not the method's own step
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
     for counted, expected in zip(fast.tally(), plain.tally(), strict=True):
@@ -102,33 +101,37 @@ def test_a_run_is_the_same_bit_for_bit_alone_in_a_batch_and_in_other_strides(nam
         assert equal([tensor[6 * number : 6 * number + 6] for tensor in together], state)
 
 
-def test_threads_and_what_they_take_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More of them than cores, too, and another number in every call."""
-    monkeypatch.setattr("spodgt.compiled._cores", lambda: 8)
-    monkeypatch.setattr("spodgt.compiled._SERIAL", 0)
-    problem = spodgt.problems.fashion_mnist_svm(6, 10)
+@pytest.mark.parametrize("model", ["svm", "mlp"])
+def test_the_number_of_threads_changes_nothing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.thread_pool._SERIAL", 0)
+    monkeypatch.setattr("spodgt.thread_pool.os.cpu_count", lambda: 8)
+    problem = spodgt.problems.classification(model=model, clients=6)
     threads, states = torch.get_num_threads(), []
     try:
-        for numbers in ((1, 1, 1), (2, 2, 2), (3, 2, 5), (5, 3, 1)):
-            world = Simulation(runs_of("spod-gt-memory", {}, 1, problem, 0.01))
-            state = world.init()
-            for first, number in zip((1, 8, 15), numbers, strict=True):
-                torch.set_num_threads(number)
-                state = world.advance(state, range(first, first + 7))
-            states.append(state)
+        for number in (1, 2, 4):
+            torch.set_num_threads(number)
+            world = Simulation(runs_of("spod-gt-memory", {}, 3, problem, 0.01))
+            states.append(world.advance(world.advance(world.init(), range(1, 8)), range(8, 15)))
     finally:
         torch.set_num_threads(threads)
     assert all(equal(states[0], other) for other in states[1:])
 
 
-def test_a_thread_that_never_begins_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, states = spodgt.problems.fashion_mnist_svm(6, 10), []
-    monkeypatch.setattr("spodgt.compiled._SERIAL", 0)
-    for how in (together, lambda team, work: [work(me) for me in range(team)[-1:]]):
-        monkeypatch.setattr("spodgt.kernels.linear.together", how)
-        world = Simulation(runs_of("spod-gt-memory", {}, 1, problem, 0.01))
-        states.append(world.advance(world.init(), range(1, 30)))
-    assert equal(*states)
+def test_a_failing_task_ends_the_call_when_all_threads_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.thread_pool.thread_count", lambda: 4)
+    done: list[int] = []
+
+    def task(n: int) -> None:
+        if n == 1:
+            raise RuntimeError("task 1")
+        time.sleep(0.05)
+        done.append(n)
+
+    with pytest.raises(RuntimeError, match="task 1"):
+        run_tasks(task, range(4), 10**9)
+    before = len(done)
+    time.sleep(0.1)
+    assert len(done) == before
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -148,7 +151,7 @@ def test_models_of_any_shape_are_followed(
     runs = runs_of("spod-gt", {}, 1, problem)
     fast, plain = (Simulation(runs, dtype=torch.float64, compiled=how) for how in (True, False))
     ours, theirs = (world.advance(world.init(), range(1, 16)) for world in (fast, plain))
-    assert linear_of(fast).columns is not None
+    assert compiled_rounds(fast).tables is not None
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
 
@@ -191,7 +194,7 @@ def test_a_method_from_outside_is_followed_if_it_is_linear(method: Any, linear: 
     runs = [replace(run, algorithm=method(step_size=0.1)) for run in runs_of("dsgd", {})]
     fast, plain = (Simulation(runs, dtype=torch.float64, compiled=how) for how in (True, False))
     ours, theirs = (world.advance(world.init(), range(1, 16)) for world in (fast, plain))
-    assert (linear_of(fast).columns is not None) == linear
+    assert (compiled_rounds(fast).tables is not None) == linear
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -15,22 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spodgt
-from spodgt import rng
+from spodgt import engine, rng
 from spodgt.algorithms.base import Algorithm, TrackingState
-from spodgt.compiled import Loop, announced, finite, jit
-from spodgt.compiled.instructions import exp
-from spodgt.kernels.mixing import Buffers, Links
-from spodgt.kernels.sums import spread
-from spodgt.participation.delay import Costs
+from spodgt.engine import cache_directory, use_engine
+from spodgt.kernels.links import Buffers, Links, matrix_diagonal
 from spodgt.problems import Quadratic
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.learning import Learning
 from spodgt.problems.losses import Loss, cross_entropy, multi_margin, one_vs_rest
 from spodgt.problems.models import linear
-from spodgt.problems.samples import draw_batch, without_replacement
+from spodgt.problems.samples import without_replacement
 from spodgt.runtimes.loop import EvaluationSchedule, Stop, begin, run_rounds
-from spodgt.runtimes.simulator import Simulation, Simulator
-from spodgt.runtimes.world import Draw, Run, Saved, Snapshot, Tally
+from spodgt.runtimes.simulator import Simulation
+from spodgt.runtimes.world import Draw, Run, Snapshot, Tally
 from spodgt.types import Bools, Minibatches, Round
 
 FAMILY = ["spod-gt", "spod-gt-memory", "spod-gt-importance", "ab-push-pull", "g-push-pull", "sporadic-k-gt"]
@@ -94,14 +93,12 @@ def test_a_fused_step_is_the_step_of_the_method(name: str, sizes: list[int] | No
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_gradients_one_by_one_are_those_of_the_method(
+def test_compiled_rounds_of_a_network_are_those_of_the_method(
     name: str, sizes: list[int] | None, threads: int
 ) -> None:
     layers = torch.nn.Linear(9, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
     problem = toy_problem(cross_entropy, sizes=sizes, model=torch.nn.Sequential(torch.nn.Flatten(), *layers))
     runs = runs_of(problem, name)
-    models = torch.zeros(4, problem.parameters)
-    assert problem.singly(models, models.clone(), models.clone(), np.ones(4)) is not None
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -129,6 +126,9 @@ def test_gradients_of_a_subclass_are_its_own() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
     data = [(torch.randn(6, 3), torch.arange(6) % 2) for _ in range(4)]
     problem = Doubled(model, cross_entropy, data, batch_size=2)
+    assert (
+        Doubled(torch.nn.Linear(3, 2), cross_entropy, data, batch_size=2).linear_data(torch.float32) is None
+    )
     runs = runs_of(problem, "spod-gt")
     for ours, theirs in zip(after(runs, 9, compiled=True)[0], after(runs, 9, compiled=False)[0], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
@@ -200,17 +200,6 @@ def test_a_method_with_a_step_of_its_own_is_never_given_another(registered: Regi
     (ours, _), (theirs, _) = after(runs, 9, compiled=False), after(twice, 9, compiled=False)
     for own, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", FAMILY)
-def test_whole_rows_for_many_clients_are_the_same_exchange(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = runs_of(spodgt.Quadratic.random(5, 3, noise=0.1), name, step_size=0.05)
-    blocks, _ = after(runs, 9, compiled=True)
-    monkeypatch.setattr("spodgt.kernels.tracking._MANY", 1)
-    rows, _ = after(runs, 9, compiled=True)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(rows, blocks, strict=True))
 
 
 @pytest.mark.parametrize("stop", [Stop(rounds=45), Stop(delay=60.0), Stop(rounds=30, delay=70.0)], ids=str)
@@ -291,8 +280,8 @@ def test_rows_of_any_width_and_more_neighbours_than_fit_at_once_are_mixed(width:
     links = Links(1, clients, receivers, senders)
     weights, active = draws.random(len(senders)) / clients, draws.random(len(senders)) < 0.9
     x = torch.from_numpy(draws.standard_normal((clients, width)))
-    kept = np.ones(clients) - np.bincount(receivers, np.where(active, weights, 0.0))
-    theirs = links.plain(x, np.where(active, weights, 0.0), active, kept)
+    kept = matrix_diagonal(weights, active, receivers, clients)
+    theirs = links.mix_plain(x, np.where(active, weights, 0.0), active, kept)
     for dtype, far in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         ours = links.mix(x.to(dtype), weights, active, keeper=receivers)
         torch.testing.assert_close(ours.double(), theirs, rtol=far, atol=far)
@@ -314,7 +303,7 @@ def test_compiled_mixing_is_torchs_mixing(clients: int, runs: int, seed: int, ma
     for keeper in (receivers, senders):
         moved = np.where(active, weights, 0.0)
         kept = np.ones(total) - np.bincount(keeper, moved, minlength=total)
-        theirs = links.plain(x, moved, active, kept)
+        theirs = links.mix_plain(x, moved, active, kept)
         ours = links.mix(x, weights, active, keeper=keeper)
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -332,117 +321,14 @@ def test_rows_of_any_length_and_many_links_are_mixed(width: int, dtype: torch.dt
     kept = np.ones(150) - np.bincount(receivers, moved, minlength=150)
     links = Links(1, 150, receivers, senders)
     mixed = links.mix(x, weights, active, keeper=receivers)
-    theirs = links.plain(x, moved, active, kept)
+    theirs = links.mix_plain(x, moved, active, kept)
     torch.testing.assert_close(mixed, theirs, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-13)
     alone = [links.mix(x[:, c : c + 1].contiguous(), weights, active, keeper=receivers) for c in range(width)]
     assert torch.equal(mixed, torch.cat(alone, 1))  # a number does not depend on the piece it is in
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("width", [3, 49, 100, 130])
-@pytest.mark.parametrize("alike", [True, False])
-def test_lasting_weights_give_the_same_numbers(
-    width: int, dtype: torch.dtype, alike: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are laid out for networks that leave the caches."""
-    draws = np.random.default_rng(width)
-    on = draws.random((150, 150)) < np.linspace(0, 0.5, 150)[:, None]
-    receivers, senders = np.nonzero(on & ~np.eye(150, dtype=bool))
-    x = torch.from_numpy(draws.standard_normal((150, width))).to(dtype)
-    for keeper in (receivers, senders):
-        links, most = Links(1, 150, receivers, senders), np.bincount(keeper, minlength=150).max()
-        for share in (1.0, 0.6):
-            active = draws.random(len(senders)) < share
-            weights = (draws.random(150)[keeper] if alike else draws.random(len(senders))) / most
-            first = links.mix(x, weights, active, keeper=keeper)
-            with monkeypatch.context() as patch:
-                patch.setattr("spodgt.kernels.mixing.SCATTERED", 1)
-                again = [links.mix(x, weights, active, keeper=keeper, lasting=True) for _ in range(2)]
-            assert all(torch.equal(first, one) for one in again)
-
-
-@pytest.mark.parametrize("name", sorted(spodgt.ALGORITHMS))
-def test_the_order_of_rows_changes_no_number(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """States, tallies and restarts of a network whose neighbours stand together in memory."""
-    traits = spodgt.ALGORITHMS[name].traits
-    p = 0.6 if traits.sporadic_clients != "no" else 1.0
-    p_hat = 0.6 if traits.sporadic_links != "no" else 1.0
-    problem = spodgt.problems.fashion_mnist_svm(300, 2)
-    network = spodgt.Network.random_geometric(300, 0.12, seed=3)
-    runs = []
-    for seed in range(2):
-        drawn = spodgt.Bernoulli(p, p_hat).draw(network, seed)
-        part = problem.draw(seed)
-        runs.append(Run.of(Draw(seed, network, drawn, part, part.start(seed)), spodgt.method(name)))
-    found = []
-    for near in (4096, 40):  # all rows are near each other, or only the next ones
-        monkeypatch.setattr("spodgt.kernels.order._NEAR", near)
-        monkeypatch.setattr("spodgt.kernels.order._GROUP", 20)
-        monkeypatch.setattr("spodgt.runtimes.arranged.SCATTERED", 1)
-        world = Simulation(runs)
-        assert (world.arranged is not None) == (near == 40)
-        state = world.advance(world.init(), range(1, 5))
-        fewer, state = world.keep(np.array([False, True]), state)
-        state = fewer.advance(state, range(5, 8))
-        (whole,) = fewer.gather(state, np.array([True])) or []
-        names, tally = fewer.algorithm.traits.state, Tally(*(count.copy() for count in fewer.counts))
-        kept = {field: tensor.clone() for field, tensor in zip(names, whole.state, strict=True)}
-        saved = Saved(7, np.zeros(1), fewer.runs, kept, whole.statistics, tally)
-        state = fewer.advance(state, range(8, 10))
-        (whole,) = fewer.gather(state, np.array([True])) or []
-        again = Simulator(torch.device("cpu")).restore(runs, torch.float32, saved)
-        (other,) = again.world.gather(again.world.advance(again.state, range(8, 10)), np.array([True])) or []
-        assert all(torch.equal(a, b) for a, b in zip(whole.state, other.state, strict=True))
-        found.append([*whole.state, *map(torch.from_numpy, world.counts)])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
-def alike_in_one_pass_and_in_two(draw: Draw, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    states = []
-    for short in (0, 10**6):
-        monkeypatch.setattr("spodgt.kernels.tracking._SHORT", short)
-        world = Simulation([Run.of(draw, spodgt.method(name))])
-        states.append(world.advance(world.init(), range(1, 8)))
-    assert all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(*states, strict=True))
-
-
-@pytest.mark.parametrize("name", ["spod-gt", "spod-gt-memory", "spod-gt-importance"])
-def test_a_round_in_one_pass_is_that_in_two(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = spodgt.problems.fashion_mnist_svm(300, 2)
-    network = spodgt.Network.random_geometric(300, 0.12, seed=3)
-    part = problem.draw(1)
-    draw = Draw(1, network, spodgt.Bernoulli(0.5, 0.5).draw(network, 1), part, part.start(1))
-    alike_in_one_pass_and_in_two(draw, name, monkeypatch)
-
-
-@pytest.mark.parametrize("side", [1, 2, 3, 5, 7])
-@pytest.mark.parametrize("name", ["spod-gt", "spod-gt-importance"])
-def test_short_rows_in_one_pass_are_those_in_two(
-    side: int, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both states mixed at once, and blocks that go to memory while the next is made; 237 is no multiple."""
-    draws = torch.Generator().manual_seed(side)
-    inputs = torch.randint(0, 256, (237, 3, 1, side, side), generator=draws, dtype=torch.uint8)
-    labels = torch.randint(0, 2, (237, 3), generator=draws)
-    problem = Learning(
-        linear((1, side, side), 2), multi_margin, list(zip(inputs, labels, strict=True)), batch_size=2
-    )
-    network = spodgt.Network.random_geometric(237, 0.15, seed=3)
-    start = torch.randn(237, problem.parameters, generator=draws)
-    draw = Draw(1, network, spodgt.Bernoulli(0.5, 0.5).draw(network, 1), problem, start)
-    alike_in_one_pass_and_in_two(draw, name, monkeypatch)
-
-
-@pytest.mark.parametrize("count", [2**18, 2**18 + 13, 2**18 + 24])
-def test_the_clock_of_many_links_adds_up_as_numpy_does(count: int) -> None:
-    draws = np.random.default_rng(count)
-    active, each = draws.random((3, count)) < 0.5, draws.random(count)
-    found = Costs(each[:1], each).transmission(active)
-    np.testing.assert_array_equal(found, np.where(active, each, 0.0).sum(-1))
-
-
 def test_buffers_are_lent_again_only_when_the_state_lies_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.kernels.mixing._LARGE", 1)
+    monkeypatch.setattr("spodgt.kernels.links._LARGE", 1)
     buffers, x = Buffers(), torch.zeros(3, 4)
     first, second = buffers.like(x), buffers.like(x)
     assert first.data_ptr() != second.data_ptr()
@@ -469,7 +355,7 @@ def test_memory_that_is_used_again_changes_no_method(name: str, monkeypatch: pyt
     )
     states = []
     for large in (2**18, 1):
-        monkeypatch.setattr("spodgt.kernels.mixing._LARGE", large)
+        monkeypatch.setattr("spodgt.kernels.links._LARGE", large)
         world = Simulation([run], dtype=torch.float64, compiled=False)
         states.append(world.advance(world.init(), range(1, 41)))
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
@@ -504,36 +390,14 @@ def test_compiled_gradients_of_any_size_are_those_of_the_engine(
         data.append((inputs, torch.randint(0, classes, (20,), generator=draws)))
     problem = Learning(torch.nn.Linear(features, classes), cross_entropy, data, batch_size=batch_size)
     rows, keys = np.arange(clients), np.full(clients, rng.key(5, "batch"))
-    x, g, y = torch.randn(3, clients, problem.parameters, generator=draws, dtype=torch.float64)
-    new_g, new_y, weight = g.clone(), y.clone(), np.linspace(1, 2, clients)
-    assert problem.grad_into(x, new_g, new_y, rows, Minibatches(rows, keys, rows, 9), weight)
+    x = torch.randn(clients, problem.parameters, generator=draws, dtype=torch.float64)
+    assert problem.linear_data(torch.float64) is not None
+    found = problem.grad(x, Minibatches(rows, keys, rows, 9))
     drawn = without_replacement(keys, rows, 9, np.full(clients, 20), batch_size)
     chosen = torch.from_numpy(problem.holdings.numbers[problem.holdings.offsets[:-1, None] + drawn])
     inputs, targets = problem.samples.take(chosen, torch.float64)
-    expected = torch.from_numpy(weight)[:, None] * problem.trained.engine.grads(x, inputs, targets, [])
-    torch.testing.assert_close(new_g, expected, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(new_y, y + expected - g, rtol=1e-10, atol=1e-12)
-
-
-@jit
-def _exps(numbers, out):  # type: ignore[no-untyped-def]
-    for n in range(len(numbers)):
-        out[n] = exp(numbers[n])
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_exp_is_right_to_the_last_bits_and_leaves_nan(dtype: type[np.floating[Any]]) -> None:
-    smallest = np.finfo(dtype).smallest_normal
-    numbers = np.concatenate([-np.linspace(0, 85, 200_001), -np.geomspace(1e-30, 1, 1000)]).astype(dtype)
-    odd = np.array([0, -0.0, -1e9, -np.inf, np.nan], dtype)
-    found, odd_found = np.empty_like(numbers), np.empty_like(odd)
-    _exps(numbers, found)
-    _exps(odd, odd_found)
-    exact = np.exp(numbers.astype(np.longdouble))
-    assert np.max(np.abs(found - exact) / exact) < np.finfo(dtype).eps
-    assert odd_found[:2].tolist() == [1, 1]
-    assert (odd_found[2:4] < 2 * smallest).all()
-    assert np.isnan(odd_found[4])
+    expected = problem.trained.engine.grads(x, inputs, targets, [])
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("loss", [multi_margin, cross_entropy, one_vs_rest])
@@ -545,8 +409,8 @@ def test_compiled_gradients_are_those_of_the_engine(
     problem = toy_problem(loss, batch_size=batch_size, dtype=dtype)
     x = torch.randn(4, problem.parameters, dtype=torch.float64)
     rows, keys = np.array([0, 2, 3]), np.full(3, rng.key(5, "batch"))
-    g = torch.zeros(3, problem.parameters, dtype=torch.float64)
-    assert problem.grad_into(x[rows], g, None, np.arange(3), Minibatches(rows, keys, rows, 9), np.ones(3))
+    assert problem.linear_data(torch.float64) is not None
+    g = problem.grad(x[rows], Minibatches(rows, keys, rows, 9))
     size = batch_size or 12
     drawn = without_replacement(keys, rows, 9, np.full(3, 12), size)
     chosen = torch.from_numpy(problem.holdings.numbers[problem.holdings.offsets[rows, None] + drawn])
@@ -559,47 +423,30 @@ def test_compiled_gradients_are_those_of_the_engine(
 
 @pytest.mark.parametrize("loss", [multi_margin, cross_entropy, one_vs_rest])
 @pytest.mark.parametrize("bias", [True, False])
-def test_compiled_grades_are_the_plain_losses_and_accuracies(
-    loss: Loss, bias: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plain_engine_evaluates_linear_models_alike(loss: Loss, bias: bool) -> None:
     draws = torch.Generator().manual_seed(2)
     test = torch.rand(50, 1, 3, 3, generator=draws), torch.randint(0, 3, (50,), generator=draws)
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(9, 3, bias=bias))
     problem = Learning(module, loss, [test], test=test)
     x = torch.randn(4, problem.parameters, dtype=torch.float64, generator=draws) * 3
     ours = problem.evaluate(x)
-    monkeypatch.setattr("spodgt.problems.learning.usable", lambda *_: False)
-    theirs = problem.evaluate(x)
+    with use_engine("plain"):
+        theirs = problem.evaluate(x)
     torch.testing.assert_close(ours.loss, theirs.loss)
     torch.testing.assert_close(ours.metrics["accuracy"], theirs.metrics["accuracy"])
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.integers(1, 6), st.integers(1, 40), st.integers(0, 2**32 - 1), st.booleans())
-def test_compiled_measures_are_plain_measures(clients: int, width: int, seed: int, double: bool) -> None:
-    x = torch.from_numpy(np.random.default_rng(seed).standard_normal((clients, width)))
-    x = x if double else x.float()
-    plain = float((x - x.mean(0)).square().sum(1).mean().sqrt())
-    assert spread(x) == pytest.approx(plain, rel=1e-5, abs=1e-6)
-    assert finite(x)
-    for odd in (float("nan"), float("inf"), -float("inf")):
-        broken = x.clone()
-        broken[seed % clients, seed % width] = odd
-        assert not finite(broken)
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 2**20), st.integers(0, 2**32 - 1))
 def test_compiled_draws_are_the_vectorised_draws(count: int, more: int, k: int, seed: int) -> None:
-    key, size, chosen = rng.key(seed, "batch"), count + more, np.empty(count, np.int64)
-    draw_batch(key, 3, k, size, chosen)
+    key, size = rng.key(seed, "batch"), count + more
     asked = np.array([key]), np.array([3]), k, np.array([size]), count
-    compiled = without_replacement(*asked)[0]
-    with mock.patch("spodgt.problems.samples.usable", return_value=False):
+    ours = without_replacement(*asked)[0]
+    with use_engine("plain"):
         theirs = without_replacement(*asked)[0]
-    assert chosen.tolist() == theirs.tolist() == compiled.tolist()
-    assert len(set(chosen.tolist())) == count
-    assert 0 <= chosen.min() <= chosen.max() < size
+    assert ours.tolist() == theirs.tolist()
+    assert len(set(ours.tolist())) == count
+    assert 0 <= ours.min() <= ours.max() < size
 
 
 @settings(deadline=None, max_examples=30)
@@ -617,54 +464,66 @@ def test_compiled_bernoulli_draws_are_uniform_draws_below_the_chance(
         np.testing.assert_array_equal(rng.bernoulli(key, rounds, one), theirs)
 
 
-def outer(x: Any) -> Any:
-    return inner(x) + 1
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 400), st.integers(1, 12), st.integers(0, 2**32 - 1), st.booleans())
+def test_compiled_markov_chains_are_those_of_numpy(first: int, chains: int, seed: int, known: bool) -> None:
+    draws = np.random.default_rng(seed)
+    start, stay, come = draws.random((3, chains))
+    before = draws.random(chains) < 0.5 if known and first else None
+    asked = rng.key(seed, "links"), range(first, first + 5), start, stay, come, before
+    ours = rng.markov(*asked)
+    with use_engine("plain"):
+        np.testing.assert_array_equal(ours, rng.markov(*asked))
 
 
-@jit
-def inner(x):  # type: ignore[no-untyped-def]
-    return 2 * x
+# --- compilation ---------------------------------------------------------------------------------
+CALL = """
+import sys
+from spodgt import engine
+from spodgt.random_draws import random_uniform
+import numpy as np
+said = []
+with engine.announce_compilation(lambda: said.append("compiling")):
+    random_uniform(np.uint64(1), 2)
+    if not random_uniform.stats.cache_hits:
+        import time
+        time.sleep(0.5)
+print(said, dict(random_uniform.stats.cache_hits) != {}, random_uniform.stats.cache_path)
+"""
 
 
-def test_a_loop_is_compiled_by_its_first_call_with_the_loops_it_calls() -> None:
-    assert isinstance(inner, Loop)
-    assert jit(outer)(3) == 7
-    assert not isinstance(inner, Loop)  # numba's own, as numba needs it
+def call_in_a_process(**env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", CALL], capture_output=True, text=True, check=False, env={**os.environ, **env}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def test_compiling_is_announced_once_and_only_when_it_happens() -> None:
-
-    @numba.njit
-    def double(number: Any) -> Any:
-        return 2 * number
-
-    said: list[str] = []
-    with announced(lambda: said.append("compiling")):
-        assert double(1) == 2
-        assert double(1.5) == 3.0
-    assert said == ["compiling"]
-    with announced(lambda: said.append("again")):
-        assert double(2) == 4
-    assert said == ["compiling"]
+def test_compilation_is_announced_once_and_cached(tmp_path: Path) -> None:
+    first = call_in_a_process(NUMBA_CACHE_DIR=str(tmp_path))
+    assert first.startswith("['compiling'] False")
+    assert str(tmp_path) in first
+    assert call_in_a_process(NUMBA_CACHE_DIR=str(tmp_path)).startswith("[] True")
 
 
-def test_loops_are_compiled_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read-only installation and home: numba finds no folder for its cache."""
-    from numba.core import caching
-
-    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
-
-    def twice(x):  # type: ignore[no-untyped-def]
-        return 2 * x
-
-    assert jit(twice)(21) == 42
+def test_loops_are_compiled_where_the_cache_folder_cannot_be_written(tmp_path: Path) -> None:
+    """The chosen folder is a file; numba then takes another one, or compiles in every process."""
+    (tmp_path / "file").write_text("")
+    found = call_in_a_process(NUMBA_CACHE_DIR=str(tmp_path / "file"))
+    assert str(tmp_path) not in found
 
 
-def test_rows_that_are_fetched_ahead_are_mixed_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    draws = np.random.default_rng(0)
-    receivers, senders = np.repeat(np.arange(50), 4), draws.integers(0, 50, 200)
-    links, x = Links(1, 50, receivers, senders), torch.from_numpy(draws.standard_normal((50, 21)))
-    weights, active = draws.random(200) / 4, draws.random(200) < 0.5
-    near = links.mix(x, weights, active, keeper=receivers)
-    monkeypatch.setattr("spodgt.kernels.mixing.SCATTERED", 1)
-    assert torch.equal(links.mix(x, weights, active, keeper=receivers), near)
+def test_the_cache_has_a_folder_for_each_version_of_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba does not see that a loop in another file has changed."""
+    before = cache_directory()
+    engine._source_digest.cache_clear()
+    monkeypatch.setattr(engine, "_LOOP_FILES", engine._LOOP_FILES[:-1])
+    assert cache_directory() != before
+    engine._source_digest.cache_clear()
+
+
+def test_all_files_with_loops_are_part_of_the_digest() -> None:
+    source = Path(engine.__file__).parent
+    found = [p for p in source.rglob("*.py") if "@compiled_loop\n" in p.read_text(encoding="utf-8")]
+    assert {str(path.relative_to(source)) for path in found} == {*engine._LOOP_FILES}

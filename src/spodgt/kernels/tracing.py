@@ -1,7 +1,7 @@
-"""Symbols for tensors: a step that is called with them writes itself down.
+"""Symbolic tensors: a step that is called with them is recorded as an expression.
 
-Rows stand for (clients, parameters), columns for one number per client; sums, factors per client, choices by
-a condition, mixings and one gradient are what they can say. Anything else raises `NotLinear`.
+`Rows` represents (clients, parameters), `Column` one number per client. They support sums, factors per
+client, selection by a condition on the client, mixings and one gradient. Others raise `NotLinear`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 
 
 class NotLinear(Exception):
-    """The step does something that no program can say."""
+    """The step uses an operation that a program does not have."""
 
 
 # --- symbols -----------------------------------------------------------------------------------------
 class Symbol:
-    """Stands for a tensor while a step is written down."""
+    """Represents a tensor while a step is traced."""
 
     @classmethod
     def __torch_function__(
@@ -234,7 +234,7 @@ def node_of(rows: Rows) -> Node:
     return node
 
 
-# --- the round that a step is shown ------------------------------------------------------------------
+# --- the round of a traced step ------------------------------------------------------------------
 @dataclass(frozen=True)
 class Remainder:
     divisor: int | Tensor
@@ -248,14 +248,14 @@ class Remainder:
 
 
 class Moment(Symbol):
-    """The number of the round: all that a program may ask is whether it is a multiple of something."""
+    """The number of the round; only `k % divisor == 0` can be traced."""
 
     def __mod__(self, divisor: int | Tensor) -> Remainder:
         return Remainder(divisor)
 
 
 class TracedRound:
-    """Writes down what a step asks of its round."""
+    """Records the calls of a step to its round."""
 
     k = Moment()
     computes, restarts = Column("input", ("computes",)), Column("input", ("restarts",))

@@ -1,4 +1,4 @@
-"""The numbers per client of a program: coefficients and conditions of some rounds, as tables for loops."""
+"""Coefficients and conditions of a program, one number per client, evaluated for some rounds."""
 
 from __future__ import annotations
 
@@ -15,20 +15,29 @@ from spodgt.algorithms.compose.schedules import rate_at
 from spodgt.algorithms.compose.wrapper import Wrapper
 from spodgt.kernels.program import WEIGHTS, Program
 from spodgt.kernels.steps import Activity, Batch
-from spodgt.kernels.symbols import Column, Given
+from spodgt.kernels.tracing import Column, Given
 from spodgt.types import Array, Bools, Floats
 
 STEP_SIZE = Column("input", ("step_size",))
-Tables = tuple[Array, Bools, Bools]  # coefficients, masks, and which masks hold for anybody in a run
+_CHANGING = ("lead", "computes", "restarts")  # inputs that differ between rounds
 
 
 def _parts(column: Column) -> list[Column]:
-    """The column and all that it is made of."""
-    return [column, *(part for arg in column.args if isinstance(arg, Column) for part in _parts(arg))]
+    """The column and all columns that it is made of."""
+    parts = [column]
+    for argument in column.args:
+        if isinstance(argument, Column):
+            parts += _parts(argument)
+    return parts
+
+
+def _changes(column: Column) -> bool:
+    """Whether one of these columns differs between rounds by itself."""
+    return column.op in ("every", "field", "mix") or (column.op == "input" and column.args[0] in _CHANGING)
 
 
 @dataclass(eq=False)
-class Columns:
+class CoefficientTables:
     """Evaluates the columns of `program` for the clients of a batch."""
 
     batch: Batch
@@ -38,45 +47,48 @@ class Columns:
 
     def __post_init__(self) -> None:
         program = self.program
-        parts = [p for each in (*program.coefficients, *program.narrow.values()) for p in _parts(each)]
+        parts = []
+        for column in (*program.coefficients, *program.narrow.values()):
+            parts += _parts(column)
         self.rate = self.algorithm.step_size if isinstance(self.algorithm, HasStepSize) else None
-        steps = STEP_SIZE in parts and isinstance(self.rate, Schedule)
-        changing = [
-            p
-            for p in parts
-            if p.op in ("every", "field", "mix") or p.args[:1] in (("lead",), ("computes",), ("restarts",))
-        ]
-        self.steady = not steps and not changing
+        has_schedule = STEP_SIZE in parts and isinstance(self.rate, Schedule)
+        self.is_constant = not has_schedule and not any(map(_changes, parts))
         self.kind: np.dtype[np.floating] = torch.empty(0, dtype=self.batch.p.dtype).numpy().dtype
 
-    def tables(self, activity: Activity, state: Mapping[str, Tensor]) -> tuple[Tables, dict[str, Tensor]]:
-        """The tables of these rounds, and the narrow fields after them."""
-        program, batch = self.program, self.batch
-        masks = activity.computes[1:, None]
-        if self.constant is not None and len(program.masks) == 1:
-            return (self.constant, np.ascontiguousarray(masks), np.ascontiguousarray(masks[:, :, :1])), {}
+    def evaluate(
+        self, activity: Activity, state: Mapping[str, Tensor]
+    ) -> tuple[Array, Bools, dict[str, Tensor]]:
+        """The numbers and conditions of these rounds.
+
+        Returns:
+            (rounds or 1, coefficients, clients) coefficients; (rounds, masks, clients) conditions; the
+            narrow fields after these rounds.
+        """
         inputs = self._inputs(activity)
-        if len(program.masks) > 1:
-            found = [
-                np.broadcast_to(self._value(each, inputs) != 0, masks[:, 0].shape)
-                for each in program.masks[1:]
-            ]
-            masks = np.stack([masks[:, 0], *found], 1)
-        some = (
-            np.logical_or.reduceat(masks, batch.starts[:-1], 2) if len(program.masks) > 1 else masks[:, :, :1]
-        )
+        masks = self._masks(activity, inputs)
+        after: dict[str, Tensor] = {}
         if self.constant is not None:
-            return (self.constant, np.ascontiguousarray(masks), np.ascontiguousarray(some)), {}
-        if program.narrow:
+            factors = self.constant
+        elif self.program.narrow:
             factors, after = self._one_by_one(activity, inputs, state)
         else:
-            rows = 1 if self.steady else len(activity.cost)
-            values = [
-                np.broadcast_to(self._value(c, inputs), (rows, len(batch.p))) for c in program.coefficients
-            ]
-            factors, after = np.stack(values, 1).astype(self.kind), {}
-            self.constant = factors if self.steady else None
-        return (factors, np.ascontiguousarray(masks), np.ascontiguousarray(some)), after
+            factors = self._factors(activity, inputs)
+            self.constant = factors if self.is_constant else None
+        return factors, masks, after
+
+    def _masks(self, activity: Activity, inputs: dict[str, Array]) -> Bools:
+        """(rounds, masks, clients): the first one tells which clients compute."""
+        computes = activity.computes[1:]
+        masks = [computes]
+        for column in self.program.masks[1:]:
+            masks.append(np.broadcast_to(self._value(column, inputs) != 0, computes.shape))
+        return np.stack(masks, 1)
+
+    def _factors(self, activity: Activity, inputs: dict[str, Array]) -> Array:
+        """(rounds or 1, coefficients, clients)."""
+        shape = 1 if self.is_constant else len(activity.cost), len(self.batch.p)
+        values = [np.broadcast_to(self._value(c, inputs), shape) for c in self.program.coefficients]
+        return np.stack(values, 1).astype(self.kind)
 
     def _one_by_one(
         self, activity: Activity, inputs: dict[str, Array], state: Mapping[str, Tensor]
@@ -157,17 +169,24 @@ class Columns:
     def weights(self, activity: Activity) -> Floats:
         """(kinds, rounds or 1, links): a, b and, where links are two-way, w."""
         if activity.roles is not None:
-            return np.stack([activity.roles.a, activity.roles.b])
+            return self._rounded(np.stack([activity.roles.a, activity.roles.b]))
         return self._fixed_weights
 
     @cached_property
     def _fixed_weights(self) -> Floats:
-        return np.stack([self.batch.weights[name][None] for name in WEIGHTS if name in self.batch.weights])
+        given = [self.batch.weights[name][None] for name in WEIGHTS if name in self.batch.weights]
+        return self._rounded(np.stack(given))
+
+    def _rounded(self, weights: Floats) -> Floats:
+        """In the precision of the models: what a client keeps is the rest of what it really sends."""
+        return weights.astype(self.kind).astype(np.float64)
 
     def active(self, activity: Activity) -> Bools:
         """(1, rounds, links), or (2, rounds, links) where pulls and pushes have links of their own."""
         pull, push = activity.links
-        return np.ascontiguousarray(pull)[None] if push is None else np.stack([pull, push])
+        if push is not None:
+            return np.stack([pull, push])
+        return pull[None]
 
 
 _CALCULATE = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}
