@@ -214,10 +214,17 @@ def test_with_all_links_at_work_weights_are_those_by_degree() -> None:
 
 
 # --- declarations ------------------------------------------------------------------------------------
-@pytest.mark.parametrize("layers", [name for name in BOTH if name != "local"])
-def test_no_compiled_step_where_a_layer_changes_the_step(layers: str) -> None:
+@pytest.mark.parametrize("layers", BOTH)
+def test_compiled_steps_with_layers_are_those_of_the_method(layers: str) -> None:
+    """Layers that are linear in the state are traced with the step; others have no compiled step."""
     run = make_run(method("spod-gt-memory", **BOTH[layers]), problem_of(), ring_of(5))
-    assert Simulation([run]).step is None
+    after = []
+    for compiled in (True, False):
+        simulation = Simulation([run], dtype=torch.float64, compiled=compiled)
+        after.append(simulation.advance(simulation.init(), range(37))[0])
+    assert_close(after[0], after[1], rtol=0, atol=1e-12)
+    is_linear = layers in ("l2", "local", "warm-up")
+    assert (Simulation([run]).step is not None) == is_linear
 
 
 @pytest.mark.parametrize("name", TURNED)
@@ -235,6 +242,32 @@ def test_every_method_steps_along_one_direction_a_round(name: str) -> None:
     traits = ALGORITHMS[name].traits
     if traits.talks == "all" and not traits.root and not traits.two_way:  # trees take some rounds to stand
         assert after(adam=True).adam_left[:, 0].numpy() == pytest.approx(0.9**4)
+
+
+def flat_problem(clients: int) -> Quadratic:
+    """Every gradient is exactly zero, as that of a hinge loss where a batch is separated."""
+    return Quadratic(torch.zeros(clients, 3, 3).double(), torch.zeros(clients, 3).double())
+
+
+@pytest.mark.parametrize("layers", [{}, {"adam": True}, {"clip_tracker": 1.0}], ids=str)
+@pytest.mark.parametrize("name", ["fedavg", "spod-gt", "spod-gt-memory", "mifa"])
+def test_weight_decay_of_a_zero_gradient_is_that_of_any_other(name: str, layers: dict[str, Any]) -> None:
+    """Clients that step along trackers always decay; along their own gradients, those that took one."""
+    alone = {"local_steps": 1000} if name == "fedavg" else {}
+    algorithm = method(name, step_size=0.1, weight_decay=0.5, **alone, **layers)
+    start = torch.ones(5, 3, dtype=torch.float64)
+    run = make_run(algorithm, flat_problem(5), ring_of(5), Bernoulli(0.5, 0.5), x0=start)
+    gradients = run.availability.computes(range(20)).sum(0)  # rounds 0 to 19 lead to x[20]
+    steps = gradients if name == "fedavg" else np.full(5, 20)
+    expected = torch.from_numpy(0.95**steps).view(5, 1).expand(5, 3)
+    assert_close(final(run, 20).x, expected, rtol=1e-12, atol=0)
+
+
+def test_adam_counts_steps_with_a_zero_gradient() -> None:
+    algorithm = method("fedavg", step_size=0.1, adam=True)
+    run = make_run(algorithm, flat_problem(5), ring_of(5), Bernoulli(0.5, 0.5))
+    gradients = run.availability.computes(range(20)).sum(0)
+    assert final(run, 20).adam_left[:, 0].numpy() == pytest.approx(0.9**gradients)
 
 
 REFUSED = [
@@ -258,6 +291,24 @@ REFUSED = [
         "dsgd",
         {"weights": "working"},
         "dsgd+working has weights of its own; drop weights, or use spod-gt-memory.",
+    ),
+    *(
+        (
+            name,
+            {"weights": "working"},
+            f"{name}+working uses no links, so there are none to weigh; drop weights, or use spod-gt-memory.",
+        )
+        for name in ("fedavg", "mifa", "sgd")
+    ),
+    (
+        "relay-sum",
+        {"compress": "int8"},
+        "relay-sum+int8 does not push trackers and pull models; drop compress, or use spod-gt-memory.",
+    ),
+    (
+        "relay-sum",
+        {"compress": "top-k"},
+        "relay-sum+top-k does not push trackers and pull models; drop compress, or use spod-gt-memory.",
     ),
     ("gossip", {"l2": 0.1}, "gossip+l2 needs gradients to filter, but the method takes none; drop l2."),
     (

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import spodgt
-from spodgt import compiled
 from spodgt.algorithms import describe, method
 from spodgt.algorithms.checks import check
 from spodgt.algorithms.compose.codes import Int8, Intervals, Sparse
 from spodgt.errors import Incompatible, InvalidInput
-from spodgt.kernels.mixing import lean
+from spodgt.kernels.links import move_into_intervals
 from spodgt.network import Network
 from spodgt.participation import Bernoulli
 from spodgt.problems import Quadratic
@@ -95,14 +94,12 @@ def test_intervals_hold_what_they_are_of(x: torch.Tensor, first: int, width: int
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_leaning_is_the_same_compiled_and_plain(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_move_into_the_intervals_of_their_senders(dtype: torch.dtype) -> None:
     rng = np.random.default_rng(3)
     x, middle, half = (torch.from_numpy(rng.standard_normal((6, 90))).to(dtype) for _ in range(3))
     into, out = rng.integers(6, size=(2, 11))
     weights = rng.random(11) / 5
-    fast = lean(x, middle, half.abs(), into, out, weights)
-    monkeypatch.setattr("spodgt.kernels.mixing.usable", lambda *_: False)
-    assert_close(fast, lean(x, middle, half.abs(), into, out, weights))
+    fast = move_into_intervals(x, middle, half.abs(), into, out, weights)
     expected = x.double().numpy().copy()
     for i, j, w in zip(into, out, weights, strict=True):
         for c in range(90):
@@ -183,6 +180,17 @@ def test_exact_methods_stay_exact(name: str, kind: str) -> None:
     assert float((x - problem.optimum()).norm(dim=1).max()) < 1e-8
 
 
+def test_top_k_of_a_run_with_local_steps_does_not_depend_on_the_rest_of_its_batch() -> None:
+    problem, network = Quadratic.random(6, 20, seed=1), Network.complete(6)
+    algorithm = method("k-gt", step_size=0.02, compress="top-k")
+    alone, batch = (
+        spodgt.train(algorithm, problem, network, spodgt.Beta(), rounds=40, seeds=seeds, dtype=torch.float64)
+        for seeds in ([1], [0, 1, 2])
+    )
+    name = alone.algorithms[0]
+    assert torch.equal(alone.models[name, 1], batch.models[name, 1])
+
+
 # --- bytes -----------------------------------------------------------------------------------------------
 def test_bytes_are_counted_and_drawn(tmp_path: Path) -> None:
     problem, network = Quadratic.random(5, 640, seed=2), Network.directed_geometric(5, seed=1)
@@ -203,11 +211,7 @@ def test_bytes_are_counted_and_drawn(tmp_path: Path) -> None:
 def test_the_tally_is_that_of_the_compiled_step() -> None:
     problem, network = Quadratic.random(5, 8, seed=2), Network.directed_geometric(5, seed=1)
     one = spodgt.compare(["spod-gt"], problem, network, Bernoulli(0.6, 0.6), rounds=20)
-    compiled._allowed.clear()
-    try:
-        other = spodgt.compare(["spod-gt"], problem, network, Bernoulli(0.6, 0.6), rounds=20)
-    finally:
-        compiled._allowed.set()
+    other = spodgt.compare(["spod-gt"], problem, network, Bernoulli(0.6, 0.6), rounds=20, engine="plain")
     assert one.frame["bytes"].tolist() == other.frame["bytes"].tolist()
 
 

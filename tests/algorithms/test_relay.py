@@ -252,7 +252,14 @@ def test_trackers_sum_to_the_memory_through_the_switch(world: Any, patience: flo
     problem, network, participation, seed = world
     chosen = method("relay", step_size=0.05, patience=patience, proximal=rho)
     result = spodgt.train(
-        chosen, problem, network, participation, rounds=40, seeds=seed, dtype=torch.float64, keep_states=True
+        chosen,
+        problem,
+        network,
+        participation,
+        rounds=40,
+        seeds=[seed],
+        dtype=torch.float64,
+        keep_states=True,
     )
     state = result.states[seed]
     scale = max(1.0, float(state.g.abs().max()))
@@ -298,7 +305,7 @@ def test_patience_is_a_rate_between_as_available_and_always() -> None:
 
 def test_the_root_is_named_in_the_tables_and_the_report(tmp_path: Path) -> None:
     network, problem, half = Network.erdos_renyi(5, 0.5, seed=2), Quadratic.random(5, 2), Bernoulli(0.5, 0.5)
-    result = spodgt.compare(["spod-gt", "relay"], problem, network, half, rounds=20, seeds=2, out=tmp_path)
+    result = spodgt.compare(["spod-gt", "relay"], problem, network, half, rounds=20, seeds=[2], out=tmp_path)
     roots = result.participation[result.participation["root"]]
     root = relayed(make_run(method("relay"), problem, network, half, seed=2)).roots[0]
     assert roots[["algorithm", "seed", "kind", "receiver"]].values.tolist() == [["relay", 2, "client", root]]

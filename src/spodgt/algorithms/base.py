@@ -6,7 +6,7 @@ import contextlib
 import math
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from inspect import isfunction
@@ -20,14 +20,16 @@ from typing_extensions import TypeVar
 
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
+from spodgt.network.names import values_by_client
 from spodgt.participation.availability import Overlay, Served, Woken
 from spodgt.types import Availability, Round
 
 # With the words of other rooms that method files need, so that one import line serves them.
 __all__ = [
-    "Algorithm", "Availability", "Count", "Fraction", "GradientState", "HasOverlap", "HasStepSize",
-    "LocalSteps", "Mixing", "Network", "NotNegative", "Number", "Positive", "Rate", "Round", "Rule", "S",
-    "Schedule", "Sporadic", "State", "Tensor", "TrackingState", "Traits", "exchanges", "fraction", "positive",
+    "Algorithm", "Availability", "ByClient", "Count", "Fraction", "GradientState", "HasOverlap",
+    "HasStepSize", "LocalSteps", "Mixing", "Network", "NotNegative", "Number", "Positive", "Rate", "Round",
+    "Rule", "S", "Schedule", "Sporadic", "State", "Tensor", "TrackingState", "Traits", "exchanges",
+    "fraction", "positive",
 ]  # fmt: skip
 
 
@@ -61,15 +63,40 @@ class TrackingState(NamedTuple):
 
 
 # --- fields ------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class ByClient:
+    """Numbers by the name of a client, until a network tells the order of the clients."""
+
+    values: tuple[tuple[str, float], ...]
+
+    def resolve(self, network: Network, key: str) -> Tensor:
+        """(clients, 1) in the order of the network's clients; `key` names the field in errors."""
+        labels = [network.label(client) for client in range(network.clients)]
+        ordered = values_by_client(dict(self.values), labels, key)
+        return torch.tensor(ordered, dtype=torch.float64).reshape(-1, 1)
+
+    def to_dict(self) -> dict[str, float]:
+        return dict(self.values)
+
+    def __mul__(self, other: Tensor) -> typing.NoReturn:
+        raise InvalidInput(f"{self} has no order outside a network; give it to spodgt.train or compare.")
+
+    __rtruediv__ = __mul__
+
+
 def positive(
     value: object, name: str, *, whole: bool = False, zero: bool = False, most: float = math.inf
 ) -> Rate:
-    """A number above 0 and at most `most`, or one per client as a (clients, 1) tensor; with `zero`, also 0.
+    """A number above 0 and at most `most`; with `zero`, also 0. Or one per client, in order or by name.
 
     `name` is the argument and its owner for the error message, such as "step_size of spod-gt".
     """
-    if isinstance(value, Schedule):
-        return value
+    if isinstance(value, Schedule | ByClient):
+        return value  # type: ignore[return-value]
+    if isinstance(value, Mapping) and value and not whole:
+        numbers = [(str(client), positive(each, name)) for client, each in value.items()]
+        if all(isinstance(number, float) for _, number in numbers):
+            return ByClient(tuple(numbers))  # type: ignore[arg-type, return-value]
     if not isinstance(value, bool) and isinstance(value, Integral if whole else Real):
         number = int(value) if isinstance(value, Integral) and whole else float(value)
         if (0 < number < (2**53 + 1 if whole else math.inf) and number <= most) or (zero and number == 0):
@@ -148,7 +175,8 @@ class Schedule(ABC):
     __rtruediv__ = __mul__
 
 
-# A step size: a number, one per client, or a schedule of these.
+# A step size: a number, one per client, or a schedule of these. One per client by name is a `ByClient` until
+# a run is made, which puts it into the order of the clients; no step sees it.
 Rate = Annotated[float | Tensor | Schedule, positive]
 
 
@@ -200,7 +228,9 @@ class Traits:
     root: bool = False  # one client leads: all gradients go to it, and all models come from it
     reweighs: bool = False  # links weigh by how many of them work in a round
     short: bool = False  # messages are in a short form, which not every runtime has
-    compiled: str | None = None  # the compiled step of `kernels.STEPS` that does what `step` does
+    # how compiled loops may run `step`: "linear", if it is linear in the rows of the state
+    # (`kernels.compiled_rounds`); "gradient-tracking", if it is Spod-GT's, in virtual time, too
+    compiled: str | None = None
     # in virtual time: a client goes on with what has arrived; others begin every round together
     asynchronous: bool = False
     remembers: bool = False  # in virtual time: a client weighs the last models it knows, new or old
@@ -256,6 +286,14 @@ class Algorithm(ABC, Generic[S]):
     def step(self, state: S, round: Round) -> S:
         """The state after a round."""
 
+    @property
+    def period(self) -> int:
+        """Rounds from one exchange to the next: round k is an exchange where k is a multiple of it.
+
+        Metrics are those of the models after the last exchange, not of models between local steps.
+        """
+        return 1
+
     def message(self, columns: int, item: int) -> int:
         """Bytes of a message about models of so many numbers, of `item` bytes each."""
         return self.traits.vectors * columns * item
@@ -294,6 +332,10 @@ class LocalSteps(Algorithm[S]):
     """A method that takes K local steps between two exchanges: links are used in every K-th round only."""
 
     local_steps: int | None  # K; None until `fit` has chosen it
+
+    @property
+    def period(self) -> int:
+        return self.local_steps or 1
 
     def uses(self, availability: Availability, network: Network) -> Availability:
         return Overlay(super().uses(availability, network), every=self.local_steps or 1)

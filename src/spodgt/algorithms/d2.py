@@ -1,33 +1,28 @@
 """D²: decentralized training over decentralized data [tang2018d].
 
-    x¹ = W (x⁰ - γ g⁰)
-    x^{k+1} = W (2x^k - x^{k-1} - γ (g^k - g^{k-1}))      g^k the gradient of its own mini-batch, kept
+    h = x - γ g - s            g the gradient of the client's own mini-batch, kept
+    x⁺ = W h
+    s⁺ = s + h - W h           s⁰ = 0
 
-x^{-1} = x⁰ and g^{-1} = 0 give the first line. It needs λ_min(W) > -1/3; with `lazy` it uses (I + W)/2,
-which always has it. The step must be one constant: what has been summed up cannot be rescaled.
+Insert s: it is the published x^{k+1} = W (2x^k - x^{k-1} - γ (g^k - g^{k-1})) with x^{-1} = x⁰, g^{-1} = 0.
+Σs = 0 must hold, so h is mixed in double precision; see `extra`. It needs λ_min(W) > -1/3; with `lazy` it
+uses (I + W)/2, which always has it. The step must be one constant: a sum cannot be rescaled.
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
-from spodgt.algorithms.base import Algorithm, Network, Rate, Round, Tensor
-from spodgt.algorithms.extra import Extra
+from spodgt.algorithms.base import Network, Rate, Round
+from spodgt.algorithms.extra import Extra, ExtraState
 from spodgt.errors import Incompatible
-
-
-class D2State(NamedTuple):
-    x: Tensor
-    g: Tensor
-    x_before: Tensor
-    g_before: Tensor
+from spodgt.tensors import widened
 
 
 @dataclass(frozen=True)
-class D2(Algorithm[D2State]):
+class D2(Extra):
     name = "d2"
-    traits = replace(Extra.traits, source="tang2018d", mixes=())
+    traits = replace(Extra.traits, source="tang2018d")
     step_size: Rate = 0.01  # γ
     lazy: bool = False
 
@@ -40,12 +35,12 @@ class D2(Algorithm[D2State]):
             )
         return network
 
-    def init(self, x: Tensor, round: Round) -> D2State:
-        return D2State(x, round.grad(x), x, x.new_zeros(x.shape))
-
-    def step(self, state: D2State, round: Round) -> D2State:
-        x = round.gossip(2 * state.x - state.x_before - self.step_size * (state.g - state.g_before))
-        return D2State(x, round.grad(x), state.x, state.g)
+    def step(self, state: ExtraState, round: Round) -> ExtraState:
+        h = widened(state.x) - self.step_size * state.g - state.s
+        mixed = round.gossip(h)
+        s = (state.s + h - mixed).to(state.x)
+        x = mixed.to(state.x)
+        return ExtraState(x, round.grad(x), s)
 
 
 def smallest_eigenvalue(network: Network) -> float:

@@ -1,19 +1,22 @@
 """FedAvg: a server averages the models after every K local steps [mcmahan2017communication].
 
     z ← z - η g(z)                 one local step is one round; an idle client takes none
-    every K rounds: z = mean_i z_i
+    every K rounds: z = Σ_i w_i z_i / Σ_i w_i
 
 An upper bound: what perfect communication would bring. No link of the network is used, and the clock
-charges gradients only; 2 messages per client go to the server and back in every K rounds. All clients
-weigh the same, whatever they hold.
+charges gradients only; 2 messages per client go to the server and back in every K rounds. w are the
+problem's `client_weights`: by default all clients weigh the same, whatever they hold, and with "samples"
+they weigh by their number of samples, as in the paper.
 """
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 
 from spodgt.algorithms.base import GradientState, Round, exchanges
 from spodgt.algorithms.dfedavg import DFedAvg
+from spodgt.types import ServerRound
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class FedAvg(DFedAvg):
     )
 
     def step(self, state: GradientState, round: Round) -> GradientState:
-        z = state.x - self.step_size * state.g
+        w = cast(ServerRound, round).client_weight  # with mean 1; g is scaled by it
+        z = state.x - self.step_size * (state.g / w)
         if (exchange := exchanges(round.k, self.local_steps)).any():
-            z = torch.where(exchange, round.average(z), z)
+            z = torch.where(exchange, round.average(w * z), z)
         return GradientState(z, round.grad(z))

@@ -1,9 +1,11 @@
 """K-GT: K local steps between exchanges, with gradient tracking [liu2025decentralized].
 
     z ← z - η (∇L(z) + c)            one local step is one round
-    every K rounds: d = (x - z)/(Kη);  c⁺ = c - d + B d;  x⁺ = A (x - η_s K η d);  z = x⁺
+    s ← s + ∇L(z) + c
+    every K rounds: d = s/K;  c⁺ = c - d + B d;  x⁺ = A (x - η_s K η d);  z = x⁺;  s = 0
 
-With A = B = W it is the published method. The state's x is z, `anchor` is x. K = ⌈mean(1/p)⌉ by default.
+With A = B = W it is the published method: d = (x - z)/(Kη), for any η > 0. The state's x is z, `anchor` is x.
+K = ⌈mean(1/p)⌉ by default.
 """
 
 import math
@@ -22,6 +24,7 @@ class KGTState(NamedTuple):
     g: Tensor
     anchor: Tensor
     c: Tensor
+    s: Tensor
 
 
 @dataclass(frozen=True)
@@ -40,15 +43,17 @@ class KGT(LocalSteps[KGTState]):
         return replace(self, local_steps=self.local_steps or K)
 
     def init(self, x: Tensor, round: Round) -> KGTState:
-        return KGTState(x, round.grad(x), x, x.new_zeros(x.shape))
+        return KGTState(x, round.grad(x), x, x.new_zeros(x.shape), x.new_zeros(x.shape))
 
     def step(self, state: KGTState, round: Round) -> KGTState:
         K, eta, x, c = self.local_steps, self.step_size, state.anchor, state.c
         assert K is not None, "K comes from `fit`"
         z = state.x - eta * (state.g + c)
+        s = state.s + (state.g + c)
         if (exchange := exchanges(round.k, K)).any():
-            d = (x - z) / K / eta
+            d = s / K
             c = torch.where(exchange, c - d + round.push(d), c)
-            x = torch.where(exchange, round.pull(x - self.server_step * (eta * (K * d))), x)
+            x = torch.where(exchange, round.pull(x - self.server_step * (eta * s)), x)
             z = torch.where(exchange, x, z)
-        return KGTState(z, round.grad(z), x, c)
+            s = torch.where(exchange, torch.zeros_like(s), s)
+        return KGTState(z, round.grad(z), x, c, s)

@@ -5,7 +5,8 @@
 
 What memory can bring at best: the gradients of `spod-gt-memory`, but summed by a server at once instead of
 over links. No link of the network is used, and the clock charges gradients only. The paper begins with a
-round in which everybody computes; here clients join with their first gradient. Every row holds w.
+round in which everybody computes; here clients join with their first gradient. Every row holds w. L_i has
+the weight of client i in the objective, the problem's `client_weights`: the same for all by default.
 """
 
 from dataclasses import dataclass

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, HasStepSize, Schedule
+from spodgt.algorithms.base import Algorithm, ByClient, HasStepSize, Schedule
 from spodgt.algorithms.compose.adam import Adam
 from spodgt.algorithms.compose.clipping import ClipGradient, ClipTracker
 from spodgt.algorithms.compose.compress import Compress
@@ -25,6 +25,7 @@ from spodgt.algorithms.compose.schedules import Scheduled, check_names, schedule
 from spodgt.algorithms.compose.working import Working
 from spodgt.algorithms.compose.wrapper import Layer, Wrapper
 from spodgt.errors import InvalidConfig
+from spodgt.network import Network
 
 # One line per method: its file. Its name is the same with hyphens; tables list methods in this order.
 METHODS = (
@@ -147,10 +148,11 @@ def method(name: str | Algorithm, **fields: Any) -> Algorithm:
 
     Args:
         name: the name, or an instance, which is taken as it is with `fields` changed.
-        fields: the method's hyperparameters. `step_size` may be a number, one per client, a schedule or
-            its configuration `{"schedule": "inverse-sqrt", "start": 0.1}`. Every method also takes the
-            layers of `LAYERS`: momentum, adam, clip_gradient, clip_tracker, weight_decay, l2, local_steps,
-            weights, running_mean.
+        fields: the method's hyperparameters. `step_size` may be a number, one per client (a list in the
+            order of the network's clients, or a dict by name), a schedule or its configuration
+            `{"schedule": "inverse-sqrt", "start": 0.1}`. Every method also takes the layers of `LAYERS`:
+            momentum, adam, clip_gradient, clip_tracker, weight_decay, l2, local_steps, weights,
+            running_mean.
     """
     if isinstance(name, Algorithm):
         if not fields and not (isinstance(name, HasStepSize) and isinstance(name.step_size, Schedule)):
@@ -207,7 +209,21 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Schedule):
         fields = {key: _plain(each) for key, each in _fields(value).items() if (key, each) != ("warmup", 0)}
         return {"schedule": value.name, **fields}
+    if isinstance(value, ByClient):
+        return value.to_dict()
     return value.flatten().tolist() if isinstance(value, Tensor) else value
+
+
+def with_step_sizes_of(algorithm: Algorithm, network: Network) -> Algorithm:
+    """The same method with step sizes that were given by client in the order of the network's clients."""
+    step = algorithm.step_size if isinstance(algorithm, HasStepSize) else None
+    start: object = step.start if isinstance(step, Schedule) else step
+    if not isinstance(start, ByClient):
+        return algorithm
+    rates = start.resolve(network, f"step_size of {algorithm.name}")
+    if isinstance(step, Schedule):
+        return method(algorithm, step_size=dataclasses.replace(step, start=rates))
+    return method(algorithm, step_size=rates)
 
 
 # --- batches -----------------------------------------------------------------------------------------

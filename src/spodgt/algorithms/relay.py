@@ -6,7 +6,8 @@
     H⁺ = h⁺ + ρ (x⁺ - o⁺)        ρ = 0: plain memory; H = 0 before a client's first gradient
     y⁺ = y½ + H⁺ - H             so Σy = ΣH in every round
 
-Only the root steps. A client that does not know the trees yet does what `spod-gt-memory` does (s = 1).
+Only the root steps. A client that does not know the trees yet does what `spod-gt-memory` does (s = 1). With
+all present it is [you2024bary] whose root alone steps; on a star, [ying2025exact] with one local step.
 """
 
 from dataclasses import dataclass
@@ -14,8 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from spodgt.algorithms.base import Algorithm, Fraction, NotNegative, Rate, Round, Tensor, Traits
-from spodgt.network import Network
+from spodgt.algorithms.base import Algorithm, Fraction, Network, NotNegative, Rate, Round, Tensor, Traits
 from spodgt.participation.availability import patient
 from spodgt.participation.relayed import Relayed
 from spodgt.types import Availability

@@ -4,8 +4,8 @@
     t_i += t_j - e, t_j += t_i - e, e⁺ = t_i + t_j - e     on the edges i, j that work; t⁰ = z⁰, e⁰ = 0
     x⁺ = x + β (X/n - x) - η H/n, t⁺ = t + z⁺ - z          (X, H, n) = t: Σx, Σh, Σ1 as far as known
 
-e is what the ends of an edge have told each other. From the paper: sums and counts relayed along a tree; its
-RelaySGD has β = 1 and no H. Ours: H, and edges that work now and then. Who does not know the tree waits.
+e: what the ends of an edge have told each other. Errors in t and e stay, so both are in double precision.
+From the paper: relayed sums and counts; its RelaySGD has β = 1 and no H. Who does not know the tree waits.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import torch
 
-from spodgt.algorithms.base import Algorithm, Fraction, Rate, Round, Tensor, Traits
-from spodgt.network import Network
+from spodgt.algorithms.base import Algorithm, Availability, Fraction, Network, Rate, Round, Tensor, Traits
 from spodgt.participation.availability import patient, two_way
 from spodgt.participation.relayed import Relayed
-from spodgt.types import Availability
+from spodgt.tensors import widened
 
 
 class RelaySumState(NamedTuple):
@@ -42,18 +41,19 @@ class RelaySum(Algorithm[RelaySumState]):
         return Relayed(two_way(patient(availability, self.patience), network), network, leads=False)
 
     def init(self, x: Tensor, round: Round) -> RelaySumState:
-        z = torch.cat([x, g := round.grad(x), torch.ones_like(x[:, :1])], 1)
-        return RelaySumState(x, g, z, torch.zeros_like(z))
+        return RelaySumState(x, g := round.grad(x), z := _stacked(x, g), torch.zeros_like(z))
 
     def step(self, state: RelaySumState, round: Round) -> RelaySumState:
         x, h, t, e = state
-        place = round.place[:, None].to(x)
-        works, above = round.pull(place) != place, round.pull(t)
+        works, above = round.pull(place := round.place[:, None].to(t)) != place, round.pull(t)
         below = round.push(t - e) - torch.where(works, 0, t - e)
         t, e = t + below + torch.where(works, above - e, 0), torch.where(works, t + above - e, e)
         X, H, n = t[:, : x.shape[1]], t[:, x.shape[1] : -1], t[:, -1:]
-        x = x + self.averaging * round.lead * (X / n - x) - self.step_size * (round.lead * H / n)
-        g = torch.where(round.computes, round.grad(x), h)
-        z, old = (torch.cat([*pair, torch.ones_like(n)], 1) for pair in ((x, g), (state.x, h)))
-        t = torch.where(round.restarts, z, t + z - old)
+        x = (x + self.averaging * round.lead * (X / n - x) - self.step_size * (round.lead * H / n)).to(x)
+        z = _stacked(x, g := torch.where(round.computes, round.grad(x), h))
+        t = torch.where(round.restarts, z, t + z - _stacked(state.x, h))
         return RelaySumState(x, g, t, torch.where(round.restarts, 0, e))
+
+
+def _stacked(x: Tensor, h: Tensor) -> Tensor:
+    return widened(torch.cat([x, h, torch.ones_like(x[:, :1])], 1))

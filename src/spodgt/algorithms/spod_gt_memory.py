@@ -4,7 +4,8 @@
 
 The rest is Spod-GT. Σy = Σg still holds, and now Σg is the sum over *all* clients, the idle ones a
 little stale. (x = x*, y = 0, g_i = ∇F_i(x*)) is a fixed point for every pattern of links and
-clients, so the bias that idle clients put into Spod-GT is gone.
+clients, so the bias that idle clients put into Spod-GT is gone. Up to the order of mixing and stepping it is
+push-pull with device sampling [hsieh2023push], which takes gradients at Âx instead of x.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from spodgt.algorithms.spod_gt import SpodGT
 @dataclass(frozen=True)
 class SpodGTMemory(SpodGT):
     name = "spod-gt-memory"
-    traits = replace(SpodGT.traits, source="spodgt", exact="yes", rule="memory")
+    traits = replace(SpodGT.traits, source="hsieh2023push", exact="yes", rule="memory")
 
     def gradient(self, x: Tensor, g: Tensor, round: Round) -> Tensor:
         return torch.where(round.computes, round.grad(x), g)

@@ -29,7 +29,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Round, S, fraction
+from spodgt.algorithms.base import Round, S, exchanges, fraction
 from spodgt.algorithms.compose.codes import EXACT, Int8, Intervals, Sparse, columns
 from spodgt.algorithms.compose.wrapper import Layer, Memory
 from spodgt.types import Code, CodedRound
@@ -61,7 +61,8 @@ class Compress(Layer[S]):
 
     def unfit(self) -> str | None:
         traits = self.base.traits
-        if traits.mixing != "pull+push" or not traits.tracking or traits.talks != "all" or traits.root:
+        trees = traits.root or traits.two_way  # both ends of an edge must have the same numbers
+        if traits.mixing != "pull+push" or not traits.tracking or traits.talks != "all" or trees:
             return f"does not push trackers and pull models; drop {self.key}, or use spod-gt-memory."
         if traits.sporadic_links == "no":
             return f"needs whole models in every round; drop {self.key}, or use spod-gt-memory."
@@ -84,7 +85,15 @@ class Compress(Layer[S]):
         inner, memory = self.parts(state)
         short = _Short(cast(CodedRound, round), self.kind, self.share or _SHARES[self.kind], memory)
         after = self.base.step(cast(S, inner), cast(Round, short))
-        return self.whole(after, short.memory)
+        memory = self._after(round, memory, short.memory)
+        return self.whole(after, memory)
+
+    def _after(self, round: Round, before: Memory, pushed: Memory) -> Memory:
+        """The memory after a round; between exchanges nothing is sent, and it remains as it was."""
+        if self.local_steps is None:
+            return pushed
+        due = exchanges(round.k, self.local_steps)
+        return tuple(torch.where(due, new, old) for new, old in zip(pushed, before, strict=True))
 
 
 @dataclass

@@ -31,6 +31,10 @@ class Local(LinkLayer[S]):
     def local_steps(self) -> int:
         return self.every
 
+    @property
+    def period(self) -> int:
+        return self.every
+
     def unfit(self) -> str | None:
         traits = self.base.traits
         alone = traits.mixing in ("none", "server") or traits.talks != "all"

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, Count, NotNegative, Number, Positive, S, Schedule
 from spodgt.algorithms.compose.wrapper import Along, Wrapper, with_rate
-from spodgt.compiled import widened
 from spodgt.errors import InvalidConfig
+from spodgt.tensors import widened
 from spodgt.types import Round
 
 
@@ -71,6 +71,9 @@ class Cosine(Schedule):
 SCHEDULES: dict[str, type[Schedule]] = {cls.name: cls for cls in (Constant, Inverse, InverseSqrt, Cosine)}
 
 
+_SCHEDULE_FIELDS = {field.name for cls in SCHEDULES.values() for field in dataclasses.fields(cls)}
+
+
 def check_names(given: dict[str, Any], owner: str, known: list[str]) -> None:
     names = ", ".join(known)
     for key, value in given.items():
@@ -79,10 +82,15 @@ def check_names(given: dict[str, Any], owner: str, known: list[str]) -> None:
 
 
 def schedule(value: Any) -> Any:
-    """The schedule that a table `{schedule = "inverse-sqrt", start = 0.1}` means; others as they are."""
+    """The schedule that a table `{schedule = "inverse-sqrt", start = 0.1}` means; others as they are.
+
+    A table without `schedule` holds one step size per client, by name.
+    """
     if not isinstance(value, dict):
         return value.start if isinstance(value, Constant) and not value.warmup else value
     fields = dict(value)
+    if "schedule" not in fields and not _SCHEDULE_FIELDS & fields.keys():
+        return value  # by the names of clients
     name = fields.pop("schedule", None)
     if name not in SCHEDULES:
         raise InvalidConfig(f"schedule of step_size must be one of {', '.join(SCHEDULES)}, got {name!r}.")

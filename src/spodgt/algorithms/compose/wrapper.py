@@ -32,7 +32,7 @@ class Wrapper(Algorithm[S]):
     base: Algorithm[S]
 
     def declares(self, suffix: str, *more: str, **changes: object) -> None:
-        """Take the name and traits of `base`, with `more` fields in the state; no compiled step is ours.
+        """Take the name and traits of `base`, with `more` fields in the state; it is not compiled.
 
         A layer that is linear says `compiled=self.traced`.
         """
@@ -43,7 +43,7 @@ class Wrapper(Algorithm[S]):
 
     @property
     def traced(self) -> str | None:
-        """The compiled step that follows any linear step, where that of `base` is one."""
+        """`compiled` of a layer that is linear itself, where `base` can be compiled."""
         return self.base.traits.compiled and "linear"
 
     @property
@@ -53,6 +53,10 @@ class Wrapper(Algorithm[S]):
     @property
     def local_steps(self) -> int | None:
         return self.base.local_steps if isinstance(self.base, LocalSteps | Wrapper) else None
+
+    @property
+    def period(self) -> int:
+        return self.base.period
 
     def message(self, columns: int, item: int) -> int:
         return self.base.message(columns, item)
@@ -232,11 +236,30 @@ class _Filtered:
 
 @dataclass(frozen=True)
 class DirectionLayer(Layer[S]):
-    """Changes the direction in which every client steps: its tracker, or its gradient without tracking."""
+    """Changes the direction in which every client steps: its tracker, or its gradient without tracking.
+
+    Clients that take no step keep their models and what the layer keeps. A direction of zero is no sign of
+    that: gradients of hinge losses are zero where a batch is separated. Where clients step along their own
+    gradients, those that took none do not step; the state has a column for it.
+    """
 
     @abstractmethod
     def turned(self, y: Tensor, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         """Another direction for `y` of the models `x`, and what is kept."""
+
+    @property
+    def along_own_gradients(self) -> bool:
+        """Whether clients step along neither a tracker nor the mean of all gradients."""
+        method: Algorithm = self.base
+        while isinstance(method, Wrapper):
+            method = method.base
+        traits = method.traits
+        return traits.talks == "all" and not traits.tracking and traits.exact == "no"
+
+    def declares(self, suffix: str, *more: str, **changes: object) -> None:
+        if self.along_own_gradients:
+            more = (*more, f"{self.key}_active")
+        super().declares(suffix, *more, **changes)
 
     def unfit(self) -> str | None:
         if self.traits.direction:
@@ -244,27 +267,66 @@ class DirectionLayer(Layer[S]):
         return f"has no direction to step along; drop {self.key}, or use spod-gt-memory."
 
     def init(self, x: Tensor, round: Round) -> Any:
-        return self.whole(self.base.init(x, round), self.begin(x))
+        watched = _Watched(round, round.computes & False)
+        state = self.base.init(x, cast(Round, watched))
+        return self.whole(state, self._join(self.begin(x), watched.active.to(x)))
 
     def step(self, state: S, round: Round) -> Any:
         inner, memory = self.parts(state)
-        turn = _Turned(self, inner.x, memory)
+        watched = _Watched(round, round.computes)
+        if self.along_own_gradients:
+            *memory_of_turn, active = memory
+            memory = tuple(memory_of_turn)
+            watched.active = active != 0
+        turn = _Turned(self, inner.x, memory, watched)
         now = with_rate(self.base, lambda rate: Along.first(turn, rate))
-        return self.whole(now.step(cast(S, inner), round), turn.memory)
+        after = now.step(cast(S, inner), cast(Round, watched))
+        return self.whole(after, self._join(turn.memory, watched.active.to(inner.x)))
+
+    def _join(self, memory: Memory, active: Tensor) -> Memory:
+        return (*memory, active) if self.along_own_gradients else memory
+
+
+@dataclass
+class _Watched:
+    """A round that notes which clients have taken the last gradients; everything else is the round's own."""
+
+    round: Round
+    active: Tensor  # (clients, 1) bool
+
+    def grad(self, x: Tensor) -> Tensor:
+        self.active = self.round.computes
+        return self.round.grad(x)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.round, name)
 
 
 @dataclass
 class _Turned:
-    """The direction of one round in a layer; who stands still, with a zero row, goes on standing still."""
+    """The direction of one round in a layer; clients that take no step keep the direction they have."""
 
     layer: DirectionLayer
     x: Tensor
     memory: Memory
+    round: _Watched
 
     def __call__(self, y: Tensor) -> Tensor:
-        moves = (y != 0).any(1, keepdim=True)
+        steps = self._steps()
         turned, memory = self.layer.turned(y, self.x, self.memory)
         self.memory = tuple(
-            torch.where(moves, new, old) for new, old in zip(memory, self.memory, strict=True)
+            torch.where(steps, new, old) for new, old in zip(memory, self.memory, strict=True)
         )
-        return torch.where(moves, turned, y)
+        return torch.where(steps, turned, y)
+
+    def _steps(self) -> Tensor:
+        """(clients, 1) bool: the clients that take a step."""
+        traits = self.layer.traits
+        round = self.round.round
+        if traits.talks != "all":
+            return round.computes
+        if self.layer.along_own_gradients:
+            return self.round.active
+        if traits.root or traits.two_way:
+            return round.lead != 0
+        return torch.ones_like(round.computes)
