@@ -11,9 +11,11 @@ SpodgtError
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class SpodgtError(Exception):
@@ -48,9 +50,29 @@ class DivergenceWarning(RuntimeWarning):
     """A run left the finite numbers and was given up."""
 
 
+class StalledWarning(RuntimeWarning):
+    """No model of a run has moved for many rounds."""
+
+
+def caller_level() -> int:
+    """The `stacklevel` with which a warning shows the line outside this package that led to it."""
+    package = Path(__file__).parent
+    frame = inspect.currentframe()
+    level = 0
+    while frame is not None and package in Path(frame.f_code.co_filename).parents:
+        frame = frame.f_back
+        level += 1
+    return max(1, level)
+
+
+class UnusedDataWarning(UserWarning):
+    """Samples that were given are held by no client."""
+
+
 @contextmanager
 def no_divergence_warnings() -> Iterator[None]:
-    """For callers that report diverged runs themselves."""
+    """For callers that report diverged and stalled runs themselves."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DivergenceWarning)
+        warnings.simplefilter("ignore", StalledWarning)
         yield

@@ -85,6 +85,13 @@ class CodedRound(Round, Protocol):
         ...
 
 
+class ServerRound(Round, Protocol):
+    """A round of a runtime whose server knows the weights of clients in the objective."""
+
+    @property
+    def client_weight(self) -> Tensor: ...  # (clients, 1): n w_i / Σ w, by which `grad` has scaled
+
+
 class ActiveLinks(NamedTuple):
     """The links that work: (links,) in one round, or (rounds, links)."""
 
@@ -228,6 +235,15 @@ class HasIdentity(Protocol):
 
 
 @runtime_checkable
+class HasValidation(Protocol):
+    """Has data to choose by that are not its test data."""
+
+    @property
+    def validation_source(self) -> str: ...  # which data these are, in words
+    def on_validation_data(self) -> Problem: ...  # the same problem evaluated on them
+
+
+@runtime_checkable
 class HasBatches(Protocol):
     """Holds samples, of which a gradient reads some."""
 
@@ -248,6 +264,25 @@ class HasModel(Protocol):
 
     def state_dict(self, x: Tensor) -> dict[str, Tensor]: ...  # all that the module's own has, by name
     def module(self, x: Tensor) -> nn.Module: ...  # the user's module with this model in it
+
+
+@runtime_checkable
+class HasClientNames(Protocol):
+    """Its clients may have names, by which they are joined to those of a network."""
+
+    @property
+    def client_names(self) -> tuple[str, ...] | None: ...
+    def reordered(self, order: Ints) -> Problem: ...  # client order[i] becomes client i
+
+
+@runtime_checkable
+class HasClientWeights(Protocol):
+    """Its objective is Σ w_i F_i / Σ w_i: `grad` and `full` are those of (n w_i / Σ w) F_i, n the clients."""
+
+    @property
+    def weighting(self) -> str: ...  # "equal", "samples" or "given"
+    @property
+    def loss_scales(self) -> Floats | None: ...  # (clients,) n w_i / Σ w; None where all are one
 
 
 class TensorLayout(Protocol):
@@ -283,24 +318,6 @@ class LinearData(NamedTuple):
 
 @runtime_checkable
 class CompiledGradient(HasBatches, Protocol):
-    """Has gradients that compiled loops may take themselves, where `linear_data` is not None."""
+    """Has gradients that compiled loops compute, where `linear_data` is not None."""
 
     def linear_data(self, dtype: torch.dtype) -> LinearData | None: ...
-    def grad_into(
-        self, x: Tensor, g: Tensor, y: Tensor | None, models: Ints, batches: Minibatches, weight: Floats
-    ) -> bool: ...  # g[models] ← weight ⊙ gradient, y += its change; False: does not fit, nothing was done
-
-
-Singly = Callable[[Ints, Minibatches], Callable[[int], None]]
-
-
-@runtime_checkable
-class SingleGradients(Protocol):
-    """Has gradients that can be made one by one, on any thread."""
-
-    def singly(self, x: Tensor, g: Tensor, y: Tensor, weight: Floats) -> Singly | None:
-        """singly(…)(models, batches)(n): what `grad_into` does, for the n-th of these models alone.
-
-        `weight` is that of all models. None: does not fit.
-        """
-        ...

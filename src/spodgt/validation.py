@@ -26,6 +26,7 @@ import numpy as np
 import pydantic.dataclasses
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 from typing_extensions import dataclass_transform
 
 from spodgt.errors import InvalidConfig, InvalidInput
@@ -117,8 +118,13 @@ def _value(value: Any) -> object:
     if hasattr(value, "__checked_init__"):  # a recipe inside a recipe
         return {"kind": value.name, **to_table(value)}
     if isinstance(value, Mapping):
-        return {key: _value(each) for key, each in value.items()}
+        return {_key(key): _value(each) for key, each in value.items()}
     return [_value(each) for each in value] if isinstance(value, tuple | list | range) else value
+
+
+def _key(key: object) -> str:
+    """A key of TOML, which is text: a link (sender, receiver) is "sender:receiver"."""
+    return ":".join(map(str, key)) if isinstance(key, tuple) else str(key)
 
 
 # --- sentences ---------------------------------------------------------------------------------------
@@ -207,6 +213,8 @@ class _Told:
         return _Told(key, kind, bound, info.default if good is None else good, must)
 
     def example(self, *, toml: bool) -> str:
+        if self.good is PydanticUndefined:  # a field without a default or an example
+            return f"{self.key} = …" if toml else f"{self.key}=…"
         if not toml:
             return f"{self.key}={self.good!r}"
         good = float(self.good) if self.kind is float and isinstance(self.good, int) else self.good

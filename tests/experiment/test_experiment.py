@@ -248,7 +248,7 @@ def test_recipes_and_numbers_in_the_keyword_form_are_a_config() -> None:
         RandomGeometric(6, 0.9),
         Beta(),
         delay=np.float32(20),
-        seeds=3,
+        seeds=[3],
     )
     assert experiment.draw(3).start.shape == (6, 3)
     assert Experiment.parse(experiment.to_dict()).draw(3).network.clients == 6
@@ -292,7 +292,7 @@ BAD: dict[str, tuple[Any, type[InvalidInput], str]] = {
         lambda: Classification(hidden=3),
         InvalidInput,
         "hidden=3 is not a key of problem with model svm; choose from data, model, batch_size, partition, "
-        "augment, test_samples.",
+        "client_weights, augment, test_samples, validation.",
     ),
     "not a partition": (
         lambda: Classification(partition="iid"),  # type: ignore[arg-type]

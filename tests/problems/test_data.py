@@ -13,6 +13,7 @@ import pickle
 import tarfile
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from spodgt.errors import InvalidData
+from spodgt.errors import InvalidData, UnusedDataWarning
 from spodgt.problems import data
 from spodgt.problems.data import IID, Dirichlet, Explicit, LabelsPerClient, datasets, fetch
 from spodgt.problems.data.datasets import CIFAR_FILES, FASHION_FILES
@@ -660,3 +661,13 @@ def test_mistakes_are_one_sentence(case: str) -> None:
 
 def test_public_names_exist() -> None:
     assert all(hasattr(data, name) for name in data.__all__)
+
+
+def test_classes_that_no_client_holds_are_warned_of() -> None:
+    targets = torch.arange(10).repeat(4)
+    with pytest.warns(UnusedDataWarning, match=r"LabelsPerClient\(1\) gives 2 clients 2 of 10 classes"):
+        LabelsPerClient(1).split(targets, 2, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LabelsPerClient(5).split(targets, 2, 0)
+        LabelsPerClient(1).split(targets, 10, 0)

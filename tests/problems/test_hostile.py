@@ -20,7 +20,6 @@ from spodgt.errors import InvalidInput
 from spodgt.problems import classification
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.loop import LoopEngine
-from spodgt.problems.gradients.taped import TapeEngine
 from spodgt.types import Minibatches
 
 DRAWS = torch.Generator().manual_seed(1)
@@ -235,7 +234,7 @@ class Projected(nn.Module):
 
 
 def test_a_scalar_parameter_is_trained() -> None:
-    assert isinstance(holds(Temperature()).trained.engine, TapeEngine)
+    holds(Temperature())
 
 
 @pytest.mark.parametrize("build", [Projected, parametrized])
@@ -298,7 +297,6 @@ class OnlyInTraining(nn.Module):
 def test_gradients_are_those_of_training_mode() -> None:
     data = [(torch.cat([inputs[:8], inputs[8:] + 100]), targets) for inputs, targets in DATA]
     problem = spodgt.Learning(OnlyInTraining(), ENTROPY, data, batch_size=None)
-    assert isinstance(problem.trained.engine, TapeEngine)
     x, rows = large(problem, 0.01), np.arange(3)
     g = problem.grad(x, Minibatches(rows, np.repeat(rng.key(0, "batch"), 3), rows, 1))
     for i, (inputs, targets) in enumerate(data):
@@ -634,24 +632,6 @@ def test_a_loss_that_masks_missing_targets_may_have_them() -> None:
     problem = spodgt.Learning(nn.Linear(6, 1), masked, data, data[0])
     result = spodgt.train("spod-gt", problem, spodgt.Network.ring(3), rounds=3)
     assert np.isfinite(result.frame["loss"]).all()
-
-
-def test_a_loss_of_ones_own_that_adds_up_is_added_up() -> None:
-    """More samples than go through a network at once."""
-    draws = torch.Generator().manual_seed(3)
-    inputs, targets = torch.randn(300, 1, 4, 4, generator=draws), torch.randint(3, (300,), generator=draws)
-
-    def total(outputs: Tensor, targets: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(outputs, targets, reduction="sum")
-
-    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
-    problem = spodgt.Learning(module, total, [(inputs, targets)], (inputs, targets))
-    x = problem.start(0).contiguous()
-    losses, grads = problem.full(x, np.arange(1))
-    true, slope = by_hand(module, x[0], total, inputs, targets)
-    assert float(losses[0]) == pytest.approx(true, rel=1e-5)
-    assert_close(grads[0], slope, rtol=1e-4, atol=1e-3)
-    assert float(problem.evaluate(x).loss) == pytest.approx(true, rel=1e-5)
 
 
 @dataclass

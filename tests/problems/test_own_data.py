@@ -506,3 +506,55 @@ def test_a_frozen_layer_keeps_its_statistics_when_others_start_anew() -> None:
     module[1].requires_grad_(False)
     problem = spodgt.Learning(module, ENTROPY, DATA, init="fresh", buffers="pull")
     assert problem.statistics(4)[0, :5].tolist() == [3.0] * 5
+
+
+# --- one data set or several ----------------------------------------------------------------------------
+@pytest.mark.parametrize("count", [3, 10])
+@pytest.mark.parametrize("lists", [False, True])
+def test_a_list_of_pairs_of_equal_length_is_one_test_set(count: int, lists: bool) -> None:
+    """Autoencoders and language models: input and target of a sample are as long as each other."""
+    clients: list[Any] = [(INPUTS[client], INPUTS[client]) for client in range(3)]
+    if lists:
+        clients = [list(zip(*client, strict=True)) for client in clients]
+    test = [(torch.randn(6), torch.randn(6)) for _ in range(count)]
+    problem = spodgt.Learning(nn.Linear(6, 6), nn.MSELoss(), clients, test)
+    assert problem.data.tests is None
+    assert problem.data.test is not None
+    assert len(problem.data.test) == count
+
+
+def test_a_list_of_data_sets_is_one_per_client() -> None:
+    clients = [(INPUTS[client], INPUTS[client]) for client in range(3)]
+    problem = spodgt.Learning(nn.Linear(6, 6), nn.MSELoss(), clients, clients)
+    assert problem.data.tests is not None
+    with pytest.raises(InvalidInput, match="test must be one data set or 3"):
+        spodgt.Learning(nn.Linear(6, 6), nn.MSELoss(), clients, clients[:2])
+
+
+def test_test_data_are_copies() -> None:
+    inputs = INPUTS[0].clone()
+    array = INPUTS[0].numpy().copy()
+    for given in (inputs, array):
+        problem = spodgt.Learning(nn.Linear(6, 3), ENTROPY, DATA, (given, TARGETS[0]))
+        models = columns(problem)
+        before = problem.evaluate(models).loss.clone()
+        given[:] = 0
+        assert_close(problem.evaluate(models).loss, before)
+
+
+def test_a_list_of_two_tensors_is_refused_where_it_may_be_two_samples() -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        outputs: Tensor = model(batch[0] if isinstance(batch, tuple | list) else batch)
+        return outputs.square().mean()
+
+    clients = [list(INPUTS[0]), list(INPUTS[1][:2])]
+    with pytest.raises(InvalidInput, match="client 1 is a list of two tensors, which may be two samples"):
+        spodgt.Learning(nn.Linear(6, 3), loss, clients)
+    assert len(spodgt.Learning(nn.Linear(6, 3), loss, [(INPUTS[0], TARGETS[0])] * 2).samples) == 24
+
+
+def test_a_wrong_partition_is_told_of_one_that_exists() -> None:
+    data = spodgt.problems.data.load("fashion-mnist-small")
+    with pytest.raises(InvalidInput, match=r"use spodgt\.problems\.data\.IID\(\)"):
+        spodgt.Learning.partitioned(nn.Linear(784, 10), ENTROPY, data, clients=2, partition="iid")  # type: ignore[arg-type]
+    assert spodgt.problems.data.IID().split(data.train.targets, 2, 0)

@@ -23,7 +23,6 @@ from spodgt.problems.augment import PADDING, Windows, crop_and_flip
 from spodgt.problems.data import IID, load
 from spodgt.problems.gradients import flatten
 from spodgt.problems.gradients.loop import LoopEngine
-from spodgt.problems.gradients.taped import TapeEngine
 from spodgt.problems.losses import cross_entropy
 from spodgt.problems.models import MODELS
 from spodgt.problems.samples import Samples, without_replacement
@@ -402,7 +401,7 @@ def test_resnet_learns_cifar(norm: str) -> None:
     except InvalidData as error:
         pytest.skip(str(error))
     problem = classification("cifar-10", "resnet18", clients=2, partition=IID(), width=8, norm=norm)
-    assert isinstance(problem.trained.engine, TapeEngine if norm == "group" else LoopEngine)
+    assert isinstance(problem.trained.engine, LoopEngine)
     few = dataclasses.replace(problem.holdings, numbers=np.arange(64), offsets=np.array([0, 32, 64]))
     seen = Samples(problem.samples.inputs[:64], problem.samples.targets[:64])
     few_data = dataclasses.replace(problem.data, holdings=few, partition=None, test=seen)

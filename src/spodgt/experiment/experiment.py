@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as fields_of
 from functools import cached_property
@@ -19,9 +20,11 @@ from torch import Tensor
 
 from spodgt.algorithms import ALGORITHMS, LAYERS, algorithms, describe, installed, method
 from spodgt.algorithms.base import Algorithm
-from spodgt.errors import InvalidConfig, InvalidInput
+from spodgt.engine import ENGINES
+from spodgt.errors import InvalidConfig, InvalidInput, caller_level
 from spodgt.experiment import config
 from spodgt.experiment.config import SECTIONS, Table, checksum
+from spodgt.experiment.join import join_clients
 from spodgt.experiment.problems import Classification, ProblemRecipe
 from spodgt.network import Network, Recipe, as_network, check_network
 from spodgt.network.recipes import RandomGeometric
@@ -30,7 +33,7 @@ from spodgt.problems.learning import Learning
 from spodgt.problems.python import PythonProblem
 from spodgt.runtimes.virtual.times import Time
 from spodgt.runtimes.world import Draw
-from spodgt.types import Availability, Problem
+from spodgt.types import Availability, HasValidation, Problem
 from spodgt.validation import Field, Number, Whole, choices, from_table, only, recipe, to_table
 
 PAPER_METHODS = ("spod-gt", "spod-gt-memory", "ab-push-pull", "g-push-pull", "k-gt", "sporadic-k-gt")
@@ -39,6 +42,7 @@ Start = Tensor | ArrayLike  # initial models
 _DELAY = 5000.0
 _MOST = 2**53  # rounds that a float counts exactly
 _MOST_SEEDS = 1_000_000
+_TOO_MANY_SEEDS = f"seeds must be at most {_MOST_SEEDS:,}, got {{!r:.40}}; use seeds=5."
 _DTYPES = ("float32", "float64")
 
 
@@ -78,6 +82,20 @@ def _autocast(value: object) -> object:
     return value
 
 
+def _evaluate_on(value: object) -> object:
+    if value not in (None, "validation"):
+        raise InvalidConfig(
+            f"evaluate_on={value!r} is not known; use 'validation', or leave it out for the test data."
+        )
+    return value
+
+
+def _engine(value: object) -> object:
+    if value not in ENGINES:
+        raise InvalidConfig(f"engine={value!r} is not known; choose {' or '.join(ENGINES)}.")
+    return value
+
+
 @recipe(InvalidInput)
 class RunOptions:
     """When to stop, how often, and on what: `[run]` of a config.
@@ -98,6 +116,9 @@ class RunOptions:
         autocast: "bf16" computes forward passes of gradients in bfloat16 where torch.autocast says so; models
             and evaluations stay in float32.
         gradient_norm: Evaluate the gradient norm always or never; None: where it is cheap.
+        evaluate_on: "validation" evaluates on the validation data of the problem, or on samples that it holds
+            out of training, as `tune` does; None: on the test data.
+        engine: auto uses compiled loops where they apply; plain runs methods and models as they are written.
     """
 
     methods: Annotated[list[object], BeforeValidator(_methods), Field(examples=[["spod-gt"]])] = field(
@@ -115,6 +136,8 @@ class RunOptions:
     device: str = "cpu"
     autocast: Annotated[str | None, BeforeValidator(_autocast), Field(examples=["bf16"])] = None
     gradient_norm: Annotated[bool | None, Field(examples=[True])] = None
+    evaluate_on: Annotated[str | None, BeforeValidator(_evaluate_on), Field(examples=["validation"])] = None
+    engine: Annotated[str, BeforeValidator(_engine)] = "auto"
 
     def __post_init__(self) -> None:
         if isinstance(self.seeds, list):
@@ -125,7 +148,7 @@ class RunOptions:
                     f"{key} must be below 2**53, got {getattr(self, key)!r:.40}; use {key}=100."
                 )
         if isinstance(self.seeds, int) and self.seeds > _MOST_SEEDS:
-            raise InvalidInput(f"seeds must be at most {_MOST_SEEDS:,}, got {self.seeds!r:.40}; use seeds=5.")
+            raise InvalidInput(_TOO_MANY_SEEDS.format(self.seeds))
         if self.autocast is not None and self.dtype != "float32":
             raise InvalidInput(
                 f"autocast='bf16' needs dtype=float32, got {self.dtype}; leave one of them out."
@@ -165,16 +188,46 @@ class RunOptions:
     def to_dict(self) -> Table:
         """As a table; methods are names or tables."""
         entries = [describe(each) if isinstance(each, Algorithm) else each for each in self.methods]
-        return {**to_table(self), "methods": entries}
+        table = {**to_table(self), "methods": entries}
+        if self.engine == "auto":  # as in configs that were written before there was a choice
+            del table["engine"]
+        return table
+
+
+def read_seeds(seeds: object) -> list[int]:
+    """The seeds that Python callers mean: an integer is how many (0, 1, …), anything else lists them.
+
+    An integer used to be the number of one seed; it warns until the next release.
+    """
+    if not isinstance(seeds, int | Integral):
+        return check_seeds(seeds)
+    count = int(seeds)
+    if isinstance(seeds, bool) or count < 1:
+        raise InvalidInput(
+            f"seeds must be how many (at least 1) or a list of which, got {seeds!r}; use seeds=5, or "
+            "seeds=[0] for seed number 0."
+        )
+    if count > _MOST_SEEDS:
+        raise InvalidInput(_TOO_MANY_SEEDS.format(seeds))
+    meaning = {1: "one seed, 0", 2: "two seeds 0, 1", 3: "three seeds 0, 1, 2"}
+    warnings.warn(
+        f"seeds={count} now means {meaning.get(count, f'{count} seeds 0, 1, …, {count - 1}')}; "
+        f"it used to mean seed number {count}; write seeds=[{count}] for that one, seeds=range({count}) for "
+        "no warning.",
+        FutureWarning,
+        stacklevel=caller_level(),
+    )
+    return list(range(count))
 
 
 def check_seeds(seeds: Any) -> list[int]:
-    """Whole numbers of at least 0 that differ: one of them, or several."""
+    """A list of seeds: whole numbers of at least 0 that differ from each other."""
     try:
-        given = [seeds] if isinstance(seeds, Integral) else list(seeds)
+        given = list(seeds)
         numbers = [-1 if isinstance(seed, bool) else operator.index(seed) for seed in given]
     except TypeError:
-        given, numbers = seeds, []
+        given = seeds
+        numbers = []
     if not numbers or min(numbers) < 0 or max(numbers) >= 2**63:
         raise InvalidInput(f"seeds must be whole numbers of at least 0, got {given!r}; use seeds=range(5).")
     if len(set(numbers)) < len(numbers):
@@ -324,7 +377,7 @@ class Experiment:
         network: Network | Recipe,
         participation: Participation = Always(),  # noqa: B008
         *,
-        seeds: int | Iterable[int] = 0,
+        seeds: int | Iterable[int] = (0,),
         x0: Start | None = None,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
@@ -339,14 +392,14 @@ class Experiment:
             problem: A problem, or a recipe for one.
             network: A fixed network, or a recipe that is drawn for every seed.
             participation: Who takes part in which round.
-            seeds: Which seed, or several.
+            seeds: How many (0, 1, …), or a list of which; seed 0 unless given.
             x0: Initial models, (parameters,) or (clients, parameters).
             dtype: torch.float32 or torch.float64.
             device: Where the models are.
             weights: The rule for the weights of drawn networks.
             time: How long gradients and messages take, for virtual time.
             options: Others of `RunOptions`: rounds, delay, seconds, evaluations, every, gradient_norm,
-                autocast.
+                autocast, engine.
         """
         given: object = [methods] if isinstance(methods, str | Algorithm | Mapping) else methods
         if not isinstance(given, Iterable):
@@ -354,7 +407,7 @@ class Experiment:
                 f'algorithms must be a list of methods, got {type(given).__name__}; use ["spod-gt"].'
             )
         entries: list[object] = [each if isinstance(each, Mapping) else method(each) for each in given]
-        numbers: list[object] = [*check_seeds(seeds)]
+        numbers: list[object] = [*read_seeds(seeds)]
         if not entries:
             raise InvalidInput('algorithms must name at least one method, got none; use ["spod-gt"].')
         if dtype not in (torch.float32, torch.float64):
@@ -378,20 +431,23 @@ class Experiment:
     # --- draws ---------------------------------------------------------------------------------------
     def draw(self, seed: int) -> Draw:
         """Network, availability, problem and initial models of any `seed`, also one not in `run`."""
-        network, availability = self.draw_network(seed)
-        problem = self.undivided.draw(seed)
-        if problem.clients != network.clients:
-            raise InvalidInput(
-                f"problem has {problem.clients} clients, but the network has {network.clients}; "
-                "use the same number for both."
-            )
+        drawn = as_network(self.network, seed, self.weights)
+        network, problem = join_clients(drawn, self.undivided.draw(seed))
+        availability = as_availability(self.participation, network, seed)
         start = problem.start(seed) if self.x0 is None else _start(self.x0, problem)
         start = start.expand(problem.clients, problem.parameters)
         return Draw(seed, network, availability, problem, start)
 
-    def draw_network(self, seed: int) -> tuple[Network, Availability]:
-        """The network and availability of one `seed` alone, without loading any data."""
+    def draw_network(self, seed: int, names: Sequence[str] | None = None) -> tuple[Network, Availability]:
+        """The network and availability of one `seed` alone, without loading any data.
+
+        Args:
+            seed: Any, also one not in `run`.
+            names: Of the clients, where the network has none of its own.
+        """
         network = as_network(self.network, seed, self.weights)
+        if network.names is None and names is not None and len(names) == network.clients:
+            network = replace(network, names=tuple(names))
         return network, as_availability(self.participation, network, seed)
 
     def check(self) -> None:
@@ -411,6 +467,8 @@ class Experiment:
         """The problem before a seed divides it among the clients; data are loaded once."""
         given = self.problem
         problem = given.make(self.network.clients) if isinstance(given, ProblemRecipe) else given
+        if self.run.evaluate_on == "validation" and isinstance(problem, HasValidation):
+            problem = problem.on_validation_data()
         if self.run.autocast is None:
             return problem
         if not isinstance(problem, Learning):

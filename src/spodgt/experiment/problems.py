@@ -8,6 +8,7 @@ from pydantic import BeforeValidator
 
 from spodgt.errors import InvalidInput
 from spodgt.problems import Quadratic, classification
+from spodgt.problems.client_data import EQUAL, WEIGHTINGS
 from spodgt.problems.data import BySpeaker, LabelsPerClient, Partition
 from spodgt.problems.data.datasets import IMAGES as DATA
 from spodgt.problems.models import MODELS
@@ -27,6 +28,9 @@ class ProblemRecipe(Protocol):
 
 PROBLEMS: dict[str, type[ProblemRecipe]] = {}  # all kinds a config knows, by name
 _AT_LEAST_1 = Field(ge=1)
+Validation = Annotated[
+    Number | None, Field(gt=0, lt=1), Must("a fraction above 0 and below 1", 0.2, use="validation = 0.2")
+]
 
 
 def _count(key: str, least: int, example: int) -> Must:
@@ -40,6 +44,13 @@ def check_partition(value: object) -> object:
     return value
 
 
+def check_weighting(value: object) -> object:
+    """A word for the weights of clients; None for equal ones, which a table leaves out."""
+    if value is not None and value not in WEIGHTINGS:
+        raise ValueError(f"client_weights={value!r} is not known; {choices(value, WEIGHTINGS)}")
+    return None if value == EQUAL else value
+
+
 @recipe(InvalidInput, PROBLEMS)
 class Classification:
     """A shipped model on a shipped data set, divided among the clients anew for every seed.
@@ -48,9 +59,12 @@ class Classification:
         data: The data set.
         model: The model, with the loss it is trained with.
         batch_size: Samples in a gradient; 0 for all a client holds.
+        client_weights: How much the loss of each client counts in the objective: "equal" (if None), or
+            "samples" for as much as it holds.
         partition: How the samples are divided among the clients.
         augment: Train on random crops and mirror images.
         test_samples: Evaluate on only so many test samples, the first; all if None.
+        validation: Hold this fraction of each client's samples out of training, to choose by; None: none.
         hidden: Units in the hidden layer of an mlp.
         width: Channels of a cnn or resnet18.
         norm: Normalisation of a resnet18: group or batch.
@@ -63,8 +77,10 @@ class Classification:
     partition: Annotated[
         Partition, BeforeValidator(check_partition), Must("a partition", use="LabelsPerClient(1)")
     ] = LabelsPerClient(1)
+    client_weights: Annotated[str | None, BeforeValidator(check_weighting)] = None
     augment: bool = False
     test_samples: Annotated[Whole | None, _AT_LEAST_1, _count("test_samples", 1, 1000)] = None
+    validation: Validation = None
     hidden: Annotated[Whole | None, _AT_LEAST_1, _count("hidden", 1, 16)] = None
     width: Annotated[Whole | None, _AT_LEAST_1, _count("width", 1, 16)] = None
     norm: str | None = None
@@ -75,9 +91,11 @@ class Classification:
         known = MODELS[self.model].options
         for key, value in self._options().items():
             if key not in known:
-                keys = ["data", "model", "batch_size", "partition", "augment", "test_samples", *known]
+                keys = ["data", "model", "batch_size", "partition", "client_weights", "augment"]
+                keys += ["test_samples", "validation"]
                 raise InvalidInput(
-                    f"{key}={value!r} is not a key of problem with model {self.model}; {choices(key, keys)}"
+                    f"{key}={value!r} is not a key of problem with model {self.model}; "
+                    f"{choices(key, [*keys, *known])}"
                 )
 
     def _options(self) -> dict[str, int | str]:
@@ -93,8 +111,10 @@ class Classification:
             clients=clients,
             partition=self.partition,
             batch_size=self.batch_size or None,
+            client_weights=self.client_weights or EQUAL,
             augment=self.augment,
             test_samples=self.test_samples,
+            validation=self.validation,
             **self._options(),
         )
 

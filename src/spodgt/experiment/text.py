@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar
 from pydantic import BeforeValidator
 
 from spodgt.errors import InvalidInput
-from spodgt.experiment.problems import PROBLEMS, check_partition
+from spodgt.experiment.problems import PROBLEMS, Validation, check_partition, check_weighting
+from spodgt.problems.client_data import EQUAL
 from spodgt.problems.data import BySpeaker, Partition
 from spodgt.problems.data.datasets import TEXTS
 from spodgt.problems.text import speeches
@@ -26,7 +27,10 @@ class Speeches:
         context: Characters that the model sees at most.
         batch_size: Windows of text in a gradient; 0 for all a client holds.
         partition: Who gets which windows, by their speakers.
+        client_weights: How much the loss of each client counts in the objective: "equal" (if None), or
+            "samples" for as much as it holds.
         test_samples: Evaluate on only so many windows, spread over all speakers; all if None.
+        validation: Hold this fraction of each client's windows out of training, to choose by; None: none.
         width: Numbers for each character in the model.
         depth: Blocks of the model.
         heads: Heads of attention, which divide the width.
@@ -39,7 +43,9 @@ class Speeches:
     partition: Annotated[
         Partition, BeforeValidator(check_partition), Must("a partition", use="BySpeaker()")
     ] = BySpeaker()
+    client_weights: Annotated[str | None, BeforeValidator(check_weighting)] = None
     test_samples: Annotated[Whole | None, _SOME] = None
+    validation: Validation = None
     width: Annotated[Whole, _SOME] = 32
     depth: Annotated[Whole, _SOME] = 2
     heads: Annotated[Whole, _SOME] = 2
@@ -56,7 +62,9 @@ class Speeches:
             context=self.context,
             partition=self.partition,
             batch_size=self.batch_size or None,
+            client_weights=self.client_weights or EQUAL,
             test_samples=self.test_samples,
+            validation=self.validation,
             width=self.width,
             depth=self.depth,
             heads=self.heads,

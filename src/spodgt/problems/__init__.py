@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spodgt.errors import InvalidInput
-from spodgt.problems.client_data import check_test_samples
+from spodgt.problems.client_data import EQUAL, ClientWeights, check_test_samples
 from spodgt.problems.data import IID, LabelsPerClient, Partition, Split, load
 from spodgt.problems.learning import Learning
 from spodgt.problems.models import MODELS
@@ -35,8 +35,10 @@ def classification(
     clients: int = 10,
     partition: Partition | None = None,
     batch_size: int | None = 16,
+    client_weights: ClientWeights = EQUAL,
     augment: bool = False,
     test_samples: int | None = None,
+    validation: float | None = None,
     **options: int | str,
 ) -> Learning:
     """A shipped model on a shipped data set, divided among the clients anew for every seed.
@@ -47,8 +49,10 @@ def classification(
         clients: how many clients; 10 by default.
         partition: who gets which samples; `IID()` by default.
         batch_size: samples in a mini-batch, 16 by default; None takes full gradients.
+        client_weights: "equal" (default), "samples" or one number per client, as for `Learning`.
         augment: True trains on random crops and mirror images; False by default.
         test_samples: evaluate on so many test samples, the first ones; all by default. For slow models.
+        validation: a fraction of each client's samples to choose by, as for `Learning`; None by default.
         options: of the model: `hidden` of mlp, `width` of cnn, `width` and `norm` of resnet18, as in
             `classification("cifar-10", "resnet18", width=16, norm="batch")`.
     """
@@ -75,7 +79,9 @@ def classification(
         clients=clients,
         partition=IID() if partition is None else partition,
         batch_size=batch_size,
+        client_weights=client_weights,
         init="fresh",
+        validation=validation,
         augment=augment,
         buffers="pull",  # only asked of models with running statistics, such as a ResNet with norm="batch"
     )

@@ -7,11 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from spodgt.compiled import usable
 from spodgt.problems.client_data import ClientData
-from spodgt.problems.gradients.linear import LinearEngine, grade
 from spodgt.problems.gradients.loop import LoopEngine
-from spodgt.problems.gradients.taped import TapeEngine
 from spodgt.problems.objective import Metric, batch_of, right_answers
 from spodgt.problems.samples import CHUNK
 from spodgt.problems.trainable import Trainable
@@ -25,9 +22,9 @@ _OTHERS = 1024  # where there is little between layers
 def block_of(trained: Trainable, inputs: int, models: int) -> int:
     """Samples of so many input numbers that go through so many models at once."""
     most = CHUNK // max(inputs, models * max(64, trained.width))  # what they make of it must fit, too
-    if isinstance(trained.engine, LoopEngine) or trained.plain.channels_last:
+    if trained.plain.channels_last or trained.few is None:
         most = min(most, _PICTURES)
-    elif isinstance(trained.engine, TapeEngine):
+    elif isinstance(trained.engine, LoopEngine):
         most = min(most, _OTHERS)
     return max(1, most)
 
@@ -48,15 +45,6 @@ def evaluate(
         )
     block = block_of(trained, inputs, len(x))
     pieces = data.pieces(client, block, x.device, x.dtype)
-    engine, count = trained.engine, 0
-    if isinstance(engine, LinearEngine) and usable(x) and not metrics:
-        loss, right = torch.zeros(2, len(x), dtype=torch.float64)
-        for size, batch, targets in pieces:
-            assert isinstance(batch, Tensor)
-            assert isinstance(targets, Tensor)
-            grade(engine, x, batch, targets, loss, right)
-            count += size
-        return Evaluation(loss / count, {"accuracy": right / count})
     sums = _Sums(trained, metrics, len(x))
     with torch.no_grad():
         for size, batch, targets in pieces:
@@ -116,8 +104,7 @@ class _Sums:
             else:
                 values = [metric(concat(outputs), targets) for outputs in self.outputs]
                 found[metric.name] = torch.tensor(values, dtype=torch.float64)
-        divisor = 1.0 if self.trained.objective.sums else self.mass or 1.0
-        return Evaluation(self.loss / divisor, found)
+        return Evaluation(self.loss / (self.mass or 1.0), found)
 
 
 def _here(tree: Tree) -> Tree:

@@ -46,7 +46,6 @@ class Objective:
     loss: Loss
     whole: bool  # it is loss(model, batch)
     ignored: int | None = None  # a target that the loss leaves out, where some sample has it
-    adds: bool = False  # a loss of one's own that adds up samples instead of averaging them
     autocast: bool = False  # forward passes of gradients in bfloat16, where torch.autocast says so
 
     def __call__(self, module: nn.Module, inputs: Tree, targets: Tree) -> Tensor:
@@ -80,14 +79,7 @@ class Objective:
 
     def mass(self, targets: Tree, count: int) -> float:
         """What the loss of `count` samples counts in that of all."""
-        if self.adds:
-            return 1.0
         return mass(self.loss, targets) if isinstance(targets, Tensor) else float(count)
-
-    @property
-    def sums(self) -> bool:
-        """The loss of all samples is the sum over their batches and not the mean."""
-        return self.adds or getattr(self.loss, "reduction", "mean") == "sum"
 
 
 def batch_of(inputs: Tree, targets: Tree) -> Tree:

@@ -6,7 +6,7 @@ A mini-batch is drawn without replacement, as a pure function of (seed, round, c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from spodgt import rng
-from spodgt.compiled import jit, usable
+from spodgt.engine import loops_enabled
 from spodgt.errors import InvalidData
-from spodgt.problems.trees import Tree, fresh, seeded, tree_map
-from spodgt.rng import word
+from spodgt.problems.trees import Tree, fresh, leaves, seeded, tree_map
 from spodgt.types import Ints, Words
 
 CHUNK = 2**24  # numbers in one evaluated block: 64 MB of float32
@@ -26,10 +25,14 @@ Collate = Callable[[list[object]], Tree]
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Inputs and targets of many samples; uint8 inputs become floats in [0, 1] when they are used."""
+    """Inputs and targets of many samples.
+
+    uint8 inputs become floats in [0, 1] when they are used, if `scales_bytes`.
+    """
 
     inputs: Tensor
     targets: Tensor
+    scales_bytes: bool = True
     kept: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
     copies: dict[str, Samples] = field(default_factory=dict, repr=False)  # by device
 
@@ -39,10 +42,10 @@ class Samples:
     def take(self, rows: Tensor | slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return self.scaled(self.inputs[rows], dtype), self.targets_as(self.targets[rows], dtype)
 
-    @staticmethod
-    def scaled(inputs: Tensor, dtype: torch.dtype) -> Tensor:
-        if inputs.dtype == torch.uint8:
-            return inputs.to(dtype).div_(255)
+    def scaled(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
+        """Some of the inputs as the model takes them."""
+        if inputs.dtype == torch.uint8 and self.scales_bytes:
+            return scale_bytes(inputs, dtype)
         return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
     @staticmethod
@@ -62,8 +65,18 @@ class Samples:
         if self.inputs.device == device:
             return self
         if str(device) not in self.copies:
-            self.copies[str(device)] = Samples(self.inputs.to(device), self.targets.to(device))
+            moved = self.inputs.to(device), self.targets.to(device)
+            self.copies[str(device)] = Samples(*moved, self.scales_bytes)
         return self.copies[str(device)]
+
+    def with_raw_bytes(self) -> Samples:
+        """The same samples, uint8 inputs as they are."""
+        return Samples(self.inputs, self.targets, scales_bytes=False)
+
+
+def scale_bytes(inputs: Tensor, dtype: torch.dtype) -> Tensor:
+    """uint8 numbers as floats in [0, 1]."""
+    return inputs.to(dtype).div_(255)
 
 
 class Readable(Protocol):
@@ -84,6 +97,7 @@ class Loose:
     names: tuple[str, ...]  # of the parts, for messages
     collate: Collate
     whole: bool
+    scales_bytes: bool = True  # uint8 inputs become floats in [0, 1]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "starts", np.cumsum([0, *map(len, self.parts)]))
@@ -108,21 +122,41 @@ class Loose:
             )
         return tree_map(lambda leaf: self._scaled(leaf, dtype), batch[0]), batch[1]
 
-    @staticmethod
-    def _scaled(leaf: object, dtype: torch.dtype) -> object:
-        return Samples.scaled(leaf, dtype) if isinstance(leaf, Tensor) and leaf.dtype == torch.uint8 else leaf
+    def _scaled(self, leaf: object, dtype: torch.dtype) -> object:
+        if self.scales_bytes and isinstance(leaf, Tensor) and leaf.dtype == torch.uint8:
+            return scale_bytes(leaf, dtype)
+        return leaf
+
+    def with_raw_bytes(self) -> Loose:
+        """The same samples, uint8 inputs as they are."""
+        return replace(self, scales_bytes=False)
+
+    def refuse_nonfinite(self, numbers: Ints, seed: int) -> None:
+        """Name the first of these samples that has a number that is NaN or infinite; see `read`."""
+        with seeded(seed):
+            for number in numbers.tolist():
+                if not all(map(_is_finite, leaves(self._sample(number)))):
+                    part, place = self._place(number)
+                    raise InvalidData(
+                        f"{self.names[part]} has NaN or infinite numbers in sample {place}; clean the data."
+                    )
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """The part that holds a sample, and its number there."""
+        part = int(np.searchsorted(self.starts, number, side="right")) - 1
+        return part, number - int(self.starts[part])
+
+    def _sample(self, number: int) -> object:
+        part, place = self._place(number)
+        try:
+            return self.parts[part][place]
+        except Exception as error:
+            raise InvalidData(
+                f"{self.names[part]} failed to give sample {place}: {first_line(error)}"
+            ) from error
 
     def _collated(self, numbers: Ints) -> Tree:
-        samples: list[object] = []
-        for number in numbers.tolist():
-            part = int(np.searchsorted(self.starts, number, side="right")) - 1
-            try:
-                samples.append(self.parts[part][number - int(self.starts[part])])
-            except Exception as error:
-                at = number - int(self.starts[part])
-                raise InvalidData(
-                    f"{self.names[part]} failed to give sample {at}: {first_line(error)}"
-                ) from error
+        samples = [self._sample(number) for number in numbers.tolist()]
         try:
             return self.collate(samples)
         except Exception as error:
@@ -161,6 +195,16 @@ class Holdings:
         return np.diff(self.offsets)
 
 
+def _is_finite(leaf: object) -> bool:
+    """No number of a tensor, an array or a number itself is NaN or infinite."""
+    if isinstance(leaf, Tensor):
+        return not leaf.is_floating_point() or bool(leaf.isfinite().all())
+    if isinstance(leaf, np.ndarray | np.floating | float):
+        numbers = np.asarray(leaf)
+        return numbers.dtype.kind != "f" or bool(np.isfinite(numbers).all())
+    return True
+
+
 def first_line(error: Exception) -> str:
     """What a failing piece of user code said, in one line."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -170,36 +214,11 @@ def without_replacement(keys: Words, places: Ints, k: int, sizes: Ints, count: i
     """(clients, count): distinct whole numbers below each client's size, a function of (key, k, place)."""
     if (sizes == count).all():
         return np.broadcast_to(np.arange(count), (len(sizes), count))
-    if usable():
+    if loops_enabled():
+        from spodgt.random_draws import draw_minibatches
+
         chosen = np.empty((len(sizes), count), np.int64)
-        _draw_batches(keys, places, k, sizes, chosen)
+        draw_minibatches(keys, k, places, sizes, chosen)
         return chosen
     u = rng.uniform(keys[:, None], k, places[:, None], np.arange(count)[None])
     return rng.distinct(sizes, count, lambda column, tops: (u[:, column] * (tops + 1)).astype(np.int64))
-
-
-@jit
-def draw_batch(key, place, k, size, chosen):  # type: ignore[no-untyped-def]
-    """`without_replacement` for one client, compiled: fills chosen (count,) with numbers below `size`."""
-    count = len(chosen)
-    if size == count:
-        for column in range(count):
-            chosen[column] = column
-        return
-    base = word(word(key, k), place)
-    for column in range(count):
-        top = size - count + column
-        u = np.float64(word(base, column) >> np.uint64(11)) * 2.0**-53
-        pick = np.int64(u * (top + 1))
-        for before in range(column):
-            if chosen[before] == pick:
-                pick = top
-                break
-        chosen[column] = pick
-
-
-@jit
-def _draw_batches(keys, places, k, sizes, chosen):  # type: ignore[no-untyped-def]
-    """`draw_batch` for every client."""
-    for n in range(len(sizes)):
-        draw_batch(keys[n], places[n], k, sizes[n], chosen[n])

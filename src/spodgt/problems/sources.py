@@ -88,6 +88,11 @@ class Reader:
         elif isinstance(source, tuple | list):
             if len(source) == 2 and _is_array(source[1]):
                 first = source[0]
+                if self.whole and isinstance(source, list) and _is_array(first):
+                    raise InvalidData(
+                        f"{who} is a list of two tensors, which may be two samples or inputs and targets; "
+                        "give a tuple (inputs, targets), or the samples in a torch Dataset."
+                    )
                 if _is_array(first) or (isinstance(first, Mapping | tuple | list) and _all_arrays(first)):
                     return Stack(source)
             return source

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from spodgt.problems.client_data import EQUAL, ClientData, ClientWeights
 from spodgt.problems.data import BySpeaker, Dataset, Partition, Split, Texts, load_texts
 from spodgt.problems.data.partitions import Indices
 from spodgt.problems.data.texts import ALPHABET
@@ -43,7 +44,9 @@ class Text(Learning):
         clients: int,
         partition: Partition = BySpeaker(),  # noqa: B008 (frozen)
         batch_size: int | None = 16,
+        client_weights: ClientWeights = EQUAL,
         test_samples: int | None = None,
+        validation: float | None = None,
     ) -> Text:
         """The problem of some clients; models start from an initialisation drawn per seed.
 
@@ -53,7 +56,9 @@ class Text(Learning):
             clients: how many clients.
             partition: who gets which windows, by their speakers.
             batch_size: windows in a mini-batch; None takes full gradients.
+            client_weights: "equal" (default), "samples" or one number per client, as for `Learning`.
             test_samples: evaluate on so many windows, spread over all speakers; all if None.
+            validation: a fraction of each client's windows to choose by, as for `Learning`.
         """
         tested = np.arange(len(texts.test))
         if isinstance(partition, BySpeaker):  # of the speakers that take part
@@ -64,7 +69,8 @@ class Text(Learning):
         spoken = _Spoken(partition, torch.from_numpy(texts.speakers))
         problem = cls.partitioned(
             model, next_character, Dataset("texts", splits[0], splits[1], tuple(ALPHABET)), clients=clients,
-            partition=spoken, batch_size=batch_size, init="fresh",
+            partition=spoken, batch_size=batch_size, client_weights=client_weights, init="fresh",
+            validation=validation,
         )  # fmt: skip
         text = cast(Text, problem)
         text.names = texts.names
@@ -74,12 +80,11 @@ class Text(Learning):
     def work(self) -> float:
         return super().work * self.samples.inputs.shape[1]  # every weight is used at every position
 
-    @property
-    def metrics(self) -> Mapping[str, Better]:
+    def _measured(self) -> Mapping[str, Better]:
         return {"perplexity": "down"}
 
-    def evaluate(self, x: Tensor, rows: Ints | None = None) -> Evaluation:
-        loss = super().evaluate(x, rows).loss
+    def _evaluate_on(self, data: ClientData, x: Tensor, rows: Ints | None) -> Evaluation:
+        loss = super()._evaluate_on(data, x, rows).loss
         return Evaluation(loss, {"perplexity": loss.exp()})
 
 
@@ -90,7 +95,9 @@ def speeches(
     context: int = 32,
     partition: Partition | None = None,
     batch_size: int | None = 16,
+    client_weights: ClientWeights = EQUAL,
     test_samples: int | None = None,
+    validation: float | None = None,
     **options: int,
 ) -> Text:
     """A character-level transformer on texts by speaker, each client one speaker.
@@ -102,7 +109,9 @@ def speeches(
         partition: who gets which windows; `BySpeaker()` by default, or a partition that takes speakers for
             labels, such as `IID()` or `LabelsPerClient(4)`.
         batch_size: windows in a mini-batch; None takes full gradients.
+        client_weights: "equal" (default), "samples" or one number per client, as for `Learning`.
         test_samples: evaluate on so many windows, spread over all speakers; all by default.
+        validation: a fraction of each client's windows to choose by, as for `Learning`; None by default.
         options: of the transformer: `width`, `depth`, `heads`.
     """
     texts = load_texts(data, context)
@@ -112,5 +121,7 @@ def speeches(
         clients=clients,
         partition=partition or BySpeaker(),
         batch_size=batch_size,
+        client_weights=client_weights,
         test_samples=test_samples,
+        validation=validation,
     )

@@ -22,14 +22,13 @@ from spodgt.problems.client_data import ClientData
 from spodgt.problems.gradients import Engine, Layout, flatten
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.loop import LoopEngine
-from spodgt.problems.gradients.taped import TapeEngine
 from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.losses import Loss, stacked_loss
 from spodgt.problems.objective import Accuracy, Objective
-from spodgt.problems.samples import Loose
+from spodgt.problems.samples import Loose, first_line
 from spodgt.problems.starts import Init, check_init, initial
-from spodgt.problems.trees import Tree, seeded
-from spodgt.problems.trial import Trial, copied, multiplications, side_effects
+from spodgt.problems.trees import Tree, clone, seeded
+from spodgt.problems.trial import Trial, copied, in_own_precision, multiplications, side_effects
 
 Patterns = str | Sequence[str] | None
 _NO_LAYERS = (nn.Sequential, nn.Flatten, nn.Identity)
@@ -75,7 +74,9 @@ class Columns:
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         buffers = dict(module.named_buffers())
         changed = {name: buffers[name] for name in statistics.names}
-        stays = _personal([*trained, *changed], options)
+        names = [*trained, *changed]
+        stays = _personal(names, options)
+        _check_tied(module, stays, options)
         parts = [
             Layout.of({name: t for name, t in tensors.items() if (name in stays) == here})
             for here in (False, True)
@@ -124,6 +125,25 @@ def _personal(names: list[str], options: Options) -> set[str]:
     return found if options.shared is None else set(names) - found
 
 
+def _check_tied(module: nn.Module, personal: set[str], options: Options) -> None:
+    """Refuse patterns that match one name of a tied parameter, which its first name leaves elsewhere."""
+    key = "personal" if options.shared is None else "shared"
+    given = options.personal if options.shared is None else options.shared
+    patterns = [given] if isinstance(given, str) else list(given or ())
+    first_names = {id(parameter): name for name, parameter in module.named_parameters()}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first = first_names[id(parameter)]
+        if name == first or not parameter.requires_grad:
+            continue
+        matched = any(fnmatchcase(name, pattern) for pattern in patterns)
+        first_matched = (first in personal) == (key == "personal")
+        if matched and not first_matched:
+            raise InvalidInput(
+                f"{key} has a pattern for {name!r}, which is tied to {first!r} and goes where that one goes; "
+                f"add {first!r}, or name only what is not tied."
+            )
+
+
 @dataclass(frozen=True, eq=False)
 class Trainable:
     """The model of a learning problem; nothing here depends on who holds which samples."""
@@ -138,6 +158,7 @@ class Trainable:
     width: int  # numbers in the outputs of one sample
     options: Options
     few: tuple[Tree, Tree] | None  # samples to try engines on; None where they are read one by one
+    no_full_gradient: str | None = None  # why there is no gradient in evaluation mode, which `full` needs
     moved: dict[tuple[str, torch.dtype], Trainable] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -150,14 +171,22 @@ class Trainable:
         trial.train(data)
         statistics, random = side_effects(module, trial.inputs, trial.forward)
         columns = Columns.of(module, statistics, options)
+        trial.refuse_carried_state()
         objective = trial.objective
         rest = columns.behind, random, columns.personal, options.personal_step_size
-        plain = LoopEngine(module, columns.shared, objective, *rest)
+        plain = LoopEngine(in_own_precision(model, module), columns.shared, objective, *rest)
         few = None if isinstance(data.samples, Loose) else (trial.inputs, trial.targets)
         engine = plain if few is None else choose(plain, *few)
         cost = multiplications(module, trial.inputs, trial.forward)
         facts = cost, trial.accuracy, trial.width
-        return Trainable(model, objective, engine, plain, columns, *facts, options, few)
+        reason = _why_no_full_gradient(plain, columns, trial)
+        if reason is not None:
+            warnings.warn(
+                "gradient_norm and train_loss are left out, because the model has no gradient in evaluation "
+                f"mode: {reason}",
+                stacklevel=4,
+            )
+        return Trainable(model, objective, engine, plain, columns, *facts, options, few, reason)
 
     @property
     def layout(self) -> Layout:
@@ -214,10 +243,10 @@ class Trainable:
         key = str(device), dtype
         if key not in self.moved:
             loss = copy.deepcopy(self.loss).to(device, dtype) if has_numbers else self.loss  # type: ignore[attr-defined]
-            plain = replace(self.plain, objective=replace(self.objective, loss=loss), shells={})
+            plain = replace(self.plain, objective=replace(self.objective, loss=loss), copies={})
             engine = plain if self.few is None else choose(self.plain, *self.few, device=device.type)
-            if isinstance(engine, LoopEngine | TapeEngine):
-                engine = plain if isinstance(engine, LoopEngine) else TapeEngine(plain)
+            if isinstance(engine, LoopEngine):
+                engine = plain
             elif isinstance(engine, VmapEngine):
                 engine = replace(engine, objective=plain.objective, copies={})
             self.moved[key] = replace(self, objective=plain.objective, plain=plain, engine=engine, moved={})
@@ -226,7 +255,7 @@ class Trainable:
     def autocasted(self) -> Trainable:
         """With forward passes of gradients in bfloat16; models, losses and evaluations stay as they are."""
         objective = replace(self.objective, autocast=True)
-        plain = replace(self.plain, objective=objective, shells={})
+        plain = replace(self.plain, objective=objective, copies={})
         engine = plain if self.few is None else choose(plain, *self.few)
         return replace(self, objective=objective, plain=plain, engine=engine, moved={})
 
@@ -242,18 +271,17 @@ class Trainable:
 
 # --- engines --------------------------------------------------------------------------------------------
 def choose(plain: LoopEngine, inputs: Tree, targets: Tree, device: str = "cpu") -> Engine:
-    """The fastest engine for this kind of device that computes the same as the plain loop on a few samples.
+    """The engine for this module and kind of device.
 
-    A CPU has few threads, each of which takes a client at a time; an accelerator takes all of them at once.
-    Engines are compared in single precision.
+    A single linear layer has a closed form. Other modules run as they are on a CPU, a client at a time;
+    an accelerator takes all clients at once. The closed form and vmap are used only if they agree, in single
+    precision, with the module itself on a few samples.
     """
     if plain.objective.autocast:
-        exact = replace(plain, objective=replace(plain.objective, autocast=False), shells={})
+        exact = replace(plain, objective=replace(plain.objective, autocast=False), copies={})
         engine = choose(exact, inputs, targets, device)
-        if isinstance(engine, LoopEngine):
+        if isinstance(engine, LoopEngine) or device == "cpu":
             return plain
-        if device == "cpu":
-            return TapeEngine(plain)
         return VmapEngine(plain.module, plain.layout, plain.objective)
     module, loss = plain.module, plain.objective
     parts = [part for part in module.modules() if type(part) not in _NO_LAYERS]
@@ -263,12 +291,27 @@ def choose(plain: LoopEngine, inputs: Tree, targets: Tree, device: str = "cpu") 
     if any(map(_altered, module.modules())):
         return plain
     stacked = stacked_loss(loss.loss)
-    fast: list[Engine] = [TapeEngine(plain) if device == "cpu" else VmapEngine(module, plain.layout, loss)]
+    fast: list[Engine] = [] if device == "cpu" else [VmapEngine(module, plain.layout, loss)]
     whole = plain.layout.size == sum(p.numel() for p in module.parameters())
     if len(parts) == 1 and type(parts[0]) is nn.Linear and whole and stacked and targets.ndim == 1:  # type: ignore[attr-defined]
         layer = parts[0]
         fast.insert(0, LinearEngine(layer.in_features, layer.out_features, layer.bias is not None, stacked))
     return next((engine for engine in fast if _agree(engine, plain, inputs, targets)), plain)  # type: ignore[arg-type]
+
+
+def _why_no_full_gradient(plain: LoopEngine, columns: Columns, trial: Trial) -> str | None:
+    """The error of a gradient in evaluation mode; None where there is none."""
+    named = dict(trial.module.named_parameters()) | dict(trial.module.named_buffers())
+    model = flatten(named[name] for name in columns.whole.names)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            plain.with_losses(model[None], [clone(trial.inputs)], [clone(trial.targets)], None)
+    except Exception as error:
+        return first_line(error)
+    finally:
+        plain.copies.clear()
+    return None
 
 
 def _altered(part: nn.Module) -> bool:
@@ -283,10 +326,9 @@ def _altered(part: nn.Module) -> bool:
 def _agree(fast: Engine, plain: LoopEngine, inputs: Tensor, targets: Tensor) -> bool:
     """Whether gradients and outputs are those of the plain loop, at the given weights and at random ones."""
     named = dict(plain.module.named_parameters())
-    given = flatten(named[name] for name in plain.layout.names)
+    given = flatten(named[name] for name in plain.layout.names).float()
     draws = rng.torch_generator(0, "agree")
     models = torch.stack([given, *(size * torch.randn(len(given), generator=draws) for size in (0.3, 3.0))])
-    # other samples for each, because recordings are made with the first
     batches, answers = (
         torch.stack([part.roll(n, 0) for n in range(len(models))]) for part in (inputs, targets)
     )
@@ -302,9 +344,9 @@ def _agree(fast: Engine, plain: LoopEngine, inputs: Tensor, targets: Tensor) -> 
         except Exception:
             return False
         finally:
-            plain.shells.clear()
-    if not isinstance(seen, Tensor) or (isinstance(fast, TapeEngine) and None in fast.tapes.values()):
-        return False  # not recorded, but done by the plain loop
+            plain.copies.clear()
+    if not isinstance(seen, Tensor):
+        return False
     return _close(ours, theirs) and _close(seen, outputs)
 
 
@@ -312,6 +354,8 @@ def _close(ours: Tensor, theirs: Tensor) -> bool:
     """Equal to rounding, which is relative to the largest number of a model."""
     if ours.shape != theirs.shape:
         return False
+    ours = ours.detach()  # a forward pass may switch gradients on
+    theirs = theirs.detach()
     size = theirs.abs().flatten(1).amax(1).clamp_min(1e-2).nan_to_num(posinf=1.0)
     return all(
         torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(scale), equal_nan=True)

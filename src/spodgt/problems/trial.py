@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from spodgt.errors import InvalidData, InvalidInput
+from spodgt.problems.carried_state import refuse_carried_state
 from spodgt.problems.client_data import ClientData
 from spodgt.problems.gradients import Layout
 from spodgt.problems.objective import (
@@ -63,6 +64,18 @@ def copied(model: object) -> nn.Module:
     return module
 
 
+def in_own_precision(model: nn.Module, single: nn.Module) -> nn.Module:
+    """A copy of `model` for the engines, which convert it to the precision of a run.
+
+    `single`, its copy in single precision, will do unless there are numbers that it has rounded: frozen
+    parameters and constant buffers of double precision keep all their digits for runs in float64.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    if all(tensor.dtype != torch.float64 for tensor in tensors):
+        return single
+    return copy.deepcopy(model).cpu().eval()
+
+
 @dataclass(frozen=True, eq=False)
 class Trial:
     """A module after its first batch."""
@@ -94,12 +107,15 @@ class Trial:
         if said:
             raise InvalidInput(f"loss compares outputs and targets of unequal shape: {said[0]}")
         if outputs is None:
-            return Trial(module, objective, inputs, targets, None, 1)
+            trial = Trial(module, objective, inputs, targets, None, 1)
+            trial._refuse_sums()
+            return trial
         accuracy = accuracy_of(objective.loss, outputs, targets)
         numbers = sum(leaf.numel() for leaf in leaves(outputs) if isinstance(leaf, Tensor))
         width = max(1, numbers // len(data.holdings[0][:_PROBE]))
         trial = Trial(module, objective, inputs, targets, accuracy, width)
-        return trial._counted(outputs, data)._summed(outputs)._finite(data)
+        trial._refuse_sums()
+        return trial._counted(outputs, data)._finite(data)
 
     def forward(self, module: nn.Module, inputs: Tree) -> Tree:
         """A pass through a module, which a loss of the form loss(model, batch) does itself."""
@@ -123,14 +139,47 @@ class Trial:
             with trying("model in training mode", f"{samples} of {data.who(client)}", fix), seeded(0):
                 inputs, targets = data.some(numbers, *_HERE)
                 loss = self.objective(probe, inputs, targets)
-                some = [p for p in probe.parameters() if p.requires_grad]
-                if not loss.requires_grad or not any(
-                    g is not None for g in torch.autograd.grad(loss, some, allow_unused=True)
-                ):
-                    raise InvalidInput(
-                        "loss must depend on the parameters of the model, but has no gradient; compute it "
-                        "from the outputs, without detach() or item()."
-                    )
+                self._differentiate(probe, loss)
+
+    def _differentiate(self, probe: nn.Module, loss: Tensor) -> None:
+        """Take the gradient of a loss; refuse one that misses the model, or trains something else."""
+        trained = [parameter for parameter in probe.parameters() if parameter.requires_grad]
+        ours = {id(parameter) for parameter in trained}
+        used = _parameters_used_by(loss)
+        others = [parameter for parameter in used if id(parameter) not in ours]
+        if others and len(others) < len(used):
+            self._refuse_others(others)
+        if loss.requires_grad and not others:
+            loss.backward()  # type: ignore[no-untyped-call]
+        if all(parameter.grad is None for parameter in trained):
+            raise InvalidInput(
+                "loss must depend on the parameters of the model, but has no gradient; compute it "
+                "from the outputs, without detach() or item()."
+            )
+        probe.zero_grad(set_to_none=True)
+
+    def _refuse_others(self, others: list[nn.Parameter]) -> None:
+        """Refuse trainable parameters that are none of the model's: nothing would train them."""
+        loss = self.objective.loss
+        names = [f"a parameter of shape {tuple(other.shape)}" for other in others]
+        if isinstance(loss, nn.Module):
+            for name, parameter in loss.named_parameters():
+                if parameter is others[0]:
+                    names[0] = repr(name)
+        raise InvalidInput(
+            f"loss must depend on no trainable parameters but the model's, but it uses {names[0]}, which "
+            "would never be trained; make it part of the model and use loss(model, batch), or freeze it by "
+            "requires_grad_(False)."
+        )
+
+    def refuse_carried_state(self) -> None:
+        """Refuse a model or a loss that changes something else than parameters and float buffers."""
+        probe = copy.deepcopy(self.module).train()
+
+        def training_pass() -> None:
+            self.objective(probe, clone(self.inputs), clone(self.targets))
+
+        refuse_carried_state(probe, self.objective.loss, training_pass)
 
     def _counted(self, outputs: Tree, data: ClientData) -> Trial:
         """Check that targets are classes of the outputs, where they should be, and note what is ignored."""
@@ -164,19 +213,37 @@ class Trial:
         except Exception:
             return False
 
-    def _summed(self, outputs: Tree) -> Trial:
-        """Find out whether a loss of one's own adds up: then the samples twice have twice the loss."""
+    def _refuse_sums(self) -> None:
+        """Refuse a loss that adds up samples instead of averaging them.
+
+        Such a loss has twice the value for the same samples twice. Its gradient, and so the step size that
+        works, would depend on the number of samples in a batch.
+        """
         loss = self.objective.loss
+        if getattr(loss, "reduction", None) == "sum":
+            raise InvalidInput(
+                f"loss must be the mean over the samples of a batch, got {type(loss).__name__} with "
+                "reduction='sum'; use reduction='mean'."
+            )
         if isinstance(loss, nn.Module) and type(loss).__module__.startswith("torch."):
-            return self
+            return
         try:
             with torch.no_grad(), seeded(0):
-                once = float(self.objective.of(clone(outputs), clone(self.targets)))
-                twice = float(self.objective.of(concat([outputs] * 2), concat([self.targets] * 2)))
+                once = float(self._loss_of_copies(1))
+                twice = float(self._loss_of_copies(2))
         except Exception:
-            return self  # a loss that minds the number of samples is no sum
-        adds = abs(twice - 2 * once) < 1e-4 * abs(once) and once != 0
-        return replace(self, objective=replace(self.objective, adds=adds))
+            return  # a loss that depends on the number of samples is no sum
+        if once != 0 and abs(twice - 2 * once) < 1e-4 * abs(once):
+            raise InvalidInput(
+                f"loss must be the mean over the samples of a batch, but is their sum: {once:.4g} for a few "
+                f"samples, {twice:.4g} for the same samples twice; divide it by the number of samples."
+            )
+
+    def _loss_of_copies(self, copies: int) -> Tensor:
+        """The loss of the few samples, repeated."""
+        inputs = concat([clone(self.inputs) for _ in range(copies)])
+        targets = concat([clone(self.targets) for _ in range(copies)])
+        return self.objective(self.module, inputs, targets)
 
     def _finite(self, data: ClientData) -> Trial:
         """Targets that are NaN need a loss that leaves them out."""
@@ -191,6 +258,23 @@ class Trial:
                     "clean the data."
                 )
         return self
+
+
+def _parameters_used_by(loss: Tensor) -> list[nn.Parameter]:
+    """The trainable parameters that a loss was computed from, in no particular order."""
+    found = []
+    visited = set()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        variable = getattr(node, "variable", None)  # of a node that accumulates the gradient of a leaf
+        if isinstance(variable, nn.Parameter):
+            found.append(variable)
+        waiting += [following for following, _ in node.next_functions]
+    return found
 
 
 def _compare(objective: Objective, outputs: Tree, targets: Tree) -> None:
@@ -225,8 +309,7 @@ def _broadcasting() -> Iterator[list[str]]:
 def side_effects(module: nn.Module, inputs: Tree, forward: Forward = call) -> tuple[Layout, bool]:
     """What a training pass changes besides gradients: running statistics, and the random state.
 
-    Whole-number buffers, such as BatchNorm's count of batches, only steer a running average and are left
-    to themselves.
+    Other state that a pass changes is refused by `refuse_carried_state`.
     """
     probe = copy.deepcopy(module).train()
     before = {name: buffer.clone() for name, buffer in probe.named_buffers()}

@@ -7,6 +7,7 @@ function of (targets, clients, seed).
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Annotated, ClassVar, Protocol, SupportsIndex, runtime_checkable
 
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BeforeValidator
 
-from spodgt.errors import InvalidData, InvalidInput
+from spodgt.errors import InvalidData, InvalidInput, UnusedDataWarning
 from spodgt.rng import generator
 from spodgt.validation import Field, Must, Number, Whole, recipe
 
@@ -65,7 +66,8 @@ class LabelsPerClient:
     """Every client gets samples of exactly `labels` classes, the usual hard case of federated learning.
 
     Every class is held before one is held twice, and the holders of a class share it evenly. A class
-    with fewer samples than holders cannot reach all of them; classes that nobody holds stay unused.
+    with fewer samples than holders cannot reach all of them; classes that nobody holds stay unused, with a
+    warning.
     """
 
     name: ClassVar[str] = "labels-per-client"
@@ -83,6 +85,15 @@ class LabelsPerClient:
         for client in range(clients):
             rarest = np.lexsort((draws.random(len(classes)), holds.sum(0)))[: self.labels]
             holds[client, rarest] = True
+        unused = int((~holds.any(0)).sum())
+        if unused:
+            warnings.warn(
+                f"LabelsPerClient({self.labels}) gives {clients} clients {len(classes) - unused} of "
+                f"{len(classes)} classes: training samples of the other {unused} are not used, while test "
+                "data keep all classes; use more clients, or more labels for each.",
+                UnusedDataWarning,
+                stacklevel=2,
+            )
         parts: list[list[Indices]] = [[] for _ in range(clients)]
         for label, holders in zip(classes, holds.T, strict=True):
             if holders.any():
