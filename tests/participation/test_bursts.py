@@ -372,3 +372,13 @@ def test_bad_input_is_one_sentence(make: Callable[[], object], message: str) -> 
 def test_bad_tables_are_one_sentence(table: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=re.escape(message)):
         Experiment.parse({"participation": table})
+
+
+def test_regions_may_be_numbers_of_numpy() -> None:
+    network = Network.ring(3)
+    plain = spodgt.Outages(groups=[0, 1, 1]).draw(network, 0)
+    for groups in ([np.int64(0), np.int64(1), np.int64(1)], np.array([0, 1, 1])):
+        drawn = spodgt.Outages(groups=groups).draw(network, 0)
+        assert (drawn.computes(range(50)) == plain.computes(range(50))).all()
+    with pytest.raises(InvalidInput, match="groups must be a list of names or numbers"):
+        spodgt.Outages(groups=[0.5, 1, 1])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import networkx as nx
 import numpy as np
@@ -110,6 +111,70 @@ def test_cover_is_the_fraction_of_a_round(spans: list[tuple[float, float]], cove
 
 
 # --- numbers -------------------------------------------------------------------------------------------
+DATED = {
+    "client": ["a", "a", "b"],
+    "start": ["2026-03-29 00:00", "2026-03-29 05:00", "2026-03-29 01:00"],
+    "end": ["2026-03-29 03:30", "2026-03-29 07:00", None],
+}
+
+
+def dated(dates: Callable[[pd.Series], pd.Series]) -> pd.DataFrame:
+    table = pd.DataFrame(DATED)
+    return table.assign(start=dates(table["start"]), end=dates(table["end"]))
+
+
+Unit = Literal["s", "ms", "us", "ns"]
+
+
+def rounds_of(table: pd.DataFrame) -> np.ndarray[Any, Any]:
+    trace = Trace.from_table(table, round_length=1800.0, links="always")
+    return np.asarray(trace.computes)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("zone", [None, "UTC", "Asia/Kolkata"])
+def test_datetime_columns_give_the_rounds_of_the_same_strings(unit: Unit, zone: str | None) -> None:
+    def dates(column: pd.Series) -> pd.Series:
+        return pd.to_datetime(column).dt.as_unit(unit).dt.tz_localize(zone)
+
+    expected = rounds_of(pd.DataFrame(DATED))
+    assert expected.shape == (14, 2)
+    np.testing.assert_array_equal(rounds_of(dated(dates)), expected)
+
+
+def test_datetime_columns_follow_their_zone_through_a_clock_change() -> None:
+    """In Berlin the clock skips the hour from 2 to 3: 7 hours on the clock are 6."""
+
+    def text(column: pd.Series) -> pd.Series:
+        offsets = {"00:00": "+01:00", "01:00": "+01:00"}
+        return column.map(lambda time: time + offsets.get(time[-5:], "+02:00"), na_action="ignore")
+
+    local = dated(lambda column: pd.to_datetime(column).dt.tz_localize("Europe/Berlin"))
+    assert rounds_of(local).shape == (12, 2)
+    np.testing.assert_array_equal(rounds_of(local), rounds_of(dated(text)))
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_parquet_logs_with_timestamps_give_the_rounds_of_the_same_strings(tmp_path: Path, unit: Unit) -> None:
+    table = dated(lambda column: pd.to_datetime(column).dt.as_unit(unit))
+    table.to_parquet(tmp_path / "log.parquet")
+    trace = Trace.read(tmp_path / "log.parquet", round_length=1800.0, links="always")
+    np.testing.assert_array_equal(np.asarray(trace.computes), rounds_of(pd.DataFrame(DATED)))
+
+
+def test_columns_of_python_datetimes_give_the_rounds_of_the_same_strings() -> None:
+    def dates(column: pd.Series) -> pd.Series:
+        return pd.Series([datetime.fromisoformat(t) if t else None for t in column.fillna("")], dtype=object)
+
+    np.testing.assert_array_equal(rounds_of(dated(dates)), rounds_of(pd.DataFrame(DATED)))
+
+
+def test_rounds_that_are_dates_are_refused() -> None:
+    table = pd.DataFrame({"client": ["a"], "round": pd.to_datetime(["2026-03-29"]), "up": [1]})
+    with pytest.raises(InvalidInput, match="round must be numbers, but row 0 of trace table has"):
+        Trace.from_table(table, links="always")
+
+
 def test_a_log_of_devices_with_dates(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text(
@@ -408,7 +473,7 @@ def test_names_stand_in_messages_about_p(made: Any) -> None:
         made.draw(CITIES, 0)
 
 
-@pytest.mark.parametrize("p", ["0.5", True, None, 1j, [[0.5], [0.5, 0.5]], 10**400, {"a": 1}])
+@pytest.mark.parametrize("p", ["0.5", True, None, 1j, [[0.5], [0.5, 0.5]], 10**400, {1, 2}])
 def test_probabilities_are_numbers(p: Any) -> None:
     with pytest.raises(InvalidInput, match="p must be numbers in"):
         spodgt.Bernoulli(p).draw(RING, 0)
@@ -419,3 +484,8 @@ def test_probabilities_are_numbers(p: Any) -> None:
 def test_a_participation_every_so_many_rounds_has_a_limit() -> None:
     with pytest.raises(InvalidInput, match="rounds must be a whole number"):
         spodgt.EveryK(10**30)
+
+
+def test_a_trace_without_links_is_told_what_to_add() -> None:
+    with pytest.raises(InvalidInput, match="links is missing; add links='both-up'"):
+        Trace(np.ones((3, 2)))  # type: ignore[call-arg]

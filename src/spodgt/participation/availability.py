@@ -16,6 +16,7 @@ from spodgt.network import Network
 from spodgt.types import ActiveLinks, Availability, Bools, Floats, Ints, Roles
 
 _MOST_PATIENT = 10.0  # times as often as it is there
+NEVER = 2**62  # a round that no run reaches
 
 
 class Drawn:
@@ -71,8 +72,13 @@ class Recorded:
         return None if self.repeat else min(len(self.client_table) - 1, len(self.link_table))
 
     def last_rounds(self, network: Network) -> Ints:
-        """(clients,): the last round in which a client computes or one of its links works."""
-        there = self.client_table[: (self.length or 0) + 1].copy()
+        """(clients,): the last round in which a client computes or one of its links works.
+
+        `NEVER` with `repeat`: every client returns with the next pass.
+        """
+        if self.length is None:
+            return np.full(network.clients, NEVER)
+        there = self.client_table[: self.length + 1].copy()
         for ends in (network.receivers, network.senders):
             k, link = np.nonzero(self.link_table[: len(there) - 1])
             there[k + 1, ends[link]] = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from spodgt import rng
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.network import Network
 from spodgt.network.links import shown
+from spodgt.network.names import values_by_client, values_by_link
 from spodgt.participation.availability import Drawn, Independent, Recorded
 from spodgt.participation.recipes import (
     PARTICIPATIONS,
@@ -101,16 +103,19 @@ class Bursty(Drawn):
 
 # --- fields ------------------------------------------------------------------------------------------
 def _one_or_more(least: float, most: float, must: str, example: str) -> BeforeValidator:
-    """A check of a field: one number from `least` to `most`, or a list of them, one per client or link."""
+    """A check of a field: one number from `least` to `most`, or one per client or link, by order or name."""
 
     def check(value: object, info: ValidationInfo) -> object:
+        given = list(value.values()) if isinstance(value, Mapping) else value
         array = (
-            np.asarray(value) if isinstance(value, int | float | list | tuple | np.ndarray) else np.empty(0)
+            np.asarray(given) if isinstance(given, int | float | list | tuple | np.ndarray) else np.empty(0)
         )
         good = array.dtype.kind in "iuf" and array.ndim < 2 and array.size > 0
         if not good or not ((array >= least) & (array <= most)).all():
             name = info.field_name
             raise ValueError(f"{name} must be {must}, got {shown(value)}; use {name}={example}.")
+        if isinstance(value, Mapping):
+            return dict(zip(value, array.tolist(), strict=True))
         return tuple(array.tolist()) if array.ndim else float(array)
 
     return BeforeValidator(check)
@@ -146,13 +151,28 @@ def _phase(value: object) -> object:
 
 
 def _groups(value: object) -> object:
-    good = isinstance(value, list | tuple) and all(isinstance(each, str | int) for each in value)
-    if value is None or (good and value):
-        return tuple(value) if isinstance(value, list | tuple) else None
-    raise ValueError(
-        f"groups must be a list of names or numbers, one per client, got {shown(value)}; "
-        "use groups=[0, 0, 1]."
-    )
+    if value is None:
+        return None
+    given = value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(given, Mapping):
+        return dict(zip(given, _regions(list(given.values())), strict=True))
+    return _regions(given)
+
+
+def _regions(given: object) -> tuple[str | int, ...]:
+    """Names or numbers of regions, one per client."""
+    regions: list[str | int] = []
+    for region in given if isinstance(given, list | tuple) else ():
+        if isinstance(region, str):
+            regions.append(region)
+        elif isinstance(region, Integral):
+            regions.append(int(region))
+    if not regions or not isinstance(given, list | tuple) or len(regions) < len(given):
+        raise ValueError(
+            f"groups must be a list of names or numbers, one per client, got {shown(given)}; "
+            "use groups=[0, 0, 1]."
+        )
+    return tuple(regions)
 
 
 _PHASES = ("random", "east-west")
@@ -165,6 +185,24 @@ Rounds = Annotated[Whole, Field(ge=1, le=2**53), Must("a whole number of at leas
 
 def _always(count: int) -> Draws:
     return lambda rounds: np.ones((len(rounds), count), bool)
+
+
+def _labels(network: Network) -> list[str]:
+    return [network.label(client) for client in range(network.clients)]
+
+
+def _per_client(value: object, network: Network, name: str, example: str = "0.5") -> Floats:
+    """(clients,): the numbers of a field that is one number, a list or a dict by client."""
+    if isinstance(value, Mapping):
+        value = values_by_client(value, _labels(network), name)
+    return spread(np.asarray(value, np.float64), network.clients, name, "client", example)
+
+
+def _per_link(value: object, network: Network, name: str, example: str = "0.5") -> Floats:
+    """(links,): the numbers of a field that is one number, a list or a dict by link."""
+    if isinstance(value, Mapping):
+        value = values_by_link(value, network, name)
+    return spread(np.asarray(value, np.float64), network.links, name, "link", example)
 
 
 def _positive(p_hat: Floats, network: Network) -> Floats:
@@ -181,7 +219,8 @@ class Markov:
     correlates as (1 - 1/on - 1/off)ⁿ.
 
     Args:
-        on: How many rounds in a row a client computes, in the mean: one number for all, or one per client.
+        on: How many rounds in a row a client computes, in the mean: one number for all, or one per client,
+            as a list or a dict by client.
         off: How many rounds in a row it is away.
         links_on: How many rounds in a row a link works: one number, or one per link. None: always.
         links_off: How many rounds in a row it is down.
@@ -198,16 +237,15 @@ class Markov:
             lacks = "links_on" if self.links_on is None else "links_off"
             raise InvalidInput(f"{lacks}=None lacks the number beside the other one; use {lacks}=20.0.")
 
-    def _chains(self, seed: int, count: int, names: tuple[str, str], each: str) -> Chains:
-        given = (np.asarray(getattr(self, name), np.float64) for name in names)
-        up, down = (spread(one, count, name, each, "20.0") for one, name in zip(given, names, strict=True))
-        return Chains.of(seed, f"{each} chains", up, down)
-
     def draw(self, network: Network, seed: int) -> Availability:
-        clients = self._chains(seed, network.clients, ("on", "off"), "client")
+        up = _per_client(self.on, network, "on", "20.0")
+        down = _per_client(self.off, network, "off", "20.0")
+        clients = Chains.of(seed, "client chains", up, down)
         if self.links_on is None:
             return Bursty(clients.up, np.ones(network.links), seed, clients, _always(network.links))
-        links = self._chains(seed, network.links, ("links_on", "links_off"), "link")
+        links_up = _per_link(self.links_on, network, "links_on", "20.0")
+        links_down = _per_link(self.links_off, network, "links_off", "20.0")
+        links = Chains.of(seed, "link chains", links_up, links_down)
         return Bursty(clients.up, links.up, seed, clients, links)
 
 
@@ -263,11 +301,10 @@ class GilbertElliott:
     p: Chances = 1.0
 
     def draw(self, network: Network, seed: int) -> Availability:
-        names = ("good", "bad", "p_good", "p_bad")
-        given = (np.asarray(getattr(self, name), np.float64) for name in names)
-        good, bad, high, low = (
-            spread(one, network.links, name, "link") for one, name in zip(given, names, strict=True)
-        )
+        good = _per_link(self.good, network, "good")
+        bad = _per_link(self.bad, network, "bad")
+        high = _per_link(self.p_good, network, "p_good")
+        low = _per_link(self.p_bad, network, "p_bad")
         state = Chains.of(seed, "link chains", good, bad)
         p_hat = _positive(state.up * high + (1 - state.up) * low, network)
         p = probabilities(self.p, network.clients, "p", "client", network.label)
@@ -344,7 +381,7 @@ class Outages:
         up: How many rounds in a row a region is up, in the mean.
         down: How many rounds in a row it is down.
         regions: How many regions of about equal size the network is cut into, by its positions.
-        groups: The region of every client instead, by name or number.
+        groups: The region of every client instead, by name or number: a list, or a dict by client.
         p: The chance that a client computes while its region is up: one number, or one per client.
         p_hat: The chance that a link works while the regions of both its ends are up, likewise.
     """
@@ -381,7 +418,10 @@ class Outages:
         if self.groups is None:
             where = _positions(network, "regions", "groups=[0, 0, 1]")
             return _cut(where, min(self.regions, network.clients))
-        groups = list(self.groups) if isinstance(self.groups, tuple) else []
+        if isinstance(self.groups, Mapping):
+            groups = values_by_client(self.groups, _labels(network), "groups")
+        else:
+            groups = list(self.groups) if isinstance(self.groups, tuple) else []
         if len(groups) != network.clients:
             raise InvalidInput(
                 f"groups must be {network.clients} regions, one per client, got {len(groups)}; list them all."

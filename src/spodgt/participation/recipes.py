@@ -6,7 +6,7 @@ only computing clients; the links of round k ≥ 1 mix x[k-1] into x[k].
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,6 +15,7 @@ from spodgt import rng
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
 from spodgt.network.links import shown
+from spodgt.network.names import values_by_client, values_by_link
 from spodgt.participation.availability import Chosen, Independent, Overlay
 from spodgt.types import Availability, Floats
 from spodgt.validation import Field, Must, Number, Whole, recipe
@@ -48,9 +49,9 @@ class Bernoulli:
     """Given probabilities, in (0, 1].
 
     Args:
-        p: That a client computes: one number for all, or (clients,).
-        p_hat: That a link works: one number, (links,) in the network's order, or (clients, clients) as
-            [receiver, sender].
+        p: That a client computes: one number for all, (clients,), or a dict by client.
+        p_hat: That a link works: one number, (links,) in the network's order, (clients, clients) as
+            [receiver, sender], or a dict by link: (sender, receiver), or in a config "sender:receiver".
     """
 
     name: ClassVar[str] = "bernoulli"
@@ -150,7 +151,9 @@ def _numbers(value: object, name: str) -> Floats:
 
 
 def on_links(p_hat: object, network: Network) -> Floats:
-    """p̂ by links, also where it is given as a matrix [receiver, sender]."""
+    """p̂ by links, also where it is given as a matrix [receiver, sender] or a dict by link."""
+    if isinstance(p_hat, Mapping):
+        p_hat = values_by_link(p_hat, network, "p_hat")
     array = _numbers(p_hat, "p_hat")
     if array.shape == (network.clients, network.clients) and array.ndim == 2:
         return np.asarray(array[network.receivers, network.senders])
@@ -169,6 +172,8 @@ def spread(array: Floats, count: int, name: str, each: str, example: str = "0.5"
 
 def probabilities(value: object, count: int, name: str, each: str, label: Callable[[int], str]) -> Floats:
     """One probability in (0, 1] for each client or link; `label` tells what one is called."""
+    if isinstance(value, Mapping):
+        value = values_by_client(value, [label(at) for at in range(count)], name)
     array = spread(_numbers(value, name), count, name, each)
     bad = ~((array > 0) & (array <= 1))
     if bad.any():

@@ -21,10 +21,9 @@ import numpy as np
 
 from spodgt.network import Network
 from spodgt.network.trees import Trees, cheapest_trees
-from spodgt.participation.availability import Derived, Recorded
+from spodgt.participation.availability import NEVER, Derived, Recorded
 from spodgt.types import ActiveLinks, Availability, Bools, Ints, Roles
 
-_NEVER = 2**62
 _SILENCE = 10  # expected waiting times of silence after which a client counts as gone
 _STEP = 256  # rounds of a flood looked at together
 
@@ -49,11 +48,11 @@ class Flood:
     ready: Ints = field(init=False)  # (clients,): the first round in which a client knows everything
 
     def __post_init__(self) -> None:
-        self.ready = np.where(self.knows.all(1) & self.among, self.at, _NEVER)
+        self.ready = np.where(self.knows.all(1) & self.among, self.at, NEVER)
 
     @property
     def over(self) -> bool:
-        return bool((self.ready[self.among] < _NEVER).all())
+        return bool((self.ready[self.among] < NEVER).all())
 
     def until(self, end: int, base: Availability) -> None:
         """Look at the rounds before `end`, unless it is over earlier."""
@@ -69,7 +68,7 @@ class Flood:
                 heard = self.knows.copy()
                 np.logical_or.at(heard, network.receivers[used], self.knows[network.senders[used]])
                 self.knows, self.at = heard, self.at + 1
-                self.ready[heard.all(1) & self.among & (self.ready == _NEVER)] = self.at
+                self.ready[heard.all(1) & self.among & (self.ready == NEVER)] = self.at
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +142,7 @@ class Relayed(Derived):
             base = base.base
         if isinstance(base, Recorded):
             return base.last_rounds(self.network)
-        return np.full(self.network.clients, _NEVER)
+        return np.full(self.network.clients, NEVER)
 
     def _departures(self) -> list[tuple[Bools, int]]:
         """Who leaves for good, and the round in which that is noticed; in order."""
@@ -189,7 +188,7 @@ class Relayed(Derived):
 
     def _spans(self, rounds: range) -> Iterator[tuple[slice, Epoch, Bools]]:
         """The epochs of these rounds: which rows, and (rows, clients) who uses the trees."""
-        firsts = [*(epoch.first for epoch in self.epochs), _NEVER]
+        firsts = [*(epoch.first for epoch in self.epochs), NEVER]
         for epoch, end in zip(self.epochs, firsts[1:], strict=True):
             low, high = max(rounds.start, epoch.first), min(rounds.stop, end)
             if low < high:

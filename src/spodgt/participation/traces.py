@@ -66,8 +66,8 @@ class Trace:
     """
 
     name: ClassVar[str] = "trace"
-    computes: object
-    links: object
+    computes: Annotated[object, Field(examples=[_ALWAYS])]
+    links: Annotated[object, Field(examples=[_BOTH])]
     p: object = None
     p_hat: object = None
     repeat: bool = False
@@ -104,7 +104,8 @@ class Trace:
         - start, end: up from start to end; without an end until the end of the log;
         - time, up: 1 or 0 from that time until the next row about it, or the end of the log.
 
-        What no row speaks of is down. Times are numbers in any unit, or dates and times, which count seconds.
+        What no row speaks of is down. Times are numbers in any unit, or dates and times, which count seconds:
+        text, or datetime columns of any unit; without a time zone they are UTC.
 
         Args:
             table: The log, a pandas table or its columns by name.
@@ -476,6 +477,9 @@ class TraceFile:
         """A column of numbers, or of dates and times in seconds; NaN where nothing is written."""
         import pandas as pd
 
+        if pd.api.types.is_datetime64_any_dtype(column.dtype):
+            self._require(np.full(len(column), name != "round"), column, "round must be numbers")
+            return _seconds(column)
         try:
             numbers = pd.to_numeric(column)
             if numbers.dtype.kind in "biuf":
@@ -483,8 +487,7 @@ class TraceFile:
         except (TypeError, ValueError):
             pass
         try:
-            dates = pd.to_datetime(column, utc=True, format="ISO8601")
-            return np.asarray((dates - pd.Timestamp(0, tz="UTC")).dt.total_seconds(), np.float64)
+            return _seconds(pd.to_datetime(column, utc=True, format="ISO8601"))
         except (TypeError, ValueError):
             bad = pd.to_numeric(column, errors="coerce").isna() & column.notna()
         self._require(
@@ -504,6 +507,14 @@ class TraceFile:
             raise InvalidInput(
                 f"{must}, but row {row} of trace {self.path} has {column.iloc[row]!r}; correct it."
             )
+
+
+def _seconds(dates: pd.Series) -> Floats:
+    """Seconds since 1970 of datetimes in any unit; without a time zone they count as UTC, NaT is NaN."""
+    import pandas as pd
+
+    elapsed = pd.to_datetime(dates, utc=True) - pd.Timestamp(0, tz="UTC")
+    return np.asarray(elapsed / pd.Timedelta(seconds=1), np.float64)
 
 
 def _text(value: object) -> str | None:
