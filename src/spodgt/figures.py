@@ -153,7 +153,7 @@ def curves(
             line = shown[method].line
             low, high = band.mean - band.sigma, band.mean + band.sigma
             axes.fill_between(grid, low, high, color=line["color"], alpha=0.13, linewidth=0)
-            text = f"{method}  {_final(metric, band.mean[-1])}" if screen else method
+            text = f"{method}  {_final(metric, band.final)}" if screen else method
             axes.plot(grid, band.mean, **line, linewidth=2 if screen else 1.2, label=text)
         axes.set_xlim(0, end or grid[-1] or 1)  # a run that ended at once has no width
         _name_axis(axes, against, known)
@@ -167,7 +167,7 @@ def curves(
         if title:
             axes.set_title(title)
         count = frame["seed"].nunique()
-        order = sorted(found, key=lambda name: -statistics.better(metric) * found[name].mean[-1])
+        order = sorted(found, key=lambda name: -statistics.better(metric) * found[name].final)
         handles = dict(zip(found, axes.get_legend_handles_labels()[0], strict=True))
         axes.legend(
             handles=[handles[name] for name in order],

@@ -22,12 +22,13 @@ import spodgt
 from spodgt.algorithms import ALGORITHMS
 from spodgt.cli import app
 from spodgt.cli.app import Changes
-from spodgt.cli.compare import free_folder, short
+from spodgt.cli.compare import folded, free_folder
 from spodgt.experiment import PAPER_METHODS, Experiment
 from spodgt.network.recipes import RECIPES
 from spodgt.participation import PARTICIPATIONS
 from spodgt.problems.data import PARTITIONS
 from spodgt.problems.models import MODELS
+from spodgt.record.record import short_bytes, short_count
 from spodgt.training import Progress
 from spodgt.training.display import Display
 from tests.conftest import Cli
@@ -169,6 +170,13 @@ def test_runs_are_numbered_and_the_last_is_resumed(tmp_path: Path) -> None:
 def test_resume_says_when_there_is_nothing_yet(cli: Cli) -> None:
     options = ("--rounds", 2, "--seeds", 1, "--methods", "spod-gt", *QUADRATIC)
     code, _, err = cli("compare", *options, "--out", "new", "--resume")
+    assert code == 2
+    sentence = "--resume found no run in --out new; check the folder, or drop --resume to start a new run."
+    assert sentence in err
+    assert not Path("new").exists(), "a misspelt folder is not made"
+    Path("new").mkdir()
+    Path("new/config.toml").touch()  # a run that was killed before its first checkpoint
+    code, _, err = cli("compare", *options, "--out", "new", "--resume")
     assert code == 0
     assert err == "spodgt: no checkpoint in new yet; beginning at round 0.\n"
 
@@ -207,7 +215,10 @@ def test_tables_fit_80_columns_whatever_the_numbers(cli: Cli) -> None:
     assert code == 0
     fits(out)
     assert "fashion-mnist-small" in out
-    assert [short(n) for n in (0, 999_999, 1_234_567, 7_200_000_000)] == ["0", "999,999", "1.2M", "7.2G"]
+    counts = (0, 9_999, 38_879, 132_556, 999_999, 1_234_567, 7_200_000_000, float("nan"))
+    assert [short_count(n) for n in counts] == ["0", "9,999", "38.9k", "133k", "1.0M", "1.2M", "7.2G", "–"]
+    sizes = (0, 999, 83_210, 999_999, 1_234_567, 7_200_000_000)
+    assert [short_bytes(n) for n in sizes] == ["0 B", "999 B", "83.2 kB", "1.0 MB", "1.2 MB", "7.2 GB"]
 
 
 def test_results_of_long_names_and_long_runs_are_not_cut() -> None:
@@ -233,17 +244,26 @@ def test_results_of_long_names_and_long_runs_are_not_cut() -> None:
         ]
     )
     done = pd.DataFrame({"algorithm": names, "gradients": 123_456_789, "messages": 98_765_432_100})
+    frame["bytes"] = 123_456_789_000.0
     result = Result(frame, done, pd.DataFrame(), {}, {}, [Diverged(names[1], 0, 9, 8, "0.1")])
     screen = io.StringIO()
     Console(file=screen, width=80).print(results_table(result))
     fits(screen.getvalue())
     lines = screen.getvalue().splitlines()
-    assert any(line.strip().startswith("spod-gt-importance ") for line in lines), (
+    assert any(line.strip().startswith("spod-gt-importance") for line in lines), (
         "the longest name is not broken"
     )
     assert any("step_size=0.0" in line for line in lines), "what is longer is continued, not cut"
-    for cell in ("0.712", "0.723", "0.600", "123,456", "123.5M", "98.8G", "(diverged)"):
+    # gradients and messages are means over the two seeds, like everything else
+    for cell in ("0.712", "0.723", "0.600", "123,456", "5,000", "61.7M", "49.4G", "123 GB", "(diverged)"):
         assert cell in screen.getvalue()
+
+
+def test_labels_are_broken_before_a_layer_or_between_words() -> None:
+    assert folded("spod-gt-importance") == "spod-gt-importance"
+    assert folded("spod-gt-memory+top-k") == "spod-gt-memory\n+top-k"
+    assert folded("spod-gt-memory+local+momentum+int8") == "spod-gt-memory\n+local+momentum\n+int8"
+    assert folded("k-gt local_steps=3, step_size=0.05") == "k-gt\nlocal_steps=3,\nstep_size=0.05"
 
 
 def test_a_problems_own_score_stands_beside_the_loss() -> None:
@@ -413,11 +433,11 @@ def test_export_writes_a_model_by_name(cli: Cli, tmp_path: Path) -> None:
         (("--method", "k-gt", "--seed", "7"), "--seed=7 is not one of this run; choose from 0, 1."),
         (
             ("--method", "k-gt", "--client", "all"),
-            "--client='all' must be average or a client's number; use --client 0.",
+            '--client=\'all\' must be "average" or a number below 10; use "average".',
         ),
         (
             ("--method", "k-gt", "--client", "10"),
-            "client=10 must be below 10, the number of clients; use average.",
+            '--client=\'10\' must be "average" or a number below 10; use "average".',
         ),
     ):
         assert cli("export", "run", "other.safetensors", *more) == (2, "", f"spodgt: error: {sentence}\n")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import spodgt
+from spodgt import figures
 from spodgt.errors import InvalidInput
 from spodgt.record import (
     METRICS,
@@ -319,7 +320,80 @@ def test_a_result_prints_as_its_table_in_80_columns(result: spodgt.Result) -> No
     assert {"spod-gt", "spod-gt-memory"} == {line.split()[0] for line in lines[1:]}
     assert "<table" in result._repr_html_()
     rows = [{"algorithm": "spod-gt-importance", "seed": 0, "round": 123_456, "delay": 5.0, "loss": 0.51234}]
-    rows[0] |= {"accuracy": 0.61234, "accuracy_average": 0.61234, "accuracy_worst": 0.61234}
+    rows[0] |= {"bytes": 1.7e9, "accuracy": 0.61234, "accuracy_average": 0.61234, "accuracy_worst": 0.61234}
     wide = Record(pd.DataFrame(rows), result.participation, result.networks, {}, {})
     wide.diverged = [Diverged("spod-gt-importance", 0, 9, 8, "0.1")]
-    assert max(map(len, repr(wide).splitlines())) <= 80
+    heads, cells, diverged = repr(wide).splitlines()
+    assert max(map(len, (heads, cells))) <= 80
+    assert heads.split()[0] == "name"
+    assert {"delay", "rounds", "bytes", "seeds"} <= set(heads.split())
+    assert "1.7 GB" in cells
+    assert diverged == "spod-gt-importance diverged in 1 of 1 seeds."
+
+
+def three(**options: object) -> spodgt.Result:
+    """A method that waits, one that does not, one with local steps; clients and links are sporadic."""
+    methods = ["spod-gt", "sporadic-k-gt", spodgt.method("fedavg", local_steps=4)]
+    problem = spodgt.Quadratic.random(4, 3, seed=1)
+    participation = spodgt.Bernoulli(0.5, 0.4)
+    ring = spodgt.Network.ring(4)
+    return spodgt.compare(methods, problem, ring, participation, seeds=[0, 1], **options)  # type: ignore[arg-type]
+
+
+def test_costs_of_the_summary_are_means_per_seed(tmp_path: Path) -> None:
+    result = three(rounds=12, out=tmp_path / "run")
+    summary = result.summary().set_index("name")
+    last = result.final().groupby("algorithm")
+    for name in ("gradients", "messages"):
+        per_seed = result.participation.groupby(["algorithm", "seed"])[name].sum()
+        means = per_seed.groupby("algorithm").mean()
+        pd.testing.assert_series_equal(summary[name], means[summary.index], check_names=False)
+    for name in ("delay", "bytes"):
+        pd.testing.assert_series_equal(summary[name], last[name].mean()[summary.index], check_names=False)
+    rows = json.loads((tmp_path / "run" / "summary.json").read_text())["algorithms"]
+    assert {"name", "delay", "rounds", "gradients", "messages", "bytes", "seeds"} <= set(rows[0])
+    (table,) = [line for line in repr(result).splitlines() if line.strip().startswith("name")]
+    assert {"delay", "bytes"} <= set(table.split())
+
+
+def test_notes_say_who_waits_and_what_is_evaluated(tmp_path: Path) -> None:
+    result = three(rounds=12, out=tmp_path / "run")
+    exchange = "With local steps, evaluated after the last exchange: fedavg (K = 4)."
+    waits = (
+        "Compared by rounds, but a round of sporadic-k-gt waits for idle clients or links and takes longer"
+    )
+    assert result.notes()[0] == exchange
+    assert result.notes()[1].startswith(waits)
+    assert repr(result).splitlines()[-2:] == result.notes()
+    assert Record.read(tmp_path / "run").notes() == result.notes(), "a report has them, too"
+    assert three(delay=40.0).notes() == [exchange], "at equal delay nothing is to be said"
+
+
+def test_virtual_time_prints_seconds() -> None:
+    problem = spodgt.Quadratic.random(4, 3, seed=1)
+    time = spodgt.Time(compute=0.01, latency=0.01)
+    result = spodgt.train("spod-gt", problem, spodgt.Network.ring(4), time=time, seconds=0.5)
+    heads = repr(result).splitlines()[0].split()
+    assert {"seconds", "bytes", "rounds"} <= set(heads)
+    assert "delay" not in heads
+    assert result.summary()["seconds"].item() == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_curve_ends_where_its_method_ends() -> None:
+    rows = [("slow", 0, 0.0, 1.0), ("slow", 0, 300.0, 3.0), ("quick", 0, 0.0, 2.0), ("quick", 0, 1.1, 5.0)]
+    rows += [("quick", 1, 0.0, 4.0), ("quick", 1, 0.7, 7.0)]
+    frame = pd.DataFrame(rows, columns=["algorithm", "seed", "delay", "loss"])
+    grid, found = statistics.bands(frame, "loss")
+    shown = found["quick"].mean[np.isfinite(found["quick"].mean)]
+    assert grid[np.isfinite(found["quick"].mean)].max() == 1.1, "with its last model, also between two points"
+    assert shown[-1] == found["quick"].final == 6.0
+    assert np.isfinite(found["slow"].mean).all()
+    figure = figures.curves(frame, "loss", "delay")
+    ends = {}
+    for line in figure.axes[0].get_lines():
+        drawn = np.isfinite(np.asarray(line.get_ydata(), float))
+        ends[str(line.get_label()).split()[0]] = np.asarray(line.get_xdata())[drawn].max()
+    assert ends == {"slow": 300.0, "quick": 1.1}
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert {text.get_text() for text in legend.get_texts()} == {"quick  6", "slow  3"}

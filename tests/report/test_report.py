@@ -105,8 +105,12 @@ def test_the_data_in_the_page_are_the_statistics(run: Path) -> None:
     axis = data["runs"][0]["axes"]["delay"]
     mean, sigma = axis["bands"]["loss"]["k-gt"]
     last = frame[frame["algorithm"] == "k-gt"].groupby("seed")["loss"].last()
-    assert mean[-1] == pytest.approx(last.mean(), rel=1e-3)
-    assert sigma[-1] == pytest.approx(last.std(ddof=0), rel=0.05)
+    end = frame.loc[frame["algorithm"] == "k-gt", "delay"].max()
+    at = axis["x"].index(pytest.approx(end, rel=1e-6))
+    assert mean[at] == pytest.approx(last.mean(), rel=1e-3), "a curve ends with the last model"
+    assert sigma[at] == pytest.approx(last.std(ddof=0), rel=0.05)
+    assert mean[at + 1 :] == [None] * (len(axis["x"]) - at - 1), "and is not drawn beyond"
+    assert axis["x"] == sorted(set(axis["x"]))
     assert data["runs"][0]["final"]["loss"]["k-gt"] == pytest.approx(last.mean(), rel=1e-3)
 
 

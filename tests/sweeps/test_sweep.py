@@ -23,6 +23,7 @@ from spodgt.sweeps import grid as experiments
 from spodgt.sweeps.cell import CellProgress, Event, Job, Outcome
 from spodgt.sweeps.executors.inline import Inline
 from spodgt.sweeps.executors.processes import Processes
+from tests.conftest import Cli
 
 QUADRATIC = """
 title = "Quadratics"
@@ -345,3 +346,78 @@ def test_an_interrupted_cell_is_not_shown_as_done(tmp_path: Path, spec: experime
         assert display.fractions[cells[0].name] == 0.4
         display.show(Outcome(cells[0].name, complete=True))
         assert display.fractions[cells[0].name] == 1.0
+
+
+# --- folders of other results ------------------------------------------------------------------------
+CONFIG = """
+[run]
+methods = ["spod-gt"]
+seeds = 1
+rounds = 4
+[network]
+clients = 3
+radius = 0.9
+[problem]
+kind = "quadratic"
+"""
+SWEPT = CONFIG + '[sweep]\n"run.step_size" = [0.01, 0.02]\n'
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_sweep_does_not_write_into_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+    """Nor a run or a search into a sweep: by default another folder is taken, a given one is refused."""
+    monkeypatch.chdir(tmp_path)
+    Path("base.toml").write_text(CONFIG)
+    assert cli("run", "base.toml")[0] == 0
+    run = contents(Path("runs/base"))
+    Path("base.toml").write_text(SWEPT)
+    assert cli("sweep", "base.toml", "--workers", "1")[0] == 0
+    assert contents(Path("runs/base")) == run
+    swept = contents(Path("runs/base-2"))
+    assert Path("runs/base-2/sweep.json") in swept
+    stamp = Path("runs/base-2/results.csv").stat().st_mtime_ns
+    assert cli("sweep", "base.toml", "--workers", "1")[0] == 0
+    assert Path("runs/base-2/results.csv").stat().st_mtime_ns > stamp, (
+        "the same command finds its folder again"
+    )
+    assert not Path("runs/base-3").exists()
+
+    code, _, err = cli("sweep", "base.toml", "--out", "runs/base")
+    assert code == 2
+    assert err == (
+        "spodgt: error: out='runs/base' holds a run, and a sweep would overwrite its files; use another "
+        "folder.\n"
+    )
+    Path("plain.toml").write_text(CONFIG)
+    for words in (["run", "plain.toml"], ["tune", "--config", "plain.toml"]):
+        code, _, err = cli(*words, "--out", "runs/base-2")
+        assert code == 2
+        assert err.startswith("spodgt: error: out='runs/base-2' holds a sweep, and a")
+    Path("base.toml").write_text(CONFIG)
+    assert cli("run", "base.toml")[0] == 0
+    assert Path("runs/base-3/summary.json").exists()
+    assert contents(Path("runs/base")) == run
+
+
+@pytest.mark.parametrize("text", [CONFIG, CONFIG + "[sweep]\n"])
+def test_a_config_without_a_grid_is_not_swept(tmp_path: Path, cli: Cli, text: str) -> None:
+    file = tmp_path / "plain.toml"
+    file.write_text(text)
+    code, _, err = cli("sweep", str(file), "--out", str(tmp_path / "out"))
+    assert code == 2
+    assert err == (
+        f"spodgt: error: {file} has no keys in [sweep], so there is nothing to sweep; add one such as "
+        f'"network.radius" = [0.3, 0.4], or use spodgt run {file}.\n'
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_figure_of_a_single_cell_is_mentioned(tmp_path: Path, cli: Cli) -> None:
+    file = tmp_path / "single.toml"
+    file.write_text('title = "One"\n' + CONFIG)
+    code, _, err = cli("sweep", str(file), "--out", str(tmp_path / "out"), "--workers", "1", "--json")
+    assert code == 0
+    assert f"{file} has no [sweep]: one cell is run." in err

@@ -8,8 +8,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
+from torch import nn
 
 import spodgt
+import spodgt.report
 from spodgt.algorithms.base import Algorithm, GradientState, Rate, Round, Tensor, Traits
 from spodgt.errors import InvalidInput
 from spodgt.problems import Quadratic
@@ -157,3 +160,42 @@ def test_a_mistake_is_one_sentence(folder: Path, case: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         sweep(**options)
     assert not Path("runs").exists()
+
+
+# --- which data choose -------------------------------------------------------------------------------
+def swept_guesses(folder: Path, test_seed: int, **options: Any) -> Any:
+    """Step sizes for labels that are coin tosses; only the test data depend on `test_seed`."""
+
+    def tosses(count: int, seed: int) -> tuple[Tensor, Tensor]:
+        draw = torch.Generator().manual_seed(seed)
+        return torch.randn(count, 4, generator=draw), torch.randint(0, 2, (count,), generator=draw)
+
+    torch.manual_seed(0)
+    clients = [tosses(20, seed) for seed in range(3)]
+    test = tosses(10, test_seed)
+    problem = spodgt.Learning(nn.Linear(4, 2), nn.CrossEntropyLoss(), clients, test, 5, **options)
+    grid = {"step_size": [0.01, 0.1, 0.3, 1.0, 3.0]}
+    return sweep(grid, problem=problem, rounds=10, seeds=[0], out=folder / f"runs-{test_seed}")
+
+
+def test_the_best_cell_is_chosen_by_validation_data(folder: Path) -> None:
+    done = [swept_guesses(folder, seed, validation=0.3) for seed in (100, 101, 102)]
+    assert len({one.best()["run.step_size"].item() for one in done}) == 1
+    best, results = done[0].best(), done[0].results
+    row = results.loc[results["validation_accuracy"].idxmax()]
+    assert best["run.step_size"].item() == row["run.step_size"]
+    assert best["accuracy"].item() == row["accuracy"]
+    page = spodgt.report.write(folder / "runs-100").read_text()
+    assert "Chosen by validation accuracy, and not by the test accuracy shown." in page
+    by_loss = done[0].best("loss")
+    assert by_loss["validation_loss"].item() == results["validation_loss"].min()
+
+
+def test_a_report_says_that_the_best_cell_was_chosen_by_test_data(folder: Path) -> None:
+    done = swept_guesses(folder, 100)
+    assert done.best()["accuracy"].item() == done.results["accuracy"].max()
+    page = spodgt.report.write(folder / "runs-100").read_text()
+    assert (
+        "Chosen by the test accuracy shown, of the same runs, because the problem has no validation data."
+        in page
+    )

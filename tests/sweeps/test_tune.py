@@ -7,7 +7,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+import torch
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import spodgt
@@ -15,10 +18,12 @@ from spodgt.algorithms import describe
 from spodgt.cli import app
 from spodgt.errors import Failed, InvalidInput
 from spodgt.experiment import Experiment
-from spodgt.record.record import is_complete
-from spodgt.sweeps.tune import BUDGETS, Search, Tuned, tune_experiment
+from spodgt.record import Record
+from spodgt.record.record import Diverged, is_complete
+from spodgt.sweeps.tune import BUDGETS, Candidate, Search, Tuned, _Race, tune_experiment
 from spodgt.theory import Dynamics
 from spodgt.theory.limits import stable_steps
+from spodgt.types import Evaluation
 from tests.sweeps.test_sweep import stamps
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -127,7 +132,9 @@ def test_steps_beyond_the_first_ones_are_tried_where_they_may_be_better(tmp_path
 def test_a_method_that_always_diverges_is_a_failure() -> None:
     steep = spodgt.Quadratic.random(4, 3, seed=1)
     with pytest.raises(
-        Failed, match=r"^no method could be tuned: spod-gt\+momentum diverged with every step"
+        Failed,
+        match=r"^no method could be tuned: spod-gt\+momentum diverged within 12\.5% of the experiment with "
+        r"every step size tried there, down to 3.2e-05\.$",
     ):
         spodgt.tune(
             [spodgt.method("spod-gt", momentum=0.1)], spodgt.Quadratic(steep.H * 1e12, steep.c),
@@ -199,6 +206,7 @@ def test_the_command_shows_a_table_and_leaves_a_config(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["tune", *ARGUMENTS, *out])
     assert shown.exit_code == 0, shown.output
     assert "step size" in shown.output
+    assert "on the objective itself, which has no test data" in " ".join(shown.output.split())
     assert "k-gt" in shown.output
     told = CliRunner().invoke(app, ["tune", *ARGUMENTS, *out, "--json"])
     rows = json.loads(told.stdout)["methods"]
@@ -229,3 +237,138 @@ def test_a_figure_with_every_method_at_its_best(tmp_path: Path) -> None:
     facts = json.loads((tmp_path / "fmnist-noniid-tuned" / "sweep.json").read_text())
     assert "own step size" in facts["title"]
     assert (tmp_path / "fmnist-noniid-tuned" / "report.html").exists()
+
+
+# --- which data choose -------------------------------------------------------------------------------
+def coin_tosses(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Labels that nothing can predict."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 4, generator=draw), torch.randint(0, 2, (count,), generator=draw)
+
+
+def guesses(**options: Any) -> spodgt.Learning:
+    torch.manual_seed(0)
+    clients = [coin_tosses(15, seed) for seed in range(3)]
+    return spodgt.Learning(nn.Linear(4, 2), nn.CrossEntropyLoss(), clients, batch_size=5, **options)
+
+
+def searched(problem: spodgt.Learning, **options: Any) -> Tuned:
+    search = Search(candidates=4, seeds=1)
+    return spodgt.tune(["spod-gt"], problem, spodgt.Network.ring(3), rounds=24, search=search, **options)
+
+
+def test_test_data_do_not_change_the_choice() -> None:
+    found = [searched(guesses(test=coin_tosses(10, 100 + draw))) for draw in range(3)]
+    assert len({tuned.steps["spod-gt"] for tuned in found}) == 1
+    for tuned in found[1:]:
+        assert tuned.frame.equals(found[0].frame)
+    assert found[0].chosen_on == (
+        "20% of each client's training samples, held out during the search only: later runs train on all of "
+        "them"
+    )
+
+
+def test_validation_data_make_the_choice(tmp_path: Path) -> None:
+    """As test data they would make the same one; the runs themselves are those on all training data."""
+    held = coin_tosses(10, 100)
+    tuned = searched(guesses(test=coin_tosses(10, 7), validation=held), out=tmp_path)
+    assert tuned.metric == "accuracy"
+    assert tuned.chosen_on == "the validation data of the problem"
+    network = spodgt.Network.ring(3)
+    for row in tuned.frame[tuned.frame["budget"] == BUDGETS[-1]].to_dict("records"):
+        method = spodgt.method("spod-gt", step_size=row["step_size"])
+        run = spodgt.train(method, guesses(test=held), network, rounds=12, seeds=[1000])
+        assert row["accuracy"] == run.final()["accuracy"].item()
+    facts = json.loads((tmp_path / "tune.json").read_text())
+    assert facts["chosen_on"] == tuned.chosen_on
+    first = (tmp_path / "tuned.toml").read_text().splitlines()[0]
+    assert first == "# Step sizes chosen by accuracy on the validation data of the problem."
+
+
+def test_a_problem_without_test_data_is_tuned_on_held_out_samples() -> None:
+    tuned = searched(guesses())
+    assert not math.isnan(tuned.rows()[0]["accuracy"])
+
+
+def test_single_samples_cannot_be_held_out(tmp_path: Path) -> None:
+    problem = spodgt.Learning(nn.Linear(4, 2), nn.CrossEntropyLoss(), [coin_tosses(1, n) for n in range(3)])
+    with pytest.raises(InvalidInput, match=r"^client 0 holds 1 sample, so none can be held out to choose by"):
+        searched(problem, out=tmp_path / "t")
+    assert not (tmp_path / "t").exists()
+
+
+class Unmeasured(spodgt.Quadratic):
+    """A problem that evaluates to nothing."""
+
+    def evaluate(self, x: Tensor, rows: Any = None) -> Evaluation:
+        return Evaluation(torch.full((len(x),), math.nan), {})
+
+
+def test_models_that_are_finite_did_not_diverge() -> None:
+    base = spodgt.Quadratic.random(3, 2, seed=0)
+    message = r"spod-gt cannot be tuned: its loss is NaN although its models are finite; the problem must"
+    with pytest.raises(Failed, match=message):
+        spodgt.tune(["spod-gt"], Unmeasured(base.H, base.c), spodgt.Network.ring(3), rounds=24, search=FEW)
+
+
+# --- candidates that are lost late -------------------------------------------------------------------
+def race(steps: list[float]) -> _Race:
+    found = _Race("m", spodgt.method("spod-gt"), 8.0, Search(candidates=len(steps), seeds=1))
+    assert [one.step for one in found.trying] == steps
+    return found
+
+
+def taken(one: _Race, losses: dict[float, float]) -> list[float]:
+    """Give a race the losses of what it tries, NaN for what diverged; returns what it tries next."""
+    names = [f"step {candidate.step:g}" for candidate in one.trying]
+    values = [losses.get(candidate.step, math.nan) for candidate in one.trying]
+    frame = pd.DataFrame({"algorithm": names, "seed": 0, "round": 1, "delay": 1.0, "loss": values})
+    gone = [
+        Diverged(name, 0, 1, 0, "") for name, value in zip(names, values, strict=True) if math.isnan(value)
+    ]
+    one.take(Record(frame, pd.DataFrame(), pd.DataFrame(), {}, {}, gone), names)
+    return [candidate.step for candidate in one.trying]
+
+
+@pytest.mark.parametrize("lost_at", [1, 2])
+def test_smaller_steps_follow_where_all_were_lost(lost_at: int) -> None:
+    one = race([8.0, 4.0, 2.0, 1.0])
+    assert taken(one, {8.0: 2.0, 4.0: 1.0, 2.0: 3.0, 1.0: 4.0}) == [4.0, 8.0]
+    if lost_at == 2:
+        assert taken(one, {8.0: 2.0, 4.0: 1.0}) == [4.0]
+    smallest = 4.0
+    assert taken(one, {}) == [smallest / 2, smallest / 4]
+    assert taken(one, {}) == [smallest / 8, smallest / 16]
+    assert one.error == ""
+    taken(one, {0.5: 1.0, 0.25: 2.0})
+    if lost_at == 1:
+        taken(one, {0.5: 1.0, 0.25: 2.0})
+    assert one.best == Candidate(0.5)
+
+
+@pytest.mark.parametrize(("lost_at", "part"), [(0, "12.5%"), (1, "25%"), (2, "50%")])
+def test_a_method_that_is_lost_with_every_step_says_where(lost_at: int, part: str) -> None:
+    one = race([8.0, 4.0, 2.0, 1.0])
+    good = {8.0: 2.0, 4.0: 1.0, 2.0: 3.0, 1.0: 4.0}
+    for _ in range(lost_at):
+        taken(one, good)
+    while not one.error:
+        taken(one, {})
+    assert one.best is None
+    assert one.error.startswith(
+        f"m diverged within {part} of the experiment with every step size tried there, down"
+    )
+
+
+def test_schedules_are_shortened_with_the_budget(tmp_path: Path) -> None:
+    schedule = {"schedule": "cosine", "start": 0.1, "rounds": 80, "warmup": 16}
+    methods = [{"name": "spod-gt-memory", "step_size": schedule}]
+    tuned = tune_experiment(experiment(methods=methods), tmp_path, Search(candidates=2, seeds=1), workers=1)
+    (best,) = tuned.best.values()
+    assert (best["step_size"]["rounds"], best["step_size"]["warmup"]) == (80, 16)
+    used = set()
+    for path in (tmp_path / "cells").iterdir():
+        run = json.loads((path / "summary.json").read_text())["config"]["run"]
+        for method in run["methods"]:
+            used.add((run["rounds"], method["step_size"]["rounds"], method["step_size"]["warmup"]))
+    assert used == {(10, 10, 2), (20, 20, 4), (40, 40, 8)}

@@ -90,7 +90,7 @@ def test_vanishing_schedule_is_what_train_accepts() -> None:
     )
     assert np.isfinite(result.frame["train_loss"].iloc[-1])
     # a batch of runs draws what each run alone draws
-    alone = train(algorithm, planned, Network.ring(3), plan.participation(0.9), rounds=plan.rounds, seeds=1)
+    alone = train(algorithm, planned, Network.ring(3), plan.participation(0.9), rounds=plan.rounds, seeds=[1])
     both = result.frame[result.frame["seed"] == 1]["loss" if "loss" in alone.frame else "train_loss"]
     assert both.to_numpy() == pytest.approx(alone.frame[both.name].to_numpy(), nan_ok=True, rel=1e-5)
     assert result.frame[result.frame["seed"] == 1]["consensus_x"].to_numpy() == pytest.approx(

@@ -319,7 +319,7 @@ def test_a_diverged_method_is_told_once(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_run_that_diverges_after_it_was_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
     methods = [spodgt.method("spod-gt", step_size=8.0)]
-    options = {"methods": methods, "delay": None, "rounds": 400, "seeds": 0, "checkpoint_every": 1e9}
+    options = {"methods": methods, "delay": None, "rounds": 400, "seeds": [0], "checkpoint_every": 1e9}
     whole = run(None, **options)
     (stop,) = whole.diverged
     assert stop.finite_at > 0
@@ -679,3 +679,146 @@ def test_another_w_is_another_network(tmp_path: Path) -> None:
     other = dataclasses.replace(ring, w=ring.w * 0.5)
     with pytest.raises(InvalidInput, match="holds another run"):
         spodgt.train("dsgd", problem, other, rounds=4, out=tmp_path / "run", resume=True)
+
+
+# --- interrupted, then extended --------------------------------------------------------------------
+THREE = ["spod-gt", "spod-gt-memory", "k-gt"]
+SHORT: dict[str, dict[str, Any]] = {
+    "rounds": {"delay": None, "rounds": 40, "every": 4},
+    "delay": {"delay": 60.0, "evaluations": 6},
+}
+LONG: dict[str, dict[str, Any]] = {
+    "rounds": {"delay": None, "rounds": 72, "every": 4},
+    "delay": {"delay": 120.0, "evaluations": 6},  # the spacing of the first call stays
+}
+RARELY = OPTIONS | {"checkpoint_every": 1e9}  # only where a run is interrupted
+WHOLE: dict[str, dict[str, Any]] = {"rounds": LONG["rounds"], "delay": {"delay": 120.0, "evaluations": 12}}
+
+
+class Crash(Exception):
+    """What a kill is, without the process."""
+
+
+class CrashAt(StopAt):
+    """Ends the run without a word to it: nothing is saved but what the last checkpoint holds."""
+
+    def __call__(self, now: Progress) -> None:
+        if now.algorithm == self.method and now.k >= self.k:
+            raise Crash
+
+
+@pytest.fixture(scope="module", params=["rounds", "delay"])
+def extended(request: pytest.FixtureRequest) -> tuple[str, spodgt.Result]:
+    """The kind of the limit, and the unbroken run until the later one."""
+    return request.param, run(None, methods=THREE, **WHOLE[request.param])
+
+
+def rounds_of(whole: spodgt.Result, method: str) -> int:
+    """The rounds of the longest run of a method."""
+    return int(whole.frame.loc[whole.frame["algorithm"] == method, "round"].max())
+
+
+def assert_unbroken(out: Path, result: spodgt.Result, whole: spodgt.Result) -> None:
+    """Rows, counts, models, and the clients' last evaluations are those of the unbroken run."""
+    assert result.complete
+    keys = ["algorithm", "seed", "round"]
+    extra = result.frame.merge(whole.frame[keys], how="left", indicator=True)["_merge"] == "left_only"
+    ends = result.frame[extra].groupby(keys[:2]).size()
+    assert (ends <= 1).all(), "at most the row at the old end of each run is more"
+    rows = result.frame[~extra].reset_index(drop=True)
+    pd.testing.assert_frame_equal(rows[whole.frame.columns], whole.frame, check_exact=True)
+    pd.testing.assert_frame_equal(result.participation, whole.participation, check_exact=True)
+    pd.testing.assert_frame_equal(
+        result.clients.sort_values([*keys[:2], "client"], ignore_index=True),
+        whole.clients.sort_values([*keys[:2], "client"], ignore_index=True),
+        check_exact=True,
+    )
+    assert result.models.keys() == whole.models.keys()
+    for key, models in whole.models.items():
+        assert torch.equal(result.models[key], models), key
+    assert json.loads((out / "summary.json").read_text())["complete"]
+
+
+@pytest.mark.parametrize("method", THREE)
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.8])
+def test_an_interrupted_run_that_is_extended_is_an_unbroken_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extended: Any, method: str, share: float
+) -> None:
+    """Wherever the interrupted method is in the list; by delay, some of its seeds had ended by then."""
+    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    kind, whole = extended
+    out = tmp_path / "run"
+    k = share * rounds_of(whole, method) * (0.5 if kind == "delay" else 40 / 72)
+    part = run(out, methods=THREE, progress=StopAt(method, int(k)), **RARELY | SHORT[kind])
+    assert not part.complete
+    result = run(out, methods=THREE, resume=True, **RARELY | LONG[kind])
+    assert_unbroken(out, result, whole)
+
+
+@pytest.mark.parametrize("first", THREE)
+@pytest.mark.parametrize("second", THREE)
+def test_a_crash_during_the_extension_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extended: Any, first: str, second: str
+) -> None:
+    """Interrupted in one method, extended, killed in another or in the same, and extended once more."""
+    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    kind, whole = extended
+    out = tmp_path / "run"
+    stop = StopAt(first, rounds_of(whole, first) // 4)
+    assert not run(out, methods=THREE, progress=stop, **RARELY | SHORT[kind]).complete
+    crash = CrashAt(second, int(0.8 * rounds_of(whole, second)))
+    with pytest.raises(Crash):
+        run(out, methods=THREE, resume=True, progress=crash, **OPTIONS | LONG[kind])
+    result = run(out, methods=THREE, resume=True, **RARELY | LONG[kind])
+    assert_unbroken(out, result, whole)
+
+
+def test_an_extension_of_a_run_that_stopped_between_two_methods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extended: Any
+) -> None:
+    kind, whole = extended
+    out = tmp_path / "run"
+
+    def finish_one(self: Any, *args: Any) -> None:
+        finish(self, *args)
+        raise KeyboardInterrupt
+
+    from spodgt.training.executor import Executor
+
+    finish = Executor.finish
+    with monkeypatch.context() as patch:
+        patch.setattr(Executor, "finish", finish_one)
+        part = run(out, methods=THREE, **RARELY | SHORT[kind])
+    assert not part.complete
+    assert list(part.participation["algorithm"].unique()) == ["spod-gt"]
+    result = run(out, methods=THREE, resume=True, **RARELY | LONG[kind])
+    assert_unbroken(out, result, whole)
+
+
+def test_an_interrupted_method_runs_first_and_only_it_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state of an interrupted method is never given to the one that comes first in the list."""
+    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    options = OPTIONS | SHORT["rounds"] | {"methods": THREE, "checkpoint_every": 1e9}
+    run(tmp_path / "run", progress=StopAt("spod-gt-memory", 21), **options)
+    seen: list[tuple[str, int]] = []
+    later = options | LONG["rounds"]
+    run(tmp_path / "run", resume=True, progress=lambda now: seen.append((now.algorithm, now.k)), **later)
+    begins = dict(reversed(seen))
+    assert list(dict.fromkeys(label for label, _ in seen)) == ["spod-gt-memory", "spod-gt", "k-gt"]
+    assert begins["spod-gt-memory"] >= 21
+    assert begins["spod-gt"] == 40
+    assert begins["k-gt"] == 0
+
+
+def test_virtual_time_interrupted_and_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    time = spodgt.Time(compute=0.01, latency=0.02)
+    common: dict[str, Any] = {"methods": THREE, "delay": None, "rounds": None, "time": time, "every": 10}
+    whole = run(None, seconds=3.0, **RARELY | common)
+    out = tmp_path / "run"
+    ticks = int(whole.frame["round"].max()) // 4
+    stop = StopAt("spod-gt-memory", ticks)
+    assert not run(out, seconds=1.5, progress=stop, **RARELY | common).complete
+    assert_unbroken(out, run(out, seconds=3.0, resume=True, **RARELY | common), whole)

@@ -81,9 +81,50 @@ def test_looks_are_spread_over_rounds_or_delay() -> None:
         assert last in frame["round"].to_numpy()
 
 
-@pytest.mark.parametrize("seeds", [3, [3], range(3, 4), np.arange(3, 4), np.int64(3), (np.uint8(3),)])
+@pytest.mark.parametrize("seeds", [[3], range(3, 4), np.arange(3, 4), (np.uint8(3),)])
 def test_seeds_in_every_form(seeds: Any) -> None:
-    assert run(seeds=seeds).frame.equals(run(seeds=3).frame)
+    frame = run(seeds=seeds).frame
+    assert set(frame["seed"]) == {3}
+    assert frame.equals(run(seeds=[3]).frame)
+
+
+@pytest.mark.parametrize("count", [3, np.int64(3)])
+def test_an_integer_is_the_number_of_seeds(count: Any) -> None:
+    sentence = (
+        r"^seeds=3 now means three seeds 0, 1, 2; it used to mean seed number 3; "
+        r"write seeds=\[3\] for that one, seeds=range\(3\) for no warning\.$"
+    )
+    with pytest.warns(FutureWarning, match=sentence) as caught:
+        result = run(seeds=count)
+    assert [Path(warning.filename) for warning in caught] == [Path(__file__)]
+    assert result.frame.equals(run(seeds=range(3)).frame)
+
+
+def test_an_integer_is_the_number_of_seeds_in_train_sweep_and_tune(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"rounds": 4, "seeds": 2}
+    world = (PROBLEM, NETWORK, SOME)
+    search = spodgt.Search(candidates=2, seeds=1)
+    sentence = r"^seeds=2 now means two seeds 0, 1; it used to mean seed number 2;"
+    with pytest.warns(FutureWarning, match=sentence) as of_train:
+        trained = spodgt.train("spod-gt", *world, **options)
+    with pytest.warns(FutureWarning, match=sentence) as of_sweep:
+        swept = spodgt.sweep(["spod-gt"], *world, grid={"step_size": [0.1]}, out=tmp_path, **options)
+    with pytest.warns(FutureWarning, match=sentence) as of_tune:
+        tuned = spodgt.tune(["spod-gt"], *world, search=search, **options)
+    caught = [*of_train, *of_sweep, *of_tune]
+    assert [Path(warning.filename) for warning in caught] == [Path(__file__)] * 3
+    assert set(trained.frame["seed"]) == set(swept.results["seed"]) == {0, 1}
+    assert tuned.experiment.run.seed_list == [0, 1]
+
+
+def test_seed_zero_is_the_default_and_does_not_warn() -> None:
+    assert set(run().frame["seed"]) == {0}
+
+
+@pytest.mark.parametrize("count", [True, False, 0, -3])
+def test_a_number_of_seeds_below_one_is_refused(count: int) -> None:
+    with pytest.raises(InvalidInput, match=rf"^seeds must be how many \(at least 1\).*got {count};"):
+        run(seeds=count)
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
@@ -187,7 +228,7 @@ def test_one_run_of_a_batch_diverges_and_the_others_go_on(tmp_path: Path) -> Non
     ends = result.final().set_index("seed")["round"]
     assert ends[0] == ends[2] == 300
     assert ends[1] < 300
-    alone = spodgt.train("spod-gt", problem, NETWORK, SOME, rounds=300, seeds=2).frame
+    alone = spodgt.train("spod-gt", problem, NETWORK, SOME, rounds=300, seeds=[2]).frame
     kept = result.frame[result.frame["seed"] == 2].reset_index(drop=True)
     np.testing.assert_allclose(kept["loss"], alone["loss"], rtol=1e-5)
     result.plot(tmp_path / "loss.png", "loss")

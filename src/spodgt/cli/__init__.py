@@ -12,13 +12,14 @@ import io
 import os
 import sys
 import time
+import warnings
 from typing import Any
 
 import typer
 
-from spodgt.cli import compare, data, experiments, export, lookup, peer, project, theory  # noqa: F401  (importing them adds their commands)
+from spodgt.cli import compare, data, doctor, experiments, export, lookup, peer, project, theory  # noqa: F401  (importing them adds their commands)
 from spodgt.cli.app import app
-from spodgt.errors import InvalidInput, SpodgtError
+from spodgt.errors import InvalidInput, SpodgtError, UnusedDataWarning
 
 __all__ = ["app", "main"]
 
@@ -35,6 +36,7 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     atexit.register(gc.freeze)  # at the end of the process nobody needs anything collected
     _prepare_output()
+    warnings.formatwarning = _format_warning
     try:
         code = app(prog_name="spodgt", standalone_mode=False)
         sys.stdout.flush()
@@ -101,6 +103,18 @@ def _given(error: Any) -> str:
             if word.startswith(f"{option}="):
                 return f", got {word.partition('=')[2]!r}"
     return ""
+
+
+_format_with_source = warnings.formatwarning
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning about the user's input in one sentence, others with their line of source."""
+    if issubclass(category, UnusedDataWarning):
+        return f"spodgt: warning: {message}\n"
+    return _format_with_source(message, category, filename, lineno, line)
 
 
 def _say(text: str) -> None:

@@ -81,6 +81,7 @@ class Changes:
     seconds: Annotated[str | None, unchecked("Stop after this much virtual time.")] = None
     labels_per_client: Annotated[str | None, unchecked("Classes each client holds; 10 is IID.")] = None
     device: Annotated[str | None, unchecked("cpu, cuda or cuda:1.", "DEVICE")] = None
+    engine: Annotated[str | None, unchecked("auto, or plain: no compiled loops.", "NAME")] = None
     problem: Annotated[str | None, unchecked("Your own: problem.py:FUNCTION.", "CODE")] = None
     assign: SetOption = None
 
@@ -105,6 +106,8 @@ class Changes:
             changes |= {"problem.kind": "python", "problem.build": self.problem}
         if self.device is not None:
             changes["run.device"] = self.device
+        if self.engine is not None:
+            changes["run.engine"] = self.engine
         for pair in self.assign or []:
             key, equals, text = pair.partition("=")
             if not equals:

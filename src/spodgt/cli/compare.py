@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -81,7 +85,7 @@ def carry_out(experiment: Experiment, name: str, keeping: Keeping) -> None:
         whole = Console(width=max(console.width, 72))  # a narrower terminal folds lines, and loses nothing
         whole.print(results_table(result))
         console.print(f"Results, pictures and report.html: {folder}", soft_wrap=True, highlight=False)
-    for each in result.diverged:
+    for each in (*result.diverged, *result.stalled):
         print(f"spodgt: warning: {each}", file=sys.stderr)
     if not result.complete:
         print(f"spodgt: stopped early; go on with --out {folder} --resume.", file=sys.stderr)
@@ -91,18 +95,29 @@ def carry_out(experiment: Experiment, name: str, keeping: Keeping) -> None:
 def _run(experiment: Experiment, folder: Path, keeping: Keeping, console: Console, main: bool) -> Result:
     """Run the experiment under a progress bar, if this process shows one."""
     from spodgt import figures, training
-    from spodgt.compiled import announced
+    from spodgt.engine import announce_compilation
     from spodgt.experiment import value_of
     from spodgt.record.folder import CHECKPOINT
-    from spodgt.training.display import Display
+    from spodgt.training.display import COMPILING, Display
     from spodgt.training.loggers import TensorBoard
 
+    if keeping.resume and main and not (folder / "config.toml").exists():
+        raise InvalidInput(
+            f"--resume found no run in --out {folder}; check the folder, or drop --resume to start a new run."
+        )
     if keeping.resume and main and not (folder / CHECKPOINT).exists():
         print(f"spodgt: no checkpoint in {folder} yet; beginning at round 0.", file=sys.stderr)
     display = Display(console) if main and not keeping.as_json else None
     figures.prepare()
     callbacks = [TensorBoard(folder / "tensorboard")] if keeping.tensorboard and main else []
-    with no_divergence_warnings(), display or nullcontext(), announced(_compiling if main else lambda: None):
+
+    def announce() -> None:
+        if display:
+            display.announce_compilation()
+        elif main:
+            print(COMPILING, file=sys.stderr)
+
+    with no_divergence_warnings(), display or nullcontext(), announce_compilation(announce):
         return training.run(
             experiment,
             out=folder,
@@ -127,15 +142,15 @@ def _fill(experiment: Experiment, result: Result, folder: Path) -> None:
     report.write(folder)
 
 
-def _compiling() -> None:
-    print("spodgt: compiling for this machine, once; takes some ten seconds.", file=sys.stderr)
-
-
 def free_folder(parent: Path, name: str, resume: bool) -> Path:
     """The next free folder; the last one there is, to resume."""
+    from spodgt.record.folder import RUN, other_kind
+
     names = (parent / (name if n == 1 else f"{name}-{n}") for n in range(1, 10**6))
     last = None
     for folder in names:
+        if other_kind(folder, RUN) is not None:
+            continue
         if not (folder / "config.toml").exists():
             if resume and last is None:
                 raise InvalidInput(f"--resume found no run in {folder}; give its folder with --out.")
@@ -145,33 +160,72 @@ def free_folder(parent: Path, name: str, resume: bool) -> Path:
 
 
 def results_table(result: Record) -> Table:
-    """The end of a comparison, best first; 80 columns hold it."""
-    known = result.judged == "accuracy"
-    caption = "accuracy: mean over clients, of the average model, of the worst client"
-    table = plain_table(caption=caption if known else None)
+    """The end of a comparison, best first; 80 columns hold it. All numbers are means over seeds."""
+    rows = result.summary()
+    has_accuracy = result.judged == "accuracy"
+    rows = rows.sort_values("accuracy" if has_accuracy else "loss", ascending=not has_accuracy)
+    seeds = int(rows["seeds"].max()) if len(rows) else 0
+    quality: dict[str, Callable[[dict[Hashable, Any]], str]] = {}
+    if has_accuracy:
+        quality["mean"] = lambda row: f"{row['accuracy']:.3f}"
+        quality["± σ"] = lambda row: f"{row['accuracy_std']:.3f}" if row["seeds"] > 1 else ""
+        quality["average"] = lambda row: f"{row['accuracy_average']:.3f}"
+        quality["worst"] = lambda row: f"{row['accuracy_worst']:.3f}"
+    else:
+        more = [name for name in result.scores if name in rows][:1]  # such as perplexity; one fits
+        for name in ("loss", *more):
+            quality[name] = partial(_value, name)
+    time = "seconds" if "seconds" in rows else "delay"
+    costs = {"rounds": "rounds", time: time, "grads": "gradients", "msgs": "messages"}
+    for name in ("bytes", "joules"):
+        if name in rows:
+            costs[name] = name
+
+    table = plain_table(caption="\n".join(_caption(result, has_accuracy, seeds)))
+    table.padding = 0  # one space between columns
     table.add_column("method", overflow="fold")
-    rows = result.summary().sort_values("accuracy" if known else "loss", ascending=not known)
-    more = [name for name in result.scores if name in rows][:1]  # such as perplexity; one fits
-    quality = ("mean", "± σ", "average", "worst") if known else ("loss", *more)
-    for heading in (*quality, "rounds", "gradients", "messages"):
+    for heading in (*quality, *costs):
         table.add_column(heading, justify="right", no_wrap=True)
-    counts = result.participation.groupby("algorithm")[["gradients", "messages"]].sum().to_dict("index")
     diverged = {each.algorithm for each in result.diverged}
     for row in rows.to_dict("records"):
-        cells = [f"{row[name]:.4g}" for name in ("loss", *more)]
-        if known:
-            spread = f"{row['accuracy_std']:.3f}" if row["seeds"] > 1 else ""
-            cells = [f"{row[key]:.3f}" for key in ("accuracy", "accuracy_average", "accuracy_worst")]
-            cells.insert(1, spread)
-        work = [short(count) for count in counts.get(row["name"], {}).values()] or ["–", "–"]
-        name = f"{row['name']} (diverged)" if row["name"] in diverged else row["name"]
-        table.add_row(name, *cells, f"{row['rounds']:,.0f}", *work)
+        label = f"{row['name']} (diverged)" if row["name"] in diverged else str(row["name"])
+        cells = [show(row) for show in quality.values()]
+        spent = [_cost(name, row[name]) for name in costs.values()]
+        table.add_row(folded(label), *cells, *spent)
     return table
 
 
-def short(count: int) -> str:
-    """At most seven characters: 999,999, 12.3M, 4.5G."""
-    for unit, size in (("G", 10**9), ("M", 10**6)):
-        if count >= size:
-            return f"{count / size:.1f}{unit}"
-    return f"{count:,}"
+def _caption(result: Record, has_accuracy: bool, seeds: int) -> list[str]:
+    """What the columns are, and what a reader should know of the methods."""
+    lines = []
+    if has_accuracy:
+        lines.append("accuracy: mean over clients, of the average model, of the worst client")
+    over = f"means of {seeds} seeds; " if seeds > 1 else ""
+    lines.append(f"{over}grads, msgs (gradients, messages) and bytes are of all clients")
+    return lines + result.notes()
+
+
+def _value(name: str, row: dict[Hashable, Any]) -> str:
+    return f"{row[name]:.4g}"
+
+
+def _cost(name: str, value: float) -> str:
+    from spodgt.record.record import short_bytes, short_count
+
+    if not math.isfinite(value):
+        return "–"
+    if name == "bytes":
+        return short_bytes(value)
+    if name in ("seconds", "joules"):
+        return f"{value:.4g}"
+    return short_count(value) if name in ("gradients", "messages") else f"{value:,.0f}"
+
+
+def folded(label: str, width: int = 18) -> str:
+    """A method's label in lines of at most `width` letters, broken before a layer or between words."""
+    lines = [""]
+    for part in re.findall(r"\+?[^+ ]+ ?", label):
+        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)

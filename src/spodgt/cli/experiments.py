@@ -125,7 +125,10 @@ def sweep(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for results; finished cells in it are kept. [dim]default: runs/FILE[/]"),
+        typer.Option(
+            help="Folder for results; finished cells in it are kept. "
+            "[dim]default: runs/FILE, numbered if another result is there[/]"
+        ),
     ] = None,
     as_json: JsonOption = False,
     *,
@@ -137,9 +140,38 @@ def sweep(
         from spodgt.sweeps import grid
 
     options = working.options()
+    _check_grid(file)
     spec = grid.read(file).override(changes.keys())
-    folder = out or Path("runs") / spec.name
+    folder = out or _sweep_folder(spec.name)
     _finish({folder: _run(spec, folder, None, as_json, **options)}, as_json)
+
+
+def _check_grid(file: Path) -> None:
+    """Refuse a config without a grid, which `spodgt run` runs; a figure of a single cell is mentioned."""
+    from spodgt.experiment import read_toml
+    from spodgt.sweeps.grid import has_grid, is_plain
+
+    tables = read_toml(file)
+    if has_grid(tables):
+        return
+    if is_plain(tables):
+        raise InvalidInput(
+            f"{file} has no keys in [sweep], so there is nothing to sweep; add one such as "
+            f'"network.radius" = [0.3, 0.4], or use spodgt run {file}.'
+        )
+    print(f"spodgt: {file} has no [sweep]: one cell is run.", file=sys.stderr)
+
+
+def _sweep_folder(name: str) -> Path:
+    """runs/NAME, or the first of runs/NAME-2, … that holds no other kind of result and no run that began."""
+    from spodgt.record.folder import SWEEP, other_kind
+
+    folder = Path("runs") / name
+    number = 2
+    while other_kind(folder, SWEEP) is not None or (folder / "config.toml").exists():
+        folder = Path("runs") / f"{name}-{number}"
+        number += 1
+    return folder
 
 
 @dataclass(frozen=True)
@@ -184,8 +216,7 @@ def tune(
     folder = out or Path("runs") / "tune"
     found = _tune(experiment_of(config, changes.keys()), folder, trying.search(), working, as_json)
     if as_json:
-        facts = {"metric": found.metric, "methods": found.rows(), "failures": found.failures}
-        print(json.dumps(facts | {"out": str(folder)}, indent=2))
+        print(json.dumps(found.as_dict() | {"out": str(folder)}, indent=2))
     else:
         console = Console()
         console.print(_choices(found))
@@ -205,7 +236,10 @@ def at_best(spec: Spec, folder: Path, working: Working, quiet: bool) -> Spec:
     found = _tune(spec.experiment, there, Search(), working, quiet)
     if found.failures:
         raise Failed(next(iter(found.failures.values())))
-    words = f"{spec.title or spec.name}, each method at its own step size"
+    words = (
+        f"{spec.title or spec.name}, each method at its own step size, chosen by {found.metric} on "
+        f"{found.chosen_on}"
+    )
     methods = spec.override({"run.methods": list(found.best.values())})
     return replace(methods, name=f"{spec.name}-tuned", title=words)
 
@@ -235,7 +269,10 @@ def _choices(found: Tuned) -> Table:
 
     rows = found.rows()
     headings = [key for key in rows[0] if key not in ("method", "sigma")]
-    text = f"{found.metric}: after {BUDGETS[-1]:.0%} of a run; stable below: theory's limit for one draw"
+    text = (
+        f"{found.metric}: after {BUDGETS[-1]:.0%} of a run, on {found.chosen_on}\n"
+        "stable below: theory's limit for one draw"
+    )
     table = plain_table(caption=text)
     for heading in ("method", *headings):
         justify: Literal["left", "right"] = "left" if heading == "method" else "right"

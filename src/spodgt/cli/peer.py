@@ -33,6 +33,7 @@ _PEER_DEFAULTS = {
     "network.clients": 5,
     "participation.kind": "always",
 }
+_LIMITS = "Limit clients and links to the probabilities of \\[participation]. [dim]default: no limits[/]"
 _COMPUTE = "What a device can do: 'p0={kind = \"budget\", share = 0.25}'; repeatable."
 _ADDRESSES = "host:port of each client, or none, comma-separated. [dim]default: free ports on loopback[/]"
 _RATE = "Upper limit of a client's local rounds; 0: none."
@@ -49,6 +50,7 @@ class Clients:
     addresses: Annotated[str | None, _ADDRESSES] = None
     names: Annotated[str | None, "Names of the clients, comma-separated."] = None
     compute: Annotated[list[str] | None, _COMPUTE] = None
+    limits_from_config: Annotated[bool, typer.Option("--limits-from-config", help=_LIMITS)] = False
     problem: Annotated[str | None, _PROBLEM] = None
     divided_into: Annotated[int | None, "Parts of the data; more than clients if some join later."] = None
     rounds_per_second: Annotated[float, _RATE] = 0.0
@@ -104,7 +106,12 @@ def peer_init(
     with _peer_extra():
         from spodgt.peer.folders import create
         from spodgt.peer.options import Deployment
+        from spodgt.peer.work import limits
 
+    for text in assign or []:
+        if text.startswith("participation.") and not made.limits_from_config:
+            why = "participation is simulated, real clients compute and send as often as they can"
+            raise InvalidInput(f"--set {text} has no effect: {why}; add --limits-from-config to limit them.")
     parts = {"names": _list(made.names), "addresses": _list(made.addresses)}
     named = next((len(each) for each in parts.values() if each), None)
     count = clients if clients is not None or config else named
@@ -117,10 +124,18 @@ def peer_init(
     deployment = Deployment(**{**options, **parts, "compute": _devices(made.compute or [])})
     manifest = create(run, experiment_of(config, changes), deployment)
     if as_json:
-        print(json.dumps({"run": manifest.run, "clients": manifest.names, "folder": str(run)}, indent=2))
+        body = {
+            "run": manifest.run,
+            "clients": manifest.names,
+            "limits": limits(manifest),
+            "folder": str(run),
+        }
+        print(json.dumps(body, indent=2))
         return
     size = f"{len(manifest.clients)} clients, {len(manifest.links)} links, {manifest.parameters:,} parameters"
     print(f"run {manifest.run}: {size} in {run}")
+    for sentence in limits(manifest) or ["no limits: every client computes and sends as often as it can"]:
+        print(sentence)
     print(f"next: spodgt peer issue {manifest.names[0]} --run {run}")
 
 
@@ -150,7 +165,7 @@ def peer_start(
     running: Running,
 ) -> None:
     """Run one client until it is stopped; started again, it continues."""
-    from spodgt.compiled import without_loops
+    from spodgt.engine import disable_loops
 
     with _peer_extra():
         from spodgt.peer.display import JsonLines, panel, serve_metrics
@@ -171,7 +186,7 @@ def peer_start(
     logging.basicConfig(level=level, handlers=[lines])
     os.umask(0o077)  # what a client writes is for its owner
     if not options.compiled:
-        without_loops()
+        disable_loops()
     peer = Peer(folder, name, options)
     status, journal = peer.reporter.status, peer.journal
     if metrics_port is not None:

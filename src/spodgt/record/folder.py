@@ -38,6 +38,34 @@ _FORMAT = 4
 _TENSORS, _NOTES = "tensors.safetensors", "notes.json"
 
 
+# Files that only one kind of result has, by what messages call it. No TOML: users write these, too.
+RUN = "a run"
+SWEEP = "a sweep"
+SEARCH = "a search for step sizes"
+_FILES = {
+    RUN: (CHECKPOINT, "summary.json"),
+    SWEEP: ("sweep.json",),
+    SEARCH: ("tune.json",),
+}
+
+
+def other_kind(folder: Path, kind: str) -> str | None:
+    """The kind of result that a folder holds, if it is another than `kind`."""
+    for name, files in _FILES.items():
+        if name != kind and any(os.path.exists(folder / file) for file in files):  # False for odd names
+            return name
+    return None
+
+
+def refuse_other_kind(folder: Path, kind: str) -> None:
+    """Refuse a folder that holds another kind of result than `kind`."""
+    held = other_kind(folder, kind)
+    if held is not None:
+        raise InvalidInput(
+            f"out={str(folder)!r} holds {held}, and {kind} would overwrite its files; use another folder."
+        )
+
+
 def _beside(name: str) -> str:
     """The name under which a file is written before it takes its place."""
     return f".{name}.part"
@@ -170,6 +198,7 @@ class RunFolder:
             reason = error.strerror or error
             shown = f"out={str(self.path)[:60]!r}"
             raise InvalidInput(f"{shown} cannot be used: {reason}; choose another folder.") from None
+        refuse_other_kind(self.path, RUN)
         if there and not resume:
             raise InvalidInput(
                 f"{name} already holds a run; go on with it by --resume, or use another folder."

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from spodgt.errors import InvalidInput
-from spodgt.kernels.sums import imbalance, mean, spread
 from spodgt.runtimes.world import RunState
+from spodgt.tensors import imbalance, mean, spread
 from spodgt.types import Better, Evaluation, HasOptimum, Problem
 
 Evaluations = Sequence[Evaluation]
@@ -154,7 +154,9 @@ def declare(scores: Mapping[str, Better]) -> None:
     """Add the metrics of a problem to the table, each with whether higher or lower is better."""
     for name, better in scores.items():
         if name not in METRICS or METRICS[name].better != better:
-            METRICS.update({row.name: row for row in _scores(name, f"test {name}", better)})
+            is_validation = name.startswith("validation_")
+            label = name.replace("_", " ") if is_validation else f"test {name}"
+            METRICS.update({row.name: row for row in _scores(name, label, better)})
 
 
 # --- the table --------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from spodgt.errors import InvalidInput
-from spodgt.kernels.sums import mean
 from spodgt.record.folder import slug, write
+from spodgt.tensors import mean
 from spodgt.types import HasModel
 
 FOLDER = "models"

@@ -7,9 +7,12 @@ A run folder holds `metrics.parquet`, `participation.parquet`, `networks.parquet
 from __future__ import annotations
 
 import json
+import math
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
+from html import escape
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +26,7 @@ from spodgt.network import Named, Network
 from spodgt.record import statistics
 from spodgt.record.folder import parquet, plain, write
 from spodgt.record.metrics import METRICS, declare
+from spodgt.record.stalled import Stalled, find_stalled
 from spodgt.types import Availability, Better, Floats, Ints
 
 if TYPE_CHECKING:
@@ -110,7 +114,12 @@ class Record:
         prediction: What the theory predicts for this run, if somebody asked: {"lines": [{method, seeds,
             rounds, measured, predicted, floor, rate}]}.
         scores: The problem's own metrics (accuracy, a user's), and whether higher or lower is better.
-        clients: One row per method, seed and client: what it holds, loss and metrics of its last model.
+        clients: One row per method, seed and client: what it holds, loss and metrics of its last model; its
+            name in client_name where clients have names, its weight in the objective where it is not equal.
+        traits: Method → what tables say of it: {"local_steps": [K of each seed], "waits": True}; a method
+            without either is left out.
+        objective: What all methods minimise, in words.
+        engine: What the rounds were computed by, see `spodgt.engine`; empty where it is not known.
     """
 
     frame: pd.DataFrame
@@ -124,11 +133,19 @@ class Record:
     prediction: dict[str, Any] | None = None
     scores: dict[str, Better] = field(default_factory=dict)
     clients: pd.DataFrame = field(default_factory=no_clients)
+    traits: dict[str, dict[str, Any]] = field(default_factory=dict)
+    objective: str = ""
+    engine: str = ""
 
     @property
     def algorithms(self) -> list[str]:
         """The methods' labels, in the order of the run."""
         return statistics.methods(self.frame)
+
+    @property
+    def stalled(self) -> list[Stalled]:
+        """The runs whose models did not move in their last rounds, although they have not converged."""
+        return find_stalled(self.frame, scheduled="schedule" in json.dumps(plain(self.config.get("run", {}))))
 
     @property
     def judged(self) -> str:
@@ -188,33 +205,82 @@ class Record:
         return last
 
     def summary(self) -> pd.DataFrame:
-        """One row per algorithm: metrics (mean over seeds; sigma of the first), delay, rounds, seeds.
+        """One row per algorithm: metrics (mean over seeds; sigma of the first), costs, seeds.
 
+        The costs are means per seed: delay, in virtual time also seconds (and joules), rounds, gradients
+        and messages of all clients, bytes. Gradients and messages of a method that has not finished are NaN.
         `diverged` counts the seeds that left the finite numbers; there is no mean where one did.
         """
         last = statistics.final(self.frame)
         # Of the whole frame: a metric that all runs have lost at the end is shown as lost, not left out.
         first, *others = [name for name in statistics.known(self.frame) if METRICS[name].column] or ["loss"]
-        table = statistics.summary(last, [first, *others, "delay", "round"]).reset_index()
+        measured = [name for name in ("seconds", "joules", "bytes") if _has_values(last, name)]
+        table = statistics.summary(last, [first, *others, "delay", "round", *measured]).reset_index()
+        for name in ("gradients", "messages"):
+            table[name] = table["algorithm"].map(self._per_seed(name))
         gone = [each.algorithm for each in self.diverged]
         table["diverged"] = [gone.count(name) for name in table["algorithm"]]
-        columns = ["algorithm", first, f"{first}_std", *others, "delay", "round", "seeds", "diverged"]
+        time = [name for name in measured if name != "bytes"]
+        traffic = [name for name in measured if name == "bytes"]
+        columns = ["algorithm", first, f"{first}_std", *others, "delay", *time, "round"]
+        columns += ["gradients", "messages", *traffic, "seeds", "diverged"]
         return table[columns].rename(columns={"algorithm": "name", "round": "rounds"})
 
+    def _per_seed(self, column: str) -> dict[str, float]:
+        """Method → the sum of a column of the table of participation, mean over seeds."""
+        if column not in self.participation:
+            return {}
+        sums = self.participation.groupby("algorithm")[column].sum()
+        seeds = self.frame.groupby("algorithm")["seed"].nunique()
+        return {str(method): float(count) / int(seeds.get(method, 1)) for method, count in sums.items()}
+
+    def notes(self) -> list[str]:
+        """Sentences below a table of results: what is evaluated, and what a round costs."""
+        sentences = []
+        local = {method: facts["local_steps"] for method, facts in self._known_traits("local_steps")}
+        if local:
+            named = ", ".join(f"{method} (K = {_spread(steps)})" for method, steps in local.items())
+            sentences.append(f"With local steps, evaluated after the last exchange: {named}.")
+        waiting = [method for method, _ in self._known_traits("waits")]
+        others = [method for method in self.algorithms if method not in waiting]
+        by_rounds = self.budget is None and "seconds" not in self.frame
+        if waiting and others and by_rounds:
+            delay = statistics.final(self.frame).groupby("algorithm")["delay"].mean()
+            slower = [method for method in waiting if delay[method] > delay[others].max()]
+            if slower:
+                sentences.append(
+                    f"Compared by rounds, but a round of {' and of '.join(slower)} waits for idle clients or "
+                    "links and takes longer (column delay); give a delay to compare at equal delay."
+                )
+        return sentences
+
+    def _known_traits(self, key: str) -> list[tuple[str, dict[str, Any]]]:
+        """The methods of the result that have a trait."""
+        found = [(method, self.traits.get(method, {})) for method in self.algorithms]
+        return [(method, facts) for method, facts in found if facts.get(key)]
+
     def __repr__(self) -> str:
-        """The summary in short: metrics of the last models, best first."""
-        table = self.summary().drop(columns="delay")
-        if not self.diverged:
-            table = table.drop(columns="diverged")
-        table = table.sort_values(self.judged, ascending=statistics.better(self.judged) < 0)
-        table = table.rename(columns={f"{self.judged}_std": "± σ", f"{self.judged}_average": "average"})
-        table = table.rename(columns={f"{self.judged}_worst": "worst"})
-        table["rounds"] = [f"{rounds:.0f}" for rounds in table["rounds"]]
-        return table.to_string(index=False, float_format=lambda value: f"{value:.4g}")
+        """The summary in short, in 80 columns: metrics of the last models, best first, and costs per seed."""
+        import pandas as pd
+
+        judged = self.judged
+        summary = self.summary().sort_values(judged, ascending=statistics.better(judged) < 0)
+        hidden = ["gradients", "messages", "diverged"]
+        hidden += ["loss"] if judged != "loss" else []
+        hidden += ["delay"] if "seconds" in summary else []
+        headings = {f"{judged}_std": "± σ", f"{judged}_average": "average", f"{judged}_worst": "worst"}
+        table = {}
+        for name in summary.columns.drop(hidden, errors="ignore"):
+            table[headings.get(name, name)] = [_cell(name, value) for value in summary[name]]
+        lines = [pd.DataFrame(table, dtype=str).to_string(index=False)]
+        for row in summary[summary["diverged"] > 0].to_dict("records"):
+            lines.append(f"{row['name']} diverged in {row['diverged']} of {row['seeds']} seeds.")
+        return "\n".join(lines + self.notes())
 
     def _repr_html_(self) -> str:
         """The summary, as a notebook shows it."""
-        return str(self.summary().to_html(index=False))
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes())
+        return str(self.summary().to_html(index=False)) + notes
 
     def as_dict(self) -> dict[str, Any]:
         """Everything but the tables, as `summary.json` holds it."""
@@ -222,10 +288,14 @@ class Record:
             "algorithms": json.loads(self.summary().to_json(orient="records")),
             "complete": self.complete,
             "diverged": [asdict(each) for each in self.diverged],
+            "stalled": [asdict(each) for each in self.stalled],
             "config": plain(self.config),
             "versions": self.versions,
+            "engine": self.engine,
             "seconds": self.seconds,
             "scores": self.scores,
+            "traits": self.traits,
+            "objective": self.objective,
             "metrics": {
                 name: {key: getattr(metric, key) for key in ("label", "unit", "better", "log")}
                 for name, metric in METRICS.items()
@@ -275,10 +345,64 @@ class Record:
                 seconds=facts["seconds"],
                 prediction=facts.get("prediction"),
                 scores=scores,
+                traits=dict(facts.get("traits", {})),
+                objective=str(facts.get("objective", "")),
+                engine=str(facts.get("engine", "")),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise InvalidInput(f"{folder} is not a whole run directory ({reason}); run it again.") from None
+
+
+def _has_values(table: pd.DataFrame, column: str) -> bool:
+    """Whether a table has a column with something in it: bytes of methods without messages are no costs."""
+    return column in table and bool((table[column].fillna(0) != 0).any())
+
+
+def _cell(column: str, value: float | str) -> str:
+    """A value of the summary as `print(result)` shows it."""
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    if column == "bytes":
+        return short_bytes(float(value))
+    if column in ("delay", "rounds"):
+        return f"{float(value):,.0f}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _spread(values: Sequence[int]) -> str:
+    """`5`, or `3 to 9` where seeds differ."""
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def short_count(count: float) -> str:
+    """At most five characters: 9,999, 38.9k, 132k, 12.3M, 4.5G."""
+    if not np.isfinite(count):
+        return "–"
+    if count < 9_999.5:
+        return f"{count:,.0f}"
+    return _scaled(count, ("k", "M", "G"))
+
+
+def short_bytes(count: float) -> str:
+    """At most seven characters: 999 B, 83.2 kB, 1.2 MB."""
+    if not np.isfinite(count):
+        return "–"
+    if count < 999.5:
+        return f"{count:.0f} B"
+    return _scaled(count, (" kB", " MB", " GB", " TB"))
+
+
+def _scaled(count: float, units: Sequence[str]) -> str:
+    """A number of at least 1,000 in thousands, millions, …, with about three digits."""
+    for unit in units:
+        count /= 1000
+        if count < 99.95:
+            return f"{count:.1f}{unit}"
+        if count < 999.5:
+            return f"{count:.0f}{unit}"
+    return f"{count:,.0f}{units[-1]}"
 
 
 def is_complete(folder: Path) -> bool:
@@ -322,5 +446,13 @@ def with_names(table: pd.DataFrame, network: Network) -> pd.DataFrame:
 
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages whose numbers a result depends on."""
-    names = ("spodgt", "torch", "numpy", "scipy", "networkx", "pandas")
-    return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}
+    return dict(_installed_versions())
+
+
+@cache
+def _installed_versions() -> dict[str, str]:
+    """Read once: every look-up searches the folders of all installed packages."""
+    found = {"python": platform.python_version()}
+    for name in ("spodgt", "torch", "numpy", "numba", "scipy", "networkx", "pandas"):
+        found[name] = metadata.version(name)
+    return found

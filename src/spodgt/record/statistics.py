@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from spodgt.record.metrics import AXES, METRICS
-from spodgt.types import Floats, Ints
+from spodgt.types import Bools, Floats, Ints
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,6 +54,7 @@ class Band:
     values: Floats  # (seeds, points) of the last model available at each point; NaN where not finite
     mean: Floats  # (points,) over seeds; NaN where one of them is: a mean of the others would hide that
     sigma: Floats  # (points,) standard deviation over seeds, likewise
+    final: float  # the mean of the last models
 
 
 def judged(frame: pd.DataFrame) -> str:
@@ -128,10 +129,25 @@ def paired(last: pd.DataFrame, metric: str, against: str) -> list[Difference]:
     return found
 
 
+def chosen_by(results: pd.DataFrame, metric: str) -> str:
+    """The column by which the best cells for a metric are chosen: its validation values, if there are any."""
+    validation = f"validation_{metric}"
+    if validation in results and results[validation].notna().any():
+        return validation
+    return metric
+
+
 def best_cells(results: pd.DataFrame, keys: list[str], metric: str) -> pd.DataFrame:
-    """Each method at its best: the cell of a sweep, told apart by `keys`, with its best value."""
-    table = summary(results, [metric], keys).reset_index()
-    ranked = table.sort_values(metric, ascending=better(metric) < 0, kind="stable")
+    """Each method in its best cell of a sweep, by validation data where there are any.
+
+    Args:
+        results: The last evaluation of every run.
+        keys: The columns that tell the cells of the sweep apart.
+        metric: What is compared. Cells are chosen by the column `chosen_by(results, metric)`.
+    """
+    choice = chosen_by(results, metric)
+    table = summary(results, list(dict.fromkeys([metric, choice])), keys).reset_index()
+    ranked = table.sort_values(choice, ascending=better(metric) < 0, kind="stable")
     return ranked.drop_duplicates("algorithm").reset_index(drop=True)
 
 
@@ -146,11 +162,29 @@ def half_width(values: Floats) -> float:
 
 
 def bands(frame: pd.DataFrame, metric: str, against: str = "delay") -> tuple[Floats, dict[str, Band]]:
-    """Every method on a common, even grid of delays or rounds: at each point, the last model available."""
-    # The grid ends where the budget ends for most: slow methods have their last model long before.
-    grid = np.linspace(0, frame[against].max(), POINTS)
-    found = available(frame, against, grid)
-    return grid, {method: band(frame, metric, rows) for method, rows in found.items()}
+    """Every method on a common grid of delays or rounds: at each point, the last model available.
+
+    A curve ends with the last evaluation of its method; there is no value behind it.
+    """
+    grid = grid_of(frame, against, POINTS)
+    ends = curve_ends(frame, against)
+    found = {}
+    for method, rows in available(frame, against, grid).items():
+        found[method] = band(frame, metric, rows, grid <= ends[method])
+    return grid, found
+
+
+def curve_ends(frame: pd.DataFrame, against: str) -> dict[str, float]:
+    """Method → where its curve ends: the last evaluation of all its seeds."""
+    ends = frame.groupby("algorithm", sort=False)[against].max()
+    return {str(method): float(end) for method, end in ends.items()}
+
+
+def grid_of(frame: pd.DataFrame, against: str, points: int, end: float = 0.0) -> Floats:
+    """An even grid from 0 to `end` or to the last evaluation, with the ends of all methods between."""
+    ends = list(curve_ends(frame, against).values())
+    even = np.linspace(0, max(end, *ends, 0.0), points)
+    return np.unique(np.concatenate([even, [value for value in ends if np.isfinite(value)]]))
 
 
 def available(frame: pd.DataFrame, against: str, grid: Floats) -> dict[str, dict[int, Ints]]:
@@ -163,11 +197,14 @@ def available(frame: pd.DataFrame, against: str, grid: Floats) -> dict[str, dict
     return found
 
 
-def band(frame: pd.DataFrame, metric: str, rows: dict[int, Ints]) -> Band:
-    """The values of one method at the rows that `available` found."""
+def band(frame: pd.DataFrame, metric: str, rows: dict[int, Ints], within: Bools) -> Band:
+    """The values of one method at the rows that `available` found, where a point is `within` its runs."""
     values = frame[metric].to_numpy(float)[np.array(list(rows.values()))]
     values = np.where(np.isfinite(values), values, np.nan)
-    return Band(list(rows), values, getattr(np, _combine(metric))(values, axis=0), values.std(0))
+    combine = getattr(np, _combine(metric))
+    final = float(combine(values[:, -1]))
+    values = np.where(within, values, np.nan)
+    return Band(list(rows), values, combine(values, axis=0), values.std(0), final)
 
 
 def _combine(column: str) -> Literal["mean", "min", "max"]:

@@ -116,6 +116,9 @@ class SweepRecord:
     def best(self, metric: str | None = None) -> pd.DataFrame:
         """Each method in its best cell: the values of the keys, and mean and sigma of the metric over seeds.
 
+        Cells are chosen by validation data (the column `validation_accuracy`, …) if the problem has them.
+        Otherwise they are chosen by the metric itself, which favours every method if it is that of test data.
+
         Args:
             metric: A column of `results`; the one the sweep is judged by unless given.
         """

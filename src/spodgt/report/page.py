@@ -62,7 +62,8 @@ def read(folder: str | Path, reference: str | None = None) -> Page:
         record = Record.read(folder)
         cells = [CellRecord(folder.name, {}, folder, record.complete, record.seconds)]
         records, last = [record], record.final()
-        found = SweepRecord(folder.name, last, {}, cells, source=record.source, versions=record.versions)
+        versions = record.versions | ({"engine": record.engine} if record.engine else {})
+        found = SweepRecord(folder.name, last, {}, cells, source=record.source, versions=versions)
         command = _again("run", folder / "config.toml", folder) if record.rerunnable else ""
     else:
         raise InvalidInput(

@@ -61,7 +61,8 @@ def context(page: Page) -> dict[str, Any]:
     lines = _prediction(page)
     runs, problems = [], [f"{name}: {error}" for name, error in page.sweep.failures.items()]
     for number, (cell, record) in enumerate(zip(page.cells, page.records, strict=True)):
-        problems += [f"{cell.title}: {each}" if cell.title else str(each) for each in record.diverged]
+        for warning in (*record.diverged, *record.stalled):
+            problems.append(f"{cell.title}: {warning}" if cell.title else str(warning))
         last = statistics.final(record.frame)
         run = {
             "number": number,
@@ -121,6 +122,8 @@ def _facts(page: Page) -> list[str]:
         facts.append(f"delay {run['delay']:,.0f}")
     if run.get("rounds"):
         facts.append(f"{run['rounds']:,} rounds")
+    if run.get("evaluate_on"):
+        facts.append("evaluated on validation data, not on test data")
     if run.get("seconds"):
         facts.append(f"{run['seconds']:,g} virtual seconds")
     if "network.clients" not in page.sweep.grid and "clients" in network:
@@ -129,6 +132,9 @@ def _facts(page: Page) -> list[str]:
     facts += [", ".join(named)] if any(named) else []
     if page.sweep.grid:
         facts.append(f"{math.prod(len(values) for values in page.sweep.grid.values())} cells")
+    engines = {record.engine for record in page.records if record.engine}
+    if engines:
+        facts.append(f"engine: {', '.join(sorted(engines))}")
     if page.sweep.seconds:
         facts.append(f"computed in {duration(page.sweep.seconds)}")
     return facts
@@ -208,11 +214,12 @@ def _run_data(record: Record, names: Sequence[str], points: int, pictures: dict[
     known = statistics.axes(frame)
     for against in known:
         end = record.budget if against == "delay" else None
-        grid = np.linspace(0, max(end or 0, float(frame[against].max()), 1e-9), points)
-        axes[against] = {"x": _numbers(grid), "bands": {name: {} for name in names}}
+        grid = statistics.grid_of(frame, against, points, max(end or 0, 1e-9))
+        ends = statistics.curve_ends(frame, against)
+        axes[against] = {"x": _numbers(grid, 7), "bands": {name: {} for name in names}}
         for method, rows in statistics.available(frame, against, grid).items():
             for name in names:
-                band = statistics.band(frame, name, rows)
+                band = statistics.band(frame, name, rows, grid <= ends[method])
                 axes[against]["bands"][name][method] = [_numbers(band.mean), _numbers(band.sigma, 2)]
     seeds: dict[str, list[dict[str, Any]]] = {}
     for (algorithm, _), run in frame.groupby(["algorithm", "seed"], sort=False):
@@ -227,7 +234,7 @@ def _run_data(record: Record, names: Sequence[str], points: int, pictures: dict[
 
 def _clients(record: Record) -> dict[str, Any]:
     """What clients hold and how good their last models are: headings, and rows by method and seed."""
-    keys = ["algorithm", "seed", "client"]
+    keys = ["algorithm", "seed", "client", "client_name"]  # the page has the names from the network
     columns = [name for name in record.clients if name not in keys]
     rows: dict[str, dict[str, list[list[Any]]]] = {}
     for (method, seed), part in record.clients.groupby(keys[:2], sort=False):

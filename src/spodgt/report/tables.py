@@ -10,13 +10,14 @@ import numpy as np
 from spodgt.figures import words
 from spodgt.record import statistics
 from spodgt.record.metrics import METRICS
-from spodgt.record.record import Record
+from spodgt.record.record import Record, short_bytes
 from spodgt.record.statistics import Difference
 from spodgt.record.sweep import label
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_COSTS = ("rounds", "delay", "seconds", "joules", "gradients", "messages", "bytes")  # of `Record.summary`
 RARE = 0.01  # a client that computes in a smaller fraction of rounds participates rarely
 _MIDDLE = 85.0  # pixels: zero in the picture of an interval, see macros.html.j2
 
@@ -88,20 +89,29 @@ def final_table(record: Record) -> Table:
     metrics = [name for name in statistics.known(last) if METRICS[name].column]
     if judged not in metrics:  # nothing has a value
         metrics.insert(0, judged)
-    means = statistics.summary(last, [*metrics, "round", "delay"])
+    means = statistics.summary(last, metrics)
     means = means.sort_values(judged, ascending=statistics.better(judged) < 0)
-    groups = record.participation.groupby("algorithm")
-    work = {name: groups[name].sum().to_dict() for name in ("gradients", "messages")}
+    summary = record.summary()
+    costs = {row["name"]: row for row in summary.to_dict("records")}
+    columns = [name for name in _COSTS if name in summary]
     rows: list[list[Cell]] = []
     for row in means.reset_index().to_dict("records"):
         method = str(row["algorithm"])
         cells = [_value(row, name, "best" if not rows and name == judged else "") for name in metrics]
-        done = [f"{count[method]:,.0f}" if method in count else "–" for count in work.values()]
-        texts = f"{row['round']:,.0f}", f"{row['delay']:,.0f}", *done
-        rows.append([Cell(method), *cells, *map(Cell, texts)])
-    heads = ["method", *(METRICS[name].column for name in metrics), "rounds", "delay", *work]
-    note = "Rounds and delay are means over seeds; gradients and messages are sums over seeds."
-    return Table(heads, rows, note=" ".join([note, *_roots(record)]))
+        spent = [Cell(_cost(name, costs[method][name])) for name in columns]
+        rows.append([Cell(method), *cells, *spent])
+    heads = ["method", *(METRICS[name].column for name in metrics), *columns]
+    note = "All numbers are means over seeds; gradients, messages and bytes are of all clients of a run."
+    objective = [f"The objective is {record.objective}."] if record.objective else []
+    return Table(heads, rows, note=" ".join([note, *objective, *record.notes(), *_roots(record)]))
+
+
+def _cost(name: str, value: float) -> str:
+    if not np.isfinite(value):
+        return "–"
+    if name == "bytes":
+        return short_bytes(value)
+    return f"{value:,.4g}" if name in ("seconds", "joules") else f"{value:,.0f}"
 
 
 def _roots(record: Record) -> list[str]:
@@ -111,7 +121,8 @@ def _roots(record: Record) -> list[str]:
         return []
     sentences = []
     for method, rows in table[table["root"].astype(bool)].groupby("algorithm", sort=False):
-        seeds = rows.groupby("seed")["receiver"].agg(lambda some: " and ".join(map(str, some)))
+        column = "receiver_name" if "receiver_name" in rows else "receiver"
+        seeds = rows.groupby("seed")[column].agg(lambda some: " and ".join(map(str, some)))
         named = ", ".join(f"{clients} (seed {seed})" for seed, clients in seeds.items())
         sentences.append(f"{method} has a root, through which everything passes: client {named}.")
     return sentences
@@ -185,12 +196,25 @@ def sweep_tables(results: pd.DataFrame, keys: list[str], references: list[str]) 
 
 
 def _best(results: pd.DataFrame, keys: list[str], metric: str) -> Table:
-    rows = [
-        [Cell(row["algorithm"]), _value(row, metric), *(Cell(label(row[key])) for key in keys)]
-        for row in statistics.best_cells(results, keys, metric).to_dict("records")
-    ]
-    note = "The best cell is chosen by the same runs that are shown, which flatters every method a little."
-    return Table(["method", METRICS[metric].label, *(words(key) for key in keys)], rows, note=note)
+    choice = statistics.chosen_by(results, metric)
+    rows = []
+    for row in statistics.best_cells(results, keys, metric).to_dict("records"):
+        cells = [Cell(row["algorithm"]), _value(row, metric)]
+        if choice != metric:
+            cells.append(_value(row, choice))
+        cells += [Cell(label(row[key])) for key in keys]
+        rows.append(cells)
+    heads = ["method", METRICS[metric].label]
+    if choice != metric:
+        heads.append(choice.replace("_", " "))
+        note = f"Chosen by {choice.replace('_', ' ')}, and not by the {METRICS[metric].label} shown."
+    else:
+        note = (
+            f"Chosen by the {METRICS[metric].label} shown, of the same runs, because the problem has no "
+            "validation data. On test data such a choice favours every method; give the problem "
+            "validation = 0.2."
+        )
+    return Table([*heads, *(words(key) for key in keys)], rows, note=note)
 
 
 def rare_clients(record: Record, reference: str) -> Table | str:

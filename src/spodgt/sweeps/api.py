@@ -90,7 +90,7 @@ def sweep(
         checkpoint_every: seconds between two checkpoints of a cell.
         progress: called with a `CellProgress` or an `Outcome` of `spodgt.sweeps.cell`.
         options: others of `compare`: rounds, delay, seconds, time, seeds, x0, dtype, device, evaluations,
-            every, gradient_norm, weights.
+            every, gradient_norm, weights, engine.
     """
     named = [{"name": each} if isinstance(each, str) else each for each in _listed(algorithms)]
     if not isinstance(grid, Mapping) or not grid:

@@ -130,6 +130,16 @@ def read(path: str | Path) -> Spec:
     return checked(Spec(path.stem, Experiment.parse(_config(path)).beside(path.parent), grid, **texts))
 
 
+def has_grid(tables: Mapping[str, object]) -> bool:
+    """Whether the tables of a file name anything that is swept."""
+    return bool(tables.get("sweep"))
+
+
+def is_plain(tables: Mapping[str, object]) -> bool:
+    """Whether the tables are those of a single experiment: none of the keys that only sweeps have."""
+    return not any(key in tables for key in (*_TEXTS, "base"))
+
+
 def at(experiment: Experiment, key: str) -> object:
     """The value of a dotted key, None where it is left out."""
     value: object = experiment.to_dict()

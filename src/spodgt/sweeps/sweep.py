@@ -22,7 +22,7 @@ from pathlib import Path
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.experiment.config import Table
-from spodgt.record.folder import locked, plain, write
+from spodgt.record.folder import SWEEP, locked, plain, refuse_other_kind, write
 from spodgt.record.record import is_complete
 from spodgt.record.sweep import SOURCE, CellRecord, SweepRecord, collect, label
 from spodgt.sweeps.cell import Event, Job, Outcome
@@ -77,6 +77,7 @@ class Cell:
 
 def plan(spec: Spec, folder: Path, home: Path | None = None) -> list[Cell]:
     """The cells of a sweep, in `home` or inside its folder; one that is already there is found again."""
+    refuse_other_kind(folder, SWEEP)
     home = home or folder / "cells"
     made: dict[str, Cell] = {}
     for keys in spec.points():

@@ -5,6 +5,9 @@ them run for an eighth of the experiment, the better half for a quarter, the bet
 it; the best one there is chosen. If the largest or smallest step is the best of the first round, more steps
 are tried beyond it, because theory's limit is that of a model. The seeds are not those of the experiment, so
 that its results are not chosen by their own luck.
+
+Candidates are compared on validation data: those of the problem, or a part of each client's training samples
+that the short runs do not train on. Test data have no influence on the choice.
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ from spodgt.experiment import Experiment
 from spodgt.experiment.config import Table
 from spodgt.network import Network, Recipe
 from spodgt.participation import Always, Participation
+from spodgt.problems import Quadratic
 from spodgt.record import Record, statistics
-from spodgt.record.folder import plain, write
+from spodgt.record.folder import SEARCH, plain, refuse_other_kind, write
 from spodgt.runtimes.world import Run
 from spodgt.sweeps.cell import CellProgress, Event, Outcome
 from spodgt.sweeps.executors import Executor, cores, executor
@@ -38,7 +42,7 @@ from spodgt.sweeps.executors.inline import Inline
 from spodgt.sweeps.sweep import Cell, alone, fingerprint, slug, terminable
 from spodgt.theory.limits import stable_steps
 from spodgt.training.api import Method, labels
-from spodgt.types import Problem
+from spodgt.types import HasValidation, Problem
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,19 +93,34 @@ class Candidate:
     step: float
     other: Any = None
 
-    def table(self, method: Algorithm, vary: str) -> Table:
-        """The method with these values, as a config has it."""
-        fields = describe(method)
+    def table(self, method: Algorithm, vary: str, budget: float = 1.0) -> Table:
+        """The method with these values, as a config has it.
+
+        Args:
+            method: The method whose step size is replaced.
+            vary: The other field that is varied; "" for none.
+            budget: The part of the experiment that is run. The rounds of a cosine schedule and of a warm-up
+                are shortened to it, so that short runs see all of the schedule.
+        """
+        fields = dict(describe(method))
         if "step_size" not in fields:
             raise InvalidInput(f"{method.name} has no step size to tune; leave it out of methods.")
-        step: Any = fields["step_size"]
-        if isinstance(step, Mapping):
-            step = {**step, "start": self.step}
-        elif isinstance(step, list):  # one per client: the largest is tuned, the others in proportion
-            step = [self.step * each / max(step) for each in step]
-        else:
-            step = self.step
-        return {**fields, "step_size": step, **({vary: self.other} if vary else {})}
+        fields["step_size"] = self._step_size(fields["step_size"], budget)
+        if vary:
+            fields[vary] = self.other
+        return fields
+
+    def _step_size(self, given: object, budget: float) -> object:
+        """A step size of the form of `given`: a number, one per client, or a schedule."""
+        if isinstance(given, list):  # one per client: the largest is tuned, the others in proportion
+            return [self.step * rate / max(given) for rate in given]
+        if not isinstance(given, Mapping):
+            return self.step
+        schedule = {**given, "start": self.step}
+        for key in ("rounds", "warmup"):
+            if schedule.get(key):
+                schedule[key] = max(1, round(schedule[key] * budget))
+        return schedule
 
 
 @dataclass(eq=False)
@@ -113,7 +132,8 @@ class _Race:
     limit: float | None
     search: Search
     budget: int = 0  # the number in `BUDGETS` of what is tried now
-    beyond: int = 0
+    beyond: int = 0  # how often steps beyond those of the first grid were tried
+    retreats: int = 0  # how often smaller steps were tried because all candidates of this budget diverged
     trying: list[Candidate] = field(default_factory=list)
     rows: list[Table] = field(default_factory=list)
     metric: str = ""  # what candidates are judged by
@@ -141,7 +161,7 @@ class _Race:
         seeds = [seed for seed in range(_FIRST_SEED, _FIRST_SEED + 2 * len(used) + 100) if seed not in used]
         options = replace(
             run,
-            methods=[each.table(self.method, self.vary) for each in self.trying],
+            methods=[each.table(self.method, self.vary, part) for each in self.trying],
             seeds=[*seeds[: self.search.seeds]],
             delay=None if run.delay is None else run.delay * part,
             rounds=None if run.rounds is None else max(1, round(run.rounds * part)),
@@ -149,6 +169,7 @@ class _Race:
             evaluations=2,
             every=None,
             gradient_norm=False,
+            evaluate_on="validation",
         )
         return replace(whole, run=options)
 
@@ -164,31 +185,60 @@ class _Race:
             row |= {self.vary: candidate.other} if self.vary else {}
             spread = math.nan if gone else float(own[metric].std(ddof=0))
             self.rows.append(row | {metric: value, "sigma": spread, "diverged": gone, "candidate": candidate})
+        self._choose_next(metric)
+
+    def _choose_next(self, metric: str) -> None:
+        """Decide what is tried next, from the rows of this budget."""
         now = [row for row in self.rows if row["budget"] == BUDGETS[self.budget]]
+        finite = [row for row in now if not math.isnan(row[metric])]
+        if not finite:
+            self._retreat(now, metric)
+            return
         sign = statistics.better(metric)
-        ranked = sorted(now, key=lambda row: math.inf if math.isnan(row[metric]) else -sign * row[metric])
-        if math.isnan(ranked[0][metric]) and self.beyond >= _BEYOND:
-            self.error = (
-                f"{self.label} diverged with every step size from {min(r['step_size'] for r in now):g}."
-            )
-        elif self.budget == 0 and (more := self._beyond(ranked[0], now, metric)):
-            self.beyond, self.trying = self.beyond + 1, more
+        ranked = sorted(finite, key=lambda row: -sign * row[metric])
+        more = self._beyond(ranked[0], now) if self.budget == 0 else []
+        if more:
+            self.beyond += 1
+            self.trying = more
         elif self.budget + 1 < len(BUDGETS):
-            alive = [row["candidate"] for row in ranked if not math.isnan(row[metric])]
-            self.budget, self.trying = self.budget + 1, alive[: -(-len(now) // 2)]
+            better_half = ranked[: -(-len(now) // 2)]
+            self.trying = [row["candidate"] for row in better_half]
+            self.budget += 1
+            self.retreats = 0
         else:
             self.best = ranked[0]["candidate"]
 
-    def _beyond(self, best: Table, now: list[Table], metric: str) -> list[Candidate]:
+    def _retreat(self, now: list[Table], metric: str) -> None:
+        """Try smaller steps, because no candidate of this budget has a value; a failure in the end."""
+        smallest = min(row["step_size"] for row in now)
+        part = f"{BUDGETS[self.budget]:.1%}".replace(".0%", "%")
+        if not any(row["diverged"] for row in now):
+            self.error = (
+                f"{self.label} cannot be tuned: its {metric} is NaN although its models are finite; the "
+                "problem must evaluate to a number."
+            )
+        elif self.retreats >= _BEYOND:
+            self.error = (
+                f"{self.label} diverged within {part} of the experiment with every step size tried there, "
+                f"down to {smallest:g}."
+            )
+        else:
+            self.retreats += 1
+            others = self.search.vary.get(self.vary, [None])
+            steps = [_round(smallest / self.ratio**n) for n in (1, 2)]
+            self.trying = [Candidate(step, other) for step, other in product(steps, others)]
+
+    def _beyond(self, best: Table, now: list[Table]) -> list[Candidate]:
         """Two steps more, if the best one is at an end of what was tried."""
-        steps = sorted(row["step_size"] for row in now if row["candidate"].other == best["candidate"].other)
-        at, other = best["step_size"], best["candidate"].other
         if self.beyond >= _BEYOND:
             return []
-        if at == steps[-1] and not math.isnan(best[metric]):
-            return [Candidate(_round(at * self.ratio**n), other) for n in (1, 2)]
-        if at == steps[0] or math.isnan(best[metric]):
-            return [Candidate(_round(steps[0] / self.ratio**n), other) for n in (1, 2)]
+        other = best["candidate"].other
+        steps = sorted(row["step_size"] for row in now if row["candidate"].other == other)
+        step = best["step_size"]
+        if step == steps[-1]:
+            return [Candidate(_round(step * self.ratio**n), other) for n in (1, 2)]
+        if step == steps[0]:
+            return [Candidate(_round(step / self.ratio**n), other) for n in (1, 2)]
         return []
 
 
@@ -207,7 +257,8 @@ class Tuned:
         best: Method → its table with the best values.
         steps: Method → its best step size alone.
         limits: Method → theory's largest stable step; None where it has none.
-        metric: What candidates were judged by.
+        metric: What candidates were compared by.
+        chosen_on: The data that this metric was measured on, in words.
         failures: Method → what went wrong.
         experiment: The experiment with every method at its best.
     """
@@ -217,6 +268,7 @@ class Tuned:
     steps: dict[str, float]
     limits: dict[str, float | None]
     metric: str
+    chosen_on: str
     failures: dict[str, str]
     experiment: Experiment
 
@@ -242,6 +294,15 @@ class Tuned:
             )
         return found
 
+    def as_dict(self) -> Table:
+        """The choice and the data it was made on, as `tune.json` holds them."""
+        return {
+            "metric": self.metric,
+            "chosen_on": self.chosen_on,
+            "methods": self.rows(),
+            "failures": self.failures,
+        }
+
     def plot(self, path: str | Path) -> Path:
         """Draw the metric against the step size, a line for every method and budget.
 
@@ -259,9 +320,10 @@ class Tuned:
         """
         folder = Path(folder)
         write(folder / TABLE, self.frame.to_csv(index=False).encode())
-        facts = {"metric": self.metric, "methods": self.rows(), "failures": self.failures}
-        write(folder / CHOICE, json.dumps(plain(facts), indent=2, default=str).encode())
-        write(folder / TUNED, tomli_w.dumps(plain(self.experiment.to_dict())).encode())
+        write(folder / CHOICE, json.dumps(plain(self.as_dict()), indent=2, default=str).encode())
+        comment = f"# Step sizes chosen by {self.metric} on {self.chosen_on}.\n"
+        text = tomli_w.dumps(plain(self.experiment.to_dict()))
+        write(folder / TUNED, (comment + text).encode())
         if self.best:
             self.plot(folder / PICTURE)
 
@@ -320,9 +382,13 @@ def tune_experiment(
         save_every: seconds between checkpoints of a short run.
         progress: called with a method, how far its search is, and a few words.
     """
+    refuse_other_kind(Path(out), SEARCH)
     experiment.check()
     names = labels(experiment.methods)
     draw = experiment.draw(_FIRST_SEED)
+    problem = experiment.undivided
+    if isinstance(problem, HasValidation):
+        problem.on_validation_data().draw(_FIRST_SEED)  # refuses data of which nothing can be held out
     limits = stable_steps(draw, experiment.methods)
     races = [
         _Race(name, method, limit, search)
@@ -403,4 +469,14 @@ def _tuned(experiment: Experiment, races: list[_Race]) -> Tuned:
     metric = next(race.metric for race in races if race.metric)
     found = replace(experiment, run=replace(experiment.run, methods=list(best.values())))
     steps, limits = {race.label: one.step for race, one in chosen}, {race.label: race.limit for race in races}
-    return Tuned(pd.DataFrame(rows), best, steps, limits, metric, failures, found)
+    chosen_on = _chosen_on(experiment.undivided)
+    return Tuned(pd.DataFrame(rows), best, steps, limits, metric, chosen_on, failures, found)
+
+
+def _chosen_on(problem: Problem) -> str:
+    """The data that candidates are compared on, in words."""
+    if isinstance(problem, HasValidation):
+        return problem.validation_source
+    if isinstance(problem, Quadratic):
+        return "the objective itself, which has no test data"
+    return "the problem's own evaluation: it has no validation data"

@@ -66,13 +66,15 @@ def _hessian_times(
     """∇²F_i(x) v, and ‖∇F_i(x)‖."""
     n, own = problem.parameters, torch.from_numpy(problem.holdings[client])
     running = problem.trained.columns.behind.unflatten(x[n:])
+    scales = problem.loss_scales
+    scale = 1.0 if scales is None else float(scales[client])
     product, gradient = torch.zeros(n), torch.zeros(n)
     for rows in torch.split(own, _BLOCK):
         inputs, targets = problem.samples.take(rows, x.dtype)
         with torch.enable_grad():
             theta = x[:n].detach().requires_grad_()
             outputs = functional_call(module, problem.layout.unflatten(theta) | running, (inputs,))
-            part = loss(outputs, targets) * (len(rows) / len(own))
+            part = loss(outputs, targets) * (scale * len(rows) / len(own))
             (g,) = torch.autograd.grad(part, theta, create_graph=True)
             gradient += g.detach()
             if g.requires_grad:  # a loss that is linear in the model has a constant gradient

@@ -224,7 +224,7 @@ class _Descent:
                 total += g.sum(0)
                 squares += float(g.square().sum())
             found[i] = max(0.0, squares - float(total.square().sum()) / n) / (n - 1)
-        return found
+        return found if problem.loss_scales is None else found * problem.loss_scales**2
 
     def _fit(self, square: Floats, response: Floats, stream: str) -> tuple[Estimate, Estimate, Floats]:
         """response ≈ a + b ‖∇F‖² with a, b >= 0 for every client; intervals of 95 % by resampling points."""

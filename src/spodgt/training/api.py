@@ -17,7 +17,8 @@ from torch import Tensor
 
 from spodgt.algorithms import describe
 from spodgt.algorithms.base import Algorithm
-from spodgt.errors import DivergenceWarning, InvalidInput
+from spodgt.engine import announce_compilation, use_engine
+from spodgt.errors import DivergenceWarning, InvalidInput, StalledWarning
 from spodgt.experiment import Experiment, ProblemRecipe, RunOptions
 from spodgt.network import Network, Recipe
 from spodgt.participation import Always, Participation
@@ -51,7 +52,7 @@ def train(
     delay: float | None = None,
     seconds: float | None = None,
     time: Time | None = None,
-    seeds: int | Iterable[int] = 0,
+    seeds: int | Iterable[int] = (0,),
     x0: Tensor | ArrayLike | None = None,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
@@ -67,6 +68,7 @@ def train(
     resume: bool = False,
     checkpoint_every: float = 30.0,
     runtime: str | None = None,
+    engine: str = "auto",
 ) -> Result:
     """Train with one method; all arguments but `algorithm` are those of `compare`.
 
@@ -87,7 +89,7 @@ def compare(
     delay: float | None = None,
     seconds: float | None = None,
     time: Time | None = None,
-    seeds: int | Iterable[int] = 0,
+    seeds: int | Iterable[int] = (0,),
     x0: Tensor | ArrayLike | None = None,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
@@ -103,6 +105,7 @@ def compare(
     resume: bool = False,
     checkpoint_every: float = 30.0,
     runtime: str | None = None,
+    engine: str = "auto",
 ) -> Result:
     """Run every method on the same networks, participation, data and seeds, until `rounds` or `delay`.
 
@@ -117,7 +120,8 @@ def compare(
         seconds: stop after so many seconds of virtual time.
         time: how long gradients and messages take, `spodgt.Time(compute=0.02, latency=0.1)`: then clients go
             on with what has arrived, and results have virtual seconds. None: rounds without seconds.
-        seeds: one or several; all seeds of a method run together.
+        seeds: how many (3: seeds 0, 1, 2), or a list of which ([3]: seed 3 alone); seed 0 unless given. All
+            seeds of a method run together.
         x0: initial models, (parameters,) or (clients, parameters); the problem's own unless given.
         dtype: torch.float32 or torch.float64.
         device: where models are trained, such as "cpu" or "cuda".
@@ -137,12 +141,15 @@ def compare(
             too, if `rounds` or `delay` is larger than before.
         checkpoint_every: seconds between two checkpoints.
         runtime: "simulator" or "distributed"; None takes the latter under torchrun.
+        engine: "auto" (default) uses compiled loops where they apply; "plain" runs `step` and the model
+            as they
+            are written, in PyTorch. The environment variable SPODGT_ENGINE=plain does the same for all runs.
     """
     experiment = Experiment.of(
         algorithms, problem, network, participation, rounds=rounds, delay=delay, seconds=seconds,
         time=time, seeds=seeds, x0=x0,
         dtype=dtype, device=device, autocast=autocast, evaluations=evaluations, every=every,
-        gradient_norm=gradient_norm, weights=weights,
+        gradient_norm=gradient_norm, weights=weights, engine=engine,
     )  # fmt: skip
     return run(
         experiment, out=out, resume=resume, checkpoint_every=checkpoint_every, progress=progress,
@@ -174,6 +181,22 @@ def run(
         runtime: "simulator" or "distributed"; None takes the latter under torchrun.
     """
     _check(out, resume, checkpoint_every, keep_states)
+    with use_engine(experiment.run.engine):
+        result = _run(experiment, out, resume, checkpoint_every, progress, callbacks, keep_states, runtime)
+    _warn(result)
+    return result
+
+
+def _run(
+    experiment: Experiment,
+    out: str | Path | None,
+    resume: bool,
+    checkpoint_every: float,
+    progress: bool | Callable[[Progress], None] | None,
+    callbacks: Sequence[Callable[[dict[str, Any]], None]],
+    keep_states: bool,
+    runtime: str | None,
+) -> Result:
     distributed, options = _distributed(runtime), experiment.run
     device = options.torch_device
     draws = {seed: experiment.draw(seed) for seed in options.seed_list}
@@ -203,13 +226,19 @@ def run(
     with ExitStack() as stack:
         if isinstance(bar, Display):
             stack.enter_context(bar)
+            stack.enter_context(announce_compilation(bar.announce_compilation))
         for each in callbacks if where.records else ():
             if isinstance(each, Logger):
                 stack.enter_context(each.logging(plain(tables)))
-        result = executor.execute(lambda: tomli_w.dumps(plain(tables)), resume=resume)
-    for run in result.diverged:
-        warnings.warn(str(run), DivergenceWarning, stacklevel=3)
-    return result
+        return executor.execute(lambda: tomli_w.dumps(plain(tables)), resume=resume)
+
+
+def _warn(result: Result) -> None:
+    """Warn of runs that diverged and of runs whose models do not move, at the line that called `train`."""
+    for diverged in result.diverged:
+        warnings.warn(str(diverged), DivergenceWarning, stacklevel=4)
+    for stalled in result.stalled:
+        warnings.warn(str(stalled), StalledWarning, stacklevel=4)
 
 
 def _check_callbacks(callbacks: object) -> None:

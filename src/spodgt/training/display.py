@@ -12,6 +12,8 @@ from rich.table import Column
 if TYPE_CHECKING:
     from spodgt.training.observer import Progress as Now
 
+COMPILING = "spodgt: compiling (once): loops are compiled for this machine, which takes some ten seconds."
+
 
 class Display:
     """A progress bar for every method: rounds, delay, accuracy, time left; one line of 80 columns each."""
@@ -40,6 +42,10 @@ class Display:
         """Move the bar of a method that is running."""
         accuracy = f"acc {now.accuracy:.3f}" if now.accuracy == now.accuracy else ""
         self.move(now.algorithm, now.fraction, f"k {now.k:<7,} delay {now.delay:<7,.0f} {accuracy}")
+
+    def announce_compilation(self) -> None:
+        """Say why the first rounds take so long."""
+        self.progress.console.print(COMPILING, highlight=False)
 
     def move(self, method: str, fraction: float, note: str) -> None:
         """Move the bar of a method to a fraction from 0 to 1, with a few words behind it."""

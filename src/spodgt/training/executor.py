@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
 from types import FrameType
 from typing import Any
 
 import torch
 
+from spodgt.engine import describe_engine
 from spodgt.errors import InvalidInput
 from spodgt.experiment.config import checksum
 from spodgt.kernels.steps import State
@@ -29,7 +31,14 @@ from spodgt.runtimes.world import Draw, Run, Runtime, Saved, Snapshot, Tally
 from spodgt.training.log import STATES, MethodLog
 from spodgt.training.observer import Observer, Progress
 from spodgt.training.result import Result
-from spodgt.training.tables import clients_table, difference, metrics_table, participation_table
+from spodgt.training.tables import (
+    clients_table,
+    difference,
+    method_traits,
+    metrics_table,
+    objective_of,
+    participation_table,
+)
 from spodgt.types import Better, HasModel
 
 
@@ -101,7 +110,7 @@ class Executor:
         declare(self.scores)
         self.logs: dict[str, MethodLog] = {}  # label → what is known of it
         self.states: dict[int, State] = {}
-        self.going: Saved | None = None  # where the runs of the last log stand that a checkpoint broke off
+        self.in_progress: dict[str, Saved] = {}  # label → where its unfinished runs stand; one method at most
         self.finished: list[str] = []
         self.began, self.before = time.monotonic(), 0.0  # seconds of earlier sittings
 
@@ -152,65 +161,90 @@ class Executor:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.runtime.working())
 
-            def prepare() -> tuple[list[str], dict[str, Any]]:
+            def prepare() -> tuple[list[str], list[str], dict[str, Any]]:
                 if self.folder:
                     again = resume or self.runtime.restarted
                     stack.enter_context(self.folder.opened(config_text, self.footprint(), resume=again))
                     if self._restore(self.folder):
                         write(self.folder.path / "config.toml", config_text().encode())
-                return self.finished, dataclasses.asdict(self.settings.schedule)
+                return self.finished, self._pending(), dataclasses.asdict(self.settings.schedule)
 
-            self.finished, schedule = self.runtime.first(prepare)
+            self.finished, pending, schedule = self.runtime.first(prepare)
             self.settings = dataclasses.replace(self.settings, schedule=EvaluationSchedule(**schedule))
             if not self.folder:  # Ctrl-C is the caller's to catch
-                self._methods()
+                self._methods(pending)
                 return self._shared()
             with self.interrupt.heard():
                 with contextlib.suppress(KeyboardInterrupt):  # what is saved is on disk by then
-                    self._methods()
+                    self._methods(pending)
                 if self.runtime.records:
                     self.result().write(self.folder.path)
             return self._shared()
 
-    def _methods(self) -> None:
-        for label, runs in self.batches.items():
-            if label in self.finished:
-                continue
-            pieces = self._pieces(label, runs)
-            observer = Observer(self, self.logs.setdefault(label, MethodLog(label)), runs)
+    def _pending(self) -> list[str]:
+        """The methods that are left to run, in their order, but one that was interrupted first.
+
+        A checkpoint holds the state of one method, so an interrupted method must reach its end before
+        another method writes a checkpoint.
+        """
+        waiting = [label for label in self.labels if label not in self.finished]
+        return sorted(waiting, key=lambda label: label not in self.in_progress)
+
+    def _methods(self, pending: Sequence[str]) -> None:
+        """Run the methods that are left, one after the other."""
+        for label in pending:
+            runs = self.batches[label]
+            points: list[Saved | None] = []  # stays empty on processes that do not record
+            starts_fresh = self.runtime.first(partial(self._collect_resume_points, label, runs, points))
+            log = self.logs.setdefault(label, MethodLog(label))
+            observer = Observer(self, log, runs)
             tally: Tally | None = None
-            for fresh in self.runtime.first(lambda: [piece is None for piece in pieces]):  # noqa: B023
-                piece = pieces.pop(0) if pieces else None
-                if piece and tally:
-                    piece = piece._replace(tally=tally)  # pieces follow each other and count on
-                for run in piece.runs.tolist() if piece else ():
-                    observer.log.ended.pop(run, None)  # it goes on
-                start = self._start(runs, piece, fresh=fresh)
+            for number, fresh in enumerate(starts_fresh):
+                point = points[number] if points else None
+                if point is not None:
+                    if tally is not None:
+                        point = point._replace(tally=tally)  # counts go on from one point to the next
+                    log.finite_at = min(log.finite_at, point.k)
+                    for run in point.runs.tolist():
+                        log.ended.pop(run, None)
+                start = self._start(runs, point, fresh=fresh)
                 stride = 1 if self.settings.keep_states else STRIDE if start.world.processes == 1 else MEETING
                 world = run_rounds(start, self.settings.stop, self.settings.schedule, observer, stride).world
                 tally = world.tally()
                 world.close()
             observer.close(tally)
 
-    def _pieces(self, label: str, runs: Sequence[Run]) -> list[Saved | None]:
-        """Where runs of a method go on, piece by piece; None: all of them from the beginning."""
+    def _collect_resume_points(
+        self, label: str, runs: Sequence[Run], points: list[Saved | None]
+    ) -> list[bool]:
+        """Fill `points`; returns for each whether it is round 0, which other processes need to know."""
+        points += self._resume_points(label, runs)
+        return [point is None for point in points]
+
+    def _resume_points(self, label: str, runs: Sequence[Run]) -> list[Saved | None]:
+        """Where the runs of a method continue: those a checkpoint interrupted, then those that ended earlier.
+
+        The runs of one entry are in the same round. None: all runs start at round 0.
+        """
         if label not in self.logs:
             return [None]
-        stop, fields = self.settings.stop, runs[0].algorithm.traits.state
-        pieces = self.logs[label].pieces(stop, fields)
-        if pieces is None:
+        fields = runs[0].algorithm.traits.state
+        ended = self.logs[label].pieces(self.settings.stop, fields)
+        if ended is None:
             raise InvalidInput(
                 f"{label} cannot be extended: its states take more than {STATES // 2**20} MiB, so they were "
                 "not kept at its end; run it again with the new limits in another folder."
             )
-        return [*([self.going] if self.going else []), *pieces]
+        interrupted = self.in_progress.pop(label, None)
+        if interrupted is None:
+            return [*ended]
+        return [interrupted, *ended]
 
-    def _start(self, runs: Sequence[Run], piece: Saved | None, *, fresh: bool) -> Snapshot:
-        """Round 0, or where a piece stands."""
-        self.going = None
+    def _start(self, runs: Sequence[Run], point: Saved | None, *, fresh: bool) -> Snapshot:
+        """Round 0, or where a point stands."""
         if fresh:
             return begin(self.runtime.world(runs, self.settings.dtype))
-        return self.runtime.restore(runs, self.settings.dtype, piece)
+        return self.runtime.restore(runs, self.settings.dtype, point)
 
     def finish(self, log: MethodLog, runs: Sequence[Run], states: dict[int, State]) -> None:
         """Take in what a finished method leaves, and write its models."""
@@ -248,8 +282,11 @@ class Executor:
             seconds=self.seconds,
             scores=self.scores,
             clients=clients_table(log.clients.values() for log in logs),
+            traits=method_traits(self.batches),
+            objective=objective_of(next(iter(self.draws.values())).problem),
             states=self.states,
             draws=self.draws,
+            engine=describe_engine(),
             models={
                 (log.label, self.batches[log.label][run].seed): end.models
                 for log in logs
@@ -310,9 +347,11 @@ class Executor:
                 self.logs[label], _ = MethodLog.read(part)
                 if not self.logs[label].waiting(self.settings.stop):
                     self.finished.append(label)
-        going = found.notes.get("label")
-        if going is not None and going not in self.finished:
-            self.logs[going], self.going = MethodLog.read(found)
+        running = found.notes.get("label")  # the method that was running, if any
+        if running is not None and running not in self.finished:
+            self.logs[running], interrupted = MethodLog.read(found)
+            if interrupted is not None:
+                self.in_progress[running] = interrupted
         return extended
 
     def _extends(self, old: dict[str, Any], where: str) -> bool:

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spodgt.kernels.sums import mean
 from spodgt.record.folder import Checkpoint
 from spodgt.record.models import MODELS
 from spodgt.record.record import Diverged
 from spodgt.runtimes.loop import Stop
-from spodgt.runtimes.world import RunState, Saved, Tally
+from spodgt.runtimes.world import EXCHANGED_STATISTICS, EXCHANGED_X, RunState, Saved, Tally
+from spodgt.tensors import mean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +37,8 @@ class Ended:
         stop: the limits that it reached.
         diverged: whether it was given up.
         averaged: whether clients' models are too large to keep, so that only their average is here.
-        state: tensors of all clients by field; x alone where the others are too large to keep.
+        state: tensors of all clients by field; x alone where the others are too large to keep. Between local
+            steps also `EXCHANGED_X` and `EXCHANGED_STATISTICS`, the models of the last exchange.
         statistics: (clients, columns) what clients keep beside their models.
         under_way: what else is needed to go on, by name.
     """
@@ -52,8 +53,19 @@ class Ended:
     under_way: Mapping[str, Tensor]
 
     @staticmethod
-    def of(fields: Sequence[str], whole: RunState, most: int, *, copy: bool, **facts: Any) -> Ended:
-        """Take the state of a run, x alone if it is more than `most` bytes."""
+    def of(
+        fields: Sequence[str],
+        whole: RunState,
+        most: int,
+        exchanged: RunState | None = None,
+        *,
+        copy: bool,
+        **facts: Any,
+    ) -> Ended:
+        """Take the state of a run, x alone if it is more than `most` bytes.
+
+        `exchanged` is the state with the models of the last exchange, where these may be others.
+        """
         size = sum(tensor.numel() * tensor.element_size() for tensor in whole.state)
         x, statistics = whole.state[0], whole.statistics
         if size > most and x.numel() * x.element_size() > MODELS:
@@ -61,6 +73,9 @@ class Ended:
             return Ended(state=state, statistics=statistics, averaged=True, **facts)
         names = fields if size <= most else fields[:1]
         state = {name: _kept(t, copy) for name, t in zip(names, whole.state, strict=False)}
+        if exchanged is not None and size <= most:
+            state[EXCHANGED_X] = _kept(exchanged.state[0], copy)
+            state[EXCHANGED_STATISTICS] = _kept(exchanged.statistics, copy)
         return Ended(state=state, statistics=_kept(statistics, copy), averaged=False, **facts)
 
     @property
@@ -110,6 +125,11 @@ class MethodLog:
                 return None
             state = {name: torch.cat([end.state[name] for end in ends]) for name in fields}
             statistics = torch.cat([end.statistics for end in ends])
+            if any(EXCHANGED_X in end.state for end in ends):
+                exchanged = [end.state.get(EXCHANGED_X, end.state["x"]) for end in ends]
+                beside = [end.state.get(EXCHANGED_STATISTICS, end.statistics) for end in ends]
+                state[EXCHANGED_X] = torch.cat(exchanged)
+                state[EXCHANGED_STATISTICS] = torch.cat(beside)
             delay = np.array([end.delay for end in ends])
             under_way = [end.under_way for end in ends]
             found.append(Saved(k, delay, np.array(runs), state, statistics, tally, under_way))

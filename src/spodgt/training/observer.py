@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,21 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms import describe
-from spodgt.compiled import finite, usable
+from spodgt.engine import fits_loops
 from spodgt.kernels.steps import State, rebuild
 from spodgt.record import metrics
 from spodgt.record.record import Diverged
 from spodgt.runtimes.loop import MEETING, STRIDE
-from spodgt.runtimes.world import Run, RunState, Saved, Snapshot, Tally
+from spodgt.runtimes.world import (
+    EXCHANGED_STATISTICS,
+    EXCHANGED_X,
+    Run,
+    RunState,
+    Saved,
+    Snapshot,
+    Tally,
+)
+from spodgt.tensors import is_finite
 from spodgt.training.log import STATES, Ended, MethodLog
 from spodgt.training.tables import client_rows
 from spodgt.types import Bools, CompiledGradient, Problem
@@ -75,25 +84,53 @@ class Observer:
         self.saved = self.shown = time.monotonic()
 
     def __call__(self, snapshot: Snapshot, due: Bools, last: Bools) -> Bools:
-        world, state, keep = snapshot.world, snapshot.state, self.settings.keep_states
+        """Evaluate, record and save the runs of a batch after a round.
+
+        Evaluated are the models of the last exchange, kept are those of this round: they differ for methods
+        with local steps.
+
+        Args:
+            snapshot: where the batch stands.
+            due: (runs,) to evaluate now.
+            last: (runs,) that end with this round.
+
+        Returns:
+            (runs,) that have left the finite numbers and must be stopped.
+        """
+        world = snapshot.world
+        keep = self.settings.keep_states
         if world.processes > 1 and snapshot.k % MEETING and not due.any() and not keep:
             return np.zeros_like(due)  # processes meet only where all of them do
         broken = self._meet(snapshot, due)
-        wanted = due | broken | keep
-        found = world.gather(state, wanted) if wanted.any() else []
-        for number, at in enumerate(np.flatnonzero(wanted).tolist()):
-            whole, run = found[number] if found else None, int(world.runs[at])
-            if due[at] and not broken[at]:
-                self._evaluate(snapshot, at, whole, final=bool(last[at]))
+        evaluated = due & ~broken
+        exchange = self._at_exchange(snapshot)
+        if exchange is snapshot:
+            states = _gather(snapshot, evaluated | last | broken | keep)
+            exchanged = states
+        else:
+            states = _gather(snapshot, last | broken | keep)
+            exchanged = _gather(exchange, evaluated)
+        for at, run in enumerate(world.runs.tolist()):
+            whole = states.get(at)  # None where nothing is recorded
+            if evaluated[at]:
+                self._evaluate(exchange, at, exchanged.get(at), final=bool(last[at]))
                 self.background.wait(_AHEAD)
             if whole and keep:  # copies: a world uses the memory of a state again
                 self.history[run].append(rebuild(whole.state, [t.clone() for t in whole.state]))
             meters = world.meters(at) if broken[at] else None  # all processes count together
             if whole and (last[at] or broken[at]):
-                self._end(snapshot, at, whole, meters, copy=not (last | broken).all())
+                shown = None if exchange is snapshot else exchanged.get(at)
+                self._end(snapshot, at, whole, shown, meters, copy=not (last | broken).all())
         self._report(snapshot, over=bool(last.all()))
         self._tell()
         return broken
+
+    def _at_exchange(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with the models of the last exchange; itself where no run is between local steps."""
+        world, state = snapshot.world.at_exchange(snapshot.state)
+        if world is snapshot.world:
+            return snapshot
+        return replace(snapshot, world=world, state=state)
 
     def close(self, tally: Tally | None) -> None:
         """Fold a finished method into the tables; `tally` is None where nothing was left to run."""
@@ -108,11 +145,24 @@ class Observer:
         self.executor.finish(self.log, self.runs, states)
 
     def _end(
-        self, snapshot: Snapshot, at: int, whole: RunState, broken: dict[str, float] | None, *, copy: bool
+        self,
+        snapshot: Snapshot,
+        at: int,
+        whole: RunState,
+        exchanged: RunState | None,
+        broken: dict[str, float] | None,
+        *,
+        copy: bool,
     ) -> None:
         """Keep what a run is at its end: a copy, where the memory of the batch would be held for it.
 
-        `broken` are the meters of a run that has left the finite numbers.
+        Args:
+            snapshot: where the batch stands.
+            at: the run's number in it.
+            whole: the run's state.
+            exchanged: the same with the models of its last exchange, where these may be others.
+            broken: the meters of a run that has left the finite numbers.
+            copy: whether to copy.
         """
         run, delay = int(snapshot.world.runs[at]), float(snapshot.delay[at])
         most = STATES // len(self.runs) if self.executor.kept else 0  # nobody goes on without a folder
@@ -121,6 +171,7 @@ class Observer:
             fields,
             whole,
             most,
+            exchanged,
             copy=copy,
             under_way=snapshot.world.under_way(at) if most else {},
             k=snapshot.k,
@@ -137,7 +188,7 @@ class Observer:
         world, executor = snapshot.world, self.executor
         suspects = due if snapshot.k % STRIDE else np.ones_like(due)
         models = zip(suspects, world.split(snapshot.state[0]), strict=True)
-        odd = [bool(suspect) and not finite(x) for suspect, x in models]
+        odd = [bool(suspect) and not is_finite(x) for suspect, x in models]
         wait = time.monotonic() - self.saved < self.settings.checkpoint_every
         save = executor.kept and self.records and not wait
         flags = world.agree(np.array([*odd, save, executor.interrupt.requested]))
@@ -158,11 +209,20 @@ class Observer:
     def _save(self, snapshot: Snapshot) -> None:
         self.background.wait()
         world, names = snapshot.world, self.runs[0].algorithm.traits.state
-        parts, tally = world.gather(snapshot.state, np.ones(len(world.runs), bool)), world.tally()
+        everything = np.ones(len(world.runs), bool)
+        parts = world.gather(snapshot.state, everything)
+        exchange = self._at_exchange(snapshot)
+        exchanged = None
+        if exchange is not snapshot:
+            exchanged = exchange.world.gather(exchange.state, everything)
+        tally = world.tally()
         if parts:
             fields = [_joined(tensors) for tensors in zip(*(part.state for part in parts), strict=True)]
             statistics = _joined([part.statistics for part in parts])
             state = dict(zip(names, fields, strict=True))
+            if exchanged:
+                state[EXCHANGED_X] = _joined([part.state[0] for part in exchanged])
+                state[EXCHANGED_STATISTICS] = _joined([part.statistics for part in exchanged])
             under_way = [world.under_way(at) for at in range(len(world.runs))]
             where = Saved(snapshot.k, snapshot.delay, world.runs, state, statistics, tally, under_way)
             self.executor.save(self.log, where)
@@ -267,7 +327,17 @@ def _beside(problem: Problem, state: State) -> bool:
     Modules may draw random numbers or share memory with those that train; linear models do neither.
     """
     linear = isinstance(problem, CompiledGradient) and problem.linear_data(state[0].dtype) is not None
-    return linear and usable(*state) and state[0].numel() * len(state) <= _SMALL
+    return linear and fits_loops(*state) and state[0].numel() * len(state) <= _SMALL
+
+
+def _gather(snapshot: Snapshot, wanted: Bools) -> dict[int, RunState]:
+    """The whole states of some runs, by their number in the batch; empty where nothing is recorded."""
+    if not wanted.any():
+        return {}
+    found = snapshot.world.gather(snapshot.state, wanted)
+    if found is None:
+        return {}
+    return dict(zip(np.flatnonzero(wanted).tolist(), found, strict=True))
 
 
 def _first(state: State, fields: Sequence[str], name: str) -> State:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from spodgt import figures
 from spodgt.errors import InvalidInput
-from spodgt.kernels.sums import mean
+from spodgt.network.names import client_number
 from spodgt.record.models import MODELS
 from spodgt.record.record import Record
 from spodgt.runtimes.world import Draw
+from spodgt.tensors import mean
 from spodgt.types import HasModel
 
 
@@ -34,7 +35,8 @@ class Result(Record):
         Args:
             method: whose model; may be left out where there is one method.
             seed: of which run; the first unless given.
-            client: a client's number, or "average" (default) for the average of all clients' models.
+            client: a client's name or number, or "average" (default) for the average of all clients'
+                models.
         """
         problem, x = self._trained(method, seed, client)
         return problem.module(x)
@@ -75,17 +77,14 @@ class Result(Record):
             )
         if client == "average":
             return problem, mean(models)
-        clients = self.draws[seed].network.clients
-        if not isinstance(client, int) or isinstance(client, bool) or not 0 <= client < clients:
-            raise InvalidInput(
-                f'client={client!r} must be "average" or a number below {clients}; use "average".'
-            )
-        if len(models) < clients:
+        network = self.draws[seed].network
+        number = client_number(client, network.names, network.clients, "client")
+        if len(models) < network.clients:
             raise InvalidInput(
                 f"client={client} is not there: clients' models of more than {MODELS // 2**20} MiB are not "
                 'kept; use client="average".'
             )
-        return problem, models[client]
+        return problem, models[number]
 
     def plot(self, path: str | Path, metric: str | None = None, against: str | None = None) -> Path:
         """Draw a metric of every method, mean and one-sigma band over seeds.

@@ -11,7 +11,7 @@ from spodgt.experiment.config import checksum
 from spodgt.record.metrics import RunSnapshot
 from spodgt.record.record import no_clients, with_names
 from spodgt.runtimes.world import Run, Tally
-from spodgt.types import HasIdentity, HasRoles, HasSamples, Ints
+from spodgt.types import HasClientWeights, HasIdentity, HasRoles, HasSamples, Ints, Problem
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,19 +70,49 @@ def participation_table(done: Iterable[tuple[str, Sequence[Run], Tally]]) -> pd.
     return pd.concat(tables or [pd.DataFrame(columns=_PARTICIPATION)], ignore_index=True)
 
 
+def method_traits(batches: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, Any]]:
+    """Method → what the tables of a record say of it: the local steps of each seed, and whether it waits."""
+    found = {}
+    for label, runs in batches.items():
+        facts: dict[str, Any] = {}
+        periods = [run.algorithm.period for run in runs]
+        if max(periods) > 1:
+            facts["local_steps"] = periods
+        traits = runs[0].algorithm.traits
+        if "waits" in (traits.sporadic_clients, traits.sporadic_links):
+            facts["waits"] = True
+        if facts:
+            found[label] = facts
+    return found
+
+
 def client_rows(label: str, run: Run, snapshot: RunSnapshot) -> pd.DataFrame:
     """One row per client of a run: what it holds, and the loss and metrics of its last model."""
     import pandas as pd
 
     m, problem = run.network.clients, run.problem
     table: dict[str, Any] = {"algorithm": label, "seed": run.seed, "client": np.arange(m)}
+    if run.network.names is not None:
+        table["client_name"] = list(run.network.names)
     if isinstance(problem, HasSamples):
         table["samples"] = problem.sizes()
         if (labels := problem.labels()) is not None:
             table["labels"] = [_counts(row) for row in labels]
+    if isinstance(problem, HasClientWeights) and problem.loss_scales is not None:
+        table["weight"] = problem.loss_scales / m
     table["loss"] = snapshot.clients.loss.cpu().numpy()
     table |= {name: values.cpu().numpy() for name, values in snapshot.clients.metrics.items()}
     return pd.DataFrame(table)
+
+
+def objective_of(problem: Problem) -> str:
+    """What all methods minimise on a problem, in words."""
+    weighting = problem.weighting if isinstance(problem, HasClientWeights) else "equal"
+    by = {
+        "equal": "in which every client weighs the same",
+        "samples": "weighted by their numbers of samples (client_weights='samples')",
+    }
+    return f"the mean of the clients' losses, {by.get(weighting, 'weighted by the given client_weights')}"
 
 
 def _counts(row: Ints) -> str:
