@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from spodgt.errors import Failed, InvalidConfig, InvalidInput, InvalidNetwork
+from spodgt.errors import InvalidConfig, InvalidInput, InvalidNetwork
 from spodgt.experiment import Experiment
 from spodgt.peer import changes, folders, identity, store
 from spodgt.peer.backup import backup, restore, restore_model
@@ -69,14 +73,13 @@ def test_a_root_stays_until_it_leaves_and_a_newcomer_never_leads(tmp_path: Path)
         links |= {("p5", name): {"p_hat": 1.0}, (name, "p5"): {"p_hat": 1.0}}
     made = changes.joined(first, "p5", address="127.0.0.1:9", links=links)
     assert made.root == first.root
-    seats = made.seats("p5")
-    assert seats.leader(seats.first) == first.root
+    assert made.seats("p5").root == first.root
     assert changes.without(made, first.root).root == "p5"
     assert changes.quarantined(made, first.root).root == "p5"
     other = next(name for name in first.names if name != first.root)
     moved = changes.changed(made, Change(root=other))
     assert Manifest.parse(moved.to_text()).root == other
-    leads = [moved.seats(name).part().lead for name in moved.names]
+    leads = [moved.seats(name).part.lead for name in moved.names]
     assert [name for name, lead in zip(moved.names, leads, strict=True) if lead] == [other]
     with pytest.raises(InvalidInput, match=r"root='p9' must be one of p0, "):
         changes.changed(made, Change(root="p9"))
@@ -148,13 +151,13 @@ def test_what_a_change_gives_and_what_it_refuses(run: Path) -> None:
 def test_a_client_in_quarantine_has_no_links_and_gets_them_back(run: Path) -> None:
     first = folders.load(run)
     made = changes.quarantined(first, "p0")
-    assert made.seats("p0").part()[:2] == ({}, {})
+    assert made.seats("p0").part[:2] == ({}, {})
     assert made.neighbours("p0") == ({}, {})
     assert "p0" in made.names
     assert "p0" not in made.linked
-    assert all("p0" not in made.seats(name).part().out for name in made.linked)
+    assert all("p0" not in made.seats(name).part.out for name in made.linked)
     back = changes.quarantined(made, "p0", on=False)
-    assert back.seats("p0").part() == first.seats("p0").part()
+    assert back.seats("p0").part == first.seats("p0").part
     with pytest.raises(InvalidInput, match="p0 is in quarantine already"):
         changes.quarantined(made, "p0")
 
@@ -199,6 +202,84 @@ def test_the_signature_is_inside_and_half_a_file_is_never_there(
     assert (home / "manifest.toml").read_bytes() == before
     monkeypatch.undo()
     assert folders.load(home).version == 1
+
+
+def test_of_two_manifests_of_one_version_the_first_stays_in_force(run: Path, tmp_path: Path) -> None:
+    """Two operators change the same version: the second change is named, and not taken silently."""
+    home = folders.issue(run, "p0")
+    peer = Peer(home, "p0", Options(durability="process"))
+    authority = peer.membership.identity.authority
+    key = (run / "ca.key").read_bytes()
+    first, second, third = (
+        SignedManifest.verify(SignedManifest.sign(made, key).file, authority)
+        for made in (
+            changes.changed(folders.load(run), changes.Change(max_alone=201)),
+            changes.changed(folders.load(run), changes.Change(max_alone=202)),
+            replace(folders.load(run), version=3, max_alone=203),
+        )
+    )
+    membership = peer.membership
+    membership._consider(first)
+    membership._consider(second)  # a neighbour answers before the first is in force
+    taken = membership.adopt()
+    assert taken is not None
+    assert taken.manifest.max_alone == 201
+    membership._consider(second)
+    assert membership.adopt() is None
+    assert peer.journal.recent[-1][1:] == (
+        "refused",
+        "manifest: another one of version 2 is in force; two were made from one version; "
+        "make the next with spodgt peer set",
+    )
+    late = membership.terms.of(second, "p0")
+    membership.update = late  # the other thread had found it before the first came into force
+    assert membership.adopt() is None
+    assert membership.manifest.max_alone == 201
+    membership._consider(third)
+    taken = membership.adopt()
+    assert taken is not None
+    assert taken.manifest.version == 3
+    peer.store.close()
+
+
+def test_a_neighbour_that_never_answers_delays_no_manifest_of_another(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that was removed kept its neighbours waiting for a manifest that came one byte a second."""
+    home = folders.issue(run, "p0")
+    peer = Peer(home, "p0", Options(durability="process"))
+    newer = SignedManifest.sign(changes.without(folders.load(run), "p1"), (run / "ca.key").read_bytes())
+    asked = []
+
+    async def answer(what: str, own: Any, address: str, name: str) -> bytes:
+        asked.append(name)
+        if name == "p1":
+            await asyncio.sleep(3600)
+        return newer.file
+
+    monkeypatch.setattr("spodgt.peer.membership.fetch", answer)
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        for name in ("p1", "p1", "p2"):
+            await asyncio.to_thread(peer.membership.ask, name, loop)
+        while peer.membership.update is None:
+            await asyncio.sleep(0.01)
+        for request in peer.membership._requests.values():
+            request.cancel()
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+    assert sorted(asked) == ["p1", "p2"]
+    assert peer.membership.update is not None
+    assert peer.membership.update.manifest.names == ["p0", "p2", "p3", "p4"]
+    peer.store.close()
+
+
+def test_an_observer_reads_the_manifest_and_a_removed_client_does_not(run: Path) -> None:
+    peer = Peer(folders.issue(run, "p0"), "p0", Options(durability="process"))
+    for name, may in (("p1", True), (identity.OBSERVER, True), ("p9", False)):
+        assert (peer.membership.shown_to(name) is not None) == may
+    peer.store.close()
 
 
 def test_an_older_manifest_than_the_state_is_refused(run: Path) -> None:
@@ -291,11 +372,115 @@ def test_half_a_renewal_is_not_used_and_the_whole_one_is(run: Path) -> None:
     peer.store.close()
 
 
+BROKEN: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "half": ("cert.pem", lambda data: data[:300]),
+    "empty": ("cert.pem", lambda data: b""),
+    "garbage": ("cert.pem", lambda data: b"hello\n"),
+    "half a key": ("key.pem", lambda data: data[:100]),
+    "an empty key": ("key.pem", lambda data: b""),
+    "a broken authority": ("ca.pem", lambda data: b"x"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_certificate_that_is_copied_in_place_does_not_end_a_running_peer(how: str, run: Path) -> None:
+    home = folders.issue(run, "p0")
+    peer = Peer(home, "p0", Options(durability="process"))
+    own = peer.membership.identity
+    folders.issue(run, "p0", days=20)
+    file, damage = BROKEN[how]
+    whole = (home / file).read_bytes()
+    (home / file).write_bytes(damage(whole))
+    for _ in range(3):
+        assert peer.membership.check_folder() is None
+    assert peer.membership.identity is own
+    told = [text for _, kind, text in peer.journal.recent if kind == "certificate"]
+    assert len(told) == 1
+    assert told[0].startswith(f"the old one stays in use: {file} of p0 holds no whole ")
+    (home / file).write_bytes(whole)
+    renewed = peer.membership.check_folder()
+    assert renewed is not None
+    assert 19.9 < identity.days_left(renewed) < 20
+    peer.store.close()
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_certificate_at_a_start_is_one_sentence(
+    how: str, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = folders.issue(run, "p0")
+    file, damage = BROKEN[how]
+    (home / file).write_bytes(damage((home / file).read_bytes()))
+    code, text = cli("peer", "start", "p0", "--run", str(run), capsys=capsys, monkeypatch=monkeypatch)
+    assert code == 2
+    assert f"error: {file} of p0 holds no whole " in text
+    assert len(text.splitlines()) == 1
+
+
+def test_an_unusable_manifest_in_the_folder_of_a_running_peer_is_named(run: Path) -> None:
+    home = folders.issue(run, "p0")
+    peer = Peer(home, "p0", Options(durability="process"))
+    first = (home / "manifest.toml").read_bytes()
+    made = replace(folders.load(run), max_alone=7)  # another one of version 1, rightly signed
+    same = SignedManifest.sign(made, (run / "ca.key").read_bytes()).file
+    for file, sentence in (
+        (b"garbage", "manifest.toml does not match its signature"),
+        (first.replace(b"version = 1", b"version = 9"), "manifest.toml does not match its signature"),
+        (same, "another one of the same version is in use; publish the next version."),
+    ):
+        peer.journal.recent.clear()
+        peer.journal.told.clear()
+        peer.membership._told.clear()
+        (home / "manifest.toml").write_bytes(file)
+        for _ in range(3):
+            peer.membership.check_folder()
+        told = [text for _, kind, text in peer.journal.recent if kind == "manifest"]
+        assert len(told) == 1
+        assert told[0].startswith("version 1 stays in use; manifest.toml in the folder is not usable: ")
+        assert sentence in told[0]
+    peer.store.close()
+
+
+def test_two_manifests_of_one_version_are_not_both_taken(run: Path) -> None:
+    home = folders.issue(run, "p0")
+    peer = Peer(home, "p0", Options(durability="process"))
+    key = (run / "ca.key").read_bytes()
+    for alone in (7, 8):
+        newer = SignedManifest.sign(replace(folders.load(run), version=2, max_alone=alone), key)
+        if alone == 8:
+            late = peer.membership.terms.of(newer, "p0", peer.membership.terms)
+        else:
+            newer.write(home)
+    peer.membership.check_folder()
+    assert peer.membership.adopt() is not None
+    peer.membership.update = late  # considered by the other thread before version 2 was in force
+    assert peer.membership.adopt() is None
+    assert peer.membership.manifest.max_alone == 7
+    peer.store.close()
+
+
+def test_changes_of_two_admins_at_once_are_both_made(run: Path) -> None:
+    begun = threading.Event()
+
+    def slow(manifest: Manifest) -> Manifest:
+        begun.set()
+        time.sleep(0.3)  # the other one must not read the manifest now
+        return changes.changed(manifest, Change(max_alone=7))
+
+    first = threading.Thread(target=folders.publish_next, args=(run, slow))
+    first.start()
+    assert begun.wait(10)
+    folders.publish_next(run, lambda manifest: changes.changed(manifest, Change(rounds_per_second=20.0)))
+    first.join(10)
+    made = folders.load(run)
+    assert (made.version, made.max_alone, made.rounds_per_second) == (3, 7, 20.0)
+
+
 def test_a_client_that_was_removed_ends_with_a_sentence(run: Path) -> None:
     home = folders.issue(run, "p3")
     peer = Peer(home, "p3", Options(durability="process", seconds=20, report_every=0.1))
     folders.remove(run, "p3")
-    with pytest.raises(Failed, match="p3 was removed from the run in version 2"):
+    with pytest.raises(InvalidInput, match="p3 was removed from the run in version 2"):
         peer.run()
 
 

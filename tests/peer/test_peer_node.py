@@ -13,6 +13,7 @@ from spodgt.errors import Failed
 from spodgt.peer import node as nodes
 from spodgt.peer.audit import local_error
 from spodgt.peer.node import Node
+from spodgt.peer.norms import Norms, norm
 from spodgt.peer.protocol import Incarnation
 from spodgt.peer.seats import Part
 from spodgt.peer.states import State, begin, meta_of, state_from, vectors_of
@@ -180,6 +181,73 @@ def test_numbers_far_above_the_usual_are_named() -> None:
     assert node.norms["p2"].flags == 0
 
 
+def test_huge_numbers_early_in_an_epoch_are_named() -> None:
+    """Any member may begin an epoch: what was usual before it is not forgotten with it."""
+    world = World(3)
+    lockstep(world, 40)
+    node = world.nodes[1]
+    frame = world.nodes[0].message("p1")
+    assert frame is not None
+    node.absorb()
+    for epoch, number in ((1, 1), (1, 2)):
+        huge = torch.full_like(frame.x, 1e25)
+        node.hear("p0", frame._replace(epoch=epoch, number=number, base=0, acked=0, x=huge))
+        node.advance(True, [])
+    assert node.state.epoch == 1
+    assert node.norms["p0"].flags >= 1
+    assert node.norms["p2"].flags == 0
+    node.reset(2)  # nor are flags
+    assert node.norms["p0"].flags >= 1
+    node.relink(node.seats, 2**32)  # only a manifest, which may have removed it, forgives
+    assert node.norms == {}
+
+
+def test_honest_epochs_flag_nobody() -> None:
+    world = World(4, rebase_every=8, step=0.1)
+    for _ in range(6):
+        lockstep(world, 40)
+        assert world.nodes[1].drop("p0", "silent for 60 s")
+    lockstep(world, 40)
+    assert [text for kind, text in world.events if kind == "suspicious"] == []
+
+
+@pytest.mark.parametrize("growth", [1.03, 1.3])
+def test_a_neighbour_that_moves_a_model_away_slowly_is_named_once_the_loss_is_ruined(growth: float) -> None:
+    world = World(4, step=0.1)
+    lockstep(world, 40)
+    node = world.nodes[1]
+    length = norm(node.state.method.x)
+    others = {0, 1, 2}
+    frame = world.nodes[3].message("p1")
+    assert frame is not None
+    x = frame.x
+    number = frame.number
+    while norm(node.state.method.x) < 200 * length:
+        x = x * growth
+        number += 1
+        for i in (1, 0):
+            if f"p{i}" in world.outs[3]:
+                lie = world.nodes[3].message(f"p{i}")
+                assert lie is not None
+                world.nodes[i].hear("p3", lie._replace(number=number, x=x))
+        lockstep(world, 1, alive=others)
+    for norms in node.norms.values():
+        norms.flags = 0  # of what was far above its median
+    node.name_who_ruined(length)
+    assert {name: norms.flags for name, norms in node.norms.items()} == {"p0": 0, "p3": 1}
+
+
+def test_nobody_is_named_if_the_own_steps_ruin_a_model() -> None:
+    world = World(3, step=5.0)
+    length = norm(world.nodes[1].state.method.x)
+    lockstep(world, 25)
+    assert norm(world.nodes[1].state.method.x) > 1e3
+    for node in world.nodes:
+        flags = {name: norms.flags for name, norms in node.norms.items()}
+        node.name_who_ruined(length)
+        assert {name: norms.flags for name, norms in node.norms.items()} == flags
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -260,7 +328,7 @@ class Personal(World):
         vault = self.vaults[i]
         if not vault.meta:
             x, own = torch.zeros(1, self.n), torch.zeros(1, 2)
-            parts = self.algorithm, self.gradient(i), x, True, self.seats[i].part()
+            parts = self.algorithm, self.gradient(i), x, True, self.seats[i].part
             state = begin(*parts, private=own)
             vault.commit(vectors_of(state), meta_of(state, Incarnation(0, 0)))
         return super().start(i)
@@ -292,3 +360,29 @@ def test_a_state_comes_back_from_what_it_writes() -> None:
     wrong = {**meta_of(state, Incarnation(3, 4)), "incarnation": 2**64}
     with pytest.raises(ValueError, match="between 0 and 2\\^62"):
         state_from(vectors_of(state), wrong)
+
+
+QUIET = {"nothing": [0.0] * 30, "rounding": [1e-10] * 30, "mostly nothing": ([0.0] * 9 + [1.0]) * 3}
+
+
+@pytest.mark.parametrize("past", QUIET)
+def test_norms_do_not_call_the_message_after_a_quiet_time_unusual(past: str) -> None:
+    norms = Norms()
+    for value in QUIET[past]:
+        assert norms.note(value, value, (1.0, 1.0)) == []
+    assert norms.note(1.5, 1.5, (1.0, 1.0)) == []
+    assert norms.flags == 0
+    assert norms.note(1e4, 0.0, (1.0, 1.0)) == ["mass: its norm is 1e+04, " + _times(past)]
+    assert norms.flags == 1
+
+
+def _times(past: str) -> str:
+    return "1e+04 times the median" if past == "mostly nothing" else "7e+03 times the median"
+
+
+def test_norms_need_something_to_compare_with() -> None:
+    """A client with no gradient yet, whose neighbour has sent nothing yet."""
+    norms = Norms()
+    for _ in range(30):
+        norms.note(0.0, 0.0, (0.0, 0.0))
+    assert norms.note(1.0, 1.0, (0.0, 0.0)) == []

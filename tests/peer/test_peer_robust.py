@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
+import ssl
+import tempfile
+import threading
 import time
+import urllib.request
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +22,12 @@ import torch
 from safetensors.torch import load_file
 
 from spodgt.errors import Failed
-from spodgt.peer import channel, folders, gate, store, wire
+from spodgt.peer import channel, folders, gate, metrics_server, store, wire
 from spodgt.peer.audit import local_error
 from spodgt.peer.channel import SERVICE, Local, Traffic, fetch, secure_channel
-from spodgt.peer.diagnosis import probe
+from spodgt.peer.diagnosis import NO_CONNECTION, probe
+from spodgt.peer.display import serve_metrics
+from spodgt.peer.epochs import AT_ONCE, STEP
 from spodgt.peer.gate import Gate
 from spodgt.peer.norms import Norms
 from spodgt.peer.options import Options
@@ -30,6 +37,7 @@ from spodgt.peer.status import Journal
 from spodgt.peer.store import StoreFailed
 from spodgt.peer.transport import Transport
 from tests.peer.failures import make
+from tests.peer.test_peer_node import lockstep
 from tests.peer.test_peer_transport import Server, chunks, context, message, run, who
 from tests.peer.world import World
 
@@ -276,7 +284,202 @@ def test_proofs_of_a_rollback_are_not_believed_for_ever() -> None:
     assert node.state.epoch == 4
 
 
+def test_few_epochs_of_a_neighbour_are_followed() -> None:
+    """A member that began an epoch in every message kept all others from learning: 292 in 15 seconds."""
+    world = World(4)
+    world.seconds = 0.0
+    lockstep(world, 5)
+    node = world.nodes[1]
+    frame = world.nodes[0].message("p1")
+    assert frame is not None
+    for epoch in range(1, 100):
+        node.hear("p0", frame._replace(epoch=epoch, number=1, base=0, acked=0))
+        node.advance(False, [])
+    assert node.state.epoch == AT_ONCE
+    assert world.events[-1] == (
+        "refused",
+        "p1 p0: epoch 99 is not followed yet: too many have begun within a minute",
+    )
+    assert node.epochs.ignored == {"p0": 99 - AT_ONCE}
+    world.now += 60.0
+    node.hear("p0", frame._replace(epoch=100, number=1, base=0, acked=0))
+    node.advance(False, [])
+    assert node.state.epoch == AT_ONCE + STEP  # on the way to it
+    assert local_error(node.state) <= 1e-12
+
+
+def test_honest_clients_find_together_though_one_was_led_far_ahead() -> None:
+    """One client alone is shown frames that are 2^20 - 1 epochs ahead: the others must reach it again."""
+    world = World(4, links=[(i, j) for i in range(4) for j in range(4) if i != j])
+    world.seconds = 0.05
+    alive = {1, 2, 3}
+    lockstep(world, 5)
+    node = world.nodes[1]
+    frame = world.nodes[0].message("p1")
+    assert frame is not None
+    for _ in range(40):
+        node.hear("p0", frame._replace(epoch=node.state.epoch + 2**20 - 1, number=1, base=0, acked=0))
+        world.tick(1)
+        world.flying.clear()  # nobody hears of the epochs on the way
+    assert node.state.epoch == AT_ONCE * STEP
+    lockstep(world, 40, alive=alive)
+    assert {world.nodes[i].state.epoch for i in alive} == {AT_ONCE * STEP}
+    assert not any(world.nodes[i].epochs.ahead.get("p1") for i in alive)
+
+
+def test_what_is_wrong_with_epochs_is_in_the_status_with_its_cure(home: Path) -> None:
+    peer = Peer(home, "p0", Options(durability="process"))
+    peer.node.epochs.ahead["p1"] = 2**15
+    peer.node.epochs.ignored["p2"] = 7
+    told = " ".join(peer.reporter._warnings())
+    assert (
+        "p1 is 32768 epochs ahead, 64 of them are followed at a time: a new version of the manifest" in told
+    )
+    assert "p2 is in epochs that are not followed, 7 so far: if p2 begins them, remove it" in told
+    peer.store.close()
+
+
+def test_a_loss_that_is_not_finite_is_named_and_the_status_is_json(home: Path) -> None:
+    peer = Peer(home, "p0", Options(durability="process", report_every=0.0))
+    peer.reporter.report()
+    assert not [each for each in peer.reporter.status.warnings if each.startswith("loss")]
+    peer.node.norms["p1"] = Norms(mass=float("inf"), distance=float("inf"))
+    peer.transport.into["p1"] = Traffic(state="up")
+    state = peer.node.state
+    peer.node.state = state._replace(k=9, method=state.method._replace(x=state.method.x + 1e30))
+    peer.reporter.report(last=True)
+    assert "loss is not finite: the model has diverged" in peer.reporter.status.warnings
+    refuse = {"parse_constant": lambda text: pytest.fail(f"{text} is no JSON")}
+    body = json.loads((home / "status.json").read_text(), **refuse)  # type: ignore[arg-type]
+    assert body["loss"] is None
+    assert [n["distance"] for n in body["neighbours"] if n["name"] == "p1" and n["way"] == "from"] == [None]
+    for line in (home / "log.jsonl").read_text().splitlines():
+        json.loads(line, **refuse)  # type: ignore[arg-type]
+    told = peer._told("p1")
+    assert told is not None
+    json.loads(told, **refuse)  # type: ignore[arg-type]
+    peer.store.close()
+
+
+def test_texts_of_others_bring_no_lines_and_no_terminal_codes_into_a_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    evil = "1.0)\n2026-11-18 link up: ALL WELL\x1b[31m\r\u202e\u2028"
+    journal = Journal(tmp_path / "log.jsonl", "p1")
+    with caplog.at_level("INFO"):
+        journal.event("refused", f"p0: {evil}")
+    assert caplog.messages == ["refused: p0: 1.0)?2026-11-18 link up: ALL WELL?[31m???"]
+    assert journal.recent[-1][2].isprintable()
+    traffic = Traffic()
+    with pytest.raises(Refused) as error:
+        channel.agreed(context("b"), "a", [("spodgt-protocols", "9"), ("spodgt-version", evil)], traffic)
+    assert traffic.version.isprintable()
+    assert str(error.value).isprintable()
+
+
+def test_the_reason_of_another_end_is_shown_without_control_characters() -> None:
+    async def work() -> None:
+        async with Server() as server:
+            events: list[tuple[str, str]] = []
+            transport = sender(events)
+            await transport.start("127.0.0.1:0", {"b": server.address}, {})
+            transport.out["b"].down("b refuses: no\nforged\x1b[2J")
+            assert transport.out["b"].traffic.why == "b refuses: no?forged?[2J"
+            await transport.stop()
+
+    run(work())
+
+
+async def held(server: Server, count: int) -> list[asyncio.StreamWriter]:
+    """Connections of a certificate of the run that open no stream."""
+    made = []
+    own = who("a")
+    tls = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=own.authority.decode())
+    tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    tls.set_alpn_protocols(["h2"])
+    with tempfile.TemporaryDirectory() as folder:
+        pair = Path(folder) / "pair.pem"
+        pair.write_bytes(own.key + own.certificate)
+        tls.load_cert_chain(pair)
+    for _ in range(count):
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=tls, server_hostname="b")
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+        made.append(writer)
+    return made
+
+
+def test_connections_without_a_stream_are_closed_and_full_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removed client held all connections of a peer with its certificate; no neighbour could come back."""
+    monkeypatch.setattr("spodgt.peer.transport.CONNECTIONS", 4)
+    monkeypatch.setattr("spodgt.peer.transport.IDLE_MS", 3000)
+
+    async def work() -> None:
+        async with Server() as server:  # with one neighbour: 4 + 2
+            assert not await server.transport.check_full()
+            await asyncio.sleep(0.5)
+            connections = await held(server, 6)
+            assert await server.transport.check_full()
+            assert [text for kind, text in server.events if kind == "connections"] == [
+                "all 6 are in use: a neighbour that restarts cannot connect; "
+                "limit new connections per address in the firewall"
+            ]
+            why = await asyncio.to_thread(probe, server.transport.local.identity, server.address, "b")
+            assert NO_CONNECTION in why
+
+            async def is_in() -> bool:
+                return await server.knock(who("a"), chunks(message())) == "open"
+
+            for _ in range(10):
+                if await is_in():
+                    break
+                await asyncio.sleep(0.5)
+            assert server.heard
+            assert not await server.transport.check_full()
+            for writer in connections:
+                writer.close()
+
+    run(work())
+
+
+def test_an_idle_limit_ends_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.peer.transport.IDLE_MS", 300)
+
+    async def work() -> None:
+        async with Server() as server:
+            events: list[tuple[str, str]] = []
+            transport = sender(events)
+            await transport.start("127.0.0.1:0", {"b": server.address}, {})
+            transport.send_latest("b", message())
+            await until(lambda: server.heard)
+            await asyncio.sleep(1.5)
+            assert "link down" not in [kind for kind, _ in events]
+            await transport.stop()
+
+    run(work())
+
+
 FILE = bytes(range(256)) * 12_000  # beyond one gRPC message
+
+
+def test_an_answer_that_comes_too_slowly_or_is_too_large_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.peer.channel.ANSWER_SECONDS", 0.5)
+
+    async def slow(self: Transport, requests: Any, context: Any) -> None:
+        while True:
+            await context.write(b"#")
+            await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(Transport, "_manifest", slow)
+
+    async def work() -> None:
+        async with Server() as server:
+            server.transport.status = lambda name: FILE
+            with pytest.raises(Refused, match="b answers too slowly"):
+                await fetch("Manifest", who("a"), server.address, "b")
+            with pytest.raises(Refused, match="more than 100000 bytes"):
+                await fetch("Status", who("a"), server.address, "b", 100_000)
+
+    run(work())
 
 
 def test_a_removed_client_reads_no_manifest() -> None:
@@ -406,6 +609,27 @@ def test_the_last_good_models_are_kept(home: Path, monkeypatch: pytest.MonkeyPat
     assert any(warning.startswith("p1 sent 1 large messages") for warning in peer.reporter.status.warnings)
 
 
+def test_good_models_are_kept_again_when_flags_end(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.peer.good.EVERY_SECONDS", 0.0)
+    peer = Peer(home, "p0", Options(durability="process", report_every=0.0, evaluate_every=0.0))
+    norms = peer.node.norms["p1"] = Norms(flags=1, far=1e9)
+    for _ in range(3):
+        peer.reporter.report()
+    assert not (home / "good").exists()
+    assert peer.reporter.status.warnings
+    monkeypatch.setattr("spodgt.peer.status.FLAG_SECONDS", 0.0)  # the time is over
+    peer.reporter.report()
+    assert len(list((home / "good").iterdir())) == 1
+    assert norms.flags == 0
+    assert peer.reporter.status.warnings == []
+    monkeypatch.setattr("spodgt.peer.status.FLAG_SECONDS", 3600.0)
+    norms.flags = 1  # another one
+    peer.node.advance(True, [])
+    peer.reporter.report()
+    assert len(list((home / "good").iterdir())) == 1
+    peer.store.close()
+
+
 def test_a_key_is_never_copied_and_never_readable_by_others(home: Path, monkeypatch: Any) -> None:
     (home / "key.pem").chmod(0o644)
     folders.issue(home.parent, "p0")
@@ -417,3 +641,51 @@ def test_a_key_is_never_copied_and_never_readable_by_others(home: Path, monkeypa
         there.listen()  # nobody answers: the handshake times out after the key was read
         probe(peer.transport.local.identity, f"127.0.0.1:{there.getsockname()[1]}", "p1")
     peer.store.close()
+
+
+def scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as page:
+        return str(page.read().decode())
+
+
+def test_silent_connections_to_the_metrics_hold_few_threads_and_no_scrape(home: Path) -> None:
+    peer = Peer(home, "p0", Options(durability="process"))
+    before = threading.active_count()
+    with contextlib.ExitStack() as stack:
+        port = serve_metrics(peer.reporter.status, peer.journal, 0)
+        silent = []
+        for _ in range(5 * metrics_server.CONNECTIONS):
+            silent.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)))
+        assert 'spodgt_peer_k{client="p0"}' in scrape(port)
+        ended = silent[: 4 * metrics_server.CONNECTIONS]
+        assert [connection.recv(1) for connection in ended] == [b""] * len(ended)
+        # a thread and a timer for each connection, and the server's own
+        assert threading.active_count() - before <= 2 * (metrics_server.CONNECTIONS + 2) + 1
+    peer.store.close()
+
+
+def test_a_silent_connection_to_the_metrics_ends(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "REQUEST_SECONDS", 0.2)
+    peer = Peer(home, "p0", Options(durability="process"))
+    port = serve_metrics(peer.reporter.status, peer.journal, 0)
+    with socket.create_connection(("127.0.0.1", port), 20) as half:
+        half.sendall(b"GET /metrics HT")
+        assert half.recv(1) == b""
+    peer.store.close()
+
+
+def test_the_exception_that_broke_a_link_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*arguments: Any) -> Any:
+        raise ValueError("Value out of range: 4294967296")
+
+    async def work() -> None:
+        async with Server() as server:
+            transport = sender([])
+            await transport.start("127.0.0.1:0", {"b": server.address}, {})
+            monkeypatch.setattr(wire, "pack", breaks)
+            transport.send_latest("b", message())
+            why = "answers, but the stream broke: ValueError: Value out of range: 4294967296"
+            await until(lambda: why in transport.out["b"].traffic.why)
+            await transport.stop()
+
+    run(work())

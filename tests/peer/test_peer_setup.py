@@ -36,7 +36,7 @@ from spodgt.peer.run import Peer
 from spodgt.peer.seats import Part
 from spodgt.peer.states import Member, begin
 from spodgt.peer.store import Store
-from spodgt.peer.work import Budget, active_links, capacity
+from spodgt.peer.work import Budget, Work, active_links, capacity, limits
 from tests.conftest import Cli
 from tests.peer.world import World
 
@@ -50,7 +50,7 @@ CONFIG: dict[str, Any] = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    create(tmp_path / "run", Experiment.parse(CONFIG))
+    create(tmp_path / "run", Experiment.parse(CONFIG), Deployment(limits_from_config=True))
     return tmp_path / "run"
 
 
@@ -65,7 +65,7 @@ def test_a_manifest_is_what_it_says(run: Path) -> None:
     assert Manifest.parse(made.to_text()) == made
     assert {link.p_hat for link in made.links} == {0.7}
     assert made.client("p2").compute == {"kind": "bernoulli", "p": 0.5}
-    out, into, *_ = made.seats("p0").part()
+    out, into, *_ = made.seats("p0").part
     assert set(out) == {link.receiver for link in made.links if link.sender == "p0"}
     assert sum(into.values()) < 1
 
@@ -175,10 +175,10 @@ def test_links_are_drawn_by_name_and_round() -> None:
 LEAN = """
 import sys
 from pathlib import Path
-from spodgt.compiled import without_loops
+from spodgt.engine import disable_loops
 from spodgt.peer.options import Options
 from spodgt.peer.run import Peer
-without_loops()
+disable_loops()
 Peer(Path(sys.argv[1]), "p0", Options(durability="process", rounds=5)).run()
 heavy = {"numba", "pandas", "pyarrow", "matplotlib", "networkx", "sklearn", "sympy", "torch._dynamo"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
@@ -399,8 +399,12 @@ def test_the_flag_of_init_writes_the_table(tmp_path: Path, monkeypatch: pytest.M
         (["--method", "ab", "--compute", "p1={kind='budget', share=0.5}"], "ab needs all clients, but p1"),
         (["--method", "gossip-push-pull"], "method gossip-push-pull cannot run between peers"),
         (
-            ["--method", "sporadic-k-gt", "--set", "participation.kind=bernoulli"],
+            ["--method", "sporadic-k-gt", "--set", "participation.kind=bernoulli", "--limits-from-config"],
             "method sporadic-k-gt needs all links, but p",
+        ),
+        (
+            ["--set", "participation.p=0.5"],
+            "--set participation.p=0.5 has no effect: participation is simulated",
         ),
         (["--method", "push-pull"], "method push-pull cannot run between peers; use spod-gt-memory"),
     ],
@@ -478,7 +482,38 @@ def test_devices_are_what_they_are_said_to_be(tmp_path: Path) -> None:
         Deployment(compute={"p1": {"kind": "budget", "share": 0.25}}),
     )
     assert made.client("p1").compute == {"kind": "budget", "share": 0.25}
-    assert made.client("p0").compute == {"kind": "bernoulli", "p": 0.5}
+    assert made.client("p0").compute == {"kind": "bernoulli", "p": 1.0}
+    assert limits(made) == ["p1: spends at most 25 % of its time on gradients"]
+
+
+CONFIGS = {
+    "without [participation]": "",  # the simulator's default is a lottery
+    "with [participation]": '[participation]\nkind = "bernoulli"\np = [0.9, 0.6, 0.2]\np_hat = 0.5\n',
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_config_limits_real_clients_only_if_it_is_asked_to(config: str, cli: Cli, tmp_path: Path) -> None:
+    rest = '[network]\nkind = "ring"\nclients = 3\n[problem]\nkind = "quadratic"\n'
+    (tmp_path / "run.toml").write_text('[run]\nmethods = ["spod-gt-memory"]\n' + CONFIGS[config] + rest)
+    code, out, _ = cli("peer", "init", "--run", "free", "--config", "run.toml")
+    assert code == 0
+    assert "no limits: every client computes and sends as often as it can" in out
+    made = folders.load(tmp_path / "free")
+    assert {client.compute["p"] for client in made.clients} == {1.0}
+    assert {link.p_hat for link in made.links} == {1.0}
+
+    words = "--run", "limited", "--config", "run.toml", "--limits-from-config", "--rounds-per-second", "20"
+    code, out, _ = cli("peer", "init", *words)
+    assert code == 0
+    assert "all clients: at most 20 rounds per second" in out
+    limited = folders.load(tmp_path / "limited")
+    assert all(client.compute["p"] != 1.0 for client in limited.clients)
+    if CONFIGS[config]:
+        assert [client.compute["p"] for client in limited.clients] == [0.9, 0.6, 0.2]
+        assert "p2: computes in 20 % of its rounds, sends to p0 in 50 % of its rounds" in out
+    code, out, _ = cli("peer", "init", "--run", "again", "--config", "run.toml", "--json")
+    assert json.loads(out)["limits"] == []
 
 
 def test_a_manifest_put_into_the_folder_of_a_running_client_is_taken(run: Path) -> None:
@@ -668,3 +703,81 @@ def test_a_manifest_that_means_nothing_is_refused(run: Path, old: str, new: str,
     assert old in text
     with pytest.raises(InvalidConfig, match=re.escape(sentence)):
         Manifest.parse(text.replace(old, new, 1).encode())
+
+
+# --- clients by name ------------------------------------------------------------------------------------
+NAMED_PROBLEM = """
+import torch
+import spodgt
+
+SIZES = {"north": 9, "south": 6, "east": 3}
+
+
+def build(weights="equal", client=None, alone=False):
+    chosen = [client] if alone and client else list(SIZES)
+    targets = {name: torch.zeros(SIZES[name], dtype=torch.int64) for name in chosen}
+    data = {name: (torch.ones(SIZES[name], 2), targets[name]) for name in chosen}
+    counts = {name: float(size) for name, size in SIZES.items()}
+    return spodgt.Learning(
+        torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(), data,
+        client_weights=counts if weights == "counts" else weights,
+    )
+"""
+
+
+def named_config(folder: Path, **arguments: Any) -> Experiment:
+    (folder / "named_problem.py").write_text(NAMED_PROBLEM)
+    problem = {"kind": "python", "build": "named_problem.py:build", "arguments": arguments}
+    tables = {**CONFIG, "network": {"kind": "complete", "clients": 3}, "problem": problem}
+    return Experiment.parse(tables)
+
+
+def named_work(manifest: Manifest, name: str) -> Work:
+    return Work(name, manifest, capacity({"kind": "bernoulli", "p": 1.0}, 0, 0))
+
+
+def test_peers_hold_the_data_of_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    experiment = named_config(tmp_path)
+    assert folders.plan(experiment, Deployment()).names == ["north", "south", "east"]
+    made = folders.plan(experiment, Deployment(names=["east", "north", "south"]))
+    for name, size in (("north", 9), ("south", 6), ("east", 3)):
+        work = named_work(made, name)
+        assert isinstance(work.problem, spodgt.Learning)
+        assert work.problem.sizes()[work.row] == size
+    with pytest.raises(InvalidInput, match="the data have no client 'west', their clients are 'north'"):
+        folders.plan(experiment, Deployment(names=["north", "south", "west"]))
+
+
+def test_peers_take_names_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "graph.txt").write_text("north south\nsouth east\neast north\n")
+    network = {"kind": "file", "path": "graph.txt"}
+    participation = {"kind": "bernoulli", "p": {"north": 0.1, "south": 0.2, "east": 0.3}}
+    experiment = Experiment.parse({**CONFIG, "network": network, "participation": participation})
+    assert folders.plan(experiment, Deployment()).names == ["east", "north", "south"]
+    names = ["north", "south", "east"]
+    made = folders.plan(experiment, Deployment(names=names, addresses=["n:1", "s:1", "e:1"]))
+    assert {client.name: client.address for client in made.clients} == dict(
+        zip(names, ["n:1", "s:1", "e:1"], strict=True)
+    )
+    assert ("north", "south") in {(link.sender, link.receiver) for link in made.links}
+    with pytest.raises(InvalidInput, match="only the network has 'east', only --names has 'west'"):
+        folders.plan(experiment, Deployment(names=["north", "south", "west"]))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_gradients_of_peers_have_the_weight_of_their_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = Deployment(names=["north", "south", "east"])
+    made = folders.plan(named_config(tmp_path, weights="counts", alone=alone), names)
+    plain = folders.plan(named_config(tmp_path, alone=alone), names)
+    for name, scale in (("north", 1.5), ("south", 1.0), ("east", 0.5)):
+        weighted, equal = named_work(made, name), named_work(plain, name)
+        x = equal.start()[None]
+        torch.testing.assert_close(weighted.gradient(x, 1), scale * equal.gradient(x, 1))
+    if alone:
+        with pytest.raises(InvalidInput, match="client_weights='samples' needs the samples of all clients"):
+            folders.plan(named_config(tmp_path, weights="samples", alone=True), names)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -301,3 +303,18 @@ def test_a_read_only_disk_is_named(small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(StoreFailed, match=r"read-only|readonly"):
         Store(small_disk / "state")
+
+
+def test_spoilt_text_of_the_database_is_damage_and_no_traceback(tmp_path: Path) -> None:
+    """sqlite quotes the text in its error, which Python cannot decode then."""
+    with contextlib.closing(Store(tmp_path, durability="process")) as disk:
+        disk.commit({"x": torch.ones(3)}, {"k": 1})
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray((tmp_path / "state.db").read_bytes())
+    data[data.index(b"commitscommits")] ^= 0x80  # the name of the table
+    (tmp_path / "state.db").write_bytes(data)
+    with pytest.raises(StoreFailed, match=r"state\.db cannot be read"):
+        stores.read(tmp_path)
+    with pytest.raises(StoreFailed, match="cannot be used"):
+        Store(tmp_path, durability="process")

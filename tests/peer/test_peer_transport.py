@@ -121,6 +121,132 @@ def test_messages_and_acks_arrive_and_only_the_newest_is_kept() -> None:
     run(work())
 
 
+class Pair:
+    """Client a, which sends to a `Server` that acknowledges only what a test tells it to."""
+
+    def __init__(self, server: Server, protocols: tuple[int, ...] = wire.PROTOCOLS) -> None:
+        own = replace(context("a"), protocols=protocols)
+        self.server = server
+        self.acks: list[Any] = []
+        self.sender = Transport(Local(own, who("a"), lambda s, f: self.acks.append(f), lambda *_: None))
+
+    async def __aenter__(self) -> Pair:
+        await self.sender.start("", {"b": self.server.address}, {})
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self.sender.stop()
+
+    @property
+    def bodies(self) -> int:
+        """Messages that were sent with all their numbers."""
+        received = self.server.transport.into["a"].messages
+        assert self.sender.out["b"].traffic.messages >= received
+        return received
+
+    async def hears(self, count: int) -> None:
+        """Wait until the receiver has been given so many messages more."""
+        before = len(self.server.heard)
+        while len(self.server.heard) < before + count:
+            await asyncio.sleep(0.01)
+
+    async def acknowledge(self, number: int) -> None:
+        before = len(self.acks)
+        self.server.transport.send_ack("a", Ack(0, number, Incarnation(1, 9), Incarnation(1, 7)))
+        while len(self.acks) == before:
+            await asyncio.sleep(0.01)
+
+    async def reconnect(self) -> None:
+        stream = self.server.transport.streams["a"]
+        stream.close()
+        while self.server.transport.streams.get("a") in (None, stream):
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spodgt.peer.streams.RESEND_SECONDS", 0.03)
+
+
+@pytest.mark.usefixtures("_often")
+def test_a_message_is_sent_once_and_its_header_until_it_is_acknowledged() -> None:
+    async def work() -> None:
+        async with Server() as server, Pair(server) as pair:
+            pair.sender.send_latest("b", message(1))
+            await pair.hears(4)
+            assert {heard.number for _, heard in server.heard} == {1}
+            assert torch.equal(server.heard[-1][1].x, torch.arange(N).float())
+            for newer in range(5):  # of the same number: a later round of the sender, with another model
+                pair.sender.send_latest("b", message(1, x=torch.full((N,), float(newer))))
+                await pair.hears(2)
+            assert pair.bodies == 1
+            await pair.acknowledge(1)
+            assert pair.sender.out["b"].latest is None
+            pair.sender.send_latest("b", message(2))
+            await pair.hears(1)
+            while server.heard[-1][1].number < 2:
+                await pair.hears(1)
+            assert pair.bodies == 2
+
+    run(work())
+
+
+@pytest.mark.usefixtures("_often")
+def test_no_more_than_two_messages_leave_without_an_acknowledgement() -> None:
+    async def work() -> None:
+        async with Server() as server, Pair(server) as pair:
+            for number in range(1, 10):
+                pair.sender.send_latest("b", message(number))
+                await pair.hears(2)
+            assert pair.bodies == 2
+            assert server.heard[-1][1].number == 2
+            await pair.acknowledge(2)
+            while server.heard[-1][1].number < 9:
+                await asyncio.sleep(0.01)
+            assert pair.bodies == 3
+
+    run(work())
+
+
+@pytest.mark.usefixtures("_often")
+def test_a_new_stream_begins_with_the_whole_message() -> None:
+    async def work() -> None:
+        async with Server() as server, Pair(server) as pair:
+            pair.sender.send_latest("b", message(1))
+            await pair.hears(3)
+            await pair.reconnect()
+            await pair.hears(3)
+            assert pair.bodies == 2
+
+    run(work())
+
+
+def test_a_link_with_nothing_to_send_is_up_again_after_a_reset() -> None:
+    async def work() -> None:
+        async with Server() as server, Pair(server) as pair:
+            pair.sender.send_latest("b", message(1))
+            await pair.hears(1)
+            await pair.acknowledge(1)
+            await pair.reconnect()
+            while pair.sender.out["b"].traffic.state != "up":
+                await asyncio.sleep(0.01)
+            assert server.transport.into["a"].state == "up"
+            assert pair.bodies == 1
+
+    run(work())
+
+
+@pytest.mark.usefixtures("_often")
+def test_the_whole_message_is_repeated_to_a_receiver_of_protocol_1() -> None:
+    async def work() -> None:
+        async with Server() as server, Pair(server, protocols=(1,)) as pair:
+            pair.sender.send_latest("b", message(1))
+            await pair.hears(3)
+            assert pair.bodies >= 3
+
+    run(work())
+
+
 def test_strangers_stay_out() -> None:
     past = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=3)
     other_key, other_ca = identity.create_authority("other")
@@ -163,7 +289,7 @@ BAD = {
     "another layout": (chunks(message(), layout=b"\2" * 32), "layout differs"),
     "older protocol": (
         chunks(message(), protocol=9, version="9.9"),
-        "speaks protocol 9 (spodgt 9.9), we speak 1 (spodgt 0.1)",
+        "speaks protocol 9 (spodgt 9.9), we speak 1 and 2 (spodgt 0.1)",
     ),
     "garbage": ([b"\xff" * 400], "header claims"),
     "two gigabytes": ([struct.pack("<I", 2**31) + b"x" * 50], "header claims 2147483648 bytes"),
@@ -351,12 +477,13 @@ def test_two_versions_use_the_highest_protocol_that_both_speak(
 def test_versions_too_far_apart_are_refused_and_named() -> None:
     async def work() -> None:
         events: list[tuple[str, str]] = []
-        new = replace(context("b"), protocols=(2, 3), version="0.3")
+        new = replace(context("b"), protocols=(3, 4), version="0.3")
         receiver = Transport(Local(new, who("b"), lambda *_: None, lambda k, t: events.append((k, t))))
         port = await receiver.start("127.0.0.1:0", {}, {"a": ""})
         sender = Transport(Local(context("a"), who("a"), lambda *_: None, lambda *_: None))
         await sender.start("", {"b": f"127.0.0.1:{port}"}, {})
-        why = "a speaks protocol 1 (spodgt 0.1), we speak 2 and 3 (spodgt 0.3); use neighbouring versions"
+        both = "a speaks protocol 1 and 2 (spodgt 0.1), we speak 3 and 4 (spodgt 0.3)"
+        why = f"{both}; use neighbouring versions"
         while why not in sender.out["b"].traffic.why:
             await asyncio.sleep(0.02)
         assert ("refused", f"a: {why}") in events

@@ -25,7 +25,7 @@ from tests.peer.test_peer_changes import run as run  # noqa: PLC0414
 NEXT = """
 import functools, sys
 from spodgt.peer import run
-run.wire.Context = functools.partial(run.wire.Context, protocols=(1, 2))
+run.wire.Context = functools.partial(run.wire.Context, protocols=(1, 2, 3))
 run.metadata.version = lambda name: "9.9"
 run.Peer(sys.argv[1], sys.argv[2], run.Options(durability="process", report_every=0.3)).run()
 """

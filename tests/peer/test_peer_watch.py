@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from spodgt.peer.display import JsonLines, serve_metrics
 from spodgt.peer.folders import create
 from spodgt.peer.identity import Identity
 from spodgt.peer.options import Deployment, Options
+from spodgt.peer.reports import check_events, check_status
 from spodgt.peer.run import Peer
 from spodgt.peer.status import Journal, Status
 from spodgt.peer.transport import Transport
@@ -107,16 +109,87 @@ def test_a_client_whose_neighbours_hear_nothing_is_silent_though_it_reports() ->
 
 def test_who_was_named_first_sends_huge_numbers() -> None:
     rows, ages = world()
-    see(rows, "p2", "p1", flags=40)
-    see(rows, "p4", "p2", flags=90)
+    for name in ("p2", "p3"):
+        see(rows, name, "p1", flags=40)
+    for name in ("p3", "p4"):
+        see(rows, name, "p2", flags=90)
     first = {"p1": Named(10.0, "model: 1e9 times the median"), "p2": Named(10.1, "model: …")}
     found = judge(rows, ages, None, first)
     assert [(f.level, f.client, f.kind) for f in found] == [("bad", "p1", "huge"), ("warn", "p2", "infected")]
-    said = "p1 sends huge numbers, say p2 (model: 1e9 times the median): spodgt peer quarantine p1"
+    said = "p1 sends huge numbers, say p2, p3 (model: 1e9 times the median): spodgt peer quarantine p1"
     assert found[0].text == f"{said} --good-models"
     told = [{"time": 5.0, "event": "suspicious", "text": "p1: later"}, {"time": 2.0, "event": "link up"}]
     told.append({"time": 4.0, "event": "suspicious", "text": "p1: sooner"})
     assert first_named(told) == {"p1": Named(4.0, "sooner")}
+
+
+def test_one_report_is_not_enough_to_advise_a_quarantine() -> None:
+    rows, ages = world()
+    see(rows, "p2", "p1", flags=9)
+    first = {"p1": Named(5.0, "model: 1e29 times the median")}
+    (only,) = judge(rows, ages, None, first)
+    assert (only.level, only.client, only.kind) == ("warn", "p1", "accused")
+    assert "quarantine" not in only.text
+    assert "p2" in only.text
+    ages["p3"] = 60.0  # the only other one that hears p1 does not report: who is right cannot be told
+    (huge,) = [each for each in judge(rows, ages, None, first) if each.client == "p1"]
+    assert huge.level == "bad"
+    assert "look at both, nobody else hears it" in huge.text
+
+
+def test_all_models_that_diverged_are_named() -> None:
+    rows, ages = world(**{name: {"loss": None} for name in NAMES})
+    assert kinds(rows, ages, None, {}) == [("bad", name, "diverged") for name in NAMES]
+    rows, ages = world(p2={"loss": None, "k": 0})  # it has only just started
+    assert kinds(rows, ages, None, {}) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"audit": "zero"},
+        {"neighbours": 7},
+        {"neighbours": [{"name": "p1"}]},
+        {"neighbours": [neighbour("p1", "sideways")]},
+        {"neighbours": [neighbour(["p1"], "to")]},  # type: ignore[arg-type]
+        {"loss": {"a": 1}},
+        {"time": None},
+        {"time": "now"},
+        {"k": 10**400},
+        {"waiting": 3, "warnings": "all"},
+        {"warnings": [3]},
+    ],
+)
+def test_a_report_with_wrong_types_is_refused_as_a_whole(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        check_status(row("p0", **change))
+
+
+@pytest.mark.parametrize(
+    "events", [7, [7], [{"time": "yesterday", "event": "x", "text": "y"}], [{"time": 5, "text": "y"}]]
+)
+def test_events_with_wrong_types_are_refused(events: Any) -> None:
+    with pytest.raises(ValueError, match="must"):
+        check_events(events)
+
+
+def test_a_report_with_a_warning_for_each_of_many_neighbours_is_shown() -> None:
+    warnings = [f"p{number} silent for 40 s" for number in range(500)]
+    found = check_status(row("p0", warnings=warnings))
+    assert found["warnings"] == warnings[:100]
+
+
+def test_a_report_keeps_what_is_known_and_drops_the_rest() -> None:
+    body = row("p0", x="A" * 10**6, root="p1\x1b[2J", loss=float("inf"), version=None)
+    found = check_status(body)
+    assert "x" not in found
+    assert "version" not in found
+    assert found["root"] == "p1?[2J"
+    assert found["loss"] is None
+    assert judge({"p0": found}, {"p0": 0.1}, None, {}) != []
+    whole = check_status(row("p0"))
+    assert whole == {**row("p0", time=whole["time"]), "warnings": [], "neighbours": whole["neighbours"]}
+    assert links_of({"p0": whole}, {"p0": 0.1}, None)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +331,66 @@ def test_a_browser_shows_who_is_silent_and_who_sends_huge_numbers(
     assert "<title>(2) p1, p3 – spodgt peers</title>" in dom
 
 
+def test_the_page_follows_the_manifest(run: Path) -> None:
+    """A client that joins is watched, and red until it reports; one that leaves is not missed."""
+    for places in ([str(run)], [str(run / name) for name in NAMES]):
+        watched = Watched(places)
+        watched.look()
+        before = folders.load(run).version
+        name = f"late{before}"
+        links: dict[tuple[str, str], dict[str, object]] = {(name, "p0"): {}, ("p0", name): {}}
+        room = replace(folders.load(run), divided_into=9)
+        made = changes.joined(room, name, address="127.0.0.1:9", links=links)
+        folders.publish(run, made)
+        watched.look()
+        view = watched.view()
+        assert view["version"] == before + 1
+        assert name in [client["name"] for client in view["clients"]]
+        (unseen,) = [each for each in view["findings"] if each["client"] == name]
+        assert (unseen["level"], unseen["kind"]) == ("bad", "unseen")
+        home = folders.issue(run, name)
+        (home / "status.json").write_text(json.dumps(row(name, neighbours=[])))
+        again = Watched([*places, str(home)]) if len(places) > 1 else watched
+        again.look()
+        assert not [each for each in again.view()["findings"] if each["kind"] == "unseen"]
+        folders.remove(run, name)
+        watched.look()
+        assert name not in [client["name"] for client in watched.view()["clients"]]
+
+
+def test_members_that_are_not_watched_are_named(run: Path) -> None:
+    watched = Watched([str(run / "p0")])
+    watched.look()
+    (only,) = [each for each in watched.view()["findings"] if each["kind"] == "unwatched"]
+    assert only["text"].startswith("p1, p2, p3, p4: members that are not watched")
+
+
+@pytest.mark.network
+def test_a_report_that_is_too_large_or_too_slow_delays_no_other(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spodgt.peer.watch.SECONDS", 0.5)
+    asked = []
+
+    async def answer(what: str, own: Any, address: str, name: str, limit: int) -> bytes:
+        asked.append(limit)
+        if name == "p0":
+            await asyncio.sleep(3600)
+        return json.dumps({"status": row(name), "events": [] if name != "p1" else 7}).encode()
+
+    monkeypatch.setattr("spodgt.peer.watch.fetch", answer)
+    for name in NAMES:
+        shutil.rmtree(run / name)
+    watched = Watched([str(run)])
+    watched.look()
+    view = watched.view()
+    assert set(asked) == {2**20}
+    assert [client["name"] for client in view["clients"] if "k" in client] == ["p2", "p3", "p4"]
+    texts = {each["client"]: each["text"] for each in view["findings"] if each["kind"] == "unseen"}
+    assert texts.keys() == {"p0", "p1"}
+    assert "events must be a list" in texts["p1"]
+
+
 @pytest.mark.network
 def test_clients_elsewhere_are_asked_over_mutual_tls(run: Path) -> None:
     """p0 runs elsewhere: an observer may ask it, a removed client and another run's observer may not."""
@@ -293,7 +426,8 @@ def test_clients_elsewhere_are_asked_over_mutual_tls(run: Path) -> None:
         stranger = Watched([address], run)
         stranger.identity = folders.observer(run.parent / "other")
         stranger.look()
-        (only,) = stranger.view()["findings"]
+        only, unwatched = stranger.view()["findings"]
+        assert unwatched["kind"] == "unwatched"
         assert only["kind"] == "unseen"
         assert "cannot be asked at" in only["text"]
     finally:

@@ -12,6 +12,7 @@ import spodgt
 from spodgt.network import Network
 from spodgt.peer import wire
 from spodgt.peer.audit import Audit, audit
+from spodgt.peer.epochs import FollowedEpochs
 from spodgt.peer.node import Node
 from spodgt.peer.protocol import Ack, Incarnation, Message
 from spodgt.peer.seats import Seats
@@ -61,9 +62,11 @@ class World:
         prices = np.ones(network.links) if self.algorithm.traits.root else None
         places = {name: i for i, name in enumerate(self.names)}
         self.seats = [Seats(name, places, network, prices) for name in self.names]
-        self.outs = {i: dict(seats.part().out) for i, seats in enumerate(self.seats)}
-        self.ins = {i: dict(seats.part().into) for i, seats in enumerate(self.seats)}
+        self.outs = {i: dict(seats.part.out) for i, seats in enumerate(self.seats)}
+        self.ins = {i: dict(seats.part.into) for i, seats in enumerate(self.seats)}
         self.starts = 0
+        self.now = 0.0  # seconds
+        self.seconds = 60.0  # that a local round takes
         self.events: list[tuple[str, str]] = []
         self.flying: list[tuple[str, str, Any]] = []  # (from, to, frame)
         self.vaults = [MemoryVault() for _ in range(m)]
@@ -81,15 +84,14 @@ class World:
         self.starts += 1
         if not vault.meta or fresh:
             seats = self.seats[i]
-            begun = self.algorithm, self.gradient(i), torch.zeros(1, self.n), True, seats.part()
-            state = begin(*begun, crew=seats.first)
+            state = begin(self.algorithm, self.gradient(i), torch.zeros(1, self.n), True, seats.part)
             incarnation = Incarnation(1, self.starts)
         else:
             state = state_from(vault.vectors, vault.meta)
             incarnation = Incarnation(vault.meta["incarnation"] + 1, self.starts)
         vault.commit(vectors_of(state), meta_of(state, incarnation))
         notify = lambda kind, text: self.events.append((kind, f"p{i} {text}"))  # noqa: E731
-        return self.kind(
+        node = self.kind(
             self.algorithm,
             self.gradient(i),
             vault,
@@ -101,6 +103,8 @@ class World:
             rebase_every=self.rebase_every,
             notify=notify,
         )
+        node.epochs = FollowedEpochs(clock=lambda: self.now)
+        return node
 
     def crash(self, i: int) -> None:
         self.nodes[i] = self.start(i)
@@ -108,6 +112,7 @@ class World:
     def tick(self, i: int, computes: bool = True, links: list[str] | None = None, *, crash: str = "") -> None:
         """One local round of client i; `crash` names the point at which its process dies."""
         node = self.nodes[i]
+        self.now += self.seconds
         node.advance(computes, self.outs[i] if links is None else links)
         if crash == "before commit":
             return self.crash(i)
@@ -138,11 +143,13 @@ class World:
                 if frame:
                     self.flying.append((name, target, frame))
 
-    def over_the_wire(self, sender: str, receiver: str, frame: Message) -> Message | None:
+    def over_the_wire(self, sender: str, receiver: str, frame: Message) -> Message:
         """What a receiver makes of the bytes."""
         a, b = (wire.Context("run", b"", self.n, name, short=True) for name in (sender, receiver))
         assembler = wire.Assembler(b, sender)
-        return [assembler.add(chunk) for chunk in wire.pack(a, receiver, frame, 1)][-1]
+        got = [assembler.add(chunk) for chunk in wire.pack(a, receiver, frame, 1)][-1]
+        assert isinstance(got, Message)
+        return got
 
     def deliver(self, at: int, *, keep: bool = False) -> None:
         source, target, frame = self.flying[at] if keep else self.flying.pop(at)

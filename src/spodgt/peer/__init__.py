@@ -8,7 +8,7 @@
     work                              what the device can do, and its part of the problem
     options, membership, rounds, run  the process: its options, what it follows, its loop, all together
     norms, good                       who sends what is unusual; models to go back to
-    status, display, watch            what people and programs see of it, and of all
+    status, display, metrics_server, watch  what people and programs see of it, and of all
     folders, backup                   commands on folders: make a run, issue, publish, audit, export
     faults, fleet, demo               fault injection, and a demonstration of it
 

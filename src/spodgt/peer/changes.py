@@ -152,8 +152,7 @@ def with_root(manifest: Manifest) -> Manifest:
     """
     if not manifest.method.build().traits.root or manifest.root in manifest.linked:
         return manifest
-    seats = manifest.seats(manifest.linked[0])
-    return replace(manifest, root=seats.leader(seats.first))
+    return replace(manifest, root=manifest.seats(manifest.linked[0]).root)
 
 
 def check_devices(manifest: Manifest) -> None:

@@ -13,10 +13,14 @@ from spodgt.peer import wire
 from spodgt.peer.faults import Hear
 from spodgt.peer.identity import Identity
 from spodgt.peer.protocol import Refused
+from spodgt.peer.text import printable
 
 SERVICE = "spodgt.peer.Links"
 CONNECT_SECONDS = 5.0
 CHUNK_SECONDS = 60.0  # a chunk of 1 MiB that takes longer is a dead link
+ANSWER_SECONDS = 5.0  # for an answer, beyond the time its bytes take at the slowest rate
+SLOWEST = 16_000.0  # bytes per second that a link must carry
+IDLE_MS = 5_000  # a connection without a stream is closed: whoever holds a certificate could keep all of them
 TEXT = 300  # characters of a reason that travel back to the sender
 ANSWER = 2**27  # bytes of a manifest at most: a complete graph of 1,000 clients
 _SAID = 40  # characters of a program's version, or of its protocols
@@ -84,21 +88,34 @@ def agreed(
     own: wire.Context, name: str, metadata: Iterable[tuple[str, str | bytes]] | None, traffic: Traffic
 ) -> int:
     """The protocol of a stream, from what the other end `name` says that it speaks; notes its version."""
-    said = {key: str(value)[:_SAID] for key, value in metadata or ()}
+    said = {key: printable(str(value)[:_SAID]) for key, value in metadata or ()}
     traffic.version = said.get("spodgt-version", "")
     theirs = [int(word) for word in said.get("spodgt-protocols", "1").split() if word.isdecimal()]
     return wire.agree(own, theirs, name, traffic.version)
 
 
-async def fetch(what: str, identity: Identity, address: str, name: str) -> bytes:
-    """Ask the client `name` for its "Manifest", not yet verified, or its "Status" as JSON."""
+async def fetch(what: str, identity: Identity, address: str, name: str, limit: int = ANSWER) -> bytes:
+    """Ask the client `name` for its "Manifest", not yet verified, or its "Status" as JSON.
+
+    `Refused` if the answer has more than `limit` bytes or comes too slowly.
+    """
     file = bytearray()
     async with secure_channel(identity, address, name) as channel:
         await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
-        call = channel.stream_stream(f"/{SERVICE}/{what}")(timeout=CHUNK_SECONDS)
-        await call.done_writing()
-        while (chunk := await call.read()) is not grpc.aio.EOF:
-            file += chunk
-            if len(file) > ANSWER:
-                raise Refused(f"the answer of {name} has more than {ANSWER} bytes")
-    return bytes(file)
+        call = channel.stream_stream(f"/{SERVICE}/{what}")()
+        begun = asyncio.get_running_loop().time()
+        try:
+            await call.done_writing()
+            while True:
+                deadline = begun + ANSWER_SECONDS + len(file) / SLOWEST
+                left = deadline - asyncio.get_running_loop().time()
+                chunk = await asyncio.wait_for(call.read(), max(left, 0.0))
+                if chunk is grpc.aio.EOF:
+                    return bytes(file)
+                file += chunk
+                if len(file) > limit:
+                    raise Refused(f"the answer of {name} has more than {limit} bytes")
+        except asyncio.TimeoutError:
+            raise Refused(f"{name} answers too slowly: {len(file)} bytes so far") from None
+        finally:
+            call.cancel()

@@ -12,6 +12,7 @@ import grpc
 from spodgt.peer.identity import Identity
 
 _TEXT = 300  # characters of a reason
+NO_CONNECTION = "closes new connections before TLS begins"
 _UNAVAILABLE = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED
 
 
@@ -21,22 +22,33 @@ async def cause(error: BaseException | None, identity: Identity, address: str, n
         if error.code() is grpc.StatusCode.OK:
             return f"{name} ended the stream"
         return f"{name} refuses: {error.details()}"[:_TEXT]
-    return await asyncio.to_thread(probe, identity, address, name)
+    found = await asyncio.to_thread(probe, identity, address, name)
+    if error is None or isinstance(error, grpc.aio.AioRpcError):
+        return found
+    if isinstance(error, asyncio.TimeoutError):
+        return f"{found}: no answer in time"[:_TEXT]
+    return f"{found}: {type(error).__name__}: {error}"[:_TEXT]
 
 
 def probe(identity: Identity, address: str, name: str) -> str:
     """Connect once with the standard library, whose errors name the cause."""
     host, _, port = address.rpartition(":")
     try:
+        context = _context(identity)
+    except (OSError, ssl.SSLError):  # somebody is writing them, or has written something else
+        return f"the stream to {name} broke, and key.pem and cert.pem in {identity.folder} are no pair now"
+    try:
         with (
             socket.create_connection((host.strip("[]"), int(port)), 2) as plain,
-            _context(identity).wrap_socket(plain, server_hostname=name) as secure,
+            context.wrap_socket(plain, server_hostname=name) as secure,
             contextlib.suppress(TimeoutError),
         ):
             secure.settimeout(0.3)
             secure.recv(1)  # TLS 1.3: a refusal of our certificate comes after the handshake
     except ssl.SSLCertVerificationError as error:
         return f"the certificate of {name} at {address} is not accepted: {error.verify_message}"
+    except (ssl.SSLEOFError, ConnectionResetError):
+        return f"{name} at {address} {NO_CONNECTION}: all are in use, it ends, or it speaks no TLS"
     except ssl.SSLError as error:
         alert = (error.reason or str(error)).lower().replace("_", " ")
         return f"{name} at {address} does not accept our certificate or speaks no TLS: {alert}"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from rich import box
@@ -20,6 +20,7 @@ from rich.text import Text
 
 from spodgt.errors import Failed
 from spodgt.peer.membership import WARN_DAYS
+from spodgt.peer.metrics_server import MetricsServer
 from spodgt.peer.status import Journal, Status
 
 _COLOURS = {"up": "green", "down": "red", "waiting": "yellow"}
@@ -124,10 +125,11 @@ def serve_metrics(status: Status, journal: Journal, port: int, bind: str = "127.
     registry = CollectorRegistry()
     registry.register(_Metrics(status, journal))
     try:
-        server, _ = start_http_server(port, addr=bind, registry=registry)
+        server = MetricsServer(registry, bind, port)
     except OSError as error:
         raise Failed(f"metrics cannot be served at {bind}:{port}: {error.strerror}; use another.") from None
-    return int(server.server_port)
+    server.start()
+    return server.server_port
 
 
 class JsonLines(logging.Formatter):

@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from spodgt.compiled import without_loops
+from spodgt.engine import disable_loops
 from spodgt.errors import SpodgtError
 from spodgt.peer import faults, folders
 from spodgt.peer.audit import Audit
@@ -119,7 +119,7 @@ def _child(folder: Path, name: str, options: Options, env: dict[str, str]) -> No
     os.environ.update(env)
     faults.arm(env.get("SPODGT_CRASH", ""))
     if not options.compiled:
-        without_loops()
+        disable_loops()
     try:
         Peer(folder, name, options).run()
     except SpodgtError as error:

@@ -11,22 +11,31 @@ import contextlib
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from safetensors.torch import save_file
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 from spodgt.algorithms import describe
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment, PythonProblem
+from spodgt.experiment.join import client_names, join_clients
+from spodgt.network import Network
+from spodgt.network.names import describe_difference
 from spodgt.peer import identity, store
 from spodgt.peer.audit import Audit, audit
 from spodgt.peer.changes import check_devices, with_root, without
-from spodgt.peer.manifest import Client, Link, Manifest, Method, SignedManifest, layout_of
+from spodgt.peer.manifest import Client, Link, Manifest, Method, SignedManifest, is_name, layout_of
 from spodgt.peer.options import Deployment, Table, check_address
 from spodgt.peer.states import state_from
-from spodgt.peer.work import capacity, manifest_problem, own_problem, problem_of
+from spodgt.peer.work import capacity, manifest_problem, own_problem, problem_of, row_of
 from spodgt.problems import refuse_statistics
 from spodgt.types import HasLayout, Problem
 
@@ -34,7 +43,8 @@ from spodgt.types import HasLayout, Problem
 def create(folder: Path, experiment: Experiment, deployment: Deployment = Deployment()) -> Manifest:  # noqa: B008
     """Make a run's folder, which must not hold a run yet; returns its manifest, signed and written.
 
-    The experiment's network, participation, problem and one method are drawn with its first seed.
+    The experiment's network, problem and one method are drawn with its first seed. Its participation is that
+    of simulated clients: real ones compute and send as often as they can, unless `deployment` limits them.
     """
     if (folder / "ca.key").exists():
         raise InvalidInput(f"{folder} already holds a run; give another folder.")
@@ -55,10 +65,8 @@ def create(folder: Path, experiment: Experiment, deployment: Deployment = Deploy
 def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     """The first manifest of a run."""
     seed = experiment.run.seed_list[0]
-    network, availability = experiment.draw_network(seed)
-    names = deployment.names or [f"p{i}" for i in range(network.clients)]
-    addresses = [address_of(text) for text in deployment.addresses or free_addresses(network.clients)]
-    _check_clients(network.clients, names, addresses)
+    network, availability = experiment.draw_network(seed, deployment.names)
+    names, addresses = _clients_of(network, deployment)
     if experiment.weights == "given":
         raise InvalidInput("network.weights='given' is not for peers; use weights = \"degree\".")
     parts = deployment.divided_into or network.clients
@@ -78,21 +86,30 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     elif isinstance(experiment.problem, PythonProblem):
         problem = problem_of(experiment.problem, parts, names[0])
     else:
-        problem = experiment.draw(seed).problem
+        _, problem = join_clients(network, experiment.undivided.draw(seed))
     refuse_statistics(problem, "peers")
-    devices: list[Table] = [{"kind": "bernoulli", "p": float(p)} for p in availability.p]
+    if deployment.names is None and network.names is None and problem.clients == len(names):
+        names = list(client_names(problem) or names)
+    for part, name in enumerate(names):
+        row_of(problem, name, part)  # raises where the data have no such client
+    p = np.ones(network.clients)
+    p_hat = np.ones(network.links)
+    if deployment.limits_from_config:
+        p = availability.p
+        p_hat = availability.p_hat
+    devices: list[Table] = [{"kind": "bernoulli", "p": float(each)} for each in p]
     for name, table in deployment.compute.items():
         if name not in names:
             raise InvalidInput(f"--compute names {name!r}, which is no client; they are {', '.join(names)}.")
         capacity(table, seed, names.index(name), name)  # raises if it means nothing
         devices[names.index(name)] = dict(table)
-    ends = zip(network.receivers, network.senders, availability.p_hat, strict=True)
+    ends = zip(network.receivers, network.senders, p_hat, strict=True)
     return Manifest(
         run=secrets.token_hex(8),
         clients=tuple(map(Client, names, addresses, range(len(names)), range(len(names)), devices)),
         links=tuple(
-            Link(names[j], names[i], float(p_hat), "sender" if addresses[i] else "receiver")
-            for i, j, p_hat in ends
+            Link(names[j], names[i], float(used), "sender" if addresses[i] else "receiver")
+            for i, j, used in ends
         ),
         layout=layout_of(problem),
         parameters=problem.parameters,
@@ -104,6 +121,29 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         rounds_per_second=deployment.rounds_per_second,
         max_alone=deployment.max_alone,
     )
+
+
+def _clients_of(network: Network, deployment: Deployment) -> tuple[list[str], list[str]]:
+    """Names and addresses in the order of the network's clients.
+
+    Given names are joined by name to those of the network if both are the same; if they have none in
+    common, they are new names for the clients in the order of the network.
+    """
+    addresses = [address_of(text) for text in deployment.addresses or free_addresses(network.clients)]
+    own = list(network.names or ())
+    if deployment.names is None:
+        usable = own and all(is_name(name) for name in own)
+        names = own if usable else [f"p{i}" for i in range(network.clients)]
+        _check_clients(network.clients, names, addresses)
+        return names, addresses
+    names = deployment.names
+    _check_clients(network.clients, names, addresses)
+    if not set(own) & set(names):
+        return names, addresses
+    difference = describe_difference("the network", own, "--names", names)
+    if difference:
+        raise InvalidInput(f"--names must be those of the network, but {difference}; leave --names out.")
+    return own, [addresses[names.index(name)] for name in own]
 
 
 def _common(step_size: object) -> float | Table:
@@ -157,9 +197,20 @@ def publish(folder: Path, manifest: Manifest) -> None:
 
 def publish_next(folder: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
     """Publish what `change` makes of a run's manifest; put into one running client's folder, it spreads."""
-    manifest = change(load(folder))
-    publish(folder, manifest)
+    with _locked(folder):  # two changes at once would both be the next version, and one be lost
+        manifest = change(load(folder))
+        publish(folder, manifest)
     return manifest
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process changes the run's manifest."""
+    _authority_key(folder)  # says what is wrong if there is none
+    with (folder / "ca.key").open("rb") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def issue(folder: Path, name: str, *, days: float = identity.DAYS) -> Path:

@@ -1,7 +1,7 @@
 """The last good models of a client, as files to go back to when a neighbour has ruined the run.
 
 `NAME/good/x-000123.safetensors` is the model after round 123. Some are kept, one in ten minutes; none is
-written, and so none is lost, once a neighbour has sent what is far above its median.
+written, and so none is lost, for an hour after a neighbour has sent what is far above its median.
 """
 
 from __future__ import annotations

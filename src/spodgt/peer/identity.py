@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -76,7 +76,8 @@ def issue(
     authority_key: bytes, authority: bytes, name: str, *, days: float = DAYS, start: datetime | None = None
 ) -> Identity:
     """A certificate for `name`, good for both ends of a link, for `days` from `start` or from now."""
-    signer, root = _private(authority_key), x509.load_pem_x509_certificate(authority)
+    signer = _private(authority_key, "ca.key")
+    root = _certificate(authority, "ca.pem")
     key = ec.generate_private_key(ec.SECP256R1())
     both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     builder = _builder(_common_name(name), root.subject, key, start or _now(), days)
@@ -90,10 +91,14 @@ def issue(
 
 def check(identity: Identity) -> None:
     """Report now, in one sentence, what would fail later in a handshake."""
-    certificate, now = x509.load_pem_x509_certificate(identity.certificate), _now()
+    fix = f"issue a new one with: spodgt peer renew {identity.name}"
+    again = f"copy it again, or {fix}"
+    certificate = _certificate(identity.certificate, f"cert.pem of {identity.name}", again)
+    key = _private(identity.key, f"key.pem of {identity.name}", again)
+    authority = _certificate(identity.authority, f"ca.pem of {identity.name}")
+    now = _now()
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     whose = f"the certificate of {identity.name}"
-    fix = f"issue a new one with: spodgt peer renew {identity.name}"
     names = _names(certificate)
     if names != [identity.name]:
         who = ", ".join(names) or "nobody"
@@ -103,10 +108,10 @@ def check(identity: Identity) -> None:
     if begin > now:
         clock = f"this host's clock says {now:%Y-%m-%d %H:%M}"
         raise InvalidInput(f"{whose} begins on {begin:%Y-%m-%d %H:%M} UTC, but {clock}; set the clock.")
-    if certificate.public_key() != _private(identity.key).public_key():
+    if certificate.public_key() != key.public_key():
         raise InvalidInput(f"key.pem and cert.pem of {identity.name} do not belong to each other; {fix}.")
     try:
-        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(identity.authority))
+        certificate.verify_directly_issued_by(authority)
     except (InvalidSignature, ValueError, TypeError):
         raise InvalidInput(f"{whose} is from another authority; {fix}.") from None
 
@@ -122,12 +127,12 @@ def days_left(identity: Identity) -> float:
 
 
 def sign(authority_key: bytes, text: bytes) -> bytes:
-    return _private(authority_key).sign(text, ec.ECDSA(hashes.SHA256()))
+    return _private(authority_key, "ca.key").sign(text, ec.ECDSA(hashes.SHA256()))
 
 
 def verified(authority: bytes, text: bytes, signature: bytes) -> bool:
     """Whether the authority has signed `text`."""
-    key = x509.load_pem_x509_certificate(authority).public_key()
+    key = _certificate(authority, "ca.pem").public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)
     try:
         key.verify(signature, text, ec.ECDSA(hashes.SHA256()))
@@ -167,9 +172,22 @@ def _names(certificate: x509.Certificate) -> list[str]:
     return list(extension.value.get_values_for_type(x509.DNSName))
 
 
-def _private(pem: bytes) -> ec.EllipticCurvePrivateKey:
-    key = serialization.load_pem_private_key(pem, None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
+def _certificate(pem: bytes, file: str, fix: str = "copy it again") -> x509.Certificate:
+    """The certificate in a file; a file that was cut off or holds something else is refused."""
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError:
+        raise InvalidInput(f"{file} holds no whole certificate, but {len(pem)} bytes; {fix}.") from None
+
+
+def _private(pem: bytes, file: str, fix: str = "copy it again") -> ec.EllipticCurvePrivateKey:
+    """The key in a file; a file that was cut off or holds something else is refused."""
+    try:
+        key = serialization.load_pem_private_key(pem, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it has a password
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InvalidInput(f"{file} holds no whole key of a P-256 certificate; {fix}.")
     return key
 
 

@@ -247,9 +247,14 @@ class Manifest:
         return out, into
 
 
+def is_name(name: str) -> bool:
+    """Whether certificates, file systems and shells all take a name for what it is."""
+    return bool(_NAME.fullmatch(name)) and name not in ("all", identity.OBSERVER)
+
+
 def check_name(name: str) -> None:
     """Refuse a name that a certificate, a file system or a shell would take for another."""
-    if not _NAME.fullmatch(name) or name in ("all", identity.OBSERVER):
+    if not is_name(name):
         must = "1 to 63 lower-case letters, digits, - and _, the first no sign, and not be all or observer"
         raise InvalidConfig(f"client name {name!r} must have {must}; rename it.")
 

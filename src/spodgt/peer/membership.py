@@ -65,15 +65,16 @@ class Membership:
         self.left = ""  # why this client is no member any more
         self._seen = self._stamp()
         self._warned = 0.0  # when last
-        self._request: concurrent.futures.Future[None] | None = None
+        self._told: dict[str, str] = {}  # the last text of a kind that is found at every look
+        self._requests: dict[str, concurrent.futures.Future[None]] = {}  # by neighbour
 
     @property
     def manifest(self) -> Manifest:
         return self.terms.manifest
 
     def shown_to(self, name: str) -> bytes | None:
-        """The manifest's file for the client `name`; None if it is no member, or none any more."""
-        return self.terms.signed.file if name in self.manifest.names else None
+        """The manifest's file for a member or an observer; None for others, as for one that was removed."""
+        return self.terms.signed.file if name in (*self.manifest.names, identity.OBSERVER) else None
 
     def good_model(self, before: int) -> Tensor | None:
         """(parameters,): what to go back to, if a version after `before` says so and there is something."""
@@ -91,9 +92,10 @@ class Membership:
 
     def adopt(self) -> Terms | None:
         """Put newer terms in force and keep them in the folder, if there are any."""
-        update, self.update = self.update, None
-        if update is None:
-            return None
+        update = self.update
+        self.update = None
+        if update is None or update.manifest.version <= self.manifest.version:
+            return None  # another one of this version may have been considered at the same time
         try:
             update.signed.write(self.folder)
         except OSError as error:  # it comes again with the neighbours' next frames
@@ -105,17 +107,41 @@ class Membership:
     # --- from the folder --------------------------------------------------------------------------
     def check_folder(self) -> Identity | None:
         """Look for a newer manifest, and return a new certificate if somebody has put one there."""
-        with contextlib.suppress(InvalidInput, OSError):  # not ours, or not readable: checked again later
-            if (self.folder / "manifest.toml").read_bytes() != self.terms.signed.file:
-                self._consider(SignedManifest.read(self.folder, self.identity.authority))
+        try:
+            self._read_manifest()
+        except (InvalidInput, OSError) as error:  # read again later: a copy may not be complete yet
+            version = f"version {self.manifest.version} stays in use"
+            self._tell_once("manifest", f"{version}; manifest.toml in the folder is not usable: {error}")
         renewed = self._renewed()
         self._warn()
         return renewed
 
+    def _read_manifest(self) -> None:
+        file = (self.folder / "manifest.toml").read_bytes()
+        if file == self.terms.signed.file:
+            self._told.pop("manifest", None)
+            return
+        newer = SignedManifest.verify(file, self.identity.authority)
+        if newer.manifest.version < self.manifest.version:
+            raise InvalidInput(f"it is version {newer.manifest.version}; put the newest one there.")
+        if newer.manifest.version == self.manifest.version:
+            raise InvalidInput("another one of the same version is in use; publish the next version.")
+        self._consider(newer)
+
+    def _tell_once(self, kind: str, text: str) -> None:
+        """Log what is found at every look only when it changes."""
+        if self._told.get(kind) != text:
+            self._told[kind] = text
+            self.notify(kind, text)
+
     def _stamp(self) -> tuple[int, ...]:
+        """Changes when somebody writes the key or the certificate."""
+        stamp: list[int] = []
         with contextlib.suppress(OSError):
-            return tuple((self.folder / name).stat().st_mtime_ns for name in ("key.pem", "cert.pem"))
-        return ()
+            for name in ("key.pem", "cert.pem"):
+                found = (self.folder / name).stat()
+                stamp += [found.st_mtime_ns, found.st_size]
+        return tuple(stamp)
 
     def _renewed(self) -> Identity | None:
         stamp = self._stamp()
@@ -123,10 +149,11 @@ class Membership:
             return None
         try:
             self.identity = Identity.read(self.folder, self.identity.name)
-        except InvalidInput as error:  # half of the pair is there, or it is no good: the old one goes on
-            self.notify("certificate", f"the new one is not used: {error}")
+        except InvalidInput as error:  # one of two files is there, or half of one: read again later
+            self._tell_once("certificate", f"the old one stays in use: {error}")
             return None
         self._seen, self._warned = stamp, 0.0
+        self._told.pop("certificate", None)
         self.notify("certificate", f"a new one, valid for {identity.days_left(self.identity):.1f} days")
         return self.identity
 
@@ -139,9 +166,10 @@ class Membership:
 
     # --- from neighbours --------------------------------------------------------------------------
     def ask(self, neighbour: str, loop: asyncio.AbstractEventLoop) -> None:
-        """Fetch a neighbour's manifest in `loop`; one request at a time."""
-        if self._request is None or self._request.done():
-            self._request = asyncio.run_coroutine_threadsafe(self._fetch(neighbour), loop)
+        """Fetch a neighbour's manifest in `loop`; one request to each neighbour at a time."""
+        request = self._requests.get(neighbour)
+        if request is None or request.done():
+            self._requests[neighbour] = asyncio.run_coroutine_threadsafe(self._fetch(neighbour), loop)
 
     async def _fetch(self, neighbour: str) -> None:
         try:
@@ -154,8 +182,15 @@ class Membership:
         await asyncio.sleep(_PAUSE)
 
     def _consider(self, newer: SignedManifest) -> None:
-        ours, theirs = self.manifest, newer.manifest
+        ours = self.manifest
+        theirs = newer.manifest
+        if theirs.run == ours.run and theirs.version == ours.version and newer.file != self.terms.signed.file:
+            cure = "two were made from one version; make the next with spodgt peer set"
+            self.notify("refused", f"manifest: another one of version {ours.version} is in force; {cure}")
         if theirs.run != ours.run or theirs.version <= ours.version:
+            return
+        pending = self.update
+        if pending is not None and pending.manifest.version >= theirs.version:
             return
         name, version = self.identity.name, f"version {theirs.version} of the manifest"
         if name not in theirs.names:

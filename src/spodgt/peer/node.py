@@ -17,13 +17,14 @@ from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.algorithms.compose.wrapper import Wrapper
-from spodgt.compiled import finite
 from spodgt.errors import Failed
 from spodgt.peer import protocol, states
-from spodgt.peer.norms import Norms
-from spodgt.peer.protocol import Ack, Crew, Incarnation, Message, NewerEpoch, Refused, RolledBack
-from spodgt.peer.seats import Part, Seats
+from spodgt.peer.epochs import FollowedEpochs
+from spodgt.peer.norms import FAR, Norms, norm, outward
+from spodgt.peer.protocol import Ack, Incarnation, Message, NewerEpoch, Refused, RolledBack
+from spodgt.peer.seats import Seats
 from spodgt.peer.states import Gradient, Member, News, NotFinite, PeerRound, State
+from spodgt.tensors import is_finite
 
 REBASE_EVERY = 64  # messages after which a quiet link starts from zero
 REBASE_SHORT = 4  # the same where totals are short: the smaller they are, the more 8 bits say of them
@@ -76,16 +77,12 @@ class Node:
         self.newer_manifest: str | None = None  # a neighbour that has one
         self.proofs: Counter[str] = Counter()  # that our disk was set back, by neighbour
         self.norms: dict[str, Norms] = {}  # by in-link
+        self.own_pull = 0.0  # by how much the own steps have lengthened the model
         self.bad_gradients = self.bad_in_a_row = 0  # that were not finite
-        self.given_up: set[str] = set()  # neighbours dropped and not heard since
-        self.part = self._part()
+        self.epochs = FollowedEpochs()
+        self.part = seats.part
+        self.member = member._replace(lead=self.part.lead)
         self.use(algorithm)
-
-    def _part(self) -> Part:
-        """What this client does in the epoch of its state."""
-        part = self.seats.part(self.state.crew)
-        self.member = self.member._replace(lead=part.lead)
-        return part
 
     def use(self, algorithm: Algorithm[TrackingState]) -> None:
         """Step by this method from now on; of its state beyond x, y, g what is not known begins anew."""
@@ -118,7 +115,7 @@ class Node:
             return None
         numbers = state.epoch, link.number, link.base, link.acked
         vectors = state.method.x[0], link.total
-        return Message(*numbers, self.shown_incarnation, link.seen, *vectors, state.crew)
+        return Message(*numbers, self.shown_incarnation, link.seen, *vectors, self.seats.root_place)
 
     def waits(self, name: str) -> bool:
         """Whether something on this link is unacknowledged, or its receiver has not met this incarnation."""
@@ -130,15 +127,17 @@ class Node:
         link = self.shown.into.get(name)
         if link is None:
             return None
-        return Ack(self.shown.epoch, link.number, self.shown_incarnation, link.seen, self.shown.crew)
+        return Ack(self.shown.epoch, link.number, self.shown_incarnation, link.seen, self.seats.root_place)
 
     # --- one local round -------------------------------------------------------------------------
     def advance(self, computes: bool, links: Iterable[str]) -> None:
         """Take what has arrived, step, put mass on the out-links drawn. Nothing leaves before `commit`."""
+        pull_before = self._pull()
         news = self.absorb()
         state = self.state
         after, private, computed = self._step(computes, {name: new.x for name, new in news.items()})
         method, more = states.narrow(after)
+        self.own_pull += norm(method.x) - norm(state.method.x) - (self._pull() - pull_before)
         y, out = method.y.clone(), dict(state.out)
         for name in links:
             if self._carries(name):
@@ -153,7 +152,6 @@ class Node:
             gradients=state.gradients + int(computed),
             more=more,
             private=private,
-            heard_at=state.k + 1 if news else state.heard_at,
         )
 
     def _carries(self, name: str) -> bool:
@@ -167,8 +165,10 @@ class Node:
 
     def _up_to_date(self) -> bool:
         """Whether the own model may be passed on: that of a root's epoch has come, or there is no root."""
-        into, part = self.state.into, self.part
-        return part.lead > 0 or any(into[name].number for name, weight in part.into.items() if weight)
+        if self.part.lead > 0:
+            return not self.state.is_outdated
+        into = self.state.into
+        return any(into[name].number for name, weight in self.part.into.items() if weight)
 
     def _step(self, computes: bool, models: Mapping[str, Tensor]) -> tuple[TrackingState, Tensor, bool]:
         """The method's next state, the private columns, and whether a gradient was taken.
@@ -208,22 +208,42 @@ class Node:
         news = self._take()
         if news:
             x, y, g = self.state.method
-            y, own = y.clone(), (float(g.norm()), float(x.norm()))
+            y, own = y.clone(), (norm(g), norm(x))
             for name, new in news.items():
                 y += new.mass
-                sizes = float(new.mass.norm()), float((new.x - x[0]).norm())
-                for told in self.norms.setdefault(name, Norms()).note(*sizes, own):
+                norms = self.norms.setdefault(name, Norms())
+                difference = new.x - x[0]
+                for told in norms.note(norm(new.mass), norm(difference), own):
                     self.notify("suspicious", f"{name}: {told}")
-            self.state = self.state._replace(method=self.state.method._replace(y=y))
+                norms.pull += self.state.into[name].weight * outward(difference, x[0])
+            self.state = self.state._replace(method=self.state.method._replace(y=y), heard_at=self.state.k)
             self.dirty.add("y")
         return news
+
+    def _pull(self) -> float:
+        return sum(norms.pull for norms in self.norms.values())
+
+    def name_who_ruined(self, length: float) -> None:
+        """Flag the neighbour whose models have moved the own one away since its norm was `length`.
+
+        Nobody is flagged if it was moved by the own steps: then the step size may be too large.
+        """
+        name = max(self.norms, key=lambda each: self.norms[each].pull, default="")
+        if not name or self.norms[name].flags:
+            return
+        norms = self.norms[name]
+        if norms.pull > max(FAR * length, self.own_pull):
+            norms.flags = 1
+            norms.far = norms.pull / max(length, 1e-300)
+            told = f"it has moved our model by {norms.pull:.2g}, which had the norm {length:.2g}"
+            self.notify("suspicious", f"{name}: model: {told}, and the loss is ruined")
 
     def commit(self) -> set[str]:
         """Make the round durable and show it; returns the in-links to acknowledge now."""
         vectors = states.vectors_of(self.state)
         changed = {name: vectors[name] for name in self.dirty if name in vectors}
         for name, vector in changed.items():
-            if not finite(vector):
+            if not is_finite(vector):
                 raise Failed(
                     f"{name} is not finite in round {self.state.k}; nothing of it was committed or sent. "
                     "Use a smaller step size, or remove the neighbour that the log calls suspicious."
@@ -234,37 +254,28 @@ class Node:
         owed, self.owed = self.owed & self.state.into.keys(), set()
         return owed
 
-    def reset(self, epoch: int, crew: Crew) -> None:
+    def reset(self, epoch: int) -> None:
         """Begin an epoch: the tracker is the own gradient, the links are empty."""
-        self.state = self.state._replace(crew=crew)
-        self.part = self._part()
-        self.state = states.fresh(self.state, epoch, crew, self.part)
+        self.state = states.fresh(self.state, epoch, self.part)
         self.confirmed = set()
-        self.norms = {}  # the numbers of an epoch begin large
+        for norms in self.norms.values():
+            norms.begin_epoch()
         self.touch()
 
     def drop(self, name: str, why: str) -> bool:
         """Begin an epoch without a neighbour that is gone, if this one needs it; says whether.
 
-        Without a root no list of members is needed: in a new epoch every client begins with its own
-        gradient, and a link takes no mass before its receiver has answered. With one, the crew is the list.
-        Who comes back takes part again.
+        No list of members is needed: in a new epoch every client begins with its own gradient, and a link
+        takes no mass before its receiver has answered. A client that returns takes part again. The root of a
+        method, and the trees, stay those of the manifest.
         """
-        ends = self.state.out.get(name), self.state.into.get(name)
-        crew = self.seats.without(self.state.crew, [name])
-        needed = any(end is not None and end.number for end in ends)
-        needed = needed or (crew != self.state.crew and name not in self.given_up)
-        if not needed or self.state.epoch >= self.last_epoch:
+        ends = (self.state.out.get(name), self.state.into.get(name))
+        is_used = any(end is not None and end.number for end in ends)
+        if not is_used or self.state.epoch >= self.last_epoch:
             return False
-        self.given_up.add(name)
-        self.reset(self.state.epoch + 1, crew)
-        told = f"epoch {self.state.epoch} begins without it{self._led()}"
-        self.notify("epoch", f"{name}: {why}; {told}")
+        self.reset(self.state.epoch + 1)
+        self.notify("epoch", f"{name}: {why}; epoch {self.state.epoch} begins without it")
         return True
-
-    def _led(self) -> str:
-        root = self.seats.leader(self.state.crew)
-        return f"; its root is {root}" if root else ""
 
     def go_to(self, x: Tensor) -> None:
         """Begin again from the model `x` (parameters,), in an epoch that is still to be named."""
@@ -278,10 +289,17 @@ class Node:
 
     def relink(self, seats: Seats, epoch: int) -> None:
         """Take the links of another manifest, in a new epoch."""
-        self.seats, self.given_up = seats, set()
-        self.state = self.state._replace(out={}, into={})
-        self.inbox, self.acks = {}, {}
-        self.reset(epoch, seats.first)
+        self.seats = seats
+        self.part = seats.part
+        self.member = self.member._replace(lead=self.part.lead)
+        is_outdated = self.state.is_outdated and self.part.lead > 0  # another root's model comes by itself
+        self.state = self.state._replace(out={}, into={}, is_outdated=is_outdated)
+        self.inbox = {}
+        self.acks = {}
+        self.epochs = FollowedEpochs(self.epochs.clock)
+        self.norms = {}
+        self.own_pull = 0.0
+        self.reset(epoch)
 
     # --- what has arrived ------------------------------------------------------------------------
     def _take(self) -> dict[str, News]:
@@ -292,7 +310,6 @@ class Node:
         before = self.state
         frames: list[tuple[str, Message | Ack]] = [*acks.items(), *inbox.items()]
         for name, frame in frames:
-            self.given_up.discard(name)
             try:
                 if isinstance(frame, Ack):
                     self._take_ack(name, frame)
@@ -312,10 +329,15 @@ class Node:
                 if error.epoch > self.state.epoch + protocol.JUMP:
                     self.notify("refused", f"{name}: epoch {error.epoch} is too far from {self.state.epoch}")
                     continue
-                if not self.seats.fits(error.crew):
-                    self.notify("refused", f"{name}: no epoch of this manifest has {error.crew}")
+                epoch = self.epochs.next(name, self.state.epoch, error.epoch)
+                if epoch is None:
+                    told = f"epoch {error.epoch} is not followed yet: too many have begun within a minute"
+                    self.notify("refused", f"{name}: {told}")
                     continue
-                self._follow(before, error, name)
+                why = f"{name}: {error}"
+                if epoch < error.epoch:
+                    why = f"{why}, far ahead; on the way to it epoch {epoch} begins"
+                self._restart(before, epoch, why)
                 return {}
             except RolledBack as error:
                 self.proofs[name] += 1
@@ -325,49 +347,56 @@ class Node:
                 number = max(self.incarnation.number, error.incarnation) + 1
                 self.incarnation = self.incarnation._replace(number=number)
                 epoch = max(self.state.epoch, frame.epoch) + 1
-                crew = self.seats.without(before.crew, stale=True)
                 why = f"{name}: {error}; state was set back, epoch {epoch} begins"
-                self._restart(before, epoch, crew, why)
+                self._restart(before, epoch, why)
+                leads = bool(self.seats.root) and self.part.lead > 0
+                self.state = self.state._replace(is_outdated=leads)
                 self.notify("rolled back", f"{name}: {error}")
                 return {}
         return news
 
-    def _follow(self, before: State, newer: NewerEpoch, name: str) -> None:
-        """Go on in an epoch of which a frame of `name` tells, or in the next one if it does not fit."""
-        epoch, why = newer.epoch, f"{name}: {newer}"
-        crew = self.seats.present(self.seats.merged(before.crew, newer.crew))
-        if crew != newer.crew:  # two have begun one at once, or without this client
-            epoch += 1
-            why = f"{why}, and epoch {epoch} with all that is known of who takes part"
-        self._restart(before, epoch, crew, why)
-
-    def _restart(self, before: State, epoch: int, crew: Crew, why: str) -> None:
+    def _restart(self, before: State, epoch: int, why: str) -> None:
         self.state = before  # half-taken frames would leave ρ without its mass
-        self.reset(epoch, crew)
-        self.notify("epoch", why + self._led())
+        self.reset(epoch)
+        self.notify("epoch", why)
 
-    def _of_this_epoch(self, frame: Message | Ack) -> bool:
-        return protocol.check_epoch(self.incarnation, self.state.epoch, self.state.crew, frame)
+    def _of_this_epoch(self, name: str, frame: Message | Ack) -> bool:
+        """Whether a frame of `name` is of this epoch; raises for one of a later epoch or of another root."""
+        if self.state.epoch <= frame.epoch <= self.last_epoch and frame.root != self.seats.root_place:
+            raise Refused(
+                f"it names the client at place {frame.root} as root, the manifest names "
+                f"{self.seats.root or 'none'} (place {self.seats.root_place})"
+            )
+        is_of_this_epoch = protocol.check_epoch(self.incarnation, self.state.epoch, frame)
+        self.epochs.reached(name)
+        return is_of_this_epoch
 
     def _take_ack(self, name: str, ack: Ack) -> None:
         link = self.state.out.get(name)
-        if link is None or not self._of_this_epoch(ack):
+        if link is None or not self._of_this_epoch(name, ack):
             return
         link = protocol.take_ack(link, ack)
         z = self.state.z
+        heard_at = self.state.heard_at
         if ack.seen == self.incarnation:
-            self.confirmed.add(name)
+            if name not in self.confirmed:
+                # a first contact counts as news: else clients that restart after an outage, each without
+                # news for too long, would all wait for a message of another
+                self.confirmed.add(name)
+                heard_at = self.state.k
             quiet = protocol.rebase(link) if link.number - link.base >= self.rebase_every else None
             if quiet is not None:
                 link, folded = quiet
                 z = z - folded.double()
                 self.dirty |= {"z", f"out:{name}"}
-        self.state = self.state._replace(z=z, out=self.state.out | {name: link})
+        self.state = self.state._replace(z=z, heard_at=heard_at, out=self.state.out | {name: link})
 
     def _take_message(self, name: str, message: Message) -> News | None:
-        if not self._of_this_epoch(message):
+        if not self._of_this_epoch(name, message):
             return None
         link, mass, folded = protocol.take(self.state.into[name], message)
+        if self.state.is_outdated and message.sender == link.seen:
+            self._adopt_model(name, message)
         z = self.state.z
         if folded is not None:
             z = z + folded.double()
@@ -377,6 +406,14 @@ class Node:
             return None
         self.dirty.add(f"in:{name}")
         return News(message.model(self.state.method.x[0]), mass)
+
+    def _adopt_model(self, name: str, message: Message) -> None:
+        """Lead on from a neighbour's model: the own one is older than what this root had passed on."""
+        protocol.check_vectors(message)
+        x = message.model(self.state.method.x[0])[None].clone()
+        self.state = self.state._replace(method=self.state.method._replace(x=x), is_outdated=False)
+        self.dirty.add("x")
+        self.notify("model", f"{name}: its model is the newest known here; the root goes on from it")
 
 
 def _age(frame: Message | Ack) -> tuple[int, int, int]:

@@ -14,9 +14,10 @@ Table = Mapping[str, object]  # of the manifest
 class Deployment:
     """What a run between peers has beyond an experiment."""
 
-    names: list[str] | None = None  # of the clients; None: p0, p1, …
+    names: list[str] | None = None  # of the clients; None: those of the network or the data, or p0, p1, …
     addresses: list[str] | None = None  # host:port of each, or "none"; None: free ports on loopback
     compute: Mapping[str, Table] = field(default_factory=dict)  # what some devices can do, by name
+    limits_from_config: bool = False  # limit clients and links to the probabilities of [participation]
     problem: Callable[[str], object] | None = None  # a client's problem from its name, for the experiment's
     divided_into: int | None = None  # parts of the problem, more than clients if some join later
     rounds_per_second: float = 0.0  # upper limit of a client's local rounds; 0: none

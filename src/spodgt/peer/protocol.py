@@ -21,12 +21,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from spodgt.algorithms.compose.codes import Int8
-from spodgt.compiled import finite, jit, usable
+from spodgt.tensors import is_finite
 
 BOUND = 2**62  # of every number: it must fit into a frame, also after many steps
 LARGEST = 1e30  # of a number in a message: sums of some of these still fit into float32
@@ -45,21 +44,7 @@ class Incarnation(NamedTuple):
 
 
 UNKNOWN = Incarnation()
-
-
-class Crew(NamedTuple):
-    """Who takes part in an epoch of a method with a root (`seats`); clients by their places."""
-
-    term: int = 0  # how often the root has changed under this manifest
-    root: int = -1  # -1: the method has none
-    marks: tuple[tuple[int, int], ...] = ()  # place, how often it went or came back: odd while it is absent
-
-    @property
-    def absent(self) -> set[int]:
-        return {place for place, times in self.marks if times % 2}
-
-
-LEADERLESS = Crew()
+NO_ROOT = -1  # the place of the root of a method that has none
 
 
 class Message(NamedTuple):
@@ -73,8 +58,13 @@ class Message(NamedTuple):
     seen: Incarnation  # the receiver's incarnation as the sender knows it
     x: Tensor  # (n,) float32
     total: Tensor  # (n,) float32
-    crew: Crew = LEADERLESS  # of the epoch
+    root: int = NO_ROOT  # its place in the sender's manifest
     half: Tensor | None = None  # (n,): x is known up to this much; None: exactly
+
+    @property
+    def content(self) -> tuple[int, int, int, Incarnation]:
+        """Messages of one link that are equal here put the same mass on it: one of them is enough."""
+        return self.epoch, self.number, self.base, self.sender
 
     def model(self, own: Tensor) -> Tensor:
         """The sender's model as a receiver with the model `own` takes it: the nearest that it can be."""
@@ -91,7 +81,7 @@ class Ack(NamedTuple):
     number: int
     sender: Incarnation
     seen: Incarnation  # the sender's incarnation as the receiver knows it
-    crew: Crew = LEADERLESS  # of the epoch
+    root: int = NO_ROOT  # its place in the manifest of the client that answers
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,11 +112,11 @@ class Refused(Exception):
 
 
 class NewerEpoch(Exception):
-    """The frame is from a later epoch than ours, or from one of the same number with another crew."""
+    """The frame is from a later epoch than ours."""
 
     def __init__(self, frame: Message | Ack) -> None:
         super().__init__(f"epoch {frame.epoch} has begun")
-        self.epoch, self.crew = frame.epoch, frame.crew
+        self.epoch = frame.epoch
 
 
 class RolledBack(Exception):
@@ -137,9 +127,9 @@ class RolledBack(Exception):
         self.incarnation = incarnation
 
 
-def check_epoch(own: Incarnation, epoch: int, crew: Crew, frame: Message | Ack) -> bool:
+def check_epoch(own: Incarnation, epoch: int, frame: Message | Ack) -> bool:
     """Whether the frame is of this epoch; raises if it is of a later one or knows a later incarnation."""
-    if frame.epoch > epoch or (frame.epoch == epoch and frame.crew != crew):
+    if frame.epoch > epoch:
         raise NewerEpoch(frame)
     if frame.epoch < epoch:
         return False
@@ -159,6 +149,12 @@ def check_jump(known: Incarnation, claimed: Incarnation, whose: str) -> None:
         raise Refused(f"incarnation {claimed.number} {whose} is claimed, {known.number} is known")
 
 
+def check_vectors(message: Message) -> None:
+    """Refuse numbers that are not finite, or so large that sums of them would not be."""
+    if not all(is_finite(part) and float(part.abs().max()) <= LARGEST for part in (message.total, message.x)):
+        raise Refused(f"the message holds NaN, infinite numbers or numbers above {LARGEST:.0e}")
+
+
 # --- the sender's end ----------------------------------------------------------------------------
 def put(link: OutLink, y: Tensor, short: bool = False) -> tuple[OutLink, Tensor]:
     """Put b·y on the link: its next state, and the mass (float64) to take from y.
@@ -169,21 +165,10 @@ def put(link: OutLink, y: Tensor, short: bool = False) -> tuple[OutLink, Tensor]
         wish = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)
         new = Int8().rounded(wish[None])[0]
         mass = new.to(y.dtype).sub_(link.total)
-    elif usable(link.total, y):
-        new, mass = torch.empty_like(link.total), torch.empty_like(y)
-        _put(link.total.numpy(), y.numpy(), link.weight, new.numpy(), mass.numpy())
     else:
         new = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)
-        mass = new.to(y.dtype).sub_(link.total)
+        mass = new.to(y.dtype).sub_(link.total)  # exactly the rounded amount that entered σ leaves y
     return replace(link, total=new, number=link.number + 1), mass
-
-
-@jit
-def _put(total, y, weight, new, mass):  # type: ignore[no-untyped-def]
-    for c in range(len(y)):
-        new[c] = total[c] + weight * y[c]
-        # exactly the rounded amount that entered σ leaves y; the rest stays with the sender
-        mass[c] = np.float64(new[c]) - np.float64(total[c])
 
 
 def take_ack(link: OutLink, ack: Ack) -> OutLink:
@@ -230,8 +215,7 @@ def take(link: InLink, message: Message) -> Taken:
     link = replace(link, seen=message.sender)
     if message.number <= link.number:
         return Taken(link)
-    if not all(finite(part) and float(part.abs().max()) <= LARGEST for part in (message.total, message.x)):
-        raise Refused(f"the message holds NaN, infinite numbers or numbers above {LARGEST:.0e}")
+    check_vectors(message)
     if message.base == link.base:
         mass, folded = torch.sub(message.total.double(), link.total), None
     elif message.base == link.number:

@@ -6,11 +6,12 @@ take what has arrived ▶ step ▶ commit ▶ only now send and acknowledge ▶ 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from dataclasses import dataclass
 
-from spodgt.errors import Failed
+from spodgt.errors import InvalidInput
 from spodgt.peer.faults import crash_point
 from spodgt.peer.identity import days_left
 from spodgt.peer.manifest import RESETS
@@ -21,7 +22,9 @@ from spodgt.peer.status import Reporter
 from spodgt.peer.transport import Transport
 from spodgt.peer.work import Work, active_links
 
+_CHECK_SECONDS = 10.0  # between two looks at the server's connections
 _WAIT = 0.2  # seconds, the longest pause before `halt` is checked again
+_SEND_AGAIN = 1.0  # seconds between two sends of the committed state while no local rounds are made
 
 
 @dataclass(eq=False)
@@ -39,10 +42,13 @@ class Rounds:
         self.name = self.membership.identity.name
         self.halt = threading.Event()
         self.begun = time.monotonic()
+        self._checked = self.begun  # when the server's connections were looked at last
         self._next = 0.0  # when the next round is due, if their rate is limited
+        self._sent_at = -math.inf  # monotonic time of the last send
 
     def run(self) -> None:
         """Rounds until a limit is reached or `halt` is set."""
+        self._send_unacknowledged()  # after an outage every client may be waiting for a first message
         while not self.halt.is_set() and not self._done():
             self._round()
         if self.node.dirty:
@@ -65,26 +71,57 @@ class Rounds:
         self._pace(manifest.rounds_per_second)
         # theory wants bounded delays: without news from anybody a client drifts towards its own data
         alone = k - node.state.heard_at
-        waiting = bool(manifest.max_alone) and alone >= manifest.max_alone and not node.inbox
+        limit = self._max_alone()
+        is_alone = limit is not None and alone >= limit
+        waiting = is_alone and not node.inbox
         self.reporter.status.waiting = waiting
         if waiting:
             self._wait()
+            self._exchange_without_round(bool(node.acks) and not node.inbox)
         else:
-            links = active_links(manifest.probabilities(self.name), manifest.seed, node.member.place, k)
-            links = links if k % node.exchange_every == 0 else []
-            node.advance(self.work.capacity.computes(k), links)
+            node.advance(self.work.capacity.computes(k), self._active_links(k))
             crash_point("frames taken")
-            if k % self.options.commit_every == 0:
+            if is_alone or k % self.options.commit_every == 0:
                 self._publish()
         self._report()
+
+    def _max_alone(self) -> int | None:
+        """Local rounds without news after which the client waits; None: it never waits."""
+        max_alone = self.membership.manifest.max_alone
+        if not max_alone:
+            return None
+        return max(max_alone, 2 * self.node.exchange_every)  # at least one exchange falls into them
+
+    def _active_links(self, k: int) -> list[str]:
+        """The out-links drawn for round k.
+
+        The last exchange before the client waits uses all of them. Otherwise a run could stop for ever:
+        all messages acknowledged, and every client waiting for a message of another.
+        """
+        node = self.node
+        if k % node.exchange_every:
+            return []
+        limit = self._max_alone()
+        if limit is not None and k - node.state.heard_at + node.exchange_every >= limit:
+            return list(node.state.out)
+        manifest = self.membership.manifest
+        return active_links(manifest.probabilities(self.name), manifest.seed, node.member.place, k)
 
     def _rest(self) -> None:
         """After the last round: take what neighbours send and acknowledge it."""
         self._wait()
-        if not self._follow_manifest() and (self.node.inbox or self.node.acks):
-            self.node.absorb()
-            self._publish()
+        if not self._follow_manifest():
+            self._exchange_without_round(bool(self.node.inbox or self.node.acks))
         self._report()
+
+    def _exchange_without_round(self, has_frames: bool) -> None:
+        """Apply and acknowledge received frames if there are any; else send again what is unacknowledged."""
+        if has_frames:
+            self.node.absorb()
+        if has_frames or self.node.dirty:  # rounds may share a commit that is not due yet
+            self._publish()
+        elif time.monotonic() - self._sent_at >= _SEND_AGAIN:
+            self._send_unacknowledged()
 
     def _wait(self) -> None:
         self.node.arrived.wait(_WAIT)
@@ -98,12 +135,17 @@ class Rounds:
     def _publish(self) -> None:
         """Commit, then send what others have not acknowledged, and acknowledge what was taken."""
         owed = self.node.commit()
-        for target in self.node.state.out:
-            if self.node.waits(target) and (message := self.node.message(target)):
-                self.transport.send_latest(target, message)
+        self._send_unacknowledged()
         for source in owed:
             if ack := self.node.ack(source):
                 self.transport.send_ack(source, ack)
+
+    def _send_unacknowledged(self) -> None:
+        """Send the committed message of each out-link whose receiver has not acknowledged it."""
+        self._sent_at = time.monotonic()
+        for target in self.node.state.out:
+            if self.node.waits(target) and (message := self.node.message(target)):
+                self.transport.send_latest(target, message)
 
     def _follow_manifest(self) -> bool:
         """Ask a neighbour for the newer manifest it has; adopt one that is here: other links, a new epoch."""
@@ -111,7 +153,7 @@ class Rounds:
             self.membership.ask(self.node.newer_manifest, self.transport.loop)
             self.node.newer_manifest = None
         if self.membership.left:
-            raise Failed(self.membership.left)
+            raise InvalidInput(self.membership.left)
         terms = self.membership.adopt()
         if terms is None:
             return False
@@ -138,6 +180,9 @@ class Rounds:
             address = self.options.listen or self.membership.manifest.client(self.name).address
             if address != transport.address:
                 asyncio.run_coroutine_threadsafe(transport.move(address), loop)
+            if time.monotonic() - self._checked >= _CHECK_SECONDS:
+                self._checked = time.monotonic()
+                asyncio.run_coroutine_threadsafe(transport.check_full(), loop)
             self.reporter.status.days_left = days_left(self.membership.identity)
             self._drop_silent()
             self.reporter.report()

@@ -141,8 +141,8 @@ def restore(store: Store, membership: Membership, work: Work, journal: Journal) 
         journal.event("damaged", f"{store.damaged}; the client begins anew, with an epoch reset of all")
     if saved is None:
         first, epoch = work.capacity.computes(0), manifest.epoch
-        begun = algorithm, work.gradient, work.start(), first, seats.part()
-        state = begin(*begun, epoch=epoch, crew=seats.first, member=member, private=work.private())
+        begun = algorithm, work.gradient, work.start(), first, seats.part
+        state = begin(*begun, epoch=epoch, member=member, private=work.private())
     else:
         if saved.meta["run"] != manifest.run or saved.meta["name"] != name:
             whose = f"{saved.meta['name']} in run {saved.meta['run']}, not of {name} in {manifest.run}"
@@ -174,5 +174,7 @@ def restore(store: Store, membership: Membership, work: Work, journal: Journal) 
         if good is not None:
             node.go_to(good)
         node.relink(seats, manifest.epoch)
+    elif saved.meta.get("crew", [0])[0]:  # release 0.2.0: clients had changed the root among themselves
+        node.relink(seats, state.epoch + 1)
     node.commit()  # the new incarnation is on disk before anybody hears of it
     return node

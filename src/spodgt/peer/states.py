@@ -11,10 +11,10 @@ from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.algorithms.base import State as MethodState
-from spodgt.compiled import finite
 from spodgt.errors import Incompatible
-from spodgt.peer.protocol import BOUND, LEADERLESS, Crew, Incarnation, InLink, OutLink
+from spodgt.peer.protocol import BOUND, Incarnation, InLink, OutLink
 from spodgt.peer.seats import Part
+from spodgt.tensors import is_finite
 
 Gradient = Callable[[Tensor, int], Tensor]  # (x as (1, columns) float32, round) -> (1, n) gradient
 
@@ -32,7 +32,7 @@ class State(NamedTuple):
     more: Mapping[str, Tensor] = {}  # (1, …): what the method's state has besides, such as momentum
     private: Tensor = torch.empty(1, 0)  # (1, columns) float32: parameters that never leave this client
     heard_at: int = 0  # the round in which a neighbour's message was last taken
-    crew: Crew = LEADERLESS  # of the epoch
+    is_outdated: bool = False  # a root whose disk was set back: it takes a neighbour's model before it leads
 
 
 class Member(NamedTuple):
@@ -85,7 +85,7 @@ class PeerRound:
         n, wide = x.shape[1], torch.cat((x.float(), self.private), 1)
         # rounded here and not when it is stored: the tracker must hold what the disk holds
         g, private = self.gradient(wide, self.k).float(), wide[:, n:].clone()
-        if not (finite(g) and finite(private)):
+        if not (is_finite(g) and is_finite(private)):
             raise NotFinite
         self.private = private
         return g
@@ -121,7 +121,6 @@ def begin(
     part: Part,
     *,
     epoch: int = 0,
-    crew: Crew = LEADERLESS,
     member: Member = Member(),  # noqa: B008
     private: Tensor = State._field_defaults["private"],
 ) -> State:
@@ -137,8 +136,8 @@ def begin(
             first = algorithm.init(start, round)
     z = torch.zeros(1, n, dtype=torch.float64)
     method, more = narrow(first)
-    begun = State(1, epoch, method, z, {}, {}, int(computes), more, round.private, crew=crew)
-    return fresh(begun, epoch, crew, part)
+    begun = State(1, epoch, method, z, {}, {}, int(computes), more, round.private)
+    return fresh(begun, epoch, part)
 
 
 def narrow(state: MethodState) -> tuple[TrackingState, dict[str, Tensor]]:
@@ -157,14 +156,13 @@ def widen(kind: type[TrackingState], method: TrackingState, more: Mapping[str, T
     return kind(**{key: named[key] for key in kind._fields})
 
 
-def fresh(state: State, epoch: int, crew: Crew, part: Part) -> State:
+def fresh(state: State, epoch: int, part: Part) -> State:
     """The state with which `epoch` begins: the tracker is the own gradient, the links are empty."""
     zero = torch.zeros(state.z.shape[1])
     outs = {name: OutLink(b, zero) for name, b in part.out.items()}
     ins = {name: InLink(a, zero) for name, a in part.into.items()}
     return state._replace(
         epoch=epoch,
-        crew=crew,
         method=state.method._replace(y=state.method.g.double()),
         z=torch.zeros_like(state.z),
         # incarnations stay known: they tell a second process of the same name from the first
@@ -180,7 +178,7 @@ def restored(state: State, x: Tensor) -> State:
     out = {name: link.weight for name, link in state.out.items()}
     into = {name: link.weight for name, link in state.into.items()}
     part = Part(out, into, frozenset(out), frozenset(into))
-    return fresh(state._replace(method=method, more={}), state.epoch + 1, state.crew, part)
+    return fresh(state._replace(method=method, more={}, is_outdated=False), state.epoch + 1, part)
 
 
 def vectors_of(state: State) -> dict[str, Tensor]:
@@ -201,7 +199,7 @@ def meta_of(state: State, own: Incarnation) -> dict[str, object]:
         "gradients": state.gradients,
         "heard_at": state.heard_at,
         "more": list(state.more),
-        "crew": list(state.crew),
+        "outdated": state.is_outdated,
         "incarnation": own.number,
         "out": {n: [v.weight, v.number, v.base, v.acked, *v.seen] for n, v in state.out.items()},
         "in": {n: [v.weight, v.number, v.base, *v.seen] for n, v in state.into.items()},
@@ -227,7 +225,6 @@ def state_from(vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> State:
         raise ValueError(f"its numbers {numbers} are not between 0 and 2^62")
     more = {name: vectors[f"more:{name}"][None] for name in meta.get("more", ())}
     private = vectors["private"][None] if "private" in vectors else torch.empty(1, 0)
-    term, root, marks = meta.get("crew", LEADERLESS)  # a state of before there were crews has none
     return State(
         meta["k"],
         meta["epoch"],
@@ -239,5 +236,5 @@ def state_from(vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> State:
         more,
         private,
         heard_at,
-        Crew(term, root, tuple((place, times) for place, times in marks)),
+        bool(meta.get("outdated", False)),  # release 0.2.0 did not keep it
     )

@@ -16,18 +16,23 @@ import numpy as np
 import torch
 
 from spodgt.peer.audit import local_error
+from spodgt.peer.epochs import STEP
 from spodgt.peer.good import GoodModels
 from spodgt.peer.manifest import RESETS
 from spodgt.peer.node import Node
+from spodgt.peer.norms import norm
 from spodgt.peer.options import Options
 from spodgt.peer.store import StoreFailed
+from spodgt.peer.text import json_values, printable
 from spodgt.peer.transport import Transport
 from spodgt.peer.work import Work
 
 SUSPECT = 1e-9  # a local audit above this means broken memory or a bug: stop rather than spread it
 _QUIET = 5.0  # seconds between two entries of the same kind and neighbour
+FLAG_SECONDS = 3600.0  # after its last large message a neighbour is not named any more
 SILENT_SECONDS = 30.0  # a neighbour not heard for so long is named in the status
 _TEXT = 300  # characters of an event
+RUINED = 100.0  # times the first loss: the model is worse than that of no training
 _LOG_BYTES = 8_000_000  # then the log is moved to log.jsonl.1, and the one before it goes
 
 
@@ -44,7 +49,8 @@ class Journal:
 
     def event(self, kind: str, text: str) -> None:
         """Count an event, and log it unless one of the same kind and neighbour was logged just now."""
-        now, text = time.monotonic(), text[:_TEXT]
+        now = time.monotonic()
+        text = printable(text[:_TEXT])
         key = kind, text.partition(":")[0]
         with self.lock:
             self.counts[kind] += 1
@@ -59,7 +65,7 @@ class Journal:
 
     def append(self, row: Mapping[str, object]) -> None:
         """Write one line; a log that cannot be written, as on a full disk, ends nothing."""
-        line = json.dumps({"time": time.time(), "client": self.name, **row}) + "\n"
+        line = json.dumps(json_values({"time": time.time(), "client": self.name, **row})) + "\n"
         try:
             with self.lock:
                 if self.path.exists() and self.path.stat().st_size > _LOG_BYTES:
@@ -84,7 +90,7 @@ class Neighbour:
     silent: float | None  # seconds since something was heard; None also for a link that is not used
     distance: float | None  # between the neighbour's model and the own
     mass: float | None = None  # the norm of what its last message brought
-    flags: int = 0  # messages of this epoch that were far above their median
+    flags: int = 0  # messages under this manifest that were far above their median
     version: str = ""  # of its program
 
 
@@ -114,9 +120,10 @@ class Status:
     neighbours: list[Neighbour] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, object]:
-        """JSON values; NaN becomes null."""
-        body = asdict(self) | {"time": time.time()}
-        return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in body.items()}
+        """JSON values; NaN and infinity become null."""
+        body = json_values(asdict(self) | {"time": time.time()})
+        assert isinstance(body, dict)
+        return body
 
 
 class Reporter:
@@ -127,7 +134,10 @@ class Reporter:
     ) -> None:
         self.path, self.node, self.work, self.transport = folder / "status.json", node, work, transport
         self.journal, self.options, self.status = journal, options, Status(journal.name)
-        self.good, self.ruined = GoodModels(folder / "good"), False
+        self.good = GoodModels(folder / "good")
+        self.flags: dict[str, int] = {}  # large messages of each neighbour at the last look
+        self.flagged_at = -math.inf  # monotonic time at which there were more
+        self.first: tuple[float, float] | None = None  # the first loss, and the norm of its model
         self.begun = time.monotonic()
         self.reported = self.evaluated = 0.0  # when last
 
@@ -141,14 +151,16 @@ class Reporter:
         evaluate = last or now - self.evaluated >= self.options.evaluate_every
         if evaluate:
             self._evaluate()
+            self._look_for_ruin()
             self.evaluated = now
         if self.reported and not last:
             status.rounds_per_second = (state.k - status.k) / max(now - self.reported, 1e-9)
+        self._update_flags(now)
         self.reported, status.seconds = now, now - self.begun
         status.k, status.gradients = state.k, state.gradients
         status.incarnation = self.node.incarnation.number
         status.version, status.epoch = divmod(state.epoch, RESETS)
-        status.root = self.node.seats.leader(state.crew)
+        status.root = self.node.seats.root
         status.audit = local_error(state)
         status.neighbours = list(self._neighbours(now))
         known = [n.distance for n in status.neighbours if n.distance is not None]
@@ -180,11 +192,33 @@ class Reporter:
         rows.append((math.nan, math.nan))  # where there is no mean
         (status.loss, status.accuracy), (status.mean_loss, status.mean_accuracy), *_ = rows
 
+    def _update_flags(self, now: float) -> None:
+        """Note when a neighbour was last flagged; flags end some time after the last one."""
+        norms = dict(self.node.norms)
+        flags = {name: each.flags for name, each in norms.items()}
+        if any(count > self.flags.get(name, 0) for name, count in flags.items()):
+            self.flagged_at = now
+        elif now - self.flagged_at >= FLAG_SECONDS:
+            for each in norms.values():
+                each.flags = 0
+            flags = dict.fromkeys(flags, 0)
+        self.flags = flags
+
+    def _look_for_ruin(self) -> None:
+        """Find the neighbour that has ruined the model, slowly or at once, if the loss says that one has."""
+        loss = self.status.loss
+        if self.first is None:
+            if math.isfinite(loss):
+                self.first = (loss, norm(self.node.state.method.x))
+            return
+        first_loss, length = self.first
+        if not loss - first_loss <= RUINED * max(abs(first_loss), 1e-9):
+            self.node.name_who_ruined(length)
+
     def _keep_good_model(self) -> None:
         """Keep the model to go back to, unless a neighbour may have ruined it."""
         state, status = self.node.state, self.status
-        self.ruined = self.ruined or any(norms.flags for norms in self.node.norms.values())
-        if self.ruined or not math.isfinite(status.loss):
+        if time.monotonic() - self.flagged_at < FLAG_SECONDS or not math.isfinite(status.loss):
             return
         notes = {"name": status.name, "k": str(state.k), "loss": f"{status.loss:.6g}"}
         try:
@@ -214,23 +248,42 @@ class Reporter:
         now, heard = time.monotonic(), dict.fromkeys(sorted(self.transport.into), self.begun)
         for name, traffic in self.transport.traffic():
             heard[name] = max(heard.get(name, self.begun), traffic.heard)
-        part, away = self.node.part, self.node.seats.absent(self.node.state.crew)
-        asked = part.sends | part.hears | {*away}
+        asked = self.node.part.sends | self.node.part.hears
         return {name: now - at for name, at in heard.items() if name in asked}
 
     def _warnings(self) -> Iterator[str]:
         state, status = self.node.state, self.status
+        if state.k > 1 and not math.isfinite(status.loss):
+            yield "loss is not finite: the model has diverged"
         for name, norms in sorted(self.node.norms.items()):
             if norms.flags:
                 yield f"{name} sent {norms.flags} large messages, the last {norms.far:.1g} times the median"
+        for name, count in self.node.epochs.ignored.most_common():
+            cure = f"if {name} begins them, remove it: spodgt peer remove {name}"
+            yield f"{name} is in epochs that are not followed, {count} so far: {cure}"
+        for name, ahead in sorted(self.node.epochs.ahead.items()):
+            if ahead > STEP:
+                cure = (
+                    "a new version of the manifest brings all into one epoch: any spodgt peer set or remove"
+                )
+                yield f"{name} is {ahead} epochs ahead, {STEP} of them are followed at a time: {cure}"
         for name, seconds in self.silence().items():
             if seconds >= min(SILENT_SECONDS, self.options.drop_after or math.inf):
                 ends = state.out.get(name), state.into.get(name)
                 takes_part = any(end is not None and end.number for end in ends)
-                what = "models are biased until it returns or is removed"
-                what = "it is the root: no model moves until then" if name == status.root else what
-                what = what if takes_part else "this epoch goes on without it until it returns"
+                if name == status.root:
+                    what = "it is the root: no model moves until it returns or the manifest names another"
+                    what += f": spodgt peer set --root {status.name}, or spodgt peer remove {name}"
+                elif status.root and self.node.part.into.get(name):
+                    what = "models come through it: none comes until it returns or is removed"
+                elif takes_part:
+                    what = "models are biased until it returns or is removed"
+                else:
+                    what = "this epoch goes on without it until it returns"
                 yield f"{name} silent for {seconds:.0f} s: {what}"
+        if self.transport.is_full:
+            held = f"all {self.transport.most_connections} connections are in use"
+            yield f"{held}: a neighbour that restarts cannot connect; limit them in the firewall"
         if status.bad_gradients:
             yield f"gradients that were not finite, and not used: {status.bad_gradients}"
 

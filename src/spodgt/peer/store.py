@@ -41,6 +41,7 @@ _FORMAT = 2
 _READ = (1, _FORMAT)  # 1 had no checksum of the row
 _ATTEMPTS = 20  # to read the state of a running client: it may overwrite a slot meanwhile
 _DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OSError)  # what reading spoilt data raises
+_UNREADABLE = (sqlite3.Error, UnicodeDecodeError)  # the latter quotes spoilt text of the database
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 
 
@@ -86,7 +87,7 @@ class Store:
             self._file("state.db")  # made here, with the mode of a secret
             self.db = _database(self.path / "state.db", durability)
             self._open.callback(self.db.close)
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, *_UNREADABLE) as error:
             self.close()
             why = f"cannot be used: {_reason(error)}"
             if isinstance(error, BlockingIOError):
@@ -183,7 +184,7 @@ def _newest(db: sqlite3.Connection, path: Path, check: Callable[[Saved], None]) 
     fix = "remove the directory: the client joins again with an epoch reset"
     try:
         rows = db.execute("SELECT generation, body FROM commits ORDER BY generation DESC").fetchall()
-    except sqlite3.Error as error:
+    except _UNREADABLE as error:
         raise StoreFailed(f"{path}/state.db cannot be read: {_reason(error)}; {fix}.") from None
     for generation, row in rows:
         try:
@@ -238,7 +239,7 @@ def read(directory: str | Path, *, running: bool = False) -> Saved:
             with _unchanged(path, running) as db:
                 found = _newest(db, path, lambda saved: None)
             break
-        except (StoreFailed, sqlite3.Error):
+        except (StoreFailed, *_UNREADABLE):
             if not running or attempt == _ATTEMPTS - 1:
                 raise
     if found is None:
@@ -283,7 +284,7 @@ def _database(path: Path, durability: str) -> sqlite3.Connection:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute(f"PRAGMA synchronous={'FULL' if durability == 'power' else 'OFF'}")
         db.execute("CREATE TABLE IF NOT EXISTS commits (generation INTEGER PRIMARY KEY, body TEXT NOT NULL)")
-    except sqlite3.Error:
+    except _UNREADABLE:
         db.close()
         raise
     return db

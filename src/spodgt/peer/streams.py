@@ -7,27 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import replace
 
 import grpc
+import torch
 
 from spodgt.peer import channel, wire
-from spodgt.peer.channel import CHUNK_SECONDS, CONNECT_SECONDS, TEXT, Local, Traffic, Wires
+from spodgt.peer.channel import CHUNK_SECONDS, CONNECT_SECONDS, SLOWEST, TEXT, Local, Traffic, Wires
 from spodgt.peer.diagnosis import cause
 from spodgt.peer.faults import crash_point
 from spodgt.peer.identity import seconds_left
 from spodgt.peer.protocol import Ack, Incarnation, Message, Refused
+from spodgt.peer.text import printable
 
-RESEND_SECONDS = 1.0
+RESEND_SECONDS = 1.0  # between two repeats of what is unacknowledged: of its header, from protocol 2 on
 SILENT_SECONDS = 10.0  # without an answer to a message, beyond the time its bytes take at the slowest rate
-SLOWEST = 16_000.0  # bytes per second that a link must carry
 TAKEOVER_SECONDS = 3.0  # a stream silent for so long gives way to a later incarnation of the same client
-WINDOW = 2  # messages on their way before an acknowledgement is awaited
+WINDOW = 2  # unacknowledged messages of a stream, then no other is sent before an acknowledgement
 STREAM_SECONDS = 86_400.0  # then a stream is opened anew, so that both ends show their certificates again
 _BACKOFF = (0.1, 3.0)
+_EMPTY = torch.empty(0)
 
 
 class InStream:
@@ -107,7 +111,7 @@ class Dialled(ABC):
             await asyncio.sleep(pause * random.uniform(0.5, 1))
 
     def down(self, why: str) -> None:
-        self.traffic.why = why
+        self.traffic.why = printable(why[:TEXT])  # it may hold what the other end has written
         if self.traffic.state != "down":
             self.traffic.state = "down"
             self.local.notify("link down", f"{self.link}: {why}")
@@ -154,8 +158,8 @@ class OutStream(Dialled):
 
     def __init__(self, local: Local, name: str, address: str) -> None:
         self.latest: Message | None = None
+        self.acknowledged: Message | None = None  # the last one that was, without its vectors
         self.wake = asyncio.Event()
-        self.answered = asyncio.Event()
         self.nudged = False
         self.under_way = 0
         self.writing = 0.0  # since when a chunk waits to leave
@@ -223,9 +227,21 @@ class OutStream(Dialled):
                 raise asyncio.TimeoutError
 
     async def _send(self, call: Wires, protocol: int) -> None:
+        """Send the newest message, each once on a stream, and repeat the header of one not acknowledged.
+
+        A stream loses nothing, so the receiver still has the numbers. Its acknowledgement comes after its
+        round and commit, which may take long. Protocol 1 has no such frames: the message itself is repeated.
+        """
         own = replace(self.local.context, protocols=(protocol,))
-        frame, last, sent_at = 0, None, 0.0
+        repeats = protocol >= wire.REPEATS
+        frame = 0
+        sent: Message | None = None  # without its vectors
+        sent_at = -math.inf
         self.under_way = 0
+        if repeats and self.latest is None and self.acknowledged is not None:
+            # nothing to send: the receiver learns who has opened the stream, and answers
+            await self._write(call, wire.pack_repeat(own, self.name, self.acknowledged, frame))
+            self.asked = time.monotonic()
         self.wake.set()  # a new stream begins with what is newest
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
@@ -233,26 +249,37 @@ class OutStream(Dialled):
             self.wake.clear()
             self.nudged = False
             message = self.latest
-            if message is None or (message is last and time.monotonic() - sent_at < RESEND_SECONDS):
+            if message is None:
                 continue
-            if self.under_way >= WINDOW:
-                self.answered.clear()
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self.answered.wait(), RESEND_SECONDS)
-                message = self.latest or message  # what became newest while we waited
             frame += 1
-            for number, chunk in enumerate(wire.pack(own, self.name, message, frame)):
-                if number:
-                    crash_point("half sent")
-                self.writing = time.monotonic()
-                await call.write(chunk)
-                self.traffic.bytes += len(chunk)
-            self.writing = 0.0
-            crash_point("message sent")
-            last, sent_at = message, time.monotonic()
+            is_due = time.monotonic() - sent_at >= RESEND_SECONDS
+            is_new = sent is None or message.content != sent.content
+            if (is_new and self.under_way < WINDOW) or (is_due and not repeats):
+                sent = _without_vectors(message)
+                await self._write_message(call, wire.pack(own, self.name, message, frame))
+                self.under_way += 1
+            elif is_due and sent is not None:
+                # under a full window the newest message waits, and the last one sent is repeated
+                repeated = sent if is_new else message
+                await self._write(call, wire.pack_repeat(own, self.name, repeated, frame))
+            else:
+                continue
+            sent_at = time.monotonic()
             self.asked = self.asked or sent_at
-            self.traffic.messages += 1
-            self.under_way += 1
+
+    async def _write_message(self, call: Wires, chunks: Iterable[bytes]) -> None:
+        for number, chunk in enumerate(chunks):
+            if number:
+                crash_point("half sent")
+            await self._write(call, chunk)
+        crash_point("message sent")
+        self.traffic.messages += 1
+
+    async def _write(self, call: Wires, chunk: bytes) -> None:
+        self.writing = time.monotonic()
+        await call.write(chunk)
+        self.writing = 0.0
+        self.traffic.bytes += len(chunk)
 
     async def _listen(self, call: Wires) -> None:
         while (data := await call.read()) is not grpc.aio.EOF:
@@ -269,9 +296,15 @@ class OutStream(Dialled):
                 self.local.notify("refused", f"{self.name}: {error}")
                 continue
             self.under_way = 0
-            self.answered.set()
+            self.wake.set()  # what became newest under a full window can leave
             latest = self.latest
             same = latest and (ack.epoch, ack.seen) == (latest.epoch, latest.sender)
             if latest and same and ack.number >= latest.number:
+                self.acknowledged = _without_vectors(latest)
                 self.latest = None  # no need to resend
             self.local.hear(self.name, ack)
+
+
+def _without_vectors(message: Message) -> Message:
+    """For its header: a model may be large."""
+    return message._replace(x=_EMPTY, total=_EMPTY)

@@ -3,7 +3,7 @@
 The sender writes messages, and acknowledgements come back. One end opens the stream, as the manifest says:
 the sender calls Talk, or the receiver calls Fetch, so a client behind NAT needs outgoing connections only.
 Only the newest message of a link is ever kept, and two may be on their way, so nothing grows when a link is
-slow.
+slow. A message is sent once on a stream; until it is acknowledged, its header is repeated every second.
 """
 
 from __future__ import annotations
@@ -17,14 +17,29 @@ from dataclasses import replace
 import grpc
 
 from spodgt.peer import wire
-from spodgt.peer.channel import CHUNK_SECONDS, OPTIONS, SERVICE, TEXT, Local, Traffic, Wires, agreed, spoken
+from spodgt.peer.channel import (
+    CHUNK_SECONDS,
+    IDLE_MS,
+    OPTIONS,
+    SERVICE,
+    SLOWEST,
+    TEXT,
+    Local,
+    Traffic,
+    Wires,
+    agreed,
+    spoken,
+)
+from spodgt.peer.diagnosis import NO_CONNECTION, probe
 from spodgt.peer.gate import Gate
 from spodgt.peer.identity import Identity, seconds_left
 from spodgt.peer.protocol import Ack, Incarnation, Message, Refused
-from spodgt.peer.streams import SLOWEST, TAKEOVER_SECONDS, Dialled, InStream, OutStream
+from spodgt.peer.streams import TAKEOVER_SECONDS, Dialled, InStream, OutStream
+from spodgt.peer.wire import Repeat
 
 HEARTBEAT_SECONDS = 2.0  # a stream on which nothing was answered for so long gets a heartbeat
 FIRST_SECONDS = 10.0  # for the first whole message of a stream, beyond the time its bytes take
+FILE_CHUNK = 2**16  # bytes: even at the slowest rate each arrives within the seconds for an answer
 CONNECTIONS = 256  # beyond those of the links: strangers cannot use up the descriptors
 
 Serve = Callable[[str, Wires, int], Awaitable[None]]  # with whom, on which stream, by which protocol
@@ -45,6 +60,8 @@ class Transport:
         self.gate = Gate()
         self.server: grpc.aio.Server | None = None
         self.address = ""  # where it listens
+        self.port = 0
+        self.is_full = False  # no more connections are accepted
         self.shown = local.identity  # what the server shows in handshakes
 
     async def start(self, address: str, out: Mapping[str, str], into: Mapping[str, str]) -> int:
@@ -55,10 +72,29 @@ class Transport:
         self.relink(out, into)
         return port
 
+    @property
+    def most_connections(self) -> int:
+        return 2 * len(self.into) + CONNECTIONS
+
+    async def check_full(self) -> bool:
+        """Whether the server accepts no more connections, by a connection to itself; logged if so."""
+        if not self.address:
+            return False
+        local = self.local
+        host = self.address.rpartition(":")[0]
+        found = await asyncio.to_thread(probe, local.identity, f"{host}:{self.port}", local.context.name)
+        was_full = self.is_full
+        self.is_full = NO_CONNECTION in found
+        if self.is_full and not was_full:
+            told = f"all {self.most_connections} are in use: a neighbour that restarts cannot connect"
+            local.notify("connections", f"{told}; limit new connections per address in the firewall")
+        return self.is_full
+
     async def _listen(self, address: str) -> int:
         """Open the server at `address`, and only then close the one before; RuntimeError if it cannot be."""
-        connections = ("grpc.max_allowed_incoming_connections", 2 * len(self.into) + CONNECTIONS)
-        server, port = grpc.aio.server(options=[*OPTIONS, connections]), 0
+        connections = ("grpc.max_allowed_incoming_connections", self.most_connections)
+        idle = ("grpc.max_connection_idle_ms", IDLE_MS)
+        server, port = grpc.aio.server(options=[*OPTIONS, connections, idle]), 0
         handlers = {
             "Talk": grpc.stream_stream_rpc_method_handler(self._talk),
             "Fetch": grpc.stream_stream_rpc_method_handler(self._fetch),
@@ -74,7 +110,10 @@ class Transport:
             )
             port = int(server.add_secure_port(address, credentials))
         await server.start()
-        before, self.server, self.address = self.server, server, address
+        before = self.server
+        self.server = server
+        self.address = address
+        self.port = port
         if before is not None:
             await before.stop(0.2)
         return port
@@ -223,19 +262,21 @@ class Transport:
         first = self.loop.call_later(limit, task.cancel)
         try:
             while (chunk := await wires.read()) is not grpc.aio.EOF:
-                message = self._assemble(assembler, chunk)
+                frame = self._assemble(assembler, chunk)
                 traffic.bytes += len(chunk)
-                if message is None:
+                if frame is None:
                     continue
                 if stream is None:
                     first.cancel()
-                    stream = self._register(sender, message.sender, wires, protocol)
-                traffic.messages += 1
+                    stream = self._register(sender, frame.sender, wires, protocol)
+                message = frame.message if isinstance(frame, Repeat) else frame
+                traffic.messages += isinstance(frame, Message)
                 traffic.heard = stream.heard = time.monotonic()
                 traffic.state, traffic.why = "up", ""
                 if time.monotonic() - stream.answered > HEARTBEAT_SECONDS:
                     stream.wake.set()  # tell the sender we are alive, however long the round takes
-                self.local.hear(sender, message)
+                if message is not None:
+                    self.local.hear(sender, message)
         except asyncio.CancelledError:
             return  # the sender went away or says nothing, a later incarnation of it has come, or we end
         finally:
@@ -246,7 +287,7 @@ class Transport:
                     del self.streams[sender]
                     traffic.state = "down"
 
-    def _assemble(self, assembler: wire.Assembler, chunk: bytes) -> Message | None:
+    def _assemble(self, assembler: wire.Assembler, chunk: bytes) -> Message | Repeat | None:
         try:
             return assembler.add(chunk)
         except Refused:
@@ -286,8 +327,8 @@ class Transport:
         late = self.loop.call_later(CHUNK_SECONDS, task.cancel)  # who asks and does not read is let go
         try:
             with self.gate.stream(f"{name} (files)"):
-                for start in range(0, len(file), wire.CHUNK):
-                    await context.write(file[start : start + wire.CHUNK])
+                for start in range(0, len(file), FILE_CHUNK):
+                    await context.write(file[start : start + FILE_CHUNK])
         except Refused as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         finally:

@@ -23,14 +23,19 @@ from typing import Any, NamedTuple
 from spodgt.errors import Failed, InvalidInput
 from spodgt.peer.channel import fetch
 from spodgt.peer.folders import load, observer
-from spodgt.peer.identity import Identity, owner
-from spodgt.peer.manifest import Manifest
+from spodgt.peer.identity import Identity, owner, seconds_left
+from spodgt.peer.manifest import Manifest, SignedManifest
 from spodgt.peer.membership import WARN_DAYS
+from spodgt.peer.reports import MOST_BYTES, SECONDS, Json, check_events, check_status, parse_report
+from spodgt.peer.text import json_values
 
 SILENT_SECONDS = 10.0  # without a report, or without a message as its neighbours see it
 EXACT = 1e-12
 _TAIL = 2**16  # bytes of a log that are read
 _EVENTS = 40
+_TEXT = 300  # characters of a reason
+_MANIFEST_BYTES = 2**24
+_RENEW_SECONDS = 3600.0  # before the certificate of the page ends
 _HISTORY = 300
 _PAGE = Path(__file__).with_name("page") / "watch.html"
 _HEADERS = {
@@ -40,7 +45,6 @@ _HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
 }
-Json = dict[str, Any]
 Row = Mapping[str, Any]  # of status.json
 
 
@@ -91,35 +95,54 @@ class Watched:
         self.first: dict[str, Named] = {}
         self.lock = threading.Lock()
         addresses = [place for place in places if not Path(place).is_dir()]
-        for place in places:
-            if place not in addresses:
-                self._add_folder(Path(place))
+        self.folders = [Path(place) for place in places if place not in addresses]
+        run = next((folder for folder in self.folders if (folder / "ca.key").exists()), None)
+        self.home = asker or run  # whose certificate is shown
+        for folder in self.folders:
+            self._add_folder(folder)
         remote = [seen.name for seen in self.clients.values() if seen.folder is None]
         if addresses or remote:
-            home = asker or next((Path(p) for p in places if (Path(p) / "ca.key").exists()), None)
-            if home is None:
+            if self.home is None:
                 fix = "give --identity with the folder of a client, or of: spodgt peer issue observer"
                 raise InvalidInput(f"{(addresses or remote)[0]} must be asked over the network; {fix}.")
-            self.identity = observer(home)
-            self.manifest = self.manifest or load(home)
+            self.identity = observer(self.home)
+            self.manifest = self.manifest or load(self.home)
         for address in addresses:
             self._add_address(address)
         if not self.clients:
             raise InvalidInput(f"no client was found in {', '.join(places)}; give the folder of a run.")
+        members = self.manifest.names if self.manifest else []
+        self.follows_all = run is not None or set(members) <= set(self.clients)  # later members, too
 
     def _add_folder(self, folder: Path) -> None:
+        """Take what is new in the folder of a run or of a client: a manifest, or a client that reports."""
         inside = sorted(path.parent for path in folder.glob("*/cert.pem"))
         for home in [folder] if (folder / "cert.pem").exists() else inside:
-            manifest = load(home)
-            if self.manifest is None or manifest.version > self.manifest.version:
-                self.manifest = manifest
+            self._take_manifest(load(home))
             name = owner(home)
-            if name in manifest.names and (home / "status.json").exists():
+            known = self.clients.get(name)
+            if (known is None or known.folder is None) and (home / "status.json").exists():
                 self.clients[name] = Sighting(name, home)
         if (folder / "ca.key").exists():  # a run's folder: its other clients are elsewhere
-            self.manifest = load(folder)
-            for client in self.manifest.clients:
-                self.clients.setdefault(client.name, Sighting(client.name, None, client.address))
+            self._take_manifest(load(folder))
+            self._add_members()
+        self._drop_strangers()
+
+    def _take_manifest(self, manifest: Manifest) -> None:
+        """Follow a manifest of which the signature was checked, if it is later than the one followed."""
+        if self.manifest is None or manifest.version > self.manifest.version:
+            self.manifest = manifest
+
+    def _add_members(self) -> None:
+        """Watch every member of the manifest, at its present address."""
+        for client in self.manifest.clients if self.manifest else ():
+            seen = self.clients.setdefault(client.name, Sighting(client.name, None, client.address))
+            seen.address = client.address
+
+    def _drop_strangers(self) -> None:
+        """Watch no client that the manifest has not, or has no more."""
+        names = self.manifest.names if self.manifest else []
+        self.clients = {name: seen for name, seen in self.clients.items() if name in names}
 
     def _add_address(self, address: str) -> None:
         assert self.manifest is not None
@@ -131,34 +154,57 @@ class Watched:
 
     # --- looking ---------------------------------------------------------------------------------
     def look(self) -> None:
-        """Read all folders and ask all others, once."""
-        for seen in self.clients.values():
+        """Follow the manifest, read all folders and ask all others, once."""
+        with self.lock:
+            self._follow_manifest()
+        for seen in list(self.clients.values()):
             if seen.folder is not None:
                 with self.lock:
                     _read(seen)
-                    with contextlib.suppress(InvalidInput):
-                        newer = load(seen.folder)
-                        if self.manifest is None or newer.version > self.manifest.version:
-                            self.manifest = newer
         remote = [seen for seen in self.clients.values() if seen.folder is None and seen.address]
-        if remote:
-            asyncio.run(self._ask(remote))
+        own = self._asker() if remote else None
+        if own is not None:
+            asyncio.run(self._ask_all(remote, own))
         with self.lock:
             self._remember()
 
-    async def _ask(self, remote: list[Sighting]) -> None:
-        own = self.identity
-        assert own is not None
+    def _follow_manifest(self) -> None:
+        """Watch who is a member now: clients join, leave and move while the page is open."""
+        for folder in self.folders:
+            with contextlib.suppress(InvalidInput):  # a file that is being written is read at the next look
+                self._add_folder(folder)
+        if self.follows_all:
+            self._add_members()
+        self._drop_strangers()
 
-        async def one(seen: Sighting) -> None:
-            try:
-                body = json.loads(await fetch("Status", own, seen.address, seen.name))
+    def _asker(self) -> Identity | None:
+        """The certificate to show; made anew in time if the key of the run is there."""
+        if self.home is None:
+            return None
+        if self.identity is None or seconds_left(self.identity.certificate) < _RENEW_SECONDS:
+            self.identity = observer(self.home)
+        return self.identity
+
+    async def _ask_all(self, remote: list[Sighting], own: Identity) -> None:
+        await asyncio.gather(*(self._ask(seen, own) for seen in remote))
+
+    async def _ask(self, seen: Sighting, own: Identity) -> None:
+        """Ask one client for its report and, if it follows a later manifest, for that."""
+        try:
+            asked = fetch("Status", own, seen.address, seen.name, MOST_BYTES)
+            status, events = parse_report(await asyncio.wait_for(asked, SECONDS))
+            with self.lock:
+                seen.see(status, events, time.time())
+            if self.manifest is not None and status.get("version", 0) > self.manifest.version:
+                file = await fetch("Manifest", own, seen.address, seen.name, _MANIFEST_BYTES)
+                newer = SignedManifest.verify(file, own.authority).manifest
                 with self.lock:
-                    seen.see(body["status"], body["events"], time.time())
-            except Exception as error:  # whatever it is, the page says it
-                seen.why = f"cannot be asked at {seen.address}: {type(error).__name__}"
-
-        await asyncio.gather(*map(one, remote))
+                    if newer.run == self.manifest.run:
+                        self._take_manifest(newer)
+        except ValueError as error:
+            seen.why = f"has sent a report that cannot be used: {error}"[:_TEXT]
+        except Exception as error:  # whatever it is, the page says it
+            seen.why = f"cannot be asked at {seen.address}: {type(error).__name__}"
 
     def _remember(self) -> None:
         """Who was named first: logs forget it, and the page must not."""
@@ -177,10 +223,7 @@ class Watched:
             rows = {name: seen.status for name, seen in self.clients.items() if seen.status}
             ages = {name: seen.age for name, seen in self.clients.items()}
             found = judge(rows, ages, self.manifest, self.first)
-            quiet = {s.name for s in self.clients.values() if s.folder is None and not s.address}
-            for name, seen in self.clients.items():
-                if not seen.status and name not in quiet:
-                    found.append(Finding("bad", name, "unseen", f"{name} {seen.why}"))
+            found += self._unseen()
             events = [{**e, "client": s.name} for s in self.clients.values() for e in s.events]
             return {
                 "time": time.time(),
@@ -191,6 +234,20 @@ class Watched:
                 "findings": [vars(each) for each in found],
                 "events": sorted(events, key=lambda e: e.get("time", 0))[-_EVENTS:][::-1],
             }
+
+    def _unseen(self) -> Iterator[Finding]:
+        """Members of which there is no report, or none that can be used."""
+        for name, seen in self.clients.items():
+            if seen.folder is None and not seen.address:
+                text = f"{name} has no address and cannot be asked: only its neighbours' reports show it"
+                yield Finding("warn", name, "unseen", text)
+            elif not seen.status:
+                yield Finding("bad", name, "unseen", f"{name} {seen.why}")
+        members = self.manifest.names if self.manifest else []
+        missing = [name for name in members if name not in self.clients]
+        if missing:
+            text = f"{', '.join(missing)}: members that are not watched; give the run's folder to watch all"
+            yield Finding("warn", missing[0], "unwatched", text)
 
     def _order(self) -> list[str]:
         """As in the manifest; who is not in it, at the end."""
@@ -217,8 +274,9 @@ def _read(seen: Sighting) -> None:
     assert seen.folder is not None
     try:
         path = seen.folder / "status.json"
-        seen.see(json.loads(path.read_text()), list(_events(seen.folder / "log.jsonl")), path.stat().st_mtime)
-    except (OSError, ValueError, KeyError) as error:
+        status = check_status(json.loads(path.read_text()))
+        seen.see(status, list(_events(seen.folder / "log.jsonl")), path.stat().st_mtime)
+    except (OSError, ValueError) as error:
         seen.why = f"has no status that can be read: {error}"
 
 
@@ -230,7 +288,7 @@ def _events(path: Path) -> Iterator[Json]:
             with contextlib.suppress(ValueError):  # the first may be cut
                 row = json.loads(line)
                 if isinstance(row, dict) and row.get("event") != "status":
-                    yield row
+                    yield from check_events([row])
 
 
 # --- what it means -----------------------------------------------------------------------------------
@@ -271,7 +329,9 @@ def judge(
     """What is wrong, and whose fault it is: a client is blamed by its own report and by its neighbours'."""
     found: list[Finding] = []
     fresh = {name: row for name, row in rows.items() if (ages[name] or 0.0) <= SILENT_SECONDS}
-    newest = max((row.get("version", 0) for row in fresh.values()), default=0)
+    newest = (
+        manifest.version if manifest else max((row.get("version", 0) for row in fresh.values()), default=0)
+    )
     for name, row in rows.items():
         if name not in fresh:
             continue
@@ -279,7 +339,7 @@ def judge(
         if not (audit is not None and audit <= EXACT):
             text = f"{name} has lost mass: its local audit is {_number(audit)}, not zero to rounding"
             found.append(Finding("bad", name, "audit", text))
-        if loss is None and any(other.get("loss") is not None for other in fresh.values()):
+        if loss is None and row.get("k"):
             found.append(Finding("bad", name, "diverged", f"{name} has no finite loss: its model diverged"))
         if left is not None and left < WARN_DAYS:
             when = f"ends in {left:.1f} days" if left > 0 else "has ended"
@@ -296,7 +356,7 @@ def judge(
             found.append(Finding("warn", name, "waiting", f"{name} waits: it has no news from anybody"))
     members = set(manifest.linked) if manifest else set(rows)
     found += _silent(rows, fresh, ages, members)
-    found += _huge(fresh, first)
+    found += _huge(fresh, first, members)
     return sorted(found, key=lambda each: (each.level != "bad", each.client))
 
 
@@ -333,20 +393,35 @@ def _silent(
                 yield Finding("warn", name, "link", text)
 
 
-def _huge(fresh: Mapping[str, Row], first: Mapping[str, Named]) -> Iterator[Finding]:
-    """Clients that their neighbours call far too large; models mix, so it was the first that was named."""
+def _huge(fresh: Mapping[str, Row], first: Mapping[str, Named], members: set[str]) -> Iterator[Finding]:
+    """Clients that most of those who hear them call far too large.
+
+    Models mix, so it was the first that was named. One report alone may be a lie: it is only a warning if
+    others that hear the same client do not agree, and it is never enough to advise a quarantine.
+    """
     by: dict[str, list[str]] = {}
+    listeners: dict[str, int] = {}
     for name, row in fresh.items():
-        for n in row.get("neighbours", []):
-            if n.get("flags"):
-                by.setdefault(n["name"], []).append(name)
-    order = sorted(by, key=lambda name: first.get(name, Named(math.inf, "")).at)
+        heard = {n["name"]: bool(n.get("flags")) for n in row.get("neighbours", []) if n["way"] == "from"}
+        for sender, is_flagged in heard.items():
+            listeners[sender] = listeners.get(sender, 0) + 1
+            if is_flagged and sender in members:
+                by.setdefault(sender, []).append(name)
+    accused = [name for name in by if 2 * len(by[name]) <= listeners[name]]
+    for name in accused:
+        who = ", ".join(by[name])
+        text = f"{name} sends huge numbers, says {who}; the others that hear it do not: look at both"
+        yield Finding("warn", name, "accused", text)
+    named = [name for name in by if name not in accused]
+    order = sorted(named, key=lambda name: first.get(name, Named(math.inf, "")).at)
     for number, name in enumerate(order):
         who = ", ".join(by[name])
         if number == 0:
             how = f" ({first[name].text})" if name in first else ""
-            text = f"{name} sends huge numbers, say {who}{how}: spodgt peer quarantine {name} --good-models"
-            yield Finding("bad", name, "huge", text)
+            advice = f"spodgt peer quarantine {name} --good-models"
+            if len(by[name]) == 1:
+                advice = f"look at both, nobody else hears it; if it is so: {advice}"
+            yield Finding("bad", name, "huge", f"{name} sends huge numbers, say {who}{how}: {advice}")
         else:
             text = f"{name} sends large numbers since {order[0]} did, say {who}"
             yield Finding("warn", name, "infected", text)
@@ -363,7 +438,8 @@ def links_of(
         if (ages[name] or 0.0) <= SILENT_SECONDS:
             for n in row.get("neighbours", []):
                 pair = (name, n["name"]) if n["way"] == "to" else (n["name"], name)
-                ends.setdefault(pair, []).append(n)
+                if manifest is None or pair in ends:
+                    ends.setdefault(pair, []).append(n)
     made = []
     for (sender, receiver), seen in ends.items():
         states = {n["state"] for n in seen}
@@ -374,15 +450,6 @@ def links_of(
         link = {"sender": sender, "receiver": receiver, "state": some if seen else "unknown"}
         made.append({**link, "why": why, "distance": distance})
     return made
-
-
-def _finite(value: object) -> object:
-    """JSON as browsers read it: NaN and infinity become null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _number(value: float | None) -> str:
@@ -434,7 +501,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/":
             self._send("text/html; charset=utf-8", _PAGE.read_bytes())
         elif self.path == "/data.json":
-            self._send("application/json", json.dumps(_finite(self.server.watched.view())).encode())
+            self._send("application/json", json.dumps(json_values(self.server.watched.view())).encode())
         else:
             self.send_error(404)
 

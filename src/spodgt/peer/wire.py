@@ -2,6 +2,9 @@
 
 Everything that arrives is checked before it is used, and takes no more memory than one message of the
 size in the manifest. Nothing here can run code: no pickle.
+
+Protocol 2 adds a frame without numbers: a header whose offset is the end of the payload. It repeats the
+header of the message that was last sent on the same stream, or begins a stream that has no message to carry.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +20,10 @@ from google.protobuf.message import DecodeError
 
 from spodgt.algorithms.compose.codes import Int8, Intervals
 from spodgt.peer import wire_pb2 as pb
-from spodgt.peer.protocol import BOUND, LEADERLESS, Ack, Crew, Incarnation, Message, Refused
+from spodgt.peer.protocol import BOUND, NO_ROOT, Ack, Incarnation, Message, Refused
 
-PROTOCOLS = (1,)  # that this program speaks; the ends of a stream use the highest that both do
+PROTOCOLS = (1, 2)  # that this program speaks; the ends of a stream use the highest that both do
+REPEATS = 2  # the first protocol with frames that repeat a header
 CHUNK = 2**20
 HEADER = 4096  # bytes of a header at most; an honest one has about 200
 LIMIT = CHUNK + HEADER + 4  # of one gRPC message
@@ -68,7 +73,24 @@ def pack(context: Context, receiver: str, message: Message, frame: int) -> Itera
     """A message as chunks, in the highest protocol of `context`."""
     x, total = _short(message) if context.short else _whole(message)
     size = len(x) + len(total)
-    header = pb.Header(
+    header = _packed_header(context, receiver, message, frame)
+    for offset in range(0, max(1, size), CHUNK):
+        header.offset = offset
+        text = header.SerializeToString()
+        second = slice(max(0, offset - len(x)), max(0, offset + CHUNK - len(x)))
+        yield b"".join((_LENGTH.pack(len(text)), text, x[offset : offset + CHUNK], total[second]))
+
+
+def pack_repeat(context: Context, receiver: str, message: Message, frame: int) -> bytes:
+    """The header of a message without its numbers, whose vectors may be empty."""
+    header = _packed_header(context, receiver, message, frame)
+    header.offset = context.size
+    text = header.SerializeToString()
+    return _LENGTH.pack(len(text)) + text
+
+
+def _packed_header(context: Context, receiver: str, message: Message, frame: int) -> pb.Header:
+    return pb.Header(
         protocol=max(context.protocols),
         run=context.run,
         layout=context.layout,
@@ -84,13 +106,8 @@ def pack(context: Context, receiver: str, message: Message, frame: int) -> Itera
         n=context.n,
         frame=frame % 2**32,
         version=context.version,
-        crew=_packed_crew(message.crew),
+        crew=_packed_root(message.root),
     )
-    for offset in range(0, max(1, size), CHUNK):
-        header.offset = offset
-        text = header.SerializeToString()
-        second = slice(max(0, offset - len(x)), max(0, offset + CHUNK - len(x)))
-        yield b"".join((_LENGTH.pack(len(text)), text, x[offset : offset + CHUNK], total[second]))
 
 
 def _whole(message: Message) -> tuple[memoryview, memoryview]:
@@ -105,8 +122,15 @@ def _short(message: Message) -> tuple[memoryview, memoryview]:
     return x.numpy()[0].data, Int8().pack(message.total[None]).numpy()[0].data
 
 
+class Repeat(NamedTuple):
+    """A repeated header."""
+
+    sender: Incarnation
+    message: Message | None  # with the numbers that came before; None if they are of another message
+
+
 class Assembler:
-    """Chunks of one in-link put together; holds one message at most."""
+    """Chunks of one stream put together; holds one message at most beyond the last complete one."""
 
     def __init__(self, context: Context, sender: str) -> None:
         self.context, self.sender = context, sender
@@ -114,8 +138,9 @@ class Assembler:
         self.data = np.empty(0, np.uint8)
         self.header: pb.Header | None = None
         self.filled = 0
+        self.last: Message | None = None  # the last complete one
 
-    def add(self, chunk: bytes) -> Message | None:
+    def add(self, chunk: bytes) -> Message | Repeat | None:
         """The message, once its last chunk is here; `Refused` for what an honest peer does not send."""
         if len(chunk) < _LENGTH.size:
             raise Refused("the frame is shorter than its length field")
@@ -129,6 +154,9 @@ class Assembler:
         except DecodeError:
             raise Refused("the header cannot be decoded") from None
         body = memoryview(chunk)[_LENGTH.size + length :]
+        if header.offset == self.size and header.protocol >= REPEATS and not len(body):
+            check_header(header, self.context, self.sender)
+            return self._repeat(header)
         if header.offset == 0:
             check_header(header, self.context, self.sender)
             self.header, self.filled = header, 0
@@ -150,8 +178,18 @@ class Assembler:
         self.header = None
         x, half, total = self._vectors(first.number)
         counts = first.epoch, first.number, first.base, first.acked
-        crew = _unpacked_crew(first)
-        return Message(*counts, _unpacked(first.incarnation), _unpacked(first.seen), x, total, crew, half)
+        root = _unpacked_root(first)
+        ends = _unpacked(first.incarnation), _unpacked(first.seen)
+        self.last = Message(*counts, *ends, x, total, root, half)
+        return self.last
+
+    def _repeat(self, header: pb.Header) -> Repeat:
+        sender = _unpacked(header.incarnation)
+        last = self.last
+        if last is None or last.content != (header.epoch, header.number, header.base, sender):
+            return Repeat(sender, None)
+        root = _unpacked_root(header)
+        return Repeat(sender, last._replace(acked=header.acked, seen=_unpacked(header.seen), root=root))
 
     def _vectors(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """The model, how well it is known, and the total, of message `number`."""
@@ -183,6 +221,7 @@ def check_header(header: pb.Header, context: Context, sender: str) -> None:
     if max(header.base, header.acked) > header.number:
         raise Refused(f"the numbers contradict each other: {header.base}, {header.acked}, {header.number}")
     _check_numbers(header.epoch, header.number, header.incarnation.number, header.seen.number)
+    _unpacked_root(header)
 
 
 def pack_ack(context: Context, ack: Ack) -> bytes:
@@ -193,7 +232,7 @@ def pack_ack(context: Context, ack: Ack) -> bytes:
         number=ack.number,
         incarnation=_packed(ack.sender),
         seen=_packed(ack.seen),
-        crew=_packed_crew(ack.crew),
+        crew=_packed_root(ack.root),
     ).SerializeToString()
 
 
@@ -213,7 +252,7 @@ def unpack_ack(context: Context, data: bytes) -> Ack:
         raise Refused(f"the acknowledgement is of run {ack.run!r} and protocol {ack.protocol}")
     _check_numbers(ack.epoch, ack.number, ack.incarnation.number, ack.seen.number)
     known = _unpacked(ack.incarnation), _unpacked(ack.seen)
-    return Ack(ack.epoch, ack.number, *known, _unpacked_crew(ack))
+    return Ack(ack.epoch, ack.number, *known, _unpacked_root(ack))
 
 
 def _packed(incarnation: Incarnation) -> pb.Incarnation:
@@ -224,17 +263,18 @@ def _unpacked(incarnation: pb.Incarnation) -> Incarnation:
     return Incarnation(incarnation.number, incarnation.nonce)
 
 
-def _packed_crew(crew: Crew) -> pb.Crew | None:
-    if crew == LEADERLESS:
-        return None
-    places, times = [place for place, _ in crew.marks], [times for _, times in crew.marks]
-    return pb.Crew(term=crew.term, root=crew.root, places=places, times=times)
+def _packed_root(root: int) -> pb.Crew | None:
+    return None if root == NO_ROOT else pb.Crew(root=root)
 
 
-def _unpacked_crew(frame: pb.Header | pb.Ack) -> Crew:
+def _unpacked_root(frame: pb.Header | pb.Ack) -> int:
+    """The place of the root; `Refused` for a root that was not named by the manifest.
+
+    Release 0.2.0 let clients replace the root among themselves; `term`, `places` and `times` counted it.
+    """
     if not frame.HasField("crew"):
-        return LEADERLESS
+        return NO_ROOT
     crew = frame.crew
-    if len(crew.places) != len(crew.times):
-        raise Refused(f"the crew has {len(crew.places)} places and {len(crew.times)} times")
-    return Crew(crew.term, crew.root, tuple(sorted(zip(crew.places, crew.times, strict=True))))
+    if crew.term or crew.places or crew.times:
+        raise Refused("the frame names a root that was changed by clients; only the manifest changes it")
+    return int(crew.root)

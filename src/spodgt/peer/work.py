@@ -22,12 +22,14 @@ from spodgt import rng
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment import ProblemRecipe, PythonProblem
 from spodgt.experiment.config import read_problem
+from spodgt.experiment.join import client_names
 from spodgt.network import Network
+from spodgt.network.names import list_names
 from spodgt.participation import DayNight, Markov, Participation, TraceFile
 from spodgt.peer.manifest import Manifest, layout_of
 from spodgt.peer.options import Table
 from spodgt.problems import refuse_statistics
-from spodgt.types import Minibatches, Problem
+from spodgt.types import HasClientWeights, Minibatches, Problem
 from spodgt.validation import from_table
 
 _KEYS = {"bernoulli": "p", "budget": "share", "trace": "path"}
@@ -94,6 +96,33 @@ def capacity(section: Table, seed: int, place: int, name: str = "") -> Capacity:
     return Scheduled(value, lambda k: bool(rng.uniform(draws, k, place) < value))
 
 
+def limits(manifest: Manifest) -> list[str]:
+    """What holds clients back, one sentence for each that is limited; empty if they run freely."""
+    sentences = []
+    if manifest.rounds_per_second:
+        sentences.append(f"all clients: at most {manifest.rounds_per_second:g} rounds per second")
+    for client in manifest.clients:
+        parts = _limits_of_device(client.compute)
+        for receiver, p_hat in manifest.probabilities(client.name).items():
+            if p_hat < 1:
+                parts.append(f"sends to {receiver} in {100 * p_hat:.3g} % of its rounds")
+        if parts:
+            sentences.append(f"{client.name}: {', '.join(parts)}")
+    return sentences
+
+
+def _limits_of_device(table: Table) -> list[str]:
+    kind = table["kind"]
+    if kind not in ("bernoulli", "budget"):
+        return [f"computes as {dict(table)} says"]
+    share = float(table[_KEYS[kind]])  # type: ignore[arg-type]
+    if kind == "budget" and share < 1:
+        return [f"spends at most {100 * share:.3g} % of its time on gradients"]
+    if kind == "bernoulli" and share < 1:
+        return [f"computes in {100 * share:.3g} % of its rounds"]
+    return []
+
+
 def active_links(probabilities: Mapping[str, float], seed: int, place: int, k: int) -> list[str]:
     """The out-links drawn for local round k, from p̂ of each."""
     if all(p_hat >= 1 for p_hat in probabilities.values()):
@@ -113,11 +142,7 @@ class Work:
         self.problem = problem.to(torch.device("cpu"), torch.float32)
         own = manifest.client(name)
         self.place, self.seed, self.capacity = own.place, manifest.seed, capacity
-        self.row = 0 if problem.clients == 1 else own.part
-        if self.row >= problem.clients:
-            raise InvalidInput(
-                f"the problem has {problem.clients} parts, but {name} has number {own.part}; give it data."
-            )
+        self.row = row_of(problem, name, own.part)
         if layout_of(problem) != manifest.layout:
             raise InvalidInput(
                 f"the model of {name} has {problem.parameters} parameters, with other names or shapes "
@@ -140,6 +165,32 @@ class Work:
         g = self.problem.grad(x, Minibatches(np.array([self.row]), self.keys, np.array([self.place]), k))
         self.capacity.spent(time.perf_counter() - begun)
         return g
+
+
+def row_of(problem: Problem, name: str, part: int) -> int:
+    """The client of a problem that peer `name` is: the one of its name, or else number `part`.
+
+    A problem of one client is the peer's own.
+    """
+    if problem.clients == 1:
+        if isinstance(problem, HasClientWeights) and problem.weighting == "samples":
+            raise InvalidInput(
+                f"client_weights='samples' needs the samples of all clients, but {name} has its own alone; "
+                "give a dict with the weights of all clients, and clients as a dict by name."
+            )
+        return 0
+    names = client_names(problem)
+    if names is not None:
+        if name not in names:
+            raise InvalidInput(
+                f"the data have no client {name!r}, their clients are {list_names(names)}; use these names."
+            )
+        return names.index(name)
+    if part >= problem.clients:
+        raise InvalidInput(
+            f"the problem has {problem.clients} parts, but {name} has number {part}; give it data."
+        )
+    return part
 
 
 def manifest_problem(manifest: Manifest, name: str | None = None) -> Problem:
