@@ -53,7 +53,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable ".[dev]"
-	rm -rf $(VENV)/first-run # a short run, which compiles what did not come compiled
+	rm -rf $(VENV)/first-run # a short run, which compiles the loops
 	$(VENV)/bin/spodgt compare --seeds 2 --rounds 100 --json --out $(VENV)/first-run > $(VENV)/first-run.json
 	touch $(STAMP)
 

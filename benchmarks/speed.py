@@ -36,8 +36,8 @@ from rich.table import Table
 
 import spodgt
 from spodgt.algorithms.base import Algorithm, Rate, TrackingState
-from spodgt.kernels.mixing import Buffers, Links, roomy
-from spodgt.kernels.order import grouped, near_order
+from spodgt.kernels.links import Buffers, Links
+from spodgt.problems.gradients import Engine
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.learning import Learning
@@ -196,7 +196,7 @@ def eager(runs: list[Run]) -> Callable[[], None]:
 
     def plain(z: torch.Tensor, weights: Any, active: Any, keeper: Any) -> torch.Tensor:
         moved = np.where(active, weights, 0.0)
-        return links.plain(z, moved, active, 1.0 - np.bincount(keeper, moved, minlength=links.clients))
+        return links.mix_plain(z, moved, active, 1.0 - np.bincount(keeper, moved, minlength=links.clients))
 
     def round() -> None:
         nonlocal x, y, g, k
@@ -590,7 +590,7 @@ def small_networks() -> dict[str, Callable[[], Learning]]:
 
 
 def networks(power: dict[str, Any]) -> list[dict[str, Any]]:
-    """Networks, half of the clients active: replays against the module itself, by turns and by vmap."""
+    """Networks, half of the clients active: the loop of modules against vmap, by turns."""
     rows = []
     for name, make in small_networks().items():
         try:
@@ -599,7 +599,7 @@ def networks(power: dict[str, Any]) -> list[dict[str, Any]]:
             CONSOLE.print(f"skipped {name}: {error}")
             continue
         plain = problem.trained.plain
-        engines = {"now": problem.trained.engine, "loop": plain}
+        engines: dict[str, Engine] = {"now": problem.trained.engine}
         if "resnet" not in name and "lstm" not in name:
             engines["vmap"] = VmapEngine(plain.module, plain.layout, plain.objective)
         steps, rounds = {}, 2 if "resnet" in name else STRIDE
@@ -623,7 +623,7 @@ def alternating(steps: dict[str, Callable[[], None]], repeats: int = 9) -> dict[
     """Seconds of each, taken by turns, so that other work on the machine slows all of them alike."""
     for step in steps.values():
         step()
-        step()  # compiled, recorded and warm
+        step()  # compiled and warm
     found: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeats):
         for name, step in steps.items():
@@ -635,7 +635,7 @@ def alternating(steps: dict[str, Callable[[], None]], repeats: int = 9) -> dict[
 
 _NO_KERNELS = (
     "view", "reshape", "transpose", "permute", "select", "slice", "split", "as_strided", "expand", "squeeze",
-    "empty", "detach", "alias", "::to", "_to_copy", "contiguous", "clone", "::t", "copy_", "replay", "chunk",
+    "empty", "detach", "alias", "::to", "_to_copy", "contiguous", "clone", "::t", "copy_", "chunk",
 )  # fmt: skip
 
 
@@ -655,8 +655,7 @@ def outside_kernels(step: Callable[[], None]) -> float:
     inside = sum(
         event.self_cpu_time_total
         for event in profile.key_averages()
-        if event.key.startswith(("aten::", "spodgt::"))
-        and not any(event.key.endswith(word) for word in _NO_KERNELS)
+        if event.key.startswith("aten::") and not any(event.key.endswith(word) for word in _NO_KERNELS)
     )
     return 1 - inside / 1e6 / wall
 
@@ -664,7 +663,7 @@ def outside_kernels(step: Callable[[], None]) -> float:
 def _mix(links: Links, buffers: Buffers, x: torch.Tensor, weights: Any, active: Any, keeper: Any) -> None:
     """One mixing as in a world, which lends the same memory to step after step."""
     buffers.reclaim((x,))
-    links.mix(x, weights, active, keeper=keeper, out=buffers.like(x), lasting=True)
+    links.mix(x, weights, active, keeper=keeper, out=buffers.like(x))
 
 
 def mixing(power: dict[str, Any]) -> list[dict[str, Any]]:
@@ -698,29 +697,25 @@ def plane(clients: int, degree: float = 18) -> Callable[[int], spodgt.Network]:
 def short_rows() -> list[dict[str, Any]]:
     """Mixing of many rows of 100 numbers, by turns with a copy of 64 MB and with fetching each row once.
 
-    Rows stand as in a run: by numbers on a random graph, which has no better order, and with neighbours
-    together in a plane. `scattered_bound` is the most that is possible if each neighbour's row comes from
-    memory, in whole lines of a cache, at the speed of a copy. A gather reads every row once, at random.
+    On a random graph and in a plane. `scattered_bound` is the most that is possible if each neighbour's row
+    comes from memory, in whole lines of a cache, at the speed of a copy. A gather reads every row once.
     """
     found = []
     source = torch.randn(64 * 2**20 // 4)
     target = torch.empty_like(source)
     for clients in (10**5, 10**6):
-        x, out = roomy(torch.empty(clients, 100)).normal_(), roomy(torch.empty(clients, 100))
+        x, out = torch.randn(clients, 100), torch.empty(clients, 100)
         shuffled = torch.from_numpy(np.random.default_rng(0).permutation(clients))
         for kind, make in (("random", sparse(clients)), ("geometric", plane(clients))):
             net = make(0)
-            order = near_order(clients, net.receivers, net.senders)
-            row = np.argsort(np.arange(clients) if order is None else order)
-            _, place = grouped(row[net.receivers], clients)
-            links = Links(1, clients, row[net.receivers[place]], row[net.senders[place]])
-            mix = partial(links.mix, out=out, lasting=True)
+            links = Links(1, clients, net.receivers, net.senders)
+            mix = partial(links.mix, out=out)
             for share in (1.0, 0.5):
                 active = np.random.default_rng(1).random(net.links) < share
                 steps: dict[str, Callable[[], Any]] = {
                     "copy": partial(target.copy_, source),
-                    "pull": partial(mix, x, net.a[place], active, keeper=links.receivers),
-                    "push": partial(mix, x, net.b[place], active, keeper=links.senders),
+                    "pull": partial(mix, x, net.a, active, keeper=links.receivers),
+                    "push": partial(mix, x, net.b, active, keeper=links.senders),
                     "gather": partial(torch.index_select, x, 0, shuffled, out=out),
                 }
                 seconds = alternating(steps, 7)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from spodgt import engine
 
 # Tests are small and run side by side: threads that wait for each other only cost time.
 torch.set_num_threads(1)
@@ -28,6 +31,12 @@ def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.fixture(autouse=True)
+def _initial_weights() -> None:
+    """Modules that tests create have the same initial weights in every order of the tests."""
+    torch.manual_seed(0)
 
 
 class Cli:
@@ -53,3 +62,9 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     """Runs in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return Cli(monkeypatch, capsys)
+
+
+@pytest.fixture(autouse=True)
+def _loops_enabled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer in this process switches compiled loops off for good; the next test starts with them on."""
+    monkeypatch.setattr(engine, "_disabled", threading.Event())

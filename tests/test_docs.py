@@ -82,11 +82,12 @@ def test_blocks_run_in_order_in_one_namespace(tmp_path: Path, monkeypatch: pytes
 
 
 def test_one_version_everywhere() -> None:
-    """That of pyproject.toml; the newest entry of the changelog has it, with a date."""
+    """That of pyproject.toml; the newest release in the changelog has it, with a date."""
     (version,) = re.findall(
         r'^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE
     )
-    newest = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)[0]
+    entries = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    newest = next(entry for entry in entries if entry != "Unreleased")
     assert re.fullmatch(rf"{re.escape(version)} \(\d{{4}}-\d\d-\d\d\)", newest)
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
 

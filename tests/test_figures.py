@@ -87,7 +87,7 @@ def test_an_svg_has_every_client_and_link() -> None:
 @pytest.mark.parametrize("style", ["screen", "column"])
 def test_curves_are_drawn_in_the_colour_of_their_method(style: figures.Style, tmp_path: Path) -> None:
     problem, network = spodgt.Quadratic.random(4, 2), spodgt.Network.ring(4)
-    frame = spodgt.compare(["push-pull", "spod-gt"], problem, network, rounds=10, seeds=2).frame
+    frame = spodgt.compare(["push-pull", "spod-gt"], problem, network, rounds=10, seeds=[2]).frame
     axes = figures.curves(frame, "distance", "round", style=style).axes[0]
     drawn = {str(line.get_label()).split(" ")[0]: line.get_color() for line in axes.lines}
     assert drawn["spod-gt"] == figures.COLOURS[figures.line_styles(["spod-gt"])["spod-gt"].slot]
