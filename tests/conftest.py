@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, settings
 
 from spodgt import engine
 
-# Tests are small and run side by side: threads that wait for each other only cost time.
-torch.set_num_threads(1)
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
+# Tests are small and run in parallel processes, so each uses one thread unless OMP_NUM_THREADS is set.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited by the processes that tests start
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 # HYPOTHESIS_PROFILE=explore looks for new counterexamples; the default replays the same examples.
 settings.register_profile(
