@@ -6,6 +6,8 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 # Exact versions for Python 3.11; on another one: make CONSTRAINTS= test
 CONSTRAINTS ?= constraints.txt
+# make docs RUN=0: build the site without running the code blocks of its pages
+RUN ?= 1
 SMOKE := tests/test_public.py tests/test_rng.py tests/network tests/kernels tests/participation tests/record tests/training \
 	tests/algorithms/test_golden.py tests/problems/test_learning.py tests/peer/test_peer_protocol.py tests/peer/test_peer_store.py
 
@@ -43,7 +45,7 @@ lint: $(STAMP)
 
 docs: $(STAMP)
 	$(VENV)/bin/python tools/methods.py
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+	RUN=$(RUN) NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 	$(VENV)/bin/python tools/links.py site
 
 bench: $(STAMP)

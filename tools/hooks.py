@@ -52,12 +52,15 @@ _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 _FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 _log = logging.getLogger("mkdocs.hooks.pages")  # warnings of mkdocs' own loggers fail a strict build
 _printed: dict[str, list[str]] = {}
+RUN_PAGES = os.environ.get("RUN", "1") != "0"  # make docs RUN=0: a fast build that runs no page
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what lies outside docs/, then run every page that has something to run."""
     for source, place in PUBLISHED.items():
         files.append(File.generated(config, place, abs_src_path=str(ROOT / source)))
+    if not RUN_PAGES:
+        return files
     todo = [
         file
         for file in files.documentation_pages()
@@ -96,9 +99,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     del config
     text = with_output(markdown, _printed.get(page.file.src_uri, []))
     text = re.sub(r"^( *)<!-- include: (\S+) -->", lambda found: code(found[2], found[1]), text, flags=re.M)
-    text = re.sub(
-        r"<!-- picture: (\S+), (.*?) -->", lambda found: f"![{found[2]}]({page.file.name}-{found[1]})", text
-    )
+    if RUN_PAGES:  # pictures are drawn by the page's own code
+        text = re.sub(
+            r"<!-- picture: (\S+), (.*?) -->", lambda found: f"![{found[2]}]({page.file.name}-{found[1]})", text
+        )
     text = re.sub(r"<!-- commands -->", lambda _: commands(), text)
     parts = _FENCE.split(text)
     parts[::2] = [_LINK.sub(lambda found: linked(found, page.file, files), part) for part in parts[::2]]
