@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -194,9 +194,12 @@ print(len(result.frame))
 """
 
 
-@pytest.mark.parametrize("gone", SIDE_ROOMS)
-def test_the_rest_works_without_a_side_room(gone: str, tmp_path: Path) -> None:
-    shutil.copytree(SRC, tmp_path / "spodgt", ignore=shutil.ignore_patterns(gone, "*.nb?"))
+@pytest.mark.parametrize(
+    "gone", [SIDE_ROOMS, *(pytest.param([name], marks=pytest.mark.slow) for name in SIDE_ROOMS)], ids=" ".join
+)
+def test_the_rest_works_without_a_side_room(gone: Sequence[str], tmp_path: Path) -> None:
+    """Without all of them, and (slow) without each."""
+    shutil.copytree(SRC, tmp_path / "spodgt", ignore=shutil.ignore_patterns(*gone, "*.nb?"))
     done = subprocess.run(
         [sys.executable, "-c", SMALL], cwd=tmp_path, capture_output=True, text=True, check=False,
         env={

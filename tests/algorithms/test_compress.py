@@ -168,8 +168,19 @@ def test_a_run_goes_on_bit_by_bit(kind: str, tmp_path: Path) -> None:
 
 
 # --- exactness -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["spod-gt-memory", "ab-push-pull", "k-gt"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("spod-gt-memory", "int8"),
+        ("ab-push-pull", "rand-k"),
+        ("k-gt", "top-k"),
+        *(
+            pytest.param(name, kind, marks=pytest.mark.slow)
+            for name in ("spod-gt-memory", "ab-push-pull", "k-gt")
+            for kind in KINDS
+        ),
+    ],
+)
 def test_exact_methods_stay_exact(name: str, kind: str) -> None:
     problem, network = Quadratic.random(5, 6, seed=1, condition=3), Network.directed_geometric(5, seed=3)
     algorithm = method(

@@ -25,10 +25,19 @@ def spodgt(*words: str, cwd: Path, **options: object) -> subprocess.CompletedPro
     return subprocess.run(command, cwd=cwd, env=environment, timeout=300, check=False, **given)  # type: ignore[call-overload, no-any-return]
 
 
+THEORY = ["theory", "--set", "problem.kind=quadratic"]
+
+
 @pytest.mark.parametrize(
-    "words", [COMPARE, ["compare", "--help"], ["theory", "--set", "problem.kind=quadratic"]]
+    ("words", "encoding"),
+    [
+        (["compare", "--help"], "cp1252"),
+        (COMPARE, "ascii"),
+        pytest.param(COMPARE, "cp1252", marks=pytest.mark.slow),
+        pytest.param(THEORY, "ascii", marks=pytest.mark.slow),
+        pytest.param(THEORY, "cp1252", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
 def test_letters_that_a_pipe_cannot_show_are_replaced(
     tmp_path: Path, words: list[str], encoding: str
 ) -> None:
@@ -38,7 +47,7 @@ def test_letters_that_a_pipe_cannot_show_are_replaced(
     assert len(done.stdout.splitlines()) > 5
 
 
-@pytest.mark.parametrize("columns", ["20", "40"])
+@pytest.mark.parametrize("columns", ["20", pytest.param("40", marks=pytest.mark.slow)])
 def test_a_narrow_terminal_shows_method_and_accuracy(tmp_path: Path, columns: str) -> None:
     words = [*COMPARE[:7], "--set", "network.clients=3", "--set", "network.radius=1.5", "--out", "out"]
     done = spodgt(*words, cwd=tmp_path, env={"COLUMNS": columns})
@@ -59,7 +68,9 @@ def test_a_closed_and_a_full_output(tmp_path: Path) -> None:
     assert full.stderr == b"spodgt: error: No space left on device; give another path, or free some space.\n"
 
 
-@pytest.mark.parametrize("seconds", [0.7, 1.5, 3.0])
+@pytest.mark.parametrize(
+    "seconds", [1.5, pytest.param(0.7, marks=pytest.mark.slow), pytest.param(3.0, marks=pytest.mark.slow)]
+)
 def test_ctrl_c_while_libraries_load(tmp_path: Path, seconds: float) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         pytest.skip("Ctrl-C is ignored here, and so by what is started from here")

@@ -55,8 +55,8 @@ def test_all_methods_minimise_the_weighted_mean(name: str, weights: Any, optimum
     """900 zeros against 9 ones."""
     data = [constant(900, 0.0), constant(9, 1.0)]
     problem = spodgt.Learning(Bias(), nn.MSELoss(), data, batch_size=None, client_weights=weights)
-    method = spodgt.method(name, step_size=0.02)
-    result = spodgt.train(method, problem, spodgt.Network.complete(2), rounds=800, every=800)
+    method = spodgt.method(name, step_size=0.04)
+    result = spodgt.train(method, problem, spodgt.Network.complete(2), rounds=400, every=400)
     assert float(result.state_dict()["b"]) == pytest.approx(optimum, abs=1e-4)
     last = result.frame.iloc[-1]
     assert last["train_loss"] == pytest.approx(optimum * (1 - optimum), abs=1e-4)

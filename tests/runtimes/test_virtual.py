@@ -152,7 +152,9 @@ def test_short_messages_are_those_of_rounds(kind: Any) -> None:
 
 
 # --- where it does -----------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", SHORT)
+@pytest.mark.parametrize(
+    "kind", [SHORT[1], *(pytest.param(kind, marks=pytest.mark.slow) for kind in (SHORT[0], SHORT[2]))]
+)
 def test_short_messages_reach_the_optimum_with_delays(kind: Any) -> None:
     run = run_of(spodgt.method("spod-gt-memory", step_size=0.1, compress=kind), Bernoulli(0.6, 0.7))
     world = VirtualWorld([run], Time(compute=SLOW, latency=LATE, bandwidth=500.0), dtype=torch.float64)

@@ -234,9 +234,9 @@ def test_a_worker_that_dies_loses_only_its_own_job(spec: experiments.Spec, tmp_p
     assert outcomes["next"].complete
 
 
-def start(file: Path, out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "spodgt", "sweep", str(file), "--out", str(out), "--workers", "2"]
-    options = ["--checkpoint-every", "0.2"]
+def start(file: Path, out: Path, workers: int = 2) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "spodgt", "sweep", str(file), "--out", str(out)]
+    options = ["--workers", str(workers), "--checkpoint-every", "0.2"]
     return subprocess.Popen([*command, *options], start_new_session=True, stderr=subprocess.PIPE)
 
 
@@ -248,12 +248,13 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[bytes], secon
         time.sleep(0.02)
 
 
-def test_a_killed_sweep_goes_on_and_equals_an_unbroken_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_killed_sweep_goes_on_and_equals_an_unbroken_one(tmp_path: Path, workers: int) -> None:
     spec = spec_of(tmp_path, QUADRATIC.format(delay=600))
     file = tmp_path / "quadratics.toml"
     unbroken = sweep.run(spec, tmp_path / "unbroken", workers=1)
 
-    process = start(file, tmp_path / "broken")
+    process = start(file, tmp_path / "broken", workers)
     cells = sweep.plan(spec, tmp_path / "broken")
     until(lambda: any(cell.complete for cell in cells), process)
     os.killpg(process.pid, signal.SIGKILL)
@@ -262,7 +263,7 @@ def test_a_killed_sweep_goes_on_and_equals_an_unbroken_one(tmp_path: Path) -> No
     assert 0 < len(finished) < 3
     assert not (tmp_path / "broken/sweep.json").exists()
 
-    process = start(file, tmp_path / "broken")
+    process = start(file, tmp_path / "broken", workers)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said.decode()
     for name, before in finished.items():

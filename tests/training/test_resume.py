@@ -497,7 +497,9 @@ def test_a_run_can_be_extended_but_not_shortened(tmp_path: Path, half: Path) -> 
     )
 
 
-@pytest.mark.parametrize("stops", [0, 1, 3])
+@pytest.mark.parametrize(
+    "stops", [1, pytest.param(0, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_an_extended_run_is_an_unbroken_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: int
 ) -> None:
@@ -755,8 +757,15 @@ def test_an_interrupted_run_that_is_extended_is_an_unbroken_one(
     assert_unbroken(out, result, whole)
 
 
-@pytest.mark.parametrize("first", THREE)
-@pytest.mark.parametrize("second", THREE)
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (THREE[0], THREE[2]),
+        (THREE[1], THREE[1]),
+        (THREE[2], THREE[0]),
+        *(pytest.param(first, second, marks=pytest.mark.slow) for first in THREE for second in THREE),
+    ],
+)
 def test_a_crash_during_the_extension_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extended: Any, first: str, second: str
 ) -> None:
