@@ -308,6 +308,25 @@ def test_compiled_mixing_is_torchs_mixing(clients: int, runs: int, seed: int, ma
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
+def test_mixed_differences_are_the_mixed_rows_minus_the_rows() -> None:
+    draws = np.random.default_rng(0)
+    receivers, senders = np.nonzero(~np.eye(6, dtype=bool))
+    links = Links(1, 6, receivers, senders)
+    weights, active = draws.random(30) / 6, draws.random(30) < 0.7
+    x = torch.from_numpy(draws.standard_normal((6, 1500)))
+    differences = links.mix_differences(x, weights, active)
+    mixed = links.mix(x, weights, active, keeper=receivers)
+    torch.testing.assert_close(differences, mixed - x, rtol=1e-12, atol=1e-12)
+
+
+def test_mixed_differences_of_equal_rows_are_zero() -> None:
+    network = spodgt.Network.random_geometric(6, 0.7, seed=0)
+    assert network.w is not None
+    links = Links(1, 6, network.receivers, network.senders)
+    x = torch.randn(8).expand(6, 8).contiguous()
+    assert not links.mix_differences(x, network.w, np.ones(len(network.w), bool)).any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [1, 7, 8, 16, 17, 33, 63, 64, 100, 130])
 def test_rows_of_any_length_and_many_links_are_mixed(width: int, dtype: torch.dtype) -> None:

@@ -15,6 +15,7 @@ from spodgt.types import Array, Bools, Floats, Ints
 
 _DENSE = 64  # clients of a run up to which a dense matrix is faster
 _LARGE = 2**18  # numbers of a tensor from which its memory is used again
+_COLUMNS = 1024  # that are added at a time
 _CACHED = 2**16  # numbers of a block of columns of all clients, about
 
 
@@ -103,6 +104,16 @@ class Links:
         mix_matrix(x.numpy(), out.numpy(), self.pointers, self.senders, *links, kept, columns)
         return out
 
+    def mix_differences(self, x: Tensor, weights: Floats, active: Bools) -> Tensor:
+        """The mixing matrix of the active links minus the identity, times x: sums of weighted differences.
+
+        Differences of rows that are nearly equal have small rounding errors; `mix(x) - x` has those of x.
+        """
+        on = np.flatnonzero(active)
+        out = torch.zeros_like(x)
+        add_rows(out, x, self.receivers[on], self.senders[on], weights[on], own=x)
+        return out
+
     def mix_plain(self, x: Tensor, moved: Floats, active: Bools, kept: Floats) -> Tensor:
         """The same in PyTorch, on any device.
 
@@ -138,13 +149,22 @@ class Links:
             return mixed
 
 
-def add_rows(out: Tensor, source: Tensor, to: Ints, rows: Ints, weights: Floats) -> None:
-    """In place: out[to] += weights · source[rows], one after the other."""
-    if not len(to):
-        return
-    values = source[torch.from_numpy(rows).to(out.device)]
-    values = values * torch.from_numpy(weights).to(values)[:, None]
-    out.index_add_(0, torch.from_numpy(to).to(out.device), values)
+def add_rows(
+    out: Tensor, source: Tensor, to: Ints, rows: Ints, weights: Floats, own: Tensor | None = None
+) -> None:
+    """In place: out[to] += weights · source[rows], one after the other.
+
+    With `own`, out[to] += weights · (source[rows] - own[to]).
+    """
+    receivers = torch.from_numpy(to).to(out.device)
+    senders = torch.from_numpy(rows).to(out.device)
+    factors = torch.from_numpy(weights).to(out)[:, None]
+    for left in range(0, out.shape[1], _COLUMNS):  # a row for each link needs much memory
+        columns = slice(left, left + _COLUMNS)
+        values = source[senders, columns]
+        if own is not None:
+            values = values - own[receivers, columns]
+        out[:, columns].index_add_(0, receivers, factors * values)
 
 
 def move_into_intervals(

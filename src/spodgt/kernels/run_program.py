@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from spodgt.engine import compiled_loop
-from spodgt.kernels.mixing import blend_two, fill_diagonal, mix_columns, select_links
+from spodgt.kernels.mixing import blend_two, fill_diagonal, mix_columns, mix_differences, select_links
 from spodgt.problems.gradients.linear_model import UINT, copy_padded, minibatch_gradient
 from spodgt.types import Array, Bools, Floats, Ints, Words
 
-_MIX = 1  # kind of an operation, see `program.Program`
+_LIN, _MIX = 0, 1  # kinds of operations, see `program.Program`
 _PUSH = 1  # mixing weights whose columns sum to one
 KINDS = 3  # of mixing weights
 
@@ -200,14 +200,17 @@ def before_gradient(memory, r, width, operations, coefficients, links):  # type:
             guard = before[n, 2]
             if guard >= 0 and not coefficients.any_masks[r, guard]:
                 continue
-            if before[n, 0] == _MIX:
+            if before[n, 0] != _LIN:
                 s = before[n, 5]
                 t = before[n, 1]
                 kind = before[n, 6]
                 source = registers.starts[s] + UINT(left) * registers.shifts[s], registers.rows[s]
                 target = registers.starts[t] + UINT(left) * registers.shifts[t], registers.rows[t]
                 begins, senders, entries = memory.begins[kind], memory.senders[kind], memory.entries[kind]
-                mix_columns(numbers, source, numbers, target, begins, senders, entries, size)
+                if before[n, 0] == _MIX:
+                    mix_columns(numbers, source, numbers, target, begins, senders, entries, size)
+                else:
+                    mix_differences(numbers, source, numbers, target, begins, senders, entries, size)
             else:
                 for i in range(len(memory.kept)):
                     _combine(

@@ -419,6 +419,11 @@ class SimulatedRound:
     def gossip(self, x: Tensor) -> Tensor:
         return self._mix(x, "w", self.links.pull, self.world.batch.links.receivers)
 
+    def gossip_difference(self, x: Tensor) -> Tensor:
+        self._count(self.links.pull, x)
+        self._carry("w", self.links.pull)
+        return self.world.batch.links.mix_differences(x, self.weights("w"), self.links.pull)
+
     def average(self, x: Tensor) -> Tensor:
         if not self.carried and self.world.travelling:
             self.carried = True

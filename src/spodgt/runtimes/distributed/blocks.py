@@ -122,12 +122,18 @@ class Block:
         links = self.within
         return self.inner.mix_with(x, weights[links], active[links], kept, out)
 
-    def add(self, out: Tensor, halo: Tensor, clients: Ints, weights: Floats, active: Bools) -> None:
-        """Weigh in the rows `halo` of some `clients`, which another process sent."""
+    def mix_own_differences(self, x: Tensor, weights: Floats, active: Bools) -> Tensor:
+        """As `Links.mix_differences`, over the links within this block."""
+        return self.inner.mix_differences(x, weights[self.within], active[self.within])
+
+    def add(
+        self, out: Tensor, halo: Tensor, clients: Ints, weights: Floats, active: Bools, own: Tensor | None
+    ) -> None:
+        """Weigh in the rows `halo` of some `clients`, which another process sent; `own` as in `add_rows`."""
         links = self.arriving[active[self.arriving]]
         links = links[np.isin(self.senders[links], clients)]
         rows = self.row[self.receivers[links]]
-        add_rows(out, halo, rows, np.searchsorted(clients, self.senders[links]), weights[links])
+        add_rows(out, halo, rows, np.searchsorted(clients, self.senders[links]), weights[links], own)
 
 
 def _by_process(process: Ints, clients: Ints, count: int) -> dict[int, Ints]:
