@@ -114,13 +114,13 @@ class Block:
         links = self.within
         return Links(1, len(self.own), self.row[self.receivers[links]], self.row[self.senders[links]])
 
-    def mix_own(self, x: Tensor, weights: Floats, active: Bools, keeper: Ints, out: Tensor) -> Tensor:
-        """What this block's clients keep and send to each other, in `out` where it fits; needs no message."""
+    def mix_own(self, x: Tensor, weights: Floats, active: Bools, keeper: Ints) -> Tensor:
+        """What this block's clients keep and send to each other; needs no message."""
         weights = weights.astype(torch.empty(0, dtype=x.dtype).numpy().dtype)  # as `Links.mix` does
         # B_ii keeps what the missing links to other processes would have carried, too
         kept = matrix_diagonal(weights, active, keeper, len(self.owner))[self.own]
         links = self.within
-        return self.inner.mix_with(x, weights[links], active[links], kept, out)
+        return self.inner.mix_with(x, weights[links], active[links], kept)
 
     def mix_own_differences(self, x: Tensor, weights: Floats, active: Bools) -> Tensor:
         """As `Links.mix_differences`, over the links within this block."""

@@ -119,7 +119,6 @@ class Distributed(Simulation):
 
     def _advance(self, state: State, rounds: range) -> State:
         for k in rounds:
-            self.buffers.reclaim(state)
             now = self.round(k)
             now.open(state)
             state = self.algorithm.step(state, now)
@@ -273,7 +272,7 @@ class DistributedRound(SimulatedRound):
             out = world.block.mix_own_differences(x, values, active)
         else:
             own = None
-            out = world.block.mix_own(x, values, active, keeper, world.buffers.like(x))
+            out = world.block.mix_own(x, values, active, keeper)
         for peer, clients in traffic.receives.items():
             rows = parcels[peer].rows(key)
             rows = rows if code is None else code.unpack(rows, x.shape[1], x.dtype)
