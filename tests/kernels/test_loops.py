@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import spodgt
 from spodgt import engine, rng
 from spodgt.algorithms.base import Algorithm, TrackingState
-from spodgt.engine import cache_directory, use_engine
+from spodgt.engine import cache_directory, loops_enabled, use_engine
 from spodgt.kernels.links import Links, matrix_diagonal
 from spodgt.problems import Quadratic
 from spodgt.problems.gradients.linear import LinearEngine
@@ -32,6 +32,7 @@ from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Run, Snapshot, Tally
 from spodgt.types import Bools, Minibatches, Round
 
+needs_loops = pytest.mark.skipif(not loops_enabled(), reason="compiled loops are switched off")
 FAMILY = ["spod-gt", "spod-gt-memory", "spod-gt-importance", "ab-push-pull", "g-push-pull", "sporadic-k-gt"]
 Register = Callable[[type[Algorithm]], type[Algorithm]]
 
@@ -79,6 +80,7 @@ def after(
     return state, world.tally()
 
 
+@needs_loops
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
 def test_a_fused_step_is_the_step_of_the_method(name: str, sizes: list[int] | None) -> None:
@@ -133,6 +135,7 @@ def test_gradients_of_a_subclass_are_its_own() -> None:
     torch.testing.assert_close(ours[0], theirs[0], rtol=1e-12, atol=1e-12)
 
 
+@needs_loops
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
 def test_many_rounds_in_one_call_are_the_rounds_one_by_one(name: str, sizes: list[int] | None) -> None:
@@ -174,6 +177,7 @@ def registered() -> Iterator[Register]:
         spodgt.ALGORITHMS.pop(name, None)
 
 
+@needs_loops
 def test_a_method_from_outside_gets_the_compiled_step_by_declaring_it(registered: Register) -> None:
     registered(Outside)
     runs = runs_of(toy_problem(), "outside")
@@ -241,6 +245,7 @@ def test_strides_grow_where_rounds_are_short_and_never_where_they_are_long(
     assert observed(5.0) == list(range(201))
 
 
+@needs_loops
 def test_a_run_is_the_same_bit_for_bit_alone_and_in_a_batch() -> None:
     runs = runs_of(toy_problem(), "spod-gt-memory", count=3)
     together, _ = after(runs, 20, compiled=True, dtype=torch.float32)
@@ -250,6 +255,7 @@ def test_a_run_is_the_same_bit_for_bit_alone_and_in_a_batch() -> None:
             assert torch.equal(whole[4 * number : 4 * number + 4], own)
 
 
+@needs_loops
 def test_the_number_of_threads_changes_nothing() -> None:
     problem = spodgt.problems.fashion_mnist_svm(6, 10)
     runs = runs_of(problem, "spod-gt", count=2, step_size=0.01)
@@ -336,6 +342,7 @@ def test_rows_of_any_length_and_many_links_are_mixed(width: int, dtype: torch.dt
     assert torch.equal(mixed, torch.cat(alone, 1))  # a number does not depend on the piece it is in
 
 
+@needs_loops
 @pytest.mark.parametrize(
     ("features", "classes"),
     [
@@ -375,6 +382,7 @@ def test_compiled_gradients_of_any_size_are_those_of_the_engine(
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
+@needs_loops
 @pytest.mark.parametrize("loss", [multi_margin, cross_entropy, one_vs_rest])
 @pytest.mark.parametrize("batch_size", [1, 4, 7, None])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float64])
@@ -475,6 +483,7 @@ def call_in_a_process(**env: str) -> str:
     return done.stdout
 
 
+@needs_loops
 def test_compilation_is_announced_once_and_cached(tmp_path: Path) -> None:
     first = call_in_a_process(NUMBA_CACHE_DIR=str(tmp_path))
     assert first.startswith("['compiling'] False")
