@@ -491,6 +491,7 @@ def test_compilation_is_announced_once_and_cached(tmp_path: Path) -> None:
     assert call_in_a_process(NUMBA_CACHE_DIR=str(tmp_path)).startswith("[] True")
 
 
+@needs_loops
 def test_loops_are_compiled_where_the_cache_folder_cannot_be_written(tmp_path: Path) -> None:
     """The chosen folder is a file; numba then takes another one, or compiles in every process."""
     (tmp_path / "file").write_text("")
