@@ -36,7 +36,7 @@ from rich.table import Table
 
 import spodgt
 from spodgt.algorithms.base import Algorithm, Rate, TrackingState
-from spodgt.kernels.links import Buffers, Links
+from spodgt.kernels.links import Links
 from spodgt.problems.gradients import Engine
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.vmap import VmapEngine
@@ -660,22 +660,16 @@ def outside_kernels(step: Callable[[], None]) -> float:
     return 1 - inside / 1e6 / wall
 
 
-def _mix(links: Links, buffers: Buffers, x: torch.Tensor, weights: Any, active: Any, keeper: Any) -> None:
-    """One mixing as in a world, which lends the same memory to step after step."""
-    buffers.reclaim((x,))
-    links.mix(x, weights, active, keeper=keeper, out=buffers.like(x))
-
-
 def mixing(power: dict[str, Any]) -> list[dict[str, Any]]:
     """Pull and push alone, as a share of the copy bandwidth: each reads a state and writes one."""
     rows = []
     for clients, width in ((10, 10**2), (10, 10**4), (10, 10**6), (10, 10**7), (1000, 10**4)):
         net = geometric(10)(0) if clients == 10 else sparse(clients)(0)
         links = Links(1, clients, net.receivers, net.senders)
-        x, buffers = torch.randn(clients, width), Buffers()
+        x = torch.randn(clients, width)
         active = np.ones(net.links, bool)
         for name, weights, keeper in (("pull", net.a, links.receivers), ("push", net.b, links.senders)):
-            work = partial(_mix, links, buffers, x, weights, active, keeper)
+            work = partial(links.mix, x, weights, active, keeper=keeper)
             seconds, spread = best(work, repeats=3)
             share = 2 * x.numel() * 4 / seconds / (power["copy_gb_per_s"] * 1e9)
             rows.append(
@@ -709,13 +703,12 @@ def short_rows() -> list[dict[str, Any]]:
         for kind, make in (("random", sparse(clients)), ("geometric", plane(clients))):
             net = make(0)
             links = Links(1, clients, net.receivers, net.senders)
-            mix = partial(links.mix, out=out)
             for share in (1.0, 0.5):
                 active = np.random.default_rng(1).random(net.links) < share
                 steps: dict[str, Callable[[], Any]] = {
                     "copy": partial(target.copy_, source),
-                    "pull": partial(mix, x, net.a, active, keeper=links.receivers),
-                    "push": partial(mix, x, net.b, active, keeper=links.senders),
+                    "pull": partial(links.mix, x, net.a, active, keeper=links.receivers),
+                    "push": partial(links.mix, x, net.b, active, keeper=links.senders),
                     "gather": partial(torch.index_select, x, 0, shuffled, out=out),
                 }
                 seconds = alternating(steps, 7)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-
-from spodgt import engine
 
 # Tests are small and run in parallel processes, so each uses one thread unless OMP_NUM_THREADS is set.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited by the processes that tests start
@@ -62,9 +59,3 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     """Runs in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return Cli(monkeypatch, capsys)
-
-
-@pytest.fixture(autouse=True)
-def _loops_enabled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer in this process switches compiled loops off for good; the next test starts with them on."""
-    monkeypatch.setattr(engine, "_disabled", threading.Event())

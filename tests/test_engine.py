@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,18 @@ def test_plain_wins_wherever_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     with engine.use_engine("auto"):
         assert engine.current_engine() == "plain"
         assert engine.describe_engine() == "plain"
+
+
+def test_loops_are_off_inside_a_block_and_in_threads_that_inherit_it_only() -> None:
+    with engine.use_loops(False):
+        assert not engine.loops_enabled()
+        assert engine.current_engine() == "auto"
+        assert not asyncio.run(asyncio.to_thread(engine.loops_enabled))
+        with engine.use_loops(True):
+            assert not engine.loops_enabled()
+        with ThreadPoolExecutor() as others:
+            assert others.submit(engine.loops_enabled).result()
+    assert engine.loops_enabled()
 
 
 def test_an_unknown_engine_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -39,8 +40,8 @@ _LOOP_FILES = (
 _POLL = 0.1  # seconds between two checks whether numba compiles
 
 Loop = Callable[..., Any]  # loops have no types of their own: numba infers them from the arguments
-_chosen: list[str] = []  # stack of `use_engine`; the last one counts
-_disabled = threading.Event()
+_is_plain: ContextVar[bool] = ContextVar("_is_plain", default=False)  # inside `use_engine("plain")`
+_loops_off: ContextVar[bool] = ContextVar("_loops_off", default=False)  # inside `use_loops(False)`
 _loops: list[Any] = []  # numba's dispatchers of all loops
 
 
@@ -54,31 +55,45 @@ def check_engine(name: object, source: str = "engine") -> str:
 
 @contextmanager
 def use_engine(name: str) -> Iterator[None]:
-    """Use an engine in this process, all threads included, until the block ends.
+    """Use an engine in the current context until the block ends; `asyncio.to_thread` inherits it.
 
     Inside `use_engine("plain")` and with SPODGT_ENGINE=plain, `use_engine("auto")` changes nothing.
     """
-    _chosen.append(check_engine(name))
+    with _set(_is_plain, _is_plain.get() or check_engine(name) == "plain"):
+        yield
+
+
+@contextmanager
+def use_loops(enabled: bool) -> Iterator[None]:
+    """If `enabled` is False, use PyTorch and NumPy in place of compiled loops until the block ends.
+
+    Unlike the plain engine, linear models keep their gradients in closed form. Peers with one small model
+    save the memory of numba, which is not imported.
+    """
+    with _set(_loops_off, _loops_off.get() or not enabled):
+        yield
+
+
+@contextmanager
+def _set(variable: ContextVar[bool], value: bool) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _chosen.remove(name)
-
-
-def disable_loops() -> None:
-    """Use no compiled loops in this process from now on: peers with one small model save numba's memory."""
-    _disabled.set()
+        variable.reset(token)
 
 
 def current_engine() -> str:
     """`plain` if the caller or the environment asks for it, otherwise `auto`."""
     requested = check_engine(os.environ.get(VARIABLE) or "auto", VARIABLE)
-    return "plain" if "plain" in (requested, *_chosen) else "auto"
+    if requested == "plain" or _is_plain.get():
+        return "plain"
+    return "auto"
 
 
 def loops_enabled() -> bool:
-    """Whether compiled loops are used in this process; NUMBA_DISABLE_JIT=1 switches them off, too."""
-    if _disabled.is_set() or current_engine() == "plain":
+    """Whether compiled loops are used here; NUMBA_DISABLE_JIT=1 switches them off, too."""
+    if _loops_off.get() or current_engine() == "plain":
         return False
     return os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0") and _is_installed("numba")
 

@@ -44,6 +44,7 @@ class Round(Protocol):
     @property
     def kept(self) -> Tensor: ...  # (clients, 1) the diagonal of B̂: what of a push stays with its sender
     def gossip(self, x: Tensor) -> Tensor: ...  # Ŵ x: symmetric and doubly stochastic
+    def gossip_difference(self, x: Tensor) -> Tensor: ...  # (Ŵ - I) x as Σ_j ŵ_ij (x_j - x_i)
     def average(self, x: Tensor) -> Tensor: ...  # the mean over all clients of a run: what a server sees
     @property
     def lead(self) -> Tensor: ...  # (clients, 1): a client's part of the step; 1 unless there is a root

@@ -55,6 +55,9 @@ class Recording:
     def gossip(self, x: Tensor) -> Tensor:
         return self._mix("gossip", x, self.round.gossip)
 
+    def gossip_difference(self, x: Tensor) -> Tensor:
+        return self._mix("gossip", x, self.round.gossip_difference)
+
     def average(self, x: Tensor) -> Tensor:
         return self._mix("average", x, self.round.average)
 

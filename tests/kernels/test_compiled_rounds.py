@@ -25,7 +25,7 @@ from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Draw, Run
 from spodgt.thread_pool import run_tasks
 from spodgt.types import Round
-from tests.kernels.test_loops import toy_problem
+from tests.kernels.test_loops import needs_loops, toy_problem
 
 DECLARED = sorted(name for name, cls in ALGORITHMS.items() if cls.traits.compiled)
 LAYERS: dict[str, dict[str, Any]] = {
@@ -68,6 +68,7 @@ def equal(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
+@needs_loops
 @pytest.mark.parametrize("name", DECLARED)
 @pytest.mark.parametrize("layers", LAYERS)
 def test_the_compiled_step_is_the_step_of_the_method(name: str, layers: str) -> None:
@@ -134,6 +135,7 @@ def test_a_failing_task_ends_the_call_when_all_threads_have_ended(monkeypatch: p
     assert len(done) == before
 
 
+@needs_loops
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("features", [9, 48, 100])
 @pytest.mark.parametrize("batch_size", [4, 20])
@@ -189,6 +191,7 @@ class Lazy(DSGD):
         return GradientState(x, round.grad(x) + 0.5 * state.g)
 
 
+@needs_loops
 @pytest.mark.parametrize(("method", "linear"), [(Signs, False), (Lazy, True)])
 def test_a_method_from_outside_is_followed_if_it_is_linear(method: Any, linear: bool) -> None:
     runs = [replace(run, algorithm=method(step_size=0.1)) for run in runs_of("dsgd", {})]

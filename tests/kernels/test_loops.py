@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import spodgt
 from spodgt import engine, rng
 from spodgt.algorithms.base import Algorithm, TrackingState
-from spodgt.engine import cache_directory, use_engine
-from spodgt.kernels.links import Buffers, Links, matrix_diagonal
+from spodgt.engine import cache_directory, loops_enabled, use_engine
+from spodgt.kernels.links import Links, matrix_diagonal
 from spodgt.problems import Quadratic
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.learning import Learning
@@ -29,9 +29,10 @@ from spodgt.problems.models import linear
 from spodgt.problems.samples import without_replacement
 from spodgt.runtimes.loop import EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Simulation
-from spodgt.runtimes.world import Draw, Run, Snapshot, Tally
+from spodgt.runtimes.world import Run, Snapshot, Tally
 from spodgt.types import Bools, Minibatches, Round
 
+needs_loops = pytest.mark.skipif(not loops_enabled(), reason="compiled loops are switched off")
 FAMILY = ["spod-gt", "spod-gt-memory", "spod-gt-importance", "ab-push-pull", "g-push-pull", "sporadic-k-gt"]
 Register = Callable[[type[Algorithm]], type[Algorithm]]
 
@@ -79,6 +80,7 @@ def after(
     return state, world.tally()
 
 
+@needs_loops
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
 def test_a_fused_step_is_the_step_of_the_method(name: str, sizes: list[int] | None) -> None:
@@ -90,29 +92,28 @@ def test_a_fused_step_is_the_step_of_the_method(name: str, sizes: list[int] | No
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_compiled_rounds_of_a_network_are_those_of_the_method(
-    name: str, sizes: list[int] | None, threads: int
-) -> None:
+def test_rounds_of_a_network_are_the_same_with_compiled_mixing(sizes: list[int] | None, threads: int) -> None:
     layers = torch.nn.Linear(9, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
     problem = toy_problem(cross_entropy, sizes=sizes, model=torch.nn.Sequential(torch.nn.Flatten(), *layers))
-    runs = runs_of(problem, name)
+    runs = runs_of(problem, "spod-gt")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        fast, plain = (after(runs, 25, compiled=compiled) for compiled in (True, False))
         world = Simulation(runs, dtype=torch.float64)
+        assert world.step is None  # networks run the method's own step
         state = world.advance(begin(world).state, range(1, 26))
         assert torch.get_num_threads() == threads
+        with use_engine("plain"):
+            plain = Simulation(runs, dtype=torch.float64)
+            expected = plain.advance(begin(plain).state, range(1, 26))
     finally:
         torch.set_num_threads(before)
-    for ours, theirs in zip(fast[0], plain[0], strict=True):
+    for ours, theirs in zip(state, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-    for ours, theirs in zip(fast[1], plain[1], strict=True):
+    for ours, theirs in zip(world.tally(), plain.tally(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(state, fast[0], strict=True))
 
 
 class Doubled(Learning):
@@ -123,26 +124,18 @@ class Doubled(Learning):
 
 
 def test_gradients_of_a_subclass_are_its_own() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
     data = [(torch.randn(6, 3), torch.arange(6) % 2) for _ in range(4)]
+    model = torch.nn.Linear(3, 2)
     problem = Doubled(model, cross_entropy, data, batch_size=2)
-    assert (
-        Doubled(torch.nn.Linear(3, 2), cross_entropy, data, batch_size=2).linear_data(torch.float32) is None
-    )
-    runs = runs_of(problem, "spod-gt")
-    for ours, theirs in zip(after(runs, 9, compiled=True)[0], after(runs, 9, compiled=False)[0], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    assert problem.linear_data(torch.float32) is None
+    assert Simulation(runs_of(problem, "spod-gt")).step is None
+    once = Learning(model, cross_entropy, data, batch_size=2)
+    ours, _ = after(runs_of(problem, "sgd", step_size=0.1), 9, compiled=False)
+    theirs, _ = after(runs_of(once, "sgd", step_size=0.2), 9, compiled=False)
+    torch.testing.assert_close(ours[0], theirs[0], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", FAMILY)
-def test_a_fused_step_serves_problems_without_a_compiled_gradient(name: str) -> None:
-    runs = runs_of(spodgt.Quadratic.random(5, 3, noise=0.1), name, step_size=0.05)
-    for ours, theirs in zip(
-        after(runs, 25, compiled=True)[0], after(runs, 25, compiled=False)[0], strict=True
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-
-
+@needs_loops
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
 def test_many_rounds_in_one_call_are_the_rounds_one_by_one(name: str, sizes: list[int] | None) -> None:
@@ -184,6 +177,7 @@ def registered() -> Iterator[Register]:
         spodgt.ALGORITHMS.pop(name, None)
 
 
+@needs_loops
 def test_a_method_from_outside_gets_the_compiled_step_by_declaring_it(registered: Register) -> None:
     registered(Outside)
     runs = runs_of(toy_problem(), "outside")
@@ -251,6 +245,7 @@ def test_strides_grow_where_rounds_are_short_and_never_where_they_are_long(
     assert observed(5.0) == list(range(201))
 
 
+@needs_loops
 def test_a_run_is_the_same_bit_for_bit_alone_and_in_a_batch() -> None:
     runs = runs_of(toy_problem(), "spod-gt-memory", count=3)
     together, _ = after(runs, 20, compiled=True, dtype=torch.float32)
@@ -260,6 +255,7 @@ def test_a_run_is_the_same_bit_for_bit_alone_and_in_a_batch() -> None:
             assert torch.equal(whole[4 * number : 4 * number + 4], own)
 
 
+@needs_loops
 def test_the_number_of_threads_changes_nothing() -> None:
     problem = spodgt.problems.fashion_mnist_svm(6, 10)
     runs = runs_of(problem, "spod-gt", count=2, step_size=0.01)
@@ -308,6 +304,25 @@ def test_compiled_mixing_is_torchs_mixing(clients: int, runs: int, seed: int, ma
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
+def test_mixed_differences_are_the_mixed_rows_minus_the_rows() -> None:
+    draws = np.random.default_rng(0)
+    receivers, senders = np.nonzero(~np.eye(6, dtype=bool))
+    links = Links(1, 6, receivers, senders)
+    weights, active = draws.random(30) / 6, draws.random(30) < 0.7
+    x = torch.from_numpy(draws.standard_normal((6, 1500)))
+    differences = links.mix_differences(x, weights, active)
+    mixed = links.mix(x, weights, active, keeper=receivers)
+    torch.testing.assert_close(differences, mixed - x, rtol=1e-12, atol=1e-12)
+
+
+def test_mixed_differences_of_equal_rows_are_zero() -> None:
+    network = spodgt.Network.random_geometric(6, 0.7, seed=0)
+    assert network.w is not None
+    links = Links(1, 6, network.receivers, network.senders)
+    x = torch.randn(8).expand(6, 8).contiguous()
+    assert not links.mix_differences(x, network.w, np.ones(len(network.w), bool)).any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [1, 7, 8, 16, 17, 33, 63, 64, 100, 130])
 def test_rows_of_any_length_and_many_links_are_mixed(width: int, dtype: torch.dtype) -> None:
@@ -327,40 +342,7 @@ def test_rows_of_any_length_and_many_links_are_mixed(width: int, dtype: torch.dt
     assert torch.equal(mixed, torch.cat(alone, 1))  # a number does not depend on the piece it is in
 
 
-def test_buffers_are_lent_again_only_when_the_state_lies_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.kernels.links._LARGE", 1)
-    buffers, x = Buffers(), torch.zeros(3, 4)
-    first, second = buffers.like(x), buffers.like(x)
-    assert first.data_ptr() != second.data_ptr()
-    assert buffers.like(x).data_ptr() not in (first.data_ptr(), second.data_ptr())  # none was given back
-    buffers.reclaim((first, second[1:]))  # a view holds a buffer, too
-    again = [buffers.like(x).data_ptr() for _ in range(2)]
-    assert first.data_ptr() not in again
-    assert second.data_ptr() not in again
-    buffers.reclaim((x.double(),))  # of another type: nothing is kept
-    assert buffers.like(x.double()).dtype == torch.float64
-
-
-@pytest.mark.parametrize("name", sorted(spodgt.ALGORITHMS))
-def test_memory_that_is_used_again_changes_no_method(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A world lends the same buffers round after round; a state must never lie in one that is lent again."""
-    traits = spodgt.ALGORITHMS[name].traits
-    p_hat = 0.6 if traits.sporadic_links != "no" else 1.0
-    p = 0.6 if traits.sporadic_clients != "no" else 1.0
-    problem = spodgt.Quadratic.random(6, 3, noise=0.1)
-    network = spodgt.Network.random_geometric(6, 0.7, seed=3)
-    run = Run.of(
-        Draw(3, network, spodgt.Bernoulli(p, p_hat).draw(network, 3), problem, problem.start(3)),
-        spodgt.method(name),
-    )
-    states = []
-    for large in (2**18, 1):
-        monkeypatch.setattr("spodgt.kernels.links._LARGE", large)
-        world = Simulation([run], dtype=torch.float64, compiled=False)
-        states.append(world.advance(world.init(), range(1, 41)))
-    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
-
-
+@needs_loops
 @pytest.mark.parametrize(
     ("features", "classes"),
     [
@@ -400,6 +382,7 @@ def test_compiled_gradients_of_any_size_are_those_of_the_engine(
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
+@needs_loops
 @pytest.mark.parametrize("loss", [multi_margin, cross_entropy, one_vs_rest])
 @pytest.mark.parametrize("batch_size", [1, 4, 7, None])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float64])
@@ -500,6 +483,7 @@ def call_in_a_process(**env: str) -> str:
     return done.stdout
 
 
+@needs_loops
 def test_compilation_is_announced_once_and_cached(tmp_path: Path) -> None:
     first = call_in_a_process(NUMBA_CACHE_DIR=str(tmp_path))
     assert first.startswith("['compiling'] False")
@@ -507,6 +491,7 @@ def test_compilation_is_announced_once_and_cached(tmp_path: Path) -> None:
     assert call_in_a_process(NUMBA_CACHE_DIR=str(tmp_path)).startswith("[] True")
 
 
+@needs_loops
 def test_loops_are_compiled_where_the_cache_folder_cannot_be_written(tmp_path: Path) -> None:
     """The chosen folder is a file; numba then takes another one, or compiles in every process."""
     (tmp_path / "file").write_text("")

@@ -175,11 +175,11 @@ def test_links_are_drawn_by_name_and_round() -> None:
 LEAN = """
 import sys
 from pathlib import Path
-from spodgt.engine import disable_loops
+from spodgt.engine import use_loops
 from spodgt.peer.options import Options
 from spodgt.peer.run import Peer
-disable_loops()
-Peer(Path(sys.argv[1]), "p0", Options(durability="process", rounds=5)).run()
+with use_loops(False):
+    Peer(Path(sys.argv[1]), "p0", Options(durability="process", rounds=5)).run()
 heavy = {"numba", "pandas", "pyarrow", "matplotlib", "networkx", "sklearn", "sympy", "torch._dynamo"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """

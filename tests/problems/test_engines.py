@@ -157,8 +157,8 @@ def test_nothing_of_one_client_is_left_for_the_next() -> None:
     _, engine, x, inputs, targets = case("resnet")
     alone = [engine.grads(x[n : n + 1], inputs[n : n + 1], targets[n : n + 1], [0]) for n in range(CLIENTS)]
     engine.outputs(torch.full_like(x, torch.nan), inputs[0])
-    assert torch.equal(engine.grads(x, inputs, targets, [0] * CLIENTS)[1:2], alone[1])
-    assert len(engine.copies) <= torch.get_num_threads()
+    assert_close(engine.grads(x, inputs, targets, [0] * CLIENTS)[1:2], alone[1])
+    assert len(engine.copies) <= torch.get_num_threads() + 1  # threads of the pool, and this one
 
 
 def test_layout_finds_every_parameter() -> None:

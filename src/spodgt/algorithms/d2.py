@@ -1,11 +1,12 @@
 """D²: decentralized training over decentralized data [tang2018d].
 
     h = x - γ g - s            g the gradient of the client's own mini-batch, kept
-    x⁺ = W h
-    s⁺ = s + h - W h           s⁰ = 0
+    d = (W - I) h
+    x⁺ = h + d
+    s⁺ = s - d                 s⁰ = 0
 
 Insert s: it is the published x^{k+1} = W (2x^k - x^{k-1} - γ (g^k - g^{k-1})) with x^{-1} = x⁰, g^{-1} = 0.
-Σs = 0 must hold, so h is mixed in double precision; see `extra`. It needs λ_min(W) > -1/3; with `lazy` it
+Σs = 0 must hold, so d is a sum of differences; see `extra`. It needs λ_min(W) > -1/3; with `lazy` it
 uses (I + W)/2, which always has it. The step must be one constant: a sum cannot be rescaled.
 """
 
@@ -16,13 +17,12 @@ import numpy as np
 from spodgt.algorithms.base import Network, Rate, Round
 from spodgt.algorithms.extra import Extra, ExtraState
 from spodgt.errors import Incompatible
-from spodgt.tensors import widened
 
 
 @dataclass(frozen=True)
 class D2(Extra):
     name = "d2"
-    traits = replace(Extra.traits, source="tang2018d")
+    traits = replace(Extra.traits, source="tang2018d", mixes=())
     step_size: Rate = 0.01  # γ
     lazy: bool = False
 
@@ -36,11 +36,10 @@ class D2(Extra):
         return network
 
     def step(self, state: ExtraState, round: Round) -> ExtraState:
-        h = widened(state.x) - self.step_size * state.g - state.s
-        mixed = round.gossip(h)
-        s = (state.s + h - mixed).to(state.x)
-        x = mixed.to(state.x)
-        return ExtraState(x, round.grad(x), s)
+        h = state.x - self.step_size * state.g - state.s
+        d = round.gossip_difference(h)
+        x = h + d
+        return ExtraState(x, round.grad(x), state.s - d)
 
 
 def smallest_eigenvalue(network: Network) -> float:

@@ -165,7 +165,7 @@ def peer_start(
     running: Running,
 ) -> None:
     """Run one client until it is stopped; started again, it continues."""
-    from spodgt.engine import disable_loops
+    from spodgt.engine import use_loops
 
     with _peer_extra():
         from spodgt.peer.display import JsonLines, panel, serve_metrics
@@ -185,18 +185,17 @@ def peer_start(
     lines.setFormatter(JsonLines() if json_log else logging.Formatter("%(asctime)s %(name)s %(message)s"))
     logging.basicConfig(level=level, handlers=[lines])
     os.umask(0o077)  # what a client writes is for its owner
-    if not options.compiled:
-        disable_loops()
-    peer = Peer(folder, name, options)
-    status, journal = peer.reporter.status, peer.journal
-    if metrics_port is not None:
-        served = serve_metrics(status, journal, metrics_port, metrics_bind)
-        print(f"metrics at http://{metrics_bind}:{served}/metrics", file=sys.stderr)
-    if quiet:
-        peer.run()
-        return
-    with Live(auto_refresh=False, transient=False) as live:
-        peer.run(lambda: live.update(panel(status, journal), refresh=True))
+    with use_loops(options.compiled):
+        peer = Peer(folder, name, options)
+        status, journal = peer.reporter.status, peer.journal
+        if metrics_port is not None:
+            served = serve_metrics(status, journal, metrics_port, metrics_bind)
+            print(f"metrics at http://{metrics_bind}:{served}/metrics", file=sys.stderr)
+        if quiet:
+            peer.run()
+            return
+        with Live(auto_refresh=False, transient=False) as live:
+            peer.run(lambda: live.update(panel(status, journal), refresh=True))
 
 
 def _check_start(running: Running, metrics_port: int | None) -> None:

@@ -14,41 +14,13 @@ from spodgt.engine import fits_loops
 from spodgt.types import Array, Bools, Floats, Ints
 
 _DENSE = 64  # clients of a run up to which a dense matrix is faster
-_LARGE = 2**18  # numbers of a tensor from which its memory is used again
+_COLUMNS = 1024  # that are added at a time
 _CACHED = 2**16  # numbers of a block of columns of all clients, about
 
 
 def columns_per_block(clients: int) -> int:
     """Columns that compiled loops process at a time, so that a block of all clients stays in a cache."""
     return max(64, min(512, _CACHED // max(1, clients) // 16 * 16))
-
-
-class Buffers:
-    """Memory for mixed states, owned by a world: fresh pages cost more than the mixing itself.
-
-    A step takes buffers with `like`; `reclaim(state)` before the next step frees all that `state` does not
-    lie in. A step may therefore keep what it mixed in the state it returns, and nowhere else.
-    """
-
-    def __init__(self) -> None:
-        self._all: list[Tensor] = []
-        self._free: list[Tensor] = []
-
-    def like(self, x: Tensor) -> Tensor:
-        """A tensor of the shape and type of `x`, with any numbers in it."""
-        if x.numel() < _LARGE:
-            return torch.empty_like(x)
-        for number, free in enumerate(self._free):
-            if free.shape == x.shape and free.dtype == x.dtype:
-                return self._free.pop(number)
-        self._all.append(torch.empty_like(x))
-        return self._all[-1]
-
-    def reclaim(self, state: tuple[Tensor, ...]) -> None:
-        """Free what holds no part of `state`; buffers of another shape than x are given up."""
-        held = {tensor.untyped_storage().data_ptr() for tensor in state}
-        self._all = [b for b in self._all if b.shape == state[0].shape and b.dtype == state[0].dtype]
-        self._free = [b for b in self._all if b.untyped_storage().data_ptr() not in held]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +43,7 @@ class Links:
         """Runs of equal size lie in equal blocks, so one batched product mixes them all."""
         return self.clients % self.runs == 0 and self.clients // self.runs <= _DENSE
 
-    def mix(
-        self, x: Tensor, weights: Floats, active: Bools, *, keeper: Ints, out: Tensor | None = None
-    ) -> Tensor:
+    def mix(self, x: Tensor, weights: Floats, active: Bools, *, keeper: Ints) -> Tensor:
         """The mixing matrix of the active links, times x.
 
         Args:
@@ -82,25 +52,32 @@ class Links:
             active: (links,) which links work.
             keeper: (links,) the end of each link that keeps what is not sent: with `receivers`, rows
                 sum to one; with `senders`, columns do.
-            out: memory for the result.
         """
         # in the precision of the models: what is kept is the rest of what is really sent
         rounded = weights.astype(torch.empty(0, dtype=x.dtype).numpy().dtype)
         kept = matrix_diagonal(rounded, active, keeper, self.clients)
-        return self.mix_with(x, rounded, active, kept, out)
+        return self.mix_with(x, rounded, active, kept)
 
-    def mix_with(
-        self, x: Tensor, weights: Array, active: Bools, kept: Floats, out: Tensor | None = None
-    ) -> Tensor:
+    def mix_with(self, x: Tensor, weights: Array, active: Bools, kept: Floats) -> Tensor:
         """As `mix`, with weights in the precision of x and a given diagonal `kept` (clients,)."""
         if not fits_loops(x):
             return self.mix_plain(x, np.where(active, weights, 0.0), active, kept)
         from spodgt.kernels.mixing import mix_matrix
 
-        out = torch.empty_like(x) if out is None else out
+        out = torch.empty_like(x)
         links = np.array(weights, np.float64), np.ascontiguousarray(active)
         columns = columns_per_block(self.clients)
         mix_matrix(x.numpy(), out.numpy(), self.pointers, self.senders, *links, kept, columns)
+        return out
+
+    def mix_differences(self, x: Tensor, weights: Floats, active: Bools) -> Tensor:
+        """The mixing matrix of the active links minus the identity, times x: sums of weighted differences.
+
+        Differences of rows that are nearly equal have small rounding errors; `mix(x) - x` has those of x.
+        """
+        on = np.flatnonzero(active)
+        out = torch.zeros_like(x)
+        add_rows(out, x, self.receivers[on], self.senders[on], weights[on], own=x)
         return out
 
     def mix_plain(self, x: Tensor, moved: Floats, active: Bools, kept: Floats) -> Tensor:
@@ -138,13 +115,22 @@ class Links:
             return mixed
 
 
-def add_rows(out: Tensor, source: Tensor, to: Ints, rows: Ints, weights: Floats) -> None:
-    """In place: out[to] += weights · source[rows], one after the other."""
-    if not len(to):
-        return
-    values = source[torch.from_numpy(rows).to(out.device)]
-    values = values * torch.from_numpy(weights).to(values)[:, None]
-    out.index_add_(0, torch.from_numpy(to).to(out.device), values)
+def add_rows(
+    out: Tensor, source: Tensor, to: Ints, rows: Ints, weights: Floats, own: Tensor | None = None
+) -> None:
+    """In place: out[to] += weights · source[rows], one after the other.
+
+    With `own`, out[to] += weights · (source[rows] - own[to]).
+    """
+    receivers = torch.from_numpy(to).to(out.device)
+    senders = torch.from_numpy(rows).to(out.device)
+    factors = torch.from_numpy(weights).to(out)[:, None]
+    for left in range(0, out.shape[1], _COLUMNS):  # a row for each link needs much memory
+        columns = slice(left, left + _COLUMNS)
+        values = source[senders, columns]
+        if own is not None:
+            values = values - own[receivers, columns]
+        out[:, columns].index_add_(0, receivers, factors * values)
 
 
 def move_into_intervals(

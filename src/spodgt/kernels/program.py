@@ -18,7 +18,7 @@ from spodgt.kernels.steps import State, rebuild
 from spodgt.kernels.tracing import ONE, Column, Node, NotLinear, Rows, Symbol, Terms, TracedRound, node_of
 from spodgt.types import Ints
 
-LIN, MIX = 0, 1  # kinds of operations
+LIN, MIX, DIFFERENCE = 0, 1, 2  # kinds of operations
 WEIGHTS = ("a", "b", "w")  # what a mixing weighs with, by number
 
 
@@ -28,7 +28,8 @@ class Program:
 
     An operation is (kind, target, guard, mask, side, first, count). LIN: target ← Σ coefficient × register
     over terms[first : first + count], in the rows of clients with mask = side (mask -1: all). MIX: target ←
-    register `first` mixed with WEIGHTS[count]. It is skipped in runs where the mask `guard` holds for nobody.
+    register `first` mixed with WEIGHTS[count]. DIFFERENCE: the same, minus that register. An operation is
+    skipped in runs where the mask `guard` is false for all clients.
     """
 
     fields: list[str]  # whole rows of the state, the first registers
@@ -120,14 +121,14 @@ class _Assembler:
     def _visit(self, node: Node) -> None:
         for source in _sources(node):
             self._visit(source)
-        if node not in self.order and node.kind in ("mix", "sum"):
+        if node not in self.order and node.kind in ("mix", "difference", "sum"):
             self.order.append(node)
 
     def assemble(self) -> Program:
         program, round = self.program, self.round
         early = [node for node in self.order if node not in self.late]
         late = [node for node in self.order if node in self.late]
-        if any(node.kind == "mix" for node in late):
+        if any(node.source is not None for node in late):
             raise NotLinear("gradients are mixed in their own round")
         homes = self._homes(late)
         guards = self._guards(early, homes)
@@ -195,7 +196,7 @@ class _Assembler:
             guard = self._mask(guards.get(node))
             later = {source for other in early[number + 1 :] for source in _sources(other)}
             later |= {*copied, *(n for n in homes if n.kind == "field" and self.place[n] in homes[n])}
-            mine = node.source if node.kind == "mix" else None
+            mine = node.source
             home = next(
                 (
                     slot
@@ -245,7 +246,8 @@ class _Assembler:
 
     def _operation(self, node: Node, target: int, guard: int) -> list[list[int]]:
         if node.source is not None:
-            return [[MIX, target, guard, -1, 0, self.place[node.source], node.weights]]
+            kind = MIX if node.kind == "mix" else DIFFERENCE
+            return [[kind, target, guard, -1, 0, self.place[node.source], node.weights]]
         assert node.value is not None
         rows = node.value
         mask = self._mask(rows.mask)

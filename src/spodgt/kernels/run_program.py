@@ -1,8 +1,7 @@
 """Compiled loops for the rounds of one run, from the program of a method's step (`program.Program`).
 
-Of a linear model, one call computes many rounds (`advance_run`), in memory of the run. Of other models,
-gradients are computed outside; `before_gradient` and `after_gradient` do the rest of a round in place.
-The plain equivalent is the method's own `step`.
+One call computes many rounds of a linear model, in memory of the run. The plain equivalent is the method's
+own `step`.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from spodgt.engine import compiled_loop
-from spodgt.kernels.mixing import blend_two, fill_diagonal, mix_columns, select_links
-from spodgt.problems.gradients.linear_model import UINT, copy_padded, minibatch_gradient
+from spodgt.kernels.mixing import blend_two, fill_diagonal, mix_columns, mix_differences, select_links
+from spodgt.problems.gradients.linear_model import UINT, aligned_zeros, copy_padded, minibatch_gradient
 from spodgt.types import Array, Bools, Floats, Ints, Words
 
-_MIX = 1  # kind of an operation, see `program.Program`
+_LIN, _MIX = 0, 1  # kinds of operations, see `program.Program`
 _PUSH = 1  # mixing weights whose columns sum to one
 KINDS = 3  # of mixing weights
 
@@ -73,35 +72,9 @@ class Registers(NamedTuple):
     rows: Words
     shifts: Words  # 1 where all columns are there, 0 for blocks of columns
 
-    @staticmethod
-    def create(
-        operations: Operations, shape: tuple[int, int], first: int, run: int
-    ) -> tuple[Registers, Registers]:
-        """Registers before and after the gradient, of a run in memory for `shape` = (clients, width).
-
-        The first `kept` registers are (clients, width). Behind them are blocks (clients, columns), which
-        are used before the gradient; and, in the same place, rows (width,), which are used after it,
-        client by client.
-
-        Args:
-            operations: the program.
-            shape: clients of all runs in this memory, and numbers of a row.
-            first: the run's first client there.
-            run: its number.
-        """
-        clients, width = shape
-        end = operations.kept * clients * width
-        kept = [((n * clients + first) * width, width, 1) for n in range(operations.kept)]
-        columns = operations.columns
-        blocks = [(end + (n * clients + first) * columns, columns, 0) for n in range(operations.working)]
-        rows = [(end + (run * operations.rows + n) * width, 0, 1) for n in range(operations.rows)]
-        tables = (np.array(kept + others, np.uint64).reshape(-1, 3).T.copy() for others in (blocks, rows))
-        early, late = (Registers(*table) for table in tables)
-        return early, late
-
 
 class RunMemory(NamedTuple):
-    """Memory of a run, or of several in a row."""
+    """Memory of a run."""
 
     numbers: Array  # all registers
     early: Registers  # before the gradient
@@ -112,24 +85,34 @@ class RunMemory(NamedTuple):
     entries: Array  # (KINDS, entries)
 
     @staticmethod
-    def create(numbers: Array, registers: tuple[Registers, Registers], clients: int, links: int) -> RunMemory:
-        """Memory of a run with so many clients and links, whose registers lie in `numbers`."""
-        most = links + 2 * clients
+    def create(
+        operations: Operations, shape: tuple[int, int], links: int, dtype: np.dtype[np.generic]
+    ) -> RunMemory:
+        """Memory of a run of `shape` = (clients, width) with so many links.
+
+        The first `kept` registers are (clients, width). Behind them are blocks (clients, columns), which
+        are used before the gradient; and, in the same place, rows (width,), which are used after it,
+        client by client.
+        """
+        clients, width = shape
+        columns = operations.columns
+        end = operations.kept * clients * width
+        kept = [(n * clients * width, width, 1) for n in range(operations.kept)]
+        blocks = [(end + n * clients * columns, columns, 0) for n in range(operations.working)]
+        rows = [(end + n * width, 0, 1) for n in range(operations.rows)]
+        early = Registers(*np.array(kept + blocks, np.uint64).reshape(-1, 3).T.copy())
+        late = Registers(*np.array(kept + rows, np.uint64).reshape(-1, 3).T.copy())
+        size = end + max(operations.working * clients * columns, operations.rows * width)
+        entries = links + 2 * clients
         return RunMemory(
-            numbers,
-            *registers,
+            aligned_zeros(size, dtype),
+            early,
+            late,
             np.empty(clients),
             np.empty((KINDS, clients + 1), np.int64),
-            np.empty((KINDS, most), np.int64),
-            np.empty((KINDS, most), numbers.dtype),
+            np.empty((KINDS, entries), np.int64),
+            np.empty((KINDS, entries), dtype),
         )
-
-
-def memory_size(operations: Operations, shape: tuple[int, int], runs: int) -> int:
-    """Numbers of the memory for `shape` = (clients, width), clients of so many runs."""
-    clients, width = shape
-    blocks = operations.working * clients * operations.columns
-    return operations.kept * clients * width + max(blocks, operations.rows * runs * width)
 
 
 # --- rounds --------------------------------------------------------------------------------------
@@ -154,7 +137,7 @@ def advance_run(fields, starts, memory, operations, coefficients, links, draws, 
     width = data.classes * stride
     _copy_fields(fields, starts, numbers, clients, data, stride, False)
     for r in range(len(coefficients.masks)):
-        before_gradient(memory, r, width, operations, coefficients, links)
+        _run_before(memory, r, width, operations, coefficients, links)
         for i in range(clients):
             if coefficients.masks[r, 0, i]:
                 at = memory.late.starts[operations.gradient_at] + UINT(i) * UINT(width)
@@ -178,7 +161,7 @@ def _copy_fields(fields, starts, numbers, clients, data, stride, back):  # type:
 
 
 @compiled_loop
-def before_gradient(memory, r, width, operations, coefficients, links):  # type: ignore[no-untyped-def]
+def _run_before(memory, r, width, operations, coefficients, links):  # type: ignore[no-untyped-def]
     """In place: the operations of round r before the gradient, block of columns by block of columns."""
     numbers = memory.numbers
     registers = memory.early
@@ -200,34 +183,22 @@ def before_gradient(memory, r, width, operations, coefficients, links):  # type:
             guard = before[n, 2]
             if guard >= 0 and not coefficients.any_masks[r, guard]:
                 continue
-            if before[n, 0] == _MIX:
+            if before[n, 0] != _LIN:
                 s = before[n, 5]
                 t = before[n, 1]
                 kind = before[n, 6]
                 source = registers.starts[s] + UINT(left) * registers.shifts[s], registers.rows[s]
                 target = registers.starts[t] + UINT(left) * registers.shifts[t], registers.rows[t]
                 begins, senders, entries = memory.begins[kind], memory.senders[kind], memory.entries[kind]
-                mix_columns(numbers, source, numbers, target, begins, senders, entries, size)
+                if before[n, 0] == _MIX:
+                    mix_columns(numbers, source, numbers, target, begins, senders, entries, size)
+                else:
+                    mix_differences(numbers, source, numbers, target, begins, senders, entries, size)
             else:
                 for i in range(len(memory.kept)):
                     _combine(
                         numbers, registers, before, n, operations.terms, factors, masks, i, UINT(left), size
                     )
-
-
-@compiled_loop
-def after_gradient(memory, r, width, operations, coefficients, gradients, positions):  # type: ignore[no-untyped-def]
-    """In place: the operations of round r after the gradient.
-
-    `gradients` is flat, `positions` (clients,) the row of each client that computes there.
-    """
-    gradient = memory.late.starts[operations.kept]
-    for i in range(len(memory.kept)):
-        if coefficients.masks[r, 0, i]:
-            source = UINT(positions[i]) * UINT(width)
-            for c in range(UINT(width)):
-                memory.numbers[gradient + c] = gradients[source + c]
-        _run_after(memory, r, i, width, operations, coefficients)
 
 
 @compiled_loop

@@ -281,6 +281,10 @@ class TracedRound:
     def gossip(self, x: object) -> Symbol:
         return self._mix(2, x)
 
+    def gossip_difference(self, x: object) -> Rows:
+        self.mixed.append((2, True))
+        return Rows({Node("difference", node_of(rows_of(x)), 2): ONE})
+
     def __getattr__(self, name: str) -> NoReturn:
         raise NotLinear(name)
 

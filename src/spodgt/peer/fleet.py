@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from spodgt.engine import disable_loops
+from spodgt.engine import use_loops
 from spodgt.errors import SpodgtError
 from spodgt.peer import faults, folders
 from spodgt.peer.audit import Audit
@@ -118,10 +118,9 @@ def _child(folder: Path, name: str, options: Options, env: dict[str, str]) -> No
     threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
     os.environ.update(env)
     faults.arm(env.get("SPODGT_CRASH", ""))
-    if not options.compiled:
-        disable_loops()
     try:
-        Peer(folder, name, options).run()
+        with use_loops(options.compiled):
+            Peer(folder, name, options).run()
     except SpodgtError as error:
         (folder / "error.txt").write_text(str(error))
         print(f"{name}: {error}", file=sys.stderr)

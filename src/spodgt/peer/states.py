@@ -109,6 +109,9 @@ class PeerRound:
     def gossip(self, x: Tensor) -> Tensor:
         raise Incompatible("peers talk over one-way links, but the method gossips; use spod-gt-memory.")
 
+    def gossip_difference(self, x: Tensor) -> Tensor:
+        return self.gossip(x)
+
     def average(self, x: Tensor) -> Tensor:
         raise Incompatible("peers have no server, but the method needs one; use spod-gt-memory.")
 

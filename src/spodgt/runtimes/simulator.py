@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, Schedule
 from spodgt.kernels.compiled_rounds import CompiledRounds
-from spodgt.kernels.links import Buffers, move_into_intervals
+from spodgt.kernels.links import move_into_intervals
 from spodgt.kernels.steps import Activity, State, rebuild
 from spodgt.runtimes.batch import RunBatch
 from spodgt.runtimes.world import (
@@ -90,7 +90,6 @@ class Simulation:
         self.batch = RunBatch(every, dtype, torch.device(device), runs)
         self.counts = Tally.zeros(every) if counts is None else counts  # what has happened so far
         self.compiled = compiled
-        self.buffers = Buffers()
         self.exchanged: dict[int, Exchanged] = {}  # by run, those that are between local steps
         if statistics is not None:
             self.statistics = statistics
@@ -249,7 +248,6 @@ class Simulation:
                 self._count(activity, state, self.step)
                 return after
         for k in rounds:
-            self.buffers.reclaim(state)
             state = self.algorithm.step(state, self.round(k))
         return state
 
@@ -419,6 +417,11 @@ class SimulatedRound:
     def gossip(self, x: Tensor) -> Tensor:
         return self._mix(x, "w", self.links.pull, self.world.batch.links.receivers)
 
+    def gossip_difference(self, x: Tensor) -> Tensor:
+        self._count(self.links.pull, x)
+        self._carry("w", self.links.pull)
+        return self.world.batch.links.mix_differences(x, self.weights("w"), self.links.pull)
+
     def average(self, x: Tensor) -> Tensor:
         if not self.carried and self.world.travelling:
             self.carried = True
@@ -455,8 +458,7 @@ class SimulatedRound:
     def _mix(self, x: Tensor, weights: str, active: Bools, keeper: Ints, code: Code | None = None) -> Tensor:
         self._count(active, x, code)
         self._carry(weights, active)
-        out = self.world.buffers.like(x)
-        return self.world.batch.links.mix(x, self.weights(weights), active, keeper=keeper, out=out)
+        return self.world.batch.links.mix(x, self.weights(weights), active, keeper=keeper)
 
     def _lean(self, x: Tensor, code: IntervalCode) -> Tensor:
         """Move every model towards the intervals that its working in-links say."""

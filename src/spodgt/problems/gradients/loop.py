@@ -26,8 +26,8 @@ T = TypeVar("T")
 class LoopEngine(Engine):
     """Plain autograd through the module, one client at a time: the engine for other models on a CPU.
 
-    Each thread has a copy of the module. Its parameters and buffers become views of a client's flat model,
-    then the loss is computed and differentiated as in any PyTorch program. A client stays on one thread:
+    Each thread has a copy of the module. A client's flat model is copied into it, then the loss is computed
+    and differentiated as in any PyTorch program. A client stays on one thread:
     threads that divide the work of an operator wait for each other at its end, which on a busy machine takes
     ten times as long as the work.
     """
@@ -51,23 +51,25 @@ class LoopEngine(Engine):
         A training pass also updates what stands behind the parameters in `x`: running statistics, and
         personal parameters by one step along their gradient.
         """
+        training = noise is not None
         losses = x.new_empty(len(x))
-        gradients = x.new_zeros(len(x), self.layout.size)
+        gradients = x.new_empty(len(x), self.layout.size)
 
         def one_client(client: int) -> None:
-            with torch.enable_grad(), self._loaded(x[client], training=noise is not None) as copied:
-                if self.random and noise is not None:
-                    seed_all(noise[client])  # dropout, too, is a function of (seed, round, client)
-                copied.add_gradients_to(gradients[client])
-                # A batch in memory of its own is aligned, wherever the client stands among the others:
-                # matrix products of unaligned numbers may differ in their last bits.
-                batch = self.image(clone(inputs[client]))
-                loss = self.objective(copied.module, batch, clone(targets[client]))
+            own = self._module_for(x)
+            own.load(x[client], training=training)
+            if self.random and noise is not None:
+                seed_all(noise[client])  # dropout, too, is a function of (seed, round, client)
+            # A batch in memory of its own is aligned, wherever the client stands among the others:
+            # matrix products of unaligned numbers may differ in their last bits.
+            batch = self.image(clone(inputs[client]))
+            with torch.enable_grad():
+                loss = self.objective(own.module, batch, clone(targets[client]))
                 loss.backward()  # type: ignore[no-untyped-call]
-                losses[client] = loss.detach()
-                if noise is not None:
-                    copied.descend(self.personal_step_size)
-                copied.module.zero_grad(set_to_none=True)
+            losses[client] = loss.detach()
+            own.move_gradients(gradients[client], self.personal_step_size if training else 0.0)
+            if training and self.statistics.names:
+                own.store_statistics(x[client])
 
         with seeded(None) if self.random else contextlib.nullcontext(), _differentiable_attention():
             each_row(x, one_client, serial=self.random)
@@ -82,33 +84,21 @@ class LoopEngine(Engine):
         results = dict[int, T]()
 
         def one_model(model: int) -> None:
-            with torch.no_grad(), self._loaded(x[model], training=False) as copied:
-                results[model] = work(copied.module)
+            own = self._module_for(x)
+            own.load(x[model], training=False)
+            with torch.no_grad():
+                results[model] = work(own.module)
 
         with seeded(0) if self.random else contextlib.nullcontext():
             each_row(x, one_model, serial=self.random)
         return [results[model] for model in range(len(x))]
 
-    @contextlib.contextmanager
-    def _loaded(self, row: Tensor, *, training: bool) -> Iterator[ModuleOnRow]:
-        """This thread's copy of the module with the model `row` in it.
-
-        The module works on a copy of the row, because a forward pass may write into parameters, as that of
-        `nn.Embedding` with `max_norm` does. Only statistics and personal parameters return to `row`, and
-        only from training.
-        """
-        key = threading.get_ident(), row.device, row.dtype
+    def _module_for(self, x: Tensor) -> ModuleOnRow:
+        """This thread's copy of the module, for models like those of `x`."""
+        key = threading.get_ident(), x.device, x.dtype
         if key not in self.copies:
-            self.copies[key] = ModuleOnRow(self, row)
-        copied = self.copies[key]
-        if copied.module.training != training:
-            copied.module.train(training)
-        own_row = row.detach().clone()
-        copied.load(own_row)
-        yield copied
-        if training and self.statistics.names:
-            copied.store_buffers(own_row)
-            row[self.layout.size :] = own_row[self.layout.size :]
+            self.copies[key] = ModuleOnRow(self, x[0])
+        return self.copies[key]
 
     @cached_property
     def channels_last(self) -> bool:
@@ -126,54 +116,65 @@ class LoopEngine(Engine):
 
 
 class ModuleOnRow:
-    """A copy of a module whose parameters and buffers are views of a flat model (columns,).
+    """A copy of a module whose parameters and buffers are views of one flat model (columns,).
 
-    Setting `parameter.data` keeps the parameters themselves, so that everything that refers to them (tied
-    layers, lists of parameters, the flat weights of recurrent layers) sees the values of this client.
-    `torch.func.functional_call` replaces them by other tensors, which such references miss.
+    To load a client's model is to copy its row: a forward pass may write into parameters, as that of
+    `nn.Embedding` with `max_norm` does. The parameters remain the same objects, so that everything that
+    refers to them (tied layers, lists of parameters, the flat weights of recurrent layers) sees the values
+    of this client. `torch.func.functional_call` replaces them by other tensors, which such references miss.
     """
 
     def __init__(self, engine: LoopEngine, like: Tensor) -> None:
         self.module = copy.deepcopy(engine.module).to(like.device, like.dtype)
-        self.shared = engine.layout
-        self.columns = engine.layout + engine.statistics
+        self.row = torch.empty_like(like, requires_grad=False)
+        self.first_statistic = engine.layout.size
         named = dict(self.module.named_parameters())
-        self.parameters = {name: named[name] for name in self.columns.names if name in named}
+        self.shared = [named[name] for name in engine.layout.names]
         self.personal = [named[name] for name in engine.personal.names]
-        self.buffers: dict[str, tuple[nn.Module, str]] = {}  # the owner of a buffer, and its name there
-        for name in self.columns.names:
-            if name not in named:
-                owner, _, attribute = name.rpartition(".")
-                self.buffers[name] = (self.module.get_submodule(owner), attribute)
-
-    def load(self, row: Tensor) -> None:
-        """Use the memory of `row` for all parameters and buffers that it holds."""
-        for name, value in self.columns.unflatten(row).items():
-            if name in self.parameters:
-                self.parameters[name].data = value
+        self.parameters: list[tuple[nn.Parameter, Tensor]] = []  # with the view of its values
+        self.buffers: list[tuple[nn.Module, str, Tensor]] = []  # owner, name there, and the view
+        for name, view in (engine.layout + engine.statistics).unflatten(self.row).items():
+            if name in named:
+                self.parameters.append((named[name], view))
             else:
-                owner, attribute = self.buffers[name]
-                setattr(owner, attribute, value)
+                owner, _, attribute = name.rpartition(".")
+                self.buffers.append((self.module.get_submodule(owner), attribute, view))
 
-    def store_buffers(self, row: Tensor) -> None:
-        """Copy the buffers into `row`: a pass may have replaced them by new tensors."""
-        values = self.columns.unflatten(row)
-        for name, (owner, attribute) in self.buffers.items():
-            values[name].copy_(getattr(owner, attribute).detach())
+    def load(self, row: Tensor, *, training: bool) -> None:
+        """Copy a client's model into the module."""
+        if self.module.training != training:
+            self.module.train(training)
+        self.row.copy_(row.detach())
+        for parameter, view in self.parameters:  # user code may have set another tensor
+            parameter.data = view
+        for owner, attribute, view in self.buffers:
+            setattr(owner, attribute, view)
 
-    def add_gradients_to(self, gradient: Tensor) -> None:
-        """Let the next backward pass add to `gradient` (parameters,), which is zero."""
-        for name, value in self.shared.unflatten(gradient).items():
-            self.parameters[name].grad = value
+    def store_statistics(self, row: Tensor) -> None:
+        """Copy running statistics and personal parameters into a client's model."""
+        for owner, attribute, view in self.buffers:
+            value = getattr(owner, attribute)
+            if value is not view:  # the pass has replaced the buffer by a new tensor
+                view.copy_(value.detach())
+        row[self.first_statistic :] = self.row[self.first_statistic :]
+
+    def move_gradients(self, target: Tensor, personal_step_size: float) -> None:
+        """Move the gradients of the last backward pass into `target` (parameters,).
+
+        Personal parameters take one step along theirs instead.
+        """
+        torch.cat([_flat_gradient(parameter) for parameter in self.shared], out=target)
         for parameter in self.personal:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.data.sub_(_flat_gradient(parameter).view_as(parameter), alpha=personal_step_size)
+        for parameter in (*self.shared, *self.personal):
+            parameter.grad = None
 
-    def descend(self, step_size: float) -> None:
-        """One step of the personal parameters along the gradient that was just computed."""
-        with torch.no_grad():
-            for parameter in self.personal:
-                assert parameter.grad is not None
-                parameter.sub_(parameter.grad, alpha=step_size)
+
+def _flat_gradient(parameter: nn.Parameter) -> Tensor:
+    """The gradient as one dense vector; zero where the loss does not depend on the parameter."""
+    if parameter.grad is None:
+        return parameter.new_zeros(parameter.numel())
+    return parameter.grad.to_dense().reshape(-1)
 
 
 def each_row(x: Tensor, one: Callable[[int], object], *, serial: bool = False) -> None:

@@ -114,20 +114,26 @@ class Block:
         links = self.within
         return Links(1, len(self.own), self.row[self.receivers[links]], self.row[self.senders[links]])
 
-    def mix_own(self, x: Tensor, weights: Floats, active: Bools, keeper: Ints, out: Tensor) -> Tensor:
-        """What this block's clients keep and send to each other, in `out` where it fits; needs no message."""
+    def mix_own(self, x: Tensor, weights: Floats, active: Bools, keeper: Ints) -> Tensor:
+        """What this block's clients keep and send to each other; needs no message."""
         weights = weights.astype(torch.empty(0, dtype=x.dtype).numpy().dtype)  # as `Links.mix` does
         # B_ii keeps what the missing links to other processes would have carried, too
         kept = matrix_diagonal(weights, active, keeper, len(self.owner))[self.own]
         links = self.within
-        return self.inner.mix_with(x, weights[links], active[links], kept, out)
+        return self.inner.mix_with(x, weights[links], active[links], kept)
 
-    def add(self, out: Tensor, halo: Tensor, clients: Ints, weights: Floats, active: Bools) -> None:
-        """Weigh in the rows `halo` of some `clients`, which another process sent."""
+    def mix_own_differences(self, x: Tensor, weights: Floats, active: Bools) -> Tensor:
+        """As `Links.mix_differences`, over the links within this block."""
+        return self.inner.mix_differences(x, weights[self.within], active[self.within])
+
+    def add(
+        self, out: Tensor, halo: Tensor, clients: Ints, weights: Floats, active: Bools, own: Tensor | None
+    ) -> None:
+        """Weigh in the rows `halo` of some `clients`, which another process sent; `own` as in `add_rows`."""
         links = self.arriving[active[self.arriving]]
         links = links[np.isin(self.senders[links], clients)]
         rows = self.row[self.receivers[links]]
-        add_rows(out, halo, rows, np.searchsorted(clients, self.senders[links]), weights[links])
+        add_rows(out, halo, rows, np.searchsorted(clients, self.senders[links]), weights[links], own)
 
 
 def _by_process(process: Ints, clients: Ints, count: int) -> dict[int, Ints]:

@@ -119,7 +119,6 @@ class Distributed(Simulation):
 
     def _advance(self, state: State, rounds: range) -> State:
         for k in rounds:
-            self.buffers.reclaim(state)
             now = self.round(k)
             now.open(state)
             state = self.algorithm.step(state, now)
@@ -252,7 +251,13 @@ class DistributedRound(SimulatedRound):
             world.group.k = self.k
             mail.flight = Flight(self.k + 1, x, following.send(0, dict.fromkeys(world.planned, x)))
 
-    def _mix(self, x: Tensor, weights: str, active: Bools, keeper: Ints, code: Code | None = None) -> Tensor:
+    def gossip_difference(self, x: Tensor) -> Tensor:
+        return self._mix(x, "w", self.links.pull, None)
+
+    def _mix(
+        self, x: Tensor, weights: str, active: Bools, keeper: Ints | None, code: Code | None = None
+    ) -> Tensor:
+        """As in one process; without a `keeper` of what is not sent, the difference to x."""
         world, kind = self.world, "push" if weights == "b" else "pull"
         self._count(active, x, code)
         self.calls += 1
@@ -262,11 +267,16 @@ class DistributedRound(SimulatedRound):
             parcels = self.send(self.calls, {key: x if code is None else code.pack(x)})
             self.posted.extend(parcels.values())
         # While messages are on their way:
-        out = world.block.mix_own(x, values, active, keeper, world.buffers.like(x))
+        if keeper is None:
+            own = x
+            out = world.block.mix_own_differences(x, values, active)
+        else:
+            own = None
+            out = world.block.mix_own(x, values, active, keeper)
         for peer, clients in traffic.receives.items():
             rows = parcels[peer].rows(key)
             rows = rows if code is None else code.unpack(rows, x.shape[1], x.dtype)
-            world.block.add(out, rows, clients, values, active)
+            world.block.add(out, rows, clients, values, active, own)
         return out
 
     def _said(self, x: Tensor, code: IntervalCode) -> tuple[Tensor, Ints]:

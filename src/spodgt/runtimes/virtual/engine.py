@@ -541,6 +541,11 @@ class Turns:
             return ((first + second) / 2).repeat(2, 1)
         return self._mix(x, "w", self.models)
 
+    def gossip_difference(self, x: Tensor) -> Tensor:
+        if self.batch.partners:
+            return self.gossip(x) - x
+        return self._mix(x, "w", self.models, difference=True)
+
     def average(self, x: Tensor) -> Tensor:
         if not self.engine.plan.waits:
             raise Incompatible("clients that wait for nobody have no average; use spod-gt-memory.")
@@ -569,13 +574,30 @@ class Turns:
         self.engine.counts.bytes[self.links] += code.size(width, item) if code else width * item
         self.calls += 1
 
-    def _mix(self, x: Tensor, which: str, reads: Reads, code: Code | IntervalCode | None = None) -> Tensor:
-        """The rows' own part of x, and what they take; what others take later is kept."""
+    def _mix(
+        self,
+        x: Tensor,
+        which: str,
+        reads: Reads,
+        code: Code | IntervalCode | None = None,
+        *,
+        difference: bool = False,
+    ) -> Tensor:
+        """The rows' own part of x, and what they take; with `difference`, minus x.
+
+        What others take later is kept.
+        """
         engine, weights = self.engine, self.engine.weights[which]
-        keepers, links = (self.senders, self.links) if which == "b" else (reads.rows, reads.links)
-        out = x * torch.from_numpy(self.own_part(which, keepers, links)).to(x)[:, None]
+        if difference:
+            own = x
+            out = torch.zeros_like(x)
+        else:
+            own = None
+            keepers, links = (self.senders, self.links) if which == "b" else (reads.rows, reads.links)
+            out = x * torch.from_numpy(self.own_part(which, keepers, links)).to(x)[:, None]
         values, pool = weights[reads.links], engine.pool(self.calls, x, engine.slots.capacity)
         for which_rows, source in ((reads.here, x.contiguous()), (~reads.here, pool)):
-            add_rows(out, source, reads.rows[which_rows], reads.where[which_rows], values[which_rows])
+            rows = reads.rows[which_rows], reads.where[which_rows]
+            add_rows(out, source, *rows, values[which_rows], own)
         self._keep(x, pool, code)
         return out
