@@ -193,8 +193,6 @@ class RunOptions:
         table = {**to_table(self), "methods": entries}
         if self.engine == "auto":  # as in configs that were written before there was a choice
             del table["engine"]
-        if self.workers is None:
-            del table["workers"]
         return table
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from spodgt.engine import describe_engine
-from spodgt.errors import InvalidInput
+from spodgt.errors import Failed, InvalidInput
 from spodgt.experiment.config import checksum
 from spodgt.kernels.steps import State
 from spodgt.record.folder import FINISHED, SINGLE_RUNS, Checkpoint, RunFolder, parquet, slug, write
@@ -194,12 +194,10 @@ class Executor:
                 work(pending)
                 return self._shared()
             with self.interrupt.heard():
-                try:
-                    with contextlib.suppress(KeyboardInterrupt):  # what is saved is on disk by then
-                        work(pending)
-                finally:
-                    if self.runtime.records:
-                        self.result().write(self.folder.path)
+                with contextlib.suppress(KeyboardInterrupt):  # what is saved is on disk by then
+                    work(pending)
+                if self.runtime.records:
+                    self.result().write(self.folder.path)
             return self._shared()
 
     def _pending(self) -> list[str]:
@@ -260,7 +258,13 @@ class Executor:
 
     def _run_in_workers(self, pending: Sequence[str]) -> None:
         """Run the methods that are left, every run in a process of its own."""
-        WorkerPool(self).run(pending)
+        try:
+            WorkerPool(self).run(pending)
+        except Failed:
+            if self.folder:
+                with contextlib.suppress(Failed):  # the first failure is reported
+                    self.result().write(self.folder.path)
+            raise
 
     def resume_run(self, label: str, number: int) -> RunPoint:
         """What is known of one run, and where it continues; the run has the number 0 there."""
