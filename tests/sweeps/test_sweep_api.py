@@ -94,8 +94,6 @@ def test_objects_of_the_script_run_in_this_process(folder: Path) -> None:
     assert done.complete
     assert sorted(set(done.results["round"])) == [2, 4]
     assert not Path("runs/sweep/sweep.toml").exists(), "nothing that cannot be run again"
-    with pytest.raises(InvalidInput, match=r"workers=2 needs an experiment that other processes can make"):
-        sweep({"rounds": [2]}, **(objects | {"workers": 2}))
 
 
 def test_recipes_are_swept(folder: Path) -> None:

@@ -45,15 +45,26 @@ class Keeping:
     out: OutOption = None
     resume: ResumeOption = False
     checkpoint_every: Annotated[str, unchecked("Seconds between checkpoints.")] = "30"
+    workers: Annotated[
+        str | None, unchecked("Processes for independent runs. [dim]default: as many as pay off[/]")
+    ] = None
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard event files.")] = False
     as_json: JsonOption = False
+
+    def keys(self) -> dict[str, object]:
+        """The options that are keys of the config, by their dotted names."""
+        from spodgt.experiment import value_of
+
+        if self.workers is None:
+            return {}
+        return {"run.workers": value_of(self.workers)}
 
 
 @app.command(epilog="Example: [bold]spodgt compare --labels-per-client 10 --seeds 3 --out runs/iid[/]")
 @grouped
 def compare(config: ConfigOption = None, *, keeping: Keeping, changes: Changes) -> None:
     """Compare methods on the same networks, clients and data: a table, two pictures, a folder of results."""
-    carry_out(experiment_of(config, changes.keys()), "compare", keeping)
+    carry_out(experiment_of(config, changes.keys() | keeping.keys()), "compare", keeping)
 
 
 @app.command(epilog="Example: [bold]spodgt run experiment.toml --out runs/mine[/]")
@@ -62,7 +73,7 @@ def run(
     config: Annotated[Path, typer.Argument(help="A TOML file.")], *, keeping: Keeping, changes: Changes
 ) -> None:
     """Run the experiment of a config file."""
-    carry_out(experiment_of(config, changes.keys()), config.stem, keeping)
+    carry_out(experiment_of(config, changes.keys() | keeping.keys()), config.stem, keeping)
 
 
 def carry_out(experiment: Experiment, name: str, keeping: Keeping) -> None:

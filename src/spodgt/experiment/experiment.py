@@ -119,6 +119,7 @@ class RunOptions:
         evaluate_on: "validation" evaluates on the validation data of the problem, or on samples that it holds
             out of training, as `tune` does; None: on the test data.
         engine: auto uses compiled loops where they apply; plain runs methods and models as they are written.
+        workers: Processes that compute independent runs; None: one per core where that is faster.
     """
 
     methods: Annotated[list[object], BeforeValidator(_methods), Field(examples=[["spod-gt"]])] = field(
@@ -138,6 +139,7 @@ class RunOptions:
     gradient_norm: Annotated[bool | None, Field(examples=[True])] = None
     evaluate_on: Annotated[str | None, BeforeValidator(_evaluate_on), Field(examples=["validation"])] = None
     engine: Annotated[str, BeforeValidator(_engine)] = "auto"
+    workers: Annotated[Whole | None, Field(gt=0, examples=[2])] = None
 
     def __post_init__(self) -> None:
         if isinstance(self.seeds, list):
@@ -359,6 +361,7 @@ class Experiment:
         tables = {name: table() for name, table in self._tables().items()}
         if self.time is None:
             del tables["time"]
+        tables["run"].pop("workers", None)  # results do not depend on it
         if self.x0 is not None:
             tables["run"]["x0"] = {"kind": config.GIVEN, "checksum": checksum(self.x0)}
         return tables
@@ -399,7 +402,7 @@ class Experiment:
             weights: The rule for the weights of drawn networks.
             time: How long gradients and messages take, for virtual time.
             options: Others of `RunOptions`: rounds, delay, seconds, evaluations, every, gradient_norm,
-                autocast, engine.
+                autocast, engine, workers.
         """
         given: object = [methods] if isinstance(methods, str | Algorithm | Mapping) else methods
         if not isinstance(given, Iterable):

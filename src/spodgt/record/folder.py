@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT = "checkpoint.zip"
 FINISHED = "finished"  # the folder of the methods that have finished, one checkpoint each
+SINGLE_RUNS = "running"  # the folder of runs in worker processes, one checkpoint each
 _FORMAT = 4
 _TENSORS, _NOTES = "tensors.safetensors", "notes.json"
 
@@ -156,12 +157,21 @@ class Checkpoint:
         return buffer.getvalue()
 
     @staticmethod
+    def from_bytes(data: bytes) -> Checkpoint:
+        """The checkpoint that `to_bytes` wrote."""
+        return Checkpoint._read(io.BytesIO(data), "a message of a worker")
+
+    @staticmethod
     def read(path: Path) -> Checkpoint:
         """A checkpoint from its file, or one sentence about what is wrong with it."""
+        return Checkpoint._read(path, str(path))
+
+    @staticmethod
+    def _read(source: Path | IO[bytes], path: str) -> Checkpoint:
         import pandas as pd
 
         try:
-            with zipfile.ZipFile(path) as archive:  # reading a member checks its sum
+            with zipfile.ZipFile(source) as archive:  # reading a member checks its sum
                 notes = json.loads(archive.read(_NOTES))
                 version = notes.pop("format", None)
                 if version == _FORMAT:

@@ -72,6 +72,14 @@ class Tally(NamedTuple):
         clients = sum(run.network.clients for run in runs)
         return Tally(np.zeros(clients, np.int64), np.zeros(links, np.int64), np.zeros(links, np.int64))
 
+    def of_run(self, runs: Sequence[Run], number: int) -> Tally:
+        """The counts of one run: views, so that they can be read and written."""
+        first_client = sum(run.network.clients for run in runs[:number])
+        first_link = sum(run.network.links for run in runs[:number])
+        clients = slice(first_client, first_client + runs[number].network.clients)
+        links = slice(first_link, first_link + runs[number].network.links)
+        return Tally(self.gradients[clients], self.messages[links], self.bytes[links])
+
 
 class RunState(NamedTuple):
     """The state of all clients of one run, on the process that records."""
@@ -111,6 +119,20 @@ class Saved(NamedTuple):
     statistics: Tensor
     tally: Tally
     under_way: Sequence[Mapping[str, Tensor]] = ()  # of each run what `World.under_way` gave
+
+    def of_run(self, runs: Sequence[Run], number: int) -> Saved | None:
+        """The part of one run, as a batch of that run alone; None if the run is not in it."""
+        positions = np.flatnonzero(self.runs == number)
+        if not len(positions):
+            return None
+        at = int(positions[0])
+        first = sum(runs[run].network.clients for run in self.runs[:at])
+        rows = slice(first, first + runs[number].network.clients)
+        state = {name: tensor[rows].clone() for name, tensor in self.state.items()}
+        tally = Tally(*(counts.copy() for counts in self.tally.of_run(runs, number)))
+        statistics = self.statistics[rows].clone()
+        under_way = self.under_way[at : at + 1]
+        return Saved(self.k, self.delay[at : at + 1], np.zeros(1, int), state, statistics, tally, under_way)
 
 
 class World(Protocol):

@@ -86,7 +86,8 @@ def sweep(
             A key is that of a config ("network.radius"), an option of the run ("rounds", "seeds", …), or
             "network", "participation" or "problem" with recipes as values.
         out: a folder for the sweep: a run folder for every cell, the tables, and later the report.
-        workers: how many cells at a time; one per core unless given.
+        workers: how many cells at a time, one per core unless given; of cells that run in this process, how
+            many runs at a time, as for `compare`.
         checkpoint_every: seconds between two checkpoints of a cell.
         progress: called with a `CellProgress` or an `Outcome` of `spodgt.sweeps.cell`.
         options: others of `compare`: rounds, delay, seconds, time, seeds, x0, dtype, device, evaluations,
@@ -106,12 +107,6 @@ def sweep(
             raise InvalidInput(f"{name}={value!r} is not an option of sweep; {choices(name, known)}")
     experiment = Experiment.of(named, problem, network, participation, **{**ends, **options})
     spec = checked(Spec(Path(out).name, experiment, whole))
-    if workers is not None and workers > 1 and not experiment.portable:
-        raise InvalidInput(
-            f"workers={workers} needs an experiment that other processes can make, but this one holds "
-            'an object of this script; use workers=1, or spodgt.problems.python("problem.py:build") and a '
-            "recipe of spodgt.graphs."
-        )
     record = machinery.run(spec, out, workers=workers, save_every=checkpoint_every, display=progress)
     return SweepResult(**vars(record))
 

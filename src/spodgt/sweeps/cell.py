@@ -33,6 +33,7 @@ class Job:
     tables: dict[str, Table]
     out: str
     save_every: float = 60.0  # seconds between checkpoints
+    workers: int | None = None  # processes of this job, see `compare`
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ def perform(job: Job, tell: Tell, known: Experiment | None = None) -> Outcome:
     folder = Path(job.out)
     try:
         experiment = known or Experiment.parse(job.tables)
+        if job.workers is not None:
+            experiment = experiment.override({"run.workers": job.workers})
         with no_divergence_warnings():  # the record has them
             result = training.run(
                 experiment, out=folder, resume=True, checkpoint_every=job.save_every, progress=show

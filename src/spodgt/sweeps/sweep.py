@@ -63,9 +63,9 @@ class Cell:
         table = self.experiment.to_dict()["network"]  # a file is not read for this
         return float(table.get("clients", 10)) * len(self.experiment.run.seed_list)
 
-    def job(self, save_every: float) -> Job:
+    def job(self, save_every: float, workers: int | None = None) -> Job:
         """What an executor is given."""
-        return Job(self.name, self.experiment.to_dict(), str(self.folder), save_every)
+        return Job(self.name, self.experiment.to_dict(), str(self.folder), save_every, workers)
 
     def record(self, error: str = "") -> CellRecord:
         """What the sweep's record keeps of it; `error` says what went wrong."""
@@ -121,12 +121,15 @@ def run(
     """Run every cell that is not finished, and write the tables of all that are.
 
     On Ctrl-C and SIGTERM the running cells save what they have, the tables are written, and the same call
-    goes on later. Cells begun before the time `forget`, in seconds since 1970, are run anew.
+    goes on later. Cells begun before the time `forget`, in seconds since 1970, are run anew. `workers` are
+    cells at a time; where cells hold objects of this process, runs of a cell at a time.
     """
     if workers is not None and workers < 1:
         raise InvalidInput(f"--workers must be at least 1, got {workers}; use {cores()}.")
     if not save_every >= 0:
         raise InvalidInput(f"--checkpoint-every must be seconds of at least 0, got {save_every}; use 60.")
+    if workers is None:
+        workers = spec.experiment.run.workers
     check_backend(backend)
     folder = Path(out)
     cells = plan(spec, folder, None if home is None else Path(home))
@@ -151,7 +154,7 @@ def run(
             if source := spec.to_toml():
                 write(folder / SOURCE, source.encode())
             for cell in todo:
-                pool.submit(cell.job(save_every))
+                pool.submit(cell.job(save_every, workers if known else None))
             pool.wait(receive)
         finally:
             pool.close()

@@ -36,6 +36,7 @@ from spodgt.training.loggers import Logger
 from spodgt.training.observer import Progress
 from spodgt.training.result import Result
 from spodgt.training.tables import identity
+from spodgt.training.workers import count_workers
 from spodgt.types import Problem
 
 Method = Algorithm | str
@@ -69,6 +70,7 @@ def train(
     checkpoint_every: float = 30.0,
     runtime: str | None = None,
     engine: str = "auto",
+    workers: int | None = None,
 ) -> Result:
     """Train with one method; all arguments but `algorithm` are those of `compare`.
 
@@ -106,6 +108,7 @@ def compare(
     checkpoint_every: float = 30.0,
     runtime: str | None = None,
     engine: str = "auto",
+    workers: int | None = None,
 ) -> Result:
     """Run every method on the same networks, participation, data and seeds, until `rounds` or `delay`.
 
@@ -142,14 +145,18 @@ def compare(
         checkpoint_every: seconds between two checkpoints.
         runtime: "simulator" or "distributed"; None takes the latter under torchrun.
         engine: "auto" (default) uses compiled loops where they apply; "plain" runs `step` and the model
-            as they
-            are written, in PyTorch. The environment variable SPODGT_ENGINE=plain does the same for all runs.
+            as they are written, in PyTorch. The environment variable SPODGT_ENGINE=plain does the same for
+            all runs.
+        workers: processes that compute independent runs (methods × seeds), with one torch thread each;
+            results do not depend on their number. None (default): one per core if there are several runs of
+            a network on a CPU that take more than a few seconds, else 1: all runs in this process. What
+            workers print is in the folder `workers` of `out`.
     """
     experiment = Experiment.of(
         algorithms, problem, network, participation, rounds=rounds, delay=delay, seconds=seconds,
         time=time, seeds=seeds, x0=x0,
         dtype=dtype, device=device, autocast=autocast, evaluations=evaluations, every=every,
-        gradient_norm=gradient_norm, weights=weights, engine=engine,
+        gradient_norm=gradient_norm, weights=weights, engine=engine, workers=workers,
     )  # fmt: skip
     return run(
         experiment, out=out, resume=resume, checkpoint_every=checkpoint_every, progress=progress,
@@ -206,8 +213,13 @@ def _run(
     }
     _check_callbacks(callbacks)
     bar = _bar(progress)
+    where = _runtime(distributed, device, batches, experiment.time)
+    stop = _stop(batches, options, experiment.rounds)
+    workers = count_workers(
+        options.workers, batches, where, stop, options.torch_dtype, keep_states=keep_states
+    )
     settings = Settings(
-        _stop(batches, options, experiment.rounds),
+        stop,
         _schedule(options, experiment.rounds),
         options.torch_dtype,
         device,
@@ -216,8 +228,8 @@ def _run(
         bar.show if isinstance(bar, Display) else bar,
         tuple(callbacks),
         checkpoint_every,
+        workers,
     )
-    where = _runtime(distributed, device, batches, experiment.time)
     tables = experiment.to_dict()
     known = identity(next(iter(batches.values()))) if distributed or out is not None else {}
     known |= experiment.sources

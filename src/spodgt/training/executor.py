@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from spodgt.engine import describe_engine
-from spodgt.errors import InvalidInput
+from spodgt.errors import Failed, InvalidInput
 from spodgt.experiment.config import checksum
 from spodgt.kernels.steps import State
-from spodgt.record.folder import FINISHED, Checkpoint, RunFolder, parquet, slug, write
+from spodgt.record.folder import FINISHED, SINGLE_RUNS, Checkpoint, RunFolder, parquet, slug, write
 from spodgt.record.metrics import declare
 from spodgt.record.models import MODELS, RUNNING_MEAN, write_models
 from spodgt.record.record import Diverged, networks_table, versions
@@ -39,6 +39,7 @@ from spodgt.training.tables import (
     objective_of,
     participation_table,
 )
+from spodgt.training.workers import WorkerPool
 from spodgt.types import Better, HasModel
 
 
@@ -55,6 +56,7 @@ class Settings:
     progress: Callable[[Progress], None] | None = None
     callbacks: tuple[Callable[[dict[str, Any]], None], ...] = ()
     checkpoint_every: float = 30.0  # seconds
+    workers: int = 1  # processes; 1: all runs in this process
 
 
 class Interrupt:
@@ -80,6 +82,13 @@ class Interrupt:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+
+
+class RunPoint(NamedTuple):
+    """One run of a method, numbered 0: its log, and where it continues if it has not ended."""
+
+    log: MethodLog
+    point: Saved | None
 
 
 @dataclass(eq=False)
@@ -111,6 +120,7 @@ class Executor:
         self.logs: dict[str, MethodLog] = {}  # label → what is known of it
         self.states: dict[int, State] = {}
         self.in_progress: dict[str, Saved] = {}  # label → where its unfinished runs stand; one method at most
+        self.single_runs: dict[tuple[str, int], RunPoint] = {}  # (label, run) → what workers had saved
         self.finished: list[str] = []
         self.began, self.before = time.monotonic(), 0.0  # seconds of earlier sittings
 
@@ -121,6 +131,12 @@ class Executor:
     @property
     def kept(self) -> bool:
         return self.folder is not None
+
+    @property
+    def state_bytes(self) -> int:
+        if not self.kept:
+            return 0  # a run without a folder is never resumed
+        return STATES // len(self.draws)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -171,12 +187,15 @@ class Executor:
 
             self.finished, pending, schedule = self.runtime.first(prepare)
             self.settings = dataclasses.replace(self.settings, schedule=EvaluationSchedule(**schedule))
+            work = self._methods
+            if self.settings.workers > 1 or self.single_runs:
+                work = self._run_in_workers
             if not self.folder:  # Ctrl-C is the caller's to catch
-                self._methods(pending)
+                work(pending)
                 return self._shared()
             with self.interrupt.heard():
                 with contextlib.suppress(KeyboardInterrupt):  # what is saved is on disk by then
-                    self._methods(pending)
+                    work(pending)
                 if self.runtime.records:
                     self.result().write(self.folder.path)
             return self._shared()
@@ -204,8 +223,8 @@ class Executor:
                 if point is not None:
                     if tally is not None:
                         point = point._replace(tally=tally)  # counts go on from one point to the next
-                    log.finite_at = min(log.finite_at, point.k)
                     for run in point.runs.tolist():
+                        log.finite_at[run] = min(log.finite_at.get(run, 0), point.k)
                         log.ended.pop(run, None)
                 start = self._start(runs, point, fresh=fresh)
                 stride = 1 if self.settings.keep_states else STRIDE if start.world.processes == 1 else MEETING
@@ -231,14 +250,36 @@ class Executor:
         fields = runs[0].algorithm.traits.state
         ended = self.logs[label].pieces(self.settings.stop, fields)
         if ended is None:
-            raise InvalidInput(
-                f"{label} cannot be extended: its states take more than {STATES // 2**20} MiB, so they were "
-                "not kept at its end; run it again with the new limits in another folder."
-            )
+            raise InvalidInput(_cannot_be_extended(label))
         interrupted = self.in_progress.pop(label, None)
         if interrupted is None:
             return [*ended]
         return [interrupted, *ended]
+
+    def _run_in_workers(self, pending: Sequence[str]) -> None:
+        """Run the methods that are left, every run in a process of its own."""
+        try:
+            WorkerPool(self).run(pending)
+        except Failed:
+            if self.folder:
+                with contextlib.suppress(Failed):  # the first failure is reported
+                    self.result().write(self.folder.path)
+            raise
+
+    def resume_run(self, label: str, number: int) -> RunPoint:
+        """What is known of one run, and where it continues; the run has the number 0 there."""
+        runs = self.batches[label]
+        known = self.single_runs.get((label, number))
+        if known is None:
+            log = self.logs.get(label, MethodLog(label)).of_run(runs, number)
+            interrupted = self.in_progress.get(label)
+            known = RunPoint(log, interrupted and interrupted.of_run(runs, number))
+        if known.point is not None:
+            return known
+        ended = known.log.pieces(self.settings.stop, runs[number].algorithm.traits.state)
+        if ended is None:
+            raise InvalidInput(_cannot_be_extended(label))
+        return known._replace(point=ended[0] if ended else None)
 
     def _start(self, runs: Sequence[Run], point: Saved | None, *, fresh: bool) -> Snapshot:
         """Round 0, or where a point stands."""
@@ -251,7 +292,7 @@ class Executor:
         self.finished.append(log.label)
         self.states |= states
         if self.folder and self.runtime.records:
-            self.folder.save(log.checkpoint(self._notes()), self._file(log.label))
+            self.folder.save(log.checkpoint(self.notes()), self._file(log.label))
             for number, run in enumerate(runs):
                 if isinstance(run.problem, HasModel) and not log.ended[number].diverged:
                     end, to = log.ended[number], self.folder.path
@@ -322,14 +363,19 @@ class Executor:
     def _file(self, label: str) -> str:
         return f"{FINISHED}/{self.labels.index(label):02d}-{slug(label)}.zip"
 
-    def _notes(self) -> dict[str, Any]:
+    def run_file(self, label: str, number: int) -> str:
+        """The checkpoint of one run, which is there until its method has finished."""
+        seed = self.batches[label][number].seed
+        return f"{SINGLE_RUNS}/{self.labels.index(label):02d}-{slug(label)}-seed-{seed}.zip"
+
+    def notes(self) -> dict[str, Any]:
         schedule = dataclasses.asdict(self.settings.schedule)
         return {"config": self.facts, "schedule": schedule, "seconds": self.seconds}
 
     def save(self, log: MethodLog | None, where: Saved | None = None) -> None:
         """Write a checkpoint; with a log and `where`, the method that is running."""
         if self.folder:
-            found = log.checkpoint(self._notes(), where) if log else Checkpoint(self._notes())
+            found = log.checkpoint(self.notes(), where) if log else Checkpoint(self.notes())
             self.folder.save(found)
 
     def _restore(self, folder: RunFolder) -> bool:
@@ -352,7 +398,21 @@ class Executor:
             self.logs[running], interrupted = MethodLog.read(found)
             if interrupted is not None:
                 self.in_progress[running] = interrupted
+        self._restore_single_runs(folder)
         return extended
+
+    def _restore_single_runs(self, folder: RunFolder) -> None:
+        """Read what worker processes had saved of methods that are not finished."""
+        for label in self.labels:
+            for number in range(len(self.batches[label])):
+                part = folder.load(self.run_file(label, number))
+                if part is not None and label not in self.finished:
+                    self.single_runs[label, number] = RunPoint(*MethodLog.read(part))
+        if self.single_runs and self.runtime.processes > 1:
+            raise InvalidInput(
+                f"{folder.path} holds unfinished runs of worker processes, but several processes were "
+                "started; resume it without torchrun."
+            )
 
     def _extends(self, old: dict[str, Any], where: str) -> bool:
         """Whether this is the run in the folder with a later end; raises where it is another run."""
@@ -369,3 +429,10 @@ class Executor:
                     "extended but not shortened, so use a later end or another folder."
                 )
         return ends[0] != ends[1]
+
+
+def _cannot_be_extended(label: str) -> str:
+    return (
+        f"{label} cannot be extended: its states take more than {STATES // 2**20} MiB, so they were "
+        "not kept at its end; run it again with the new limits in another folder."
+    )

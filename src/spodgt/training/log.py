@@ -18,7 +18,7 @@ from spodgt.record.folder import Checkpoint
 from spodgt.record.models import MODELS
 from spodgt.record.record import Diverged
 from spodgt.runtimes.loop import Stop
-from spodgt.runtimes.world import EXCHANGED_STATISTICS, EXCHANGED_X, RunState, Saved, Tally
+from spodgt.runtimes.world import EXCHANGED_STATISTICS, EXCHANGED_X, Run, RunState, Saved, Tally
 from spodgt.tensors import mean
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class MethodLog:
     )  # seed → the last evaluation of each client
     diverged: list[Diverged] = field(default_factory=list)
     ended: dict[int, Ended] = field(default_factory=dict)
-    finite_at: int = 0  # the last round at which all numbers were known to be finite
+    finite_at: dict[int, int] = field(default_factory=dict)  # the last round with finite numbers, by run
     tally: Tally | None = None  # once it is finished
 
     def waiting(self, stop: Stop) -> list[int]:
@@ -135,6 +135,41 @@ class MethodLog:
             found.append(Saved(k, delay, np.array(runs), state, statistics, tally, under_way))
         return found
 
+    # --- single runs -----------------------------------------------------------------------------
+    def of_run(self, runs: Sequence[Run], number: int) -> MethodLog:
+        """The part of one run, in which that run has the number 0."""
+        seed = runs[number].seed
+        log = MethodLog(self.label)
+        log.rows = {key: row for key, row in self.rows.items() if key[0] == seed}
+        log.diverged = [each for each in self.diverged if each.seed == seed]
+        if seed in self.clients:
+            log.clients[seed] = self.clients[seed]
+        if number in self.ended:
+            log.ended[0] = self.ended[number]
+        if number in self.finite_at:
+            log.finite_at[0] = self.finite_at[number]
+        if self.tally is not None:
+            log.tally = Tally(*(counts.copy() for counts in self.tally.of_run(runs, number)))
+        return log
+
+    @staticmethod
+    def join(label: str, runs: Sequence[Run], parts: Mapping[int, MethodLog]) -> MethodLog:
+        """One log of the logs of single runs, by the number of the run."""
+        log = MethodLog(label)
+        log.tally = Tally.zeros(runs)
+        for number, part in sorted(parts.items()):
+            log.rows |= part.rows
+            log.clients |= part.clients
+            log.diverged += part.diverged
+            if 0 in part.ended:
+                log.ended[number] = part.ended[0]
+            if 0 in part.finite_at:
+                log.finite_at[number] = part.finite_at[0]
+            if part.tally is not None:
+                for counts, counts_of_run in zip(log.tally.of_run(runs, number), part.tally, strict=True):
+                    counts[:] = counts_of_run
+        return log
+
     # --- files -----------------------------------------------------------------------------------
     def checkpoint(self, facts: Mapping[str, Any], going: Saved | None = None) -> Checkpoint:
         """Everything as a checkpoint, with `facts` of the whole comparison, and where `going` runs stand."""
@@ -143,7 +178,7 @@ class MethodLog:
         notes: dict[str, Any] = {
             **facts,
             "label": self.label,
-            "finite_at": self.finite_at,
+            "finite_at": {str(run): k for run, k in self.finite_at.items()},
             "diverged": [asdict(each) for each in self.diverged],
             "ended": {
                 str(run): {
@@ -177,7 +212,9 @@ class MethodLog:
     def read(found: Checkpoint) -> tuple[MethodLog, Saved | None]:
         """A log, and where its going runs stand."""
         notes, tensors = found.notes, found.tensors
-        log = MethodLog(notes["label"], finite_at=notes["finite_at"])
+        log = MethodLog(notes["label"])
+        if isinstance(notes["finite_at"], dict):  # folders of older versions have one round for all runs
+            log.finite_at = {int(run): k for run, k in notes["finite_at"].items()}
         log.diverged = [Diverged(**each) for each in notes["diverged"]]
         if "metrics" in found.tables:
             for row in found.tables["metrics"].to_dict("records"):

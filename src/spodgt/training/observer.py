@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -29,17 +29,18 @@ from spodgt.runtimes.world import (
     EXCHANGED_X,
     Run,
     RunState,
+    Runtime,
     Saved,
     Snapshot,
     Tally,
 )
 from spodgt.tensors import is_finite
-from spodgt.training.log import STATES, Ended, MethodLog
+from spodgt.training.log import Ended, MethodLog
 from spodgt.training.tables import client_rows
 from spodgt.types import Bools, CompiledGradient, Problem
 
 if TYPE_CHECKING:
-    from spodgt.training.executor import Executor
+    from spodgt.training.executor import Interrupt, Settings
 
 _REPORTED = ("x", "mean")  # fields of a state that are models to report; the second where it is kept
 _SHOW_EVERY = 0.1  # seconds between two reports of progress
@@ -71,10 +72,29 @@ class Progress:
     accuracy: float
 
 
+class Recorder(Protocol):
+    """Takes what observers record: the executor of a comparison, or a worker process of one run."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def runtime(self) -> Runtime: ...
+    @property
+    def interrupt(self) -> Interrupt: ...
+    @property
+    def labels(self) -> list[str]: ...
+    @property
+    def kept(self) -> bool: ...  # whether checkpoints are written
+    @property
+    def state_bytes(self) -> int: ...  # bytes of the last state of one run that may be kept
+    def save(self, log: MethodLog | None, where: Saved | None = None) -> None: ...
+    def finish(self, log: MethodLog, runs: Sequence[Run], states: dict[int, State]) -> None: ...
+
+
 class Observer:
     """Watches the runs of one method; `run_rounds` calls it."""
 
-    def __init__(self, executor: Executor, log: MethodLog, runs: Sequence[Run]) -> None:
+    def __init__(self, executor: Recorder, log: MethodLog, runs: Sequence[Run]) -> None:
         self.executor, self.log, self.runs, self.label = executor, log, runs, log.label
         self.settings, self.records = executor.settings, executor.runtime.records
         self.background = Background()
@@ -165,7 +185,7 @@ class Observer:
             copy: whether to copy.
         """
         run, delay = int(snapshot.world.runs[at]), float(snapshot.delay[at])
-        most = STATES // len(self.runs) if self.executor.kept else 0  # nobody goes on without a folder
+        most = self.executor.state_bytes
         fields = self.runs[run].algorithm.traits.state
         self.log.ended[run] = Ended.of(
             fields,
@@ -200,10 +220,11 @@ class Observer:
             raise KeyboardInterrupt
         for run in world.runs[broken].tolist():
             step = str(describe(self.runs[run].algorithm).get("step_size"))
-            found = Diverged(self.label, self.runs[run].seed, snapshot.k, self.log.finite_at, step)
+            finite_at = self.log.finite_at.get(run, 0)
+            found = Diverged(self.label, self.runs[run].seed, snapshot.k, finite_at, step)
             self.log.diverged.append(found)
-        if suspects.all() and not broken.any():
-            self.log.finite_at = snapshot.k
+        for run in world.runs[suspects & ~broken].tolist():
+            self.log.finite_at[run] = snapshot.k
         return broken
 
     def _save(self, snapshot: Snapshot) -> None:
