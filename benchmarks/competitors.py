@@ -132,11 +132,11 @@ def write_work(folder: Path) -> None:
     for model, hidden in HIDDEN.items():
         build = spodgt.problems.classification
         part = (build(model="mlp", hidden=hidden) if hidden else build(model="logistic")).draw(0)
-        order = np.concatenate([part.holdings[i] for i in range(10)])
+        order = np.concatenate([part.client_indices[i] for i in range(10)])
         work = Work(
             _pixels(part.samples.inputs.numpy()[order]),
             part.samples.targets.numpy()[order],
-            np.cumsum([0, *(len(part.holdings[i]) for i in range(10))]),
+            np.cumsum([0, *(len(part.client_indices[i]) for i in range(10))]),
             _pixels(test.inputs.numpy()),
             test.targets.numpy(),
             weights,

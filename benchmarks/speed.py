@@ -36,13 +36,17 @@ from rich.table import Table
 
 import spodgt
 from spodgt.algorithms.base import Algorithm, Rate, TrackingState
+<<<<<<< HEAD
 from spodgt.kernels.links import Links
+=======
+from spodgt.kernels.links import Buffers, Links
+from spodgt.problems.data.sampling import sample_without_replacement
+>>>>>>> plain3
 from spodgt.problems.gradients import Engine
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.learning import Learning
 from spodgt.problems.losses import cross_entropy
-from spodgt.problems.samples import without_replacement
 from spodgt.runtimes.loop import STRIDE, EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Draw, Run, Snapshot
@@ -136,13 +140,13 @@ def per_round(runs: list[Run], rounds: int = 16 * STRIDE, **options: Any) -> tup
 def torch_loop(run: Run) -> Callable[[], None]:
     """One run as a user would write it: modules, optimisers, dictionaries of neighbours."""
     problem, network = run.problem, run.network
-    models = [copy.deepcopy(problem.trained.model) for _ in range(network.clients)]
+    models = [copy.deepcopy(problem.model.module) for _ in range(network.clients)]
     optimisers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
     loss = (
-        torch.nn.CrossEntropyLoss() if problem.trained.loss is cross_entropy else torch.nn.MultiMarginLoss()
+        torch.nn.CrossEntropyLoss() if problem.model.loss is cross_entropy else torch.nn.MultiMarginLoss()
     )
     inputs, targets = problem.samples.inputs, problem.samples.targets
-    shares = [torch.from_numpy(problem.holdings[i]) for i in range(network.clients)]
+    shares = [torch.from_numpy(problem.client_indices[i]) for i in range(network.clients)]
     y = [[torch.zeros_like(p) for p in model.parameters()] for model in models]
     g = [[torch.zeros_like(p) for p in model.parameters()] for model in models]
     hears = {i: [] for i in range(network.clients)}
@@ -189,7 +193,7 @@ def eager(runs: list[Run]) -> Callable[[], None]:
     x = world.start()
     batch = world.batch
     problem, links = batch.problem, batch.links
-    engine: LinearEngine = problem.trained.engine
+    engine: LinearEngine = problem.model.engine
     y = torch.zeros_like(x)
     g = torch.zeros_like(x)
     k = 0
@@ -207,10 +211,11 @@ def eager(runs: list[Run]) -> Callable[[], None]:
         rows = np.flatnonzero(now.active)
         new = torch.zeros_like(x)
         if len(rows):
-            drawn = without_replacement(
-                batch.keys[rows], batch.places[rows], k, problem.holdings.sizes[rows], 16
+            drawn = sample_without_replacement(
+                batch.keys[rows], batch.places[rows], k, problem.client_indices.sizes[rows], 16
             )
-            chosen = torch.from_numpy(problem.holdings.numbers[problem.holdings.offsets[rows, None] + drawn])
+            held = problem.client_indices
+            chosen = torch.from_numpy(held.indices[held.offsets[rows, None] + drawn])
             inputs, targets = problem.samples.take(chosen, x.dtype)
             index = torch.from_numpy(rows)
             new[index] = engine.grads(x[index], inputs, targets, [])
@@ -227,7 +232,7 @@ def roofline(runs: list[Run], chance: float, power: dict[str, Any]) -> float:
     problem = runs[0].problem
     width, features = problem.parameters, problem.samples.inputs[0].numel()
     moved = 6 * clients * width * 4 + chance * clients * 16 * features  # x, y, g in and out; pixels are bytes
-    classes = problem.trained.engine.classes
+    classes = problem.model.engine.classes
     flops = chance * clients * 16 * features * classes * 4 + 2 * 2 * (links + clients) * width
     return max(moved / (power["copy_gb_per_s"] * 1e9), flops / (power["gemm_gflops"] * 1e9))
 
@@ -300,11 +305,11 @@ class Plain:
 
     def __init__(self, run: Run) -> None:
         self.run, problem = run, run.problem
-        self.model = copy.deepcopy(problem.trained.model)
+        self.model = copy.deepcopy(problem.model.module)
         self.loss = torch.nn.MultiMarginLoss()
         self.inputs, self.targets = problem.samples.inputs, problem.samples.targets
         self.clients = range(run.network.clients)
-        self.shares = [torch.from_numpy(problem.holdings[i]) for i in self.clients]
+        self.shares = [torch.from_numpy(problem.client_indices[i]) for i in self.clients]
         self.ends = list(zip(run.network.receivers.tolist(), run.network.senders.tolist(), strict=True))
         self.k = 0
 
@@ -548,9 +553,9 @@ def many_clients(clients: int, each: int = 16, side: int = 28, classes: int = 10
         clients=min(clients, 1000),
         partition=IID(),
     )
-    from spodgt.problems.samples import Holdings
+    from spodgt.problems.data.sampling import ClientIndices
 
-    return problem.with_holdings(Holdings(again.numpy(), np.arange(clients + 1) * each))
+    return problem.with_client_indices(ClientIndices(again.numpy(), np.arange(clients + 1) * each))
 
 
 class Recurrent(torch.nn.Module):
@@ -569,7 +574,7 @@ class Recurrent(torch.nn.Module):
 def small_networks() -> dict[str, Callable[[], Learning]]:
     """Problems by what is measured; texts are those of examples/speeches.toml."""
     from spodgt.problems.data import load_texts
-    from spodgt.problems.data.texts import ALPHABET
+    from spodgt.problems.data.text_corpora import ALPHABET
     from spodgt.problems.text import Text, speeches
 
     classes = spodgt.problems.classification
@@ -598,13 +603,13 @@ def networks(power: dict[str, Any]) -> list[dict[str, Any]]:
         except spodgt.errors.InvalidData as error:
             CONSOLE.print(f"skipped {name}: {error}")
             continue
-        plain = problem.trained.plain
-        engines: dict[str, Engine] = {"now": problem.trained.engine}
+        plain = problem.model.plain
+        engines: dict[str, Engine] = {"now": problem.model.engine}
         if "resnet" not in name and "lstm" not in name:
             engines["vmap"] = VmapEngine(plain.module, plain.layout, plain.objective)
         steps, rounds = {}, 2 if "resnet" in name else STRIDE
         for engine_name, engine in engines.items():
-            other = problem._with(problem.data, replace(problem.trained, engine=engine))
+            other = problem._with(problem.data, replace(problem.model, engine=engine))
             steps[engine_name] = ours(make_runs(other, 1, 0.5, geometric(problem.clients)), rounds)
         seconds = alternating(steps, repeats=5)
         now = float(seconds["now"].min()) / rounds

@@ -20,10 +20,10 @@ from rich.progress import track
 import spodgt
 from spodgt import figures
 from spodgt.problems.data import load
+from spodgt.problems.data.sampling import ClientIndices
 from spodgt.problems.learning import Learning
 from spodgt.problems.losses import cross_entropy
 from spodgt.problems.models import linear
-from spodgt.problems.samples import Holdings
 from spodgt.runtimes.loop import begin
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Run
@@ -48,7 +48,7 @@ def tiny_images(clients: int) -> Learning:
         batch_size=EACH,
     )
     order = spodgt.rng.generator(0, "million").integers(0, len(train), clients * EACH)
-    return problem.with_holdings(Holdings(order, np.arange(clients + 1) * EACH))
+    return problem.with_client_indices(ClientIndices(order, np.arange(clients + 1) * EACH))
 
 
 def main(clients: int = 1_000_000, rounds: int = 60) -> None:

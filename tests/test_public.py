@@ -17,7 +17,7 @@ from spodgt.algorithms.base import Algorithm
 from spodgt.types import Problem
 
 # Documented where the contract is: the methods of Problem and Algorithm, and `draw` of every recipe.
-CONTRACT = {"draw", "linear_data", "batches", "with_holdings", "gradient"}
+CONTRACT = {"draw", "linear_data", "batches", "with_client_indices", "gradient"}
 CONTRACT |= {name for base in (Problem, Algorithm) for name in vars(base) if not name.startswith("_")}
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spodgt.problems.data.datasets import EMBEDDED, load
-from spodgt.problems.data.formats import Bytes
+from spodgt.problems.data.image_formats import Bytes
 from spodgt.rng import generator
 
 PER_CLASS = {"train": 600, "t10k": 100}

@@ -12,7 +12,7 @@ import argparse
 import lzma
 from pathlib import Path
 
-from spodgt.problems.data import texts
+from spodgt.problems.data import text_corpora
 from spodgt.problems.data.datasets import FILES, SPEECHES
 
 MOST = 40_000  # characters of a speaker
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, default=SPEECHES, help="folder to write to")
     arguments = parser.parse_args()
     arguments.target.mkdir(parents=True, exist_ok=True)
-    packed = texts.packed(reduced(texts.convert("sotu", arguments.source)))
+    packed = text_corpora.to_json_lines(reduced(text_corpora.convert("sotu", arguments.source)))
     path = arguments.target / FILES["sotu-small"][0]
     path.write_bytes(lzma.compress(packed, preset=9 | lzma.PRESET_EXTREME))
     print(f"{path}: {path.stat().st_size:,} bytes")

@@ -298,15 +298,15 @@ def recall_part(page: Page) -> Iterator[str]:
     problem: Any = Experiment.parse(config).undivided
     networks, found = record.drawn(), []
     methods = page.methods
-    test = problem.data.test
+    test = problem.data.test.samples
     inputs, _ = test.take(slice(None), torch.float32)
     for seed in networks:
         part = problem.draw(seed)
-        held = [int(part.samples.targets[part.holdings[i]][0]) for i in range(part.clients)]
+        held = [int(part.samples.targets[part.client_indices[i]][0]) for i in range(part.clients)]
         for method in methods:
             named = read_model(page.cells[0].folder, method, seed, None)
             model = torch.cat([named[name].flatten() for name in problem.layout.names])
-            guess = problem.trained.engine.outputs(model[None], inputs)[0].argmax(-1)
+            guess = problem.model.engine.outputs(model[None], inputs)[0].argmax(-1)
             for client, held_label in enumerate(held):
                 right = float((guess[test.targets == held_label] == held_label).float().mean())
                 found.append((method, float(networks[seed].p[client]), right))

@@ -51,7 +51,7 @@ def test_network_and_data_are_joined_by_name() -> None:
     assert drawn.problem.sizes().tolist() == [SIZES[name] for name in SORTED]
     assert drawn.problem.batches(np.arange(5)).tolist() == [SIZES[name] - 1 for name in SORTED]
     for client, name in enumerate(SORTED):
-        held = drawn.problem.samples.inputs[drawn.problem.holdings[client]]
+        held = drawn.problem.samples.inputs[drawn.problem.client_indices[client]]
         torch.testing.assert_close(held, DATA[name][0])
 
 
@@ -157,9 +157,11 @@ def test_a_dict_of_tensors_is_one_test_set() -> None:
 
     clients = {name: {"x": x, "y": y} for name, (x, y) in DATA.items()}
     problem = spodgt.Learning(nn.Linear(4, 3), loss, clients, {"x": DATA["north"][0], "y": DATA["north"][1]})
-    assert problem.data.tests is None
+    assert problem.data.test is not None
+    assert problem.data.test.ranges is None
     problem = spodgt.Learning(nn.Linear(4, 3), loss, clients, dict(reversed(clients.items())))
-    assert problem.data.tests is not None
+    assert problem.data.test is not None
+    assert problem.data.test.ranges is not None
 
 
 # --- results --------------------------------------------------------------------------------------------

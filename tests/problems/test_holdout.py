@@ -15,7 +15,7 @@ from spodgt.errors import InvalidData, InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.problems import Learning, classification
 from spodgt.problems.data import IID
-from spodgt.problems.samples import Samples
+from spodgt.problems.data.sampling import Samples
 
 SIZES = (10, 7, 2)
 RING = spodgt.Network.ring(3)
@@ -60,17 +60,18 @@ def test_a_fraction_splits_the_samples_of_each_client() -> None:
     problem = learning(validation=0.3)
     drawn = problem.draw(5)
     assert drawn.sizes().tolist() == [7, 5, 1]
-    assert isinstance(drawn.data.validation, Samples)
+    assert drawn.data.validation is not None
+    assert isinstance(drawn.data.validation.samples, Samples)
     assert isinstance(drawn.data.samples, Samples)
-    kept = drawn.data.samples.inputs[torch.from_numpy(drawn.holdings.numbers)]
-    both = torch.cat([kept, drawn.data.validation.inputs])
+    kept = drawn.data.samples.inputs[torch.from_numpy(drawn.client_indices.indices)]
+    both = torch.cat([kept, drawn.data.validation.samples.inputs])
     assert sorted(both[:, 0].tolist()) == sorted(problem.samples.inputs[:, 0].tolist())
     assert problem.sizes().tolist() == list(SIZES)
 
 
 def test_a_fraction_is_drawn_by_the_seed() -> None:
     problem = learning(validation=0.3)
-    first, again, other = (problem.draw(seed).holdings.numbers.tolist() for seed in (0, 0, 1))
+    first, again, other = (problem.draw(seed).client_indices.indices.tolist() for seed in (0, 0, 1))
     assert first == again
     assert first != other
 
@@ -78,8 +79,8 @@ def test_a_fraction_is_drawn_by_the_seed() -> None:
 def test_a_fraction_of_a_partition_is_held_out_after_the_partition() -> None:
     problem = classification(clients=4, partition=IID(), validation=0.25)
     whole = classification(clients=4, partition=IID())
-    parts = problem.draw(3).holdings
-    for client, own in enumerate(whole.draw(3).holdings[client] for client in range(4)):
+    parts = problem.draw(3).client_indices
+    for client, own in enumerate(whole.draw(3).client_indices[client] for client in range(4)):
         assert set(parts[client]) < set(own)
         assert len(parts[client]) == round(0.75 * len(own))
 
@@ -162,15 +163,17 @@ def test_a_problem_on_its_validation_data_has_no_test_data() -> None:
         assert drawn.sizes().tolist() == sizes
         assert set(drawn.metrics) == {"accuracy"}
         tests = samples(9, 100)[0][:, 0].tolist()
-        assert not set(drawn.data.test.inputs[:, 0].tolist()) & set(tests)  # type: ignore[union-attr]
+        assert isinstance(drawn.data.test.samples, Samples)
+        assert not set(drawn.data.test.samples.inputs[:, 0].tolist()) & set(tests)
 
 
 def test_each_client_is_validated_on_its_own_samples_if_it_is_tested_so() -> None:
     tests = [samples(5, 300 + number) for number in range(3)]
     problem = learning(test=tests)
     drawn = problem.on_validation_data().draw(0)
-    assert drawn.data.tests is not None
-    assert drawn.data.tests.tolist() == [[0, 2], [2, 3], [3, 4]]
+    assert drawn.data.test is not None
+    assert drawn.data.test.ranges is not None
+    assert drawn.data.test.ranges.tolist() == [[0, 2], [2, 3], [3, 4]]
     single = learning(clients=[samples(n, n) for n in (5, 1, 5)], test=tests)
     with pytest.raises(InvalidInput, match=r"^client 1 holds 1 sample"):
         single.on_validation_data().draw(0)

@@ -108,15 +108,15 @@ def parametrized() -> nn.Module:
     ids=["clamped", "soft capped", "zero tanh", "hook"],
 )
 def test_a_model_that_looks_linear_is_trained_as_what_it_is(build: Callable[[], nn.Module]) -> None:
-    assert not isinstance(holds(build()).trained.engine, LinearEngine)
+    assert not isinstance(holds(build()).model.engine, LinearEngine)
 
 
 def test_hooks_parametrizations_and_patched_forwards_run_in_the_plain_loop() -> None:
     for build in (hooked, parametrized):
-        assert isinstance(spodgt.Learning(build(), ENTROPY, DATA).trained.engine, LoopEngine)
+        assert isinstance(spodgt.Learning(build(), ENTROPY, DATA).model.engine, LoopEngine)
     with pytest.raises(InvalidInput, match="has no gradient"):  # it keeps to the weights of the original
         spodgt.Learning(patched(), ENTROPY, DATA)
-    assert isinstance(holds(nn.Linear(6, 3)).trained.engine, LinearEngine)
+    assert isinstance(holds(nn.Linear(6, 3)).model.engine, LinearEngine)
 
 
 # --- forward passes that write into their inputs --------------------------------------------------------

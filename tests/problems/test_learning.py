@@ -18,8 +18,8 @@ import spodgt
 from spodgt import rng
 from spodgt.errors import InvalidInput
 from spodgt.problems import classification
+from spodgt.problems.data.sampling import sample_without_replacement
 from spodgt.problems.losses import cross_entropy, multi_margin, one_vs_rest
-from spodgt.problems.samples import without_replacement
 from spodgt.types import Minibatches
 from tests.strategies import SEEDS
 
@@ -101,7 +101,7 @@ def test_losses_of_many_clients_are_those_of_torch(seed: int, classes: int, batc
 @given(SEEDS, st.integers(0, 10**6), st.lists(st.integers(5, 40), min_size=1, max_size=4), st.integers(1, 5))
 def test_a_batch_has_no_sample_twice(seed: int, k: int, sizes: list[int], count: int) -> None:
     rows = np.arange(len(sizes))
-    drawn = without_replacement(
+    drawn = sample_without_replacement(
         np.repeat(rng.key(seed, "batch"), len(sizes)), rows, k, np.array(sizes), count
     )
     for row, size in zip(drawn, sizes, strict=True):
@@ -113,7 +113,7 @@ def test_every_sample_is_drawn_equally_often() -> None:
     keys, places, sizes = np.repeat(rng.key(0, "batch"), 1), np.zeros(1, np.int64), np.array([10])
     counts = np.zeros(10)
     for k in range(3000):
-        counts[without_replacement(keys, places, k, sizes, 3)[0]] += 1
+        counts[sample_without_replacement(keys, places, k, sizes, 3)[0]] += 1
     assert np.abs(counts - 900).max() < 5 * np.sqrt(3000 * 0.3 * 0.7)
 
 
@@ -132,7 +132,7 @@ def test_mini_batches_are_gradients_of_their_samples_and_average_to_the_full_one
 def test_a_client_with_less_than_a_batch_gives_all_it_has() -> None:
     few = [(INPUTS[0], TARGETS[0]), (INPUTS[1][:3], TARGETS[1][:3]), (INPUTS[2][:1], TARGETS[2][:1])]
     problem = spodgt.Learning(linear(), nn.MultiMarginLoss(), few, batch_size=8)
-    assert problem.holdings.sizes.tolist() == [12, 3, 1]
+    assert problem.client_indices.sizes.tolist() == [12, 3, 1]
     rows, keys = np.arange(CLIENTS), np.repeat(rng.key(5, "batch"), CLIENTS)
     x = problem.start(0).contiguous()
     g, (_, full) = problem.grad(x, Minibatches(rows, keys, rows, 2)), problem.full(x, rows)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from spodgt import Learning, rng
+from spodgt.problems.data.pytree import seed_all, seeded
 from spodgt.problems.gradients.loop import LoopEngine
-from spodgt.problems.trees import seed_all, seeded
 from spodgt.types import Minibatches
 
 CLIENTS, CLASSES, FEATURES = 3, 4, 6
@@ -187,7 +187,7 @@ def literal_gradients(module: nn.Module, problem: Learning, x: Tensor) -> Tensor
         own = copy.deepcopy(module).to(x.dtype).train()
         parameters = list(own.parameters())
         nn.utils.vector_to_parameters(x[client, : problem.parameters].clone(), parameters)
-        inputs, targets = problem.data.some(problem.holdings[client], x.device, x.dtype)
+        inputs, targets = problem.data.batch(problem.client_indices[client], x.device, x.dtype)
         with seeded(int(noise[client] >> np.uint64(1))):
             LOSS(own(inputs), targets).backward()
         gradients = [p.grad for p in parameters if p.grad is not None]
@@ -250,7 +250,7 @@ def test_running_statistics_are_those_of_a_literal_loop(build: Callable[[], nn.M
         gradients = problem.grad(x, minibatches())
         for client, own in enumerate(literal):
             own.zero_grad()
-            inputs, targets = problem.data.some(problem.holdings[client], x.device, x.dtype)
+            inputs, targets = problem.data.batch(problem.client_indices[client], x.device, x.dtype)
             LOSS(own(inputs), targets).backward()
             expected = nn.utils.parameters_to_vector([p.grad for p in own.parameters() if p.grad is not None])
             assert_close(gradients[client], expected, rtol=1e-12, atol=1e-12)
@@ -291,7 +291,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
 def test_an_engine_that_was_used_can_be_copied_and_sent() -> None:
     torch.manual_seed(5)
     problem = problem_of(TiedLayers(), (5, FEATURES))
-    engine = problem.trained.engine
+    engine = problem.model.engine
     assert isinstance(engine, LoopEngine)
     x = models_of(problem, torch.float32)
     first = problem.grad(x, minibatches())

@@ -17,9 +17,9 @@ from torch.utils.data import Dataset, TensorDataset
 import spodgt
 from spodgt import rng
 from spodgt.errors import InvalidInput
+from spodgt.problems.data.pytree import clone, concat, leaves, seeded, tree_map
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.loop import LoopEngine
-from spodgt.problems.trees import clone, concat, leaves, seeded, tree_map
 from spodgt.types import Minibatches
 
 DRAWS = torch.Generator().manual_seed(4)
@@ -103,8 +103,8 @@ def test_a_data_set_is_read_when_needed_and_gives_the_same_numbers_as_tensors() 
     lazy = spodgt.Learning(module, ENTROPY, sets, sets[0], batch_size=4)
     plain = spodgt.Learning(module, ENTROPY, DATA, DATA[0], batch_size=4)
     cached = spodgt.Learning(module, ENTROPY, sets, sets[0], batch_size=4, cache=True)
-    assert isinstance(lazy.trained.engine, LoopEngine)
-    assert isinstance(cached.trained.engine, LinearEngine)
+    assert isinstance(lazy.model.engine, LoopEngine)
+    assert isinstance(cached.model.engine, LinearEngine)
     before = sum(each.reads for each in sets)
     x = columns(lazy)
     assert_close(lazy.grad(x, batches(3)), plain.grad(x, batches(3)), rtol=1e-4, atol=1e-6)
@@ -518,15 +518,16 @@ def test_a_list_of_pairs_of_equal_length_is_one_test_set(count: int, lists: bool
         clients = [list(zip(*client, strict=True)) for client in clients]
     test = [(torch.randn(6), torch.randn(6)) for _ in range(count)]
     problem = spodgt.Learning(nn.Linear(6, 6), nn.MSELoss(), clients, test)
-    assert problem.data.tests is None
     assert problem.data.test is not None
+    assert problem.data.test.ranges is None
     assert len(problem.data.test) == count
 
 
 def test_a_list_of_data_sets_is_one_per_client() -> None:
     clients = [(INPUTS[client], INPUTS[client]) for client in range(3)]
     problem = spodgt.Learning(nn.Linear(6, 6), nn.MSELoss(), clients, clients)
-    assert problem.data.tests is not None
+    assert problem.data.test is not None
+    assert problem.data.test.ranges is not None
     with pytest.raises(InvalidInput, match="test must be one data set or 3"):
         spodgt.Learning(nn.Linear(6, 6), nn.MSELoss(), clients, clients[:2])
 

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 import spodgt
 from spodgt.errors import InvalidData, InvalidInput
-from spodgt.problems.trainable import choose
+from spodgt.problems.models.engine_selection import select_engine
 
 DRAWS = torch.Generator().manual_seed(3)
 INPUTS = torch.randn(3, 8, 5, generator=DRAWS)
@@ -157,9 +157,9 @@ def test_personal_patterns_that_divide_tied_weights_are_refused() -> None:
     ):
         spodgt.Learning(TiedPair(), ENTROPY, DATA, shared=["b.*", "c.*"])
     both = spodgt.Learning(TiedPair(), ENTROPY, DATA, personal=["a.*", "b.*"])
-    assert both.trained.columns.personal.names == ("a.weight", "a.bias", "b.bias")
+    assert both.model.columns.personal.names == ("a.weight", "a.bias", "b.bias")
     only = spodgt.Learning(TiedPair(), ENTROPY, DATA, personal="b.bias")
-    assert only.trained.columns.personal.names == ("b.bias",)
+    assert only.model.columns.personal.names == ("b.bias",)
 
 
 class GradientsOn(nn.Module):
@@ -176,14 +176,14 @@ class GradientsOn(nn.Module):
 
 
 def test_no_warning_of_torch_reaches_the_user() -> None:
-    trained = spodgt.Learning(GradientsOn(), ENTROPY, DATA).trained
-    assert trained.few is not None
+    trained = spodgt.Learning(GradientsOn(), ENTROPY, DATA).model
+    assert trained.probe_batch is not None
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            choose(trained.plain, *trained.few, device="cuda")
+            select_engine(trained.plain, *trained.probe_batch, device="cuda")
     finally:
         torch.set_warn_always(always)
 

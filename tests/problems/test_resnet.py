@@ -19,13 +19,14 @@ from spodgt.algorithms import ALGORITHMS
 from spodgt.errors import InvalidData, InvalidInput
 from spodgt.participation import Always, Bernoulli, Participation
 from spodgt.problems import classification
-from spodgt.problems.augment import PADDING, Windows, crop_and_flip
 from spodgt.problems.data import IID, load
+from spodgt.problems.data.augmentation import PADDING, Windows, crop_and_flip
+from spodgt.problems.data.evaluation_data import EvaluationData
+from spodgt.problems.data.sampling import ClientIndices, Samples, sample_without_replacement
 from spodgt.problems.gradients import flatten
 from spodgt.problems.gradients.loop import LoopEngine
 from spodgt.problems.losses import cross_entropy
 from spodgt.problems.models import MODELS
-from spodgt.problems.samples import Samples, without_replacement
 from spodgt.record.metrics import RunSnapshot, measure
 from spodgt.runtimes.loop import begin
 from spodgt.runtimes.simulator import Simulation
@@ -270,10 +271,10 @@ def test_a_network_with_batch_norm_learns_and_its_average_does_too() -> None:
 def test_a_client_is_measured_with_its_own_statistics_and_the_average_with_their_average() -> None:
     *_, (state, statistics, world) = simulate("spod-gt", 5)
     problem: Any = world.batch.problem
-    inputs, targets = problem.data.test.take(slice(None), torch.float64)
+    inputs, targets = problem.data.test.samples.take(slice(None), torch.float64)
 
     def by_hand(x: Tensor, running: Tensor) -> tuple[float, float]:
-        module = problem.trained.model.double().eval()
+        module = problem.model.module.double().eval()
         nn.utils.vector_to_parameters(x, module.parameters())
         module[1].running_mean, module[1].running_var = running[:8], running[8:]
         with torch.no_grad():
@@ -351,7 +352,7 @@ def test_windows_are_a_function_of_seed_round_client_and_sample() -> None:
     first, again = windows(), windows()
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     for other in (windows(k=4), windows(seed=1)):
-        assert not torch.equal(first.down, other.down)
+        assert not torch.equal(first.top, other.top)
     key = np.repeat(rng.key(0, "batch"), 1)
     alone = Windows.draw(key, np.array([2]), 3, np.array([[5, 1]]))  # other company, another order
     for part, whole in zip(alone, first, strict=True):
@@ -360,12 +361,12 @@ def test_windows_are_a_function_of_seed_round_client_and_sample() -> None:
 
 def test_every_window_is_equally_likely() -> None:
     many = windows(clients=100, batch=200)
-    expected = many.down.numel() / (2 * PADDING + 1)
-    for part in (many.down, many.right):
+    expected = many.top.numel() / (2 * PADDING + 1)
+    for part in (many.top, many.left):
         counts = torch.bincount(part.flatten(), minlength=2 * PADDING + 1)
         assert len(counts) == 2 * PADDING + 1
         assert ((counts - expected).abs() < 5 * expected**0.5).all()
-    assert abs(float(many.mirrored.double().mean()) - 0.5) < 0.02
+    assert abs(float(many.flipped.double().mean()) - 0.5) < 0.02
     assert abs(float(torch.corrcoef(torch.stack([p.flatten().double() for p in many]))[0, 1:].max())) < 0.03
 
 
@@ -401,11 +402,11 @@ def test_resnet_learns_cifar(norm: str) -> None:
     except InvalidData as error:
         pytest.skip(str(error))
     problem = classification("cifar-10", "resnet18", clients=2, partition=IID(), width=8, norm=norm)
-    assert isinstance(problem.trained.engine, LoopEngine)
-    few = dataclasses.replace(problem.holdings, numbers=np.arange(64), offsets=np.array([0, 32, 64]))
-    seen = Samples(problem.samples.inputs[:64], problem.samples.targets[:64])
-    few_data = dataclasses.replace(problem.data, holdings=few, partition=None, test=seen)
-    problem = problem._with(few_data)  # a few pictures, to be learnt by heart
+    assert isinstance(problem.model.engine, LoopEngine)
+    few = ClientIndices(np.arange(64), np.array([0, 32, 64]))
+    seen = EvaluationData(Samples(problem.samples.inputs[:64], problem.samples.targets[:64]))
+    few_data = dataclasses.replace(problem.data, client_indices=few, partition=None, test=seen)
+    problem = problem._with(few_data)  # a few images, which the model can memorise
     method, network = spodgt.SpodGT(step_size=0.05), Network.complete(2)
     losses = spodgt.train(method, problem, network, rounds=30, every=30, gradient_norm=False).frame["loss"]
     assert losses.iloc[-1] < 0.85 * losses.iloc[0]
@@ -418,12 +419,12 @@ def test_resnet_gradients_are_plain_autograd() -> None:
     x = problem.start(0).double()  # single precision flips a ReLU now and then
     x = x + 0.01 * torch.randn_like(x)
     g = problem.grad(x, Minibatches(rows, keys, rows, 2))
-    drawn = without_replacement(keys, rows, 2, problem.holdings.sizes, 8)
+    drawn = sample_without_replacement(keys, rows, 2, problem.client_indices.sizes, 8)
     for client in rows:
         module = resnet18((1, 28, 28), 10, width=4).double()
         nn.utils.vector_to_parameters(x[client], module.parameters())
         inputs, targets = problem.samples.take(
-            torch.from_numpy(problem.holdings[client][drawn[client]]), x.dtype
+            torch.from_numpy(problem.client_indices[client][drawn[client]]), x.dtype
         )
         nn.functional.cross_entropy(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
         expected = flatten(p.grad for p in module.parameters() if p.grad is not None)

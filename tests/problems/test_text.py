@@ -20,8 +20,8 @@ from spodgt.errors import InvalidData, InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.problems import speeches
 from spodgt.problems.data import IID, BySpeaker, import_, load, load_texts
-from spodgt.problems.data.texts import ALPHABET, encoded, packed, read_speeches
-from spodgt.problems.transformer import next_character, transformer
+from spodgt.problems.data.text_corpora import ALPHABET, encoded, read_speeches, to_json_lines
+from spodgt.problems.models.transformer import next_character, transformer
 
 SMALL: dict[str, Any] = {"clients": 3, "context": 8, "width": 8, "depth": 1, "test_samples": 20}
 
@@ -45,26 +45,26 @@ def test_every_client_is_one_speaker_and_every_seed_deals_alike() -> None:
     texts = load_texts("sotu-small", 8)
     assert problem.clients == 3
     for client in range(3):
-        assert set(texts.speakers[problem.holdings[client]]) == {client}
+        assert set(texts.speakers[problem.client_indices[client]]) == {client}
     assert problem.names[:1] == texts.names[:1]
-    assert np.array_equal(problem.draw(5).holdings.numbers, problem.holdings.numbers)
+    assert np.array_equal(problem.draw(5).client_indices.indices, problem.client_indices.indices)
 
 
 def test_other_partitions_take_speakers_for_labels() -> None:
     mixed = small(partition=IID())
     first, second = mixed.draw(0), mixed.draw(1)
     speakers = load_texts("sotu-small", 8).speakers
-    assert len(set(speakers[first.holdings[0]])) == 43
-    assert not np.array_equal(first.holdings.numbers, second.holdings.numbers)
+    assert len(set(speakers[first.client_indices[0]])) == 43
+    assert not np.array_equal(first.client_indices.indices, second.client_indices.indices)
 
 
 def test_nothing_that_is_tested_was_trained_on() -> None:
     """The end of every speaker's text is held out; windows overlap in the one character they predict."""
     texts = load_texts("sotu-small", 32)
     assert texts.train.shape[1] == 33
-    assert set(texts.testers) == set(texts.speakers) == set(range(43))
+    assert set(texts.test_speakers) == set(texts.speakers) == set(range(43))
     for who in (0, 42):
-        train, test = texts.train[texts.speakers == who], texts.test[texts.testers == who]
+        train, test = texts.train[texts.speakers == who], texts.test[texts.test_speakers == who]
         assert torch.equal(train[1:, 0], train[:-1, -1])
         assert torch.equal(train[-1, -1], test[0, 0])
         assert len(test) == round(0.1 * (len(train) + len(test)))
@@ -126,7 +126,10 @@ def test_characters_that_are_not_in_the_alphabet() -> None:
 def test_mistakes_are_named(tmp_path: Path) -> None:
     mistakes: list[tuple[Callable[[], object], str]] = [
         (lambda: small(clients=44), r"^clients must be at most 43, the number of speakers, but is 44"),
-        (lambda: small(context=10**6), r"^context=1000000 is more than .* says in sotu-small; use a smaller"),
+        (
+            lambda: small(context=10**6),
+            r"^context=1000000 is longer than the text of .* in sotu-small; use a smaller",
+        ),
         (lambda: small(width=9), r"^heads must divide width=9, got 2"),
         (lambda: load("sotu-small"), r"^dataset 'sotu-small' holds texts, not images"),
         (
@@ -152,7 +155,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path.write_text('{"speaker": "A", "text": "a"}\n{"speaker": "B"}\n')
     with pytest.raises(InvalidData, match=r"sotu.jsonl must have lines .*, got another in line 2; do"):
         read_speeches(path, "do")
-    path.write_bytes(packed({"A": "ä", "B": "b"}))
+    path.write_bytes(to_json_lines({"A": "ä", "B": "b"}))
     assert read_speeches(path, "do") == {"A": "ä", "B": "b"}
 
 

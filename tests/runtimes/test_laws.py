@@ -18,7 +18,7 @@ from spodgt.kernels import links as mixing
 from spodgt.kernels.links import Links
 from spodgt.problems import Quadratic, classification
 from spodgt.problems.data import IID, Dirichlet, LabelsPerClient, Partition
-from spodgt.problems.samples import Samples
+from spodgt.problems.data.sampling import Samples
 from spodgt.runtimes.simulator import Simulation
 from spodgt.types import Minibatches
 from tests.strategies import METHODS, SEEDS, as_run, networks, participations, worlds
@@ -332,7 +332,7 @@ def test_data_of_idle_clients_are_never_touched(model: str) -> None:
     for seed in (0, 1):
         drawn = problem.draw(seed)
         poisoned = drawn.samples.inputs.double() / 255
-        poisoned[drawn.holdings[2]] = torch.nan
+        poisoned[drawn.client_indices[2]] = torch.nan
         seen = Samples(poisoned, drawn.samples.targets)
         sick = drawn._with(replace(drawn.data, samples=seen, partition=None))
         result = spodgt.train(
@@ -354,9 +354,9 @@ def test_data_of_idle_clients_are_never_touched(model: str) -> None:
 @given(st.integers(1, 12), st.integers(0, 1000), st.sampled_from([IID(), LabelsPerClient(2), Dirichlet(0.5)]))
 def test_every_sample_goes_to_at_most_one_client(clients: int, seed: int, partition: Partition) -> None:
     drawn = classification(clients=clients, partition=partition).draw(seed)
-    assert len(drawn.holdings) == clients
-    assert drawn.holdings.sizes.min() >= 1
-    assert len(np.unique(drawn.holdings.numbers)) == len(drawn.holdings.numbers)
+    assert len(drawn.client_indices) == clients
+    assert drawn.client_indices.sizes.min() >= 1
+    assert len(np.unique(drawn.client_indices.indices)) == len(drawn.client_indices.indices)
 
 
 # --- limits ----------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ import spodgt
 from spodgt.algorithms.base import Algorithm
 from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.learning import Learning
+from spodgt.problems.models.engine_selection import select_engine
 from spodgt.problems.text import speeches
-from spodgt.problems.trainable import choose
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Draw, Run
 
@@ -86,10 +86,10 @@ def test_data_are_brought_once(given: tuple[str, Learning]) -> None:
         world(learning, spodgt.SpodGT(), device=device).problem(0)
     assert not seen.sizes
     assert again.samples is first.samples
-    assert again.trained.engine is first.trained.engine
+    assert again.model.engine is first.model.engine
     assert first.samples.inputs.device == device
     if name != "svm":
-        assert isinstance(first.trained.engine, VmapEngine)
+        assert isinstance(first.model.engine, VmapEngine)
 
 
 def test_all_clients_at_once_are_one_after_the_other(
@@ -97,14 +97,14 @@ def test_all_clients_at_once_are_one_after_the_other(
 ) -> None:
     """The code of an accelerator on the CPU, whole rounds and evaluations."""
     name, learning = given
-    assert learning.trained.few is not None
-    engine = choose(learning.trained.plain, *learning.trained.few, device="cuda")
+    assert learning.model.probe_batch is not None
+    engine = select_engine(learning.model.plain, *learning.model.probe_batch, device="cuda")
     assert name == "svm" or isinstance(engine, VmapEngine)
     found = []
-    for one, usable in ((learning.trained.plain, True), (engine, False)):
+    for one, usable in ((learning.model.plain, True), (engine, False)):
         if not usable:  # neither loops nor replays, as there
             monkeypatch.setenv("SPODGT_ENGINE", "plain")
-        other = learning._with(learning.data, replace(learning.trained, engine=one))
+        other = learning._with(learning.data, replace(learning.model, engine=one))
         here = world(other, spodgt.SpodGT(), compiled=False, dtype=torch.float64)
         state = here.advance(here.init(), range(1, 6))
         whole = here.gather(state, np.ones(1, bool))

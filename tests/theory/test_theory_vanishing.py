@@ -81,7 +81,7 @@ def test_vanishing_schedule_is_what_train_accepts() -> None:
         for n in (9, 20, 30)
     ]
     problem = Learning(nn.Linear(3, 2), nn.CrossEntropyLoss(), data)
-    plan = theory.vanishing_schedule(50, problem.holdings.sizes)
+    plan = theory.vanishing_schedule(50, problem.client_indices.sizes)
     planned = plan.batches(problem)
     assert planned.batches(np.arange(3)).tolist() == plan.batch_size.tolist()
     algorithm = method("spod-gt", step_size=plan.schedule)

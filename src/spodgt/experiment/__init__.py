@@ -3,7 +3,7 @@
 from spodgt.experiment.config import read_toml, value_of
 from spodgt.experiment.experiment import PAPER_METHODS, Experiment, RunOptions
 from spodgt.experiment.problems import PROBLEMS, Classification, ProblemRecipe, RandomQuadratic
-from spodgt.problems.python import PythonProblem
+from spodgt.problems.python_problem import PythonProblem
 from spodgt.runtimes.world import Draw
 
 __all__ = [

@@ -30,7 +30,7 @@ from spodgt.network import Network, Recipe, as_network, check_network
 from spodgt.network.recipes import RandomGeometric
 from spodgt.participation import Always, Beta, Participation, TraceFile, as_availability, check_participation
 from spodgt.problems.learning import Learning
-from spodgt.problems.python import PythonProblem
+from spodgt.problems.python_problem import PythonProblem
 from spodgt.runtimes.virtual.times import Time
 from spodgt.runtimes.world import Draw
 from spodgt.types import Availability, HasValidation, Problem
@@ -331,8 +331,9 @@ class Experiment:
 
     def beside(self, folder: Path) -> Experiment:
         """The same experiment, whose code is also looked for in `folder`, where its config is."""
-        own = self.problem
-        return replace(self, problem=own.beside(folder)) if isinstance(own, PythonProblem) else self
+        if not isinstance(self.problem, PythonProblem):
+            return self
+        return replace(self, problem=self.problem.resolve_relative_to(folder))
 
     def override(self, changes: Mapping[str, object]) -> Experiment:
         """Change keys by their dotted names, as in `changes`, `{"network.radius": 0.5}`.

@@ -8,11 +8,11 @@ from pydantic import BeforeValidator
 
 from spodgt.errors import InvalidInput
 from spodgt.problems import Quadratic, classification
-from spodgt.problems.client_data import EQUAL, WEIGHTINGS
 from spodgt.problems.data import BySpeaker, LabelsPerClient, Partition
+from spodgt.problems.data.client_weights import EQUAL, WEIGHTINGS
 from spodgt.problems.data.datasets import IMAGES as DATA
 from spodgt.problems.models import MODELS
-from spodgt.problems.python import PythonProblem
+from spodgt.problems.python_problem import PythonProblem
 from spodgt.types import Problem
 from spodgt.validation import Field, Must, Number, Whole, choices, one_of, recipe
 

@@ -8,8 +8,8 @@ from pydantic import BeforeValidator
 
 from spodgt.errors import InvalidInput
 from spodgt.experiment.problems import PROBLEMS, Validation, check_partition, check_weighting
-from spodgt.problems.client_data import EQUAL
 from spodgt.problems.data import BySpeaker, Partition
+from spodgt.problems.data.client_weights import EQUAL
 from spodgt.problems.data.datasets import TEXTS
 from spodgt.problems.text import speeches
 from spodgt.types import Problem

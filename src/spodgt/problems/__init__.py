@@ -1,15 +1,16 @@
-"""Problems: models and data turned into gradients. `Quadratic` and `Learning`, and shipped ones by name."""
+"""Problems: `Learning` and `Quadratic`, and shipped ones such as `fashion_mnist_svm`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from spodgt.errors import InvalidInput
-from spodgt.problems.client_data import EQUAL, ClientWeights, check_test_samples
 from spodgt.problems.data import IID, LabelsPerClient, Partition, Split, load
+from spodgt.problems.data.client_data import check_test_samples
+from spodgt.problems.data.client_weights import EQUAL, ClientWeights
 from spodgt.problems.learning import Learning
 from spodgt.problems.models import MODELS
-from spodgt.problems.python import PythonProblem, python
+from spodgt.problems.python_problem import PythonProblem, python
 from spodgt.problems.quadratic import Quadratic
 from spodgt.problems.text import Text, speeches
 from spodgt.types import Problem
@@ -41,18 +42,18 @@ def classification(
     validation: float | None = None,
     **options: int | str,
 ) -> Learning:
-    """A shipped model on a shipped data set, divided among the clients anew for every seed.
+    """A shipped model on a shipped data set, divided among the clients for every seed.
 
     Args:
         data: "fashion-mnist-small" (default, inside the package), "fashion-mnist" or "cifar-10".
-        model: "svm" (default), "svm-ovr", "logistic", "mlp", "cnn" or "resnet18"; each has its loss.
+        model: "svm" (default), "svm-ovr", "logistic", "mlp", "cnn" or "resnet18", with its loss.
         clients: how many clients; 10 by default.
-        partition: who gets which samples; `IID()` by default.
+        partition: divides the samples among the clients; `IID()` by default.
         batch_size: samples in a mini-batch, 16 by default; None takes full gradients.
         client_weights: "equal" (default), "samples" or one number per client, as for `Learning`.
-        augment: True trains on random crops and mirror images; False by default.
-        test_samples: evaluate on so many test samples, the first ones; all by default. For slow models.
-        validation: a fraction of each client's samples to choose by, as for `Learning`; None by default.
+        augment: True trains on random crops and horizontal flips; False by default.
+        test_samples: evaluate on the first so many test samples; all by default.
+        validation: a fraction of the samples of each client, as for `Learning`; None by default.
         options: of the model: `hidden` of mlp, `width` of cnn, `width` and `norm` of resnet18, as in
             `classification("cifar-10", "resnet18", width=16, norm="batch")`.
     """
@@ -66,7 +67,9 @@ def classification(
             )
     check_test_samples(test_samples)
     if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
-        raise InvalidInput(f"clients must be a whole number of at least 1, got {clients!r}; use clients=10.")
+        raise InvalidInput(
+            f"clients must be a whole number of at least 1, got {clients!r}; use clients=10."
+        )
     dataset = load(data)
     if test_samples is not None:
         test = Split(dataset.test.inputs[:test_samples], dataset.test.targets[:test_samples])
@@ -83,7 +86,7 @@ def classification(
         init="fresh",
         validation=validation,
         augment=augment,
-        buffers="pull",  # only asked of models with running statistics, such as a ResNet with norm="batch"
+        buffers="pull",  # has no effect without running statistics
     )
 
 
@@ -107,8 +110,17 @@ def fashion_mnist_svm(
 
 
 def refuse_statistics(problem: Problem, runtime: str) -> None:
-    """Refuse a `problem` whose models keep running statistics, on a `runtime` that cannot carry them."""
-    if columns := problem.statistics(0).shape[1] - problem.private:
+    """Refuse a problem with running statistics on a runtime that cannot exchange them.
+
+    Args:
+        problem: any problem.
+        runtime: name of the runtime for the error message.
+
+    Raises:
+        InvalidInput: if models of the problem have running statistics.
+    """
+    columns = problem.statistics(0).shape[1] - problem.private
+    if columns:
         raise InvalidInput(
             f"model must not keep running statistics on {runtime}, got {columns} of them; "
             "use torch.nn.GroupNorm instead of BatchNorm, or train in the simulator."

@@ -1,7 +1,10 @@
-"""Losses in PyTorch; `gradients.linear_model.loss_slopes` has the derivatives for compiled loops.
+"""Losses in PyTorch; `gradients.linear_model.loss_slopes` has their derivatives.
 
-Losses take outputs (…, batch, classes) and targets (…, batch) and give one mean per leading index, so that
-the losses of all clients are one call.
+A loss takes outputs (…, batch, classes) and targets (…, batch) and returns one mean per leading
+index, (…), so that the losses of all clients are one call.
+
+Bytecode and docstrings of these functions are part of the fingerprint by which a run is resumed
+(`models.fingerprint`): a change of either makes runs of earlier versions look different.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ Loss = Callable[..., Tensor]  # (outputs, targets), or (model, batch)
 
 def multi_margin(outputs: Tensor, targets: Tensor) -> Tensor:
     """The multi-class hinge of `torch.nn.MultiMarginLoss`: mean over classes of max(0, 1 - s_y + s_c)."""
-    own = outputs.gather(-1, targets[..., None])
-    margins = (1 - own + outputs).clamp_min(0)
+    target_scores = outputs.gather(-1, targets[..., None])
+    margins = (1 - target_scores + outputs).clamp_min(0)
     margins = margins.scatter(-1, targets[..., None], 0.0)
     return margins.sum(-1).mean(-1) / outputs.shape[-1]
 
@@ -34,20 +37,26 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def stacked_loss(loss: Loss) -> Loss | None:
-    """The many-clients form of a loss module with default settings, None if there is none here."""
-    if any(loss is known for known in LOSSES):
+    """The function here that computes a loss for many clients at once; None if there is none."""
+    if any(loss is function for function in LOSSES):
         return loss
-    plain = getattr(loss, "weight", None) is None and getattr(loss, "reduction", "") == "mean"
-    # The exact type: a subclass may be another loss.
-    if type(loss) is nn.MultiMarginLoss and plain and loss.p == loss.margin == 1:
+    is_plain_mean = getattr(loss, "weight", None) is None
+    is_plain_mean &= getattr(loss, "reduction", "") == "mean"
+    if not is_plain_mean:
+        return None
+    # The exact types: a subclass may be another loss.
+    if type(loss) is nn.MultiMarginLoss and loss.p == loss.margin == 1:
         return multi_margin
-    if type(loss) is nn.CrossEntropyLoss and plain and loss.label_smoothing == 0 and loss.ignore_index < 0:
+    if type(loss) is nn.CrossEntropyLoss and loss.label_smoothing == 0 and loss.ignore_index < 0:
         return cross_entropy
     return None
 
 
-def mass(loss: Loss, targets: Tensor) -> float:
-    """The weight of the loss of some samples in that of all: most losses average, some by class weights."""
+def total_weight(loss: Loss, targets: Tensor) -> float:
+    """The weight of the mean loss of these samples in a mean over several batches.
+
+    It is the number of targets, or the sum of their class weights if the loss has any.
+    """
     if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and not targets.is_floating_point():
         targets = targets[targets != loss.ignore_index]
         if loss.weight is not None:
@@ -55,4 +64,5 @@ def mass(loss: Loss, targets: Tensor) -> float:
     return float(targets.numel())
 
 
-LOSSES: dict[Loss, int] = {multi_margin: 0, cross_entropy: 1, one_vs_rest: 2}  # numbers in `linear_model`
+# Numbers of the losses in `gradients.linear_model`.
+LOSSES: dict[Loss, int] = {multi_margin: 0, cross_entropy: 1, one_vs_rest: 2}

@@ -1,4 +1,4 @@
-"""Quadratics with a known optimum: the test bench.
+"""Quadratics with a known optimum.
 
 F_i(x) = ½ (x - c_i)ᵀ H_i (x - c_i),    F = mean_i F_i
 """
@@ -22,12 +22,14 @@ Numbers = Tensor | ArrayLike
 _ROUNDING = 1e-6  # relative to the largest number: how symmetric and how positive H must be
 
 
-def _numbers(given: Numbers, name: str) -> Tensor:
-    """Real numbers; lists keep their digits, which torch alone would make float32."""
+def _to_tensor(given: Numbers, name: str) -> Tensor:
+    """Convert to a tensor of floats; lists become float64, not float32 as in `torch.tensor`."""
     try:
         found = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
     except (TypeError, ValueError):
-        raise InvalidInput(f"{name} must be numbers, got {type(given).__name__}; give an array.") from None
+        raise InvalidInput(
+            f"{name} must be numbers, got {type(given).__name__}; give an array."
+        ) from None
     if found.is_complex():
         raise InvalidInput(f"{name} must be real, got complex numbers; use {name}.real.")
     return found.detach() if found.is_floating_point() else found.double()
@@ -54,14 +56,17 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
             noise: standard deviation of independent normal noise on every coordinate of a gradient; 0 by
                 default.
         """
-        H, c = _numbers(H, "H"), _numbers(c, "c")
+        H = _to_tensor(H, "H")
+        c = _to_tensor(c, "c")
         if c.ndim != 2 or H.shape != (*c.shape, c.shape[-1]) or not c.numel():
             raise InvalidInput(
                 "H must be (clients, parameters, parameters) and c (clients, parameters), "
                 f"got {tuple(H.shape)} and {tuple(c.shape)}."
             )
         if not torch.isfinite(H).all() or not torch.isfinite(c).all():
-            raise InvalidInput("H and c must be finite, got NaN or infinity; check how they were made.")
+            raise InvalidInput(
+                "H and c must be finite, got NaN or infinity; check how they were made."
+            )
         size = float(H.abs().max())
         lopsided = (H - H.mT).abs().amax((1, 2))
         if lopsided.max() > _ROUNDING * size:
@@ -72,14 +77,16 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
             client = int(lowest.argmin())
             raise InvalidInput(
                 f"H must be positive semidefinite, but H[{client}] has the eigenvalue {lowest[client]:.3g}; "
-                "a client whose loss falls without bound has no minimum."
+                "a loss without a lower bound has no minimum."
             )
         if (
             isinstance(noise, bool)
             or not isinstance(noise, int | float | np.number)
             or not 0 <= noise < float("inf")
         ):
-            raise InvalidInput(f"noise must be a number of at least 0, got {noise!r}; use noise=0.0.")
+            raise InvalidInput(
+                f"noise must be a number of at least 0, got {noise!r}; use noise=0.0."
+            )
         self.__dict__.update(H=H, c=c, noise=float(noise))
 
     @classmethod
@@ -133,13 +140,15 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
         Args:
             weights: (clients,) w; all one by default. With w = p it is the limit of Spod-GT.
         """
-        H, c = self.H.cpu().double(), self.c.cpu().double()
-        w = torch.ones(self.clients) if weights is None else _numbers(weights, "weights")
+        H = self.H.cpu().double()
+        c = self.c.cpu().double()
+        w = torch.ones(self.clients) if weights is None else _to_tensor(weights, "weights")
         if w.shape != (self.clients,):
             raise InvalidInput(
                 f"weights must be {self.clients} numbers, one per client, got shape {tuple(w.shape)}."
             )
-        total, w = torch.einsum("i,ijk->jk", w.double().cpu(), H), w.double().cpu()
+        w = w.double().cpu()
+        total = torch.einsum("i,ijk->jk", w, H)
         try:
             x: Tensor = torch.linalg.solve(total, torch.einsum("i,ijk,ik->j", w, H, c))
         except RuntimeError:  # a LinAlgError
@@ -186,9 +195,11 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
     def grad(self, x: Tensor, batches: Minibatches) -> Tensor:
         _, g = self.full(x, batches.rows)
         if self.noise:  # normal draws by Box and Muller
-            draw, count = np.arange(2 * self.parameters)[None], self.parameters
+            count = self.parameters
+            draw = np.arange(2 * count)[None]
             u = rng.uniform(batches.keys[:, None], batches.k, batches.places[:, None], draw)
-            radius, angle = np.sqrt(-2 * np.log1p(-u[:, :count])), 2 * np.pi * u[:, count:]
+            radius = np.sqrt(-2 * np.log1p(-u[:, :count]))
+            angle = 2 * np.pi * u[:, count:]
             g = g + self.noise * torch.from_numpy(radius * np.cos(angle)).to(g)
         return g
 

@@ -1,37 +1,60 @@
-"""Models that predict the next character of what people said, each speaker a client."""
+"""Next-character prediction on texts by speaker, one speaker per client."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spodgt.problems.client_data import EQUAL, ClientData, ClientWeights
 from spodgt.problems.data import BySpeaker, Dataset, Partition, Split, Texts, load_texts
+from spodgt.problems.data.client_weights import EQUAL, ClientWeights
+from spodgt.problems.data.evaluation_data import EvaluationData
 from spodgt.problems.data.partitions import Indices
-from spodgt.problems.data.texts import ALPHABET
+from spodgt.problems.data.text_corpora import ALPHABET
+from spodgt.problems.evaluation import Evaluator
 from spodgt.problems.learning import Learning
-from spodgt.problems.transformer import next_character, transformer
+from spodgt.problems.models.trainable_model import TrainableModel
+from spodgt.problems.models.transformer import next_character, transformer
 from spodgt.types import Better, Evaluation, Ints
 
 
 @dataclass(frozen=True, eq=False)
-class _Spoken:
-    """A partition that takes the speakers of windows for their labels."""
+class _SpeakerPartition:
+    """A partition of windows with their speakers as labels."""
 
-    by: Partition
+    partition: Partition
     speakers: Tensor  # (windows,)
 
     def split(self, targets: Tensor, clients: int, seed: int) -> list[Indices]:
-        return self.by.split(self.speakers, clients, seed)
+        return self.partition.split(self.speakers, clients, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class PerplexityEvaluator(Evaluator):
+    """Evaluates perplexity, exp(loss)."""
+
+    @property
+    def directions(self) -> Mapping[str, Better]:
+        return {"perplexity": "down"}
+
+    def evaluate_on(
+        self,
+        model: TrainableModel,
+        data: EvaluationData | None,
+        max_samples: int | None,
+        x: Tensor,
+        clients: Ints | None,
+    ) -> Evaluation:
+        loss = super().evaluate_on(model, data, max_samples, x, clients).loss
+        return Evaluation(loss, {"perplexity": loss.exp()})
 
 
 class Text(Learning):
-    """Next-character prediction, with perplexity exp(loss) as its metric; made by `Text.of`."""
+    """Next-character prediction, with perplexity as its metric; made by `Text.of`."""
 
     names: tuple[str, ...]  # of the speakers
 
@@ -48,44 +71,58 @@ class Text(Learning):
         test_samples: int | None = None,
         validation: float | None = None,
     ) -> Text:
-        """The problem of some clients; models start from an initialisation drawn per seed.
+        """Divide texts among clients; initial models are drawn for every seed.
 
         Args:
             model: maps codes (windows, context) to scores (windows, context, characters).
-            texts: as `spodgt.problems.data.load_texts` gives them.
-            clients: how many clients.
-            partition: who gets which windows, by their speakers.
-            batch_size: windows in a mini-batch; None takes full gradients.
-            client_weights: "equal" (default), "samples" or one number per client, as for `Learning`.
-            test_samples: evaluate on so many windows, spread over all speakers; all if None.
-            validation: a fraction of each client's windows to choose by, as for `Learning`.
+            texts: such as `spodgt.problems.data.load_texts` returns.
+            clients: number of clients.
+            partition: divides the windows, with their speakers as labels; `BySpeaker()` by default.
+            batch_size: windows in a mini-batch, 16 by default; None: full gradients.
+            client_weights: "equal" (default), "samples" or one number per client, as for
+                `Learning`.
+            test_samples: windows in one evaluation at most, spread over all speakers; None
+                (default): all.
+            validation: a fraction of the windows of each client, as for `Learning`.
         """
-        tested = np.arange(len(texts.test))
-        if isinstance(partition, BySpeaker):  # of the speakers that take part
-            tested = np.flatnonzero(texts.testers < clients)
-        count = len(tested) if test_samples is None else min(test_samples, len(tested))
-        test = texts.test[torch.from_numpy(tested[np.arange(count) * len(tested) // count])]
-        splits = [Split(part[:, :-1].contiguous(), part[:, 1:].long()) for part in (texts.train, test)]
-        spoken = _Spoken(partition, torch.from_numpy(texts.speakers))
+        test = texts.test[_test_windows(texts, partition, clients, test_samples)]
+        dataset = Dataset("texts", _to_split(texts.train), _to_split(test), tuple(ALPHABET))
         problem = cls.partitioned(
-            model, next_character, Dataset("texts", splits[0], splits[1], tuple(ALPHABET)), clients=clients,
-            partition=spoken, batch_size=batch_size, client_weights=client_weights, init="fresh",
+            model,
+            next_character,
+            dataset,
+            clients=clients,
+            partition=_SpeakerPartition(partition, torch.from_numpy(texts.speakers)),
+            batch_size=batch_size,
+            client_weights=client_weights,
+            init="fresh",
             validation=validation,
-        )  # fmt: skip
+        )
         text = cast(Text, problem)
         text.names = texts.names
+        text.evaluator = PerplexityEvaluator()
+        # every weight is used at every position of a window
+        multiplications = text.model.multiplications * text.samples.inputs.shape[1]
+        text.model = replace(text.model, multiplications=multiplications)
         return text
 
-    @property
-    def work(self) -> float:
-        return super().work * self.samples.inputs.shape[1]  # every weight is used at every position
 
-    def _measured(self) -> Mapping[str, Better]:
-        return {"perplexity": "down"}
+def _test_windows(
+    texts: Texts, partition: Partition, clients: int, test_samples: int | None
+) -> Tensor:
+    """Indices of the windows to evaluate on, evenly spread over all of them."""
+    windows = np.arange(len(texts.test))
+    if isinstance(partition, BySpeaker):  # only those of speakers that are clients
+        windows = np.flatnonzero(texts.test_speakers < clients)
+    count = len(windows)
+    if test_samples is not None:
+        count = min(test_samples, count)
+    return torch.from_numpy(windows[np.arange(count) * len(windows) // count])
 
-    def _evaluate_on(self, data: ClientData, x: Tensor, rows: Ints | None) -> Evaluation:
-        loss = super()._evaluate_on(data, x, rows).loss
-        return Evaluation(loss, {"perplexity": loss.exp()})
+
+def _to_split(windows: Tensor) -> Split:
+    """Windows (n, context + 1) as inputs (n, context) and the characters that follow."""
+    return Split(windows[:, :-1].contiguous(), windows[:, 1:].long())
 
 
 def speeches(
@@ -100,21 +137,21 @@ def speeches(
     validation: float | None = None,
     **options: int,
 ) -> Text:
-    """A character-level transformer on texts by speaker, each client one speaker.
+    """A character-level transformer on texts by speaker, one speaker per client.
 
     Args:
         data: "sotu-small" (default, inside the package), "sotu" or "shakespeare".
-        clients: how many clients: the speakers who said most.
-        context: how many characters the model sees at most.
-        partition: who gets which windows; `BySpeaker()` by default, or a partition that takes speakers for
+        clients: number of clients, 10 by default: the speakers with the longest texts.
+        context: characters that the model reads at most; 32 by default.
+        partition: divides the windows; `BySpeaker()` by default, or a partition with speakers as
             labels, such as `IID()` or `LabelsPerClient(4)`.
-        batch_size: windows in a mini-batch; None takes full gradients.
+        batch_size: windows in a mini-batch, 16 by default; None: full gradients.
         client_weights: "equal" (default), "samples" or one number per client, as for `Learning`.
-        test_samples: evaluate on so many windows, spread over all speakers; all by default.
-        validation: a fraction of each client's windows to choose by, as for `Learning`; None by default.
+        test_samples: windows in one evaluation at most, spread over all speakers; all by default.
+        validation: a fraction of the windows of each client, as for `Learning`; None by default.
         options: of the transformer: `width`, `depth`, `heads`.
     """
-    texts = load_texts(data, context)
+    texts = load_texts(data, context)  # first: it refuses a context that is too long
     return Text.of(
         transformer(context, len(ALPHABET), **options),
         texts,

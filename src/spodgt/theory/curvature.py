@@ -31,11 +31,13 @@ def largest_eigenvalues(
     values = np.zeros((len(points), problem.clients))
     residuals = np.zeros_like(values)
     # the losses here can be differentiated twice, some of torch's own cannot
-    objective = problem.trained.objective
-    if objective.whole:
+    objective = problem.model.objective
+    if objective.calls_model:
         raise NotImplementedError("a loss that calls the model itself")
-    loss = objective.of if objective.ignored is not None else stacked_loss(objective.loss) or objective.loss
-    module = copy.deepcopy(problem.trained.model).float().eval()
+    loss = stacked_loss(objective.loss) or objective.loss
+    if objective.ignore_index is not None:
+        loss = objective.of
+    module = copy.deepcopy(problem.model.module).float().eval()
     starts = torch.from_numpy(
         rng.generator(seed, "curvature").standard_normal((problem.clients, problem.parameters))
     ).to(points[0])
@@ -64,8 +66,8 @@ def _hessian_times(
     problem: Learning, module: nn.Module, loss: Loss, x: Tensor, v: Tensor, client: int
 ) -> tuple[Tensor, float]:
     """∇²F_i(x) v, and ‖∇F_i(x)‖."""
-    n, own = problem.parameters, torch.from_numpy(problem.holdings[client])
-    running = problem.trained.columns.behind.unflatten(x[n:])
+    n, own = problem.parameters, torch.from_numpy(problem.client_indices[client])
+    running = problem.model.columns.extra.unflatten(x[n:])
     scales = problem.loss_scales
     scale = 1.0 if scales is None else float(scales[client])
     product, gradient = torch.zeros(n), torch.zeros(n)

@@ -17,7 +17,7 @@ from torch import Tensor
 from spodgt import rng
 from spodgt.errors import InvalidInput
 from spodgt.problems import Learning, Quadratic
-from spodgt.problems.samples import Holdings
+from spodgt.problems.data.sampling import ClientIndices
 from spodgt.record.folder import plain
 from spodgt.theory.constants import Data
 from spodgt.theory.curvature import largest_eigenvalues
@@ -157,7 +157,7 @@ class _Descent:
         self.problem = problem if most is None else _thinned(problem, seed, most)
         self.everyone = np.arange(problem.clients)
         self.notes: list[str] = []
-        used, all_of = self.problem.holdings.sizes, problem.holdings.sizes
+        used, all_of = self.problem.client_indices.sizes, problem.client_indices.sizes
         if (used < all_of).any():
             self.notes.append(f"from {used.max()} samples a client at most, drawn from up to {all_of.max()}")
         if problem.data.augment:
@@ -172,7 +172,7 @@ class _Descent:
         delta0, delta1, delta_excess = self._fit(mean**2, norms**2, "delta")
         L, curvature = self._lipschitz(xs, gradients)
         return Estimates(
-            L, sigma0, sigma1, delta0, delta1, samples=self.whole.holdings.sizes.astype(np.float64),
+            L, sigma0, sigma1, delta0, delta1, samples=self.whole.client_indices.sizes.astype(np.float64),
             batch=self.whole.batches(self.everyone).astype(np.float64), curvature=curvature,
             sigma_excess=sigma_excess, delta_excess=delta_excess, gradients=_rotated(gradients[-1]),
             first_gradients=_rotated(gradients[0]), losses=np.array(losses), gradient_norms=mean,
@@ -213,14 +213,14 @@ class _Descent:
         problem, found = self.problem, np.zeros(len(self.everyone))
         draw, block = rng.generator(self.seed, "estimates", k), max(1, _NUMBERS // self.problem.parameters)
         for i in self.everyone:
-            n = min(self.draws, len(problem.holdings[i]))
+            n = min(self.draws, len(problem.client_indices[i]))
             if n < 2:
                 continue  # a single sample does not vary
-            chosen = torch.from_numpy(draw.choice(problem.holdings[i], n, replace=False))
+            chosen = torch.from_numpy(draw.choice(problem.client_indices[i], n, replace=False))
             total, squares = torch.zeros(problem.parameters, dtype=torch.float64), 0.0
             for rows in torch.split(chosen, block):
                 inputs, targets = (t[:, None] for t in problem.samples.take(rows, x.dtype))
-                g = problem.trained.engine.grads(x.repeat(len(rows), 1), inputs, targets, None).double()
+                g = problem.model.engine.grads(x.repeat(len(rows), 1), inputs, targets, None).double()
                 total += g.sum(0)
                 squares += float(g.square().sum())
             found[i] = max(0.0, squares - float(total.square().sum()) / n) / (n - 1)
@@ -304,9 +304,9 @@ def _rotated(g: Tensor) -> Floats:
 
 def _thinned(problem: Learning, seed: int, most: int) -> Learning:
     """The same problem on at most `most` samples of each client."""
-    parts = [problem.holdings[i] for i in range(problem.clients)]
+    parts = [problem.client_indices[i] for i in range(problem.clients)]
     for i, part in enumerate(parts):
         if len(part) > most:
             draw = rng.generator(seed, "estimates:thin", i)
             parts[i] = np.sort(draw.choice(part, most, replace=False))
-    return problem.with_holdings(Holdings.of(parts))
+    return problem.with_client_indices(ClientIndices.from_parts(parts))

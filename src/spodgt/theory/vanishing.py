@@ -19,7 +19,7 @@ from spodgt.types import Floats, Ints
 class VanishingSchedule:
     """A step size, participation and batch sizes under which the stationarity gap falls like 1/√rounds.
 
-    plan = vanishing_schedule(1000, problem.holdings.sizes)
+    plan = vanishing_schedule(1000, problem.client_indices.sizes)
     train(SpodGT(plan.schedule), plan.batches(problem), network, plan.participation(), rounds=plan.rounds)
     """
 

@@ -2,7 +2,7 @@
 
 from spodgt.network.files import data_directory
 from spodgt.problems.data.datasets import Dataset, Row, Split, available, load
-from spodgt.problems.data.fetch import get, import_
+from spodgt.problems.data.download import get, import_
 from spodgt.problems.data.partitions import (
     IID,
     PARTITIONS,
@@ -12,7 +12,7 @@ from spodgt.problems.data.partitions import (
     LabelsPerClient,
     Partition,
 )
-from spodgt.problems.data.texts import Texts, load_texts
+from spodgt.problems.data.text_corpora import Texts, load_texts
 
 __all__ = [
     "IID",

@@ -21,13 +21,15 @@ import torch
 
 from spodgt.errors import InvalidData
 from spodgt.network.files import data_directory
-from spodgt.problems.data.formats import Bytes, read_cifar, read_names, read_pair, wrong
-from spodgt.problems.samples import Samples
+from spodgt.problems.data.image_formats import Bytes, file_error, read_cifar, read_names, read_pair
+from spodgt.problems.data.sampling import Samples
 
 Split = Samples  # uint8 images (N, C, H, W) and int64 labels (N,)
 
 FASHION_FILES = tuple(
-    f"{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+    f"{split}-{kind}-ubyte"
+    for split in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
 )
 FASHION_SHAPE = (1, 28, 28)
 FASHION_CLASSES = (
@@ -74,7 +76,10 @@ SIZES = {  # bytes to download
     "airlines": 17_630_305,
     "sociopatterns": 1_072_553,
 }
-FOLDERS = {"fashion-mnist": "fashion-mnist", "cifar-10": "cifar-10-batches-bin"}  # in the data directory
+FOLDERS = {
+    "fashion-mnist": "fashion-mnist",
+    "cifar-10": "cifar-10-batches-bin",
+}  # in the data directory
 FOLDERS |= {name: name for name in ("sotu", "shakespeare", *NETWORKS)}
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
 OFFLINE = {  # where the public home cannot be reached
@@ -93,12 +98,14 @@ HOW = {
     name: way if name in TEXTS + NETWORKS else f"run `spodgt data get {name}`, or {way}"
     for name, way in OFFLINE.items()
 }
-HOW |= dict.fromkeys(("fashion-mnist-small", "sotu-small"), "reinstall spodgt, whose files are damaged")
+HOW |= dict.fromkeys(
+    ("fashion-mnist-small", "sotu-small"), "reinstall spodgt: its files are damaged"
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set in memory; shared by all who load it, so treat its tensors as read-only."""
+    """A data set in memory; it is cached and shared, so its tensors must not be modified."""
 
     name: str
     train: Samples
@@ -126,7 +133,9 @@ def load(name: str, directory: Path | None = None) -> Dataset:
     """
     check_name(name)
     if name in TEXTS:
-        raise InvalidData(f"dataset {name!r} holds texts, not images; use {IMAGES[0]}, or problem kind text.")
+        raise InvalidData(
+            f"dataset {name!r} holds texts, not images; use {IMAGES[0]}, or problem kind text."
+        )
     if name in NETWORKS:
         raise InvalidData(
             f"dataset {name!r} holds networks, not images; use {IMAGES[0]}, or network kind file."
@@ -148,14 +157,24 @@ def available(directory: Path | None = None) -> list[Row]:
         found = next(folders, None)
         how = HOW[name] if name in FOLDERS else "it comes with spodgt"
         rows.append(
-            Row(name, found, how, LICENCES[name], SIZES.get(name) if found is None else _size(name, found))
+            Row(
+                name,
+                found,
+                how,
+                LICENCES[name],
+                SIZES.get(name) if found is None else _size(name, found),
+            )
         )
     return rows
 
 
 def _size(name: str, folder: Path) -> int:
     """Bytes of the files of `name`: all below the folder where it holds many networks."""
-    paths = [variant(folder, file) for file in FILES[name]] if name not in NETWORKS else folder.rglob("*.*")
+    paths = (
+        [variant(folder, file) for file in FILES[name]]
+        if name not in NETWORKS
+        else folder.rglob("*.*")
+    )
     return sum(path.stat().st_size for path in paths if path is not None and path.is_file())
 
 
@@ -187,7 +206,10 @@ def missing(name: str, folder: Path) -> list[str]:
 
 def variant(folder: Path, file: str) -> Path | None:
     """The file of that name in `folder`: compressed first, then plain."""
-    return next((path for path in (folder / file, folder / file.removesuffix(".gz")) if path.is_file()), None)
+    return next(
+        (path for path in (folder / file, folder / file.removesuffix(".gz")) if path.is_file()),
+        None,
+    )
 
 
 def check_name(name: str) -> None:
@@ -212,12 +234,14 @@ def _load(name: str, folders: Sequence[Path]) -> Dataset:
 
 def _found(name: str, folders: Sequence[Path]) -> Path:
     absent = {folder: missing(name, folder) for folder in folders}
-    best = min(folders, key=lambda folder: len(absent[folder]))  # the first, where several are equal
+    best = min(
+        folders, key=lambda folder: len(absent[folder])
+    )  # the first, where several are equal
     if not absent[best]:
         return best
     first = absent[best][0]
     if len(absent[best]) < len(FILES[name]):
-        raise wrong(best / first, "exist", "no such file", HOW[name])
+        raise file_error(best / first, "exist", "no such file", HOW[name])
     searched = " or ".join(map(str, folders))
     raise InvalidData(f"{first} must be in {searched}, got no such file; {HOW[name]}.")
 

@@ -1,6 +1,6 @@
-"""Who holds which samples: recipes that deal one data set out to the clients.
+"""Partitions: recipes that divide one data set among the clients.
 
-Every sample goes to at most one client, every client gets at least one, and the deal is a pure
+Every sample belongs to at most one client, every client has at least one, and a partition is a pure
 function of (targets, clients, seed).
 """
 
@@ -28,14 +28,14 @@ _FEWER = "use fewer clients or more samples"
 
 @runtime_checkable
 class Partition(Protocol):
-    """A recipe for dealing samples out."""
+    """A recipe that divides samples among clients."""
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
         """One sorted array of indices into `targets` `(N,)` per client; the arrays are disjoint."""
         ...
 
 
-PARTITIONS: dict[str, type[Partition]] = {}  # all kinds a config knows, by name
+PARTITIONS: dict[str, type[Partition]] = {}  # by their names in a config
 
 
 def _each(what: str) -> Must:
@@ -52,7 +52,7 @@ _ALPHA = Must(
 
 @recipe(InvalidData, PARTITIONS)
 class IID:
-    """All samples, shuffled and dealt out evenly: sizes differ by at most one."""
+    """All samples, shuffled and divided evenly: sizes differ by at most one."""
 
     name: ClassVar[str] = "iid"
 
@@ -65,13 +65,15 @@ class IID:
 class LabelsPerClient:
     """Every client gets samples of exactly `labels` classes, the usual hard case of federated learning.
 
-    Every class is held before one is held twice, and the holders of a class share it evenly. A class
-    with fewer samples than holders cannot reach all of them; classes that nobody holds stay unused, with a
-    warning.
+    Every class is assigned once before one is assigned twice, and the clients of a class share it
+    evenly. A class with fewer samples than clients cannot reach all of them; classes without a
+    client remain unused, with a warning.
     """
 
     name: ClassVar[str] = "labels-per-client"
-    labels: Annotated[Whole, Field(ge=1), _each("classes")]  # 1 … number of classes among the targets
+    labels: Annotated[
+        Whole, Field(ge=1), _each("classes")
+    ]  # 1 … number of classes among the targets
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
         labels, draws = _checked(targets, clients, seed)
@@ -99,7 +101,9 @@ class LabelsPerClient:
             if holders.any():
                 samples = draws.permutation(np.flatnonzero(labels == label))
                 pieces = np.array_split(samples, holders.sum())
-                for client, piece in zip(draws.permutation(np.flatnonzero(holders)), pieces, strict=True):
+                for client, piece in zip(
+                    draws.permutation(np.flatnonzero(holders)), pieces, strict=True
+                ):
                     parts[client].append(piece)
         return _finished([np.concatenate(part) for part in parts], "raise labels, or " + _FEWER)
 
@@ -108,8 +112,8 @@ class LabelsPerClient:
 class Dirichlet:
     """Each class is dealt out in proportions drawn from a symmetric Dirichlet(α) [hsu2019measuring].
 
-    Small `alpha` gives clients few classes, large `alpha` comes near to `IID`. The whole deal is drawn
-    again until every client has `minimum` samples, so the law is conditional on that.
+    Small `alpha` gives clients few classes, large `alpha` approaches `IID`. The proportions are
+    drawn again until every client has `minimum` samples, so the distribution is conditional on that.
     """
 
     name: ClassVar[str] = "dirichlet"
@@ -159,7 +163,9 @@ class Explicit:
     """The samples of every client, given: `Explicit([[0, 2], [1]])`; the seed changes nothing."""
 
     name: ClassVar[str] = "explicit"
-    indices: Annotated[Sequence[Sequence[int]], BeforeValidator(_indices), Must("a list", [[0, 1], [2]])]
+    indices: Annotated[
+        Sequence[Sequence[int]], BeforeValidator(_indices), Must("a list", [[0, 1], [2]])
+    ]
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
         labels, _ = _checked(targets, clients, seed)
@@ -188,7 +194,7 @@ class Explicit:
 
 @recipe(InvalidData, PARTITIONS)
 class BySpeaker:
-    """What each client said itself: client i holds all of speaker i, the same for every seed."""
+    """One speaker per client: client i holds all windows of speaker i, for every seed."""
 
     name: ClassVar[str] = "by-speaker"
 
@@ -212,7 +218,9 @@ def _checked(
             f"{labels.dtype}; pass the labels as an int64 tensor (N,)."
         )
     if isinstance(clients, bool) or not isinstance(clients, int | np.integer) or clients < 1:
-        raise InvalidData(f"clients must be a whole number of clients from 1 on, but is {clients!r}; use 1.")
+        raise InvalidData(
+            f"clients must be a whole number of clients from 1 on, but is {clients!r}; use 1."
+        )
     if clients > len(labels):
         raise InvalidData(
             f"clients must be at most {len(labels)}, the number of samples, but is {clients}, "
@@ -227,5 +235,7 @@ def _checked(
 def _finished(parts: Sequence[Indices], fix: str) -> list[Indices]:
     for client, part in enumerate(parts):
         if len(part) == 0:
-            raise InvalidData(f"every client must get a sample, but client {client} gets none; {fix}.")
+            raise InvalidData(
+                f"every client must get a sample, but client {client} gets none; {fix}."
+            )
     return [np.sort(part).astype(np.int64) for part in parts]

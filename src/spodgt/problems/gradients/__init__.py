@@ -5,19 +5,21 @@ what clients keep besides: running statistics, personal parameters. An engine ta
 columns) and one batch per client, and returns stacked gradients (clients, parameters). A single linear layer
 has a closed form (`linear`). Other modules run as they are, a client at a time (`loop`). An accelerator takes
 all clients at once (`vmap`), except for modules that draw random numbers or keep statistics. The engine is
-selected by `trainable.choose`.
+selected by `models.engine_selection.select_engine`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from spodgt.problems.trees import Tree
+from spodgt.problems.data.pytree import Tree
+from spodgt.problems.losses import Loss
+from spodgt.problems.objective import Objective
 
 Noise = Sequence[int] | None  # a seed for each client's dropout; None for gradients without any
 
@@ -25,8 +27,30 @@ Noise = Sequence[int] | None  # a seed for each client's dropout; None for gradi
 Many = Tensor | Sequence[Tree]  # (clients, batch, …), or one batch of any form per client
 
 
+class LinearLayer(NamedTuple):
+    """A model that is a single linear layer, as compiled loops need it."""
+
+    classes: int
+    bias: bool
+    loss: Loss  # one of `losses.LOSSES`
+
+
 class Engine(Protocol):
-    """Everything a learning problem asks of a module."""
+    """Computes losses, gradients and outputs of many models of one module."""
+
+    @property
+    def linear_layer(self) -> LinearLayer | None:
+        """The layer of a module that is a single linear layer; None for other modules."""
+        return None
+
+    @property
+    def max_block(self) -> int | None:
+        """Samples in one call of `outputs` at most; None: as many as fit into memory."""
+        return None
+
+    def with_objective(self, objective: Objective) -> Engine:
+        """The same engine for a loss with other tensors, or with another precision."""
+        ...
 
     def grads(self, x: Tensor, inputs: Many, targets: Many, noise: Noise) -> Tensor:
         return self.with_losses(x, inputs, targets, noise)[1]

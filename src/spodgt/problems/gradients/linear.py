@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spodgt.problems.gradients import Engine, Many, Noise
+from spodgt.problems.data.pytree import Tree
+from spodgt.problems.gradients import Engine, LinearLayer, Many, Noise
 from spodgt.problems.losses import Loss
-from spodgt.problems.trees import Tree
+from spodgt.problems.objective import Objective
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,12 +25,21 @@ class LinearEngine(Engine):
     bias: bool
     loss: Loss  # one of LOSSES
 
+    @property
+    def linear_layer(self) -> LinearLayer:
+        return LinearLayer(self.classes, self.bias, self.loss)
+
+    def with_objective(self, objective: Objective) -> LinearEngine:
+        return self  # its losses have no tensors
+
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         W = x[:, : self.classes * self.features].reshape(-1, self.classes, self.features)
         b = x[:, self.classes * self.features :] if self.bias else x.new_zeros(len(x), self.classes)
         return W, b[:, None]
 
-    def with_losses(self, x: Tensor, inputs: Many, targets: Many, noise: Noise) -> tuple[Tensor, Tensor]:
+    def with_losses(
+        self, x: Tensor, inputs: Many, targets: Many, noise: Noise
+    ) -> tuple[Tensor, Tensor]:
         assert isinstance(inputs, Tensor)
         W, b = self._split(x.detach())
         with torch.enable_grad():

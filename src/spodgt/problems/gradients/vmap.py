@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from spodgt.problems.data.pytree import Tree
 from spodgt.problems.gradients import Engine, Layout, Many, Noise
 from spodgt.problems.losses import stacked_loss
 from spodgt.problems.objective import Objective
-from spodgt.problems.trees import Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,12 @@ class VmapEngine(Engine):
     module: nn.Module
     layout: Layout
     objective: Objective
-    copies: dict[tuple[torch.device, torch.dtype], nn.Module] = field(default_factory=dict, repr=False)
+    copies: dict[tuple[torch.device, torch.dtype], nn.Module] = field(
+        default_factory=dict, repr=False
+    )
+
+    def with_objective(self, objective: Objective) -> VmapEngine:
+        return replace(self, objective=objective, copies={})
 
     def _module(self, x: Tensor, *, training: bool) -> nn.Module:
         """The module with its constants where the models are, and of their type."""
@@ -32,7 +37,9 @@ class VmapEngine(Engine):
         module = self.copies[key]
         return module if module.training == training else module.train(training)
 
-    def with_losses(self, x: Tensor, inputs: Many, targets: Many, noise: Noise) -> tuple[Tensor, Tensor]:
+    def with_losses(
+        self, x: Tensor, inputs: Many, targets: Many, noise: Noise
+    ) -> tuple[Tensor, Tensor]:
         assert isinstance(inputs, Tensor)
         loss = stacked_loss(self.objective.loss) or vmap(self.objective.loss)
         module = self._module(x, training=noise is not None)
@@ -50,7 +57,10 @@ class VmapEngine(Engine):
 
     def outputs(self, x: Tensor, inputs: Tree) -> Tensor:
         assert isinstance(inputs, Tensor)
-        module, own = self._module(x, training=False), inputs.clone()  # a forward pass may write into it
+        module, own = (
+            self._module(x, training=False),
+            inputs.clone(),
+        )  # a forward pass may write into it
 
         def forward(row: Tensor) -> Tensor:
             return functional_call(module, self.layout.unflatten(row), (own,))  # type: ignore[no-any-return]

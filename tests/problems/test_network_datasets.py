@@ -15,7 +15,7 @@ from spodgt.errors import InvalidConfig, InvalidData
 from spodgt.experiment import Experiment
 from spodgt.network.files import GraphFile
 from spodgt.problems.data import available, get, import_, load
-from spodgt.problems.data.networks import _merged
+from spodgt.problems.data.network_datasets import merge_contacts
 
 
 def node(key: int, name: str, *pos: float) -> dict[str, object]:
@@ -135,8 +135,8 @@ def test_contacts_are_a_log_and_its_graph(packages: dict[str, Path]) -> None:
 
 
 def test_contacts_without_a_gap_are_one() -> None:
-    assert list(_merged([20, 40, 60, 100])) == [(0, 60), (80, 100)]
-    assert list(_merged([20])) == [(0, 20)]
+    assert list(merge_contacts([20, 40, 60, 100])) == [(0, 60), (80, 100)]
+    assert list(merge_contacts([20])) == [(0, 20)]
 
 
 def test_a_folder_is_read_like_its_archive(packages: dict[str, Path], tmp_path: Path) -> None:

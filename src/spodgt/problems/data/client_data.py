@@ -1,0 +1,447 @@
+"""Train, test and validation data of all clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spodgt.errors import InvalidInput
+from spodgt.network.names import values_by_client
+from spodgt.problems.data.augmentation import Windows, crop_and_flip
+from spodgt.problems.data.client_weights import (
+    EQUAL,
+    ClientWeights,
+    check_client_weights,
+    compute_loss_scales,
+)
+from spodgt.problems.data.evaluation_data import EvaluationData
+from spodgt.problems.data.holdout import DEFAULT_FRACTION, Holdout, hold_out
+from spodgt.problems.data.partitions import Partition
+from spodgt.problems.data.pytree import Tree
+from spodgt.problems.data.sampling import (
+    TRANSFORM_STREAM,
+    AnySamples,
+    Batch,
+    ClientIndices,
+    LazySamples,
+    Samples,
+    client_seeds,
+    sample_without_replacement,
+)
+from spodgt.types import Floats, Ints, Minibatches
+
+BatchSize = int | Sequence[int] | Mapping[str, int] | None
+StackedBatches = tuple[Tensor | list[Tree], Tensor | list[Tree]]  # (clients, batch, …), or lists
+
+
+class InvalidLabel(NamedTuple):
+    """A target that is not a class of the model."""
+
+    split: Literal["train", "test"]
+    sample: int  # index of the sample in its split
+    value: int
+    owner: str  # the data set in an error message: "client 3", "test of client 3", "test"
+
+
+class BatchGroup(NamedTuple):
+    """Clients with mini-batches of the same size."""
+
+    size: int  # samples
+    rows: Ints | slice  # positions among the given clients; slice(None) for all of them
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """The data of a learning problem; the runs of a batch share the samples.
+
+    Args:
+        samples: training samples of all clients.
+        client_indices: the training samples of each client.
+        test: test data; None: models are not evaluated.
+        batch_size: samples in a mini-batch: a number, or a tuple with one per client; None: all.
+        augment: whether images are randomly cropped and flipped in training.
+        partition: draws `client_indices` for every seed; None: they are fixed.
+        names: of the clients; empty if they are numbered.
+        test_samples: samples in one evaluation at most; None: all.
+        validation: data by which methods and step sizes are chosen.
+        holdout: how `draw` holds samples out of training; None: it does not.
+        client_weights: "equal", "samples", or a tuple with one number per client.
+        fixed_scales: (clients,) `loss_scales`, if they do not follow from `client_weights`.
+    """
+
+    samples: AnySamples
+    client_indices: ClientIndices
+    test: EvaluationData | None
+    batch_size: BatchSize
+    augment: bool = False
+    partition: Partition | None = None
+    names: tuple[str, ...] = ()
+    test_samples: int | None = None
+    validation: EvaluationData | None = None
+    holdout: Holdout | None = None
+    client_weights: ClientWeights = EQUAL
+    fixed_scales: Floats | None = None
+
+    def __post_init__(self) -> None:
+        clients = len(self.client_indices)
+        labels = self.names or tuple(map(str, range(clients)))
+        batch_size = _check_batch_size(self.batch_size, labels)
+        weights, fixed_scales = check_client_weights(self.client_weights, self.names, clients)
+        object.__setattr__(self, "batch_size", batch_size)
+        object.__setattr__(self, "client_weights", weights)
+        if fixed_scales is not None:
+            object.__setattr__(self, "fixed_scales", fixed_scales)
+        if self.augment:
+            _check_images(self.samples)
+        check_test_samples(self.test_samples)
+
+    def client_label(self, client: int) -> str:
+        """A client in an error message."""
+        return client_label(self.names, client)
+
+    # --- other versions of the data --------------------------------------------------------------
+    def reordered(self, order: Ints) -> ClientData:
+        """The same clients in another order: client order[i] becomes client i."""
+        parts = [self.client_indices[client] for client in order]
+        changes: dict[str, object] = {"client_indices": ClientIndices.from_parts(parts)}
+        if self.names:
+            changes["names"] = tuple(self.names[client] for client in order)
+        for key in ("batch_size", "client_weights"):
+            values = getattr(self, key)
+            if isinstance(values, tuple):
+                changes[key] = tuple(values[client] for client in order)
+        if self.fixed_scales is not None:
+            changes["fixed_scales"] = self.fixed_scales[order]
+        if self.test is not None:
+            changes["test"] = self.test.reordered(order)
+        if self.validation is not None:
+            changes["validation"] = self.validation.reordered(order)
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    def draw(self, seed: int) -> ClientData:
+        """The data of one run: draws the partition and the held-out samples."""
+        drawn = self
+        if self.partition is not None:
+            targets = self.stacked.targets.cpu()
+            parts = self.partition.split(targets, len(self.client_indices), seed)
+            drawn = replace(self, client_indices=ClientIndices.from_parts(parts))
+        if self.holdout is None:
+            return drawn
+        split = hold_out(self.samples, drawn.client_indices, self.holdout, seed)
+        rest = replace(drawn, client_indices=split.training, partition=None, holdout=None)
+        if self.holdout.replaces_test:
+            return replace(rest, test=split.held_out)
+        return replace(rest, validation=split.held_out)
+
+    def on_validation(self) -> ClientData:
+        """The same data with the validation data in place of the test data.
+
+        Without validation data, samples are held out of the training data when a seed is drawn.
+        """
+        if self.validation is not None:
+            return replace(self, test=self.validation, validation=None)
+        fraction = DEFAULT_FRACTION if self.holdout is None else self.holdout.fraction
+        by_client = self.test is not None and self.test.ranges is not None
+        max_samples = None if self.test is None else len(self.test)
+        holdout = Holdout(fraction, by_client, max_samples, replaces_test=True)
+        return replace(self, test=None, holdout=holdout)
+
+    def join(self, others: Sequence[ClientData]) -> ClientData:
+        """The clients of several runs one after the other, these first.
+
+        Raises:
+            InvalidInput: if the runs do not share their samples.
+        """
+        if any(other.samples is not self.samples for other in others):
+            raise InvalidInput(
+                "runs of one batch must share their data; train them in separate calls."
+            )
+        runs = [self, *others]
+        return replace(
+            self,
+            client_indices=_join_client_indices(runs),
+            batch_size=_join_batch_sizes(runs),
+            names=(),
+            client_weights=EQUAL,
+            fixed_scales=_join_loss_scales(runs),
+        )
+
+    def to(self, device: torch.device) -> ClientData:
+        """The same data on a device."""
+        return replace(
+            self,
+            samples=self.samples.to(device),
+            test=None if self.test is None else self.test.to(device),
+            validation=None if self.validation is None else self.validation.to(device),
+        )
+
+    def with_raw_bytes(self) -> ClientData:
+        """The same data, with uint8 inputs that are not scaled."""
+        return replace(
+            self,
+            samples=self.samples.with_raw_bytes(),
+            test=None if self.test is None else self.test.with_raw_bytes(),
+            validation=None if self.validation is None else self.validation.with_raw_bytes(),
+        )
+
+    # --- properties ------------------------------------------------------------------------------
+    @cached_property
+    def loss_scales(self) -> Floats | None:
+        """(clients,) factors of the clients' losses, see `compute_loss_scales`; None: all are 1."""
+        scales = self.fixed_scales
+        if scales is None:
+            scales = compute_loss_scales(self.client_weights, self.client_indices.sizes)
+        if scales is None or (scales == 1).all():
+            return None
+        return scales
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there are validation data, or will be once a seed is drawn."""
+        if self.validation is not None:
+            return True
+        return self.holdout is not None and not self.holdout.replaces_test
+
+    @property
+    def stacked(self) -> Samples:
+        """The training samples in two tensors.
+
+        Raises:
+            InvalidInput: if they are read one by one.
+        """
+        if isinstance(self.samples, Samples):
+            return self.samples
+        raise InvalidInput(
+            "this needs the samples of all clients in two tensors, but they are read one by one; "
+            "give pairs of tensors, or cache=True for data sets of samples of equal shape."
+        )
+
+    def class_counts(self) -> Ints | None:
+        """(clients, classes) samples of each class; None if targets are not classes."""
+        if not isinstance(self.samples, Samples):
+            return None
+        targets = self.samples.targets.cpu().numpy()
+        if targets.ndim != 1 or targets.dtype != np.int64:
+            return None
+        labels = targets[self.client_indices.indices]
+        owners = np.repeat(np.arange(len(self.client_indices)), self.client_indices.sizes)
+        classes = max(0, int(targets.max())) + 1
+        counts = np.zeros((len(self.client_indices), classes), np.int64)
+        is_class = labels >= 0  # the loss ignores negative targets
+        np.add.at(counts, (owners[is_class], labels[is_class]), 1)
+        return counts
+
+    def fingerprint_tensors(self) -> list[Tensor]:
+        """Tensors that differ between different data."""
+        tensors = self.samples.fingerprint_tensors()
+        for part in (self.test, self.validation):
+            if part is not None:
+                tensors = tensors + part.samples.fingerprint_tensors()
+        return tensors
+
+    # --- mini-batches ----------------------------------------------------------------------------
+    def batch_sizes(self, rows: Ints) -> Ints:
+        """Samples in the mini-batches of clients `rows`: at most as many as a client holds."""
+        sizes = self.client_indices.sizes[rows]
+        if self.batch_size is None:
+            return sizes
+        assert not isinstance(self.batch_size, Mapping)  # it is in the order of the clients
+        limits: Ints = np.asarray(self.batch_size)
+        if limits.ndim:
+            limits = limits[rows]
+        return np.minimum(sizes, limits)
+
+    def group_by_batch_size(self, rows: Ints) -> Iterator[BatchGroup]:
+        """Group clients by the size of their mini-batches: one group unless some hold less."""
+        batch_sizes = self.batch_sizes(rows)
+        for size in np.unique(batch_sizes):
+            has_size = batch_sizes == size
+            if has_size.all():
+                yield BatchGroup(int(size), slice(None))
+            else:
+                yield BatchGroup(int(size), np.flatnonzero(has_size))
+
+    def draw_minibatch(self, batches: Minibatches, size: int) -> tuple[Ints, Ints]:
+        """Draw mini-batches of `size` samples.
+
+        Returns:
+            (clients, size) positions among the samples of each client, and (clients, size) indices
+            among all samples.
+        """
+        sizes = self.client_indices.sizes[batches.rows]
+        positions = sample_without_replacement(batches.keys, batches.places, batches.k, sizes, size)
+        starts = self.client_indices.offsets[batches.rows, None]
+        return positions, self.client_indices.indices[starts + positions]
+
+    def minibatch(
+        self, batches: Minibatches, size: int, device: torch.device, dtype: torch.dtype
+    ) -> StackedBatches:
+        """Inputs and targets of the mini-batches of clients `batches.rows`.
+
+        Returns:
+            Two tensors (clients, size, …), or two lists with one batch per client.
+        """
+        positions, indices = self.draw_minibatch(batches, size)
+        if isinstance(self.samples, LazySamples):
+            inputs_of_clients = []
+            targets_of_clients = []
+            seeds = client_seeds(batches, TRANSFORM_STREAM)
+            for part, seed in zip(indices, seeds, strict=True):
+                inputs, targets = self.samples.batch(part, device, dtype, seed)
+                inputs_of_clients.append(inputs)
+                targets_of_clients.append(targets)
+            return inputs_of_clients, targets_of_clients
+        rows = torch.from_numpy(indices).to(device)
+        images = self.samples.inputs[rows]
+        if self.augment:
+            windows = Windows.draw(batches.keys, batches.places, batches.k, positions)
+            images = crop_and_flip(images, windows)
+        targets = self.samples.targets[rows]
+        return (
+            self.samples.to_floats(images, dtype),
+            self.samples.convert_targets(targets, dtype),
+        )
+
+    def batch(self, indices: Ints, device: torch.device, dtype: torch.dtype) -> Batch:
+        """The training samples with these indices as one batch, without augmentation."""
+        return self.samples.batch(indices, device, dtype)
+
+    # --- checks ----------------------------------------------------------------------------------
+    def refuse_nonfinite(self, batches: Minibatches, size: int) -> None:
+        """Raise `InvalidData` for the first sample of mini-batches with a NaN or an infinity."""
+        _, indices = self.draw_minibatch(batches, size)
+        seeds = client_seeds(batches, TRANSFORM_STREAM)
+        for part, seed in zip(indices, seeds, strict=True):
+            self.samples.refuse_nonfinite(part, seed)
+
+    def first_invalid_label(self, classes: int, ignored: int | None) -> InvalidLabel | None:
+        """The first target outside 0 … classes - 1 that is not `ignored`; None: all are valid."""
+        invalid = _find_invalid_label(self.samples, classes, ignored)
+        if invalid is not None:
+            index, value = invalid
+            owner = "train"
+            if self.partition is None:  # the samples of a client are contiguous
+                offsets = self.client_indices.offsets
+                client = int(np.searchsorted(offsets, index, side="right")) - 1
+                owner = self.client_label(client)
+            return InvalidLabel("train", index, value, owner)
+        if self.test is None:
+            return None
+        invalid = _find_invalid_label(self.test.samples, classes, ignored)
+        if invalid is None:
+            return None
+        index, value = invalid
+        client_of_test = self.test.owner(index)
+        owner = "test"
+        if client_of_test is not None:
+            owner = f"test of {self.client_label(client_of_test)}"
+        return InvalidLabel("test", index, value, owner)
+
+    def has_target(self, value: int) -> bool:
+        """Whether a training or test sample in memory has this target."""
+        splits = [self.samples] if self.test is None else [self.samples, self.test.samples]
+        stacked = [samples for samples in splits if isinstance(samples, Samples)]
+        return any(bool((samples.targets == value).any()) for samples in stacked)
+
+
+def _find_invalid_label(
+    samples: AnySamples, classes: int, ignored: int | None
+) -> tuple[int, int] | None:
+    """Index and value of the first target that is neither a class nor `ignored`."""
+    if not isinstance(samples, Samples) or samples.targets.is_floating_point():
+        return None
+    is_invalid = (samples.targets < 0) | (samples.targets >= classes)
+    if ignored is not None:
+        is_invalid &= samples.targets != ignored
+    if not is_invalid.any():
+        return None
+    position = torch.nonzero(is_invalid)[0]
+    return int(position[0]), int(samples.targets[tuple(position)])
+
+
+def _join_client_indices(runs: Sequence[ClientData]) -> ClientIndices:
+    indices = np.concatenate([run.client_indices.indices for run in runs])
+    sizes = np.concatenate([run.client_indices.sizes for run in runs])
+    return ClientIndices(indices, np.r_[0, np.cumsum(sizes)])
+
+
+def _join_batch_sizes(runs: Sequence[ClientData]) -> BatchSize:
+    """One number if all runs have the same, otherwise one per client."""
+    first = runs[0].batch_size
+    is_same = all(run.batch_size == first for run in runs)
+    if is_same and not isinstance(first, tuple):
+        return first
+    sizes: list[int] = []
+    for run in runs:
+        sizes += run.batch_sizes(np.arange(len(run.client_indices))).tolist()
+    return tuple(sizes)
+
+
+def _join_loss_scales(runs: Sequence[ClientData]) -> Floats | None:
+    if all(run.loss_scales is None for run in runs):
+        return None
+    scales = []
+    for run in runs:
+        if run.loss_scales is None:
+            scales.append(np.ones(len(run.client_indices)))
+        else:
+            scales.append(run.loss_scales)
+    return np.concatenate(scales)
+
+
+def client_label(names: Sequence[str], client: int) -> str:
+    """A client in an error message, by name if clients have names."""
+    if names:
+        return f"client {names[client]!r}"
+    return f"client {client}"
+
+
+def check_test_samples(limit: object) -> None:
+    """Raise `InvalidInput` unless `limit` is None or an integer of at least 1."""
+    if limit is None:
+        return
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise InvalidInput(
+            "test_samples must be a whole number of at least 1 or None, "
+            f"got {limit!r}; use None for all."
+        )
+
+
+def _check_images(samples: AnySamples) -> None:
+    shape = samples.inputs.shape[1:] if isinstance(samples, Samples) else ()
+    if len(shape) != 3:
+        raise InvalidInput(
+            "augment=True needs images (channels, height, width), "
+            f"got inputs of shape {tuple(shape)}; use augment=False."
+        )
+
+
+def _check_batch_size(given: object, labels: Sequence[str]) -> BatchSize:
+    """An integer of at least 1, a tuple with one per client, or None; a mapping is by client."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        given = values_by_client(given, labels, "batch_size")
+    if not isinstance(given, Sequence | np.ndarray) or isinstance(given, str):
+        return _check_positive(given)
+    sizes = tuple(_check_positive(size) for size in given)
+    if len(sizes) != len(labels):
+        raise InvalidInput(
+            f"batch_size must be one number or {len(labels)} (one per client), "
+            f"got {len(sizes)}; use 16."
+        )
+    return sizes
+
+
+def _check_positive(size: object) -> int:
+    if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1:
+        raise InvalidInput(
+            f"batch_size must be a whole number of at least 1 or None, got {size!r}; use 16."
+        )
+    return int(size)
