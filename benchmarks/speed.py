@@ -36,12 +36,8 @@ from rich.table import Table
 
 import spodgt
 from spodgt.algorithms.base import Algorithm, Rate, TrackingState
-<<<<<<< HEAD
 from spodgt.kernels.links import Links
-=======
-from spodgt.kernels.links import Buffers, Links
 from spodgt.problems.data.sampling import sample_without_replacement
->>>>>>> plain3
 from spodgt.problems.gradients import Engine
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.vmap import VmapEngine
@@ -142,9 +138,7 @@ def torch_loop(run: Run) -> Callable[[], None]:
     problem, network = run.problem, run.network
     models = [copy.deepcopy(problem.model.module) for _ in range(network.clients)]
     optimisers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
-    loss = (
-        torch.nn.CrossEntropyLoss() if problem.model.loss is cross_entropy else torch.nn.MultiMarginLoss()
-    )
+    loss = torch.nn.CrossEntropyLoss() if problem.model.loss is cross_entropy else torch.nn.MultiMarginLoss()
     inputs, targets = problem.samples.inputs, problem.samples.targets
     shares = [torch.from_numpy(problem.client_indices[i]) for i in range(network.clients)]
     y = [[torch.zeros_like(p) for p in model.parameters()] for model in models]

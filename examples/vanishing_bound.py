@@ -62,7 +62,9 @@ def main() -> None:
     work = problem()
     found: dict[str, list[float]] = {"fixed": [], "vanishing schedule": [], "memory, full batches": []}
     for rounds in ROUNDS:
-        plan = vanishing_schedule(rounds, work.client_indices.sizes, step_size=STEP, idleness=IDLENESS, batch=BATCH)
+        plan = vanishing_schedule(
+            rounds, work.client_indices.sizes, step_size=STEP, idleness=IDLENESS, batch=BATCH
+        )
         fixed = spodgt.Bernoulli(FIXED_P, 0.8)
         found["fixed"].append(
             gap(spodgt.SpodGT(FIXED_STEP), work.with_batch_size(FIXED_BATCH), fixed, rounds)

@@ -101,7 +101,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     text = re.sub(r"^( *)<!-- include: (\S+) -->", lambda found: code(found[2], found[1]), text, flags=re.M)
     if RUN_PAGES:  # pictures are drawn by the page's own code
         text = re.sub(
-            r"<!-- picture: (\S+), (.*?) -->", lambda found: f"![{found[2]}]({page.file.name}-{found[1]})", text
+            r"<!-- picture: (\S+), (.*?) -->",
+            lambda found: f"![{found[2]}]({page.file.name}-{found[1]})",
+            text,
         )
     text = re.sub(r"<!-- commands -->", lambda _: commands(), text)
     parts = _FENCE.split(text)

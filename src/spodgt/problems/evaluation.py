@@ -197,8 +197,7 @@ class Evaluator:
             loss = self.evaluate_on(model, data.validation, limit, x, None).loss
             if not torch.isfinite(loss).all():
                 raise InvalidData(
-                    f"validation has a loss of {float(loss[0])} at the initial model; "
-                    "clean the data."
+                    f"validation has a loss of {float(loss[0])} at the initial model; clean the data."
                 )
 
 
@@ -301,9 +300,7 @@ class _RunningSums:
         if self.output_metrics:
             targets = concat(self.targets)
             for metric in self.output_metrics:
-                of_models = [
-                    metric.of_outputs(concat(outputs), targets) for outputs in self.outputs
-                ]
+                of_models = [metric.of_outputs(concat(outputs), targets) for outputs in self.outputs]
                 values[metric.name] = torch.tensor(of_models, dtype=torch.float64)
         return Evaluation(self.loss / (self.total_weight or 1.0), values)
 

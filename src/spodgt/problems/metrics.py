@@ -100,13 +100,11 @@ class Metric:
         except Exception as error:
             form = "(model, batch)" if self.calls_model else "(outputs, targets)"
             raise InvalidInput(
-                f"metrics[{self.name!r}] failed on test data: {first_line(error)}; "
-                f"it is called with {form}."
+                f"metrics[{self.name!r}] failed on test data: {first_line(error)}; it is called with {form}."
             ) from error
         if not isinstance(value, Real):
             raise InvalidInput(
-                f"metrics[{self.name!r}] must return one number, got {type(value).__name__}; "
-                "return a float."
+                f"metrics[{self.name!r}] must return one number, got {type(value).__name__}; return a float."
             )
         return float(value)
 
@@ -125,8 +123,7 @@ def read_metrics(given: object, *, loss_calls_model: bool) -> tuple[Metric, ...]
         return ()
     if not isinstance(given, Mapping):
         raise InvalidInput(
-            f"metrics must be a dict of functions by name, got {type(given).__name__}; "
-            'use {"f1": f}.'
+            f'metrics must be a dict of functions by name, got {type(given).__name__}; use {{"f1": f}}.'
         )
     return tuple(_read_metric(name, value, loss_calls_model) for name, value in given.items())
 
@@ -137,18 +134,14 @@ def _read_metric(name: object, value: object, loss_calls_model: bool) -> Metric:
     if isinstance(value, tuple) and len(value) == 2:
         function, better = value
     if not isinstance(name, str) or not name.isidentifier() or name == "loss":
-        raise InvalidInput(
-            f'metrics must have names of letters other than "loss", got {name!r}; use "f1".'
-        )
+        raise InvalidInput(f'metrics must have names of letters other than "loss", got {name!r}; use "f1".')
     if not callable(function):
         raise InvalidInput(
             f"metrics[{name!r}] must be a function, got {type(function).__name__}; "
             "write a function of (outputs, targets)."
         )
     if better not in ("up", "down"):
-        raise InvalidInput(
-            f'metrics[{name!r}] must be better "up" or "down", got {better!r}; use "up".'
-        )
+        raise InvalidInput(f'metrics[{name!r}] must be better "up" or "down", got {better!r}; use "up".')
     metric_calls_model = calls_model(function)
     if loss_calls_model and not metric_calls_model:
         raise InvalidInput(

@@ -18,8 +18,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     new_name = _RENAMED[name]
     warnings.warn(
-        f"spodgt.problems.samples.{name} is deprecated; "
-        f"use spodgt.problems.data.sampling.{new_name}.",
+        f"spodgt.problems.samples.{name} is deprecated; use spodgt.problems.data.sampling.{new_name}.",
         DeprecationWarning,
         stacklevel=2,
     )

@@ -159,9 +159,7 @@ class ClientData:
             InvalidInput: if the runs do not share their samples.
         """
         if any(other.samples is not self.samples for other in others):
-            raise InvalidInput(
-                "runs of one batch must share their data; train them in separate calls."
-            )
+            raise InvalidInput("runs of one batch must share their data; train them in separate calls.")
         runs = [self, *others]
         return replace(
             self,
@@ -350,9 +348,7 @@ class ClientData:
         return any(bool((samples.targets == value).any()) for samples in stacked)
 
 
-def _find_invalid_label(
-    samples: AnySamples, classes: int, ignored: int | None
-) -> tuple[int, int] | None:
+def _find_invalid_label(samples: AnySamples, classes: int, ignored: int | None) -> tuple[int, int] | None:
     """Index and value of the first target that is neither a class nor `ignored`."""
     if not isinstance(samples, Samples) or samples.targets.is_floating_point():
         return None
@@ -408,8 +404,7 @@ def check_test_samples(limit: object) -> None:
         return
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise InvalidInput(
-            "test_samples must be a whole number of at least 1 or None, "
-            f"got {limit!r}; use None for all."
+            f"test_samples must be a whole number of at least 1 or None, got {limit!r}; use None for all."
         )
 
 
@@ -433,15 +428,12 @@ def _check_batch_size(given: object, labels: Sequence[str]) -> BatchSize:
     sizes = tuple(_check_positive(size) for size in given)
     if len(sizes) != len(labels):
         raise InvalidInput(
-            f"batch_size must be one number or {len(labels)} (one per client), "
-            f"got {len(sizes)}; use 16."
+            f"batch_size must be one number or {len(labels)} (one per client), got {len(sizes)}; use 16."
         )
     return sizes
 
 
 def _check_positive(size: object) -> int:
     if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1:
-        raise InvalidInput(
-            f"batch_size must be a whole number of at least 1 or None, got {size!r}; use 16."
-        )
+        raise InvalidInput(f"batch_size must be a whole number of at least 1 or None, got {size!r}; use 16.")
     return int(size)

@@ -24,9 +24,7 @@ class CheckedWeights(NamedTuple):
     fixed_scales: Floats | None = None  # (clients,) if the scales cannot be computed from `weights`
 
 
-def check_client_weights(
-    given: ClientWeights, names: Sequence[str], clients: int
-) -> CheckedWeights:
+def check_client_weights(given: ClientWeights, names: Sequence[str], clients: int) -> CheckedWeights:
     """Check client weights and bring them into the order of the clients.
 
     Args:
@@ -40,8 +38,7 @@ def check_client_weights(
     if isinstance(given, str):
         if given not in WEIGHTINGS:
             raise InvalidInput(
-                f"client_weights={given!r} is not known; "
-                "use 'equal', 'samples', or numbers above 0."
+                f"client_weights={given!r} is not known; use 'equal', 'samples', or numbers above 0."
             )
         return CheckedWeights(given)
     if isinstance(given, Mapping):

@@ -140,8 +140,7 @@ def to_samples(inputs: Tensor, targets: Tensor, client_label: str) -> Samples:
     for name, tensor in (("inputs", inputs), ("targets", targets)):
         if not tensor.ndim:
             raise InvalidData(
-                f"{client_label} must have one of the {name} per sample, got a single number; "
-                "give a list."
+                f"{client_label} must have one of the {name} per sample, got a single number; give a list."
             )
     if len(inputs) != len(targets):
         raise InvalidData(_unequal_pair(client_label, len(inputs), len(targets)))
@@ -212,9 +211,7 @@ def _read_all(dataset: Readable, client_label: str) -> list[object]:
         try:
             return [dataset[index] for index in range(len(dataset))]
         except Exception as error:
-            raise InvalidData(
-                f"{client_label} failed to give its samples: {first_line(error)}"
-            ) from error
+            raise InvalidData(f"{client_label} failed to give its samples: {first_line(error)}") from error
 
 
 def _stack_pairs(samples: Sequence[object], client_label: str) -> Samples | None:
@@ -265,8 +262,7 @@ def _check_equal_lengths(tree: Tree, client_label: str) -> None:
     if _is_pair_of_arrays(tree):
         raise InvalidData(_unequal_pair(client_label, *lengths))
     raise InvalidData(
-        f"{client_label} has tensors of {min(lengths)} to {max(lengths)} samples; "
-        "all must have as many."
+        f"{client_label} has tensors of {min(lengths)} to {max(lengths)} samples; all must have as many."
     )
 
 

@@ -35,25 +35,17 @@ class LoopEngine(Engine):
     module: nn.Module
     layout: Layout
     objective: Objective
-    statistics: Layout = field(
-        default_factory=Layout
-    )  # behind the parameters; training passes change them
+    statistics: Layout = field(default_factory=Layout)  # behind the parameters; training passes change them
     random: bool = False  # passes draw random numbers
-    personal: Layout = field(
-        default_factory=Layout
-    )  # those of the columns behind that are trained here
+    personal: Layout = field(default_factory=Layout)  # those of the columns behind that are trained here
     personal_step_size: float = 0.0
-    copies: dict[tuple[int, torch.device, torch.dtype], ModuleOnRow] = field(
-        default_factory=dict, repr=False
-    )
+    copies: dict[tuple[int, torch.device, torch.dtype], ModuleOnRow] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, object]:
         """Without the copies that threads of this process have made."""
         return vars(self) | {"copies": {}}
 
-    def with_losses(
-        self, x: Tensor, inputs: Many, targets: Many, noise: Noise
-    ) -> tuple[Tensor, Tensor]:
+    def with_losses(self, x: Tensor, inputs: Many, targets: Many, noise: Noise) -> tuple[Tensor, Tensor]:
         """Losses (clients,) and gradients (clients, parameters), in training mode if `noise` is given.
 
         A training pass also updates what stands behind the parameters in `x`: running statistics, and
@@ -85,9 +77,7 @@ class LoopEngine(Engine):
 
     def outputs(self, x: Tensor, inputs: Tree) -> list[Tree]:
         shared = self.image(inputs)
-        return self.apply(
-            x, lambda module: call(module, clone(shared))
-        )  # a forward pass may write into it
+        return self.apply(x, lambda module: call(module, clone(shared)))  # a forward pass may write into it
 
     def apply(self, x: Tensor, work: Callable[[nn.Module], T]) -> list[T]:
         """What `work` makes of every model, as a module in evaluation mode."""
@@ -150,27 +140,11 @@ class ModuleOnRow:
         named = dict(self.module.named_parameters())
         self.shared = [named[name] for name in engine.layout.names]
         self.personal = [named[name] for name in engine.personal.names]
-<<<<<<< HEAD
         self.parameters: list[tuple[nn.Parameter, Tensor]] = []  # with the view of its values
         self.buffers: list[tuple[nn.Module, str, Tensor]] = []  # owner, name there, and the view
         for name, view in (engine.layout + engine.statistics).unflatten(self.row).items():
             if name in named:
                 self.parameters.append((named[name], view))
-=======
-        self.buffers: dict[
-            str, tuple[nn.Module, str]
-        ] = {}  # the owner of a buffer, and its name there
-        for name in self.columns.names:
-            if name not in named:
-                owner, _, attribute = name.rpartition(".")
-                self.buffers[name] = (self.module.get_submodule(owner), attribute)
-
-    def load(self, row: Tensor) -> None:
-        """Use the memory of `row` for all parameters and buffers that it holds."""
-        for name, value in self.columns.unflatten(row).items():
-            if name in self.parameters:
-                self.parameters[name].data = value
->>>>>>> plain3
             else:
                 owner, _, attribute = name.rpartition(".")
                 self.buffers.append((self.module.get_submodule(owner), attribute, view))
@@ -250,8 +224,4 @@ def _overruns(layer: nn.Conv2d) -> bool:
     So it is with strided 1×1 convolutions of fewer channels than oneDNN takes at once, which is 8 or 16
     (https://github.com/uxlfoundation/oneDNN/issues/6035).
     """
-    return (
-        layer.kernel_size == (1, 1)
-        and max(layer.stride) > 1
-        and layer.in_channels // layer.groups < 16
-    )
+    return layer.kernel_size == (1, 1) and max(layer.stride) > 1 and layer.in_channels // layer.groups < 16

@@ -52,8 +52,7 @@ def check_init(model: nn.Module, init: object) -> None:
     """
     if init not in ("given", "fresh") and not callable(init):
         raise InvalidInput(
-            'init must be "given", "fresh" or a function of (module, seed), '
-            f'got {init!r}; use "given".'
+            f'init must be "given", "fresh" or a function of (module, seed), got {init!r}; use "given".'
         )
     if init != "fresh":
         return
