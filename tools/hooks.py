@@ -100,11 +100,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     text = with_output(markdown, _printed.get(page.file.src_uri, []))
     text = re.sub(r"^( *)<!-- include: (\S+) -->", lambda found: code(found[2], found[1]), text, flags=re.M)
     if RUN_PAGES:  # pictures are drawn by the page's own code
+<<<<<<< HEAD
         text = re.sub(
             r"<!-- picture: (\S+), (.*?) -->",
             lambda found: f"![{found[2]}]({page.file.name}-{found[1]})",
             text,
         )
+=======
+        picture = rf"![\2]({page.file.name}-\1)"
+        text = re.sub(r"<!-- picture: (\S+), (.*?) -->", picture, text)
+>>>>>>> main
     text = re.sub(r"<!-- commands -->", lambda _: commands(), text)
     parts = _FENCE.split(text)
     parts[::2] = [_LINK.sub(lambda found: linked(found, page.file, files), part) for part in parts[::2]]

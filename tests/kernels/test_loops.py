@@ -112,8 +112,8 @@ def test_rounds_of_a_network_are_the_same_with_compiled_mixing(sizes: list[int] 
         torch.set_num_threads(before)
     for ours, theirs in zip(state, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-    for ours, theirs in zip(world.tally(), plain.tally(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for counts, expected_counts in zip(world.tally(), plain.tally(), strict=True):
+        np.testing.assert_array_equal(counts, expected_counts)
 
 
 class Doubled(Learning):

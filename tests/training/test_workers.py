@@ -15,12 +15,14 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import spodgt
+from spodgt.algorithms.base import Algorithm
 from spodgt.cli import compare as commands
 from spodgt.errors import Failed, InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.record.folder import SINGLE_RUNS
+from spodgt.training.observer import Progress
 
-METHODS = ["spod-gt", spodgt.method("spod-gt-memory", step_size=0.02)]
+METHODS: list[str | Algorithm[Any]] = ["spod-gt", spodgt.method("spod-gt-memory", step_size=0.02)]
 NETWORK = spodgt.Network.random_geometric(4, radius=0.9, seed=0)
 PARENT = os.getpid()
 
@@ -54,7 +56,8 @@ def problem() -> spodgt.Learning:
 
 
 def compare(problem: spodgt.Learning, workers: int | None, **options: Any) -> spodgt.Result:
-    settings = {"rounds": 30, "seeds": [0, 1, 2], "evaluations": 5, "workers": workers} | options
+    settings: dict[str, Any] = {"rounds": 30, "seeds": [0, 1, 2], "evaluations": 5, "workers": workers}
+    settings.update(options)
     return spodgt.compare(METHODS, problem, NETWORK, spodgt.Bernoulli(0.6, 0.7), **settings)
 
 
@@ -78,7 +81,7 @@ def test_results_do_not_depend_on_the_number_of_workers(
     problem: spodgt.Learning, expected: spodgt.Result, workers: int, tmp_path: Path
 ) -> None:
     rows: list[dict[str, Any]] = []
-    reports: list[spodgt.Progress] = []
+    reports: list[Progress] = []
     out = tmp_path / "out"
     result = compare(problem, workers, out=out, callbacks=[rows.append], progress=reports.append)
     check_equal(result, expected)
@@ -193,10 +196,10 @@ def test_the_command_takes_workers(cli: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_cells_of_a_sweep_that_hold_objects_use_workers(problem: spodgt.Learning, tmp_path: Path) -> None:
     options: dict[str, Any] = {"grid": {"step_size": [0.01, 0.02]}, "rounds": 4, "seeds": [0, 1]}
-    results = []
+    results: list[pd.DataFrame] = []
     for workers in (1, 2):
         out = tmp_path / str(workers)
         sweep = spodgt.sweep(["spod-gt"], problem, NETWORK, out=out, workers=workers, **options)
         assert sweep.complete
         results.append(sweep.results)
-    pd.testing.assert_frame_equal(*results, check_exact=True)
+    pd.testing.assert_frame_equal(results[1], results[0], check_exact=True)
