@@ -112,7 +112,10 @@ ROWS = {
 }  # fmt: skip
 SAME = ("loop", "decent-bench")  # compute exactly what `dsgd` of spodgt computes
 HIDDEN = {"linear": 0, "perceptron": 64}
-TITLES = {"linear": "A linear model, 7,850 parameters", "perceptron": "A perceptron, 50,890 parameters"}
+TITLES = {
+    "linear": "A linear model, 7,850 parameters",
+    "perceptron": "A perceptron, 50,890 parameters",
+}
 
 
 # --- the work ----------------------------------------------------------------------------------------
@@ -169,7 +172,9 @@ def interpreter(row: Row, cache: Path) -> str:
     if row.python and sys.version_info < tuple(map(int, row.python.split("."))):
         base = shutil.which(f"python{row.python}") or ""
         if not base:
-            raise CannotRun(f"needs Python {row.python}, and there is no python{row.python} on the PATH")
+            raise CannotRun(
+                f"needs Python {row.python}, and there is no python{row.python} on the PATH"
+            )
     print(f"installing {' '.join(row.needs)}", flush=True)
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *row.needs]
     for command in ([base, "-m", "venv", "--clear", "--without-pip", str(home)], pip):
@@ -182,7 +187,9 @@ def interpreter(row: Row, cache: Path) -> str:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no message")
+    return next(
+        (line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no message"
+    )
 
 
 # --- measuring ---------------------------------------------------------------------------------------
@@ -320,7 +327,9 @@ def table(rows: dict[str, Any]) -> list[str]:
         cells = [
             name,
             _number(best),
-            f"{1 - float(np.median(runs)) / best:.0%} of {len(runs)}" if len(runs) > 1 else "one run",
+            f"{1 - float(np.median(runs)) / best:.0%} of {len(runs)}"
+            if len(runs) > 1
+            else "one run",
             "" if math.isnan(ours) else f"{_number(ours / best)}×",
             _number(min(times)) if times else f"{last[2]:.1%} after {last[0]:.0f} s",
             _number(max(row["peak_mb"])),
@@ -335,7 +344,9 @@ def verdict(rows: dict[str, Any]) -> str:
     if not same or not measured(rows, "spodgt"):
         return "Nothing else that computes the same thing was measured."
     fastest = max(same, key=speed)
-    ratio = {name: speed(row) / speed(fastest) for name, row in rows.items() if measured(rows, name)}
+    ratio = {
+        name: speed(row) / speed(fastest) for name, row in rows.items() if measured(rows, name)
+    }
     at_once = f", 25 of them at once {_number(ratio['spodgt-25'])}×" if "spodgt-25" in ratio else ""
     return (
         f"The fastest of those that compute the same thing is {fastest['label']}: one run of `dsgd` is "
@@ -389,7 +400,11 @@ def write(results: dict[str, Any], folder: Path = DOCS) -> None:
 
 # --- the command -------------------------------------------------------------------------------------
 def run(
-    names: Sequence[str], models: Sequence[str], seconds: float, cache: Path, results: dict[str, Any]
+    names: Sequence[str],
+    models: Sequence[str],
+    seconds: float,
+    cache: Path,
+    results: dict[str, Any],
 ) -> None:
     """All rows, one after the other, added to `results`; a row that fails says why."""
     with tempfile.TemporaryDirectory() as folder:
@@ -397,7 +412,10 @@ def run(
         for model in models:
             rows = dict(results["models"].get(model, {}))
             for name in names:
-                row, work = ROWS[name], Path(folder) / f"{model}-{min(ROWS[name].local_steps, 1)}.npz"
+                row, work = (
+                    ROWS[name],
+                    Path(folder) / f"{model}-{min(ROWS[name].local_steps, 1)}.npz",
+                )
                 try:
                     one = measure(row, interpreter(row, cache), work, seconds)
                 except CannotRun as reason:
@@ -410,14 +428,17 @@ def run(
                         flush=True,
                     )
                 results["models"][model] = {name: rows[name] for name in ROWS if name in rows}
-                RESULTS.write_text(json.dumps(results) + "\n")  # what is done is kept, whatever comes
+                RESULTS.write_text(
+                    json.dumps(results) + "\n"
+                )  # what is done is kept, whatever comes
 
 
 def cpu() -> str:
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     return next(
-        (line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
     )
 
 
@@ -427,12 +448,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("name", nargs="*", help=f"of {', '.join(ROWS)}; all if left out")
     parser.add_argument("--model", choices=list(HIDDEN), help="both if left out")
-    parser.add_argument("--seconds", type=float, default=8.0, help="timed part of a run; 8 by default")
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, help="timed part of a run; 8 by default"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="3 by default")
     parser.add_argument(
         "--cache", type=Path, default=Path(platformdirs.user_cache_dir("spodgt")) / "competitors"
     )
-    parser.add_argument("--add", action="store_true", help="keep the stored results, and add to them")
+    parser.add_argument(
+        "--add", action="store_true", help="keep the stored results, and add to them"
+    )
     parser.add_argument(
         "--draw", action="store_true", help="write the page and the picture from the stored results"
     )

@@ -45,10 +45,16 @@ def main() -> None:
             command += [f"--nproc-per-node={processes}", __file__, "--json", str(out)]
             command += ["--rounds", str(options.rounds), "--models", options.models]
             threads = str(max(1, (os.cpu_count() or 1) // processes))
-            subprocess.run(command, check=True, timeout=900, env=os.environ | {"OMP_NUM_THREADS": threads})
+            subprocess.run(
+                command, check=True, timeout=900, env=os.environ | {"OMP_NUM_THREADS": threads}
+            )
             rows += json.loads(out.read_text())
     for row in rows:
-        print("  ".join(f"{key} {v:.3g}" if isinstance(v, float) else f"{key} {v}" for key, v in row.items()))
+        print(
+            "  ".join(
+                f"{key} {v:.3g}" if isinstance(v, float) else f"{key} {v}" for key, v in row.items()
+            )
+        )
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2))
 
@@ -59,7 +65,9 @@ def work(rounds: int, models: list[str], out: Path) -> None:
 
     group = join()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    rows = [train(group, model, rounds if model == "svm" else max(3, rounds // 10)) for model in models]
+    rows = [
+        train(group, model, rounds if model == "svm" else max(3, rounds // 10)) for model in models
+    ]
     if group.size == 2:
         rows += [exchange(group, ways) for ways in (1, 2)]
     if group.rank == 0:

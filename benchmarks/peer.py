@@ -61,7 +61,9 @@ def rounds(seconds: float = 12.0, commit_every: int = 1) -> dict[str, Any]:
     return {
         "commit_every": commit_every,
         "rounds_per_second": {name: round(done[name] / spent, 1) for name in done},
-        "cpu_ms_per_round": {name: round(1000 * used[name] / max(1, done[name]), 2) for name in done},
+        "cpu_ms_per_round": {
+            name: round(1000 * used[name] / max(1, done[name]), 2) for name in done
+        },
         "cpu_share_of_two_cores": round(sum(used.values()) / spent / 2, 2),
         "messages_sent": sent,
         "audit": audit,
@@ -86,7 +88,9 @@ async def link(n: int = 45_000_000 // 8, count: int = 12) -> dict[str, Any]:
             contexts = [wire.Context("run", b"1", n, name) for name in "ab"]
             incarnations = Incarnation(1, 1), Incarnation(1, 2)
 
-            def got(_: str, frame: Any, incarnations: Any = incarnations, arrived: Any = arrived) -> None:
+            def got(
+                _: str, frame: Any, incarnations: Any = incarnations, arrived: Any = arrived
+            ) -> None:
                 server.send_ack("a", Ack(0, frame.number, incarnations[1], incarnations[0]))  # noqa: B023
                 arrived.release()
 
@@ -103,12 +107,16 @@ async def link(n: int = 45_000_000 // 8, count: int = 12) -> dict[str, Any]:
                 incarnations: Any = incarnations,
                 arrived: Any = arrived,
             ) -> None:
-                client.send_latest("b", Message(0, number, 0, 0, incarnations[0], incarnations[1], x, total))  # noqa: B023
+                client.send_latest(
+                    "b", Message(0, number, 0, 0, incarnations[0], incarnations[1], x, total)
+                )  # noqa: B023
                 await arrived.acquire()
 
             closers = [client.stop, server.stop]
         else:
-            credentials = grpc.ssl_server_credentials([(b.key, b.certificate)], ca, require_client_auth=True)
+            credentials = grpc.ssl_server_credentials(
+                [(b.key, b.certificate)], ca, require_client_auth=True
+            )
             bare = grpc.aio.server(options=OPTIONS)
 
             async def talk(requests: Any, context: Any, arrived: Any = arrived) -> None:
@@ -127,7 +135,9 @@ async def link(n: int = 45_000_000 // 8, count: int = 12) -> dict[str, Any]:
             call = channel.stream_stream("/bare/Talk")()
             data = bytes(8 * n)
 
-            async def send(number: int, call: Any = call, data: Any = data, arrived: Any = arrived) -> None:
+            async def send(
+                number: int, call: Any = call, data: Any = data, arrived: Any = arrived
+            ) -> None:
                 for at in range(0, len(data), wire.CHUNK):
                     await call.write(data[at : at + wire.CHUNK])
                 await arrived.acquire()

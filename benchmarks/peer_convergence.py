@@ -30,7 +30,9 @@ def simulator(gradients: int) -> float:
     problem = spodgt.problems.fashion_mnist_svm(clients=5, labels_per_client=1)
     network, method = spodgt.Network.exponential(5), spodgt.SpodGTMemory(step_size=STEP)
     rounds = int(gradients * (1 + WINDOW))
-    result = spodgt.train(method, problem, network, spodgt.Always(), rounds=rounds, seeds=[0], evaluations=50)
+    result = spodgt.train(
+        method, problem, network, spodgt.Always(), rounds=rounds, seeds=[0], evaluations=50
+    )
     near = result.frame[(result.frame["round"] - gradients).abs() <= WINDOW * gradients]
     return float(near["accuracy"].mean())
 
@@ -96,12 +98,18 @@ def main() -> None:
     if len(sys.argv) > 4:
         method, step = sys.argv[3], float(sys.argv[4])
         chosen = five_peers(step_size=step, labels=2, method=method)
-        print(f"{method}, step {step}", json.dumps(peers(gradients, rate, experiment=chosen)), flush=True)
+        print(
+            f"{method}, step {step}",
+            json.dumps(peers(gradients, rate, experiment=chosen)),
+            flush=True,
+        )
         return
     print("simulator", json.dumps({"accuracy": round(simulator(gradients), 4)}), flush=True)
     print("peers", json.dumps(peers(gradients, rate)), flush=True)
     chaos = "loss=0.3,twice=0.1,late=0.2,replay=0.05,seed=3"
-    print("peers, 30 % loss and 15 kill -9", json.dumps(peers(gradients, rate, 15, chaos)), flush=True)
+    print(
+        "peers, 30 % loss and 15 kill -9", json.dumps(peers(gradients, rate, 15, chaos)), flush=True
+    )
 
 
 if __name__ == "__main__":

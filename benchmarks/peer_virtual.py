@@ -204,7 +204,9 @@ def shaped(wires: bool) -> dict[str, Any]:
 
 def virtual(seconds: float, compute: list[float], seeds: list[int], wires: bool) -> pd.DataFrame:
     time = {"compute": compute, "tick": 0.5, **shaped(wires)}
-    experiment = Experiment.parse({**TABLES, "time": time, "run": {**TABLES["run"], "seconds": seconds}})
+    experiment = Experiment.parse(
+        {**TABLES, "time": time, "run": {**TABLES["run"], "seconds": seconds}}
+    )
     experiment = experiment.override({"run.rounds": None, "run.seeds": seeds, "run.every": 2})
     return spodgt.run(experiment, progress=False).frame[["seed", "seconds", "accuracy"]]
 
@@ -218,9 +220,12 @@ def main() -> None:
         real = (wired if wires else peers)(seconds, seed)
         compute, head = pace(real)
         print(
-            f"seed {seed}: seconds of a round {np.round(compute, 3)}, begun {head:.1f} s earlier", flush=True
+            f"seed {seed}: seconds of a round {np.round(compute, 3)}, begun {head:.1f} s earlier",
+            flush=True,
         )
-        curves = [np.interp(grid, own["seconds"], own["accuracy"]) for _, own in real.groupby("client")]
+        curves = [
+            np.interp(grid, own["seconds"], own["accuracy"]) for _, own in real.groupby("client")
+        ]
         found.append({"seed": seed, "compute": compute, "head": head, "peers": np.mean(curves, 0)})
     spread = []
     for one in found:
@@ -236,10 +241,14 @@ def main() -> None:
 
 def write(grid: Any, found: list[dict[str, Any]], spread: Any, name: str) -> None:
     columns = ("seed", "peers", "virtual", "sigma")
-    table = pd.concat([pd.DataFrame({"seconds": grid} | {key: one[key] for key in columns}) for one in found])
+    table = pd.concat(
+        [pd.DataFrame({"seconds": grid} | {key: one[key] for key in columns}) for one in found]
+    )
     off, sigma = (table["peers"] - table["virtual"]).abs(), table["sigma"]
     print(f"difference at equal seconds: mean {off.mean():.4f}, largest {off.max():.4f}")
-    print(f"sigma over seeds: mean {sigma.mean():.4f}; {(off <= 2 * sigma).mean():.0%} within two sigma")
+    print(
+        f"sigma over seeds: mean {sigma.mean():.4f}; {(off <= 2 * sigma).mean():.0%} within two sigma"
+    )
     table.round(4).to_csv(OUT / f"{name}.csv", index=False)
     figures.prepare()
     figure, axes = figures.new(7.2, 4.4)
@@ -250,7 +259,12 @@ def write(grid: Any, found: list[dict[str, Any]], spread: Any, name: str) -> Non
     for one, colour in zip(found, figures.COLOURS, strict=False):
         axes.plot(grid, one["virtual"], color=colour, label=f"virtual time, seed {one['seed']}")
         axes.plot(
-            grid, one["peers"], "o", color=colour, markersize=4, label=f"five real peers, seed {one['seed']}"
+            grid,
+            one["peers"],
+            "o",
+            color=colour,
+            markersize=4,
+            label=f"five real peers, seed {one['seed']}",
         )
     axes.set_xlabel("seconds")
     axes.set_ylabel("test accuracy, mean over clients")

@@ -78,8 +78,12 @@ def machine() -> dict[str, Any]:
     flops = 2 * 1024**3 / best(lambda: a @ a)[0]
     source = torch.randn(64 * 2**20 // 4)
     target = torch.empty_like(source)
-    copy = 2 * source.numel() * 4 / best(lambda: target.copy_(source))[0]  # a byte read and a byte written
-    cpu = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), "")
+    copy = (
+        2 * source.numel() * 4 / best(lambda: target.copy_(source))[0]
+    )  # a byte read and a byte written
+    cpu = next(
+        (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), ""
+    )
     return {
         "cpu": cpu or platform.processor(),
         "threads": torch.get_num_threads(),
@@ -138,7 +142,11 @@ def torch_loop(run: Run) -> Callable[[], None]:
     problem, network = run.problem, run.network
     models = [copy.deepcopy(problem.model.module) for _ in range(network.clients)]
     optimisers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
-    loss = torch.nn.CrossEntropyLoss() if problem.model.loss is cross_entropy else torch.nn.MultiMarginLoss()
+    loss = (
+        torch.nn.CrossEntropyLoss()
+        if problem.model.loss is cross_entropy
+        else torch.nn.MultiMarginLoss()
+    )
     inputs, targets = problem.samples.inputs, problem.samples.targets
     shares = [torch.from_numpy(problem.client_indices[i]) for i in range(network.clients)]
     y = [[torch.zeros_like(p) for p in model.parameters()] for model in models]
@@ -194,7 +202,9 @@ def eager(runs: list[Run]) -> Callable[[], None]:
 
     def plain(z: torch.Tensor, weights: Any, active: Any, keeper: Any) -> torch.Tensor:
         moved = np.where(active, weights, 0.0)
-        return links.mix_plain(z, moved, active, 1.0 - np.bincount(keeper, moved, minlength=links.clients))
+        return links.mix_plain(
+            z, moved, active, 1.0 - np.bincount(keeper, moved, minlength=links.clients)
+        )
 
     def round() -> None:
         nonlocal x, y, g, k
@@ -225,7 +235,9 @@ def roofline(runs: list[Run], chance: float, power: dict[str, Any]) -> float:
     links = chance * sum(run.network.links for run in runs)
     problem = runs[0].problem
     width, features = problem.parameters, problem.samples.inputs[0].numel()
-    moved = 6 * clients * width * 4 + chance * clients * 16 * features  # x, y, g in and out; pixels are bytes
+    moved = (
+        6 * clients * width * 4 + chance * clients * 16 * features
+    )  # x, y, g in and out; pixels are bytes
     classes = problem.model.engine.classes
     flops = chance * clients * 16 * features * classes * 4 + 2 * 2 * (links + clients) * width
     return max(moved / (power["copy_gb_per_s"] * 1e9), flops / (power["gemm_gflops"] * 1e9))
@@ -304,7 +316,9 @@ class Plain:
         self.inputs, self.targets = problem.samples.inputs, problem.samples.targets
         self.clients = range(run.network.clients)
         self.shares = [torch.from_numpy(problem.client_indices[i]) for i in self.clients]
-        self.ends = list(zip(run.network.receivers.tolist(), run.network.senders.tolist(), strict=True))
+        self.ends = list(
+            zip(run.network.receivers.tolist(), run.network.senders.tolist(), strict=True)
+        )
         self.k = 0
 
     def start(self) -> Vectors:
@@ -315,7 +329,9 @@ class Plain:
         rounds, availability = range(self.k, self.k + 1), self.run.availability
         self.computes = availability.computes(rounds)[0]
         self.links = availability.links(rounds).at(0)
-        self.roles = availability.roles(rounds).at(0) if isinstance(availability, HasRoles) else None
+        self.roles = (
+            availability.roles(rounds).at(0) if isinstance(availability, HasRoles) else None
+        )
 
     def grad(self, i: int, x: list[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():
@@ -348,7 +364,10 @@ class Plain:
 
 def each(function: Callable[..., torch.Tensor], *values: Vectors) -> Vectors:
     """A function of the same parameter of several vectors, for every client and parameter."""
-    return [[function(*tensors) for tensors in zip(*of, strict=True)] for of in zip(*values, strict=True)]
+    return [
+        [function(*tensors) for tensors in zip(*of, strict=True)]
+        for of in zip(*values, strict=True)
+    ]
 
 
 def plain_loops(run: Run) -> dict[str, Callable[[], None]]:
@@ -368,7 +387,9 @@ def plain_loops(run: Run) -> dict[str, Callable[[], None]]:
     def extra() -> None:
         plain.next()
         both = each(torch.add, state["x"], plain.mix(state["x"], "w"))
-        step = each(lambda a, h, b, c: a - h - eta * (b - c), both, state["h"], state["g"], state["old"])
+        step = each(
+            lambda a, h, b, c: a - h - eta * (b - c), both, state["h"], state["g"], state["old"]
+        )
         state.update(x=step, h=each(lambda a: a / 2, both), old=state["g"])
         state["g"] = plain.grads(state["x"])
 
@@ -388,7 +409,9 @@ def plain_loops(run: Run) -> dict[str, Callable[[], None]]:
         if plain.k % K == 0:
             d = each(lambda a, b: (a - b) / K / eta, state["anchor"], z)
             state["c"] = each(lambda c, a, b: c - a + b, state["c"], d, plain.mix(d, "b"))
-            z = state["anchor"] = plain.mix(each(lambda a, b: a - eta * K * b, state["anchor"], d), "a")
+            z = state["anchor"] = plain.mix(
+                each(lambda a, b: a - eta * K * b, state["anchor"], d), "a"
+            )
         state.update(x=z, g=plain.grads(z))
 
     def relay() -> None:
@@ -396,7 +419,8 @@ def plain_loops(run: Run) -> dict[str, Callable[[], None]]:
         y, x = plain.mix(state["y"], "b"), plain.mix(state["x"], "a")
         lead = plain.roles.lead
         state["x"] = [
-            [a - eta * float(lead[i]) * b for a, b in zip(x[i], y[i], strict=True)] for i in plain.clients
+            [a - eta * float(lead[i]) * b for a, b in zip(x[i], y[i], strict=True)]
+            for i in plain.clients
         ]
         found = plain.grads(state["x"])
         new = [found[i] if plain.computes[i] else state["g"][i] for i in plain.clients]
@@ -410,7 +434,10 @@ def methods(count: int = 25) -> list[dict[str, Any]]:
     """Methods outside the Spod-GT family, each against a plain loop of its own; some with layers."""
     problem, rows = spodgt.problems.classification(clients=10), []
     layered = {
-        "dsgd + momentum, schedule": {"momentum": 0.9, "step_size": spodgt.algorithms.InverseSqrt(0.01)}
+        "dsgd + momentum, schedule": {
+            "momentum": 0.9,
+            "step_size": spodgt.algorithms.InverseSqrt(0.01),
+        }
     }
     for label in ("push-diging", "extra", "dsgd", "k-gt", "relay", *layered):
         name = label.split(" ")[0]
@@ -536,7 +563,10 @@ def many_clients(clients: int, each: int = 16, side: int = 28, classes: int = 10
     small = load("fashion-mnist-small")
     again = torch.from_numpy(np.resize(np.arange(len(small.train.targets)), clients * each))
     train, test = (
-        Split(part.inputs[:, :, :: 28 // side, :: 28 // side].contiguous(), part.targets * classes // 10)
+        Split(
+            part.inputs[:, :, :: 28 // side, :: 28 // side].contiguous(),
+            part.targets * classes // 10,
+        )
         for part in (small.train, small.test)
     )
     # One index list, not one image per client: 10⁴ clients would otherwise hold gigabytes of pixels.
@@ -608,7 +638,9 @@ def networks(power: dict[str, Any]) -> list[dict[str, Any]]:
         seconds = alternating(steps, repeats=5)
         now = float(seconds["now"].min()) / rounds
         x = problem.start(0) + 1e-3 * torch.randn(problem.clients, problem.parameters)
-        tested, _ = best(partial(problem.evaluate, torch.cat([x, x.mean(0, keepdim=True)])), repeats=2)
+        tested, _ = best(
+            partial(problem.evaluate, torch.cat([x, x.mean(0, keepdim=True)])), repeats=2
+        )
         spread = float(np.median(seconds["now"])) / rounds / now - 1
         row: dict[str, Any] = {"workload": name, "rounds_per_s": 1 / now, "spread": spread}
         for yardstick in [name for name in seconds if name != "now"]:
@@ -654,7 +686,8 @@ def outside_kernels(step: Callable[[], None]) -> float:
     inside = sum(
         event.self_cpu_time_total
         for event in profile.key_averages()
-        if event.key.startswith("aten::") and not any(event.key.endswith(word) for word in _NO_KERNELS)
+        if event.key.startswith("aten::")
+        and not any(event.key.endswith(word) for word in _NO_KERNELS)
     )
     return 1 - inside / 1e6 / wall
 
@@ -667,7 +700,10 @@ def mixing(power: dict[str, Any]) -> list[dict[str, Any]]:
         links = Links(1, clients, net.receivers, net.senders)
         x = torch.randn(clients, width)
         active = np.ones(net.links, bool)
-        for name, weights, keeper in (("pull", net.a, links.receivers), ("push", net.b, links.senders)):
+        for name, weights, keeper in (
+            ("pull", net.a, links.receivers),
+            ("push", net.b, links.senders),
+        ):
             work = partial(links.mix, x, weights, active, keeper=keeper)
             seconds, spread = best(work, repeats=3)
             share = 2 * x.numel() * 4 / seconds / (power["copy_gb_per_s"] * 1e9)
@@ -684,7 +720,9 @@ def mixing(power: dict[str, Any]) -> list[dict[str, Any]]:
 
 def plane(clients: int, degree: float = 18) -> Callable[[int], spodgt.Network]:
     """Clients in a plane, with as many links as it takes to connect a million of them."""
-    return lambda seed: spodgt.Network.random_geometric(clients, (degree / np.pi / clients) ** 0.5, seed=seed)
+    return lambda seed: spodgt.Network.random_geometric(
+        clients, (degree / np.pi / clients) ** 0.5, seed=seed
+    )
 
 
 def short_rows() -> list[dict[str, Any]]:
@@ -765,9 +803,13 @@ def growth(power: dict[str, Any]) -> list[dict[str, Any]]:
     """Time and memory against clients, links, parameters and runs; one axis at a time."""
     rows = []
     for clients in (125, 500, 2_000, 8_000, 12_500):
-        rows.append(_grown("links", clients * 8, make_runs(many_clients(clients), 1, 1.0, sparse(clients))))
+        rows.append(
+            _grown("links", clients * 8, make_runs(many_clients(clients), 1, 1.0, sparse(clients)))
+        )
     for degree in (2, 4, 8, 16):
-        rows.append(_grown("degree", degree, make_runs(many_clients(2_000), 1, 1.0, sparse(2_000, degree))))
+        rows.append(
+            _grown("degree", degree, make_runs(many_clients(2_000), 1, 1.0, sparse(2_000, degree)))
+        )
     for side in (7, 14, 28):
         rows.append(
             _grown(
@@ -785,7 +827,13 @@ def growth(power: dict[str, Any]) -> list[dict[str, Any]]:
 def _grown(axis: str, value: int, runs: list[Run]) -> dict[str, Any]:
     seconds, spread = per_round(runs, STRIDE, repeats=3)
     states = 3 * sum(run.start.numel() for run in runs) * 4
-    return {"axis": axis, "value": value, "seconds": seconds, "spread": spread, "state_bytes": states}
+    return {
+        "axis": axis,
+        "value": value,
+        "seconds": seconds,
+        "spread": spread,
+        "state_bytes": states,
+    }
 
 
 def memory(clients: int = 10_000) -> dict[str, Any]:
@@ -822,7 +870,10 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
         )
     for row in rows:
         table.add_row(
-            *(f"{v:.3g}" if isinstance(v, float) else str(v) for v in (row.get(c, "") for c in columns))
+            *(
+                f"{v:.3g}" if isinstance(v, float) else str(v)
+                for v in (row.get(c, "") for c in columns)
+            )
         )
     CONSOLE.print(table)
 
@@ -845,7 +896,9 @@ def write_page(results: dict[str, Any]) -> None:
         lines.append(f"|{'---|' * len(columns)}")
         for row in results[name]:
             cells = (row.get(column, "") for column in columns)
-            lines.append(f"| {' | '.join(f'{v:.3g}' if isinstance(v, float) else str(v) for v in cells)} |")
+            lines.append(
+                f"| {' | '.join(f'{v:.3g}' if isinstance(v, float) else str(v) for v in cells)} |"
+            )
     if "slope_of_links" in results:
         lines += ["", f"Slope of time against links, log-log: {results['slope_of_links']:.2f}."]
         lines += ["", "![growth](growth.png)"]

@@ -42,7 +42,9 @@ def speed(world: Simulation, seconds: float = 3.0) -> float:
 def memory(clients: int = 10_000, features: int = 400) -> None:
     """Peak memory beyond the data against the memory of the states x, y, g."""
     inputs, targets = torch.randn(2 * clients, features), torch.randint(10, (2 * clients,))
-    own = [TensorDataset(inputs[2 * i : 2 * i + 2], targets[2 * i : 2 * i + 2]) for i in range(clients)]
+    own = [
+        TensorDataset(inputs[2 * i : 2 * i + 2], targets[2 * i : 2 * i + 2]) for i in range(clients)
+    ]
     problem = spodgt.Learning(
         torch.nn.Linear(features, 10), torch.nn.CrossEntropyLoss(), own, own[0], batch_size=2
     )

@@ -54,22 +54,37 @@ def main(*, small: bool = False, picture: str | None = None) -> dict[str, float]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(196, 32), nn.ReLU(), nn.Linear(32, 196), nn.Sigmoid())
     problem = spodgt.Learning(
-        model, nn.MSELoss(), clients, test=Noisy(test[data.test.targets < 5]), batch_size=16, test_samples=200
+        model,
+        nn.MSELoss(),
+        clients,
+        test=Noisy(test[data.test.targets < 5]),
+        batch_size=16,
+        test_samples=200,
     )
     method = spodgt.method("spod-gt-memory", step_size=2.0, momentum=0.9)
     rounds = 60 if small else 600
     result = spodgt.train(
-        method, problem, spodgt.Network.ring(5), spodgt.Bernoulli(0.8, 0.8), rounds=rounds, evaluations=40
+        method,
+        problem,
+        spodgt.Network.ring(5),
+        spodgt.Bernoulli(0.8, 0.8),
+        rounds=rounds,
+        evaluations=40,
     )
     print(result.frame[["round", "loss"]].iloc[::10].to_string(index=False))
     assert "accuracy" not in result.frame
     if picture:
         draw(result.model(), Noisy(test[data.test.targets < 5]), picture)
-    return {"first": float(result.frame["loss"].iloc[0]), "last": float(result.frame["loss"].iloc[-1])}
+    return {
+        "first": float(result.frame["loss"].iloc[0]),
+        "last": float(result.frame["loss"].iloc[-1]),
+    }
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--small", action="store_true", help="a few rounds only")
     parser.add_argument("--picture", metavar="FILE", help="draw what came out")
     main(**vars(parser.parse_args()))

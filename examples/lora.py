@@ -45,8 +45,12 @@ class Classifier(nn.Module):
         self.inner, self.outer = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> Batch:
-        x = self.words(input_ids) + self.places(torch.arange(input_ids.shape[1], device=input_ids.device))
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None
+    ) -> Batch:
+        x = self.words(input_ids) + self.places(
+            torch.arange(input_ids.shape[1], device=input_ids.device)
+        )
         scores = self.query(x) @ self.key(x).mT / WIDTH**0.5
         scores = scores.masked_fill(attention_mask[:, None] == 0, -1e9)
         x = self.norm(x + scores.softmax(-1) @ self.value(x))
@@ -54,7 +58,11 @@ class Classifier(nn.Module):
         weight = attention_mask[..., None] / attention_mask.sum(1)[:, None, None]
         logits = self.head((weight * x).sum(1))
         found = {"logits": logits}
-        return found if labels is None else found | {"loss": nn.functional.cross_entropy(logits, labels)}
+        return (
+            found
+            if labels is None
+            else found | {"loss": nn.functional.cross_entropy(logits, labels)}
+        )
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -73,7 +81,11 @@ def collate(samples: list[tuple[list[int], int]]) -> Batch:
     ids = torch.tensor([text + [0] * (longest - len(text)) for text, _ in samples])
     lengths = torch.tensor([len(text) for text, _ in samples])
     mask = (torch.arange(longest) < lengths[:, None]).long()
-    return {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([label for _, label in samples])}
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "labels": torch.tensor([label for _, label in samples]),
+    }
 
 
 def texts(draw: np.random.Generator, count: int, low: int) -> list[tuple[list[int], int]]:
@@ -114,7 +126,9 @@ def main(*, small: bool = False, picture: str | None = None) -> dict[str, float]
     }
     before = spodgt.Learning(model, loss, clients, **settings).parameters
     problem = spodgt.Learning(adapted(model), loss, clients, **settings)
-    print(f"numbers per message: {before} for the whole model, {problem.parameters} for adapters and head")
+    print(
+        f"numbers per message: {before} for the whole model, {problem.parameters} for adapters and head"
+    )
     result = spodgt.train(
         spodgt.method("spod-gt-memory", step_size=0.1, momentum=0.9),
         problem,
@@ -136,7 +150,9 @@ def main(*, small: bool = False, picture: str | None = None) -> dict[str, float]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--small", action="store_true", help="a few rounds only")
     parser.add_argument("--picture", metavar="FILE", help="draw what came out")
     main(**vars(parser.parse_args()))

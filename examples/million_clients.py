@@ -60,7 +60,9 @@ def main(clients: int = 1_000_000, rounds: int = 60) -> None:
     world = Simulation([Run(0, method, network, available, problem, problem.start(0))])
     snapshot = begin(world)
     state = snapshot.state
-    print(f"{clients:,} clients, {network.links:,} links ready in {time.perf_counter() - begun:.0f} s")
+    print(
+        f"{clients:,} clients, {network.links:,} links ready in {time.perf_counter() - begun:.0f} s"
+    )
 
     sample = torch.linspace(0, clients - 1, SAMPLED).long()
     seen, spent = [], []
@@ -70,7 +72,9 @@ def main(clients: int = 1_000_000, rounds: int = 60) -> None:
         spent.append(time.perf_counter() - start)
         if k % 5 == 0 or k == 1:
             seen.append((k, float(problem.evaluate(state[0][sample]).metrics["accuracy"].mean())))
-            print(f"round {k:3d}: accuracy of {SAMPLED} sampled clients {seen[-1][1]:.3f}, {spent[-1]:.2f} s")
+            print(
+                f"round {k:3d}: accuracy of {SAMPLED} sampled clients {seen[-1][1]:.3f}, {spent[-1]:.2f} s"
+            )
 
     source, copies = torch.zeros(2**28 // 4), []
     target = torch.zeros_like(source)
@@ -81,7 +85,9 @@ def main(clients: int = 1_000_000, rounds: int = 60) -> None:
     bandwidth = 2 * 2**28 / min(copies)
     least = 6 * state[0].numel() * 4 / bandwidth  # every state read and written once
     share, peak = least / min(spent), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(f"best round {min(spent):.2f} s, {share:.0%} of the memory roofline ({bandwidth / 1e9:.1f} GB/s)")
+    print(
+        f"best round {min(spent):.2f} s, {share:.0%} of the memory roofline ({bandwidth / 1e9:.1f} GB/s)"
+    )
     over = peak / (3 * state[0].numel() * 4)
     print(f"most memory in use {peak / 1e9:.1f} GB, {over:.2f} times the three states")
 

@@ -35,9 +35,16 @@ def main(*, small: bool = False, picture: str | None = None) -> dict[str, float]
     found, curves = {}, {}
     for name, personal in (("one model for all", None), ("personal heads", "head.*")):
         torch.manual_seed(0)
-        model = nn.Sequential(OrderedDict(body=nn.Linear(8, 16), act=nn.Tanh(), head=nn.Linear(16, CLASSES)))
+        model = nn.Sequential(
+            OrderedDict(body=nn.Linear(8, 16), act=nn.Tanh(), head=nn.Linear(16, CLASSES))
+        )
         problem = spodgt.Learning(
-            model, nn.CrossEntropyLoss(), clients, test=tests, personal=personal, personal_step_size=0.2
+            model,
+            nn.CrossEntropyLoss(),
+            clients,
+            test=tests,
+            personal=personal,
+            personal_step_size=0.2,
         )
         result = spodgt.train(
             spodgt.SpodGTMemory(step_size=0.1),
@@ -64,7 +71,9 @@ def main(*, small: bool = False, picture: str | None = None) -> dict[str, float]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--small", action="store_true", help="a few rounds only")
     parser.add_argument("--picture", metavar="FILE", help="draw what came out")
     main(**vars(parser.parse_args()))

@@ -55,7 +55,9 @@ def main(*, small: bool = False, picture: str | None = None) -> dict[str, float]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--small", action="store_true", help="a few rounds only")
     parser.add_argument("--picture", metavar="FILE", help="draw what came out")
     main(**vars(parser.parse_args()))

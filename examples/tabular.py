@@ -41,7 +41,9 @@ def main(*, small: bool = False, picture: str | None = None) -> dict[str, float]
     clients = {name: table(draw, size, 5.0 * i) for i, (name, size) in enumerate(SIZES.items())}
     torch.manual_seed(0)
     problem = spodgt.Learning(
-        nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2)),
+        nn.Sequential(
+            nn.BatchNorm1d(6), nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2)
+        ),
         nn.CrossEntropyLoss(),
         clients,
         test=table(draw, 500, 10.0),
@@ -66,7 +68,9 @@ def main(*, small: bool = False, picture: str | None = None) -> dict[str, float]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--small", action="store_true", help="a few rounds only")
     parser.add_argument("--picture", metavar="FILE", help="draw what came out")
     main(**vars(parser.parse_args()))

@@ -45,14 +45,18 @@ class Reader(nn.Module):
 def collate(samples: list[Sample]) -> tuple[tuple[Tensor, Tensor], Tensor]:
     texts = [torch.tensor(text) for text, _ in samples]
     lengths = torch.tensor([len(text) for text in texts])
-    return (pad_sequence(texts, batch_first=True), lengths), torch.tensor([label for _, label in samples])
+    return (pad_sequence(texts, batch_first=True), lengths), torch.tensor(
+        [label for _, label in samples]
+    )
 
 
 def reviews(draw: np.random.Generator, count: int) -> list[Sample]:
     """Sentences of 3 to 12 words; the last word that judges decides."""
     found = []
     for _ in range(count):
-        words = [str(word) for word in draw.choice([*GOOD, *BAD, *OTHER, *OTHER], draw.integers(3, 13))]
+        words = [
+            str(word) for word in draw.choice([*GOOD, *BAD, *OTHER, *OTHER], draw.integers(3, 13))
+        ]
         judged = [word in GOOD for word in words if word not in OTHER]
         found.append(([WORDS[word] for word in words], int(bool(judged) and judged[-1])))
     return found
@@ -63,7 +67,12 @@ def main(*, small: bool = False, picture: str | None = None) -> dict[str, float]
     clients = [reviews(draw, count) for count in (200, 120, 80, 40)]
     torch.manual_seed(0)
     problem = spodgt.Learning(
-        Reader(), nn.CrossEntropyLoss(), clients, test=reviews(draw, 300), batch_size=16, collate=collate
+        Reader(),
+        nn.CrossEntropyLoss(),
+        clients,
+        test=reviews(draw, 300),
+        batch_size=16,
+        collate=collate,
     )
     method = spodgt.method("spod-gt-memory", step_size=0.2, momentum=0.9)
     network, participation = spodgt.Network.ring(4), spodgt.Bernoulli(0.8, 0.8)
@@ -76,7 +85,9 @@ def main(*, small: bool = False, picture: str | None = None) -> dict[str, float]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--small", action="store_true", help="a few rounds only")
     parser.add_argument("--picture", metavar="FILE", help="draw what came out")
     main(**vars(parser.parse_args()))

@@ -33,7 +33,9 @@ def problem() -> spodgt.Learning:
     clients = []
     for _ in range(CLIENTS):
         inputs = draw.normal(size=(SAMPLES, FEATURES))
-        scores = inputs @ draw.normal(size=(FEATURES, CLASSES)) + draw.gumbel(size=(SAMPLES, CLASSES))
+        scores = inputs @ draw.normal(size=(FEATURES, CLASSES)) + draw.gumbel(
+            size=(SAMPLES, CLASSES)
+        )
         clients.append((torch.from_numpy(inputs).float(), torch.from_numpy(scores.argmax(1))))
     return spodgt.Learning(nn.Linear(FEATURES, CLASSES), nn.CrossEntropyLoss(), clients)
 
@@ -60,7 +62,11 @@ def squares(work: spodgt.Learning, models: torch.Tensor) -> float:
 def main() -> None:
     path = Path(sys.argv[1] if len(sys.argv) > 1 else "vanishing.png")
     work = problem()
-    found: dict[str, list[float]] = {"fixed": [], "vanishing schedule": [], "memory, full batches": []}
+    found: dict[str, list[float]] = {
+        "fixed": [],
+        "vanishing schedule": [],
+        "memory, full batches": [],
+    }
     for rounds in ROUNDS:
         plan = vanishing_schedule(
             rounds, work.client_indices.sizes, step_size=STEP, idleness=IDLENESS, batch=BATCH
@@ -74,7 +80,10 @@ def main() -> None:
         )
         memory = spodgt.SpodGTMemory(FIXED_STEP)
         found["memory, full batches"].append(gap(memory, work.with_batch_size(None), fixed, rounds))
-        print(f"{rounds:6,} rounds: " + ", ".join(f"{name} {gaps[-1]:.2e}" for name, gaps in found.items()))
+        print(
+            f"{rounds:6,} rounds: "
+            + ", ".join(f"{name} {gaps[-1]:.2e}" for name, gaps in found.items())
+        )
     figure, axes = figures.new(6.4, 4.2)
     for number, (name, gaps) in enumerate(found.items()):
         axes.loglog(ROUNDS, gaps, "-", marker="o", color=figures.COLOURS[number], label=name)

@@ -16,7 +16,11 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 # HYPOTHESIS_PROFILE=explore looks for new counterexamples; the default replays the same examples.
 settings.register_profile(
-    "fixed", deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
+    "fixed",
+    deadline=None,
+    derandomize=True,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("explore", deadline=None, max_examples=300, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))

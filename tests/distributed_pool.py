@@ -35,7 +35,9 @@ class Pool:
             self.pipes.append(ours)
             self.processes.append(process)
 
-    def __call__(self, size: int, function: Callable[..., Any], *arguments: Any, **named: Any) -> list[Any]:
+    def __call__(
+        self, size: int, function: Callable[..., Any], *arguments: Any, **named: Any
+    ) -> list[Any]:
         for pipe in self.pipes[:size]:
             pipe.send((size, function, arguments, named))
         answers = []
@@ -67,7 +69,9 @@ def _serve(pipe: Connection, rank: int, port: int) -> None:
     groups = {SIZE: group}
     for size in range(1, SIZE):
         members = dist.new_group(list(range(size)))
-        groups[size] = Group(rank, size, group.device, group.timeout, group.store, members, group.shared)
+        groups[size] = Group(
+            rank, size, group.device, group.timeout, group.store, members, group.shared
+        )
     while True:
         size, function, arguments, named = pipe.recv()
         try:

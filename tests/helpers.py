@@ -22,7 +22,9 @@ from spodgt.runtimes.world import Run, Snapshot
 
 NAMES = tuple(ALGORITHMS)
 STEPPING = tuple(name for name in NAMES if ALGORITHMS[name].traits.steps != "none")
-TRACKERS = tuple(name for name in NAMES if {"y", "g"} <= set(ALGORITHMS[name].traits.state))  # Σy = Σg
+TRACKERS = tuple(
+    name for name in NAMES if {"y", "g"} <= set(ALGORITHMS[name].traits.state)
+)  # Σy = Σg
 FAMILY = tuple(name for name in NAMES if ALGORITHMS[name].traits.rule is not None)  # Spod-GT's step
 
 
@@ -34,7 +36,9 @@ def golden() -> dict[str, Any]:
 
 
 def golden_problem() -> Quadratic:
-    return Quadratic(torch.from_numpy(np.array(golden()["H"])), torch.from_numpy(np.array(golden()["c"])))
+    return Quadratic(
+        torch.from_numpy(np.array(golden()["H"])), torch.from_numpy(np.array(golden()["c"]))
+    )
 
 
 def golden_trace() -> Trace:
@@ -62,7 +66,9 @@ def make_run(
     availability = participation.draw(network, seed)
     fitted = algorithm.fit(availability)
     start = problem.start(seed) if x0 is None else torch.as_tensor(x0).expand(problem.clients, -1)
-    return Run(seed, fitted, fitted.weighs(network), fitted.uses(availability, network), problem, start)
+    return Run(
+        seed, fitted, fitted.weighs(network), fitted.uses(availability, network), problem, start
+    )
 
 
 def states(runs: Sequence[Run], rounds: int, *, compiled: bool = False) -> list[Any]:
@@ -80,7 +86,9 @@ def states(runs: Sequence[Run], rounds: int, *, compiled: bool = False) -> list[
 
 def final(runs: Run | Sequence[Run], rounds: int) -> Any:
     """The state after `rounds`, without keeping the others."""
-    world = Simulation([runs] if isinstance(runs, Run) else runs, dtype=torch.float64, compiled=False)
+    world = Simulation(
+        [runs] if isinstance(runs, Run) else runs, dtype=torch.float64, compiled=False
+    )
     state = world.algorithm.init(world.start(), world.round(0))
     for k in range(1, rounds + 1):
         state = world.algorithm.step(state, world.round(k))

@@ -57,7 +57,9 @@ def bursts(draw: st.DrawFn, network: Network) -> Any:
             return spodgt.Outages(
                 draw(rounds), draw(rounds), groups=groups, p=draw(chance), p_hat=draw(chance)
             )
-    return spodgt.Together([spodgt.Markov(draw(rounds)), spodgt.Outages(draw(rounds), groups=groups)])
+    return spodgt.Together(
+        [spodgt.Markov(draw(rounds)), spodgt.Outages(draw(rounds), groups=groups)]
+    )
 
 
 @st.composite
@@ -84,11 +86,15 @@ def participations(draw: st.DrawFn, network: Network, rounds: int = 12) -> Any:
             return spodgt.OneLink(pairs=draw(st.booleans()))
     links = (rng.random((rounds, m, m)) < 0.5) & network.adjacency
     computes = rng.random((rounds + 1, m)) < 0.5
-    return spodgt.Trace(computes, links, p=rng.uniform(0.1, 1, m), p_hat=rng.uniform(0.1, 1, (m, m)))
+    return spodgt.Trace(
+        computes, links, p=rng.uniform(0.1, 1, m), p_hat=rng.uniform(0.1, 1, (m, m))
+    )
 
 
 @st.composite
-def worlds(draw: st.DrawFn, least: int = 1, most: int = 6, rounds: int = 12) -> tuple[Any, Any, Any, int]:
+def worlds(
+    draw: st.DrawFn, least: int = 1, most: int = 6, rounds: int = 12
+) -> tuple[Any, Any, Any, int]:
     """(problem, network, participation, seed)."""
     network = draw(networks(least, most))
     seed = draw(st.integers(0, 10**6))
@@ -96,12 +102,19 @@ def worlds(draw: st.DrawFn, least: int = 1, most: int = 6, rounds: int = 12) -> 
     return problem, network, draw(participations(network, rounds)), seed
 
 
-def as_run(network: Network, participation: Any, problem: Any, seed: int = 0, name: str = "spod-gt") -> Run:
+def as_run(
+    network: Network, participation: Any, problem: Any, seed: int = 0, name: str = "spod-gt"
+) -> Run:
     """One run as `train` makes it."""
     availability = as_availability(participation, network, seed)
     fitted = method(name).fit(availability)
     return Run(
-        seed, fitted, network, fitted.uses(availability, network), problem, problem.start(seed).double()
+        seed,
+        fitted,
+        network,
+        fitted.uses(availability, network),
+        problem,
+        problem.start(seed).double(),
     )
 
 

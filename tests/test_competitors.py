@@ -68,7 +68,10 @@ def test_the_verdict_names_the_fastest_that_computes_the_same() -> None:
 
 
 def test_a_missing_competitor_says_why_in_the_table() -> None:
-    rows = {"spodgt": row(600.0), "decent-bench": {"label": "other", "missing": "needs Python 3.13"}}
+    rows = {
+        "spodgt": row(600.0),
+        "decent-bench": {"label": "other", "missing": "needs Python 3.13"},
+    }
     assert "| other | needs Python 3.13 | | | | |" in table(rows)
     assert any("70.0% after 2 s" in line for line in table(rows))
 

@@ -24,16 +24,25 @@ TICKS = "`" * 3
 @pytest.mark.parametrize("page", RUNNABLE, ids=str)
 def test_every_block_runs_or_says_why_not(page: Path) -> None:
     found = pages.blocks((ROOT / page).read_text(encoding="utf-8"))
-    assert not [f"{page}:{each.line}" for each in found if each.is_code and not each.runs and not each.excuse]
+    assert not [
+        f"{page}:{each.line}"
+        for each in found
+        if each.is_code and not each.runs and not each.excuse
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_links_between_pages_lead_to_files(page: Path) -> None:
     """As they are read in the repository; those of the site are checked by tools/links.py."""
     text = re.sub(
-        rf"^ *{TICKS}.*?^ *{TICKS}$|`[^`\n]+`", "", (ROOT / page).read_text("utf-8"), flags=re.DOTALL | re.M
+        rf"^ *{TICKS}.*?^ *{TICKS}$|`[^`\n]+`",
+        "",
+        (ROOT / page).read_text("utf-8"),
+        flags=re.DOTALL | re.M,
     )
-    targets = [found for found in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", text) if "://" not in found]
+    targets = [
+        found for found in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", text) if "://" not in found
+    ]
     assert not [each for each in targets if not (ROOT / page).parent.joinpath(each).exists()]
 
 
@@ -65,7 +74,9 @@ not code
 """
 
 
-def test_blocks_run_in_order_in_one_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run_in_order_in_one_namespace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     found = pages.blocks(PAGE)
     assert [each.language for each in found] == ["setup", "toml", "sh", "python", "sh", "text"]
@@ -93,6 +104,11 @@ def test_one_version_everywhere() -> None:
 
 
 def test_dead_links_are_found(tmp_path: Path) -> None:
-    (tmp_path / "a.html").write_text('<h1 id="top">A</h1><a href="b.html#end">b</a><a href="#top">up</a>')
+    (tmp_path / "a.html").write_text(
+        '<h1 id="top">A</h1><a href="b.html#end">b</a><a href="#top">up</a>'
+    )
     (tmp_path / "b.html").write_text('<p id="end"></p><img src="a.png"><a href="a.html#end">a</a>')
-    assert links.dead(tmp_path) == ["b.html: a.png is not there", "b.html: a.html#end has no such anchor"]
+    assert links.dead(tmp_path) == [
+        "b.html: a.png is not there",
+        "b.html: a.html#end has no such anchor",
+    ]

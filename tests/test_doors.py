@@ -91,9 +91,7 @@ def test_compare_and_torchrun(cli: Cli, project: Path) -> None:
 
 
 def test_sweep(cli: Cli, project: Path) -> None:
-    grid = (
-        '[run]\nmethods = ["spod-gt-memory"]\nrounds = 40\nseeds = 1\n[network]\nkind = "ring"\nclients = 3\n'
-    )
+    grid = '[run]\nmethods = ["spod-gt-memory"]\nrounds = 40\nseeds = 1\n[network]\nkind = "ring"\nclients = 3\n'
     grid += '[problem]\nkind = "python"\nbuild = "problem.py:build"\n'
     grid += '[sweep]\n"problem.arguments.hidden" = [4, 8]\n'
     Path("small.toml").write_text(grid)
@@ -103,7 +101,9 @@ def test_sweep(cli: Cli, project: Path) -> None:
     assert len(cells) == 2
     for cell in cells:
         folder, hidden = Path("swept") / cell["folder"], cell["keys"]["problem.arguments.hidden"]
-        assert accuracy(project, exported(cli, folder), hidden) == pytest.approx(reported(folder), abs=1e-6)
+        assert accuracy(project, exported(cli, folder), hidden) == pytest.approx(
+            reported(folder), abs=1e-6
+        )
 
 
 @pytest.mark.slow
@@ -115,7 +115,9 @@ def test_peers(cli: Cli, project: Path) -> None:
     command = [sys.executable, "-m", "spodgt", "peer", "start"]
     more = (*where, "--quiet", "--durability", "process", "--rounds", "60")
     started = [
-        subprocess.Popen([*command, f"p{n}", *more], stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+        subprocess.Popen(
+            [*command, f"p{n}", *more], stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+        )
         for n in range(3)
     ]
     for process in started:

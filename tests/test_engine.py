@@ -38,13 +38,22 @@ def toy() -> spodgt.Learning:
     model = torch.nn.Linear(7, 3).double()
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
-    return spodgt.Learning(model, torch.nn.CrossEntropyLoss(), clients, test=clients[0], batch_size=4)
+    return spodgt.Learning(
+        model, torch.nn.CrossEntropyLoss(), clients, test=clients[0], batch_size=4
+    )
 
 
 def train(name: str, choice: str, problem: spodgt.Learning | None = None) -> spodgt.Result:
     network = spodgt.Network.directed_geometric(5, seed=1)
-    options: dict[str, Any] = {"rounds": 20, "seeds": range(2), "dtype": torch.float64, "keep_states": True}
-    return spodgt.train(name, problem or toy(), network, spodgt.Bernoulli(0.6, 0.6), engine=choice, **options)
+    options: dict[str, Any] = {
+        "rounds": 20,
+        "seeds": range(2),
+        "dtype": torch.float64,
+        "keep_states": True,
+    }
+    return spodgt.train(
+        name, problem or toy(), network, spodgt.Bernoulli(0.6, 0.6), engine=choice, **options
+    )
 
 
 # --- the switch ----------------------------------------------------------------------------------
@@ -147,7 +156,9 @@ print(result.engine, "| numba" if "numba" in sys.modules else "| no numba")
 )
 def test_without_loops_numba_is_not_loaded(variable: str, value: str, said: str) -> None:
     env = {**os.environ, variable: value}
-    done = subprocess.run([sys.executable, "-c", SMALL], capture_output=True, text=True, check=False, env=env)
+    done = subprocess.run(
+        [sys.executable, "-c", SMALL], capture_output=True, text=True, check=False, env=env
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == said
 
@@ -170,7 +181,15 @@ def test_doctor_reports_what_a_run_uses(monkeypatch: pytest.MonkeyPatch) -> None
     facts = json.loads(found.stdout)
     assert facts["engine"].startswith("auto (compiled loops of numba")
     assert facts["torch"] == torch.__version__
-    assert {"python", "numba", "cpu", "threads", "cache of compiled loops", "data", "extras"} <= facts.keys()
+    assert {
+        "python",
+        "numba",
+        "cpu",
+        "threads",
+        "cache of compiled loops",
+        "data",
+        "extras",
+    } <= facts.keys()
     assert "fashion-mnist-small" in facts["data"]
     monkeypatch.setenv(engine.VARIABLE, "plain")
     shown = CliRunner().invoke(app, ["doctor"])

@@ -85,7 +85,9 @@ def test_an_svg_has_every_client_and_link() -> None:
 
 
 @pytest.mark.parametrize("style", ["screen", "column"])
-def test_curves_are_drawn_in_the_colour_of_their_method(style: figures.Style, tmp_path: Path) -> None:
+def test_curves_are_drawn_in_the_colour_of_their_method(
+    style: figures.Style, tmp_path: Path
+) -> None:
     problem, network = spodgt.Quadratic.random(4, 2), spodgt.Network.ring(4)
     frame = spodgt.compare(["push-pull", "spod-gt"], problem, network, rounds=10, seeds=[2]).frame
     axes = figures.curves(frame, "distance", "round", style=style).axes[0]

@@ -30,7 +30,17 @@ ORDER = [
     "problems",
     "algorithms",
 ]
-ORDER += ["kernels", "runtimes", "experiment", "record", "figures", "training", "theory", "report", "sweeps"]
+ORDER += [
+    "kernels",
+    "runtimes",
+    "experiment",
+    "record",
+    "figures",
+    "training",
+    "theory",
+    "report",
+    "sweeps",
+]
 ORDER += ["peer", "cli", "__main__", "__init__"]
 SIDE_ROOMS = ("peer", "theory", "sweeps", "report")  # the rest works without them
 EXTRAS = {"spodgt.sweeps.executors.ray"}  # needs a package that may be missing
@@ -52,7 +62,9 @@ def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
     """Every first-party module that is imported, with its statement."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((node, alias.name) for alias in node.names if alias.name.split(".")[0] == "spodgt")
+            yield from (
+                (node, alias.name) for alias in node.names if alias.name.split(".")[0] == "spodgt"
+            )
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "spodgt":
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
@@ -76,9 +88,13 @@ def test_a_file_imports_only_from_the_left(path: Path) -> None:
     here = ORDER.index(room(path))
     for node, module in imports(parse(path)):
         parts = module.split(".")
-        assert len(parts) > 1 or room(path) in ("cli", "__init__"), f"line {node.lineno}: spodgt itself"
+        assert len(parts) > 1 or room(path) in ("cli", "__init__"), (
+            f"line {node.lineno}: spodgt itself"
+        )
         if len(parts) > 1:
-            assert ORDER.index(parts[1]) <= here, f"line {node.lineno}: {room(path)} must not import {module}"
+            assert ORDER.index(parts[1]) <= here, (
+                f"line {node.lineno}: {room(path)} must not import {module}"
+            )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))
@@ -120,13 +136,17 @@ def test_no_concrete_method_is_imported_outside_its_room() -> None:
 def test_a_report_reads_the_record_and_nothing_else() -> None:
     for path in (SRC / "report").rglob("*.py"):
         for _, module in imports(parse(path)):
-            assert module.split(".")[1] in ("report", "record", "figures", "errors"), f"{path.name}: {module}"
+            assert module.split(".")[1] in ("report", "record", "figures", "errors"), (
+                f"{path.name}: {module}"
+            )
 
 
 # --- numbers that may only fall --------------------------------------------------------------------
 def test_capabilities_are_declared_and_not_probed() -> None:
     """No getattr or hasattr with a literal name on a problem, a method or a world."""
-    asked = re.compile(r"(getattr|hasattr)\((self\.)?_?(problem|method|algorithm|world|base)\w*, \"")
+    asked = re.compile(
+        r"(getattr|hasattr)\((self\.)?_?(problem|method|algorithm|world|base)\w*, \""
+    )
     found = [
         f"{path.relative_to(SRC)}:{number}"
         for path in FILES
@@ -151,7 +171,11 @@ def test_functions_are_short_and_take_few_arguments() -> None:
             name = f"{path.relative_to(SRC)}:{function.name}"
             assert function.end_lineno is not None
             public = name in PUBLIC  # arguments and their docs
-            if function.end_lineno - function.lineno >= 60 and room(path) != "kernels" and not public:
+            if (
+                function.end_lineno - function.lineno >= 60
+                and room(path) != "kernels"
+                and not public
+            ):
                 long.append(name)
             arguments = function.args
             count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs)
@@ -195,7 +219,9 @@ print(len(result.frame))
 
 
 @pytest.mark.parametrize(
-    "gone", [SIDE_ROOMS, *(pytest.param([name], marks=pytest.mark.slow) for name in SIDE_ROOMS)], ids=" ".join
+    "gone",
+    [SIDE_ROOMS, *(pytest.param([name], marks=pytest.mark.slow) for name in SIDE_ROOMS)],
+    ids=" ".join,
 )
 def test_the_rest_works_without_a_side_room(gone: Sequence[str], tmp_path: Path) -> None:
     """Without all of them, and (slow) without each."""

@@ -18,7 +18,9 @@ from spodgt.types import Problem
 
 # Documented where the contract is: the methods of Problem and Algorithm, and `draw` of every recipe.
 CONTRACT = {"draw", "linear_data", "batches", "with_client_indices", "gradient"}
-CONTRACT |= {name for base in (Problem, Algorithm) for name in vars(base) if not name.startswith("_")}
+CONTRACT |= {
+    name for base in (Problem, Algorithm) for name in vars(base) if not name.startswith("_")
+}
 
 
 def callables() -> Iterator[tuple[str, Callable[..., Any], str]]:
@@ -32,7 +34,11 @@ def callables() -> Iterator[tuple[str, Callable[..., Any], str]]:
                 yield owner.__name__, owner, documentation(owner)
                 for key, member in vars(owner).items():
                     function = getattr(member, "__func__", member)
-                    if inspect.isfunction(function) and not key.startswith("_") and key not in CONTRACT:
+                    if (
+                        inspect.isfunction(function)
+                        and not key.startswith("_")
+                        and key not in CONTRACT
+                    ):
                         yield f"{owner.__name__}.{key}", function, inspect.getdoc(function) or ""
 
 
@@ -59,10 +65,16 @@ def documentation(owner: type) -> str:
 CALLABLES = {name: (function, text) for name, function, text in callables()}
 
 
-@pytest.mark.parametrize("name", sorted(set(CALLABLES) - {"train"}))  # `train` has the arguments of `compare`
+@pytest.mark.parametrize(
+    "name", sorted(set(CALLABLES) - {"train"})
+)  # `train` has the arguments of `compare`
 def test_every_argument_is_documented(name: str) -> None:
     function, text = CALLABLES[name]
-    given = [p.name for p in inspect.signature(function).parameters.values() if p.name not in ("self", "cls")]
+    given = [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.name not in ("self", "cls")
+    ]
     missing = [each for each in given if not re.search(rf"(^|[\s`*]){each}[`:,]", text)]
     assert not missing
 

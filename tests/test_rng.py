@@ -31,7 +31,9 @@ def test_same_numbers_in_every_process() -> None:
         "from spodgt import rng; print(rng.uniform(rng.key(7, 'links'), 3, 4), "
         "rng.generator(7, 'graph', 1).random(), rng.torch_generator(7, 'start').initial_seed())"
     )
-    other = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True).stdout
+    other = subprocess.run(
+        [sys.executable, "-c", line], capture_output=True, text=True, check=True
+    ).stdout
     ours = (
         rng.uniform(rng.key(7, "links"), 3, 4),
         rng.generator(7, "graph", 1).random(),
@@ -81,5 +83,7 @@ def test_coordinates_do_not_commute(key: int, k: int) -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2.5, "zero"])
 def test_bad_seed(seed: object) -> None:
-    with pytest.raises(InvalidInput, match=r"seed must be a whole number of at least 0, got .*; use 0\."):
+    with pytest.raises(
+        InvalidInput, match=r"seed must be a whole number of at least 0, got .*; use 0\."
+    ):
         rng.generator(seed, "graph")  # type: ignore[arg-type]

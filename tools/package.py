@@ -60,11 +60,25 @@ def try_wheel(wheel: Path, folder: Path) -> None:
     (site / "borrowed.pth").write_text(
         get_path("purelib")
     )  # as a path alone: editable installs do not follow
-    place = run(folder, python, "-c", "import spodgt; print(spodgt.__file__, spodgt.__version__)").split()
+    place = run(
+        folder, python, "-c", "import spodgt; print(spodgt.__file__, spodgt.__version__)"
+    ).split()
     if not Path(place[0]).is_relative_to(home) or place[1] != version:
         sys.exit(f"not the wheel of version {version} was tried: {' '.join(place)}")
     spodgt = home / "bin/spodgt"
-    run(folder, spodgt, "compare", "--seeds", "1", "--rounds", "30", "--methods", "spod-gt", "--out", "first")
+    run(
+        folder,
+        spodgt,
+        "compare",
+        "--seeds",
+        "1",
+        "--rounds",
+        "30",
+        "--methods",
+        "spod-gt",
+        "--out",
+        "first",
+    )
     if not (folder / "first/report.html").exists():
         sys.exit("spodgt compare wrote no report")
     checked = folder / "client.py"
@@ -74,7 +88,9 @@ def try_wheel(wheel: Path, folder: Path) -> None:
 
 
 def run(folder: Path, *command: object) -> str:
-    done = subprocess.run([*map(str, command)], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*map(str, command)], cwd=folder, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     return done.stdout

@@ -108,11 +108,15 @@ def run_blocks(page: str, name: str) -> list[str]:
                 check=False,
             )
             if done.returncode != 0:
-                sys.exit(f"{name}:{block.line}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+                sys.exit(
+                    f"{name}:{block.line}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+                )
             printed.append(done.stdout)
         else:
             out = io.StringIO()
-            code = compile("\n" * block.line + block.text, name, "exec")  # so that tracebacks have true lines
+            code = compile(
+                "\n" * block.line + block.text, name, "exec"
+            )  # so that tracebacks have true lines
             with contextlib.redirect_stdout(out):
                 exec(code, names)
             printed.append(out.getvalue() if block.language == "python" else "")
@@ -130,7 +134,9 @@ def run_page(page: Path, folder: Path) -> list[str]:
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, str(Path(__file__).resolve()), "--in", str(folder), str(page)]
-    process = subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=env, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdout=-1, stderr=-1, text=True, env=env, start_new_session=True
+    )
     try:
         out, err = process.communicate(timeout=LIMIT)
     finally:  # whatever the page has started ends with it
@@ -154,7 +160,9 @@ def main() -> None:
         for block, text in zip(
             blocks(page.read_text(encoding="utf-8")), run_page(page, Path(folder)), strict=True
         ):
-            print(f"--- line {block.line}, {block.language}\n{block.text.rstrip()}\n>>>\n{text.rstrip()}")
+            print(
+                f"--- line {block.line}, {block.language}\n{block.text.rstrip()}\n>>>\n{text.rstrip()}"
+            )
 
 
 if __name__ == "__main__":

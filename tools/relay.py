@@ -65,12 +65,18 @@ _ONE = (*_SVM, "spod-gt-memory,step_size=0.01", _STEADY, _SPRING)
 _CNN = ("relay,step_size=0.01,running_mean=0.2", "spod-gt-memory,step_size=0.01,running_mean=0.2")
 _LONGER = "spod-gt-memory,step_size=0.03,running_mean=0.2"
 SETTINGS = {
-    "svm-one": Setting("Fashion-MNIST, linear SVM, one label per client", "fashion-mnist", "svm", 1, _ONE),
-    "svm-iid": Setting("Fashion-MNIST, linear SVM, IID", "fashion-mnist", "svm", None, (*_SVM, _SPRING)),
+    "svm-one": Setting(
+        "Fashion-MNIST, linear SVM, one label per client", "fashion-mnist", "svm", 1, _ONE
+    ),
+    "svm-iid": Setting(
+        "Fashion-MNIST, linear SVM, IID", "fashion-mnist", "svm", None, (*_SVM, _SPRING)
+    ),
     "cnn-fmnist": Setting(
         "Fashion-MNIST, CNN of width 8, one label", "fashion-mnist", "cnn", 1, (*_CNN, _LONGER)
     ),
-    "cnn-cifar": Setting("CIFAR-10, CNN of width 8, one label per client", "cifar-10", "cnn", 1, _CNN),
+    "cnn-cifar": Setting(
+        "CIFAR-10, CNN of width 8, one label per client", "cifar-10", "cnn", 1, _CNN
+    ),
 }
 
 
@@ -115,7 +121,9 @@ def read(folder: Path, name: str) -> tuple[pd.DataFrame, float]:
             seconds += json.loads((path / "summary.json").read_text("utf-8"))["seconds"]
             parts.append(frame.assign(algorithm=method))
             if "accuracy_mean" in frame:
-                means = frame.assign(algorithm=f"{method}, running mean", accuracy=frame["accuracy_mean"])
+                means = frame.assign(
+                    algorithm=f"{method}, running mean", accuracy=frame["accuracy_mean"]
+                )
                 parts.append(means)
     return pd.concat(parts, ignore_index=True), seconds
 
@@ -128,7 +136,9 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
 def best_memory(last: pd.DataFrame) -> str | None:
     """The rival: spod-gt-memory with its best step size."""
     means = last.groupby("algorithm")["accuracy"].mean()
-    plain = [each for each in means.index if each.startswith("spod-gt-memory step") and "," not in each]
+    plain = [
+        each for each in means.index if each.startswith("spod-gt-memory step") and "," not in each
+    ]
     return max(plain, key=lambda each: means[each]) if plain else None
 
 
@@ -146,21 +156,31 @@ def draw(frame: pd.DataFrame, rival: str, path: Path) -> None:
 
 
 def section(title: str, name: str, last: pd.DataFrame, rival: str) -> Iterator[str]:
-    methods, wide = statistics.methods(last), last.pivot(index="seed", columns="algorithm", values="accuracy")
+    methods, wide = (
+        statistics.methods(last),
+        last.pivot(index="seed", columns="algorithm", values="accuracy"),
+    )
     yield f"## {title}\n"
     yield f"![accuracy against delay](relay-{name}.png)\n"
     rows = []
     for each in methods:
         values, leads = wide[each].dropna(), (wide[each] - wide[rival]).dropna()
-        found = next((one for one in statistics.paired(last, "accuracy", each) if one.method == rival), None)
+        found = next(
+            (one for one in statistics.paired(last, "accuracy", each) if one.method == rival), None
+        )
         spread = f" ± {values.std():.3f}" if len(values) > 1 else ""
         cells = ["", ""]
         if found is not None:
             ends = f" [{found.low:+.3f}, {found.high:+.3f}]" if found.seeds > 1 else ""
             cells = [f"{found.mean:+.3f}{ends}, {found.ahead}/{found.seeds}", f"{leads.min():+.3f}"]
-        rows.append([each, f"{values.mean():.3f}{spread}", f"{values.min():.3f}", str(len(values)), *cells])
+        rows.append(
+            [each, f"{values.mean():.3f}{spread}", f"{values.min():.3f}", str(len(values)), *cells]
+        )
     heads = ["method", "accuracy", "worst seed", "seeds"]
-    yield table([*heads, f"lead over {rival}: 95 % interval, seeds ahead", "smallest lead"], rows) + "\n"
+    yield (
+        table([*heads, f"lead over {rival}: 95 % interval, seeds ahead", "smallest lead"], rows)
+        + "\n"
+    )
     body = [
         [str(seed), *("–" if np.isnan(value) else f"{value:.3f}" for value in row)]
         for seed, row in wide[methods].iterrows()
@@ -202,7 +222,14 @@ def seeds_table(last: pd.DataFrame) -> str:
     wide = last.pivot(index="seed", columns="algorithm", values="accuracy")
     every = ("spod-gt-memory step_size=0.03", "relay step_size=0.1", "relay-sum step_size=0.1")
     shown = [name for name in every if name in wide]
-    heads = ["seed", "m φᵀπ", "slowest way", "in the trees", "trees stand in round", "two smallest p"]
+    heads = [
+        "seed",
+        "m φᵀπ",
+        "slowest way",
+        "in the trees",
+        "trees stand in round",
+        "two smallest p",
+    ]
     rows = [[*drawn(seed), *(f"{wide.loc[seed, name]:.3f}" for name in shown)] for seed in SEEDS]
     return table([*heads, *(name.split(" ")[0] for name in shown)], rows)
 
@@ -218,7 +245,9 @@ def write(folder: Path) -> None:
                 continue  # nothing to compare with yet
             draw(frame, rival, DOCS / f"results/relay-{name}.png")
             parts += section(setting.title, name, last, rival)
-            parts.append(f"{duration(seconds)} on one core of a machine that did other work beside it.\n")
+            parts.append(
+                f"{duration(seconds)} on one core of a machine that did other work beside it.\n"
+            )
             every.append(last.assign(setting=name))
     (DOCS / "results/relay.md").write_text("\n".join(parts), "utf-8")
     columns = ["setting", "algorithm", "seed", "round", "delay", "accuracy", "loss"]

@@ -38,13 +38,22 @@ from spodgt.theory import perron_vectors
 
 _PROBABILITIES = ["below 0.01", "0.01 to 0.1", "0.1 to 0.5", "above 0.5"]
 _LEARNED = 0.02  # a gain in accuracy that is no accident
-PAPERS = ("spod-gt", "ab-push-pull", "g-push-pull", "k-gt", "sporadic-k-gt")  # the methods of the paper
+PAPERS = (
+    "spod-gt",
+    "ab-push-pull",
+    "g-push-pull",
+    "k-gt",
+    "sporadic-k-gt",
+)  # the methods of the paper
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "runs", nargs="+", type=Path, help="folders of spodgt reproduce; the first that has one wins"
+        "runs",
+        nargs="+",
+        type=Path,
+        help="folders of spodgt reproduce; the first that has one wins",
     )
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--suffix", default="", help="added to the names of the pages")
@@ -53,14 +62,18 @@ def main() -> None:
     (given.out / "notes").mkdir(parents=True, exist_ok=True)
     rows = known_rows(given.out / "README.md")
     for name in experiments.names():
-        folder = next((runs / name for runs in given.runs if (runs / name / "sweep.json").exists()), None)
+        folder = next(
+            (runs / name for runs in given.runs if (runs / name / "sweep.json").exists()), None
+        )
         if folder is None:
             print(f"{name}: not run")
             continue
         page = report.read(folder)
         if len(page.results):
             if given.title:
-                page = replace(page, sweep=replace(page.sweep, title=f"{page.title}, {given.title}"))
+                page = replace(
+                    page, sweep=replace(page.sweep, title=f"{page.title}, {given.title}")
+                )
             stem = name + given.suffix
             publish(stem, page, given.out, missing(name, page))
             rows[stem] = row(stem, name, page)
@@ -76,7 +89,9 @@ def publish(name: str, page: Page, out: Path, absent: Sequence[str]) -> None:
     page.results.drop(columns="cell").to_csv(out / f"{name}.csv", index=False, float_format="%.6g")
     summaries(page).to_csv(out / f"{name}-summary.csv", index=False, float_format="%.6g")
     differences(page).to_csv(out / f"{name}-differences.csv", index=False, float_format="%.6g")
-    (out / f"{name}.md").write_text("\n".join(text(name, page, out, absent)) + "\n", encoding="utf-8")
+    (out / f"{name}.md").write_text(
+        "\n".join(text(name, page, out, absent)) + "\n", encoding="utf-8"
+    )
 
 
 def text(name: str, page: Page, out: Path, absent: Sequence[str]) -> Iterator[str]:
@@ -112,7 +127,9 @@ def text(name: str, page: Page, out: Path, absent: Sequence[str]) -> Iterator[st
     notes = out / "notes" / f"{name}.md"
     if notes.exists():
         yield f"\n## Where ours differs, and why\n\n{notes.read_text(encoding='utf-8').strip()}"
-    files = ", ".join(f"[{name}{part}.csv]({name}{part}.csv)" for part in ("", "-summary", "-differences"))
+    files = ", ".join(
+        f"[{name}{part}.csv]({name}{part}.csv)" for part in ("", "-summary", "-differences")
+    )
     yield f"\nNumbers: {files}."
 
 
@@ -122,7 +139,9 @@ def verdict(page: Page) -> str:
     table = table[table["algorithm"].isin(PAPERS)]
     leads = differences(page)
     keys = list(page.sweep.grid)
-    cells = [((), table)] if not keys else [(at, part) for at, part in table.groupby(keys, sort=False)]
+    cells = (
+        [((), table)] if not keys else [(at, part) for at, part in table.groupby(keys, sort=False)]
+    )
     first, sentences = 0, []
     for at, part in cells:
         ranked = part.sort_values("accuracy", ascending=False)["algorithm"].tolist()
@@ -143,12 +162,16 @@ def verdict(page: Page) -> str:
         sentences.append(
             f"Spod-GT has the highest mean of the paper's five methods in {first} of {len(cells)} settings."
         )
-    winners = [statistics.summary(rows, ["accuracy"])["accuracy"].idxmax() for _, rows in groups(page)]
+    winners = [
+        statistics.summary(rows, ["accuracy"])["accuracy"].idxmax() for _, rows in groups(page)
+    ]
     if not keys:
         sentences.append(f"First of all is {winners[0]}.")
     else:
         best = max(winners, key=winners.count)
-        sentences.append(f"Of all methods, {best} is first in {winners.count(best)} of {len(cells)}.")
+        sentences.append(
+            f"Of all methods, {best} is first in {winners.count(best)} of {len(cells)}."
+        )
     idle = sum(not learned(record) for record in page.records)
     if idle:
         where = f" in {idle} of {len(cells)} settings" if keys else ""
@@ -178,7 +201,8 @@ def groups(page: Page) -> list[tuple[dict[str, Any], pd.DataFrame]]:
         return [({}, page.results)]
     parts = page.results.groupby(keys, sort=False)
     return [
-        (dict(zip(keys, at if isinstance(at, tuple) else (at,), strict=True)), rows) for at, rows in parts
+        (dict(zip(keys, at if isinstance(at, tuple) else (at,), strict=True)), rows)
+        for at, rows in parts
     ]
 
 
@@ -247,7 +271,9 @@ def lead_table(page: Page) -> Iterator[str]:
 def seed_table(page: Page, metric: str) -> Iterator[str]:
     methods = page.methods
     wide = page.results.pivot_table(index="seed", columns="algorithm", values=metric)
-    rows = [[str(seed), *(f"{row[method]:.3f}" for method in methods)] for seed, row in wide.iterrows()]
+    rows = [
+        [str(seed), *(f"{row[method]:.3f}" for method in methods)] for seed, row in wide.iterrows()
+    ]
     yield from table(["seed", *methods], rows)
 
 
@@ -257,13 +283,27 @@ def draw_table(page: Page) -> Iterator[str]:
     for seed, net in record.drawn().items():
         computed = observed[seed].clients if seed in observed else np.full(net.clients, np.nan)
         rare = [
-            f"{client} (p = {net.p[client]:.1e})" for client in np.argsort(net.p) if computed[client] < RARE
+            f"{client} (p = {net.p[client]:.1e})"
+            for client in np.argsort(net.p)
+            if computed[client] < RARE
         ]
         steps = f"{int(np.ceil(np.mean(1 / net.p))):,}"
         rows.append(
-            [str(seed), f"{net.p.min():.1e}", f"{net.p_hat.min():.1e}", steps, ", ".join(rare) or "none"]
+            [
+                str(seed),
+                f"{net.p.min():.1e}",
+                f"{net.p_hat.min():.1e}",
+                steps,
+                ", ".join(rare) or "none",
+            ]
         )
-    heads = ["seed", "least p", "least p̂", "K of K-GT", "clients that compute in fewer than 1 % of rounds"]
+    heads = [
+        "seed",
+        "least p",
+        "least p̂",
+        "K of K-GT",
+        "clients that compute in fewer than 1 % of rounds",
+    ]
     yield from table(heads, rows)
 
 
@@ -276,7 +316,9 @@ def step_part(page: Page, metric: str) -> Iterator[str]:
     yield "Gradients gather at clients by π̂, and models are heard by φ̂: on the average gradient a step "
     yield "size counts for m φ̂ᵀπ̂ times itself, 1 where mixing is even, next to nothing where gradients "
     yield f"gather at clients that nobody hears. In brackets the {metric} of {reference(page)} at the end.\n"
-    ends = page.results[page.results["algorithm"] == reference(page)].set_index(["cell", "seed"])[metric]
+    ends = page.results[page.results["algorithm"] == reference(page)].set_index(["cell", "seed"])[
+        metric
+    ]
     rows = []
     for cell, record in zip(page.cells, page.records, strict=True):
         config, row = record.config, []
@@ -285,8 +327,12 @@ def step_part(page: Page, metric: str) -> Iterator[str]:
             network, availability = experiment.draw_network(int(str(seed)))
             phi, pi = perron_vectors(network, availability.p_hat)
             row.append(f"{network.clients * phi @ pi:.2f} ({end:.3f})")
-        rows.append([*(label(config["network"][key.removeprefix("network.")]) for key in keys), *row])
-    yield from table([*map(words, keys), *(f"seed {seed}" for seed in ends.index.unique("seed"))], rows)
+        rows.append(
+            [*(label(config["network"][key.removeprefix("network.")]) for key in keys), *row]
+        )
+    yield from table(
+        [*map(words, keys), *(f"seed {seed}" for seed in ends.index.unique("seed"))], rows
+    )
 
 
 def recall_part(page: Page) -> Iterator[str]:
@@ -315,7 +361,9 @@ def recall_part(page: Page) -> Iterator[str]:
     yield "\n## Whose classes are known\n"
     yield "Recall of a class by the average model at the end, mean over the classes whose client computes so "
     yield "often, all seeds together.\n"
-    wide = known.pivot_table(index="p of its client", columns="method", values="recall", observed=True)
+    wide = known.pivot_table(
+        index="p of its client", columns="method", values="recall", observed=True
+    )
     count = known[known["method"] == methods[0]].groupby("p of its client", observed=True).size()
     rows = [
         [str(at), str(count[at]), *(f"{row[method]:.2f}" for method in methods)]
@@ -347,7 +395,9 @@ def row(stem: str, name: str, page: Page) -> list[str]:
 def known_rows(path: Path) -> dict[str, list[str]]:
     """The lines of the index that is there, by the names of their pages."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    cells = [line.strip("| ").split(" | ") for line in lines if "](" in line and line.startswith("| ")]
+    cells = [
+        line.strip("| ").split(" | ") for line in lines if "](" in line and line.startswith("| ")
+    ]
     return {one[1].rpartition("](")[2].removesuffix(".md)"): one for one in cells}
 
 

@@ -28,9 +28,13 @@ class Declared(griffe.Extension):
             and "__init__" not in cls.members
         ):
             given = [
-                griffe.Parameter(each.name, annotation=each.annotation, kind=KEYWORD, default=each.value)
+                griffe.Parameter(
+                    each.name, annotation=each.annotation, kind=KEYWORD, default=each.value
+                )
                 for each in fields
                 if "ClassVar" not in str(each.annotation) and not each.name.startswith("_")
             ]
             me = griffe.Parameter("self", kind=KEYWORD)
-            cls.set_member("__init__", griffe.Function("__init__", parameters=griffe.Parameters(me, *given)))
+            cls.set_member(
+                "__init__", griffe.Function("__init__", parameters=griffe.Parameters(me, *given))
+            )

@@ -36,7 +36,9 @@ class Over(Exception):
 
 
 def after(k: int) -> None:
-    if meter.tick((k + 1) * work.clients, lambda: np.mean([a.x.value.numpy() for a in network.agents()], 0)):
+    if meter.tick(
+        (k + 1) * work.clients, lambda: np.mean([a.x.value.numpy() for a in network.agents()], 0)
+    ):
         raise Over
 
 

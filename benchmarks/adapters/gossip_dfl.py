@@ -58,7 +58,9 @@ handler = ClassificationDataHandler(
     torch.from_numpy(work.inputs), torch.from_numpy(work.targets), test_size=0
 )
 dispatcher = DataDispatcher(handler, n=work.clients, eval_on_user=False, auto_assign=False)
-dispatcher.set_assignments([list(range(*work.bounds[i : i + 2])) for i in range(work.clients)], None)
+dispatcher.set_assignments(
+    [list(range(*work.bounds[i : i + 2])) for i in range(work.clients)], None
+)
 proto = TorchModelHandler(
     Net(), torch.optim.SGD, {"lr": work.step_size}, torch.nn.CrossEntropyLoss(),
     local_epochs=0, batch_size=work.batch, create_model_mode=CreateModelMode.MERGE_UPDATE,

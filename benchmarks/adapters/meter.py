@@ -73,7 +73,10 @@ class Work:
     def arrays(self, flat: Floats) -> list[Floats]:
         """The parameters of `flat`, each in its own shape."""
         ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes])[:-1]
-        return [part.reshape(shape) for part, shape in zip(np.split(flat, ends), self.shapes, strict=True)]
+        return [
+            part.reshape(shape)
+            for part, shape in zip(np.split(flat, ends), self.shapes, strict=True)
+        ]
 
     def accuracy(self, flat: Floats) -> float:
         """Of one model on the test images."""
@@ -89,7 +92,12 @@ class Work:
     @classmethod
     def load(cls, path: Path) -> Work:
         with np.load(path, allow_pickle=False) as arrays:
-            return cls(**{name: value.item() if value.ndim == 0 else value for name, value in arrays.items()})
+            return cls(
+                **{
+                    name: value.item() if value.ndim == 0 else value
+                    for name, value in arrays.items()
+                }
+            )
 
 
 class Meter:

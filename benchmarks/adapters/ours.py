@@ -31,13 +31,17 @@ runs = [
 
 def observe(now: Snapshot, due: Any, last: Any) -> Any:
     """Told of a round every now and then by the loop that `train` runs, too; ends all runs in the end."""
-    over = meter.tick(now.k * work.clients * seeds, lambda: now.state.x[: work.clients].mean(0).numpy())
+    over = meter.tick(
+        now.k * work.clients * seeds, lambda: now.state.x[: work.clients].mean(0).numpy()
+    )
     return np.full_like(last, over)
 
 
 never = EvaluationSchedule()
 # To compile and warm up.
-run_rounds(first(Simulation(runs)), Stop(rounds=64), never, lambda now, due, last: np.zeros_like(last))
+run_rounds(
+    first(Simulation(runs)), Stop(rounds=64), never, lambda now, due, last: np.zeros_like(last)
+)
 meter.start()
 run_rounds(first(Simulation(runs)), Stop(rounds=10**9), never, observe)
 finish(meter, "spodgt", "torch")

@@ -65,8 +65,12 @@ class Net(lightning.LightningModule):
 def node(client: int) -> Node:
     inputs, targets = work.share(client)
     train = Dataset.from_dict({"image": inputs, "label": targets})
-    data = P2PFLDataset(DatasetDict({"train": train, "test": train.select([0])}), batch_size=work.batch)
-    made = Node(LightningModel(Net()), data, f"node-{client}", protocol=MemoryCommunicationProtocol())
+    data = P2PFLDataset(
+        DatasetDict({"train": train, "test": train.select([0])}), batch_size=work.batch
+    )
+    made = Node(
+        LightningModel(Net()), data, f"node-{client}", protocol=MemoryCommunicationProtocol()
+    )
     made.start()
     return made
 

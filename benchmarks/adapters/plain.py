@@ -10,7 +10,9 @@ from modules import flat, module, tensors
 work, meter = begin()
 models = [module(work) for _ in range(work.clients)]
 shares = [tensors(work, i) for i in range(work.clients)]
-heard = [[(j, float(work.weights[i, j])) for j in [i, *work.neighbours(i)]] for i in range(work.clients)]
+heard = [
+    [(j, float(work.weights[i, j])) for j in [i, *work.neighbours(i)]] for i in range(work.clients)
+]
 loss = torch.nn.CrossEntropyLoss()
 
 
@@ -24,7 +26,9 @@ def step() -> None:
         old = [[p.clone() for p in model.parameters()] for model in models]
         for model, terms in zip(models, heard, strict=True):
             for n, parameter in enumerate(model.parameters()):
-                parameter.copy_(sum(w * old[j][n] for j, w in terms) - work.step_size * parameter.grad)
+                parameter.copy_(
+                    sum(w * old[j][n] for j, w in terms) - work.step_size * parameter.grad
+                )
 
 
 meter.start()

@@ -192,7 +192,9 @@ def _compile(function: Loop, fastmath: bool | set[str]) -> Loop:
 
 def _cache_misses() -> int:
     """How often numba has compiled a loop in this process."""
-    return sum(sum(loop.stats.cache_misses.values()) for loop in list(_loops) if hasattr(loop, "stats"))
+    return sum(
+        sum(loop.stats.cache_misses.values()) for loop in list(_loops) if hasattr(loop, "stats")
+    )
 
 
 @cache

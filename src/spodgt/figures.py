@@ -89,13 +89,19 @@ class LineStyle:
 def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
     """What each method looks like in one figure; its colour does not depend on the order."""
     found: dict[str, LineStyle] = {}
-    named = [(method.split(" ", maxsplit=1)[0], method) for method in methods]  # settings may follow the name
-    for unknown, name, method in sorted((name not in _SLOTS, name, method) for name, method in named):
+    named = [
+        (method.split(" ", maxsplit=1)[0], method) for method in methods
+    ]  # settings may follow the name
+    for unknown, name, method in sorted(
+        (name not in _SLOTS, name, method) for name, method in named
+    ):
         first = zlib.crc32(name.encode()) % len(COLOURS) if unknown else _SLOTS[name]
         turns = len(DASHES) - 1  # the first two are both solid
         slots = [(first + step) % len(COLOURS) for step in range(len(COLOURS))]
         choices = [
-            LineStyle(slot, 1 + (max(0, slot - 1) + turn) % turns) for turn in range(turns) for slot in slots
+            LineStyle(slot, 1 + (max(0, slot - 1) + turn) % turns)
+            for turn in range(turns)
+            for slot in slots
         ]
         # There are 56 pairs of colour and dash; more methods share some.
         found[method] = next((each for each in choices if each not in found.values()), choices[0])
@@ -143,7 +149,9 @@ def curves(
     for name, column in (("metric", metric), ("against", against)):
         if column not in frame.select_dtypes("number"):
             numbers = ", ".join(frame.select_dtypes("number").columns)
-            raise InvalidInput(f"{name}={column!r} is not a column of the result; choose from {numbers}.")
+            raise InvalidInput(
+                f"{name}={column!r} is not a column of the result; choose from {numbers}."
+            )
     screen = style == "screen"
     with _styled(style):
         figure, axes = new(7.2, 4.4) if screen else new(COLUMN, 2.65)
@@ -186,7 +194,9 @@ def _name_axis(axes: Axes, against: str, known: Mapping[str, str]) -> None:
         axes.xaxis.set_major_formatter(EngFormatter())
 
 
-def bars(results: pd.DataFrame, keys: list[str], metric: str, *, title: str = "", note: str = "") -> Figure:
+def bars(
+    results: pd.DataFrame, keys: list[str], metric: str, *, title: str = "", note: str = ""
+) -> Figure:
     """The last value of `metric` against the first key of a sweep, one panel for each value of the others."""
     from matplotlib.figure import Figure
 
@@ -202,12 +212,16 @@ def bars(results: pd.DataFrame, keys: list[str], metric: str, *, title: str = ""
             for other, value in chosen.items():
                 part = part[part[other] == value]
             _bars(axes, part, key, metric, shown)
-            axes.set_title(", ".join(f"{k.rsplit('.', 1)[-1]} {label(v)}" for k, v in chosen.items()))
+            axes.set_title(
+                ", ".join(f"{k.rsplit('.', 1)[-1]} {label(v)}" for k, v in chosen.items())
+            )
         _finish(figure, panes, metric, title, note)
     return figure
 
 
-def _bars(axes: Axes, part: pd.DataFrame, key: str, metric: str, shown: dict[str, LineStyle]) -> None:
+def _bars(
+    axes: Axes, part: pd.DataFrame, key: str, metric: str, shown: dict[str, LineStyle]
+) -> None:
     values = list(dict.fromkeys(part[key]))
     at, logarithmic = axis(values)
     methods = statistics.methods(part)
@@ -246,10 +260,22 @@ def steps(frame: pd.DataFrame, metric: str, chosen: dict[str, float]) -> Figure:
             own = frame[(frame["method"] == method) & (frame["budget"] == budget)]
             if own.empty:
                 continue
-            values = own.groupby("step_size")[metric].agg("max" if statistics.better(metric) > 0 else "min")
+            values = own.groupby("step_size")[metric].agg(
+                "max" if statistics.better(metric) > 0 else "min"
+            )
             last = number == len(budgets)
-            line = {**shown[method].line, "alpha": number / len(budgets), "linewidth": 0.6 + number / 2}
-            axes.plot(values, **line, marker="o", markersize=3, label=f"{method}  {best:g}" if last else None)
+            line = {
+                **shown[method].line,
+                "alpha": number / len(budgets),
+                "linewidth": 0.6 + number / 2,
+            }
+            axes.plot(
+                values,
+                **line,
+                marker="o",
+                markersize=3,
+                label=f"{method}  {best:g}" if last else None,
+            )
             if last and best in values:
                 axes.plot(best, values[best], marker="*", markersize=14, color=line["color"])
     axes.set_xscale("log")
@@ -302,7 +328,9 @@ def network(network: Network | DrawnNetwork, p: Floats, p_hat: Floats, title: st
     small = network.clients <= _SMALL
     size = 520 if small else max(4, 20000 / network.clients)
     at = apart(positions(network), 0.09)
-    shown = np.unique(np.linspace(0, network.links - 1, min(network.links, _MOST_LINKS)).astype(int))
+    shown = np.unique(
+        np.linspace(0, network.links - 1, min(network.links, _MOST_LINKS)).astype(int)
+    )
     i, j, probability = network.receivers[shown], network.senders[shown], p_hat[shown]
     if small:
         for sender, receiver, works in zip(at[j], at[i], probability, strict=True):
@@ -314,12 +342,18 @@ def network(network: Network | DrawnNetwork, p: Floats, p_hat: Floats, title: st
             ))  # fmt: skip
     else:
         lines, widths = list(np.stack([at[j], at[i]], 1)), 0.3 + 0.5 * probability
-        axes.add_collection(LineCollection(lines, linewidths=widths, colors=colours(scale(probability))))
-    axes.scatter(*at.T, s=size, c=p, cmap=colours, norm=scale, edgecolors="black", linewidths=1, zorder=3)
+        axes.add_collection(
+            LineCollection(lines, linewidths=widths, colors=colours(scale(probability)))
+        )
+    axes.scatter(
+        *at.T, s=size, c=p, cmap=colours, norm=scale, edgecolors="black", linewidths=1, zorder=3
+    )
     for client, (across, up) in enumerate(at if small else []):
         label = network.label(client)
         ink = "white" if p[client] > 0.55 and len(label) <= _INSIDE else "black"
-        shift = 0 if len(label) <= _INSIDE else -np.sqrt(size) / 2 - 7  # a long name stands below its circle
+        shift = (
+            0 if len(label) <= _INSIDE else -np.sqrt(size) / 2 - 7
+        )  # a long name stands below its circle
         axes.annotate(
             label, (across, up), (0, shift), textcoords="offset points", ha="center", va="center", color=ink,
             zorder=4, fontsize=8 if shift else 10,
@@ -348,7 +382,9 @@ def network_svg(network: Network | DrawnNetwork, p: Floats, p_hat: Floats) -> st
     parts = []
     for j, i, works in zip(network.senders, network.receivers, p_hat, strict=True):
         across = at[i] - at[j]
-        bend = (at[i] + at[j]) / 2 + 0.1 * np.array([-across[1], across[0]])  # both directions stay apart
+        bend = (at[i] + at[j]) / 2 + 0.1 * np.array(
+            [-across[1], across[0]]
+        )  # both directions stay apart
         begin, neck, head = (
             end + (bend - end) / (np.linalg.norm(bend - end) or 1) * away
             for end, away in ((at[j], radius), (at[i], radius + 7), (at[i], radius + 0.5))
@@ -367,7 +403,9 @@ def network_svg(network: Network | DrawnNetwork, p: Floats, p_hat: Floats) -> st
         inside = len(network.label(client)) <= _INSIDE  # a longer name stands below its circle
         ink, down = ("paper" if computes > 0.55 and inside else "ink"), 0 if inside else radius + 8
         name = (
-            f'<text x="{x:.0f}" y="{y + down:.0f}" fill="var(--{ink})">{label}</text>' if radius >= 10 else ""
+            f'<text x="{x:.0f}" y="{y + down:.0f}" fill="var(--{ink})">{label}</text>'
+            if radius >= 10
+            else ""
         )
         fill = f"color-mix(in srgb, var(--accent) {100 * computes:.0f}%, var(--paper))"
         parts.append(
@@ -402,7 +440,9 @@ def apart(at: Floats, gap: float) -> Floats:
     anywhere = np.stack([np.cos(turn), np.sin(turn)], 1)
     for step in range(100):  # pairs push each other away until none is too near
         if step % 50 == 0:
-            at = at / (float(np.ptp(at, axis=0).max()) or 1.0)  # pushing has made the whole a little larger
+            at = at / (
+                float(np.ptp(at, axis=0).max()) or 1.0
+            )  # pushing has made the whole a little larger
         across = at[i] - at[j]
         distance = np.linalg.norm(across, axis=1, keepdims=True)
         if not (distance < gap).any():
@@ -419,7 +459,9 @@ def apart(at: Floats, gap: float) -> Floats:
 def check_suffix(path: str | Path) -> None:
     """Say before the work, not after it, that a picture of this kind cannot be drawn."""
     if not isinstance(path, str | Path) or Path(path).suffix.lower() not in SUFFIXES:
-        raise InvalidInput(f"picture {str(path)!r} must end in {', '.join(SUFFIXES)}; use network.png.")
+        raise InvalidInput(
+            f"picture {str(path)!r} must end in {', '.join(SUFFIXES)}; use network.png."
+        )
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -427,7 +469,9 @@ def save(figure: Figure, path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidInput(f"{path} cannot be written: {error.strerror}; choose another place.") from None
+        raise InvalidInput(
+            f"{path} cannot be written: {error.strerror}; choose another place."
+        ) from None
     buffer = io.BytesIO()
     try:
         figure.savefig(buffer, format=path.suffix.lower().removeprefix("."), dpi=160)
@@ -456,7 +500,11 @@ def _styled(style: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _final(metric: str, value: float) -> str:
-    return f"{value:.3f}" if metric in METRICS and METRICS[metric].unit == "fraction" else f"{value:.3g}"
+    return (
+        f"{value:.3f}"
+        if metric in METRICS and METRICS[metric].unit == "fraction"
+        else f"{value:.3g}"
+    )
 
 
 def _decorate(axes: Axes, metric: str) -> None:

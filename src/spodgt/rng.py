@@ -63,7 +63,9 @@ def words(keys: ArrayLike, *coordinates: ArrayLike) -> Words:
     state = np.asarray(keys, dtype=np.uint64)
     with np.errstate(over="ignore"):  # arithmetic modulo 2⁶⁴ is the point
         for coordinate in coordinates:
-            state = _finalise(state + _GOLDEN * (np.asarray(coordinate).astype(np.uint64) + np.uint64(1)))
+            state = _finalise(
+                state + _GOLDEN * (np.asarray(coordinate).astype(np.uint64) + np.uint64(1))
+            )
     return state
 
 

@@ -42,14 +42,22 @@ class Round(Protocol):
     def pull(self, x: Tensor) -> Tensor: ...  # Â x: receivers weigh, rows sum to one
     def push(self, y: Tensor) -> Tensor: ...  # B̂ y: senders weigh, columns sum to one
     @property
-    def kept(self) -> Tensor: ...  # (clients, 1) the diagonal of B̂: what of a push stays with its sender
+    def kept(
+        self,
+    ) -> Tensor: ...  # (clients, 1) the diagonal of B̂: what of a push stays with its sender
     def gossip(self, x: Tensor) -> Tensor: ...  # Ŵ x: symmetric and doubly stochastic
     def gossip_difference(self, x: Tensor) -> Tensor: ...  # (Ŵ - I) x as Σ_j ŵ_ij (x_j - x_i)
-    def average(self, x: Tensor) -> Tensor: ...  # the mean over all clients of a run: what a server sees
+    def average(
+        self, x: Tensor
+    ) -> Tensor: ...  # the mean over all clients of a run: what a server sees
     @property
-    def lead(self) -> Tensor: ...  # (clients, 1): a client's part of the step; 1 unless there is a root
+    def lead(
+        self,
+    ) -> Tensor: ...  # (clients, 1): a client's part of the step; 1 unless there is a root
     @property
-    def restarts(self) -> Tensor: ...  # (clients, 1) bool: whose tracker starts anew after this round
+    def restarts(
+        self,
+    ) -> Tensor: ...  # (clients, 1) bool: whose tracker starts anew after this round
 
 
 class Code(Protocol):
@@ -57,7 +65,9 @@ class Code(Protocol):
 
     def size(self, columns: int, item: int) -> int: ...  # bytes of a row of numbers of `item` bytes
     def pack(self, rows: Tensor) -> Tensor: ...  # (rows, size) bytes
-    def unpack(self, data: Tensor, columns: int, dtype: torch.dtype) -> Tensor: ...  # (rows, columns)
+    def unpack(
+        self, data: Tensor, columns: int, dtype: torch.dtype
+    ) -> Tensor: ...  # (rows, columns)
 
 
 class IntervalCode(Protocol):
@@ -165,7 +175,9 @@ class Evaluation(NamedTuple):
     metrics: dict[str, Tensor]  # by the names that `Problem.metrics` declares
 
     def part(self, which: slice) -> Evaluation:
-        return Evaluation(self.loss[which], {name: values[which] for name, values in self.metrics.items()})
+        return Evaluation(
+            self.loss[which], {name: values[which] for name, values in self.metrics.items()}
+        )
 
 
 class Minibatches(NamedTuple):
@@ -202,14 +214,20 @@ class Problem(Protocol):
     @property
     def metrics(self) -> Mapping[str, Better]: ...  # what `evaluate` gives beside the loss
     @property
-    def private(self) -> int: ...  # how many of the last columns of `statistics` stay with their client
+    def private(
+        self,
+    ) -> int: ...  # how many of the last columns of `statistics` stay with their client
     def statistics(
         self, seed: int
     ) -> Tensor: ...  # (clients, columns) what a client keeps besides; mostly none
     def join(self: P, others: Sequence[P]) -> P: ...  # several runs side by side, this one first
     def to(self: P, device: torch.device, dtype: torch.dtype) -> P: ...
-    def grad(self, x: Tensor, batches: Minibatches) -> Tensor: ...  # stochastic gradients at x (n, columns)
-    def full(self, x: Tensor, rows: Ints) -> tuple[Tensor, Tensor]: ...  # exact F_i(x_i), ∇F_i(x_i) of `rows`
+    def grad(
+        self, x: Tensor, batches: Minibatches
+    ) -> Tensor: ...  # stochastic gradients at x (n, columns)
+    def full(
+        self, x: Tensor, rows: Ints
+    ) -> tuple[Tensor, Tensor]: ...  # exact F_i(x_i), ∇F_i(x_i) of `rows`
     def evaluate(self, x: Tensor, rows: Ints | None = None) -> Evaluation:
         """Test loss and metrics of models x (n, columns).
 
@@ -256,14 +274,18 @@ class HasSamples(HasBatches, Protocol):
     """Can say what each client holds."""
 
     def sizes(self) -> Ints: ...  # (clients,) samples
-    def labels(self) -> Ints | None: ...  # (clients, classes) samples of each class; None without classes
+    def labels(
+        self,
+    ) -> Ints | None: ...  # (clients, classes) samples of each class; None without classes
 
 
 @runtime_checkable
 class HasModel(Protocol):
     """Its models (columns,) are those of a torch module."""
 
-    def state_dict(self, x: Tensor) -> dict[str, Tensor]: ...  # all that the module's own has, by name
+    def state_dict(
+        self, x: Tensor
+    ) -> dict[str, Tensor]: ...  # all that the module's own has, by name
     def module(self, x: Tensor) -> nn.Module: ...  # the user's module with this model in it
 
 
@@ -293,7 +315,9 @@ class TensorLayout(Protocol):
     def names(self) -> tuple[str, ...]: ...
     @property
     def shapes(self) -> tuple[torch.Size, ...]: ...
-    def unflatten(self, x: Tensor) -> dict[str, Tensor]: ...  # views into x (…, parameters), by name
+    def unflatten(
+        self, x: Tensor
+    ) -> dict[str, Tensor]: ...  # views into x (…, parameters), by name
 
 
 @runtime_checkable

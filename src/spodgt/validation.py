@@ -69,11 +69,15 @@ Number = Annotated[float, BeforeValidator(_plain)]  # a float or an int, never a
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, Field))
-def recipe(error: type[InvalidInput], registry: MutableMapping[str, Any] | None = None) -> Callable[[C], C]:
+def recipe(
+    error: type[InvalidInput], registry: MutableMapping[str, Any] | None = None
+) -> Callable[[C], C]:
     """Make a class a frozen dataclass that raises `error` for bad fields; `registry` keeps it by `name`."""
 
     def made(cls: C) -> C:
-        config = ConfigDict(extra="forbid", strict=True, validate_default=True, arbitrary_types_allowed=True)
+        config = ConfigDict(
+            extra="forbid", strict=True, validate_default=True, arbitrary_types_allowed=True
+        )
         checked: Any = pydantic.dataclasses.dataclass(cls, frozen=True, config=config)
         inner = checked.__init__
 
@@ -104,7 +108,9 @@ def from_table(cls: type[T], table: Mapping[str, object], where: str) -> T:
 
 def to_table(made: Any) -> dict[str, object]:
     """The fields of a recipe as plain values for TOML; those left at None or False are left out."""
-    fields = [(field, getattr(made, field.name)) for field in dataclasses.fields(made) if field.init]
+    fields = [
+        (field, getattr(made, field.name)) for field in dataclasses.fields(made) if field.init
+    ]
     return {
         field.name: _value(value)
         for field, value in fields

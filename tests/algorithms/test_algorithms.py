@@ -35,7 +35,12 @@ from tests.helpers import (
 )
 
 EXACT = [name for name in NAMES if ALGORITHMS[name].traits.exact != "no"]
-SUMS = ("extra", "d2", "relay-sum", "gt-dsgd")  # carry sums from round to round that nothing corrects
+SUMS = (
+    "extra",
+    "d2",
+    "relay-sum",
+    "gt-dsgd",
+)  # carry sums from round to round that nothing corrects
 # A client that talks to nobody goes to its own minimum, whatever the step.
 INEXACT = [
     name
@@ -61,7 +66,8 @@ def hardest(name: str) -> Any:
     """The most sporadic participation that the method does not refuse."""
     traits = traits_of(name)
     return Bernoulli(
-        1.0 if traits.sporadic_clients == "no" else 0.6, 1.0 if traits.sporadic_links == "no" else 0.6
+        1.0 if traits.sporadic_clients == "no" else 0.6,
+        1.0 if traits.sporadic_links == "no" else 0.6,
     )
 
 
@@ -75,10 +81,16 @@ def fields_of(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_golden_trajectories(name: str, compiled: bool) -> None:
     data = golden()
-    network = Network.from_adjacency(data["undirected" if traits_of(name).mixing == "gossip" else "digraph"])
+    network = Network.from_adjacency(
+        data["undirected" if traits_of(name).mixing == "gossip" else "digraph"]
+    )
     every = 3 if name == "k-gt" else 1
-    algorithm = method(name, step_size=data["step_size"], **({"local_steps": 3} if every > 1 else {}))
-    participation = golden_trace() if name in FAMILY else Always()  # the others were made with all active
+    algorithm = method(
+        name, step_size=data["step_size"], **({"local_steps": 3} if every > 1 else {})
+    )
+    participation = (
+        golden_trace() if name in FAMILY else Always()
+    )  # the others were made with all active
     run = make_run(algorithm, golden_problem(), network, participation, x0=np.array(data["x0"]))
     kept = states([run], every * (len(data["x"][name]) - 1), compiled=compiled)[::every]
     for letter in ("x", "y"):
@@ -144,13 +156,19 @@ def test_a_common_optimum_is_a_fixed_point(name: str) -> None:
     problem = Quadratic.random(5, 3, seed=3)
     common = replace(problem, c=problem.c[:1].expand(5, 3).clone())
     run = make_run(
-        build(name, step_size=0.2, **fields_of(name)), common, world_of(name, 1), hardest(name), x0=common.c
+        build(name, step_size=0.2, **fields_of(name)),
+        common,
+        world_of(name, 1),
+        hardest(name),
+        x0=common.c,
     )
     assert_close(final(run, 30).x, common.c, rtol=0, atol=1e-13)
 
 
 # --- the limit ---------------------------------------------------------------------------------------
-def distance(name: str, rounds: int, step_size: float, participation: Any, **fields: Any) -> torch.Tensor:
+def distance(
+    name: str, rounds: int, step_size: float, participation: Any, **fields: Any
+) -> torch.Tensor:
     """How far from the optimum the models of two runs end, each on a network and problem of its own."""
     problems = [Quadratic.random(5, 2, seed=seed, condition=3) for seed in (1, 2)]
     algorithm = build(name, step_size=step_size, **fields_of(name) | fields)
@@ -173,7 +191,9 @@ def test_exact_methods_reach_the_optimum(name: str) -> None:
     assert distance(name, rounds, step, Always()).max() < 1e-10
 
 
-@pytest.mark.parametrize("name", [n if n in SUMS else pytest.param(n, marks=pytest.mark.slow) for n in EXACT])
+@pytest.mark.parametrize(
+    "name", [n if n in SUMS else pytest.param(n, marks=pytest.mark.slow) for n in EXACT]
+)
 def test_exact_methods_do_not_drift_in_single_precision(name: str) -> None:
     problem = Quadratic.random(5, 3, seed=1, condition=3, spread=2.0)
     step = 0.02 if name == "frost" else 0.05  # the tracker of FROST is a sum
@@ -197,7 +217,9 @@ def test_exact_methods_reach_it_under_what_they_bear(name: str) -> None:
 
 @pytest.mark.parametrize("name", INEXACT)
 def test_the_bias_of_a_constant_step_shrinks_with_it(name: str) -> None:
-    near, far = (distance(name, 600, step, Always()).square().mean(1).sqrt() for step in (0.03, 0.06))
+    near, far = (
+        distance(name, 600, step, Always()).square().mean(1).sqrt() for step in (0.03, 0.06)
+    )
     assert (near > 1e-4).all()
     assert (far < 0.5).all()
     assert ((far / near > 1.6) & (far / near < 2.4)).all()  # of order η
@@ -205,7 +227,10 @@ def test_the_bias_of_a_constant_step_shrinks_with_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dsgd", "dgd", "dspodfl"])
 def test_dsgd_stops_where_it_must(name: str) -> None:
-    problem, network = Quadratic.random(5, 2, seed=1, condition=3), Network.random_geometric(5, 0.7, seed=1)
+    problem, network = (
+        Quadratic.random(5, 2, seed=1, condition=3),
+        Network.random_geometric(5, 0.7, seed=1),
+    )
     # x = W x - η H (x - c)  ⇔  ((I - W)⊗I + η H) x = η H c
     laplacian = torch.from_numpy(np.kron(np.eye(5) - network.W, np.eye(2)))
     H = torch.block_diag(*problem.H)  # type: ignore[no-untyped-call]
@@ -237,7 +262,9 @@ def test_spod_gt_leans_towards_busy_clients() -> None:
     true, leaning = problem.optimum(), problem.optimum(p)
     assert (true - leaning).norm() > 0.1
     assert (mean["spod-gt"] - leaning).norm() < 0.25 * (mean["spod-gt"] - true).norm()
-    assert (mean["spod-gt-importance"] - true).norm() < 0.25 * (mean["spod-gt-importance"] - leaning).norm()
+    assert (mean["spod-gt-importance"] - true).norm() < 0.25 * (
+        mean["spod-gt-importance"] - leaning
+    ).norm()
     assert (mean["spod-gt-memory"] - true).norm() < 1e-3
 
 
@@ -259,8 +286,12 @@ def test_trackers_keep_the_total_whoever_is_active(name: str, clients: int, seed
     draws = np.random.default_rng(seed)
     two = traits_of(name).mixing == "gossip"
     network = ring_of(clients) if two else Network.erdos_renyi(clients, 0.5, seed=seed % 1000)
-    trace = Trace(draws.random((9, clients)) < 0.5, draws.random((8, network.links)) < 0.5, 0.5, 0.5)
-    problem = Quadratic.random(clients, 2, seed=seed, noise=1.0)  # an old gradient must not be redrawn
+    trace = Trace(
+        draws.random((9, clients)) < 0.5, draws.random((8, network.links)) < 0.5, 0.5, 0.5
+    )
+    problem = Quadratic.random(
+        clients, 2, seed=seed, noise=1.0
+    )  # an old gradient must not be redrawn
     availability = trace.draw(network, seed)  # raw, whatever the method would make of it
     if two:
         availability = two_way(availability, network)
@@ -271,7 +302,10 @@ def test_trackers_keep_the_total_whoever_is_active(name: str, clients: int, seed
 
 def test_frost_and_gt_dsgd_track_in_their_own_way() -> None:
     """FROST: Perron-weighted; GT-DSGD: the gradients one round old."""
-    problem, network = Quadratic.random(5, 2, seed=4, noise=0.5), Network.erdos_renyi(5, 0.5, seed=2)
+    problem, network = (
+        Quadratic.random(5, 2, seed=4, noise=0.5),
+        Network.erdos_renyi(5, 0.5, seed=2),
+    )
     left = np.linalg.matrix_power(network.A, 200)[0]
     state = final(make_run(method("frost"), problem, network), 200)
     assert_close(torch.from_numpy(left) @ state.z, (state.g * 1.0).sum(0), rtol=0, atol=1e-9)
@@ -334,7 +368,9 @@ def test_one_client_wakes_and_all_get_their_turn(pairs: bool) -> None:
         ends[k, network.receivers[link]] = ends[k, network.senders[link]] = True
     assert np.array_equal(ends, computes)  # those involved, and nobody else
     assert woken.computes(range(1)).all()
-    wakes = network.senders[np.nonzero(push)[1]] if not pairs else network.senders[np.nonzero(pull)[1]]
+    wakes = (
+        network.senders[np.nonzero(push)[1]] if not pairs else network.senders[np.nonzero(pull)[1]]
+    )
     assert np.bincount(wakes, minlength=5).min() > 0.1 * len(wakes)
     assert woken.p is base.p
     assert woken.p_hat is base.p_hat

@@ -64,7 +64,9 @@ def test_refusals(name: str, network: Network, participation: Any, message: str)
 @pytest.mark.parametrize("network", [ONE_WAY, TWO_WAY], ids=["one-way", "two-way"])
 @pytest.mark.parametrize("p", [1.0, 0.5])
 @pytest.mark.parametrize("p_hat", [1.0, 0.5])
-def test_a_method_runs_or_names_one_that_does(name: str, network: Network, p: float, p_hat: float) -> None:
+def test_a_method_runs_or_names_one_that_does(
+    name: str, network: Network, p: float, p_hat: float
+) -> None:
     availability = Bernoulli(p, p_hat).draw(network, 0)
     traits = ALGORITHMS[name].traits
     refused = (not traits.directed and not network.two_way) or (
@@ -113,7 +115,8 @@ def test_d2_needs_eigenvalues_above_minus_a_third() -> None:
     with pytest.raises(Incompatible) as caught:
         check(method("d2"), square, always)
     assert (
-        str(caught.value) == "d2 needs a W with eigenvalues above -1/3, got -0.333; use lazy=True or gt-dsgd."
+        str(caught.value)
+        == "d2 needs a W with eigenvalues above -1/3, got -0.333; use lazy=True or gt-dsgd."
     )
     check(method("d2", lazy=True), square, always)
     lazy = method("d2", lazy=True).weighs(square)
@@ -123,7 +126,9 @@ def test_d2_needs_eigenvalues_above_minus_a_third() -> None:
 
 
 # --- the list ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("path", sorted((ROOT / "src/spodgt/algorithms").glob("*.py")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "src/spodgt/algorithms").glob("*.py")), ids=lambda p: p.stem
+)
 def test_one_paper_one_file(path: Path) -> None:
     """Under 60 lines; file, class and CLI name agree; the docstring cites; the list has it."""
     text = path.read_text(encoding="utf-8")
@@ -241,7 +246,9 @@ def test_register() -> None:
     class Other(Lazy):
         name = "spod-gt"
 
-    with pytest.raises(InvalidConfig, match="name 'spod-gt' of Other is taken by SpodGT; choose another"):
+    with pytest.raises(
+        InvalidConfig, match="name 'spod-gt' of Other is taken by SpodGT; choose another"
+    ):
         register(Other)
 
 

@@ -45,7 +45,9 @@ def slow_if_alone(name: str) -> Any:
     return name if traits_of(name).talks == "all" else pytest.param(name, marks=pytest.mark.slow)
 
 
-def bench(algorithm: Algorithm, rounds: int, *, participation: Any = Always(), x0: Any = None) -> list[Any]:  # noqa: B008
+def bench(
+    algorithm: Algorithm, rounds: int, *, participation: Any = Always(), x0: Any = None
+) -> list[Any]:  # noqa: B008
     problem = Quadratic.random(5, 2, seed=1, condition=3)
     return states([make_run(algorithm, problem, ring_of(5), participation, x0=x0)], rounds)
 
@@ -76,7 +78,9 @@ def test_a_schedule_is_another_number_in_every_round(name: str, schedule: Any) -
     state = method(name, **fields).init(world.start(), world.round(0))
     for k in range(1, 10):
         held = (k - 1) // 3 * 3 + 1 if fields else k  # between two exchanges the step is held
-        state = method(name, step_size=float(schedule.at(held)), **fields).step(state, world.round(k))
+        state = method(name, step_size=float(schedule.at(held)), **fields).step(
+            state, world.round(k)
+        )
     for a, b in zip(ours, state, strict=True):
         assert_close(a, b, rtol=1e-12, atol=1e-13)
 
@@ -90,7 +94,9 @@ def test_a_decaying_step_takes_the_bias_away() -> None:
 
 @pytest.mark.parametrize("name", [slow_if_alone(name) for name in PER_CLIENT])
 def test_trackers_are_exact_with_a_step_of_their_own(name: str) -> None:
-    rates = np.linspace(0.06, 0.12, 5) / (3 if name == "frost" else 1)  # its tracker is a sum, not an average
+    rates = np.linspace(0.06, 0.12, 5) / (
+        3 if name == "frost" else 1
+    )  # its tracker is a sum, not an average
     fields: dict[str, Any] = {"local_steps": 2} if name == "k-gt" else {}
     problem = Quadratic.random(5, 2, seed=1, condition=3)
     run = make_run(method(name, step_size=rates.tolist(), **fields), problem, ring_of(5))
@@ -116,9 +122,13 @@ def test_momentum_on_one_client_is_the_heavy_ball(name: str) -> None:
     assert_close(torch.stack([state.x for state in kept]), torch.stack(ball), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [slow_if_alone(name) for name in NAMES if traits_of(name).exact == "yes"])
+@pytest.mark.parametrize(
+    "name", [slow_if_alone(name) for name in NAMES if traits_of(name).exact == "yes"]
+)
 def test_exact_methods_stay_exact_with_momentum(name: str) -> None:
-    fields: dict[str, Any] = {"local_steps": 3} if name == "k-gt" else {"lazy": True} if name == "d2" else {}
+    fields: dict[str, Any] = (
+        {"local_steps": 3} if name == "k-gt" else {"lazy": True} if name == "d2" else {}
+    )
     problem = Quadratic.random(5, 2, seed=1, condition=3)
     step = 0.02 if name == "frost" else 0.15 if traits_of(name).remembers else 0.05
     run = make_run(method(name, step_size=step, momentum=0.5, **fields), problem, ring_of(5))
@@ -127,7 +137,9 @@ def test_exact_methods_stay_exact_with_momentum(name: str) -> None:
 
 
 def test_an_idle_clients_momentum_waits() -> None:
-    kept = bench(method("spod-gt", step_size=0.1, momentum=0.9), 30, participation=Bernoulli(0.5, 0.5))
+    kept = bench(
+        method("spod-gt", step_size=0.1, momentum=0.9), 30, participation=Bernoulli(0.5, 0.5)
+    )
     computes = Bernoulli(0.5, 0.5).draw(ring_of(5), 0).computes(range(31))
     for k in range(1, 31):
         idle = torch.from_numpy(~computes[k])
@@ -141,8 +153,13 @@ def test_method_wraps_and_names() -> None:
     both = method("spod-gt", step_size=InverseSqrt(0.1), momentum=0.9)
     assert both == Momentum(Scheduled(SpodGT(), InverseSqrt(0.1)), 0.9)
     assert both.name == "spod-gt+inverse-sqrt+momentum"
-    assert both.traits == replace(SpodGT.traits, state=("x", "y", "g", "momentum"), compiled="linear")
-    assert method("spod-gt", step_size={"schedule": "inverse-sqrt", "start": 0.1}, momentum=0.9) == both
+    assert both.traits == replace(
+        SpodGT.traits, state=("x", "y", "g", "momentum"), compiled="linear"
+    )
+    assert (
+        method("spod-gt", step_size={"schedule": "inverse-sqrt", "start": 0.1}, momentum=0.9)
+        == both
+    )
     assert method(SpodGT(step_size=InverseSqrt(0.1)), momentum=0.9) == both
     assert method(both) == both
     assert method(both, momentum=0.0) == Scheduled(SpodGT(), InverseSqrt(0.1))
@@ -170,13 +187,22 @@ def test_a_description_builds_the_method_again(name: str, step: Any, momentum: f
 
 MISTAKES = [
     ({"step_size": 0}, "step_size of spod-gt must be a number above 0, got 0; use step_size=0.01."),
-    ({"step_size": True}, "step_size of spod-gt must be a number above 0, got True; use step_size=0.01."),
-    ({"step_size": "fast"}, "step_size of spod-gt must be a number above 0, got 'fast'; use step_size=0.01."),
+    (
+        {"step_size": True},
+        "step_size of spod-gt must be a number above 0, got True; use step_size=0.01.",
+    ),
+    (
+        {"step_size": "fast"},
+        "step_size of spod-gt must be a number above 0, got 'fast'; use step_size=0.01.",
+    ),
     (
         {"step_size": float("nan")},
         "step_size of spod-gt must be a number above 0, got nan; use step_size=0.01.",
     ),
-    ({"step_size": ["a"]}, "step_size of spod-gt must be a number above 0, got ['a']; use step_size=0.01."),
+    (
+        {"step_size": ["a"]},
+        "step_size of spod-gt must be a number above 0, got ['a']; use step_size=0.01.",
+    ),
     (
         {"step_size": {"schedule": "linear", "start": 1}},
         "schedule of step_size must be one of constant, inverse, inverse-sqrt, cosine, got 'linear'.",
@@ -212,7 +238,10 @@ MISTAKES = [
         {"adam": {"beta2": 1.0}},
         "adam of spod-gt must be with beta2 in [0, 1), got 1.0; use adam=True.",
     ),
-    ({"adam": {"epsilon": 0}}, "epsilon of spod-gt+adam must be a number above 0, got 0; use epsilon=0.01."),
+    (
+        {"adam": {"epsilon": 0}},
+        "epsilon of spod-gt+adam must be a number above 0, got 0; use epsilon=0.01.",
+    ),
     (
         {"clip_tracker": -1},
         "clip_tracker of spod-gt must be a number above 0, got -1; use clip_tracker=0.01.",
@@ -241,14 +270,18 @@ def test_mistakes_are_named(fields: dict[str, Any], message: str) -> None:
 
 
 def test_other_mistakes_are_named() -> None:
-    with pytest.raises(InvalidConfig, match=r"^method 'spot-gt' is not known; did you mean 'spod-gt'\?$"):
+    with pytest.raises(
+        InvalidConfig, match=r"^method 'spot-gt' is not known; did you mean 'spod-gt'\?$"
+    ):
         method("spot-gt")
     with pytest.raises(
         InvalidConfig,
         match=r"step_size=0.1 is not a field of gossip; its fields are local_steps, compress, weights, ",
     ):
         method("gossip", step_size=0.1)
-    with pytest.raises(InvalidInput, match=r"local_steps of k-gt must be a whole number above 0, got 2.5"):
+    with pytest.raises(
+        InvalidInput, match=r"local_steps of k-gt must be a whole number above 0, got 2.5"
+    ):
         method("k-gt", local_steps=2.5)
 
 
@@ -269,7 +302,9 @@ def test_a_batch_of_wrapped_methods_is_its_runs(name: str, steps: Any, momentum:
     local = ALGORITHMS[name].traits.local_steps
     runs = [
         make_run(
-            build(name, step_size=step, momentum=momentum, **({"local_steps": 2 + n} if local else {})),
+            build(
+                name, step_size=step, momentum=momentum, **({"local_steps": 2 + n} if local else {})
+            ),
             Quadratic.random(5, 2, seed=n),
             ring_of(5),
             seed=n,
@@ -284,7 +319,9 @@ def test_a_batch_of_wrapped_methods_is_its_runs(name: str, steps: Any, momentum:
 def test_runs_of_different_size_in_a_batch() -> None:
     for name in ("frost", "spod-gt", "fedavg"):
         runs = [
-            make_run(method(name, step_size=0.1 * m), Quadratic.random(m, 2, seed=m), ring_of(m), seed=m)
+            make_run(
+                method(name, step_size=0.1 * m), Quadratic.random(m, 2, seed=m), ring_of(m), seed=m
+            )
             for m in (3, 4)
         ]
         together = final(runs, 8).x
@@ -305,4 +342,9 @@ def test_stacked_numbers_have_the_precision_of_the_run() -> None:
 
 
 def test_every_schedule_is_listed() -> None:
-    assert {cls.__name__ for cls in SCHEDULES.values()} == {"Constant", "Inverse", "InverseSqrt", "Cosine"}
+    assert {cls.__name__ for cls in SCHEDULES.values()} == {
+        "Constant",
+        "Inverse",
+        "InverseSqrt",
+        "Cosine",
+    }

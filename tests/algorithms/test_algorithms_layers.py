@@ -74,7 +74,10 @@ def test_a_batch_has_the_bits_of_its_runs(name: str, layers: str) -> None:
     fixed = {"local_steps": ("gsgt", "sgd"), "weights": ("gsgt", "sgd", "dsgd")}
     if any(name in fixed.get(key, ()) for key in BOTH[layers]):
         pytest.skip("has no links to rest or to weigh")
-    runs = [make_run(method(name, **BOTH[layers]), problem_of(noise=0.1), ring_of(5), seed=n) for n in (0, 1)]
+    runs = [
+        make_run(method(name, **BOTH[layers]), problem_of(noise=0.1), ring_of(5), seed=n)
+        for n in (0, 1)
+    ]
     together = final(runs, 15)
     for n, run in enumerate(runs):
         for whole, alone in zip(together, final(run, 15), strict=True):
@@ -141,7 +144,9 @@ def test_one_client_is_torchs_adamw(name: str, amsgrad: bool) -> None:
     fields = {"adam": {"amsgrad": amsgrad, "beta2": 0.9}, "weight_decay": 0.2}
     run = make_run(method(name, step_size=0.05, **fields), problem, Network.complete(1), x0=x)
     model = torch.nn.Parameter(x.clone())
-    theirs = torch.optim.AdamW([model], lr=0.05, betas=(0.9, 0.9), weight_decay=0.2, amsgrad=amsgrad)
+    theirs = torch.optim.AdamW(
+        [model], lr=0.05, betas=(0.9, 0.9), weight_decay=0.2, amsgrad=amsgrad
+    )
     for state in states([run], 20):
         assert_close(state.x, model.detach(), rtol=0, atol=1e-12)
         model.grad = problem.full(model.detach(), np.arange(1))[1]
@@ -151,7 +156,9 @@ def test_one_client_is_torchs_adamw(name: str, amsgrad: bool) -> None:
 def test_clipping_by_hand() -> None:
     problem, x = Quadratic.random(1, 3, seed=2), torch.tensor([[10.0, -20.0, 30.0]]).double()
     for key in ("clip_gradient", "clip_tracker"):
-        run = make_run(method("ab", step_size=0.5, **{key: 2.0}), problem, Network.complete(1), x0=x)
+        run = make_run(
+            method("ab", step_size=0.5, **{key: 2.0}), problem, Network.complete(1), x0=x
+        )
         first, second, *_ = states([run], 2)
         assert float((second.x - first.x).norm()) == pytest.approx(1.0)
         assert (float(second.y.norm()) > 2) == (key == "clip_tracker")  # what is sent on is whole
@@ -165,8 +172,13 @@ def test_a_warm_up_by_hand() -> None:
     assert [float(Inverse(0.6, warmup=2).warmed(k)) for k in (1, 2, 3, 4)] == pytest.approx(
         [0.3, 0.6, 0.6, 0.3]
     )
-    assert method("ab", step_size={"schedule": "constant", "start": 0.6}) == method("ab", step_size=0.6)
-    assert method("ab", step_size={"schedule": "constant", "start": 0.6, "warmup": 3}).name == "ab+constant"
+    assert method("ab", step_size={"schedule": "constant", "start": 0.6}) == method(
+        "ab", step_size=0.6
+    )
+    assert (
+        method("ab", step_size={"schedule": "constant", "start": 0.6, "warmup": 3}).name
+        == "ab+constant"
+    )
 
 
 def test_who_stands_still_keeps_its_moments() -> None:
@@ -208,7 +220,10 @@ def test_weights_follow_the_links_that_work() -> None:
 
 
 def test_with_all_links_at_work_weights_are_those_by_degree() -> None:
-    runs = [make_run(method("ab", **more), problem_of(), ring_of(5)) for more in ({}, {"weights": "working"})]
+    runs = [
+        make_run(method("ab", **more), problem_of(), ring_of(5))
+        for more in ({}, {"weights": "working"})
+    ]
     for plain, weighed in zip(states([runs[0]], 12), states([runs[1]], 12), strict=True):
         assert_close(plain.x, weighed.x, rtol=0, atol=1e-13)
 
@@ -238,9 +253,13 @@ def test_every_method_steps_along_one_direction_a_round(name: str) -> None:
         return final(make_run(algorithm, problem_of(), ring_of(5), x0=start), 4)
 
     assert torch.equal(after().x, after(clip_tracker=1e9).x)
-    assert_close(after(clip_tracker=1e-9).x, torch.ones(5, 3, dtype=torch.float64), rtol=0, atol=1e-7)
+    assert_close(
+        after(clip_tracker=1e-9).x, torch.ones(5, 3, dtype=torch.float64), rtol=0, atol=1e-7
+    )
     traits = ALGORITHMS[name].traits
-    if traits.talks == "all" and not traits.root and not traits.two_way:  # trees take some rounds to stand
+    if (
+        traits.talks == "all" and not traits.root and not traits.two_way
+    ):  # trees take some rounds to stand
         assert after(adam=True).adam_left[:, 0].numpy() == pytest.approx(0.9**4)
 
 
@@ -251,7 +270,9 @@ def flat_problem(clients: int) -> Quadratic:
 
 @pytest.mark.parametrize("layers", [{}, {"adam": True}, {"clip_tracker": 1.0}], ids=str)
 @pytest.mark.parametrize("name", ["fedavg", "spod-gt", "spod-gt-memory", "mifa"])
-def test_weight_decay_of_a_zero_gradient_is_that_of_any_other(name: str, layers: dict[str, Any]) -> None:
+def test_weight_decay_of_a_zero_gradient_is_that_of_any_other(
+    name: str, layers: dict[str, Any]
+) -> None:
     """Clients that step along trackers always decay; along their own gradients, those that took one."""
     alone = {"local_steps": 1000} if name == "fedavg" else {}
     algorithm = method(name, step_size=0.1, weight_decay=0.5, **alone, **layers)
@@ -276,7 +297,11 @@ REFUSED = [
         {"local_steps": 3},
         "relay+local needs its links in every round; drop local_steps, or use spod-gt-memory or dfedavg.",
     ),
-    ("k-gt", {"adam": True}, "k-gt+adam has no direction to step along; drop adam, or use spod-gt-memory."),
+    (
+        "k-gt",
+        {"adam": True},
+        "k-gt+adam has no direction to step along; drop adam, or use spod-gt-memory.",
+    ),
     (
         "extra",
         {"clip_tracker": 1.0},
@@ -310,7 +335,11 @@ REFUSED = [
         {"compress": "top-k"},
         "relay-sum+top-k does not push trackers and pull models; drop compress, or use spod-gt-memory.",
     ),
-    ("gossip", {"l2": 0.1}, "gossip+l2 needs gradients to filter, but the method takes none; drop l2."),
+    (
+        "gossip",
+        {"l2": 0.1},
+        "gossip+l2 needs gradients to filter, but the method takes none; drop l2.",
+    ),
     (
         "gt-dsgd",
         {"local_steps": 3},
@@ -320,7 +349,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "fields", "message"), REFUSED, ids=str)
-def test_a_layer_that_does_not_fit_is_refused(name: str, fields: dict[str, Any], message: str) -> None:
+def test_a_layer_that_does_not_fit_is_refused(
+    name: str, fields: dict[str, Any], message: str
+) -> None:
     network = ring_of(4)
     with pytest.raises(Incompatible) as caught:
         check(method(name, **fields), network, Always().draw(network, 0))

@@ -38,7 +38,9 @@ class Bench:
         """Who computes, and the links (receiver, sender) that pull and push."""
         links = self.run.availability.links(range(k, k + 1))
         pull, push = links.pull, links.pushing
-        ends = list(zip(self.network.receivers.tolist(), self.network.senders.tolist(), strict=True))
+        ends = list(
+            zip(self.network.receivers.tolist(), self.network.senders.tolist(), strict=True)
+        )
         chosen = [[ends[n] for n in np.flatnonzero(links[0])] for links in (pull, push)]
         return self.run.availability.computes(range(k, k + 1))[0], chosen[0], chosen[1]
 
@@ -221,7 +223,10 @@ def test_a_client_averages_with_one_neighbour_and_steps() -> None:
 
 def test_the_bias_of_ad_psgd_shrinks_with_its_step() -> None:
     """Who wakes is random, so models move about: their mean over time is what has a limit."""
-    problem, network = Quadratic.random(5, 2, seed=1, condition=3), Network.random_geometric(5, 0.7, seed=1)
+    problem, network = (
+        Quadratic.random(5, 2, seed=1, condition=3),
+        Network.random_geometric(5, 0.7, seed=1),
+    )
     off = []
     for step in (0.02, 0.04):
         run = make_run(build("ad-psgd", step_size=step), problem, network, seed=1)

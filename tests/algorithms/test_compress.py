@@ -37,7 +37,11 @@ DTYPES = (torch.float32, torch.float64)
 @st.composite
 def rows(draw: st.DrawFn) -> torch.Tensor:
     """Rows of numbers of very different sizes, zeros among them."""
-    n, columns, rng = draw(st.integers(1, 4)), draw(st.integers(1, 200)), np.random.default_rng(draw(SEEDS))
+    n, columns, rng = (
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 200)),
+        np.random.default_rng(draw(SEEDS)),
+    )
     sizes = 10.0 ** rng.integers(-12, 12, (n, columns // draw(st.integers(1, 50)) + 1))
     values = rng.standard_normal((n, columns)) * np.repeat(sizes, columns, 1)[:, :columns]
     values[rng.random((n, columns)) < draw(st.sampled_from([0.0, 0.3, 1.0]))] = 0.0
@@ -103,7 +107,10 @@ def test_rows_move_into_the_intervals_of_their_senders(dtype: torch.dtype) -> No
     expected = x.double().numpy().copy()
     for i, j, w in zip(into, out, weights, strict=True):
         for c in range(90):
-            low, high = float(middle[j, c] - half[j, c].abs()), float(middle[j, c] + half[j, c].abs())
+            low, high = (
+                float(middle[j, c] - half[j, c].abs()),
+                float(middle[j, c] + half[j, c].abs()),
+            )
             at = float(x[i, c])
             expected[i, c] += w * (max(low - at, 0.0) - max(at - high, 0.0))
     assert_close(fast.double(), torch.from_numpy(expected), rtol=1e-5, atol=1e-6)
@@ -128,7 +135,9 @@ def test_models_stay_between_those_they_come_from(network: Network, kind: str, s
     """A row of weights from 0 to a that sums to one: no number leaves the range of all clients' numbers."""
     x0 = np.random.default_rng(seed).standard_normal((network.clients, 70))
     still = Quadratic(torch.zeros(network.clients, 70, 70), torch.zeros(network.clients, 70))
-    run = make_run(method("spod-gt", compress=KINDS[kind]), still, network, Bernoulli(0.5, 0.7), x0=x0)
+    run = make_run(
+        method("spod-gt", compress=KINDS[kind]), still, network, Bernoulli(0.5, 0.7), x0=x0
+    )
     before = x0
     for state in states([run], 8):
         x = state.x.numpy()
@@ -141,7 +150,9 @@ def test_models_stay_between_those_they_come_from(network: Network, kind: str, s
 def test_models_that_agree_stay_where_they_are(kind: str) -> None:
     still = Quadratic(torch.zeros(5, 70, 70), torch.zeros(5, 70))
     x0 = np.random.default_rng(0).standard_normal(70)
-    run = make_run(method("spod-gt", compress=KINDS[kind]), still, ring_of(5), Bernoulli(1.0, 0.7), x0=x0)
+    run = make_run(
+        method("spod-gt", compress=KINDS[kind]), still, ring_of(5), Bernoulli(1.0, 0.7), x0=x0
+    )
     assert_close(states([run], 10)[-1].x, torch.from_numpy(x0).expand(5, 70), rtol=0, atol=1e-14)
 
 
@@ -158,12 +169,17 @@ def test_a_batch_has_the_bits_of_its_runs(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_goes_on_bit_by_bit(kind: str, tmp_path: Path) -> None:
-    problem, network = Quadratic.random(5, 9, seed=2, noise=0.2), Network.directed_geometric(5, seed=1)
+    problem, network = (
+        Quadratic.random(5, 9, seed=2, noise=0.2),
+        Network.directed_geometric(5, seed=1),
+    )
     options: dict[str, Any] = {"seeds": [0, 1], "every": 10, "participation": Bernoulli(0.6, 0.6)}
     methods = [method("spod-gt-memory", compress=KINDS[kind], momentum=0.5)]
     whole = spodgt.compare(methods, problem, network, rounds=40, **options)
     spodgt.compare(methods, problem, network, rounds=20, out=tmp_path / "o", **options)
-    rest = spodgt.compare(methods, problem, network, rounds=40, out=tmp_path / "o", resume=True, **options)
+    rest = spodgt.compare(
+        methods, problem, network, rounds=40, out=tmp_path / "o", resume=True, **options
+    )
     pd.testing.assert_frame_equal(rest.frame, whole.frame, check_exact=True)
 
 
@@ -182,7 +198,10 @@ def test_a_run_goes_on_bit_by_bit(kind: str, tmp_path: Path) -> None:
     ],
 )
 def test_exact_methods_stay_exact(name: str, kind: str) -> None:
-    problem, network = Quadratic.random(5, 6, seed=1, condition=3), Network.directed_geometric(5, seed=3)
+    problem, network = (
+        Quadratic.random(5, 6, seed=1, condition=3),
+        Network.directed_geometric(5, seed=3),
+    )
     algorithm = method(
         name, step_size=0.05, compress=KINDS[kind], **({"local_steps": 3} if name == "k-gt" else {})
     )
@@ -195,7 +214,9 @@ def test_top_k_of_a_run_with_local_steps_does_not_depend_on_the_rest_of_its_batc
     problem, network = Quadratic.random(6, 20, seed=1), Network.complete(6)
     algorithm = method("k-gt", step_size=0.02, compress="top-k")
     alone, batch = (
-        spodgt.train(algorithm, problem, network, spodgt.Beta(), rounds=40, seeds=seeds, dtype=torch.float64)
+        spodgt.train(
+            algorithm, problem, network, spodgt.Beta(), rounds=40, seeds=seeds, dtype=torch.float64
+        )
         for seeds in ([1], [0, 1, 2])
     )
     name = alone.algorithms[0]
@@ -205,7 +226,9 @@ def test_top_k_of_a_run_with_local_steps_does_not_depend_on_the_rest_of_its_batc
 # --- bytes -----------------------------------------------------------------------------------------------
 def test_bytes_are_counted_and_drawn(tmp_path: Path) -> None:
     problem, network = Quadratic.random(5, 640, seed=2), Network.directed_geometric(5, seed=1)
-    methods = [method("spod-gt-memory", compress=kind) for kind in (None, "int8", "top-k", "rand-k")]
+    methods = [
+        method("spod-gt-memory", compress=kind) for kind in (None, "int8", "top-k", "rand-k")
+    ]
     result = spodgt.compare(methods, problem, network, Bernoulli(0.6, 0.6), rounds=30, seeds=[0, 1])
     last = result.frame.groupby(["algorithm", "seed"])["bytes"].last()
     table = result.participation.groupby(["algorithm", "seed"])["bytes"].sum()
@@ -222,7 +245,9 @@ def test_bytes_are_counted_and_drawn(tmp_path: Path) -> None:
 def test_the_tally_is_that_of_the_compiled_step() -> None:
     problem, network = Quadratic.random(5, 8, seed=2), Network.directed_geometric(5, seed=1)
     one = spodgt.compare(["spod-gt"], problem, network, Bernoulli(0.6, 0.6), rounds=20)
-    other = spodgt.compare(["spod-gt"], problem, network, Bernoulli(0.6, 0.6), rounds=20, engine="plain")
+    other = spodgt.compare(
+        ["spod-gt"], problem, network, Bernoulli(0.6, 0.6), rounds=20, engine="plain"
+    )
     assert one.frame["bytes"].tolist() == other.frame["bytes"].tolist()
 
 
@@ -240,13 +265,19 @@ def test_it_is_described_as_it_was_given() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("int4", "compress of spod-gt must be int8 or top-k or rand-k, got 'int4'; use compress=\"int8\"."),
+        (
+            "int4",
+            "compress of spod-gt must be int8 or top-k or rand-k, got 'int4'; use compress=\"int8\".",
+        ),
         (0.5, "compress of spod-gt must be int8 or top-k or rand-k, got 0.5"),
         (
             {"kind": "top-k", "share": 0},
             "compress of spod-gt must be with share above 0 and at most 1, got 0",
         ),
-        ({"kind": "top-k", "part": 1}, "part=1 is not a field of compress; its fields are kind, share."),
+        (
+            {"kind": "top-k", "part": 1},
+            "part=1 is not a field of compress; its fields are kind, share.",
+        ),
     ],
 )
 def test_bad_values_are_one_sentence(value: Any, message: str) -> None:

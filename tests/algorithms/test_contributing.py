@@ -18,11 +18,20 @@ from spodgt.problems import Quadratic
 from tests.helpers import final, make_run, ring_of
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("src", "tests", "docs/methods.md", "docs/references.md", "CONTRIBUTING.md", "pyproject.toml")
+COPIED = (
+    "src",
+    "tests",
+    "docs/methods.md",
+    "docs/references.md",
+    "CONTRIBUTING.md",
+    "pyproject.toml",
+)
 
 
 def example() -> str:
-    (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.DOTALL)
+    (text,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.DOTALL
+    )
     return str(text)
 
 
@@ -37,13 +46,24 @@ def with_the_example(folder: Path) -> None:
             shutil.copy2(ROOT / name, target)
     (folder / "src/spodgt/algorithms/alone.py").write_text(example(), "utf-8")
     registry = folder / "src/spodgt/algorithms/registry.py"
-    text, lines = re.subn(r"(METHODS = \([^)]*)\)", r'\1    "alone",\n)', registry.read_text("utf-8"))
+    text, lines = re.subn(
+        r"(METHODS = \([^)]*)\)", r'\1    "alone",\n)', registry.read_text("utf-8")
+    )
     assert lines == 1
     registry.write_text(text, "utf-8")
 
 
 def run_tests(folder: Path, *options: str) -> None:
-    command = [sys.executable, "-m", "pytest", "tests/algorithms", "-x", "-p", "no:cacheprovider", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "tests/algorithms",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        *options,
+    ]
     command += ["--ignore", "tests/algorithms/test_contributing.py"]
     done = subprocess.run(
         command,
@@ -59,7 +79,9 @@ def run_tests(folder: Path, *options: str) -> None:
 def test_the_example_keeps_the_contract(tmp_path: Path) -> None:
     """The tests of the new method, and those of the list, the page and the references."""
     with_the_example(tmp_path)
-    run_tests(tmp_path, "-k", "alone or (test_algorithms_checks and not refus and not runs_or_names)")
+    run_tests(
+        tmp_path, "-k", "alone or (test_algorithms_checks and not refus and not runs_or_names)"
+    )
 
 
 @pytest.mark.slow

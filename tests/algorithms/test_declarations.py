@@ -67,7 +67,9 @@ class Recording:
 
 def recorded(algorithm: Algorithm, rounds: int = 6) -> Recording:
     """The last of `rounds` rounds; by then no two fields are one tensor."""
-    world = Simulation([make_run(algorithm, Quadratic.random(5, 2, seed=1), ring_of(5))], compiled=False)
+    world = Simulation(
+        [make_run(algorithm, Quadratic.random(5, 2, seed=1), ring_of(5))], compiled=False
+    )
     state = world.algorithm.init(world.start(), world.round(0))
     for k in range(1, rounds):
         state = world.algorithm.step(state, world.round(k))
@@ -88,7 +90,9 @@ def test_state_and_mixes_are_declared(name: str, wrapped: str) -> None:
     algorithm = build(name, **fields_of(name), **WRAPPED[wrapped])
     recording, traits = recorded(algorithm), algorithm.traits
     assert recording.state._fields == traits.state
-    mixed = [mix for mix in recording.mixed if mix[0] != "average"]  # a server's work is not sent on links
+    mixed = [
+        mix for mix in recording.mixed if mix[0] != "average"
+    ]  # a server's work is not sent on links
     assert mixed == list(traits.mixes)
 
 
@@ -115,7 +119,9 @@ def test_a_wrapped_step_is_not_the_compiled_one(wrapped: str) -> None:
     """A linear layer is followed through; others have no compiled step."""
     algorithm = method("spod-gt-memory", **WRAPPED[wrapped])
     assert isinstance(algorithm, Wrapper)
-    assert algorithm.traits.compiled == ("linear" if wrapped in ("schedule", "momentum", "both") else None)
+    assert algorithm.traits.compiled == (
+        "linear" if wrapped in ("schedule", "momentum", "both") else None
+    )
     assert algorithm.traits.rule == (None if wrapped == "adam" else "memory")
 
 
@@ -146,7 +152,9 @@ def test_every_number_of_a_method_is_checked(name: str) -> None:
     for each in fields(ALGORITHMS[name]):  # type: ignore[arg-type]
         if isinstance(each.default, bool):
             continue
-        with pytest.raises(InvalidInput, match=rf"^{each.name} of {name} must be a (whole )?number above 0"):
+        with pytest.raises(
+            InvalidInput, match=rf"^{each.name} of {name} must be a (whole )?number above 0"
+        ):
             method(name, **{each.name: -1})
 
 

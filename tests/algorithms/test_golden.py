@@ -15,7 +15,14 @@ import spodgt
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "golden" / "trajectories.json").read_text("utf-8")
 )
-SPORADIC = ("spod-gt", "spod-gt-memory", "spod-gt-importance", "ab-push-pull", "g-push-pull", "sporadic-k-gt")
+SPORADIC = (
+    "spod-gt",
+    "spod-gt-memory",
+    "spod-gt-importance",
+    "ab-push-pull",
+    "g-push-pull",
+    "sporadic-k-gt",
+)
 
 
 def replay(name: str, **fields: Any) -> spodgt.Result:
@@ -78,4 +85,6 @@ def test_what_really_happened_is_counted() -> None:
     links = activity[activity["kind"] == "link"]
     used = np.sum(GOLDEN["links"], 0)[links["receiver"], links["sender"]]
     np.testing.assert_array_equal(links["messages"], used)
-    np.testing.assert_array_equal(links["bytes"], used * 2 * 2 * 8)  # x and y, two parameters, eight bytes
+    np.testing.assert_array_equal(
+        links["bytes"], used * 2 * 2 * 8
+    )  # x and y, two parameters, eight bytes

@@ -65,7 +65,11 @@ class TreeRound:
 
     @property
     def computes(self) -> Tensor:
-        return torch.arange(len(self.R))[:, None] == 0 if self.k == 0 else torch.ones(len(self.R), 1).bool()
+        return (
+            torch.arange(len(self.R))[:, None] == 0
+            if self.k == 0
+            else torch.ones(len(self.R), 1).bool()
+        )
 
     @property
     def restarts(self) -> Tensor:

@@ -57,13 +57,21 @@ def literally(run: Any, problem: Any, x0: Floats, rho: float) -> tuple[Any, Any,
     m, n = x0.shape
     ends = list(zip(network.senders.tolist(), network.receivers.tolist(), strict=True))
     price = {end: 1 / p for end, p in zip(ends, base.p_hat.tolist(), strict=True)}
-    sums = [sum(distances(m, price, i, False)) + sum(distances(m, price, i, True)) for i in range(m)]
+    sums = [
+        sum(distances(m, price, i, False)) + sum(distances(m, price, i, True)) for i in range(m)
+    ]
     root = int(np.argmin(sums))
     away, to = distances(m, price, root, False), distances(m, price, root, True)
     down = {
-        i: min((away[s] + p, s) for (s, r), p in price.items() if r == i)[1] for i in range(m) if i != root
+        i: min((away[s] + p, s) for (s, r), p in price.items() if r == i)[1]
+        for i in range(m)
+        if i != root
     }
-    up = {j: min((to[r] + p, r) for (s, r), p in price.items() if s == j)[1] for j in range(m) if j != root}
+    up = {
+        j: min((to[r] + p, r) for (s, r), p in price.items() if s == j)[1]
+        for j in range(m)
+        if j != root
+    }
 
     def grad(i: int, x: Floats) -> Floats:
         return np.asarray(problem.H[i].numpy() @ (x - problem.c[i].numpy()))
@@ -77,14 +85,17 @@ def literally(run: Any, problem: Any, x0: Floats, rho: float) -> tuple[Any, Any,
         for i in np.flatnonzero(base.computes(range(k, k + 1))[0]).tolist():
             memory[i] = grad(i, x[i]), x[i]
         return [
-            np.zeros(n) if kept is None else kept[0] + rho * (x[i] - kept[1]) for i, kept in enumerate(memory)
+            np.zeros(n) if kept is None else kept[0] + rho * (x[i] - kept[1])
+            for i, kept in enumerate(memory)
         ]
 
     H = renewed(0)
     y = [each.copy() for each in H]
     xs, ys = [np.array(x)], [np.array(y)]
     for k in range(1, ROUNDS + 1):
-        working = {end for end, on in zip(ends, base.links(range(k, k + 1)).pull[0], strict=True) if on}
+        working = {
+            end for end, on in zip(ends, base.links(range(k, k + 1)).pull[0], strict=True) if on
+        }
         on = [len(each) == m for each in knows]
         began = [k if on[i] and began[i] < 0 else began[i] for i in range(m)]
         news = [set(each) for each in knows]
@@ -132,7 +143,9 @@ def relay_sum_literally(run: Any, problem: Any, x0: Floats, beta: float) -> Any:
     network, base, used = run.network, run.availability.base, relayed(run)
     m, d = x0.shape
     edges = [(int(i), int(j)) for i, j in zip(network.receivers, network.senders, strict=True)]
-    links = [edge for edge, on in zip(edges, used.epochs[0].trees.down, strict=True) if on]  # (outer, inner)
+    links = [
+        edge for edge, on in zip(edges, used.epochs[0].trees.down, strict=True) if on
+    ]  # (outer, inner)
     x, h = [x0[i].copy() for i in range(m)], [np.zeros(d) for _ in range(m)]
 
     def compute(k: int) -> None:
@@ -140,15 +153,22 @@ def relay_sum_literally(run: Any, problem: Any, x0: Floats, beta: float) -> Any:
             h[i] = np.asarray(problem.H[i].numpy() @ (x[i] - problem.c[i].numpy()))
 
     compute(0)
-    got: dict[tuple[int, int], Any] = {}  # (from, to) → the sums over all behind that edge, and their number
+    got: dict[
+        tuple[int, int], Any
+    ] = {}  # (from, to) → the sums over all behind that edge, and their number
     out, ready = [np.array(x)], used.epochs[0].flood.ready
     for k in range(1, ROUNDS + 1):
-        working = {edge for edge, on in zip(edges, base.links(range(k, k + 1)).pull[0], strict=True) if on}
+        working = {
+            edge for edge, on in zip(edges, base.links(range(k, k + 1)).pull[0], strict=True) if on
+        }
         sent = {}
         for one, other in links:
             if (one, other) in working and max(ready[one], ready[other]) <= k:
                 assert (other, one) in working
-                for i, j in ((one, other), (other, one)):  # all that i knows, but not what came from j
+                for i, j in (
+                    (one, other),
+                    (other, one),
+                ):  # all that i knows, but not what came from j
                     others = [got[a, b] for a, b in got if b == i and a != j]
                     sent[i, j] = np.concatenate([x[i], h[i], [1]]) + sum(others)
         got |= sent
@@ -169,7 +189,9 @@ def test_relay_sum_client_by_client(beta: float) -> None:
     algorithm = method("relay-sum", step_size=STEP, averaging=beta)
     run = make_run(algorithm, problem, network, participation, x0=x0, seed=4)
     ours = torch.stack([state.x for state in states([run], ROUNDS)])
-    np.testing.assert_allclose(ours, relay_sum_literally(run, problem, x0, beta), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        ours, relay_sum_literally(run, problem, x0, beta), rtol=0, atol=1e-12
+    )
     assert relayed(run).roots == ()
 
 
@@ -192,7 +214,9 @@ def test_exact_on_quadratics(network: Network, rho: float) -> None:
     problem = Quadratic.random(6, 3, seed=2, condition=3)
     rng = np.random.default_rng(0)
     participation = Bernoulli(rng.uniform(0.2, 1, 6), rng.uniform(0.2, 1, network.links))
-    run = make_run(method("relay", step_size=0.1, proximal=rho), problem, network, participation, seed=1)
+    run = make_run(
+        method("relay", step_size=0.1, proximal=rho), problem, network, participation, seed=1
+    )
     state = final(run, 1500)
     assert_close(state.x, problem.optimum().expand(6, 3), rtol=0, atol=1e-12)
     assert_close(state.y, torch.zeros(6, 3).double(), rtol=0, atol=1e-12)
@@ -213,7 +237,11 @@ def test_a_root_that_leaves_is_replaced_and_the_others_reach_their_optimum(direc
     network = Network.erdos_renyi(6, 0.7, seed=3) if directed else Network.complete(6)
     problem = Quadratic.random(6, 2, seed=2, condition=3)
     algorithm = method("relay", step_size=0.1)
-    first = relayed(make_run(algorithm, problem, network, leaving(network, 0, 2000, 60))).epochs[0].trees.root
+    first = (
+        relayed(make_run(algorithm, problem, network, leaving(network, 0, 2000, 60)))
+        .epochs[0]
+        .trees.root
+    )
     run = make_run(algorithm, problem, network, leaving(network, first, 200, 1600))
     before, after = relayed(run).epochs
     assert before.trees.root == first
@@ -248,7 +276,9 @@ def test_a_client_on_the_way_that_leaves_is_left_out(name: str) -> None:
 # --- laws ---------------------------------------------------------------------------------------------
 @given(worlds(rounds=40), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 2.0]))
 @settings(max_examples=40)
-def test_trackers_sum_to_the_memory_through_the_switch(world: Any, patience: float, rho: float) -> None:
+def test_trackers_sum_to_the_memory_through_the_switch(
+    world: Any, patience: float, rho: float
+) -> None:
     problem, network, participation, seed = world
     chosen = method("relay", step_size=0.05, patience=patience, proximal=rho)
     result = spodgt.train(
@@ -275,7 +305,9 @@ def test_links_are_the_trees_only_where_prices_are_known(world: Any, start: int)
     used, first = relayed(run), start % 30 + 1
     rounds = range(first, first + 9)
     links, roles = used.links(rounds), used.roles(rounds)
-    again = relayed(make_run(method("relay", patience=0.0), problem, network, participation, seed=seed))
+    again = relayed(
+        make_run(method("relay", patience=0.0), problem, network, participation, seed=seed)
+    )
     whole = again.links(range(1, 50))
     assert np.array_equal(whole.pull[first - 1 : first + 8], links.pull)
     assert np.array_equal(whole.pushing[first - 1 : first + 8], links.pushing)
@@ -295,20 +327,32 @@ def test_patience_is_a_rate_between_as_available_and_always() -> None:
     base = Bernoulli([1.0, 0.25, 0.0004], 0.25).draw(network, 0)
     drawn = Patient(base, 0.5)
     rates = drawn.computes(range(20000)).mean(0)
-    np.testing.assert_allclose(rates, [1.0, 0.5, 0.004], atol=0.02)  # the last ten times as often, no more
+    np.testing.assert_allclose(
+        rates, [1.0, 0.5, 0.004], atol=0.02
+    )  # the last ten times as often, no more
     assert 0.002 < rates[2] < 0.006
     np.testing.assert_allclose(drawn.links(range(4000)).pull.mean(0), 0.5, atol=0.04)
     assert drawn.p is base.p  # the clock charges 1/p, waited for or not
-    run = make_run(method("relay"), Quadratic.random(3, 2), network, Trace(np.ones((9, 3)), np.ones((8, 6))))
+    run = make_run(
+        method("relay"), Quadratic.random(3, 2), network, Trace(np.ones((9, 3)), np.ones((8, 6)))
+    )
     assert not isinstance(relayed(run).base, Patient)  # a record is what it is
 
 
 def test_the_root_is_named_in_the_tables_and_the_report(tmp_path: Path) -> None:
-    network, problem, half = Network.erdos_renyi(5, 0.5, seed=2), Quadratic.random(5, 2), Bernoulli(0.5, 0.5)
-    result = spodgt.compare(["spod-gt", "relay"], problem, network, half, rounds=20, seeds=[2], out=tmp_path)
+    network, problem, half = (
+        Network.erdos_renyi(5, 0.5, seed=2),
+        Quadratic.random(5, 2),
+        Bernoulli(0.5, 0.5),
+    )
+    result = spodgt.compare(
+        ["spod-gt", "relay"], problem, network, half, rounds=20, seeds=[2], out=tmp_path
+    )
     roots = result.participation[result.participation["root"]]
     root = relayed(make_run(method("relay"), problem, network, half, seed=2)).roots[0]
-    assert roots[["algorithm", "seed", "kind", "receiver"]].values.tolist() == [["relay", 2, "client", root]]
+    assert roots[["algorithm", "seed", "kind", "receiver"]].values.tolist() == [
+        ["relay", 2, "client", root]
+    ]
     named = f"relay has a root, through which everything passes: client {root} (seed 2)."
     assert named in final_table(Record.read(tmp_path)).note
 
@@ -321,5 +365,7 @@ def test_patience_is_a_fraction() -> None:
 
 def test_a_step_of_zero_at_the_end_of_a_schedule_breaks_nothing() -> None:
     cosine = {"schedule": "cosine", "start": 0.1, "rounds": 10}
-    run = make_run(method("relay", step_size=cosine, proximal=1.0), Quadratic.random(4, 2), ring_of(4))
+    run = make_run(
+        method("relay", step_size=cosine, proximal=1.0), Quadratic.random(4, 2), ring_of(4)
+    )
     assert torch.isfinite(torch.cat(list(final(run, 30)), 1)).all()

@@ -70,8 +70,12 @@ def test_it_is_evaluated_beside_the_last_models(tmp_path: Path) -> None:
     assert (last["accuracy_mean"] != last["accuracy"]).any()
     assert "accuracy_mean" in pd.read_parquet(tmp_path / "metrics.parquet")
     assert "running mean" in final_table(Record.read(tmp_path)).heads
-    last, mean = (read_model(tmp_path, "relay+mean" + suffix, 1, None) for suffix in ("", RUNNING_MEAN))
-    assert {name: tensor.shape for name, tensor in last.items()} == {n: t.shape for n, t in mean.items()}
+    last, mean = (
+        read_model(tmp_path, "relay+mean" + suffix, 1, None) for suffix in ("", RUNNING_MEAN)
+    )
+    assert {name: tensor.shape for name, tensor in last.items()} == {
+        n: t.shape for n, t in mean.items()
+    }
     assert not all(torch.equal(last[name], mean[name]) for name in last)
 
 
@@ -87,5 +91,7 @@ def test_a_share_that_makes_no_sense_is_refused(value: Any) -> None:
     if value == 0:
         assert method("spod-gt", running_mean=value) == method("spod-gt")  # no such layer
         return
-    with pytest.raises(InvalidInput, match=r"^running_mean of spod-gt must be above 0 and at most 0.75, got"):
+    with pytest.raises(
+        InvalidInput, match=r"^running_mean of spod-gt must be above 0 and at most 0.75, got"
+    ):
         method("spod-gt", running_mean=value)

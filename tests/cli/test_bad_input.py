@@ -49,9 +49,18 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "[netwrk]\nclients = 5",
         "netwrk={'clients': 5} is not a key of the config; did you mean 'network'?",
     ),
-    "section is a number": ("network = 5", "network must be a table, got 5; write it as [network]."),
-    "misspelt key": ("[network]\nradus = 0.4", "radus=0.4 is not a key of network; did you mean 'radius'?"),
-    "misspelt key of run": ("[run]\nround = 5", "round=5 is not a key of run; did you mean 'rounds'?"),
+    "section is a number": (
+        "network = 5",
+        "network must be a table, got 5; write it as [network].",
+    ),
+    "misspelt key": (
+        "[network]\nradus = 0.4",
+        "radus=0.4 is not a key of network; did you mean 'radius'?",
+    ),
+    "misspelt key of run": (
+        "[run]\nround = 5",
+        "round=5 is not a key of run; did you mean 'rounds'?",
+    ),
     "key of another kind": (
         "[network]\nkind = 'ring'\nradius = 0.4",
         "radius=0.4 is not a key of network; choose from clients.",
@@ -62,8 +71,14 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "correct it there.",
     ),
     # --- network
-    "unknown graph": ("[network]\nkind = 'tree'", f"network.kind='tree' is not known; choose from {KINDS}."),
-    "graph is a list": ("[network]\nkind = [1]", f"network.kind=[1] is not known; choose from {KINDS}."),
+    "unknown graph": (
+        "[network]\nkind = 'tree'",
+        f"network.kind='tree' is not known; choose from {KINDS}.",
+    ),
+    "graph is a list": (
+        "[network]\nkind = [1]",
+        f"network.kind=[1] is not known; choose from {KINDS}.",
+    ),
     "clients in words": (
         "[network]\nclients = 'ten'",
         "network.clients must be a whole number, got 'ten'; use clients = 10.",
@@ -135,7 +150,10 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "from nobody; give it an in-link.",
     ),
     # --- run
-    "negative delay": ("[run]\ndelay = -5.0", "run.delay must be above 0, got -5.0; use delay = 5000."),
+    "negative delay": (
+        "[run]\ndelay = -5.0",
+        "run.delay must be above 0, got -5.0; use delay = 5000.",
+    ),
     "delay in words": (
         "[run]\ndelay = 'long'",
         "run.delay must be a number, got 'long'; use delay = 5000.0.",
@@ -165,7 +183,10 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "[run]\nevaluations = 0",
         "run.evaluations must be above 0, got 0; use evaluations = 25.",
     ),
-    "dtype": ("[run]\ndtype = 'float16'", "run.dtype='float16' is not known; choose float32 or float64."),
+    "dtype": (
+        "[run]\ndtype = 'float16'",
+        "run.dtype='float16' is not known; choose float32 or float64.",
+    ),
     "device": (
         "[run]\ndevice = 'meta'",
         "device='meta' cannot be used: Tensor.item() cannot be called on meta tensors; use cpu.",
@@ -308,7 +329,10 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "[problem]\nkind = 'ranking'",
         "problem.kind='ranking' is not known; choose from classification, quadratic, python, text.",
     ),
-    "unknown model": ("[problem]\nmodel = 'svn'", "problem.model='svn' is not known; did you mean 'svm'?"),
+    "unknown model": (
+        "[problem]\nmodel = 'svn'",
+        "problem.model='svn' is not known; did you mean 'svm'?",
+    ),
     "unknown data": (
         "[problem]\ndata = 'letters'",
         "problem.data='letters' is not known; choose from fashion-mnist-small, fashion-mnist, cifar-10.",
@@ -407,7 +431,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "compare --set wrun.seeds=1",
         "wrun={'seeds': 1} is not a key of the config; did you mean 'run'?",
     ),
-    "seeds": ("compare --seeds abc", "run.seeds must be how many, or a list of which, got 'abc'; use 5."),
+    "seeds": (
+        "compare --seeds abc",
+        "run.seeds must be how many, or a list of which, got 'abc'; use 5.",
+    ),
     "delay": ("compare --delay -1", "run.delay must be above 0, got -1.0; use delay = 5000."),
     "rounds": (
         "compare --rounds ten",
@@ -447,7 +474,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "compare --sedes 3",
         "No such option: --sedes (Possible options: --seconds, --seeds, --set); see spodgt compare --help.",
     ),
-    "picture": ("network --out n.txt", "picture 'n.txt' must end in .png, .svg, .pdf; use network.png."),
+    "picture": (
+        "network --out n.txt",
+        "picture 'n.txt' must end in .png, .svg, .pdf; use network.png.",
+    ),
     "seed of a network": (
         "network --seed -1",
         "--seed must be a whole number of at least 0, got '-1'; use --seed 0.",
@@ -521,7 +551,9 @@ def test_a_config_with_a_byte_order_mark(cli: Cli, folder: Path) -> None:
 
 
 def test_memory_that_no_machine_has(cli: Cli, folder: Path) -> None:
-    code, out, err = cli("compare", "--set", "problem.kind=quadratic", "--set", "problem.parameters=1000000")
+    code, out, err = cli(
+        "compare", "--set", "problem.kind=quadratic", "--set", "problem.parameters=1000000"
+    )
     assert (code, out) == (1, "")
     assert err == (
         "spodgt: error: the memory of this machine is not enough; use fewer clients, seeds or parameters.\n"
@@ -531,10 +563,24 @@ def test_memory_that_no_machine_has(cli: Cli, folder: Path) -> None:
 
 def test_through_the_installed_command(tmp_path: Path) -> None:
     """The same from outside: exit code 2, one line on stderr, nothing on stdout."""
-    command = [sys.executable, "-m", "spodgt", "compare", "--seeds", "0", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    command = [
+        sys.executable,
+        "-m",
+        "spodgt",
+        "compare",
+        "--seeds",
+        "0",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+    )
     assert done.returncode == 2
-    assert done.stderr == "spodgt: error: run.seeds must be how many, or a list of which, got 0; use 5.\n"
+    assert (
+        done.stderr
+        == "spodgt: error: run.seeds must be how many, or a list of which, got 0; use 5.\n"
+    )
     assert done.stdout == ""
     assert os.listdir(tmp_path) == []
 
@@ -542,7 +588,9 @@ def test_through_the_installed_command(tmp_path: Path) -> None:
 # --- from Python -----------------------------------------------------------------------------------
 PROBLEM = Quadratic.random(4, 2)
 NO_CUDA = (
-    "Found no NVIDIA driver on your system" if torch.version.cuda else "Torch not compiled with CUDA enabled"
+    "Found no NVIDIA driver on your system"
+    if torch.version.cuda
+    else "Torch not compiled with CUDA enabled"
 )
 RING = spodgt.Network.ring(4)  # 0 → 1 → 2 → 3 → 0
 
@@ -550,7 +598,11 @@ RING = spodgt.Network.ring(4)  # 0 → 1 → 2 → 3 → 0
 def train(method: Any = "spod-gt", participation: Any = spodgt.Always(), **options: Any) -> Any:  # noqa: B008
     settings = {"rounds": 3} | options
     return spodgt.train(
-        method, settings.pop("problem", PROBLEM), settings.pop("network", RING), participation, **settings
+        method,
+        settings.pop("problem", PROBLEM),
+        settings.pop("network", RING),
+        participation,
+        **settings,
     )
 
 
@@ -595,7 +647,10 @@ CALLS: dict[str, tuple[Any, str]] = {
         lambda: train(x0=np.zeros((3, 2))),
         "x0 must be (4, 2) or (2,), got (3, 2); use torch.zeros(4, 2).",
     ),
-    "x0 in words": (lambda: train(x0="zero"), "x0 must be numbers, got 'zero'; use torch.zeros(2)."),
+    "x0 in words": (
+        lambda: train(x0="zero"),
+        "x0 must be numbers, got 'zero'; use torch.zeros(2).",
+    ),
     "x0 not finite": (
         lambda: train(x0=torch.full((2,), torch.nan)),
         "x0 must be finite, got NaN or infinity; check how it was made.",

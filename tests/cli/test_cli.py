@@ -63,7 +63,11 @@ def commands() -> list[tuple[str, ...]]:
 
     def walk(command: Any, path: tuple[str, ...]) -> list[tuple[str, ...]]:
         inner = getattr(command, "commands", None)
-        return [path] if inner is None else [p for name in inner for p in walk(inner[name], (*path, name))]
+        return (
+            [path]
+            if inner is None
+            else [p for name in inner for p in walk(inner[name], (*path, name))]
+        )
 
     return walk(typer.main.get_command(app), ())
 
@@ -84,7 +88,17 @@ def test_every_command_has_help_with_an_example(cli: Cli, path: tuple[str, ...])
 
 def test_help_loads_nothing_heavy() -> None:
     """It takes a third of a second; torch alone would take two."""
-    heavy = ("torch", "numba", "pandas", "matplotlib", "networkx", "scipy", "pyarrow", "pydantic", "numpy")
+    heavy = (
+        "torch",
+        "numba",
+        "pandas",
+        "matplotlib",
+        "networkx",
+        "scipy",
+        "pyarrow",
+        "pydantic",
+        "numpy",
+    )
     code = f"import sys, spodgt.cli; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
@@ -134,15 +148,21 @@ def test_the_folder_holds_what_is_needed_to_run_again(cli: Cli, tmp_path: Path) 
     options = ("--methods", "spod-gt,k-gt", "--rounds", 4, "--seeds", "[5, 2]", *SMALL)
     assert cli("compare", "--out", "first", "--labels-per-client", 2, *options)[0] == 0
     assert cli("run", "first/config.toml", "--out", "second")[0] == 0
-    one, two = (pd.read_parquet(tmp_path / name / "metrics.parquet") for name in ("first", "second"))
+    one, two = (
+        pd.read_parquet(tmp_path / name / "metrics.parquet") for name in ("first", "second")
+    )
     pd.testing.assert_frame_equal(one, two, check_exact=True)
     assert one["seed"].unique().tolist() == [2, 5]
-    assert (tmp_path / "first/config.toml").read_text() == (tmp_path / "second/config.toml").read_text()
+    assert (tmp_path / "first/config.toml").read_text() == (
+        tmp_path / "second/config.toml"
+    ).read_text()
 
 
 @pytest.mark.usefixtures("quick")
 def test_json_is_json_and_nothing_else(cli: Cli, tmp_path: Path) -> None:
-    code, out, err = cli("compare", "--rounds", 2, "--seeds", 1, "--json", "--out", "here", *QUADRATIC)
+    code, out, err = cli(
+        "compare", "--rounds", 2, "--seeds", 1, "--json", "--out", "here", *QUADRATIC
+    )
     assert (code, err) == (0, "")
     answer = json.loads(out)
     assert answer["out"] == "here"
@@ -171,7 +191,9 @@ def test_resume_says_when_there_is_nothing_yet(cli: Cli) -> None:
     options = ("--rounds", 2, "--seeds", 1, "--methods", "spod-gt", *QUADRATIC)
     code, _, err = cli("compare", *options, "--out", "new", "--resume")
     assert code == 2
-    sentence = "--resume found no run in --out new; check the folder, or drop --resume to start a new run."
+    sentence = (
+        "--resume found no run in --out new; check the folder, or drop --resume to start a new run."
+    )
     assert sentence in err
     assert not Path("new").exists(), "a misspelt folder is not made"
     Path("new").mkdir()
@@ -216,9 +238,25 @@ def test_tables_fit_80_columns_whatever_the_numbers(cli: Cli) -> None:
     fits(out)
     assert "fashion-mnist-small" in out
     counts = (0, 9_999, 38_879, 132_556, 999_999, 1_234_567, 7_200_000_000, float("nan"))
-    assert [short_count(n) for n in counts] == ["0", "9,999", "38.9k", "133k", "1.0M", "1.2M", "7.2G", "–"]
+    assert [short_count(n) for n in counts] == [
+        "0",
+        "9,999",
+        "38.9k",
+        "133k",
+        "1.0M",
+        "1.2M",
+        "7.2G",
+        "–",
+    ]
     sizes = (0, 999, 83_210, 999_999, 1_234_567, 7_200_000_000)
-    assert [short_bytes(n) for n in sizes] == ["0 B", "999 B", "83.2 kB", "1.0 MB", "1.2 MB", "7.2 GB"]
+    assert [short_bytes(n) for n in sizes] == [
+        "0 B",
+        "999 B",
+        "83.2 kB",
+        "1.0 MB",
+        "1.2 MB",
+        "7.2 GB",
+    ]
 
 
 def test_results_of_long_names_and_long_runs_are_not_cut() -> None:
@@ -255,7 +293,17 @@ def test_results_of_long_names_and_long_runs_are_not_cut() -> None:
     )
     assert any("step_size=0.0" in line for line in lines), "what is longer is continued, not cut"
     # gradients and messages are means over the two seeds, like everything else
-    for cell in ("0.712", "0.723", "0.600", "123,456", "5,000", "61.7M", "49.4G", "123 GB", "(diverged)"):
+    for cell in (
+        "0.712",
+        "0.723",
+        "0.600",
+        "123,456",
+        "5,000",
+        "61.7M",
+        "49.4G",
+        "123 GB",
+        "(diverged)",
+    ):
         assert cell in screen.getvalue()
 
 
@@ -286,7 +334,9 @@ def test_a_problems_own_score_stands_beside_the_loss() -> None:
 
 def test_progress_bars_fit_80_columns() -> None:
     screen = io.StringIO()
-    console = Console(file=screen, width=80, force_terminal=True, color_system=None, legacy_windows=False)
+    console = Console(
+        file=screen, width=80, force_terminal=True, color_system=None, legacy_windows=False
+    )
     with Display(console) as display:
         for name in ("spod-gt-importance", "k-gt step_size=0.123456789"):
             display.show(Progress(name, 1, 2, 1_234_567, 1_234_567.0, 0.5, 0.7123))
@@ -334,7 +384,9 @@ def test_a_network_from_a_file(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "links.txt").write_text("2 0\n0 1\n1 2\n1 0\n")
     (tmp_path / "matrix.csv").write_text("0,1,1\n1,0,0\n0,1,0\n")
     for path in ("links.txt", "matrix.csv"):  # both say: 0 hears 1 and 2, 1 hears 0, 2 hears 1
-        out = cli("network", "--set", "network.kind=file", "--set", f"network.path={path}", "--json")[1]
+        out = cli(
+            "network", "--set", "network.kind=file", "--set", f"network.path={path}", "--json"
+        )[1]
         facts = json.loads(out)
         assert list(zip(facts["receivers"], facts["senders"], strict=True)) == [
             (0, 1),
@@ -378,15 +430,28 @@ def test_delay_or_rounds_given_alone_replaces_the_other() -> None:
 @pytest.mark.skipif(os.name == "nt", reason="pipes of a shell")
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
     command = f"{sys.executable} -m spodgt algorithms --json | head -n 1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.stdout.strip() == "["
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
 
 
-def test_where_everything_diverges_the_table_and_the_advice_are_there(cli: Cli, tmp_path: Path) -> None:
+def test_where_everything_diverges_the_table_and_the_advice_are_there(
+    cli: Cli, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
-    few = ("--methods", "spod-gt,dsgd", "--rounds", "200", "--seeds", "2", "--set", "run.step_size=10")
+    few = (
+        "--methods",
+        "spod-gt,dsgd",
+        "--rounds",
+        "200",
+        "--seeds",
+        "2",
+        "--set",
+        "run.step_size=10",
+    )
     always = ("--set", "participation.kind=always")
     code, printed, errors = cli("compare", *few, *always, *SMALL, *QUADRATIC, "--out", str(out))
     assert code == 0, errors
@@ -417,7 +482,16 @@ def test_the_page_about_the_configuration_is_true() -> None:
 def test_export_writes_a_model_by_name(cli: Cli, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    words = ("--methods", "spod-gt,k-gt", "--seeds", "2", "--rounds", "3", "--set", "problem.test_samples=20")
+    words = (
+        "--methods",
+        "spod-gt,k-gt",
+        "--seeds",
+        "2",
+        "--rounds",
+        "3",
+        "--set",
+        "problem.test_samples=20",
+    )
     assert cli("compare", *words, "--out", "run", "--json")[0] == 0
     code, out, _ = cli(
         "export", "run", "model.safetensors", "--method", "k-gt", "--seed", "1", "--client", "2"
@@ -440,7 +514,11 @@ def test_export_writes_a_model_by_name(cli: Cli, tmp_path: Path) -> None:
             '--client=\'10\' must be "average" or a number below 10; use "average".',
         ),
     ):
-        assert cli("export", "run", "other.safetensors", *more) == (2, "", f"spodgt: error: {sentence}\n")
+        assert cli("export", "run", "other.safetensors", *more) == (
+            2,
+            "",
+            f"spodgt: error: {sentence}\n",
+        )
     assert not (tmp_path / "other.safetensors").exists()
 
 

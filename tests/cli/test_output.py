@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 COMPARE = [
-    *("compare", "--rounds", "2", "--seeds", "2", "--methods", "spod-gt", "--set", "problem.kind=quadratic"),
+    *(
+        "compare",
+        "--rounds",
+        "2",
+        "--seeds",
+        "2",
+        "--methods",
+        "spod-gt",
+        "--set",
+        "problem.kind=quadratic",
+    ),
     *("--set", "network.clients=3", "--set", "network.radius=1.5", "--out", "out"),
 ]
 
@@ -49,7 +59,15 @@ def test_letters_that_a_pipe_cannot_show_are_replaced(
 
 @pytest.mark.parametrize("columns", ["20", pytest.param("40", marks=pytest.mark.slow)])
 def test_a_narrow_terminal_shows_method_and_accuracy(tmp_path: Path, columns: str) -> None:
-    words = [*COMPARE[:7], "--set", "network.clients=3", "--set", "network.radius=1.5", "--out", "out"]
+    words = [
+        *COMPARE[:7],
+        "--set",
+        "network.clients=3",
+        "--set",
+        "network.radius=1.5",
+        "--out",
+        "out",
+    ]
     done = spodgt(*words, cwd=tmp_path, env={"COLUMNS": columns})
     assert done.returncode == 0, done.stderr
     joined = b"".join(line.strip() for line in done.stdout.splitlines())
@@ -59,17 +77,23 @@ def test_a_narrow_terminal_shows_method_and_accuracy(tmp_path: Path, columns: st
 
 def test_a_closed_and_a_full_output(tmp_path: Path) -> None:
     command = " ".join([sys.executable, "-m", "spodgt", "algorithms"])
-    closed = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, check=False, cwd=tmp_path)
+    closed = subprocess.run(
+        ["sh", "-c", f"{command} >&-"], capture_output=True, check=False, cwd=tmp_path
+    )
     assert (closed.returncode, closed.stderr) == (0, b"")
     full = subprocess.run(
         ["sh", "-c", f"{command} > /dev/full"], capture_output=True, check=False, cwd=tmp_path
     )
     assert full.returncode == 1
-    assert full.stderr == b"spodgt: error: No space left on device; give another path, or free some space.\n"
+    assert (
+        full.stderr
+        == b"spodgt: error: No space left on device; give another path, or free some space.\n"
+    )
 
 
 @pytest.mark.parametrize(
-    "seconds", [1.5, pytest.param(0.7, marks=pytest.mark.slow), pytest.param(3.0, marks=pytest.mark.slow)]
+    "seconds",
+    [1.5, pytest.param(0.7, marks=pytest.mark.slow), pytest.param(3.0, marks=pytest.mark.slow)],
 )
 def test_ctrl_c_while_libraries_load(tmp_path: Path, seconds: float) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -29,7 +29,9 @@ QUADRATIC = {
 
 
 def options(changes: Mapping[str, object]) -> list[str]:
-    return [part for key, value in changes.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    return [
+        part for key, value in changes.items() for part in ("--set", f"{key}={json.dumps(value)}")
+    ]
 
 
 def call(*arguments: str) -> Result:
@@ -41,7 +43,14 @@ def test_page_of_a_quadratic() -> None:
     assert found.exit_code == 0, found.output
     assert max(map(cell_len, found.output.splitlines())) <= 80
     assert "Rounds per decade: rounds for a 10× reduction" in found.output
-    for words in ("Conditions of the paper", "p_hat >= r_A", "✗", "✓", "this is exact", "spod-gt-memory"):
+    for words in (
+        "Conditions of the paper",
+        "p_hat >= r_A",
+        "✗",
+        "✓",
+        "this is exact",
+        "spod-gt-memory",
+    ):
         assert words in found.output
     assert "infeasible" in found.output
 
@@ -97,7 +106,10 @@ def test_learning_uses_a_model_and_says_so() -> None:
     ],
 )
 def test_bad_input_is_exit_code_two(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("sys.argv", ["spodgt", "theory", *arguments])
     if "network.clients=2000" in arguments:
@@ -116,7 +128,9 @@ def test_schedules_and_other_participation_are_noted() -> None:
         "run.step_size": {"schedule": "inverse", "start": 0.1},
     }
     changes = {
-        key: value for key, value in changes.items() if key not in ("participation.p", "participation.p_hat")
+        key: value
+        for key, value in changes.items()
+        if key not in ("participation.p", "participation.p_hat")
     }
     asked = setting_of(Experiment().override(changes), 0)
     assert asked.step_size == pytest.approx(0.1)
@@ -124,7 +138,11 @@ def test_schedules_and_other_participation_are_noted() -> None:
 
 
 def test_step_size_of_the_first_method_that_the_theory_covers() -> None:
-    tables = [{"name": "k-gt", "step_size": 0.5}, {"name": "spod-gt-memory", "step_size": 0.25}, "spod-gt"]
+    tables = [
+        {"name": "k-gt", "step_size": 0.5},
+        {"name": "spod-gt-memory", "step_size": 0.25},
+        "spod-gt",
+    ]
     asked = setting_of(Experiment().override({**QUADRATIC, "run.methods": tables}), 0)
     assert asked.step_size.tolist() == [0.25] * 3
     asked = setting_of(Experiment().override({**QUADRATIC, "run.methods": tables[:1]}), 0)

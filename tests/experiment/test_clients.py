@@ -20,7 +20,13 @@ from tests.conftest import Cli
 SIZES = {"north": 30, "south": 20, "east": 10, "west": 5, "village": 2}
 SORTED = ("east", "north", "south", "village", "west")  # the order of a graph with names
 RATES = {"north": 0.9, "south": 0.8, "east": 0.7, "west": 0.6, "village": 0.5}
-LINKS = [("north", "south"), ("south", "east"), ("east", "west"), ("west", "village"), ("village", "north")]
+LINKS = [
+    ("north", "south"),
+    ("south", "east"),
+    ("east", "west"),
+    ("west", "village"),
+    ("village", "north"),
+]
 ENTROPY = nn.CrossEntropyLoss()
 
 
@@ -65,18 +71,27 @@ def test_training_is_that_of_data_in_the_order_of_the_network() -> None:
 def test_tests_of_clients_follow_their_names() -> None:
     tests = {name: samples(3 + seed, 20 + seed) for seed, name in enumerate(reversed(SIZES))}
     problem = draw(learning(test=tests), NETWORK).problem
-    ordered = draw(learning([DATA[n] for n in SORTED], test=[tests[n] for n in SORTED]), NETWORK).problem
+    ordered = draw(
+        learning([DATA[n] for n in SORTED], test=[tests[n] for n in SORTED]), NETWORK
+    ).problem
     models = torch.randn(5, 15, generator=torch.Generator().manual_seed(1))
     rows = np.arange(5)
-    torch.testing.assert_close(problem.evaluate(models, rows).loss, ordered.evaluate(models, rows).loss)
+    torch.testing.assert_close(
+        problem.evaluate(models, rows).loss, ordered.evaluate(models, rows).loss
+    )
 
 
 def test_different_names_are_refused() -> None:
     clients = {("centre" if name == "village" else name): data for name, data in DATA.items()}
-    with pytest.raises(InvalidInput, match="only the network has 'village', only the data has 'centre'"):
+    with pytest.raises(
+        InvalidInput, match="only the network has 'village', only the data has 'centre'"
+    ):
         draw(learning(clients), NETWORK)
     with pytest.raises(InvalidInput, match="only the data has 'north', 'south'"):
-        draw(learning(), spodgt.Network.from_adjacency(np.ones((3, 3)), names=["east", "west", "village"]))
+        draw(
+            learning(),
+            spodgt.Network.from_adjacency(np.ones((3, 3)), names=["east", "west", "village"]),
+        )
 
 
 def test_names_of_one_side_are_used() -> None:
@@ -109,7 +124,9 @@ def test_participation_by_name() -> None:
     regions = {"north": "a", "south": "a", "east": "b", "west": "b", "village": "b"}
     outages = spodgt.Outages(groups=regions, p=RATES, up=50.0, down=50.0).draw(NETWORK, 0)
     assert outages.p.tolist() == [RATES[name] / 2 for name in SORTED]
-    bursts = spodgt.Markov(on={name: 1 + seed for seed, name in enumerate(SIZES)}, off=1.0).draw(NETWORK, 0)
+    bursts = spodgt.Markov(on={name: 1 + seed for seed, name in enumerate(SIZES)}, off=1.0).draw(
+        NETWORK, 0
+    )
     assert bursts.p[SORTED.index("village")] == pytest.approx(5 / 6)
 
 
@@ -125,7 +142,9 @@ def test_wrong_names_of_values_are_refused_by_name(wrong: dict[str, float]) -> N
     method = spodgt.method("spod-gt", step_size=wrong)
     with pytest.raises(InvalidInput, match=f"step_size of spod-gt must .* {named}"):
         spodgt.train(method, learning(), NETWORK, rounds=1)
-    with pytest.raises(InvalidInput, match="p_hat must have one value for each link, but 'north:west' is no"):
+    with pytest.raises(
+        InvalidInput, match="p_hat must have one value for each link, but 'north:west' is no"
+    ):
         spodgt.Bernoulli(1.0, {("north", "west"): 0.5}).draw(NETWORK, 0)
 
 
@@ -156,7 +175,9 @@ def test_a_dict_of_tensors_is_one_test_set() -> None:
         return ENTROPY(model(batch["x"]), batch["y"])
 
     clients = {name: {"x": x, "y": y} for name, (x, y) in DATA.items()}
-    problem = spodgt.Learning(nn.Linear(4, 3), loss, clients, {"x": DATA["north"][0], "y": DATA["north"][1]})
+    problem = spodgt.Learning(
+        nn.Linear(4, 3), loss, clients, {"x": DATA["north"][0], "y": DATA["north"][1]}
+    )
     assert problem.data.test is not None
     assert problem.data.test.ranges is None
     problem = spodgt.Learning(nn.Linear(4, 3), loss, clients, dict(reversed(clients.items())))
@@ -167,7 +188,9 @@ def test_a_dict_of_tensors_is_one_test_set() -> None:
 # --- results --------------------------------------------------------------------------------------------
 def test_results_use_names(tmp_path: Path, cli: Cli) -> None:
     participation = spodgt.Bernoulli(RATES, 0.9)
-    result = spodgt.train("relay", learning(), NETWORK, participation, rounds=5, out=tmp_path / "run")
+    result = spodgt.train(
+        "relay", learning(), NETWORK, participation, rounds=5, out=tmp_path / "run"
+    )
     assert result.clients["client_name"].tolist() == list(SORTED)
     assert result.clients["samples"].tolist() == [SIZES[name] for name in SORTED]
     village = result.state_dict(client="village")
@@ -186,7 +209,9 @@ def test_results_use_names(tmp_path: Path, cli: Cli) -> None:
         file = tmp_path / f"{client}.safetensors"
         assert cli("export", str(tmp_path / "run"), str(file), "--client", client)[0] == 0
         torch.testing.assert_close(load_file(file), village)
-    code, _, err = cli("export", str(tmp_path / "run"), str(tmp_path / "x.safetensors"), "--client", "centre")
+    code, _, err = cli(
+        "export", str(tmp_path / "run"), str(tmp_path / "x.safetensors"), "--client", "centre"
+    )
     assert code == 2
     assert "--client='centre' must be" in err
 
@@ -194,7 +219,11 @@ def test_results_use_names(tmp_path: Path, cli: Cli) -> None:
 def test_a_config_with_names_is_written_and_read_again() -> None:
     tables = {
         "run": {"methods": [{"name": "spod-gt", "step_size": {"a": 0.1, "b": 0.2}}], "rounds": 1},
-        "participation": {"kind": "bernoulli", "p": {"a": 0.1, "b": 0.2}, "p_hat": {"a:b": 0.5, "b:a": 1.0}},
+        "participation": {
+            "kind": "bernoulli",
+            "p": {"a": 0.1, "b": 0.2},
+            "p_hat": {"a:b": 0.5, "b:a": 1.0},
+        },
     }
     experiment = Experiment.parse(tables)
     again = Experiment.parse(experiment.to_dict())

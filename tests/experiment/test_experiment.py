@@ -56,7 +56,11 @@ def test_every_participation_survives_toml(kind: str) -> None:
 @pytest.mark.parametrize("kind", PARTITIONS)
 def test_every_partition_survives_toml(kind: str) -> None:
     problem = {"kind": "text"} if kind == "by-speaker" else {}
-    again(Experiment.parse({"problem": {**problem, "partition": {"kind": kind, **NEEDED.get(kind, {})}}}))
+    again(
+        Experiment.parse(
+            {"problem": {**problem, "partition": {"kind": kind, **NEEDED.get(kind, {})}}}
+        )
+    )
 
 
 @given(
@@ -65,11 +69,17 @@ def test_every_partition_survives_toml(kind: str) -> None:
     st.floats(1e-3, 1e3),
     st.one_of(st.integers(1, 9), st.lists(st.integers(0, 99), min_size=1, unique=True)),
 )
-def test_any_numbers_survive_toml(radius: float, rounds: int, alpha: float, seeds: int | list[int]) -> None:
+def test_any_numbers_survive_toml(
+    radius: float, rounds: int, alpha: float, seeds: int | list[int]
+) -> None:
     again(
         Experiment.parse(
             {
-                "run": {"rounds": rounds, "seeds": seeds, "methods": [{"name": "k-gt", "local_steps": 2}]},
+                "run": {
+                    "rounds": rounds,
+                    "seeds": seeds,
+                    "methods": [{"name": "k-gt", "local_steps": 2}],
+                },
                 "network": {"radius": radius},
                 "participation": {"alpha": alpha},
             }
@@ -90,7 +100,14 @@ def test_the_default_has_the_tables_it_always_had() -> None:
     """Cells of sweeps are named by a hash of these."""
     assert Experiment().to_dict() == {
         "run": {
-            "methods": ["spod-gt", "spod-gt-memory", "ab-push-pull", "g-push-pull", "k-gt", "sporadic-k-gt"],
+            "methods": [
+                "spod-gt",
+                "spod-gt-memory",
+                "ab-push-pull",
+                "g-push-pull",
+                "k-gt",
+                "sporadic-k-gt",
+            ],
             "seeds": 5,
             "delay": 5000.0,
             "evaluations": 25,
@@ -143,7 +160,9 @@ def test_a_draw_is_a_pure_function_of_the_seed(seed: int) -> None:
     one, two = (Experiment.parse(tables).draw(seed) for _ in range(2))
     np.testing.assert_array_equal(one.network.A, two.network.A)
     np.testing.assert_array_equal(one.availability.p, two.availability.p)
-    np.testing.assert_array_equal(one.availability.computes(range(9)), two.availability.computes(range(9)))
+    np.testing.assert_array_equal(
+        one.availability.computes(range(9)), two.availability.computes(range(9))
+    )
     assert torch.equal(one.start, two.start)
     assert one.start.shape == (5, 3)
     assert one.seed == seed
@@ -196,9 +215,9 @@ def given_experiment(**changes: Any) -> Experiment:
 
 def test_objects_are_described_so_that_another_can_be_told() -> None:
     tables = given_experiment().to_dict()
-    assert {name: tables[name]["kind"] for name in ("network", "participation", "problem")} == dict.fromkeys(
-        ("network", "participation", "problem"), "given"
-    )
+    assert {
+        name: tables[name]["kind"] for name in ("network", "participation", "problem")
+    } == dict.fromkeys(("network", "participation", "problem"), "given")
     assert tables["network"] | {"checksum": ""} == {
         "kind": "given",
         "class": "Network",
@@ -237,7 +256,11 @@ def test_a_description_is_no_config(name: str) -> None:
 def test_objects_stay_when_other_keys_are_overridden() -> None:
     experiment = given_experiment()
     more = experiment.override({"run.rounds": 9})
-    assert (more.run.rounds, more.network, more.problem) == (9, experiment.network, experiment.problem)
+    assert (more.run.rounds, more.network, more.problem) == (
+        9,
+        experiment.network,
+        experiment.problem,
+    )
     assert [method.name for method in more.methods] == ["spod-gt", "k-gt"]
 
 
@@ -322,7 +345,9 @@ def test_bad_fields_are_refused_in_one_sentence(case: str) -> None:
     assert caught.value.__cause__ is None, "nobody needs to see pydantic"
 
 
-@pytest.mark.parametrize("made", [Ring(4), Beta(), LabelsPerClient(2), Classification(), RandomQuadratic()])
+@pytest.mark.parametrize(
+    "made", [Ring(4), Beta(), LabelsPerClient(2), Classification(), RandomQuadratic()]
+)
 def test_recipes_are_values(made: Any) -> None:
     assert made == dataclasses.replace(made)
     assert hash(made) == hash(dataclasses.replace(made))
@@ -371,5 +396,7 @@ def test_autocast_is_checked_and_reaches_the_gradients() -> None:
     ):
         with pytest.raises(InvalidInput, match=sentence):
             experiment.override(change)
-    with pytest.raises(InvalidInput, match=r"autocast='bf16' is for models of torch, and Quadratic has none"):
+    with pytest.raises(
+        InvalidInput, match=r"autocast='bf16' is for models of torch, and Quadratic has none"
+    ):
         experiment.override({"problem.kind": "quadratic", "problem.parameters": 3}).draw(0)

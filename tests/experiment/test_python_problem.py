@@ -128,7 +128,9 @@ def test_the_function_is_told_what_it_asks_for(folder: Path) -> None:
     assert recipe.make(4, "p2").clients == 1, "the part of one client"
 
 
-def test_what_the_file_imports_lies_beside_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_file_imports_lies_beside_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inner = folder / "inner"
     inner.mkdir()
     (inner / "sizes_beside_it.py").write_text("SIZE = 7\n")
@@ -139,12 +141,16 @@ def test_what_the_file_imports_lies_beside_it(folder: Path, monkeypatch: pytest.
     assert made("inner/problem.py:build").parameters == 7
 
 
-def test_code_beside_the_config_is_found_from_anywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_beside_the_config_is_found_from_anywhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
     experiment = Experiment.read("../mine.toml")
     assert experiment.to_dict()["problem"]["folder"] == ".."
-    assert Experiment.parse(experiment.to_dict()).undivided.clients == 4, "a written config says where it was"
+    assert Experiment.parse(experiment.to_dict()).undivided.clients == 4, (
+        "a written config says where it was"
+    )
     monkeypatch.chdir(folder)
     assert "folder" not in Experiment.read("mine.toml").to_dict()["problem"], "what the user wrote"
 
@@ -164,9 +170,13 @@ def test_python_and_the_command_line_get_the_same_numbers(folder: Path, cli: Cli
     done(cli, "run", "mine.toml", "--out", "out")
     theirs = pd.read_parquet("out/metrics.parquet")
     recipe = spodgt.problems.python("mine.py:build", hidden=5)
-    ours = spodgt.compare(["spod-gt"], recipe, spodgt.Network.ring(4), rounds=3, seeds=range(2)).frame
+    ours = spodgt.compare(
+        ["spod-gt"], recipe, spodgt.Network.ring(4), rounds=3, seeds=range(2)
+    ).frame
     pd.testing.assert_frame_equal(ours, theirs)
-    given = spodgt.compare(["spod-gt"], recipe.make(4), spodgt.Network.ring(4), rounds=3, seeds=range(2))
+    given = spodgt.compare(
+        ["spod-gt"], recipe.make(4), spodgt.Network.ring(4), rounds=3, seeds=range(2)
+    )
     pd.testing.assert_frame_equal(ours, given.frame)
     done(cli, "run", "out/config.toml", "--out", "again")
     pd.testing.assert_frame_equal(pd.read_parquet("again/metrics.parquet"), theirs)
@@ -222,8 +232,17 @@ def test_resuming_with_other_code_is_refused(folder: Path, cli: Cli) -> None:
 @pytest.mark.slow
 def test_two_processes_train_what_one_does(folder: Path, cli: Cli) -> None:
     words = ["-m", "spodgt", "run", "mine.toml", "--set", "run.dtype=float64", "--out"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ended = subprocess.run([*launch, *words, "two"], capture_output=True, text=True, timeout=300, check=False)
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    ended = subprocess.run(
+        [*launch, *words, "two"], capture_output=True, text=True, timeout=300, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     assert cli(*words[2:], "one")[0] == 0
     one, two = (pd.read_parquet(f"{name}/metrics.parquet") for name in ("one", "two"))
@@ -236,7 +255,14 @@ def test_two_processes_with_other_parameters_are_told_so(folder: Path) -> None:
     (folder / "mine.py").write_text(
         SOURCE.replace("seed=0)", "seed=int(__import__('os').environ['RANK']))", 1)
     )
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     command = [*launch, "-m", "spodgt", "run", "mine.toml", "--out", "two"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode != 0
@@ -269,7 +295,15 @@ def test_what_several_processes_cannot_run_leaves_nothing(
         "--nproc-per-node",
         str(processes),
     ]
-    command = [*launch, "-m", "spodgt", "run", "mine.toml", "--set", f"problem.build=mine.py:{function}"]
+    command = [
+        *launch,
+        "-m",
+        "spodgt",
+        "run",
+        "mine.toml",
+        "--set",
+        f"problem.build=mine.py:{function}",
+    ]
     ended = subprocess.run(
         [*command, "--out", "out"], capture_output=True, text=True, timeout=300, check=False
     )
@@ -368,7 +402,9 @@ def test_a_mistake_is_one_sentence(folder: Path, cli: Cli, case: str) -> None:
     values = {key: json.dumps(value) for key, value in problem.items() if value is not None}
     values |= {"arguments": toml(changes["arguments"])} if "arguments" in changes else {}
     text = (
-        CONFIG.partition("[problem]")[0] + "[problem]\n" + "\n".join(f"{k} = {v}" for k, v in values.items())
+        CONFIG.partition("[problem]")[0]
+        + "[problem]\n"
+        + "\n".join(f"{k} = {v}" for k, v in values.items())
     )
     (folder / "bad.toml").write_text(text)
     before = set(os.listdir())
@@ -386,6 +422,8 @@ def toml(value: Any) -> str:
 
 
 def test_arguments_are_what_a_config_can_hold() -> None:
-    with pytest.raises(InvalidInput, match=r"arguments.x must be something a config can hold .* got Tensor"):
+    with pytest.raises(
+        InvalidInput, match=r"arguments.x must be something a config can hold .* got Tensor"
+    ):
         spodgt.problems.python("mine.py:build", x=torch.zeros(2))
     assert isinstance(spodgt.problems.python("mine.py:build", x=[1, {"y": "z"}]), PythonProblem)

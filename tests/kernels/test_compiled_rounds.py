@@ -39,15 +39,25 @@ SIZES = [12, 5, 3, 12, 12, 7]  # some hold fewer samples than a batch
 
 
 def runs_of(
-    name: str, layers: dict[str, Any], count: int = 2, problem: Learning | None = None, step_size: Any = 0.1
+    name: str,
+    layers: dict[str, Any],
+    count: int = 2,
+    problem: Learning | None = None,
+    step_size: Any = 0.1,
 ) -> list[Run]:
     """Runs whose networks, step sizes and numbers of local steps differ."""
-    problem, traits, runs = problem or toy_problem(clients=6, sizes=SIZES), ALGORITHMS[name].traits, []
+    problem, traits, runs = (
+        problem or toy_problem(clients=6, sizes=SIZES),
+        ALGORITHMS[name].traits,
+        [],
+    )
     for seed in range(count):
         network = spodgt.Network.erdos_renyi(6, 0.6, seed=seed, weights="random")
         if not traits.directed:
             network = spodgt.Network.random_geometric(6, 0.7, seed=seed)
-        p, p_hat = ((0.6, 1.0)[how == "no"] for how in (traits.sporadic_clients, traits.sporadic_links))
+        p, p_hat = (
+            (0.6, 1.0)[how == "no"] for how in (traits.sporadic_clients, traits.sporadic_links)
+        )
         method = spodgt.method(name, **({"lazy": True} if name == "d2" else {}), **layers)
         if "step_size" not in layers:
             method = spodgt.method(method, step_size=step_size * (seed + 1))
@@ -118,7 +128,9 @@ def test_the_number_of_threads_changes_nothing(model: str, monkeypatch: pytest.M
     assert all(equal(states[0], other) for other in states[1:])
 
 
-def test_a_failing_task_ends_the_call_when_all_threads_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_task_ends_the_call_when_all_threads_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("spodgt.thread_pool.thread_count", lambda: 4)
     done: list[int] = []
 

@@ -33,7 +33,14 @@ from spodgt.runtimes.world import Run, Snapshot, Tally
 from spodgt.types import Bools, Minibatches, Round
 
 needs_loops = pytest.mark.skipif(not loops_enabled(), reason="compiled loops are switched off")
-FAMILY = ["spod-gt", "spod-gt-memory", "spod-gt-importance", "ab-push-pull", "g-push-pull", "sporadic-k-gt"]
+FAMILY = [
+    "spod-gt",
+    "spod-gt-memory",
+    "spod-gt-importance",
+    "ab-push-pull",
+    "g-push-pull",
+    "sporadic-k-gt",
+]
 Register = Callable[[type[Algorithm]], type[Algorithm]]
 
 
@@ -56,7 +63,12 @@ def toy_problem(
 
 
 def runs_of(
-    problem: Learning | Quadratic, name: str, count: int = 2, *, chance: float = 0.6, step_size: float = 0.3
+    problem: Learning | Quadratic,
+    name: str,
+    count: int = 2,
+    *,
+    chance: float = 0.6,
+    step_size: float = 0.3,
 ) -> list[Run]:
     runs = []
     for seed in range(count):
@@ -85,7 +97,10 @@ def after(
 @pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
 def test_a_fused_step_is_the_step_of_the_method(name: str, sizes: list[int] | None) -> None:
     runs = runs_of(toy_problem(sizes=sizes), name)
-    (fast, fast_tally), (plain, plain_tally) = after(runs, 25, compiled=True), after(runs, 25, compiled=False)
+    (fast, fast_tally), (plain, plain_tally) = (
+        after(runs, 25, compiled=True),
+        after(runs, 25, compiled=False),
+    )
     for ours, theirs in zip(fast, plain, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for ours, theirs in zip(fast_tally, plain_tally, strict=True):
@@ -94,9 +109,13 @@ def test_a_fused_step_is_the_step_of_the_method(name: str, sizes: list[int] | No
 
 @pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_rounds_of_a_network_are_the_same_with_compiled_mixing(sizes: list[int] | None, threads: int) -> None:
+def test_rounds_of_a_network_are_the_same_with_compiled_mixing(
+    sizes: list[int] | None, threads: int
+) -> None:
     layers = torch.nn.Linear(9, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
-    problem = toy_problem(cross_entropy, sizes=sizes, model=torch.nn.Sequential(torch.nn.Flatten(), *layers))
+    problem = toy_problem(
+        cross_entropy, sizes=sizes, model=torch.nn.Sequential(torch.nn.Flatten(), *layers)
+    )
     runs = runs_of(problem, "spod-gt")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -138,7 +157,9 @@ def test_gradients_of_a_subclass_are_its_own() -> None:
 @needs_loops
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("sizes", [None, [3, 12, 7, 5]], ids=["equal", "fewer than a batch"])
-def test_many_rounds_in_one_call_are_the_rounds_one_by_one(name: str, sizes: list[int] | None) -> None:
+def test_many_rounds_in_one_call_are_the_rounds_one_by_one(
+    name: str, sizes: list[int] | None
+) -> None:
     runs = runs_of(toy_problem(sizes=sizes), name, count=3)
     one_by_one, tally = after(runs, 37, compiled=True)
     world = Simulation(runs, dtype=torch.float64)
@@ -181,7 +202,10 @@ def registered() -> Iterator[Register]:
 def test_a_method_from_outside_gets_the_compiled_step_by_declaring_it(registered: Register) -> None:
     registered(Outside)
     runs = runs_of(toy_problem(), "outside")
-    (fast, fast_tally), (plain, plain_tally) = after(runs, 25, compiled=True), after(runs, 25, compiled=False)
+    (fast, fast_tally), (plain, plain_tally) = (
+        after(runs, 25, compiled=True),
+        after(runs, 25, compiled=False),
+    )
     for ours, theirs in zip((*fast, *fast_tally), (*plain, *plain_tally), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -196,15 +220,21 @@ def test_a_method_with_a_step_of_its_own_is_never_given_another(registered: Regi
         torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("stop", [Stop(rounds=45), Stop(delay=60.0), Stop(rounds=30, delay=70.0)], ids=str)
 @pytest.mark.parametrize(
-    "schedule", [EvaluationSchedule(rounds=7), EvaluationSchedule(delay=9.0), EvaluationSchedule()], ids=str
+    "stop", [Stop(rounds=45), Stop(delay=60.0), Stop(rounds=30, delay=70.0)], ids=str
+)
+@pytest.mark.parametrize(
+    "schedule",
+    [EvaluationSchedule(rounds=7), EvaluationSchedule(delay=9.0), EvaluationSchedule()],
+    ids=str,
 )
 def test_a_stride_passes_no_evaluation_and_no_end(stop: Stop, schedule: EvaluationSchedule) -> None:
     """Long strides see the same models at the same moments as single rounds, for runs that end apart."""
     seen: dict[int, list[tuple[Any, ...]]] = {}
     for stride in (1, 16):
-        world = Simulation(runs_of(toy_problem(), "spod-gt", count=3, chance=0.4), dtype=torch.float64)
+        world = Simulation(
+            runs_of(toy_problem(), "spod-gt", count=3, chance=0.4), dtype=torch.float64
+        )
         seen[stride] = []
 
         def observe(
@@ -213,7 +243,12 @@ def test_a_stride_passes_no_evaluation_and_no_end(stop: Stop, schedule: Evaluati
             parts = snapshot.world.split(snapshot.state[0])
             for at in np.flatnonzero(due):
                 looks.append(
-                    (snapshot.k, int(snapshot.world.runs[at]), snapshot.delay[at], parts[at].clone())
+                    (
+                        snapshot.k,
+                        int(snapshot.world.runs[at]),
+                        snapshot.delay[at],
+                        parts[at].clone(),
+                    )
                 )
             return np.zeros_like(last)
 
@@ -289,7 +324,10 @@ def test_compiled_mixing_is_torchs_mixing(clients: int, runs: int, seed: int, ma
     draws = np.random.default_rng(seed)
     ends = [(i, j) for i in range(clients) for j in range(clients) if i != j]
     pairs = sorted(
-        (r * clients + i, r * clients + j) for r in range(runs) for i, j in ends if draws.random() < 0.5
+        (r * clients + i, r * clients + j)
+        for r in range(runs)
+        for i, j in ends
+        if draws.random() < 0.5
     )
     receivers, senders = (np.array([p[end] for p in pairs], np.int64) for end in (0, 1))
     total = runs * clients
@@ -328,7 +366,9 @@ def test_mixed_differences_of_equal_rows_are_zero() -> None:
 def test_rows_of_any_length_and_many_links_are_mixed(width: int, dtype: torch.dtype) -> None:
     """Long and short pieces, those that overlap, and more links than a loop takes at once."""
     draws = np.random.default_rng(width)
-    on = draws.random((150, 150)) < np.linspace(0, 1, 150)[:, None]  # clients with none to all in-links
+    on = (
+        draws.random((150, 150)) < np.linspace(0, 1, 150)[:, None]
+    )  # clients with none to all in-links
     receivers, senders = np.nonzero(on & ~np.eye(150, dtype=bool))
     weights, active = draws.random(len(senders)) / 150, draws.random(len(senders)) < 0.7
     x = torch.from_numpy(draws.standard_normal((150, width))).to(dtype)
@@ -337,8 +377,13 @@ def test_rows_of_any_length_and_many_links_are_mixed(width: int, dtype: torch.dt
     links = Links(1, 150, receivers, senders)
     mixed = links.mix(x, weights, active, keeper=receivers)
     theirs = links.mix_plain(x, moved, active, kept)
-    torch.testing.assert_close(mixed, theirs, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-13)
-    alone = [links.mix(x[:, c : c + 1].contiguous(), weights, active, keeper=receivers) for c in range(width)]
+    torch.testing.assert_close(
+        mixed, theirs, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-13
+    )
+    alone = [
+        links.mix(x[:, c : c + 1].contiguous(), weights, active, keeper=receivers)
+        for c in range(width)
+    ]
     assert torch.equal(mixed, torch.cat(alone, 1))  # a number does not depend on the piece it is in
 
 
@@ -370,7 +415,9 @@ def test_compiled_gradients_of_any_size_are_those_of_the_engine(
     for _ in range(clients):
         inputs = torch.randn(20, features, generator=draws, dtype=torch.float64)
         data.append((inputs, torch.randint(0, classes, (20,), generator=draws)))
-    problem = Learning(torch.nn.Linear(features, classes), cross_entropy, data, batch_size=batch_size)
+    problem = Learning(
+        torch.nn.Linear(features, classes), cross_entropy, data, batch_size=batch_size
+    )
     rows, keys = np.arange(clients), np.full(clients, rng.key(5, "batch"))
     x = torch.randn(clients, problem.parameters, generator=draws, dtype=torch.float64)
     assert problem.linear_data(torch.float64) is not None
@@ -451,7 +498,9 @@ def test_compiled_bernoulli_draws_are_uniform_draws_below_the_chance(
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 400), st.integers(1, 12), st.integers(0, 2**32 - 1), st.booleans())
-def test_compiled_markov_chains_are_those_of_numpy(first: int, chains: int, seed: int, known: bool) -> None:
+def test_compiled_markov_chains_are_those_of_numpy(
+    first: int, chains: int, seed: int, known: bool
+) -> None:
     draws = np.random.default_rng(seed)
     start, stay, come = draws.random((3, chains))
     before = draws.random(chains) < 0.5 if known and first else None
@@ -479,7 +528,11 @@ print(said, dict(random_uniform.stats.cache_hits) != {}, random_uniform.stats.ca
 
 def call_in_a_process(**env: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", CALL], capture_output=True, text=True, check=False, env={**os.environ, **env}
+        [sys.executable, "-c", CALL],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **env},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -501,7 +554,9 @@ def test_loops_are_compiled_where_the_cache_folder_cannot_be_written(tmp_path: P
     assert str(tmp_path) not in found
 
 
-def test_the_cache_has_a_folder_for_each_version_of_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_has_a_folder_for_each_version_of_the_loops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """numba does not see that a loop in another file has changed."""
     before = cache_directory()
     engine._source_digest.cache_clear()

@@ -78,7 +78,10 @@ def test_a_graph_is_one_network_by_every_route(
     weights = "given" if heavy else None
     first = Network.from_networkx(one, weights=weights)
     same(first, Network.from_networkx(other, weights=weights))
-    same(first, Network.draw(GraphFile(str(written(other, tmp_path / f"net{suffix}"))), weights=weights))
+    same(
+        first,
+        Network.draw(GraphFile(str(written(other, tmp_path / f"net{suffix}"))), weights=weights),
+    )
     if set(map(str, one)) == set(NAMES["numbers"][: network.clients]):
         assert first.names is None
         np.testing.assert_array_equal(first.adjacency, network.adjacency)
@@ -115,7 +118,12 @@ def test_names_are_sorted_numbers_in_them_by_value() -> None:
     assert Network.from_networkx(graph).names == ("9", "10", "b", "n1", "n2", "n10")
     nodes = ["n1", "n2", "n10", "b", "9", "10"]
     assert Network.from_networkx(graph, nodelist=nodes).names == tuple(nodes)
-    assert Network.from_networkx(nx.grid_2d_graph(2, 2)).names == ("(0, 0)", "(0, 1)", "(1, 0)", "(1, 1)")
+    assert Network.from_networkx(nx.grid_2d_graph(2, 2)).names == (
+        "(0, 0)",
+        "(0, 1)",
+        "(1, 0)",
+        "(1, 1)",
+    )
     assert list(Network.from_networkx(graph).graph) == ["9", "10", "b", "n1", "n2", "n10"]
 
 
@@ -127,7 +135,9 @@ def test_links_in_another_order_are_the_same_network(network: Network, seed: int
     same(network, Network(network.clients, *ends, network.a[order], network.b[order], w))
     by_degree = Network.from_adjacency(network.adjacency)
     same(by_degree, Network.from_graph(Graph(network.clients, *ends)))
-    same(by_degree, Network.from_graph(Graph.of(network.clients, *(np.r_[end, end] for end in ends))))
+    same(
+        by_degree, Network.from_graph(Graph.of(network.clients, *(np.r_[end, end] for end in ends)))
+    )
 
 
 def test_a_ring_with_its_links_backwards_mixes_like_the_ring() -> None:
@@ -145,7 +155,9 @@ def test_a_ring_with_its_links_backwards_mixes_like_the_ring() -> None:
 def test_given_weights_divide_rows_and_columns(network: Network, seed: int) -> None:
     draws = np.random.default_rng(seed)
     M = network.adjacency * draws.uniform(0.1, 5, (network.clients,) * 2)
-    loops = np.where(draws.random(network.clients) < 0.5, draws.uniform(0.1, 5, network.clients), 0.0)
+    loops = np.where(
+        draws.random(network.clients) < 0.5, draws.uniform(0.1, 5, network.clients), 0.0
+    )
     ours = Network.from_adjacency(M + np.diag(loops), weights="given")
     for matrix, axis in ((ours.A, 1), (ours.B, 0)):
         own = np.where(loops > 0, loops, M.sum(axis) / (M > 0).sum(axis))
@@ -162,7 +174,9 @@ def test_equal_weights_are_the_rule_by_degree(network: Network, weight: float) -
     by_degree = Network.from_adjacency(network.adjacency)
     for name in ("a", "b", "w"):
         if getattr(by_degree, name) is not None:
-            np.testing.assert_allclose(getattr(given_weights, name), getattr(by_degree, name), rtol=1e-12)
+            np.testing.assert_allclose(
+                getattr(given_weights, name), getattr(by_degree, name), rtol=1e-12
+            )
     same(by_degree, Network.from_adjacency(network.adjacency * weight, weights="degree"))
 
 
@@ -177,7 +191,9 @@ def test_given_weights_gossip_symmetrically(network: Network, seed: int) -> None
 
 
 def test_weights_of_one_mean_nothing() -> None:
-    graph = nx.from_numpy_array(np.roll(np.eye(3), 1, 1), create_using=nx.DiGraph)  # every edge has weight 1
+    graph = nx.from_numpy_array(
+        np.roll(np.eye(3), 1, 1), create_using=nx.DiGraph
+    )  # every edge has weight 1
     same(Network.from_networkx(graph), Network.ring(3))
 
 

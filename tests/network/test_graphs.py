@@ -36,7 +36,9 @@ def make(name: str, clients: int) -> Any:
 
 
 @given(st.sampled_from(list(RECIPES)), st.integers(1, 12), SEEDS)
-def test_every_recipe_draws_a_strongly_connected_digraph(name: str, clients: int, seed: int) -> None:
+def test_every_recipe_draws_a_strongly_connected_digraph(
+    name: str, clients: int, seed: int
+) -> None:
     recipe = make(name, clients)
     assert isinstance(recipe, Recipe)
     graph, again = recipe.draw(seed), recipe.draw(seed)
@@ -87,7 +89,9 @@ def pairs(graph: Graph) -> set[tuple[int, int]]:
 def test_fixed_shapes() -> None:
     assert pairs(graphs.Ring(4).draw(0)) == {(0, 1), (1, 2), (2, 3), (3, 0)}
     assert pairs(graphs.Star(4).draw(0)) == {(0, 1), (0, 2), (0, 3), (1, 0), (2, 0), (3, 0)}
-    assert pairs(graphs.Exponential(6).draw(0)) == {(i, (i + hop) % 6) for i in range(6) for hop in (1, 2, 4)}
+    assert pairs(graphs.Exponential(6).draw(0)) == {
+        (i, (i + hop) % 6) for i in range(6) for hop in (1, 2, 4)
+    }
     assert len(pairs(graphs.Complete(5).draw(0))) == 20
     for name in RECIPES:
         assert not pairs(make(name, 1).draw(0)), f"a lone client of {name} has no links"
@@ -100,7 +104,9 @@ def test_k_out_and_k_regular_have_their_degrees(clients: int, data: Any) -> None
     assert (np.bincount(regular.senders, minlength=clients) == k).all()
     assert (np.bincount(regular.receivers, minlength=clients) == k).all()
     if k > clients // 3:  # a sparse k-out is seldom strongly connected
-        assert (np.bincount(graphs.KOut(clients, k).draw(seed).senders, minlength=clients) == k).all()
+        assert (
+            np.bincount(graphs.KOut(clients, k).draw(seed).senders, minlength=clients) == k
+        ).all()
 
 
 def test_erdos_renyi_has_its_probability() -> None:
@@ -108,7 +114,9 @@ def test_erdos_renyi_has_its_probability() -> None:
     pairs_of = 300 * 299
     assert abs(len(graph.senders) / pairs_of - 0.1) < 5 * np.sqrt(0.09 / pairs_of)
     matrix = adjacency(graph)
-    assert 0.05 < (matrix & matrix.T).sum() / matrix.sum() < 0.15, "a link says nothing of its reverse"
+    assert 0.05 < (matrix & matrix.T).sum() / matrix.sum() < 0.15, (
+        "a link says nothing of its reverse"
+    )
     assert len(graphs.ErdosRenyi(7, 1.0).draw(0).senders) == 42
 
 

@@ -68,14 +68,18 @@ def test_directions_of_networkx_and_of_adjacency() -> None:
     assert network.adjacency.tolist() == [[0, 0, 1], [1, 0, 0], [1, 1, 0]]
     assert network.in_degree.tolist() == [1, 1, 2]
     assert network.out_degree.tolist() == [2, 1, 1]
-    assert Network.from_networkx(nx.path_graph(3)).two_way, "an undirected graph has links both ways"
+    assert Network.from_networkx(nx.path_graph(3)).two_way, (
+        "an undirected graph has links both ways"
+    )
 
 
 @given(st.integers(2, 8), SEEDS)
 def test_random_weights_differ_between_links(clients: int, seed: int) -> None:
     network = Network.complete(clients, weights="random", seed=seed)
     assert len(np.unique(network.a)) == network.links
-    np.testing.assert_array_equal(network.a, Network.complete(clients, weights="random", seed=seed).a)
+    np.testing.assert_array_equal(
+        network.a, Network.complete(clients, weights="random", seed=seed).a
+    )
 
 
 def test_a_recipe_is_drawn_anew_and_a_network_is_held() -> None:
@@ -295,7 +299,9 @@ BAD: dict[str, tuple[Any, str]] = {
         "names must be 3 texts, one per client, got ('abc',).",
     ),
     "positions": (
-        lambda: Network(2, np.array([0, 1]), np.array([1, 0]), HALVES[:2], HALVES[:2], None, np.ones((3, 2))),
+        lambda: Network(
+            2, np.array([0, 1]), np.array([1, 0]), HALVES[:2], HALVES[:2], None, np.ones((3, 2))
+        ),
         "positions must be (2, 2), one row per client, got (3, 2).",
     ),
     "weights of a graph": (
@@ -331,7 +337,9 @@ BAD: dict[str, tuple[Any, str]] = {
         "nodelist must hold every node once, got ['a'].",
     ),
     "unheard by name": (
-        lambda: Network.from_networkx(nx.DiGraph([("lima", "oslo"), ("oslo", "lima"), ("bern", "oslo")])),
+        lambda: Network.from_networkx(
+            nx.DiGraph([("lima", "oslo"), ("oslo", "lima"), ("bern", "oslo")])
+        ),
         "the graph must be strongly connected, but client bern receives from nobody; give it an in-link.",
     ),
     "no W by name": (
@@ -354,7 +362,9 @@ BAD: dict[str, tuple[Any, str]] = {
         "weights of edges must be finite and above 0, but edge a → b has 0; correct it.",
     ),
     "weight in words": (
-        lambda: Network.from_networkx(weighted({("b", "a"): 1, ("a", "b"): "heavy"}), weights="given"),
+        lambda: Network.from_networkx(
+            weighted({("b", "a"): 1, ("a", "b"): "heavy"}), weights="given"
+        ),
         "weights of edges must be finite and above 0, but edge a → b has no number; correct it.",
     ),
     "weight of a loop": (

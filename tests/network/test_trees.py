@@ -32,14 +32,18 @@ def brute_force(network: Network, prices: Any, alive: Any) -> dict[int, dict[int
     """Distances by networkx, from every client alive."""
     graph = nx.DiGraph()
     graph.add_nodes_from(np.flatnonzero(alive).tolist())
-    for j, i, price in zip(network.senders.tolist(), network.receivers.tolist(), prices, strict=True):
+    for j, i, price in zip(
+        network.senders.tolist(), network.receivers.tolist(), prices, strict=True
+    ):
         if alive[i] and alive[j]:
             graph.add_edge(j, i, weight=price)
     return dict(nx.all_pairs_dijkstra_path_length(graph))
 
 
 @given(networks(most=8), SEEDS, st.booleans())
-def test_trees_are_cheapest_and_so_is_the_root(network: Network, seed: int, some_gone: bool) -> None:
+def test_trees_are_cheapest_and_so_is_the_root(
+    network: Network, seed: int, some_gone: bool
+) -> None:
     rng = np.random.default_rng(seed)
     prices = 1 / rng.uniform(0.01, 1, network.links)
     alive = rng.random(network.clients) < (0.7 if some_gone else 1.1)
@@ -64,7 +68,11 @@ def test_equal_prices_take_the_first_and_tiny_probabilities_do_no_harm() -> None
     everyone = np.ones(5, bool)
     trees = cheapest_trees(network, np.ones(network.links), everyone)
     assert trees.root == 0
-    assert set(network.senders[trees.down].tolist()) == set(network.receivers[trees.up].tolist()) == {0}
+    assert (
+        set(network.senders[trees.down].tolist())
+        == set(network.receivers[trees.up].tolist())
+        == {0}
+    )
     ring = Network.ring(6)
     dear = cheapest_trees(ring, np.full(6, 1 / np.finfo(float).tiny), np.ones(6, bool))
     assert dear.up.sum() == dear.down.sum() == 5
@@ -85,5 +93,7 @@ def test_one_client_is_its_own_root() -> None:
 
 def test_too_many_clients_are_refused() -> None:
     network = Network.ring(2001)
-    with pytest.raises(InvalidNetwork, match=r"^trees need .* at most 2000 clients, got 2001; use spod-gt"):
+    with pytest.raises(
+        InvalidNetwork, match=r"^trees need .* at most 2000 clients, got 2001; use spod-gt"
+    ):
         cheapest_trees(network, np.ones(2001), np.ones(2001, bool))

@@ -15,7 +15,11 @@ def main() -> None:
     problem = spodgt.Learning(nn.Linear(3, 2), nn.CrossEntropyLoss(), clients, test=clients[0])
     network = spodgt.Network.ring(3)
     result = spodgt.compare(
-        ["spod-gt", spodgt.SpodGTMemory(0.1)], problem, network, spodgt.Bernoulli(0.8, 0.8), rounds=5
+        ["spod-gt", spodgt.SpodGTMemory(0.1)],
+        problem,
+        network,
+        spodgt.Bernoulli(0.8, 0.8),
+        rounds=5,
     )
     assert_type(result, spodgt.Result)
     assert_type(result.frame, pd.DataFrame)

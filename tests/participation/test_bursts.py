@@ -54,7 +54,9 @@ def test_rounds_are_the_same_however_they_are_asked_for(data: st.DataObject, see
     recipe = data.draw(bursts(network))
     whole, parts = recipe.draw(network, seed), recipe.draw(network, seed)
     computes, links = whole.computes(range(60)), whole.links(range(60)).pull
-    for first, last in data.draw(st.lists(st.tuples(st.integers(0, 59), st.integers(0, 60)), max_size=6)):
+    for first, last in data.draw(
+        st.lists(st.tuples(st.integers(0, 59), st.integers(0, 60)), max_size=6)
+    ):
         rounds = range(first, max(first, last))
         np.testing.assert_array_equal(parts.computes(rounds), computes[rounds.start : rounds.stop])
         np.testing.assert_array_equal(parts.links(rounds).pull, links[rounds.start : rounds.stop])
@@ -106,7 +108,9 @@ def test_regions_of_positions_are_near_and_equal() -> None:
 
 
 # --- numbers: every frequency and correlation against its closed form -----------------------------------
-@pytest.mark.parametrize(("on", "off"), [(20.0, 5.0), (3.0, 7.5), (1.0, 1.0), (1.2, 1.5), (1.0, 4.0)])
+@pytest.mark.parametrize(
+    ("on", "off"), [(20.0, 5.0), (3.0, 7.5), (1.0, 1.0), (1.2, 1.5), (1.0, 4.0)]
+)
 def test_markov(on: float, off: float) -> None:
     draw = spodgt.Markov(on, off, links_on=off, links_off=on).draw(NETWORK, 7)
     factor = 1 - 1 / on - 1 / off
@@ -119,7 +123,11 @@ def test_markov(on: float, off: float) -> None:
         within(table.mean(), p, deviation)
         memory = (1 + abs(factor)) / (1 - abs(factor)) if factor > -1 else 1.0
         for lag in (1, 2, 5, 12):
-            within(autocovariance(table, p, lag), p * (1 - p) * factor**lag, (memory / table.size) ** 0.5)
+            within(
+                autocovariance(table, p, lag),
+                p * (1 - p) * factor**lag,
+                (memory / table.size) ** 0.5,
+            )
 
 
 def test_times_up_and_down_are_geometric() -> None:
@@ -161,7 +169,11 @@ def test_gilbert_elliott() -> None:
     within(table.mean(), p_hat, (long_variance(p_hat, factor) / table.size) ** 0.5)
     for lag in (1, 2, 6):
         expected = (high - low) ** 2 * pi * (1 - pi) * factor**lag
-        within(autocovariance(table, p_hat, lag), expected, (long_variance(0.5, factor) / table.size) ** 0.5)
+        within(
+            autocovariance(table, p_hat, lag),
+            expected,
+            (long_variance(0.5, factor) / table.size) ** 0.5,
+        )
 
 
 def test_day_and_night() -> None:
@@ -170,7 +182,9 @@ def test_day_and_night() -> None:
     rounds = range(cycle * 2000)
     computes, links = draw.computes(rounds), draw.links(rounds).pull
     np.testing.assert_allclose(draw.p, (7 * 0.8 + 13 * 0.1) / 20, rtol=1e-12)
-    by_hour = computes.reshape(2000, cycle, -1).mean(0)  # chances of every hour: 0.8 by day and 0.1 by night
+    by_hour = computes.reshape(2000, cycle, -1).mean(
+        0
+    )  # chances of every hour: 0.8 by day and 0.1 by night
     day = by_hour > 0.45
     assert (day.sum(0) == 7).all()
     assert ((by_hour[1:] > 0.45) != (by_hour[:-1] > 0.45)).sum(0).max() <= 2, "one day in a cycle"
@@ -268,14 +282,21 @@ def test_memory_removes_the_bias_of_bursts() -> None:
         on=[20, 20, 20, 4, 4, 4], off=[2, 2, 2, 16, 16, 16], links_on=8, links_off=8
     )
     methods = [spodgt.method(name, step_size=0.04) for name in ("spod-gt", "spod-gt-memory")]
-    options: dict[str, Any] = {"rounds": 6_000, "seeds": [0], "dtype": torch.float64, "every": 6_000}
+    options: dict[str, Any] = {
+        "rounds": 6_000,
+        "seeds": [0],
+        "dtype": torch.float64,
+        "every": 6_000,
+    }
     result = spodgt.compare(methods, problem, Network.complete(6), participation, **options)
     last = result.frame.groupby("algorithm")["gradient_norm"].last()
     assert last["spod-gt-memory"] < 1e-9
     assert last["spod-gt"] > 1e-2
 
 
-@pytest.mark.parametrize("kind", ["markov", "bursts", "gilbert-elliott", "day-night", "outages", "together"])
+@pytest.mark.parametrize(
+    "kind", ["markov", "bursts", "gilbert-elliott", "day-night", "outages", "together"]
+)
 def test_every_kind_runs_from_a_file_and_resumes(kind: str, tmp_path: Path) -> None:
     of = [{"kind": "markov", "on": 3.0, "off": 2.0}, {"kind": "outages", "groups": [0, 0, 1, 1, 2]}]
     table: dict[str, Any] = {"kind": kind, **({"of": of} if kind == "together" else {})}
@@ -294,17 +315,30 @@ def test_every_kind_runs_from_a_file_and_resumes(kind: str, tmp_path: Path) -> N
 
 
 def test_a_peer_computes_as_the_simulator_says() -> None:
-    for table in ({"kind": "markov", "on": 5.0, "off": 2.0}, {"kind": "day-night", "day": 6, "night": 4}):
+    for table in (
+        {"kind": "markov", "on": 5.0, "off": 2.0},
+        {"kind": "day-night", "day": 6, "night": 4},
+    ):
         device = capacity(table, 3, 4)
-        drawn = Experiment.parse({"participation": table, "network": {"clients": 12}}).draw(3).availability
+        drawn = (
+            Experiment.parse({"participation": table, "network": {"clients": 12}})
+            .draw(3)
+            .availability
+        )
         assert device.p == pytest.approx(drawn.p[4])
         assert [device.computes(k) for k in range(100)] == drawn.computes(range(100))[:, 4].tolist()
 
 
 # --- edges ----------------------------------------------------------------------------------------------
 BAD: list[tuple[Callable[[], object], str]] = [
-    (lambda: spodgt.Markov(on=0.5), "on must be numbers of rounds of at least 1, got 0.5; use on=20.0."),
-    (lambda: spodgt.Markov(off=float("nan")), "off must be numbers of rounds of at least 1, got nan"),
+    (
+        lambda: spodgt.Markov(on=0.5),
+        "on must be numbers of rounds of at least 1, got 0.5; use on=20.0.",
+    ),
+    (
+        lambda: spodgt.Markov(off=float("nan")),
+        "off must be numbers of rounds of at least 1, got nan",
+    ),
     (lambda: spodgt.Markov(off=True), "off must be numbers of rounds of at least 1, got True"),
     (
         lambda: spodgt.Markov(links_on=3),
@@ -314,14 +348,23 @@ BAD: list[tuple[Callable[[], object], str]] = [
         lambda: spodgt.Markov(on=[2.0, 3.0]).draw(NETWORK, 0),
         "on must be one number or 12 (one per client), got shape (2,); use on=20.0.",
     ),
-    (lambda: spodgt.GilbertElliott(p_bad=1.5), "p_bad must be numbers in [0, 1], got 1.5; use p_bad=0.5."),
+    (
+        lambda: spodgt.GilbertElliott(p_bad=1.5),
+        "p_bad must be numbers in [0, 1], got 1.5; use p_bad=0.5.",
+    ),
     (
         lambda: spodgt.GilbertElliott(p_good=0, p_bad=0).draw(NETWORK, 0),
         "p_hat must be in (0, 1], but link",
     ),
-    (lambda: spodgt.DayNight(day=0), "day must be a whole number of at least 1, got 0; use day=50."),
+    (
+        lambda: spodgt.DayNight(day=0),
+        "day must be a whole number of at least 1, got 0; use day=50.",
+    ),
     (lambda: spodgt.DayNight(p_day=2), "p_day must be in [0, 1], got 2"),
-    (lambda: spodgt.DayNight(phase="noon"), "phase must be 'random' or 'east-west', or numbers in [0, 1)"),
+    (
+        lambda: spodgt.DayNight(phase="noon"),
+        "phase must be 'random' or 'east-west', or numbers in [0, 1)",
+    ),
     (
         lambda: spodgt.DayNight(phase=[0.5]).draw(NETWORK, 0),
         "phase must be one number or 12 (one per client)",
@@ -334,13 +377,19 @@ BAD: list[tuple[Callable[[], object], str]] = [
         lambda: spodgt.Outages(groups=[0, 1]).draw(NETWORK, 0),
         "groups must be 12 regions, one per client, got 2",
     ),
-    (lambda: spodgt.Outages(groups=[]), "groups must be a list of names or numbers, one per client, got []"),
+    (
+        lambda: spodgt.Outages(groups=[]),
+        "groups must be a list of names or numbers, one per client, got []",
+    ),
     (
         lambda: spodgt.Bursts(spodgt.OneLink()).draw(NETWORK, 0),
         "bursts are of independent draws, got one-link",
     ),
     (lambda: spodgt.Bursts(0.5), "participation must be one of always"),
-    (lambda: spodgt.Together([spodgt.Always()]), "of must be a list of at least two participations"),
+    (
+        lambda: spodgt.Together([spodgt.Always()]),
+        "of must be a list of at least two participations",
+    ),
     (
         lambda: spodgt.Together([spodgt.DayNight(), spodgt.DayNight(3, 4)]).draw(NETWORK, 0),
         "together knows p of at most one participation with fixed times, got day-night and day-night",
@@ -358,7 +407,10 @@ def test_bad_input_is_one_sentence(make: Callable[[], object], message: str) -> 
     ("table", "message"),
     [
         ({"kind": "markov", "onn": 3}, "onn=3 is not a key of participation; did you mean 'on'?"),
-        ({"kind": "markov", "on": 0}, "participation.on must be numbers of rounds of at least 1, got 0"),
+        (
+            {"kind": "markov", "on": 0},
+            "participation.on must be numbers of rounds of at least 1, got 0",
+        ),
         (
             {"kind": "bursts", "of": {"kind": "betta"}},
             "participation.of.kind='betta' is not known; did you mean 'beta'?",

@@ -41,7 +41,9 @@ def same(one: Any, other: Any, rounds: int) -> None:
 
 def log_of(network: Network, computes: Bools, links: Bools) -> list[tuple[int, str, str, int]]:
     """(round, receiver, sender, up) of everything, ups and downs; the links of round 0 are down."""
-    rows = [(k, network.label(i), network.label(i), int(up)) for (k, i), up in np.ndenumerate(computes)]
+    rows = [
+        (k, network.label(i), network.label(i), int(up)) for (k, i), up in np.ndenumerate(computes)
+    ]
     for (k, link), up in np.ndenumerate(links):
         assert isinstance(link, int)
         ends = network.label(network.receivers[link]), network.label(network.senders[link])
@@ -66,7 +68,9 @@ def recordings(draw: st.DrawFn) -> tuple[Network, Bools, Bools]:
 
 # --- laws ----------------------------------------------------------------------------------------------
 @given(recordings(), SEEDS)
-def test_rounds_intervals_and_events_say_the_same(recorded: tuple[Network, Bools, Bools], seed: int) -> None:
+def test_rounds_intervals_and_events_say_the_same(
+    recorded: tuple[Network, Bools, Bools], seed: int
+) -> None:
     network, computes, links = recorded
     rounds, expected = len(links), Trace(computes, links).draw(network, 0)
     draws, rows = np.random.default_rng(seed), log_of(network, computes, links)
@@ -75,8 +79,14 @@ def test_rounds_intervals_and_events_say_the_same(recorded: tuple[Network, Bools
     same(Trace.from_table(table).draw(network, 0), expected, rounds)
     length, begin = 2.5, 1000.0
     when = begin + length * table["round"]
-    spans = table.assign(start=when, end=when + length)[table["up"] == 1].drop(columns=["round", "up"])
-    options: dict[str, Any] = {"round_length": length, "start": begin, "end": begin + length * (rounds + 1)}
+    spans = table.assign(start=when, end=when + length)[table["up"] == 1].drop(
+        columns=["round", "up"]
+    )
+    options: dict[str, Any] = {
+        "round_length": length,
+        "start": begin,
+        "end": begin + length * (rounds + 1),
+    }
     same(Trace.from_table(spans, **options).draw(network, 0), expected, rounds)
     events = table.assign(time=when).drop(columns="round")
     same(Trace.from_table(events, **options).draw(network, 0), expected, rounds)
@@ -96,7 +106,10 @@ def test_a_repeated_trace_is_periodic(recorded: tuple[Network, Bools, Bools]) ->
     np.testing.assert_allclose(drawn.p, computes.mean(0))
 
 
-@given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), min_size=1, max_size=6), st.floats(0.05, 1))
+@given(
+    st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), min_size=1, max_size=6),
+    st.floats(0.05, 1),
+)
 def test_cover_is_the_fraction_of_a_round(spans: list[tuple[float, float]], cover: float) -> None:
     """Against a count of many instants."""
     rows = [{"client": "0", "start": min(span), "end": max(span)} for span in spans]
@@ -155,7 +168,9 @@ def test_datetime_columns_follow_their_zone_through_a_clock_change() -> None:
 
 
 @pytest.mark.parametrize("unit", ["ms", "us", "ns"])
-def test_parquet_logs_with_timestamps_give_the_rounds_of_the_same_strings(tmp_path: Path, unit: Unit) -> None:
+def test_parquet_logs_with_timestamps_give_the_rounds_of_the_same_strings(
+    tmp_path: Path, unit: Unit
+) -> None:
     table = dated(lambda column: pd.to_datetime(column).dt.as_unit(unit))
     table.to_parquet(tmp_path / "log.parquet")
     trace = Trace.read(tmp_path / "log.parquet", round_length=1800.0, links="always")
@@ -164,7 +179,9 @@ def test_parquet_logs_with_timestamps_give_the_rounds_of_the_same_strings(tmp_pa
 
 def test_columns_of_python_datetimes_give_the_rounds_of_the_same_strings() -> None:
     def dates(column: pd.Series) -> pd.Series:
-        return pd.Series([datetime.fromisoformat(t) if t else None for t in column.fillna("")], dtype=object)
+        return pd.Series(
+            [datetime.fromisoformat(t) if t else None for t in column.fillna("")], dtype=object
+        )
 
     np.testing.assert_array_equal(rounds_of(dated(dates)), rounds_of(pd.DataFrame(DATED)))
 
@@ -187,7 +204,12 @@ def test_a_log_of_devices_with_dates(tmp_path: Path) -> None:
     drawn = TraceFile(**options).draw(CITIES, 0)
     assert drawn.length == 3
     # lima 0, 1, 2; oslo from 1:20 (two thirds of hour 1); rome from 1:00 to the end of the log
-    assert drawn.computes(range(4)).astype(int).tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 1], [0, 1, 1]]
+    assert drawn.computes(range(4)).astype(int).tolist() == [
+        [1, 0, 0],
+        [1, 1, 1],
+        [1, 1, 1],
+        [0, 1, 1],
+    ]
     assert CITIES.receivers.tolist() == [0, 1, 2]
     assert drawn.links(range(1, 4)).pull.astype(int).tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 1]]
     shorter = TraceFile(**options, cover=0.9, end="2026-03-01 03:00").draw(CITIES, 0)
@@ -195,7 +217,11 @@ def test_a_log_of_devices_with_dates(tmp_path: Path) -> None:
     tables_of = {"kind": "trace", **options, "repeat": True, "start": "2026-03-01 00:00"}
     experiment = Experiment.parse({"participation": tables_of})
     assert Experiment.parse(experiment.to_dict()) == experiment
-    assert experiment.to_dict()["participation"] == {**tables_of, "cover": 0.5, "computes": "recorded"}
+    assert experiment.to_dict()["participation"] == {
+        **tables_of,
+        "cover": 0.5,
+        "computes": "recorded",
+    }
     assert experiment.participation.draw(CITIES, 0).length is None
 
 
@@ -226,7 +252,9 @@ def test_names_numbers_and_clients() -> None:
     pair = Network.from_adjacency([[0, 1, 0], [0, 0, 1], [1, 1, 0]])  # 1 → 0, 2 → 1, 0 → 2, 1 → 2
     with pytest.raises(InvalidInput, match="link 1 → 0 never works"):
         named.draw(pair, 0)
-    free = Trace(named.computes, named.links, p_hat=0.5, names=named.names, ends=named.ends).draw(pair, 0)
+    free = Trace(named.computes, named.links, p_hat=0.5, names=named.names, ends=named.ends).draw(
+        pair, 0
+    )
     assert free.links(range(1, 3)).pull.astype(int).tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
     from_one = Network.from_networkx(nx.DiGraph([(1, 2), (2, 3), (3, 1)]))  # names are 1, 2, 3
     counted = numbered(table, a=1, b=2, c=3)
@@ -250,7 +278,9 @@ def test_a_log_of_links_alone_and_a_log_of_clients_alone() -> None:
     with pytest.raises(InvalidInput, match="never computes; add rows, or use computes='always'"):
         Trace.from_table(contacts, round_length=1.0, end=5.0).draw(RING, 0)
     devices = pd.DataFrame({"round": [0, 1, 1, 1], "client": [0, 0, 1, 2], "up": True})
-    with pytest.raises(InvalidInput, match="never works; add rows, or use links='both-up' or 'always'"):
+    with pytest.raises(
+        InvalidInput, match="never works; add rows, or use links='both-up' or 'always'"
+    ):
         Trace.from_table(devices).draw(RING, 0)
     assert Trace.from_table(devices, links="both-up").draw(RING, 0).links(range(1, 2)).pull.all()
 
@@ -388,7 +418,10 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         csv("round,receiver,sender,up\n0,0,,1\n"),
         "trace log.csv must name a client or both ends of a link, but row 0 does not.",
     ),
-    "no rows": (csv("round,client,up\n"), "trace log.csv must have rows, got none; record something."),
+    "no rows": (
+        csv("round,client,up\n"),
+        "trace log.csv must have rows, got none; record something.",
+    ),
     "empty": (
         csv(""),
         "trace log.csv cannot be read: No columns to parse from file; give a CSV or Parquet file.",

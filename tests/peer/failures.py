@@ -142,7 +142,12 @@ def row_5(points: tuple[str, ...] = faults.POINTS, times: tuple[int, ...] = (1, 
                 f.wait(lambda: not f.alive("p2"), 60, f"p2 dies at {point}")
                 count += 1
         f.start("p2")
-        f.wait(lambda: all(n["state"] == "up" for n in f.status("p2").get("neighbours", [{"state": ""}])), 60)
+        f.wait(
+            lambda: all(
+                n["state"] == "up" for n in f.status("p2").get("neighbours", [{"state": ""}])
+            ),
+            60,
+        )
         time.sleep(1)
         assert resets(f) == 0
         found = settled(f)
@@ -198,7 +203,9 @@ def row_7(seconds: float = 60) -> str:
         f.kill("p2", number=signal.SIGSTOP)
         begun = time.monotonic()
         f.wait(
-            lambda: any(n["name"] == "p2" and n["state"] == "down" for n in f.status("p0")["neighbours"]),
+            lambda: any(
+                n["name"] == "p2" and n["state"] == "down" for n in f.status("p0")["neighbours"]
+            ),
             40,
             "p0 sees it",
         )
@@ -234,9 +241,7 @@ def row_8() -> str:
             begin_anew(f, "p1")
             f.wait(lambda: all(n["state"] == "up" for n in f.status("p1")["neighbours"]), 60)
             took.append(time.monotonic() - begun)
-        return (
-            f"{exact(settled(f))}; all links up {max(took):.1f} s after the restart (process start included)"
-        )
+        return f"{exact(settled(f))}; all links up {max(took):.1f} s after the restart (process start included)"
 
 
 def row_9() -> str:
@@ -292,7 +297,12 @@ def row_10() -> str:
         f.start("p1")
         f.wait(lambda: f.log("p1", "damaged"), 60)
         k = f.status("p1")["k"]
-        f.wait(lambda: f.status("p1")["k"] > k + 40 and len({f.status(n)["epoch"] for n in f.names}) == 1, 60)
+        f.wait(
+            lambda: (
+                f.status("p1")["k"] > k + 40 and len({f.status(n)["epoch"] for n in f.names}) == 1
+            ),
+            60,
+        )
         count = resets(f)
         return f"older commit used; {exact(settled(f))}, {count} epoch resets"
 
@@ -347,7 +357,9 @@ def row_12() -> str:
                         ).returncode
                         == 0
                     ):
-                        answers.append("read-only remount refused by the kernel while files are open")
+                        answers.append(
+                            "read-only remount refused by the kernel while files are open"
+                        )
                         continue
                 f.wait(lambda: not f.alive("p1"), 60, f"p1 stops on a disk that is {fault}")
                 answers.append((f.run / "p1" / "error.txt").read_text().split(":", 1)[1].strip())
@@ -411,7 +423,9 @@ def row_16() -> str:
                 k, begun = f.status("p1")["k"], time.monotonic()
                 f.wait(beyond(f, "k", {"p1": k}, 40), 60, f"rounds go on after a jump of {jump}")
                 rates.append(40 / (time.monotonic() - begun))
-            clock.write_text("+90d")  # certificates are for 30 days: new handshakes fail, and say so
+            clock.write_text(
+                "+90d"
+            )  # certificates are for 30 days: new handshakes fail, and say so
             k = f.status("p1")["k"]
             f.wait(lambda: f.status("p1")["k"] > k + 20, 60, "open links do not care")
         finally:
@@ -427,7 +441,9 @@ def row_17(rounds: int = 100_000) -> str:
         world = Noisy(2, n=4, rebase_every=every)
         world.exchange(rounds)
         largest = max(
-            float(link.total.abs().max()) for node in world.nodes for link in node.state.out.values()
+            float(link.total.abs().max())
+            for node in world.nodes
+            for link in node.state.out.values()
         )
         told.append(f"{how} {exact(world.audit())}, largest total {largest:.1e}")
     return f"{rounds} rounds: " + ", ".join(told)
@@ -457,7 +473,9 @@ def row_19(resets_wanted: int = 243) -> str:
         assert all_up(f)
         assert resets(f) == 0
         found = exact(settled(f))
-        return f"{proxies.resets} resets in {took:.0f} s; all 12 links up {back:.1f} s later; {found}"
+        return (
+            f"{proxies.resets} resets in {took:.0f} s; all 12 links up {back:.1f} s later; {found}"
+        )
 
 
 def row_20(connections: int = 1100) -> str:
@@ -482,7 +500,9 @@ def row_20(connections: int = 1100) -> str:
             f.kill("p0")
             known = {"p0": f.status("p0")["incarnation"]}
             f.start("p0")
-            back = f.wait(lambda: beyond(f, "incarnation", known)() and all_up(f), 60, "a neighbour gets in")
+            back = f.wait(
+                lambda: beyond(f, "incarnation", known)() and all_up(f), 60, "a neighbour gets in"
+            )
             assert process.poll() is None
         finally:
             for each in held:
@@ -522,25 +542,34 @@ def row_26() -> str:
         own = wire.Context(manifest.run, layout, n, "p2", "")
         zero, last = torch.zeros(n), Incarnation(2**64 - 1, 1)
         honest = Message(manifest.epoch, 1, 0, 0, Incarnation(1, 7), Incarnation(), zero, zero)
-        lies = [honest._replace(seen=last), honest._replace(sender=last), honest._replace(epoch=2**64 - 1)]
-        lies += [honest._replace(seen=Incarnation(2**61)), honest._replace(total=torch.full((n,), 3e38))]
-        asyncio.run(say(person, address, "p0", [list(wire.pack(own, "p0", lie, 1)) for lie in lies]))
+        lies = [
+            honest._replace(seen=last),
+            honest._replace(sender=last),
+            honest._replace(epoch=2**64 - 1),
+        ]
+        lies += [
+            honest._replace(seen=Incarnation(2**61)),
+            honest._replace(total=torch.full((n,), 3e38)),
+        ]
+        asyncio.run(
+            say(person, address, "p0", [list(wire.pack(own, "p0", lie, 1)) for lie in lies])
+        )
         f.wait(beyond(f, "k", {n: f.status(n)["k"] for n in ("p0", "p1")}, 60), 60, "rounds go on")
         assert f.log("p0", "refused")
         f.kill("p0")
         f.start("p0", "p2")
         f.wait(lambda: all_up(f), 60, "all links up after a restart")
         assert max(f.status(n)["incarnation"] for n in f.names) <= 2
-        return (
-            f"{len(lies)} frames refused, rounds went on; all links up after a restart; {exact(settled(f))}"
-        )
+        return f"{len(lies)} frames refused, rounds went on; all links up after a restart; {exact(settled(f))}"
 
 
 async def say(person: Identity, address: str, name: str, messages: list[list[bytes]]) -> None:
     """Messages as chunks, each on a stream of its own that is open for two seconds at most."""
     for chunks in messages:
         async with secure_channel(person, address, name) as channel:
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.TimeoutError):
+            with contextlib.suppress(
+                grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.TimeoutError
+            ):
                 call = channel.stream_stream(f"/{SERVICE}/Talk")()
                 for chunk in chunks:
                     await call.write(chunk)
@@ -584,7 +613,9 @@ def models(f: Fleet, *names: str) -> dict[str, tuple[int, torch.Tensor]]:
 
 def farthest(f: Fleet, optimum: torch.Tensor, *names: str) -> float:
     """The largest relative distance of a client's model from `optimum`."""
-    distances = [(x.double() - optimum).norm() / optimum.norm() for _, x in models(f, *names).values()]
+    distances = [
+        (x.double() - optimum).norm() / optimum.norm() for _, x in models(f, *names).values()
+    ]
     return float(max(distances))
 
 
@@ -604,7 +635,9 @@ def row_23(seconds: float = 60) -> str:
         far = farthest(f, optimum, *alive)
         named = sum("p4 silent" in " ".join(f.status(n)["warnings"]) for n in alive)
         f.start("p4")
-        back = f.wait(lambda: farthest(f, problem.optimum()) < 0.05, 60, "all at the optimum of all")
+        back = f.wait(
+            lambda: farthest(f, problem.optimum()) < 0.05, 60, "all at the optimum of all"
+        )
         assert far < 0.05, far
         assert named
         return (
@@ -656,7 +689,10 @@ def row_40(method: str = "relay", step: float = 0.4, distance: float = 1e-6) -> 
         with fleet(method=method, graph=graph, step=step) as f:
             took = rounds_to(f, distance)
             sent = sum(
-                n["messages"] for name in f.names for n in f.status(name)["neighbours"] if n["way"] == "to"
+                n["messages"]
+                for name in f.names
+                for n in f.status(name)["neighbours"]
+                if n["way"] == "to"
             )
             told.append(f"{graph}: {distance:.0e} after {took} rounds, {sent} messages")
             told[-1] += f", root {f.status('p0')['root'] or 'none'}, {exact(settled(f))}"
@@ -709,7 +745,9 @@ def row_41(times: int = 10) -> str:
         folders.publish_next(f.run, lambda m: changes.changed(m, changes.Change(root=second)))
         took = f.wait(lambda: is_led(f.names, second), 60, "another root")
         f.wait(lambda: farthest(f, best(f.names)) < 1e-6, 60, "at the optimum")
-        told.append(f"set --root: {second} leads after {took:.1f} s, within 1e-6, {exact(settled(f))}")
+        told.append(
+            f"set --root: {second} leads after {took:.1f} s, within 1e-6, {exact(settled(f))}"
+        )
         begin_anew(f, *f.names)
         f.kill(second)
         shutil.rmtree(f.run / second / "state")
@@ -731,14 +769,19 @@ def row_41(times: int = 10) -> str:
         third = {f.status(n)["root"] for n in rest}
         assert len(third) == 1
         f.stop()
-        told.append(f"removed: {third.pop()} leads, within 1e-6 after {gone:.0f} s, {exact(f.audit(*rest))}")
+        told.append(
+            f"removed: {third.pop()} leads, within 1e-6 after {gone:.0f} s, {exact(f.audit(*rest))}"
+        )
         return "; ".join(told)
 
 
 def simulated_rounds(manifest: Manifest, problem: Problem, step: float, distance: float) -> int:
     """The rounds that the method's equations take with all mass in the clients."""
     network, clients = manifest.network, np.arange(len(manifest.clients))
-    A, B = torch.eye(len(clients), dtype=torch.float64), torch.eye(len(clients), dtype=torch.float64)
+    A, B = (
+        torch.eye(len(clients), dtype=torch.float64),
+        torch.eye(len(clients), dtype=torch.float64),
+    )
     for i, j, a, b in zip(network.receivers, network.senders, network.a, network.b, strict=True):
         A[i, i], A[i, j] = A[i, i] - a, a
         B[j, j], B[i, j] = B[j, j] - b, b
@@ -777,8 +820,12 @@ ROWS: dict[str, Callable[[], str]] = {
 def main() -> None:
     from tests.peer import netns
 
-    ROWS.update({n.removeprefix("row_"): getattr(netns, n) for n in dir(netns) if n.startswith("row_")})
-    for name in sys.argv[1:] or sorted(ROWS, key=lambda n: (int("".join(filter(str.isdigit, n))), n)):
+    ROWS.update(
+        {n.removeprefix("row_"): getattr(netns, n) for n in dir(netns) if n.startswith("row_")}
+    )
+    for name in sys.argv[1:] or sorted(
+        ROWS, key=lambda n: (int("".join(filter(str.isdigit, n))), n)
+    ):
         begun = time.monotonic()
         try:
             figure = ROWS[name]()

@@ -57,7 +57,10 @@ def renewals(seconds: float = 600, life: float = 120, cut: float = 0.0005) -> st
         create(run, Experiment.parse(CONFIG), Deployment(rounds_per_second=20, addresses=shown))
         names = folders.load(run).names
         options = Options(durability="process", report_every=0.2)
-        with Proxies(dict(zip(shown, real, strict=True)), cut=cut) as proxies, Fleet(run, options) as f:
+        with (
+            Proxies(dict(zip(shown, real, strict=True)), cut=cut) as proxies,
+            Fleet(run, options) as f,
+        ):
             for name, address in zip(names, real, strict=True):
                 f.start(name, options=replace(options, listen=address))
             outages = Outages(f)
@@ -79,9 +82,7 @@ def renewals(seconds: float = 600, life: float = 120, cut: float = 0.0005) -> st
             assert found.error is not None
             assert max(found.error, *found.local.values()) <= 1e-12, found
             assert proxies.resets, "no connection was made anew"
-            times = (
-                f"{seconds:.0f} s, certificates of {life:.0f} s, {renewed} renewals, {proxies.resets} resets"
-            )
+            times = f"{seconds:.0f} s, certificates of {life:.0f} s, {renewed} renewals, {proxies.resets} resets"
             return f"{times}: no link down for more than {outages.longest:.1f} s; audit {found.error:.1e}"
 
 
@@ -104,7 +105,9 @@ def changing() -> str:
         )
         with Fleet(run, Options(durability="process", report_every=0.2)) as f:
 
-            def taken(what: str, change: Callable[[Manifest], Manifest], newcomer: str = "") -> None:
+            def taken(
+                what: str, change: Callable[[Manifest], Manifest], newcomer: str = ""
+            ) -> None:
                 """Publish a change; when all follow it, stop them, audit their disks, start them again."""
                 version = folders.publish_next(run, change).version
                 if newcomer:

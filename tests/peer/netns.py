@@ -124,7 +124,9 @@ def wired(
     wires = Wires(clients, tag)
     with tempfile.TemporaryDirectory() as folder:
         addresses = ["none" if i == hidden else f"10.77.0.{i + 1}:7000" for i in range(clients)]
-        run = make(Path(folder) / "run", clients=clients, addresses=addresses, graph="complete", **options)
+        run = make(
+            Path(folder) / "run", clients=clients, addresses=addresses, graph="complete", **options
+        )
         names = [client.name for client in folders.load(run).clients]
         for name in names:
             folders.issue(run, name)
@@ -151,12 +153,23 @@ def row_30(seconds: float = 10) -> str:
         raise Skipped("nft is not installed")
     with wired("spd", hidden=1) as (wires, run, names):
         took = wait(
-            lambda: all(n["state"] == "up" for name in names for n in status(run, name)["neighbours"]), 60
+            lambda: all(
+                n["state"] == "up" for name in names for n in status(run, name)["neighbours"]
+            ),
+            60,
         )
         assert len(status(run, names[1])["neighbours"]) == 4
-        before = {n["name"]: n["messages"] for n in status(run, names[1])["neighbours"] if n["way"] == "from"}
+        before = {
+            n["name"]: n["messages"]
+            for n in status(run, names[1])["neighbours"]
+            if n["way"] == "from"
+        }
         time.sleep(seconds)
-        after = {n["name"]: n["messages"] for n in status(run, names[1])["neighbours"] if n["way"] == "from"}
+        after = {
+            n["name"]: n["messages"]
+            for n in status(run, names[1])["neighbours"]
+            if n["way"] == "from"
+        }
         heard = min(after[name] - before[name] for name in before) / seconds
         found = audit(wires, run, names)
         return f"all links up after {took:.1f} s, it hears {heard:.0f} messages/s a link; {found}"
@@ -190,7 +203,12 @@ def rate(run: Path, names: list[str], seconds: float) -> dict[str, float]:
 
 
 def messages(run: Path, names: list[str]) -> int:
-    return sum(n["messages"] for name in names for n in status(run, name)["neighbours"] if n["way"] == "from")
+    return sum(
+        n["messages"]
+        for name in names
+        for n in status(run, name)["neighbours"]
+        if n["way"] == "from"
+    )
 
 
 def row_2(seconds: float = 15) -> str:
@@ -256,9 +274,15 @@ def row_4(seconds: float = 60) -> str:
             took.append(
                 wait(
                     lambda: (
-                        all(n["state"] == "up" for name in names for n in status(run, name)["neighbours"])
+                        all(
+                            n["state"] == "up"
+                            for name in names
+                            for n in status(run, name)["neighbours"]
+                        )
                         and all(
-                            (n["silent"] or 99) < 2 for name in names for n in status(run, name)["neighbours"]
+                            (n["silent"] or 99) < 2
+                            for name in names
+                            for n in status(run, name)["neighbours"]
                         )
                     ),
                     60,

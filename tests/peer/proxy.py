@@ -29,7 +29,9 @@ class Proxies:
             asyncio.run_coroutine_threadsafe(self._serve(listen, target), self.loop).result(10)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
         asyncio.run_coroutine_threadsafe(self._close(), self.loop).result(10)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(10)
@@ -64,7 +66,10 @@ class Proxies:
         self.servers.append(await asyncio.start_server(connected, host, int(port)))
 
     async def _pump(
-        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, both: tuple[asyncio.StreamWriter, ...]
+        self,
+        source: asyncio.StreamReader,
+        sink: asyncio.StreamWriter,
+        both: tuple[asyncio.StreamWriter, ...],
     ) -> None:
         try:
             while data := await source.read(65536):

@@ -19,7 +19,9 @@ from spodgt.peer.fleet import Fleet
 from tests.peer.failures import CHAOS, EXACT, all_up, fleet, resets, resident, settled
 from tests.peer.proxy import Proxies
 
-GROWTH = 0.5e6  # bytes a minute that memory may grow; a process that lives for a year has to be flat
+GROWTH = (
+    0.5e6  # bytes a minute that memory may grow; a process that lives for a year has to be flat
+)
 
 
 @dataclass
@@ -43,10 +45,14 @@ class Watch:
         for name in self.names:
             rows = [row for row in self.rows if row[1] == name]
             half = rows[len(rows) // 2 :]
-            bytes_ = max(bytes_, (half[-1][2] - half[0][2]) / max(half[-1][0] - half[0][0], 1e-9) * 60)
+            bytes_ = max(
+                bytes_, (half[-1][2] - half[0][2]) / max(half[-1][0] - half[0][0], 1e-9) * 60
+            )
             part = max(1, len(rows) // 4)
             early, late = rows[part : 2 * part] or rows, rows[-part:]
-            files = max(files, round(median(row[3] for row in late) - median(row[3] for row in early)))
+            files = max(
+                files, round(median(row[3] for row in late) - median(row[3] for row in early))
+            )
         return bytes_, files
 
 
@@ -101,7 +107,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1800)
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--cut", type=float, default=0.0005, help="probability of a reset for each chunk")
+    parser.add_argument(
+        "--cut", type=float, default=0.0005, help="probability of a reset for each chunk"
+    )
     chosen = parser.parse_args()
     measured = soak(chosen.seconds, chosen.clients, chosen.kills, cut=chosen.cut)
     for key, value in measured.items():

@@ -43,10 +43,15 @@ def test_a_client_joins_on_the_part_of_the_problem_that_nobody_holds(run: Path) 
     made = changes.joined(first, "p5", address="127.0.0.1:9", links=BOTH)
     assert (made.version, made.client("p5").part, made.client("p5").place) == (2, 5, 5)
     with pytest.raises(InvalidInput, match="all 6 parts of the problem are held"):
-        changes.joined(made, "p6", address="127.0.0.1:8", links={("p0", "p6"): {}, ("p6", "p1"): {}})
+        changes.joined(
+            made, "p6", address="127.0.0.1:8", links={("p0", "p6"): {}, ("p6", "p1"): {}}
+        )
     # a part is free again when its holder leaves; a place, from which draws come, never is
     later = changes.joined(
-        changes.without(made, "p2"), "p6", address="127.0.0.1:8", links={("p0", "p6"): {}, ("p6", "p1"): {}}
+        changes.without(made, "p2"),
+        "p6",
+        address="127.0.0.1:8",
+        links={("p0", "p6"): {}, ("p6", "p1"): {}},
     )
     assert (later.client("p6").part, later.client("p6").place) == (2, 6)
     assert Manifest.parse(later.to_text()) == later
@@ -87,7 +92,9 @@ def test_a_root_stays_until_it_leaves_and_a_newcomer_never_leads(tmp_path: Path)
 
 def test_a_root_is_for_methods_that_have_one(run: Path) -> None:
     assert b"root" not in folders.load(run).to_text()  # the release before reads this
-    with pytest.raises(InvalidInput, match="root='p1' is for methods with a root, not for spod-gt-memory"):
+    with pytest.raises(
+        InvalidInput, match="root='p1' is for methods with a root, not for spod-gt-memory"
+    ):
         changes.changed(folders.load(run), Change(root="p1"))
 
 
@@ -103,7 +110,9 @@ def test_a_client_without_an_address_dials_its_links(run: Path) -> None:
     dial = {(link.sender, link.receiver): link.dial for link in made.links}
     assert dial["p0", "p5"] == "receiver"
     assert dial["p5", "p1"] == "sender"
-    with pytest.raises(InvalidConfig, match=r"dials p5, which has no address; give it one, or use dial"):
+    with pytest.raises(
+        InvalidConfig, match=r"dials p5, which has no address; give it one, or use dial"
+    ):
         changes.changed(made, Change(links={("p0", "p5"): {"dial": "sender"}}))
 
 
@@ -191,7 +200,9 @@ def test_the_signature_is_inside_and_half_a_file_is_never_there(
     home = folders.issue(run, "p0")
     assert not list(run.rglob("*.sig"))
     before = (home / "manifest.toml").read_bytes()
-    newer = SignedManifest.sign(replace(folders.load(run), version=2), (run / "ca.key").read_bytes())
+    newer = SignedManifest.sign(
+        replace(folders.load(run), version=2), (run / "ca.key").read_bytes()
+    )
 
     def power_fails(_: int) -> None:
         raise OSError("no power")
@@ -204,7 +215,9 @@ def test_the_signature_is_inside_and_half_a_file_is_never_there(
     assert folders.load(home).version == 1
 
 
-def test_of_two_manifests_of_one_version_the_first_stays_in_force(run: Path, tmp_path: Path) -> None:
+def test_of_two_manifests_of_one_version_the_first_stays_in_force(
+    run: Path, tmp_path: Path
+) -> None:
     """Two operators change the same version: the second change is named, and not taken silently."""
     home = folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process"))
@@ -248,7 +261,9 @@ def test_a_neighbour_that_never_answers_delays_no_manifest_of_another(
     """A client that was removed kept its neighbours waiting for a manifest that came one byte a second."""
     home = folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process"))
-    newer = SignedManifest.sign(changes.without(folders.load(run), "p1"), (run / "ca.key").read_bytes())
+    newer = SignedManifest.sign(
+        changes.without(folders.load(run), "p1"), (run / "ca.key").read_bytes()
+    )
     asked = []
 
     async def answer(what: str, own: Any, address: str, name: str) -> bytes:
@@ -296,13 +311,17 @@ def test_an_older_manifest_than_the_state_is_refused(run: Path) -> None:
 def test_a_key_that_others_can_read_is_refused_and_made_anew_as_a_secret(run: Path) -> None:
     home = folders.issue(run, "p0")
     (home / "key.pem").chmod(0o644)
-    with pytest.raises(InvalidInput, match=r"key.pem has mode 0644, others could read it; run: chmod 600"):
+    with pytest.raises(
+        InvalidInput, match=r"key.pem has mode 0644, others could read it; run: chmod 600"
+    ):
         identity.Identity.read(home, "p0")
     folders.issue(run, "p0")
     assert (home / "key.pem").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_running_client_is_exported_and_backed_up_and_comes_back(run: Path, tmp_path: Path) -> None:
+def test_a_running_client_is_exported_and_backed_up_and_comes_back(
+    run: Path, tmp_path: Path
+) -> None:
     home = folders.issue(run, "p0")
     Peer(home, "p0", Options(durability="process", rounds=20)).run()
     peer = Peer(home, "p0", Options(durability="process"))  # holds the lock from here on
@@ -383,7 +402,9 @@ BROKEN: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 
 
 @pytest.mark.parametrize("how", BROKEN)
-def test_a_certificate_that_is_copied_in_place_does_not_end_a_running_peer(how: str, run: Path) -> None:
+def test_a_certificate_that_is_copied_in_place_does_not_end_a_running_peer(
+    how: str, run: Path
+) -> None:
     home = folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process"))
     own = peer.membership.identity
@@ -411,7 +432,9 @@ def test_a_broken_certificate_at_a_start_is_one_sentence(
     home = folders.issue(run, "p0")
     file, damage = BROKEN[how]
     (home / file).write_bytes(damage((home / file).read_bytes()))
-    code, text = cli("peer", "start", "p0", "--run", str(run), capsys=capsys, monkeypatch=monkeypatch)
+    code, text = cli(
+        "peer", "start", "p0", "--run", str(run), capsys=capsys, monkeypatch=monkeypatch
+    )
     assert code == 2
     assert f"error: {file} of p0 holds no whole " in text
     assert len(text.splitlines()) == 1
@@ -425,7 +448,10 @@ def test_an_unusable_manifest_in_the_folder_of_a_running_peer_is_named(run: Path
     same = SignedManifest.sign(made, (run / "ca.key").read_bytes()).file
     for file, sentence in (
         (b"garbage", "manifest.toml does not match its signature"),
-        (first.replace(b"version = 1", b"version = 9"), "manifest.toml does not match its signature"),
+        (
+            first.replace(b"version = 1", b"version = 9"),
+            "manifest.toml does not match its signature",
+        ),
         (same, "another one of the same version is in use; publish the next version."),
     ):
         peer.journal.recent.clear()
@@ -436,7 +462,9 @@ def test_an_unusable_manifest_in_the_folder_of_a_running_peer_is_named(run: Path
             peer.membership.check_folder()
         told = [text for _, kind, text in peer.journal.recent if kind == "manifest"]
         assert len(told) == 1
-        assert told[0].startswith("version 1 stays in use; manifest.toml in the folder is not usable: ")
+        assert told[0].startswith(
+            "version 1 stays in use; manifest.toml in the folder is not usable: "
+        )
         assert sentence in told[0]
     peer.store.close()
 
@@ -470,7 +498,9 @@ def test_changes_of_two_admins_at_once_are_both_made(run: Path) -> None:
     first = threading.Thread(target=folders.publish_next, args=(run, slow))
     first.start()
     assert begun.wait(10)
-    folders.publish_next(run, lambda manifest: changes.changed(manifest, Change(rounds_per_second=20.0)))
+    folders.publish_next(
+        run, lambda manifest: changes.changed(manifest, Change(rounds_per_second=20.0))
+    )
     first.join(10)
     made = folders.load(run)
     assert (made.version, made.max_alone, made.rounds_per_second) == (3, 7, 20.0)
@@ -540,7 +570,9 @@ def test_all_go_back_to_their_last_good_models(run: Path, running: bool) -> None
     peer = Peer(home, "p0", Options(durability="process"))
     peer.transport.loop = Loop()  # type: ignore[assignment]
     folders.publish_next(run, lambda m: changes.quarantined(m, "p4", good=True))
-    folders.publish_next(run, lambda m: changes.changed(m, Change(max_alone=7)))  # a later one says it, too
+    folders.publish_next(
+        run, lambda m: changes.changed(m, Change(max_alone=7))
+    )  # a later one says it, too
     if running:
         peer.membership.check_folder()
         assert peer.rounds._follow_manifest()
@@ -589,11 +621,15 @@ def test_changes_by_command(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def call(*arguments: str) -> str:
-        code, text = cli("peer", *arguments, "--run", str(run), capsys=capsys, monkeypatch=monkeypatch)
+        code, text = cli(
+            "peer", *arguments, "--run", str(run), capsys=capsys, monkeypatch=monkeypatch
+        )
         assert code == 0, text
         return text
 
-    assert "part 5 of the problem" in call("add", "p5", "--address", "127.0.0.1:9", "--links", "p0,p5:p1")
+    assert "part 5 of the problem" in call(
+        "add", "p5", "--address", "127.0.0.1:9", "--links", "p0,p5:p1"
+    )
     ends = {(link.sender, link.receiver) for link in folders.load(run).links if "p5" in str(link)}
     assert ends == {("p0", "p5"), ("p5", "p0"), ("p5", "p1")}
     assert (run / "p5" / "key.pem").exists()
@@ -604,7 +640,11 @@ def test_changes_by_command(
     call("quarantine", "p2")
     call("renew", "p5", "--days", "2")
     made = folders.load(run / "p5")
-    assert (made.version, made.method.step_size, made.client("p0").address) == (6, 0.01, "127.0.0.1:8")
+    assert (made.version, made.method.step_size, made.client("p0").address) == (
+        6,
+        0.01,
+        "127.0.0.1:8",
+    )
     assert made.client("p2").quarantined
 
 
@@ -626,6 +666,12 @@ def test_a_signed_file_is_its_text_and_one_line(run: Path) -> None:
     assert text.splitlines()[-1].startswith("# signature: ")
     authority = (run / "ca.pem").read_bytes()
     assert SignedManifest.verify(text.encode(), authority).manifest == folders.load(run)
-    for changed in (text.replace("seed = 0", "seed = 1"), text[:-9], text + "x = 1\n", "", "# signature: !"):
+    for changed in (
+        text.replace("seed = 0", "seed = 1"),
+        text[:-9],
+        text + "x = 1\n",
+        "",
+        "# signature: !",
+    ):
         with pytest.raises(InvalidInput, match="does not match its signature"):
             SignedManifest.verify(changed.encode(), authority)

@@ -12,7 +12,11 @@ from tests.peer.soak import soak
 
 ALL = {
     **ROWS,
-    **{name.removeprefix("row_"): getattr(netns, name) for name in dir(netns) if name.startswith("row_")},
+    **{
+        name.removeprefix("row_"): getattr(netns, name)
+        for name in dir(netns)
+        if name.startswith("row_")
+    },
 }
 
 
@@ -36,7 +40,9 @@ def test_a_client_that_has_done_its_rounds_still_takes_and_acknowledges() -> Non
         f.wait(lambda: not f.alive("p1") and not f.alive("p2"), 120, "the others finish")
         f.wait(lambda: f.status("p0").get("k", 0) >= 30, 20)
         f.stop()
-        heard = {x["name"]: x["messages"] for x in f.status("p0")["neighbours"] if x["way"] == "from"}
+        heard = {
+            x["name"]: x["messages"] for x in f.status("p0")["neighbours"] if x["way"] == "from"
+        }
         assert min(heard.values()) > 50, heard  # long after its own thirty rounds
         found = f.audit()
         assert found.error is not None

@@ -81,7 +81,11 @@ class Broken(World):
 
         def grad(x: torch.Tensor, k: int) -> torch.Tensor:
             g = good(x, k)
-            return torch.where(torch.arange(self.n) == 1, torch.nan, g) if i == 1 and k in self.bad else g
+            return (
+                torch.where(torch.arange(self.n) == 1, torch.nan, g)
+                if i == 1 and k in self.bad
+                else g
+            )
 
         return grad
 
@@ -105,7 +109,9 @@ def test_a_gradient_that_is_not_finite_never_enters_a_tracker(method: str) -> No
 def test_a_client_that_cannot_compute_any_more_says_so_and_ends() -> None:
     world = Broken(4)
     world.bad = range(5, 10**6)
-    with pytest.raises(Failed, match="10 gradients in a row were not finite, the last in round 14; none was"):
+    with pytest.raises(
+        Failed, match="10 gradients in a row were not finite, the last in round 14; none was"
+    ):
         lockstep(world, 60)
     assert world.audit().error <= EXACT  # type: ignore[operator]
 
@@ -120,7 +126,9 @@ def test_a_first_gradient_may_be_bad_too() -> None:
 
 def test_a_model_that_overflows_is_never_committed() -> None:
     world = World(2, step=1e30)
-    with pytest.raises(Failed, match=r"is not finite in round \d+; nothing of it was committed or sent"):
+    with pytest.raises(
+        Failed, match=r"is not finite in round \d+; nothing of it was committed or sent"
+    ):
         lockstep(world, 60)
     for vault in world.vaults:
         assert all(torch.isfinite(vector).all() for vector in vault.vectors.values())
@@ -129,7 +137,11 @@ def test_a_model_that_overflows_is_never_committed() -> None:
 def test_a_link_with_four_unacknowledged_messages_takes_no_more_mass() -> None:
     world = World(4, rebase_every=64)
     lockstep(world, 10)
-    sent = {i: node.state.out["p3"].number for i, node in enumerate(world.nodes) if "p3" in node.state.out}
+    sent = {
+        i: node.state.out["p3"].number
+        for i, node in enumerate(world.nodes)
+        if "p3" in node.state.out
+    }
     lockstep(world, 50, alive={0, 1, 2})
     for i, before in sent.items():
         link = world.nodes[i].state.out["p3"]
@@ -212,7 +224,9 @@ def test_honest_epochs_flag_nobody() -> None:
 
 
 @pytest.mark.parametrize("growth", [1.03, 1.3])
-def test_a_neighbour_that_moves_a_model_away_slowly_is_named_once_the_loss_is_ruined(growth: float) -> None:
+def test_a_neighbour_that_moves_a_model_away_slowly_is_named_once_the_loss_is_ruined(
+    growth: float,
+) -> None:
     world = World(4, step=0.1)
     lockstep(world, 40)
     node = world.nodes[1]
@@ -268,7 +282,9 @@ def test_methods_with_more_state_survive_crashes_and_lose_nothing(fields: dict[s
     kept = world.nodes[2].state.more
     world.crash(2)
     assert world.nodes[2].state.more.keys() == kept.keys()
-    assert all(torch.equal(world.nodes[2].state.more[name], tensor) for name, tensor in kept.items())
+    assert all(
+        torch.equal(world.nodes[2].state.more[name], tensor) for name, tensor in kept.items()
+    )
     lockstep(world, 40)
     for node in world.nodes:
         assert local_error(node.state) <= EXACT
@@ -281,7 +297,9 @@ def test_short_messages_lose_nothing(crash: str) -> None:
     world, draw = World(4, n=90, rebase_every=4, short=True), np.random.default_rng(1)
     for k in range(60):
         for i in range(4):
-            world.tick(i, computes=bool(draw.random() < 0.7), crash=crash if draw.random() < 0.1 else "")
+            world.tick(
+                i, computes=bool(draw.random() < 0.7), crash=crash if draw.random() < 0.1 else ""
+            )
         while world.flying:
             lost, at = draw.random() < 0.3, int(draw.integers(len(world.flying)))
             world.flying.pop(at) if lost else world.deliver(at)

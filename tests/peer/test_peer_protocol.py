@@ -11,7 +11,13 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from spodgt.peer import protocol
 from spodgt.peer.audit import audit, local_error
@@ -60,7 +66,10 @@ class Schedules(RuleBasedStateMachine):
                 self.world.deliver(0)
 
     @rule(
-        i=st.integers(0, 3), computes=st.booleans(), links=st.integers(0, 3), crash=st.sampled_from(CRASHES)
+        i=st.integers(0, 3),
+        computes=st.booleans(),
+        links=st.integers(0, 3),
+        crash=st.sampled_from(CRASHES),
     )
     def tick(self, i: int, computes: bool, links: int, crash: str) -> None:
         i %= self.world.m
@@ -208,7 +217,10 @@ def chaos(
             world.crash(i)
         else:
             world.tick(
-                i, draw.random() < 0.7, [name for name in world.outs[i] if draw.random() < 0.7], crash=point
+                i,
+                draw.random() < 0.7,
+                [name for name in world.outs[i] if draw.random() < 0.7],
+                crash=point,
             )
         for _ in range(4):
             if world.flying and draw.random() < 0.9:
@@ -248,7 +260,9 @@ def test_without_the_rollback_rule_early_senders_lose_mass(
 
     take = Node._take
     monkeypatch.setattr(
-        protocol.RolledBack, "__init__", lambda self, why, incarnation: Exception.__init__(self, why)
+        protocol.RolledBack,
+        "__init__",
+        lambda self, why, incarnation: Exception.__init__(self, why),
     )
     monkeypatch.setattr(mutant, "_take", blind)
     monkeypatch.setattr(mutant, "_restart", lambda *_: None)
@@ -272,7 +286,10 @@ def test_a_quiet_link_starts_from_zero() -> None:
 def test_an_audit_without_a_neighbour_does_not_pass() -> None:
     world = World(3)
     world.exchange(5)
-    states = {name: state_from(v.vectors, v.meta) for name, v in zip(world.names, world.vaults, strict=True)}
+    states = {
+        name: state_from(v.vectors, v.meta)
+        for name, v in zip(world.names, world.vaults, strict=True)
+    }
     assert audit(states).passed(EXACT)
     del states["p2"]
     found = audit(states)

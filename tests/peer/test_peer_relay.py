@@ -91,7 +91,10 @@ def test_relay_reaches_the_optimum_and_loses_nothing(
     assert [node.member.lead for node in world.nodes if node.member.lead] == [1 / 5]
     used = sum(len(node.part.sends) for node in world.nodes)
     idle = [
-        link for node in world.nodes for name, link in node.state.out.items() if name not in node.part.sends
+        link
+        for node in world.nodes
+        for name, link in node.state.out.items()
+        if name not in node.part.sends
     ]
     assert used + len(idle) == len(links)
     assert all(link.number == 0 for link in idle), root  # links of no tree carry nothing
@@ -119,7 +122,9 @@ def test_a_root_that_dies_is_replaced_by_the_manifest_alone(links: list[tuple[in
     assert roots(world) == {successor}
     if links is TWO_WAY:  # else its trees need the dead one
         return
-    assert jump(world, rest, 10) < 0.5  # it returns with its old model, and all go on from where they are
+    assert (
+        jump(world, rest, 10) < 0.5
+    )  # it returns with its old model, and all go on from where they are
     lockstep(world, 300)
     assert far(world) < 1e-6
     exact(world)
@@ -153,7 +158,9 @@ def test_a_root_that_loses_its_disk_leads_on_from_a_model_of_its_neighbours(cras
     world.vaults[root] = type(world.vaults[root])()
     world.crash(root)
     assert far(world, [root], range(5)) > 0.9
-    if crashes:  # after it was shown that its disk was set back, before a neighbour's model has come
+    if (
+        crashes
+    ):  # after it was shown that its disk was set back, before a neighbour's model has come
         while not world.nodes[root].state.is_outdated:
             for i in range(5):
                 world.tick(i)
@@ -236,7 +243,9 @@ def test_no_schedule_of_losses_crashes_and_departures_loses_mass(data: st.DataOb
             st.sampled_from(["tick", "tick", "tick", "deliver", "deliver", "lose", "crash", "drop"])
         )
         if what == "tick":
-            world.tick(i, crash=data.draw(st.sampled_from(["", "", "before commit", "after commit"])))
+            world.tick(
+                i, crash=data.draw(st.sampled_from(["", "", "before commit", "after commit"]))
+            )
         elif what == "crash":
             world.crash(i)
         elif what == "drop" and world.ins[i]:
@@ -244,7 +253,9 @@ def test_no_schedule_of_losses_crashes_and_departures_loses_mass(data: st.DataOb
                 world.nodes[i].commit()
         elif world.flying:
             at = data.draw(st.integers(0, len(world.flying) - 1))
-            world.deliver(at, keep=data.draw(st.booleans())) if what == "deliver" else world.flying.pop(at)
+            world.deliver(
+                at, keep=data.draw(st.booleans())
+            ) if what == "deliver" else world.flying.pop(at)
         for node in world.nodes:
             assert local_error(node.state) <= EXACT
     lockstep(world, 12)

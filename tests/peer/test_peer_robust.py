@@ -45,7 +45,9 @@ pytestmark = pytest.mark.network
 
 
 def sender(events: list[tuple[str, str]]) -> Transport:
-    return Transport(Local(context("a"), who("a"), lambda *_: None, lambda k, t: events.append((k, t))))
+    return Transport(
+        Local(context("a"), who("a"), lambda *_: None, lambda k, t: events.append((k, t)))
+    )
 
 
 async def until(condition: Any, seconds: float = 20) -> None:
@@ -57,7 +59,8 @@ async def until(condition: Any, seconds: float = 20) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [asyncio.InvalidStateError("RPC already finished."), asyncio.CancelledError(), KeyError("x")]
+    "error",
+    [asyncio.InvalidStateError("RPC already finished."), asyncio.CancelledError(), KeyError("x")],
 )
 def test_no_exception_ends_a_link(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC has more exceptions for a call that ended than it documents."""
@@ -122,7 +125,9 @@ def test_links_come_up_after_many_refusals(monkeypatch: pytest.MonkeyPatch) -> N
     run(work())
 
 
-def test_a_name_holds_two_streams_and_a_silent_one_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_holds_two_streams_and_a_silent_one_is_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("spodgt.peer.transport.FIRST_SECONDS", 1.0)
 
     async def work() -> None:
@@ -138,12 +143,16 @@ def test_a_name_holds_two_streams_and_a_silent_one_is_let_go(monkeypatch: pytest
     run(work())
 
 
-async def silent(server: Server, count: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def silent(
+    server: Server, count: int
+) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Connections on which nothing is said."""
     return [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(count)]
 
 
-async def closed(connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]], seconds: float) -> int:
+async def closed(
+    connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]], seconds: float
+) -> int:
     """How many of them the server has ended by then."""
     await asyncio.sleep(seconds)
     ended = sum(reader.at_eof() or reader.exception() is not None for reader, _ in connections)
@@ -259,7 +268,10 @@ def test_the_largest_life_is_refused() -> None:
     assert frame is not None
     for far in (JUMP + 10, 2**61):
         life = Incarnation(far, 3)
-        for lying in (frame._replace(seen=life), frame._replace(sender=life, number=frame.number + 1)):
+        for lying in (
+            frame._replace(seen=life),
+            frame._replace(sender=life, number=frame.number + 1),
+        ):
             node.hear("p0", lying)
             node.advance(False, [])
     node.hear("p0", Ack(0, 0, Incarnation(2**61, 1), node.incarnation))
@@ -318,7 +330,9 @@ def test_honest_clients_find_together_though_one_was_led_far_ahead() -> None:
     frame = world.nodes[0].message("p1")
     assert frame is not None
     for _ in range(40):
-        node.hear("p0", frame._replace(epoch=node.state.epoch + 2**20 - 1, number=1, base=0, acked=0))
+        node.hear(
+            "p0", frame._replace(epoch=node.state.epoch + 2**20 - 1, number=1, base=0, acked=0)
+        )
         world.tick(1)
         world.flying.clear()  # nobody hears of the epochs on the way
     assert node.state.epoch == AT_ONCE * STEP
@@ -333,7 +347,8 @@ def test_what_is_wrong_with_epochs_is_in_the_status_with_its_cure(home: Path) ->
     peer.node.epochs.ignored["p2"] = 7
     told = " ".join(peer.reporter._warnings())
     assert (
-        "p1 is 32768 epochs ahead, 64 of them are followed at a time: a new version of the manifest" in told
+        "p1 is 32768 epochs ahead, 64 of them are followed at a time: a new version of the manifest"
+        in told
     )
     assert "p2 is in epochs that are not followed, 7 so far: if p2 begins them, remove it" in told
     peer.store.close()
@@ -352,7 +367,9 @@ def test_a_loss_that_is_not_finite_is_named_and_the_status_is_json(home: Path) -
     refuse = {"parse_constant": lambda text: pytest.fail(f"{text} is no JSON")}
     body = json.loads((home / "status.json").read_text(), **refuse)  # type: ignore[arg-type]
     assert body["loss"] is None
-    assert [n["distance"] for n in body["neighbours"] if n["name"] == "p1" and n["way"] == "from"] == [None]
+    assert [
+        n["distance"] for n in body["neighbours"] if n["name"] == "p1" and n["way"] == "from"
+    ] == [None]
     for line in (home / "log.jsonl").read_text().splitlines():
         json.loads(line, **refuse)  # type: ignore[arg-type]
     told = peer._told("p1")
@@ -372,7 +389,9 @@ def test_texts_of_others_bring_no_lines_and_no_terminal_codes_into_a_log(
     assert journal.recent[-1][2].isprintable()
     traffic = Traffic()
     with pytest.raises(Refused) as error:
-        channel.agreed(context("b"), "a", [("spodgt-protocols", "9"), ("spodgt-version", evil)], traffic)
+        channel.agreed(
+            context("b"), "a", [("spodgt-protocols", "9"), ("spodgt-version", evil)], traffic
+        )
     assert traffic.version.isprintable()
     assert str(error.value).isprintable()
 
@@ -402,13 +421,17 @@ async def held(server: Server, count: int) -> list[asyncio.StreamWriter]:
         pair.write_bytes(own.key + own.certificate)
         tls.load_cert_chain(pair)
     for _ in range(count):
-        _, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=tls, server_hostname="b")
+        _, writer = await asyncio.open_connection(
+            "127.0.0.1", server.port, ssl=tls, server_hostname="b"
+        )
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
         made.append(writer)
     return made
 
 
-def test_connections_without_a_stream_are_closed_and_full_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_without_a_stream_are_closed_and_full_is_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A removed client held all connections of a peer with its certificate; no neighbour could come back."""
     monkeypatch.setattr("spodgt.peer.transport.CONNECTIONS", 4)
     monkeypatch.setattr("spodgt.peer.transport.IDLE_MS", 3000)
@@ -423,7 +446,9 @@ def test_connections_without_a_stream_are_closed_and_full_is_logged(monkeypatch:
                 "all 6 are in use: a neighbour that restarts cannot connect; "
                 "limit new connections per address in the firewall"
             ]
-            why = await asyncio.to_thread(probe, server.transport.local.identity, server.address, "b")
+            why = await asyncio.to_thread(
+                probe, server.transport.local.identity, server.address, "b"
+            )
             assert NO_CONNECTION in why
 
             async def is_in() -> bool:
@@ -461,7 +486,9 @@ def test_an_idle_limit_ends_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 FILE = bytes(range(256)) * 12_000  # beyond one gRPC message
 
 
-def test_an_answer_that_comes_too_slowly_or_is_too_large_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_comes_too_slowly_or_is_too_large_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("spodgt.peer.channel.ANSWER_SECONDS", 0.5)
 
     async def slow(self: Transport, requests: Any, context: Any) -> None:
@@ -497,7 +524,9 @@ def test_a_removed_client_reads_no_manifest() -> None:
     run(work())
 
 
-def test_a_file_that_nobody_reads_is_held_twice_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_nobody_reads_is_held_twice_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("spodgt.peer.transport.CHUNK_SECONDS", 0.5)
 
     async def work() -> None:
@@ -574,7 +603,9 @@ def test_a_silent_neighbour_is_named_and_dropped_if_that_is_wanted(home: Path) -
     peer.reporter.begun -= 10
     peer.rounds._report()
     assert node.state.epoch == peer.membership.manifest.epoch + 1
-    assert "p1: silent for 45 s; epoch" in next(t for _, kind, t in peer.journal.recent if kind == "epoch")
+    assert "p1: silent for 45 s; epoch" in next(
+        t for _, kind, t in peer.journal.recent if kind == "epoch"
+    )
     peer.transport.loop.close()
     peer.store.close()
 
@@ -589,7 +620,9 @@ def test_a_state_whose_numbers_contradict_each_other_is_not_taken(home: Path) ->
     peer = Peer(home, "p0", Options(durability="process"))
     assert peer.node.state.k == 6
     assert local_error(peer.node.state) <= 1e-12
-    assert "its local audit is" in next(text for _, kind, text in peer.journal.recent if kind == "damaged")
+    assert "its local audit is" in next(
+        text for _, kind, text in peer.journal.recent if kind == "damaged"
+    )
     peer.store.close()
 
 
@@ -606,10 +639,14 @@ def test_the_last_good_models_are_kept(home: Path, monkeypatch: pytest.MonkeyPat
     peer.node.norms["p1"] = Norms(flags=1, far=1e9)  # a neighbour has sent something huge
     peer.run()
     assert sorted((home / "good").glob("x-*.safetensors")) == kept
-    assert any(warning.startswith("p1 sent 1 large messages") for warning in peer.reporter.status.warnings)
+    assert any(
+        warning.startswith("p1 sent 1 large messages") for warning in peer.reporter.status.warnings
+    )
 
 
-def test_good_models_are_kept_again_when_flags_end(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_good_models_are_kept_again_when_flags_end(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("spodgt.peer.good.EVERY_SECONDS", 0.0)
     peer = Peer(home, "p0", Options(durability="process", report_every=0.0, evaluate_every=0.0))
     norms = peer.node.norms["p1"] = Norms(flags=1, far=1e9)
@@ -635,7 +672,9 @@ def test_a_key_is_never_copied_and_never_readable_by_others(home: Path, monkeypa
     folders.issue(home.parent, "p0")
     assert (home / "key.pem").stat().st_mode & 0o777 == 0o600
     peer = Peer(home, "p0", Options(durability="process"))
-    monkeypatch.setattr("tempfile.mkdtemp", lambda *_, **__: pytest.fail("a key in a temporary folder"))
+    monkeypatch.setattr(
+        "tempfile.mkdtemp", lambda *_, **__: pytest.fail("a key in a temporary folder")
+    )
     assert "nobody listens" in probe(peer.transport.local.identity, "127.0.0.1:1", "p1")
     with socket.create_server(("127.0.0.1", 0)) as there:  # who is there is shown the certificate
         there.listen()  # nobody answers: the handshake times out after the key was read
@@ -664,7 +703,9 @@ def test_silent_connections_to_the_metrics_hold_few_threads_and_no_scrape(home: 
     peer.store.close()
 
 
-def test_a_silent_connection_to_the_metrics_ends(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_connection_to_the_metrics_ends(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metrics_server, "REQUEST_SECONDS", 0.2)
     peer = Peer(home, "p0", Options(durability="process"))
     port = serve_metrics(peer.reporter.status, peer.journal, 0)

@@ -133,7 +133,9 @@ def test_peers_resume_when_all_are_restarted_after_an_outage(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_peers_resume_after_an_outage_without_a_restart(method: str, folder: Path, network: Network) -> None:
+def test_peers_resume_after_an_outage_without_a_restart(
+    method: str, folder: Path, network: Network
+) -> None:
     names = make(folder, METHODS[method])
     network.start(*names)
     network.turns(10 * MAX_ALONE)
@@ -141,7 +143,9 @@ def test_peers_resume_after_an_outage_without_a_restart(method: str, folder: Pat
     assert_all_go_on(network)
 
 
-def test_peers_resume_when_a_root_was_removed_while_all_were_down(folder: Path, network: Network) -> None:
+def test_peers_resume_when_a_root_was_removed_while_all_were_down(
+    folder: Path, network: Network
+) -> None:
     names = make(folder, "relay")
     network.start(*names)
     network.turns(10 * MAX_ALONE)
@@ -152,7 +156,9 @@ def test_peers_resume_when_a_root_was_removed_while_all_were_down(folder: Path, 
     assert_all_go_on(network)
 
 
-def test_peers_on_links_that_are_rarely_used_do_not_all_wait_for_ever(folder: Path, network: Network) -> None:
+def test_peers_on_links_that_are_rarely_used_do_not_all_wait_for_ever(
+    folder: Path, network: Network
+) -> None:
     names = make(folder, "spod-gt-memory", p_hat=0.001)
     network.start(*names)
     assert_all_go_on(network)

@@ -54,7 +54,9 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("words", [("--names", "lima,nairobi,oslo"), ("--addresses", "a:1,b:2,none")])
+@pytest.mark.parametrize(
+    "words", [("--names", "lima,nairobi,oslo"), ("--addresses", "a:1,b:2,none")]
+)
 def test_as_many_clients_as_names_or_addresses(cli: Cli, words: tuple[str, str]) -> None:
     code, out, _ = cli("peer", "init", "--set", "problem.kind=quadratic", "--json", *words)
     assert (code, len(json.loads(out)["clients"])) == (0, 3)
@@ -87,11 +89,15 @@ def test_a_client_leaves(run: Path) -> None:
 
 
 def test_the_others_must_stay_connected(tmp_path: Path) -> None:
-    create(tmp_path / "ring", Experiment.parse({**CONFIG, "network": {"kind": "ring", "clients": 4}}))
+    create(
+        tmp_path / "ring", Experiment.parse({**CONFIG, "network": {"kind": "ring", "clients": 4}})
+    )
     made = folders.load(tmp_path / "ring")
     one_way = replace(
         made,
-        links=tuple(link for link in made.links if int(link.receiver[1]) == (int(link.sender[1]) + 1) % 4),
+        links=tuple(
+            link for link in made.links if int(link.receiver[1]) == (int(link.sender[1]) + 1) % 4
+        ),
     )
     with pytest.raises(InvalidNetwork, match="strongly connected"):
         changes.without(one_way, "p1")
@@ -251,7 +257,10 @@ def cli(
     ("arguments", "sentence"),
     [
         (["start", "p0"], "has no certificate in"),
-        (["issue", "p9"], "client 'p9' is not in version 1 of the manifest; its clients are p0, p1"),
+        (
+            ["issue", "p9"],
+            "client 'p9' is not in version 1 of the manifest; its clients are p0, p1",
+        ),
         (["issue", "p0", "--days", "-1"], "days must be above 0, got -1.0"),
         (["init"], "already holds a run"),
         (["status"], "holds no client that has reported"),
@@ -279,7 +288,9 @@ def test_init_issue_audit_by_command(
     def call(*arguments: str) -> tuple[int, str]:
         return cli("peer", *arguments, capsys=capsys, monkeypatch=monkeypatch)
 
-    code, text = call("init", "--run", run, "--clients", "3", "--set", "problem.kind=quadratic", "--json")
+    code, text = call(
+        "init", "--run", run, "--clients", "3", "--set", "problem.kind=quadratic", "--json"
+    )
     assert code == 0
     assert json.loads(text)["clients"] == ["p0", "p1", "p2"]
     assert call("issue", "all", "--run", run)[0] == 0
@@ -353,7 +364,9 @@ def test_a_problem_of_ones_own_is_in_the_manifest(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "own.py").write_text(OWN)
-    tables = CONFIG | {"problem": {"kind": "python", "build": f"own.py:{function}", "arguments": {"size": 2}}}
+    tables = CONFIG | {
+        "problem": {"kind": "python", "build": f"own.py:{function}", "arguments": {"size": 2}}
+    }
     made = create(tmp_path / "run", Experiment.parse(tables))
     assert made.problem["build"] == f"own.py:{function}"
     folders.issue(tmp_path / "run", "p2")
@@ -371,14 +384,18 @@ def test_a_problem_of_ones_own_is_in_the_manifest(
     net.load_state_dict(load_file(tmp_path / "model.safetensors"))
 
 
-def test_the_flag_of_init_writes_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+def test_the_flag_of_init_writes_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "own.py").write_text(OWN)
     words = ["peer", "init", "--run", "run", "--clients", "3", "--problem"]
     assert cli(*words, "own.py:build", "--set", "problem.arguments.size=4")[0] == 0
     table = {"kind": "python", "build": "own.py:build", "arguments": {"size": 4}}
     assert folders.load(tmp_path / "run").problem == table
-    code, _, err = cli("peer", "init", "--run", "other", "--clients", "3", "--problem", "own.py:make")
+    code, _, err = cli(
+        "peer", "init", "--run", "other", "--clients", "3", "--problem", "own.py:make"
+    )
     assert code == 2
     assert "problem.build='own.py:make' must name a function" in err
     assert not (tmp_path / "other").exists()
@@ -388,25 +405,46 @@ def test_the_flag_of_init_writes_the_table(tmp_path: Path, monkeypatch: pytest.M
     ("arguments", "sentence"),
     [
         (["--method", "fedavg"], "cannot run between peers"),
-        (["--set", "run.layers.compress=top-k"], "compress = 'top-k' cannot run between peers; use compress"),
+        (
+            ["--set", "run.layers.compress=top-k"],
+            "compress = 'top-k' cannot run between peers; use compress",
+        ),
         (["--method", "spod-gt,dsgd"], "run.methods must be one method, got spod-gt, dsgd"),
         (["--set", "run.step_size=[0.1, 0.2, 0.3, 0.1, 0.1]"], "step_size must be one number"),
-        (["--addresses", "a,b,c,d,e"], "addresses must be host:port with a port below 65536, got 'a'"),
+        (
+            ["--addresses", "a,b,c,d,e"],
+            "addresses must be host:port with a port below 65536, got 'a'",
+        ),
         (["--addresses", "a:1,b:1,c:1,d:1,a:1"], "addresses must differ"),
-        (["--compute", "p9={kind='budget', share=0.5}"], "--compute names 'p9', which is no client"),
+        (
+            ["--compute", "p9={kind='budget', share=0.5}"],
+            "--compute names 'p9', which is no client",
+        ),
         (["--compute", "p1={kind='budget', share=2}"], "compute.share must be in (0, 1], got 2"),
         (["--compute", "p1"], "--compute 'p1' must be NAME="),
-        (["--method", "ab", "--compute", "p1={kind='budget', share=0.5}"], "ab needs all clients, but p1"),
+        (
+            ["--method", "ab", "--compute", "p1={kind='budget', share=0.5}"],
+            "ab needs all clients, but p1",
+        ),
         (["--method", "gossip-push-pull"], "method gossip-push-pull cannot run between peers"),
         (
-            ["--method", "sporadic-k-gt", "--set", "participation.kind=bernoulli", "--limits-from-config"],
+            [
+                "--method",
+                "sporadic-k-gt",
+                "--set",
+                "participation.kind=bernoulli",
+                "--limits-from-config",
+            ],
             "method sporadic-k-gt needs all links, but p",
         ),
         (
             ["--set", "participation.p=0.5"],
             "--set participation.p=0.5 has no effect: participation is simulated",
         ),
-        (["--method", "push-pull"], "method push-pull cannot run between peers; use spod-gt-memory"),
+        (
+            ["--method", "push-pull"],
+            "method push-pull cannot run between peers; use spod-gt-memory",
+        ),
     ],
 )
 def test_what_could_never_start_is_not_made(
@@ -451,12 +489,20 @@ def test_a_start_that_cannot_be_leaves_nothing(
 @pytest.mark.parametrize(
     ("run", "name"),
     [
-        ({"step_size": {"schedule": "inverse", "start": 0.1, "scale": 30.0}}, "spod-gt-memory+inverse"),
+        (
+            {"step_size": {"schedule": "inverse", "start": 0.1, "scale": 30.0}},
+            "spod-gt-memory+inverse",
+        ),
         ({"step_size": 0.05, "layers": {"momentum": 0.9}}, "spod-gt-memory+momentum"),
-        ({"step_size": 0.05, "layers": {"adam": True, "local_steps": 3}}, "spod-gt-memory+local+adam"),
+        (
+            {"step_size": 0.05, "layers": {"adam": True, "local_steps": 3}},
+            "spod-gt-memory+local+adam",
+        ),
     ],
 )
-def test_schedules_and_layers_travel_in_the_manifest(tmp_path: Path, run: dict[str, Any], name: str) -> None:
+def test_schedules_and_layers_travel_in_the_manifest(
+    tmp_path: Path, run: dict[str, Any], name: str
+) -> None:
     methods = {"methods": ["spod-gt-memory"], "seeds": 1, **run}
     made = create(tmp_path / "run", Experiment.parse({**CONFIG, "run": methods}))
     assert Manifest.parse(made.to_text()) == made
@@ -493,9 +539,13 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_config_limits_real_clients_only_if_it_is_asked_to(config: str, cli: Cli, tmp_path: Path) -> None:
+def test_a_config_limits_real_clients_only_if_it_is_asked_to(
+    config: str, cli: Cli, tmp_path: Path
+) -> None:
     rest = '[network]\nkind = "ring"\nclients = 3\n[problem]\nkind = "quadratic"\n'
-    (tmp_path / "run.toml").write_text('[run]\nmethods = ["spod-gt-memory"]\n' + CONFIGS[config] + rest)
+    (tmp_path / "run.toml").write_text(
+        '[run]\nmethods = ["spod-gt-memory"]\n' + CONFIGS[config] + rest
+    )
     code, out, _ = cli("peer", "init", "--run", "free", "--config", "run.toml")
     assert code == 0
     assert "no limits: every client computes and sends as often as it can" in out
@@ -503,7 +553,15 @@ def test_a_config_limits_real_clients_only_if_it_is_asked_to(config: str, cli: C
     assert {client.compute["p"] for client in made.clients} == {1.0}
     assert {link.p_hat for link in made.links} == {1.0}
 
-    words = "--run", "limited", "--config", "run.toml", "--limits-from-config", "--rounds-per-second", "20"
+    words = (
+        "--run",
+        "limited",
+        "--config",
+        "run.toml",
+        "--limits-from-config",
+        "--rounds-per-second",
+        "20",
+    )
     code, out, _ = cli("peer", "init", *words)
     assert code == 0
     assert "all clients: at most 20 rounds per second" in out
@@ -527,7 +585,9 @@ def test_a_manifest_put_into_the_folder_of_a_running_client_is_taken(run: Path) 
     assert found() is None
     folders.remove(run, "p3")
     whole = (run / "p0" / "manifest.toml").read_bytes()
-    (run / "p0" / "manifest.toml").write_bytes(whole[:-20])  # copied by a program that is not done yet
+    (run / "p0" / "manifest.toml").write_bytes(
+        whole[:-20]
+    )  # copied by a program that is not done yet
     assert found() is None
     SignedManifest.read(run, (run / "ca.pem").read_bytes()).write(run / "p0")
     newer = found()
@@ -568,7 +628,8 @@ class Personal:
         self.inner, self.exchanged, self.private = inner, exchanged, 2
 
     clients, parameters, work, metrics = (
-        property(attrgetter(f"inner.{name}")) for name in ("clients", "parameters", "work", "metrics")
+        property(attrgetter(f"inner.{name}"))
+        for name in ("clients", "parameters", "work", "metrics")
     )
     draw, start, join, full = (
         property(attrgetter(f"inner.{name}")) for name in ("draw", "start", "join", "full")
@@ -604,7 +665,9 @@ def test_private_columns_stay_with_their_client(tmp_path: Path) -> None:
     message = peer.node.message("p1")
     assert message is not None
     assert len(message.x) == len(message.total) == 6
-    with pytest.raises(InvalidInput, match="must not keep running statistics on peers, got 3 of them"):
+    with pytest.raises(
+        InvalidInput, match="must not keep running statistics on peers, got 3 of them"
+    ):
         Peer(home, "p0", replace(options, problem=lambda name: Personal(inner, 3)))
 
 
@@ -637,7 +700,10 @@ def test_what_a_peer_has_done_is_shown(run: Path) -> None:
 
 
 def test_a_running_mean_is_scored_shown_and_exported(tmp_path: Path, cli: Cli) -> None:
-    run, words = tmp_path / "run", ["--set", "run.layers.running_mean=0.2", "--labels-per-client", "2"]
+    run, words = (
+        tmp_path / "run",
+        ["--set", "run.layers.running_mean=0.2", "--labels-per-client", "2"],
+    )
     assert cli("peer", "init", "--run", str(run), "--clients", "3", *words)[0] == 0
     home = folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process", rounds=30))
@@ -694,11 +760,17 @@ def test_importance_weighs_the_first_gradient_too() -> None:
         ('name = "p1"', 'name = "ü"', "client name 'ü' must have 1 to 63 lower-case letters"),
         ('name = "p1"', 'name = "-rf"', "client name '-rf' must have 1 to 63 lower-case letters"),
         ('name = "p1"', 'name = "all"', "and not be all or observer"),
-        ('dial = "sender"', 'dial = "both"', "links.dial='both' is not known; choose sender or receiver."),
+        (
+            'dial = "sender"',
+            'dial = "both"',
+            "links.dial='both' is not known; choose sender or receiver.",
+        ),
         ("format = 2", "format = 3", "has format 3, this version reads 2"),
     ],
 )
-def test_a_manifest_that_means_nothing_is_refused(run: Path, old: str, new: str, sentence: str) -> None:
+def test_a_manifest_that_means_nothing_is_refused(
+    run: Path, old: str, new: str, sentence: str
+) -> None:
     text = (run / "manifest.toml").read_text()
     assert old in text
     with pytest.raises(InvalidConfig, match=re.escape(sentence)):
@@ -745,7 +817,9 @@ def test_peers_hold_the_data_of_their_name(tmp_path: Path, monkeypatch: pytest.M
         work = named_work(made, name)
         assert isinstance(work.problem, spodgt.Learning)
         assert work.problem.sizes()[work.row] == size
-    with pytest.raises(InvalidInput, match="the data have no client 'west', their clients are 'north'"):
+    with pytest.raises(
+        InvalidInput, match="the data have no client 'west', their clients are 'north'"
+    ):
         folders.plan(experiment, Deployment(names=["north", "south", "west"]))
 
 
@@ -779,5 +853,7 @@ def test_gradients_of_peers_have_the_weight_of_their_client(
         x = equal.start()[None]
         torch.testing.assert_close(weighted.gradient(x, 1), scale * equal.gradient(x, 1))
     if alone:
-        with pytest.raises(InvalidInput, match="client_weights='samples' needs the samples of all clients"):
+        with pytest.raises(
+            InvalidInput, match="client_weights='samples' needs the samples of all clients"
+        ):
             folders.plan(named_config(tmp_path, weights="samples", alone=True), names)

@@ -22,7 +22,10 @@ from spodgt.peer.store import Saved, Store, StoreFailed
 
 
 def vectors(value: float) -> dict[str, torch.Tensor]:
-    return {"y": torch.full((1000,), value, dtype=torch.float64), "out:p1": torch.full((1000,), float(value))}
+    return {
+        "y": torch.full((1000,), value, dtype=torch.float64),
+        "out:p1": torch.full((1000,), float(value)),
+    }
 
 
 @pytest.fixture
@@ -135,7 +138,9 @@ def flipped(folder: Path, copy: Path, at: int, bit: int) -> None:
 
 
 @pytest.mark.parametrize("every", [97, pytest.param(5, marks=pytest.mark.slow)])
-def test_no_bit_of_the_database_can_be_wrong_unseen(folder: Path, tmp_path: Path, every: int) -> None:
+def test_no_bit_of_the_database_can_be_wrong_unseen(
+    folder: Path, tmp_path: Path, every: int
+) -> None:
     """Of 2,946 flips 114 were once taken as good, and 6 ended in a traceback."""
     store = Store(folder, durability="process")
     states = {k: vectors(k) for k in (1, 2, 3)}
@@ -199,7 +204,9 @@ def test_a_backup_on_a_read_only_disk_can_be_read(folder: Path, tmp_path: Path) 
     copy.chmod(0o500)
     assert stores.read(copy)[1] == {"k": 2}
     copy.chmod(0o700)
-    assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in copy.iterdir()} == before
+    assert {
+        path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in copy.iterdir()
+    } == before
 
 
 def test_a_running_client_is_read_only_if_asked(folder: Path) -> None:
@@ -215,7 +222,9 @@ def test_a_running_client_is_read_only_if_asked(folder: Path) -> None:
     store.close()
 
 
-def test_systems_without_fallocate_and_fdatasync(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_without_fallocate_and_fdatasync(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(os, "posix_fallocate")
     monkeypatch.delattr(os, "fdatasync")
     store = Store(folder)

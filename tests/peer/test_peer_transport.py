@@ -34,7 +34,9 @@ def context(name: str, n: int = N) -> wire.Context:
     return wire.Context("run", LAYOUT, n, name, "0.1")
 
 
-def message(number: int = 1, n: int = N, sender: Incarnation = Incarnation(1, 7), **changes: Any) -> Message:  # noqa: B008
+def message(
+    number: int = 1, n: int = N, sender: Incarnation = Incarnation(1, 7), **changes: Any
+) -> Message:  # noqa: B008
     made = Message(0, number, 0, 0, sender, Incarnation(), torch.arange(n).float(), torch.ones(n))
     return made._replace(**changes)
 
@@ -128,7 +130,9 @@ class Pair:
         own = replace(context("a"), protocols=protocols)
         self.server = server
         self.acks: list[Any] = []
-        self.sender = Transport(Local(own, who("a"), lambda s, f: self.acks.append(f), lambda *_: None))
+        self.sender = Transport(
+            Local(own, who("a"), lambda s, f: self.acks.append(f), lambda *_: None)
+        )
 
     async def __aenter__(self) -> Pair:
         await self.sender.start("", {"b": self.server.address}, {})
@@ -176,7 +180,9 @@ def test_a_message_is_sent_once_and_its_header_until_it_is_acknowledged() -> Non
             await pair.hears(4)
             assert {heard.number for _, heard in server.heard} == {1}
             assert torch.equal(server.heard[-1][1].x, torch.arange(N).float())
-            for newer in range(5):  # of the same number: a later round of the sender, with another model
+            for newer in range(
+                5
+            ):  # of the same number: a later round of the sender, with another model
                 pair.sender.send_latest("b", message(1, x=torch.full((N,), float(newer))))
                 await pair.hears(2)
             assert pair.bodies == 1
@@ -260,7 +266,8 @@ def test_strangers_stay_out() -> None:
     async def work() -> None:
         async with Server() as server:
             answers = {
-                why: await server.knock(person, chunks(message())) for why, person in strangers.items()
+                why: await server.knock(person, chunks(message()))
+                for why, person in strangers.items()
             }
             assert server.heard == []
             assert "link c → b is not in the manifest" in answers["not in the manifest"]
@@ -322,18 +329,25 @@ def test_a_frame_beyond_the_limit_is_never_buffered() -> None:
             person = who("a")
             credentials = grpc.ssl_channel_credentials(CA, person.key, person.certificate)
             options = [("grpc.ssl_target_name_override", "b"), ("grpc.max_send_message_length", -1)]
-            async with grpc.aio.secure_channel(server.address, credentials, options=options) as channel:
+            async with grpc.aio.secure_channel(
+                server.address, credentials, options=options
+            ) as channel:
                 call = channel.stream_stream(f"/{SERVICE}/Talk")()
                 with pytest.raises(grpc.aio.AioRpcError) as caught:  # noqa: PT012
                     await call.write(bytes(8 * 2**20))
                     await call.read()
-                assert caught.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
+                assert caught.value.code() in (
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    grpc.StatusCode.CANCELLED,
+                )
             assert server.heard == []
 
     run(work())
 
 
-def test_one_stream_for_each_name_and_a_later_incarnation_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_stream_for_each_name_and_a_later_incarnation_takes_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("spodgt.peer.transport.TAKEOVER_SECONDS", 0.6)
 
     async def work() -> None:
@@ -382,7 +396,9 @@ def test_the_receiver_dials_and_the_sender_needs_no_way_to_it() -> None:
         heard: list[Any] = []
         acks: list[Any] = []
         events: list[tuple[str, str]] = []
-        sender = Transport(Local(context("a"), who("a"), lambda s, f: acks.append(f), lambda *_: None))
+        sender = Transport(
+            Local(context("a"), who("a"), lambda s, f: acks.append(f), lambda *_: None)
+        )
         port = await sender.start("127.0.0.1:0", {"b": ""}, {})
         sender.send_latest("b", message(1))
         await asyncio.sleep(0.1)
@@ -446,7 +462,8 @@ def test_who_may_fetch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "agreed"), [((1,), (1,), 1), ((1, 2), (1,), 1), ((1,), (1, 2), 1), ((1, 2), (2, 3), 2)]
+    ("theirs", "ours", "agreed"),
+    [((1,), (1,), 1), ((1, 2), (1,), 1), ((1,), (1, 2), 1), ((1, 2), (2, 3), 2)],
 )
 def test_two_versions_use_the_highest_protocol_that_both_speak(
     theirs: tuple[int, ...], ours: tuple[int, ...], agreed: int
@@ -478,7 +495,9 @@ def test_versions_too_far_apart_are_refused_and_named() -> None:
     async def work() -> None:
         events: list[tuple[str, str]] = []
         new = replace(context("b"), protocols=(3, 4), version="0.3")
-        receiver = Transport(Local(new, who("b"), lambda *_: None, lambda k, t: events.append((k, t))))
+        receiver = Transport(
+            Local(new, who("b"), lambda *_: None, lambda k, t: events.append((k, t)))
+        )
         port = await receiver.start("127.0.0.1:0", {}, {"a": ""})
         sender = Transport(Local(context("a"), who("a"), lambda *_: None, lambda *_: None))
         await sender.start("", {"b": f"127.0.0.1:{port}"}, {})
@@ -499,7 +518,9 @@ def test_a_renewed_certificate_is_used_without_a_restart() -> None:
 
     async def work() -> None:
         async with Server(person=who("b", days=short)) as server:
-            transport = Transport(Local(context("a"), who("a", days=short), lambda *_: None, lambda *_: None))
+            transport = Transport(
+                Local(context("a"), who("a", days=short), lambda *_: None, lambda *_: None)
+            )
             await asyncio.sleep(1.6)
             await transport.start("", {"b": server.address}, {})
             while "certificate has expired" not in transport.out["b"].traffic.why:
@@ -530,7 +551,9 @@ def test_handshakes_replace_the_certificate_only_if_it_is_another() -> None:
 
 @pytest.mark.parametrize("theirs", [True, False])
 @pytest.mark.parametrize("dials", ["sender", "receiver"])
-def test_an_open_stream_ends_with_a_certificate_and_is_opened_anew(theirs: bool, dials: str) -> None:
+def test_an_open_stream_ends_with_a_certificate_and_is_opened_anew(
+    theirs: bool, dials: str
+) -> None:
     """The certificate of one end ends while messages flow; the stream comes back once it is renewed."""
     events: list[tuple[str, str]] = []
 
@@ -538,10 +561,18 @@ def test_an_open_stream_ends_with_a_certificate_and_is_opened_anew(theirs: bool,
         heard: list[Any] = []
         short = {True: {"days": 2.0 / 86400}, False: {}}
         dialling, serving = ("a", "b") if dials == "sender" else ("b", "a")
-        people = {dialling: who(dialling, **short[not theirs]), serving: who(serving, **short[theirs])}
+        people = {
+            dialling: who(dialling, **short[not theirs]),
+            serving: who(serving, **short[theirs]),
+        }
         sides = {
             name: Transport(
-                Local(context(name), people[name], lambda s, f: heard.append(f), lambda *e: events.append(e))
+                Local(
+                    context(name),
+                    people[name],
+                    lambda s, f: heard.append(f),
+                    lambda *e: events.append(e),
+                )
             )
             for name in "ab"
         }

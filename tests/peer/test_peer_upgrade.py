@@ -39,7 +39,9 @@ def rewrite(home: Path, number: int) -> None:
             body: dict[str, Any] = json.loads(text[text.index("{") :])
             body["format"] = number
             body["meta"] = {key: value for key, value in body["meta"].items() if key not in LATER}
-            db.execute("UPDATE commits SET body = ? WHERE generation = ?", (json.dumps(body), generation))
+            db.execute(
+                "UPDATE commits SET body = ? WHERE generation = ?", (json.dumps(body), generation)
+            )
         db.commit()
 
 
@@ -80,7 +82,9 @@ def test_hosts_are_upgraded_one_by_one_while_the_others_run() -> None:
                 known = {name: f.status(name)["incarnation"]}
                 line = [sys.executable, "-c", NEXT, str(f.run / name), name]
                 upgraded.append(subprocess.Popen(line))
-                f.wait(lambda known=known: beyond(f, "incarnation", known)() and all_up(f), 60, name)  # type: ignore[misc]
+                f.wait(
+                    lambda known=known: beyond(f, "incarnation", known)() and all_up(f), 60, name
+                )  # type: ignore[misc]
                 before = {each: f.status(each)["k"] for each in f.names}
                 f.wait(beyond(f, "k", before, 20), 60, "all go on")
             time.sleep(1)

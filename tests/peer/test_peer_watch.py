@@ -37,7 +37,9 @@ from spodgt.peer.watch import Named, Page, Watched, first_named, judge, links_of
 from tests.peer.test_peer_setup import CONFIG
 from tests.report.test_report import BROWSER, FLAGS
 
-RING = [(f"p{i}", f"p{(i + 1) % 5}") for i in range(5)] + [(f"p{i}", f"p{(i + 2) % 5}") for i in range(5)]
+RING = [(f"p{i}", f"p{(i + 1) % 5}") for i in range(5)] + [
+    (f"p{i}", f"p{(i + 2) % 5}") for i in range(5)
+]
 NAMES = [f"p{i}" for i in range(5)]
 
 
@@ -65,7 +67,13 @@ def row(name: str, **changes: Any) -> dict[str, Any]:
         "loss": 0.3,
         "accuracy": 0.7,
     }
-    more = {"audit": 3e-16, "waiting": False, "days_left": 29.5, "time": time.time(), "neighbours": ends}
+    more = {
+        "audit": 3e-16,
+        "waiting": False,
+        "days_left": 29.5,
+        "time": time.time(),
+        "neighbours": ends,
+    }
     return {"name": name, **numbers, **more, "neighbours": ends, **changes}
 
 
@@ -78,7 +86,9 @@ def world(**changes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float | 
 
 def see(rows: dict[str, Any], name: str, about: str, way: str = "from", **changes: Any) -> None:
     """Let client `name` report something of its link with `about`."""
-    next(n for n in rows[name]["neighbours"] if (n["name"], n["way"]) == (about, way)).update(changes)
+    next(n for n in rows[name]["neighbours"] if (n["name"], n["way"]) == (about, way)).update(
+        changes
+    )
 
 
 def kinds(*found: Any) -> list[tuple[str, str, str]]:
@@ -96,7 +106,9 @@ def test_a_client_that_does_not_report_is_silent_and_its_neighbours_are_not_blam
         see(rows, name, "p3", state="down", silent=41.0)
     (only,) = judge(rows, ages, None, {})
     assert (only.level, only.client, only.kind) == ("bad", "p3", "silent")
-    assert only.text.startswith("p3 is silent: no report for 42 s; p0, p4 hear nothing from it; the others'")
+    assert only.text.startswith(
+        "p3 is silent: no report for 42 s; p0, p4 hear nothing from it; the others'"
+    )
 
 
 def test_a_client_whose_neighbours_hear_nothing_is_silent_though_it_reports() -> None:
@@ -115,10 +127,18 @@ def test_who_was_named_first_sends_huge_numbers() -> None:
         see(rows, name, "p2", flags=90)
     first = {"p1": Named(10.0, "model: 1e9 times the median"), "p2": Named(10.1, "model: …")}
     found = judge(rows, ages, None, first)
-    assert [(f.level, f.client, f.kind) for f in found] == [("bad", "p1", "huge"), ("warn", "p2", "infected")]
-    said = "p1 sends huge numbers, say p2, p3 (model: 1e9 times the median): spodgt peer quarantine p1"
+    assert [(f.level, f.client, f.kind) for f in found] == [
+        ("bad", "p1", "huge"),
+        ("warn", "p2", "infected"),
+    ]
+    said = (
+        "p1 sends huge numbers, say p2, p3 (model: 1e9 times the median): spodgt peer quarantine p1"
+    )
     assert found[0].text == f"{said} --good-models"
-    told = [{"time": 5.0, "event": "suspicious", "text": "p1: later"}, {"time": 2.0, "event": "link up"}]
+    told = [
+        {"time": 5.0, "event": "suspicious", "text": "p1: later"},
+        {"time": 2.0, "event": "link up"},
+    ]
     told.append({"time": 4.0, "event": "suspicious", "text": "p1: sooner"})
     assert first_named(told) == {"p1": Named(4.0, "sooner")}
 
@@ -131,7 +151,9 @@ def test_one_report_is_not_enough_to_advise_a_quarantine() -> None:
     assert (only.level, only.client, only.kind) == ("warn", "p1", "accused")
     assert "quarantine" not in only.text
     assert "p2" in only.text
-    ages["p3"] = 60.0  # the only other one that hears p1 does not report: who is right cannot be told
+    ages["p3"] = (
+        60.0  # the only other one that hears p1 does not report: who is right cannot be told
+    )
     (huge,) = [each for each in judge(rows, ages, None, first) if each.client == "p1"]
     assert huge.level == "bad"
     assert "look at both, nobody else hears it" in huge.text
@@ -166,7 +188,8 @@ def test_a_report_with_wrong_types_is_refused_as_a_whole(change: dict[str, Any])
 
 
 @pytest.mark.parametrize(
-    "events", [7, [7], [{"time": "yesterday", "event": "x", "text": "y"}], [{"time": 5, "text": "y"}]]
+    "events",
+    [7, [7], [{"time": "yesterday", "event": "x", "text": "y"}], [{"time": 5, "text": "y"}]],
 )
 def test_events_with_wrong_types_are_refused(events: Any) -> None:
     with pytest.raises(ValueError, match="must"):
@@ -188,7 +211,11 @@ def test_a_report_keeps_what_is_known_and_drops_the_rest() -> None:
     assert found["loss"] is None
     assert judge({"p0": found}, {"p0": 0.1}, None, {}) != []
     whole = check_status(row("p0"))
-    assert whole == {**row("p0", time=whole["time"]), "warnings": [], "neighbours": whole["neighbours"]}
+    assert whole == {
+        **row("p0", time=whole["time"]),
+        "warnings": [],
+        "neighbours": whole["neighbours"],
+    }
     assert links_of({"p0": whole}, {"p0": 0.1}, None)
 
 
@@ -260,9 +287,13 @@ def test_folders_are_read_and_the_two_culprits_are_named(run: Path) -> None:
         assert all(event["event"] == "suspicious" for event in view["events"])
     with pytest.raises(InvalidInput, match="no client was found"):
         Watched([str(run.parent)])
-    with pytest.raises(InvalidInput, match=r"10\.0\.0\.1:7 must be asked over the network; give --identity"):
+    with pytest.raises(
+        InvalidInput, match=r"10\.0\.0\.1:7 must be asked over the network; give --identity"
+    ):
         Watched(["10.0.0.1:7"])
-    with pytest.raises(InvalidInput, match=r"'10\.0\.0\.1:7' is no folder and no address of the manifest"):
+    with pytest.raises(
+        InvalidInput, match=r"'10\.0\.0\.1:7' is no folder and no address of the manifest"
+    ):
         Watched(["10.0.0.1:7"], run / "p0")
 
 
@@ -457,13 +488,17 @@ def test_the_unit_and_the_container_start_what_there_is() -> None:
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read(DEPLOY / "spodgt-peer@.service")
     words = unit["Service"]["ExecStart"].split()
-    entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", (DEPLOY / "Containerfile").read_text(), re.M)[0])
+    entry = json.loads(
+        re.findall(r"^ENTRYPOINT (.*)$", (DEPLOY / "Containerfile").read_text(), re.M)[0]
+    )
     compose = re.findall(r"command: \[p\d, (.*)\]", (DEPLOY / "compose.yaml").read_text())
     source = (Path(folders.__file__).parents[1] / "cli" / "peer.py").read_text()
     for text in (" ".join(words), " ".join(entry), *compose):
         for option in re.findall(r"--[a-z-]+", text):
             assert option.removeprefix("--").replace("-", "_") in source, option
-    assert unit["Service"]["RestartPreventExitStatus"] == "2"  # a mistake is not tried again and again
+    assert (
+        unit["Service"]["RestartPreventExitStatus"] == "2"
+    )  # a mistake is not tried again and again
 
 
 @pytest.mark.network
@@ -489,5 +524,7 @@ def test_a_line_of_the_log_is_json(run: Path, caplog: pytest.LogCaptureFixture) 
 
 
 def test_deployment_makes_room_for_newcomers(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="divided_into must be at least 5, one part per client, got 3"):
+    with pytest.raises(
+        InvalidInput, match="divided_into must be at least 5, one part per client, got 3"
+    ):
         create(tmp_path / "run", Experiment.parse(CONFIG), Deployment(divided_into=3))

@@ -22,7 +22,9 @@ RECEIVER = wire.Context("run", b"\1" * 32, N, "b", "0.1")
 
 
 def message(n: int = N) -> Message:
-    return Message(3, 9, 2, 4, Incarnation(1, 7), Incarnation(2, 2**60), torch.randn(n), torch.randn(n))
+    return Message(
+        3, 9, 2, 4, Incarnation(1, 7), Incarnation(2, 2**60), torch.randn(n), torch.randn(n)
+    )
 
 
 @pytest.mark.parametrize("n", [1, N, wire.CHUNK // 8, wire.CHUNK // 8 + 1, 700_001])
@@ -55,7 +57,10 @@ def test_a_short_message_survives_the_wire(n: int) -> None:
 
 def test_short_and_whole_messages_are_not_taken_for_each_other() -> None:
     for ours, theirs in ((True, False), (False, True)):
-        a, b = wire.Context("run", b"", N, "a", short=theirs), wire.Context("run", b"", N, "b", short=ours)
+        a, b = (
+            wire.Context("run", b"", N, "a", short=theirs),
+            wire.Context("run", b"", N, "b", short=ours),
+        )
         (chunk,) = wire.pack(a, "b", message(), 5)
         with pytest.raises(Refused, match=r"the layout differs: 40 (int8|float32) parameters"):
             wire.Assembler(b, "a").add(chunk)
@@ -79,7 +84,9 @@ def test_a_root_survives_the_wire(root: int) -> None:
         pb.Crew(term=1, root=1),
     ],
 )
-def test_a_root_that_clients_have_changed_is_refused(crew: pb.Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_root_that_clients_have_changed_is_refused(
+    crew: pb.Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Counted on, the largest number did not fit into a frame, and no link could send again."""
     monkeypatch.setattr(wire, "_packed_root", lambda root: crew)
     (chunk,) = wire.pack(CONTEXT, "b", message(), 1)
@@ -115,7 +122,9 @@ def test_a_repeated_header_stands_for_the_message_before_it(short: bool) -> None
 def test_a_repeated_header_is_checked_like_any_other() -> None:
     for other in ({"run": "x"}, {"name": "c"}, {"layout": b"\2" * 32}):
         with pytest.raises(Refused):
-            wire.Assembler(RECEIVER, "a").add(wire.pack_repeat(replace(CONTEXT, **other), "b", message(), 1))
+            wire.Assembler(RECEIVER, "a").add(
+                wire.pack_repeat(replace(CONTEXT, **other), "b", message(), 1)
+            )
     with pytest.raises(Refused, match="does not follow"):  # protocol 1 has no such frames
         wire.Assembler(RECEIVER, "a").add(
             wire.pack_repeat(replace(CONTEXT, protocols=(1,)), "b", message(), 1)
@@ -135,7 +144,9 @@ def mutated(good: list[bytes], draw: random.Random) -> bytes:
     elif way == 3:
         data = bytearray(draw.randbytes(draw.randrange(0, 300)))
     elif way == 4:
-        data[:4] = struct.pack("<I", draw.choice([0, 1, 2**31, 2**32 - 1, len(data), draw.randrange(200)]))
+        data[:4] = struct.pack(
+            "<I", draw.choice([0, 1, 2**31, 2**32 - 1, len(data), draw.randrange(200)])
+        )
     elif way == 5:
         at = draw.randrange(len(data))
         data[at : at + 8] = draw.randbytes(8)
@@ -148,10 +159,17 @@ def mutated(good: list[bytes], draw: random.Random) -> bytes:
 def fuzz(count: int, seed: int) -> dict[str, int]:
     draw = random.Random(seed)
     sent = [message()._replace(root=draw.choice((NO_ROOT, 3))) for _ in range(5)]
-    good = [chunk for each in sent for chunk in wire.pack(CONTEXT, "b", each, draw.randrange(2**32))]
+    good = [
+        chunk for each in sent for chunk in wire.pack(CONTEXT, "b", each, draw.randrange(2**32))
+    ]
     good += [wire.pack_repeat(CONTEXT, "b", each, 1) for each in sent]
-    acks = [wire.pack_ack(CONTEXT, Ack(1, i, Incarnation(1, 7), Incarnation(2, 8))) for i in range(5)]
-    assembler, tally = wire.Assembler(RECEIVER, "a"), {"refused": 0, "message": 0, "part": 0, "ack": 0}
+    acks = [
+        wire.pack_ack(CONTEXT, Ack(1, i, Incarnation(1, 7), Incarnation(2, 8))) for i in range(5)
+    ]
+    assembler, tally = (
+        wire.Assembler(RECEIVER, "a"),
+        {"refused": 0, "message": 0, "part": 0, "ack": 0},
+    )
     for n in range(count):
         try:
             if n % 4:

@@ -84,7 +84,9 @@ class World:
         self.starts += 1
         if not vault.meta or fresh:
             seats = self.seats[i]
-            state = begin(self.algorithm, self.gradient(i), torch.zeros(1, self.n), True, seats.part)
+            state = begin(
+                self.algorithm, self.gradient(i), torch.zeros(1, self.n), True, seats.part
+            )
             incarnation = Incarnation(1, self.starts)
         else:
             state = state_from(vault.vectors, vault.meta)
@@ -109,7 +111,9 @@ class World:
     def crash(self, i: int) -> None:
         self.nodes[i] = self.start(i)
 
-    def tick(self, i: int, computes: bool = True, links: list[str] | None = None, *, crash: str = "") -> None:
+    def tick(
+        self, i: int, computes: bool = True, links: list[str] | None = None, *, crash: str = ""
+    ) -> None:
         """One local round of client i; `crash` names the point at which its process dies."""
         node = self.nodes[i]
         self.now += self.seconds
@@ -170,7 +174,10 @@ class World:
     def audit(self) -> Audit:
         """From the disks alone."""
         return audit(
-            {name: state_from(v.vectors, v.meta) for name, v in zip(self.names, self.vaults, strict=True)}
+            {
+                name: state_from(v.vectors, v.meta)
+                for name, v in zip(self.names, self.vaults, strict=True)
+            }
         )
 
     def x(self) -> torch.Tensor:

@@ -108,7 +108,9 @@ def test_a_loss_of_model_and_batch_is_given_bytes_as_they_are(form: str) -> None
 def test_a_model_that_takes_bytes_and_floats_gets_floats_and_a_warning() -> None:
     torch.manual_seed(1)
     module = Normalised()
-    with pytest.warns(UserWarning, match=r"uint8 inputs are scaled to \[0, 1\].*give inputs.float\(\)"):
+    with pytest.warns(
+        UserWarning, match=r"uint8 inputs are scaled to \[0, 1\].*give inputs.float\(\)"
+    ):
         problem = spodgt.Learning(module, ENTROPY, [(BYTES, TARGETS)], (BYTES, TARGETS))
     expected = loss_of(module, BYTES / 255)
     assert float(problem.evaluate(problem.start(0)).loss) == pytest.approx(expected, rel=1e-5)

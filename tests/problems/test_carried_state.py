@@ -13,7 +13,10 @@ import spodgt
 from spodgt.errors import InvalidInput
 
 DRAWS = torch.Generator().manual_seed(3)
-DATA = [(torch.randn(8, 5, generator=DRAWS), torch.randint(0, 3, (8,), generator=DRAWS)) for _ in range(3)]
+DATA = [
+    (torch.randn(8, 5, generator=DRAWS), torch.randint(0, 3, (8,), generator=DRAWS))
+    for _ in range(3)
+]
 ENTROPY = nn.CrossEntropyLoss()
 NETWORK = spodgt.Network.complete(3)
 
@@ -77,7 +80,9 @@ CHANGES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def learning(model: nn.Module, loss: Callable[..., Tensor] = ENTROPY, **options: object) -> spodgt.Learning:
+def learning(
+    model: nn.Module, loss: Callable[..., Tensor] = ENTROPY, **options: object
+) -> spodgt.Learning:
     return spodgt.Learning(model, loss, DATA, DATA[0], batch_size=4, **options)  # type: ignore[arg-type]
 
 
@@ -136,7 +141,11 @@ def counting_function() -> Callable[[Tensor, Tensor], Tensor]:
 
 @pytest.mark.parametrize(
     ("build", "name"),
-    [(CountingLoss, "loss.steps"), (CentringLoss, "loss.centre"), (counting_function, "loss: steps")],
+    [
+        (CountingLoss, "loss.steps"),
+        (CentringLoss, "loss.centre"),
+        (counting_function, "loss: steps"),
+    ],
 )
 def test_losses_that_change_from_batch_to_batch_are_refused_by_name(
     build: Callable[[], Callable[..., Tensor]], name: str

@@ -50,7 +50,9 @@ def problem_of(weighting: str, model: nn.Module | None = None, **options: Any) -
 
 # --- what is minimised ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["spod-gt-memory", "fedavg", "sgd", "mifa", "k-gt", "relay"])
-@pytest.mark.parametrize(("weights", "optimum"), [("equal", 0.5), ("samples", 9 / 909), ([1.0, 3.0], 0.75)])
+@pytest.mark.parametrize(
+    ("weights", "optimum"), [("equal", 0.5), ("samples", 9 / 909), ([1.0, 3.0], 0.75)]
+)
 def test_all_methods_minimise_the_weighted_mean(name: str, weights: Any, optimum: float) -> None:
     """900 zeros against 9 ones."""
     data = [constant(900, 0.0), constant(9, 1.0)]
@@ -75,7 +77,9 @@ def test_local_steps_of_fedavg_have_no_bias() -> None:
 @pytest.mark.parametrize("weighting", WEIGHTS)
 @pytest.mark.parametrize("model", ["linear", "network"])
 def test_mean_of_gradients_is_the_gradient_of_the_weighted_mean(weighting: str, model: str) -> None:
-    given = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)) if model == "network" else None
+    given = (
+        nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)) if model == "network" else None
+    )
     problem = problem_of(weighting, given, batch_size=None)
     x = problem.start(0).double()
     losses, full = problem.full(x, np.arange(3))
@@ -95,7 +99,11 @@ def test_mean_of_gradients_is_the_gradient_of_the_weighted_mean(weighting: str, 
     assert float(losses.mean()) == pytest.approx(expected.item(), rel=1e-6)
     torch.autograd.backward(expected)
     flat = torch.cat(
-        [parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None]
+        [
+            parameter.grad.flatten()
+            for parameter in module.parameters()
+            if parameter.grad is not None
+        ]
     )
     torch.testing.assert_close(full.mean(0), flat, rtol=1e-5, atol=1e-8)
 
@@ -133,18 +141,27 @@ def test_a_part_of_the_samples_keeps_the_weights_of_all() -> None:
 # --- said, written, refused -----------------------------------------------------------------------------
 def test_the_objective_is_recorded(tmp_path: Path) -> None:
     network = spodgt.Network.complete(3)
-    for weighting, words in (("equal", "every client weighs the same"), ("samples", "numbers of samples")):
-        result = spodgt.train("sgd", problem_of(weighting), network, rounds=1, out=tmp_path / weighting)
+    for weighting, words in (
+        ("equal", "every client weighs the same"),
+        ("samples", "numbers of samples"),
+    ):
+        result = spodgt.train(
+            "sgd", problem_of(weighting), network, rounds=1, out=tmp_path / weighting
+        )
         assert words in result.objective
         assert words in Record.read(tmp_path / weighting).objective
         assert words in final_table(result).note
     assert "client_weights" in result.config["problem"]["settings"]
     with pytest.raises(InvalidInput, match="client_weights"):
-        spodgt.train("sgd", problem_of("given"), network, rounds=1, out=tmp_path / "samples", resume=True)
+        spodgt.train(
+            "sgd", problem_of("given"), network, rounds=1, out=tmp_path / "samples", resume=True
+        )
 
 
 def test_a_config_says_how_clients_weigh() -> None:
-    tables = {"problem": {"client_weights": "samples", "partition": {"kind": "dirichlet", "alpha": 0.5}}}
+    tables = {
+        "problem": {"client_weights": "samples", "partition": {"kind": "dirichlet", "alpha": 0.5}}
+    }
     experiment = Experiment.parse(tables)
     assert Experiment.parse(experiment.to_dict()).problem == experiment.problem
     problem = experiment.draw(0).problem

@@ -34,7 +34,9 @@ from tools.make_embedded import choose
 
 RNG = np.random.default_rng(0)
 FULL = next(row.found for row in data.available() if row.name == "fashion-mnist")
-needs_full = pytest.mark.skipif(FULL is None, reason="the full Fashion-MNIST is not on this machine")
+needs_full = pytest.mark.skipif(
+    FULL is None, reason="the full Fashion-MNIST is not on this machine"
+)
 
 
 # Small files of the real formats
@@ -44,7 +46,9 @@ def idx(array: np.ndarray) -> bytes:
     return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
 
 
-def fashion(folder: Path, pack: Callable[[bytes], bytes] = gzip.compress, suffix: str = ".gz") -> Path:
+def fashion(
+    folder: Path, pack: Callable[[bytes], bytes] = gzip.compress, suffix: str = ".gz"
+) -> Path:
     """Four tiny files: 20 + 10 images."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", 20), ("t10k", 10)):
@@ -130,7 +134,10 @@ def test_embedded_has_its_licence_and_stays_small() -> None:
 def test_embedded_is_what_the_rule_chooses() -> None:
     full, small = data.load("fashion-mnist", FULL), data.load("fashion-mnist-small")
     chosen = choose(full.train.targets.numpy(), full.test.targets.numpy())
-    for split, mine, theirs in (("train", small.train, full.train), ("t10k", small.test, full.test)):
+    for split, mine, theirs in (
+        ("train", small.train, full.train),
+        ("t10k", small.test, full.test),
+    ):
         assert torch.equal(mine.inputs, theirs.inputs[chosen[split]])
         assert torch.equal(mine.targets, theirs.targets[chosen[split]])
 
@@ -142,7 +149,9 @@ def test_full_fashion_mnist() -> None:
     assert full.test.inputs.shape == (10_000, 1, 28, 28)
     assert torch.bincount(full.train.targets).tolist() == [6000] * 10
     assert torch.bincount(full.test.targets).tolist() == [1000] * 10
-    assert full.train.inputs.float().mean().item() / 255 == pytest.approx(0.2860, abs=1e-4)  # as published
+    assert full.train.inputs.float().mean().item() / 255 == pytest.approx(
+        0.2860, abs=1e-4
+    )  # as published
 
 
 @pytest.mark.parametrize("suffix", [".gz", ""])
@@ -223,9 +232,15 @@ def test_broken_idx_file_is_named(tmp_path: Path, case: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.sampled_from([".gz", ".xz", ""]), st.integers(0, 10**6), st.binary(max_size=8), st.booleans())
+@given(
+    st.sampled_from([".gz", ".xz", ""]), st.integers(0, 10**6), st.binary(max_size=8), st.booleans()
+)
 def test_damage_anywhere_is_read_or_named(suffix: str, at: int, patch: bytes, cut: bool) -> None:
-    packs: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".xz": lzma.compress, "": bytes}
+    packs: dict[str, Callable[[bytes], bytes]] = {
+        ".gz": gzip.compress,
+        ".xz": lzma.compress,
+        "": bytes,
+    }
     raw = packs[suffix](idx(np.arange(50, dtype=np.uint8)))
     at %= len(raw)
     with tempfile.TemporaryDirectory() as folder:
@@ -289,7 +304,9 @@ def test_missing_cifar_file_is_named(tmp_path: Path) -> None:
     sentence(error, tmp_path / "test_batch.bin", "no such file")
 
 
-def test_damaged_installation_says_reinstall(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_damaged_installation_says_reinstall(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for file in FASHION_FILES:
         (tmp_path / f"{file}.xz").write_bytes(lzma.compress(b"?"))
     monkeypatch.setattr(datasets, "EMBEDDED", tmp_path)
@@ -304,7 +321,9 @@ def test_damaged_installation_says_reinstall(monkeypatch: pytest.MonkeyPatch, tm
 def official(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
     """Let the sums of `paths` be the official ones."""
     for path in paths:
-        monkeypatch.setitem(download.SHA256, path.name, hashlib.sha256(path.read_bytes()).hexdigest())
+        monkeypatch.setitem(
+            download.SHA256, path.name, hashlib.sha256(path.read_bytes()).hexdigest()
+        )
 
 
 @pytest.fixture
@@ -374,7 +393,9 @@ def test_get_over_http(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(data.load("fashion-mnist").test.targets) == 10
 
 
-def test_get_cifar_unpacks_only_what_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_cifar_unpacks_only_what_it_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = cifar(tmp_path / "made")
     (folder / "readme.html").write_text("no")
     archive = tar(folder, tmp_path / "cifar-10-binary.tar.gz", "../../cifar-10-batches-bin")
@@ -394,7 +415,9 @@ def test_import_of_the_npm_package(tmp_path: Path, form: str) -> None:
     folder = data.import_("cifar-10", source or tar(package, tmp_path / "tfjs.tgz", "package"))
     found = data.load("cifar-10")
     assert folder == tmp_path / "data" / "cifar-10-batches-bin"
-    assert np.array_equal(found.train.inputs.numpy(), images[:5].reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
+    assert np.array_equal(
+        found.train.inputs.numpy(), images[:5].reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
+    )
     assert np.array_equal(found.test.inputs.numpy(), images[5].transpose(0, 3, 1, 2))
     assert found.train.targets.tolist() == labels[:5].ravel().tolist()
     assert found.test.targets.tolist() == labels[5].tolist()
@@ -418,7 +441,11 @@ def test_import_of_the_binary_version(tmp_path: Path, form: str) -> None:
 
 @pytest.mark.parametrize("suffix", [".gz", ""])
 def test_import_of_fashion_mnist_wins_over_what_was_there(tmp_path: Path, suffix: str) -> None:
-    fashion(tmp_path / "data" / "fashion-mnist", bytes if suffix else gzip.compress, "" if suffix else ".gz")
+    fashion(
+        tmp_path / "data" / "fashion-mnist",
+        bytes if suffix else gzip.compress,
+        "" if suffix else ".gz",
+    )
     made = fashion(tmp_path / "made", gzip.compress if suffix else bytes, suffix)
     expected = data.load("fashion-mnist", made).train.inputs
     data.import_("fashion-mnist", made)
@@ -541,7 +568,9 @@ def deals(draw: st.DrawFn) -> tuple[torch.Tensor, int, int]:
     return torch.from_numpy(shuffled), clients, draw(st.integers(0, 2**32 - 1))
 
 
-def check_laws(recipe: data.Partition, targets: torch.Tensor, clients: int, seed: int) -> list[np.ndarray]:
+def check_laws(
+    recipe: data.Partition, targets: torch.Tensor, clients: int, seed: int
+) -> list[np.ndarray]:
     parts = recipe.split(targets, clients, seed)
     everything = np.concatenate(parts)
     assert len(parts) == clients
@@ -563,12 +592,16 @@ def test_iid_is_even(deal: tuple[torch.Tensor, int, int]) -> None:
 
 @settings(deadline=None)
 @given(deals(), st.integers(0, 9))
-def test_labels_per_client_is_exact_and_balanced(deal: tuple[torch.Tensor, int, int], draw: int) -> None:
+def test_labels_per_client_is_exact_and_balanced(
+    deal: tuple[torch.Tensor, int, int], draw: int
+) -> None:
     targets = deal[0]
     classes = len(targets.unique())  # type: ignore[no-untyped-call]
     labels = 1 + draw % classes
     parts = check_laws(LabelsPerClient(labels), *deal)
-    counts = np.array([np.bincount(targets[part], minlength=classes) for part in parts])  # (clients, classes)
+    counts = np.array(
+        [np.bincount(targets[part], minlength=classes) for part in parts]
+    )  # (clients, classes)
     holders = (counts > 0).sum(0)
     assert ((counts > 0).sum(1) == labels).all()
     assert holders.max() - holders.min() <= 1  # every class is used before one is repeated
@@ -583,7 +616,9 @@ def test_labels_per_client_is_exact_and_balanced(deal: tuple[torch.Tensor, int, 
 @given(deals(), st.floats(0.5, 1e6))
 def test_dirichlet_deals_everything(deal: tuple[torch.Tensor, int, int], alpha: float) -> None:
     targets, clients, seed = deal
-    parts = check_laws(Dirichlet(alpha), targets.repeat(20), clients, seed)  # enough for nobody to stay empty
+    parts = check_laws(
+        Dirichlet(alpha), targets.repeat(20), clients, seed
+    )  # enough for nobody to stay empty
     assert sum(map(len, parts)) == 20 * len(targets)
 
 
@@ -591,7 +626,9 @@ def test_dirichlet_follows_alpha_and_minimum() -> None:
     targets = data.load("fashion-mnist-small").train.targets
 
     def spread(recipe: data.Partition) -> float:
-        counts = np.array([np.bincount(targets[part], minlength=10) for part in recipe.split(targets, 10, 0)])
+        counts = np.array(
+            [np.bincount(targets[part], minlength=10) for part in recipe.split(targets, 10, 0)]
+        )
         return float((counts / counts.sum(1, keepdims=True)).std())
 
     assert spread(Dirichlet(0.1)) > 2 * spread(Dirichlet(1.0)) > 4 * spread(Dirichlet(100.0))
@@ -605,7 +642,9 @@ def test_ten_clients_with_one_label_hold_one_class_each() -> None:
     assert [len(part) for part in parts] == [600] * 10
     everyone = LabelsPerClient(10).split(targets, 10, 3)
     assert all(np.bincount(targets[part]).tolist() == [60] * 10 for part in everyone)
-    assert len(np.concatenate(LabelsPerClient(1).split(targets, 4, 3))) == 2400  # six classes stay unused
+    assert (
+        len(np.concatenate(LabelsPerClient(1).split(targets, 4, 3))) == 2400
+    )  # six classes stay unused
 
 
 @pytest.mark.parametrize("recipe", [IID(), LabelsPerClient(2), Dirichlet(0.5)])
@@ -617,7 +656,10 @@ def test_seeds_deal_differently(recipe: data.Partition) -> None:
 
 def test_explicit_is_taken_as_given() -> None:
     recipe = Explicit([[4, 0], np.array([2])])  # type: ignore[list-item]
-    assert [part.tolist() for part in recipe.split(torch.zeros(5, dtype=torch.int64), 2, 0)] == [[0, 4], [2]]
+    assert [part.tolist() for part in recipe.split(torch.zeros(5, dtype=torch.int64), 2, 0)] == [
+        [0, 4],
+        [2],
+    ]
     assert recipe == Explicit(((4, 0), (2,)))
     assert hash(recipe) == hash(Explicit(((4, 0), (2,))))
 
@@ -666,7 +708,9 @@ def test_public_names_exist() -> None:
 
 def test_classes_that_no_client_holds_are_warned_of() -> None:
     targets = torch.arange(10).repeat(4)
-    with pytest.warns(UnusedDataWarning, match=r"LabelsPerClient\(1\) gives 2 clients 2 of 10 classes"):
+    with pytest.warns(
+        UnusedDataWarning, match=r"LabelsPerClient\(1\) gives 2 clients 2 of 10 classes"
+    ):
         LabelsPerClient(1).split(targets, 2, 0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

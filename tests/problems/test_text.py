@@ -75,7 +75,9 @@ def test_perplexity_is_the_exponential_of_the_loss() -> None:
     found = problem.evaluate(problem.start(0))
     assert set(found.metrics) == {"perplexity"}
     assert_close(found.metrics["perplexity"], found.loss.exp())
-    assert float(found.loss[0]) == pytest.approx(math.log(len(ALPHABET)), rel=0.2)  # it knows nothing yet
+    assert float(found.loss[0]) == pytest.approx(
+        math.log(len(ALPHABET)), rel=0.2
+    )  # it knows nothing yet
 
 
 def test_the_loss_is_torchs_over_all_positions() -> None:
@@ -92,7 +94,12 @@ def test_training_lowers_perplexity() -> None:
         spodgt.method("spod-gt", step_size=0.5),
     ]
     result = spodgt.compare(
-        methods, small(), spodgt.Network.ring(3), spodgt.Bernoulli(0.7, 0.7), rounds=40, evaluations=2
+        methods,
+        small(),
+        spodgt.Network.ring(3),
+        spodgt.Bernoulli(0.7, 0.7),
+        rounds=40,
+        evaluations=2,
     )
     for _, rows in result.frame.groupby("algorithm"):
         assert rows["perplexity"].iloc[-1] < 0.6 * rows["perplexity"].iloc[0]
@@ -106,7 +113,9 @@ def test_a_config_names_it() -> None:
     assert Experiment.parse(experiment.to_dict()) == experiment
     draw = experiment.draw(0)
     assert draw.problem.clients == 3
-    dealt = Experiment.parse({"problem": text | {"partition": {"kind": "iid"}}, "network": {"clients": 3}})
+    dealt = Experiment.parse(
+        {"problem": text | {"partition": {"kind": "iid"}}, "network": {"clients": 3}}
+    )
     assert dealt.to_dict()["problem"]["partition"] == {"kind": "iid"}
 
 
@@ -125,7 +134,10 @@ def test_characters_that_are_not_in_the_alphabet() -> None:
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
     mistakes: list[tuple[Callable[[], object], str]] = [
-        (lambda: small(clients=44), r"^clients must be at most 43, the number of speakers, but is 44"),
+        (
+            lambda: small(clients=44),
+            r"^clients must be at most 43, the number of speakers, but is 44",
+        ),
         (
             lambda: small(context=10**6),
             r"^context=1000000 is longer than the text of .* in sotu-small; use a smaller",
@@ -153,7 +165,9 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "sotu.jsonl"
     path.write_text('{"speaker": "A", "text": "a"}\n{"speaker": "B"}\n')
-    with pytest.raises(InvalidData, match=r"sotu.jsonl must have lines .*, got another in line 2; do"):
+    with pytest.raises(
+        InvalidData, match=r"sotu.jsonl must have lines .*, got another in line 2; do"
+    ):
         read_speeches(path, "do")
     path.write_bytes(to_json_lines({"A": "ä", "B": "b"}))
     assert read_speeches(path, "do") == {"A": "ä", "B": "b"}
@@ -181,7 +195,9 @@ def test_addresses_are_imported_by_speaker(tmp_path: Path) -> None:
     texts = load_texts("sotu", 8, tmp_path / "data")
     assert folder == tmp_path / "data" / "sotu"
     assert texts.names == ("Ann", "Bob")
-    with pytest.raises(InvalidData, match=r"must hold the files \*.json of its package, got none with text"):
+    with pytest.raises(
+        InvalidData, match=r"must hold the files \*.json of its package, got none with text"
+    ):
         import_("sotu", archive(tmp_path / "q.tgz", {"a.txt": "a"}), tmp_path / "data")
 
 

@@ -49,7 +49,9 @@ def snapshot(
     problem: spodgt.Quadratic, fields: tuple[str, ...], *state: torch.Tensor, gradient: bool = False
 ) -> RunSnapshot:
     whole = RunState(state, torch.zeros(len(state[0]), 0))
-    return RunSnapshot.take(problem, fields, whole, [problem.evaluate(with_average(whole))], gradient)
+    return RunSnapshot.take(
+        problem, fields, whole, [problem.evaluate(with_average(whole))], gradient
+    )
 
 
 @given(st.integers(1, 6), st.integers(0, 1000))
@@ -103,7 +105,9 @@ def test_a_new_metric_is_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     problem, network = spodgt.Quadratic.random(4, 2), spodgt.Network.ring(4)
     found = spodgt.train("spod-gt", problem, network, rounds=5, out=tmp_path / "run")
     assert found.frame["largest"].notna().all()
-    assert json.loads((tmp_path / "run/summary.json").read_text())["metrics"]["largest"]["log"] is True
+    assert (
+        json.loads((tmp_path / "run/summary.json").read_text())["metrics"]["largest"]["log"] is True
+    )
     from spodgt import report
 
     assert "largest parameter" in report.write(tmp_path / "run").read_text()
@@ -147,10 +151,15 @@ def test_a_network_is_kept_with_its_positions_and_probabilities(result: spodgt.R
 def test_names_of_clients_stand_in_the_tables(tmp_path: Path) -> None:
     edges = [("lima", "oslo"), ("oslo", "rome"), ("rome", "lima")]
     network = spodgt.Network.from_networkx(nx.DiGraph(edges))
-    result = spodgt.train("spod-gt", spodgt.Quadratic.random(3, 2), network, rounds=3, out=tmp_path / "run")
+    result = spodgt.train(
+        "spod-gt", spodgt.Quadratic.random(3, 2), network, rounds=3, out=tmp_path / "run"
+    )
     for table in (result.networks, result.participation):
         links = table[table["kind"] == "link"]
-        assert list(zip(links["sender_name"], links["receiver_name"], strict=True)) == [edges[2], *edges[:2]]
+        assert list(zip(links["sender_name"], links["receiver_name"], strict=True)) == [
+            edges[2],
+            *edges[:2],
+        ]
         assert table["receiver"].tolist() == [0, 1, 2, 0, 1, 2], "numbers stay"
     again = Record.read(tmp_path / "run")
     assert again.drawn()[0].names == ("lima", "oslo", "rome")
@@ -165,7 +174,9 @@ def test_participation_is_counted_in_rounds(result: spodgt.Result) -> None:
     np.testing.assert_allclose(one.links * 30, rows.loc[rows["kind"] == "link", "messages"])
 
 
-def test_a_run_of_before_there_was_a_table_of_clients_is_read(result: spodgt.Result, tmp_path: Path) -> None:
+def test_a_run_of_before_there_was_a_table_of_clients_is_read(
+    result: spodgt.Result, tmp_path: Path
+) -> None:
     result.write(tmp_path)
     (tmp_path / "clients.parquet").unlink()
     facts = json.loads((tmp_path / "summary.json").read_text())
@@ -177,10 +188,14 @@ def test_a_run_of_before_there_was_a_table_of_clients_is_read(result: spodgt.Res
 
 
 @pytest.mark.parametrize("file", ["metrics", "participation", "networks"])
-def test_a_table_of_something_else_is_one_sentence(result: spodgt.Result, tmp_path: Path, file: str) -> None:
+def test_a_table_of_something_else_is_one_sentence(
+    result: spodgt.Result, tmp_path: Path, file: str
+) -> None:
     result.write(tmp_path)
     pd.DataFrame({"a": [1]}).to_parquet(tmp_path / f"{file}.parquet")
-    with pytest.raises(InvalidInput, match=f"is not a whole run directory .*{file}.parquet has no column"):
+    with pytest.raises(
+        InvalidInput, match=f"is not a whole run directory .*{file}.parquet has no column"
+    ):
         Record.read(tmp_path)
 
 
@@ -193,7 +208,9 @@ def test_a_folder_of_something_else_is_one_sentence(tmp_path: Path) -> None:
 
 def test_a_divergence_says_what_to_do() -> None:
     said = str(Diverged("spod-gt", 2, 64, 48, "9.0"))
-    assert said.startswith("spod-gt (seed 2) diverged by round 64, finite at round 48, with step_size=9.0; ")
+    assert said.startswith(
+        "spod-gt (seed 2) diverged by round 64, finite at round 48, with step_size=9.0; "
+    )
     assert said.endswith("use a smaller step_size.")
 
 
@@ -224,7 +241,9 @@ def test_a_sweep_is_read_as_it_was_written(result: spodgt.Result, tmp_path: Path
     assert again.failures == {"b": "it broke"}
     assert (again.complete, again.missing, again.seconds) == (False, [], 2.5)
     assert (
-        str(again.scale) == str(scale) == "laptop scale: width 16 (paper 64), 2 of 8 values of network.radius"
+        str(again.scale)
+        == str(scale)
+        == "laptop scale: width 16 (paper 64), 2 of 8 values of network.radius"
     )
     assert again.cells[0].read().algorithms == ["spod-gt", "spod-gt-memory"]
     pd.testing.assert_frame_equal(again.results, record.results)
@@ -259,7 +278,9 @@ def test_paired_differences_agree_with_scipy() -> None:
 
 
 def test_a_lead_in_loss_is_a_smaller_loss() -> None:
-    (one,) = statistics.paired(last({"spod-gt": [1.0, 1.1], "k-gt": [2.0, 2.1]}, "loss"), "loss", "spod-gt")
+    (one,) = statistics.paired(
+        last({"spod-gt": [1.0, 1.1], "k-gt": [2.0, 2.1]}, "loss"), "loss", "spod-gt"
+    )
     assert one.mean == pytest.approx(1.0)
     assert one.ahead == 2
 
@@ -308,7 +329,9 @@ def test_each_method_is_shown_at_its_best() -> None:
     assert best["algorithm"].tolist() == ["b", "a"]
     assert best["run.step_size"].tolist() == [0.1, 0.2]
     assert best["accuracy"].tolist() == [0.9, pytest.approx(0.7)]
-    lowest = statistics.best_cells(frame.rename(columns={"accuracy": "loss"}), ["run.step_size"], "loss")
+    lowest = statistics.best_cells(
+        frame.rename(columns={"accuracy": "loss"}), ["run.step_size"], "loss"
+    )
     assert lowest.set_index("algorithm")["run.step_size"].to_dict() == {"b": 0.2, "a": 0.1}
 
 
@@ -319,8 +342,21 @@ def test_a_result_prints_as_its_table_in_80_columns(result: spodgt.Result) -> No
     assert "..." not in repr(result)
     assert {"spod-gt", "spod-gt-memory"} == {line.split()[0] for line in lines[1:]}
     assert "<table" in result._repr_html_()
-    rows = [{"algorithm": "spod-gt-importance", "seed": 0, "round": 123_456, "delay": 5.0, "loss": 0.51234}]
-    rows[0] |= {"bytes": 1.7e9, "accuracy": 0.61234, "accuracy_average": 0.61234, "accuracy_worst": 0.61234}
+    rows = [
+        {
+            "algorithm": "spod-gt-importance",
+            "seed": 0,
+            "round": 123_456,
+            "delay": 5.0,
+            "loss": 0.51234,
+        }
+    ]
+    rows[0] |= {
+        "bytes": 1.7e9,
+        "accuracy": 0.61234,
+        "accuracy_average": 0.61234,
+        "accuracy_worst": 0.61234,
+    }
     wide = Record(pd.DataFrame(rows), result.participation, result.networks, {}, {})
     wide.diverged = [Diverged("spod-gt-importance", 0, 9, 8, "0.1")]
     heads, cells, diverged = repr(wide).splitlines()
@@ -349,7 +385,9 @@ def test_costs_of_the_summary_are_means_per_seed(tmp_path: Path) -> None:
         means = per_seed.groupby("algorithm").mean()
         pd.testing.assert_series_equal(summary[name], means[summary.index], check_names=False)
     for name in ("delay", "bytes"):
-        pd.testing.assert_series_equal(summary[name], last[name].mean()[summary.index], check_names=False)
+        pd.testing.assert_series_equal(
+            summary[name], last[name].mean()[summary.index], check_names=False
+        )
     rows = json.loads((tmp_path / "run" / "summary.json").read_text())["algorithms"]
     assert {"name", "delay", "rounds", "gradients", "messages", "bytes", "seeds"} <= set(rows[0])
     (table,) = [line for line in repr(result).splitlines() if line.strip().startswith("name")]
@@ -359,9 +397,7 @@ def test_costs_of_the_summary_are_means_per_seed(tmp_path: Path) -> None:
 def test_notes_say_who_waits_and_what_is_evaluated(tmp_path: Path) -> None:
     result = three(rounds=12, out=tmp_path / "run")
     exchange = "With local steps, evaluated after the last exchange: fedavg (K = 4)."
-    waits = (
-        "Compared by rounds, but a round of sporadic-k-gt waits for idle clients or links and takes longer"
-    )
+    waits = "Compared by rounds, but a round of sporadic-k-gt waits for idle clients or links and takes longer"
     assert result.notes()[0] == exchange
     assert result.notes()[1].startswith(waits)
     assert repr(result).splitlines()[-2:] == result.notes()
@@ -380,12 +416,19 @@ def test_virtual_time_prints_seconds() -> None:
 
 
 def test_a_curve_ends_where_its_method_ends() -> None:
-    rows = [("slow", 0, 0.0, 1.0), ("slow", 0, 300.0, 3.0), ("quick", 0, 0.0, 2.0), ("quick", 0, 1.1, 5.0)]
+    rows = [
+        ("slow", 0, 0.0, 1.0),
+        ("slow", 0, 300.0, 3.0),
+        ("quick", 0, 0.0, 2.0),
+        ("quick", 0, 1.1, 5.0),
+    ]
     rows += [("quick", 1, 0.0, 4.0), ("quick", 1, 0.7, 7.0)]
     frame = pd.DataFrame(rows, columns=["algorithm", "seed", "delay", "loss"])
     grid, found = statistics.bands(frame, "loss")
     shown = found["quick"].mean[np.isfinite(found["quick"].mean)]
-    assert grid[np.isfinite(found["quick"].mean)].max() == 1.1, "with its last model, also between two points"
+    assert grid[np.isfinite(found["quick"].mean)].max() == 1.1, (
+        "with its last model, also between two points"
+    )
     assert shown[-1] == found["quick"].final == 6.0
     assert np.isfinite(found["slow"].mean).all()
     figure = figures.curves(frame, "loss", "delay")

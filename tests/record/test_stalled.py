@@ -80,9 +80,13 @@ def test_a_stalled_run_is_in_the_result_the_warnings_and_the_report(tmp_path: An
     with pytest.warns(StalledWarning, match=words):
         result = still(out=tmp_path / "run")
     assert result.stalled == [Stalled("spod-gt", 0, 0, 300)]
-    assert result.as_dict()["stalled"] == [{"algorithm": "spod-gt", "seed": 0, "since": 0, "round": 300}]
+    assert result.as_dict()["stalled"] == [
+        {"algorithm": "spod-gt", "seed": 0, "since": 0, "round": 300}
+    ]
     report.write(tmp_path / "run")
-    assert "no model has moved from round 0" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "no model has moved from round 0" in (tmp_path / "run" / "report.html").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize("name", ["relay", "relay-sum", "spod-gt-memory"])

@@ -31,7 +31,12 @@ from spodgt.sweeps.cell import Job, perform
 
 CONFIG = Experiment.parse(
     {
-        "run": {"methods": ["spod-gt", "spod-gt-memory", "k-gt"], "seeds": 3, "delay": 40, "evaluations": 5},
+        "run": {
+            "methods": ["spod-gt", "spod-gt-memory", "k-gt"],
+            "seeds": 3,
+            "delay": 40,
+            "evaluations": 5,
+        },
         "network": {"clients": 5, "radius": 0.8},
         "problem": {"partition": {"labels": 2}},
     }
@@ -76,7 +81,9 @@ def test_durations(seconds: float, text: str) -> None:
 
 # --- content ----------------------------------------------------------------------------------------
 def data_of(folder: Path) -> dict[str, Any]:
-    inside = re.search(r'<script type="application/json" id="data">(.*?)</script>', text_of(folder), re.S)
+    inside = re.search(
+        r'<script type="application/json" id="data">(.*?)</script>', text_of(folder), re.S
+    )
     assert inside
     found: dict[str, Any] = json.loads(inside.group(1))
     return found
@@ -100,7 +107,9 @@ def test_the_page_loads_nothing_and_says_everything(run: Path) -> None:
 def test_the_data_in_the_page_are_the_statistics(run: Path) -> None:
     data, frame = data_of(run), pd.read_parquet(run / "metrics.parquet")
     one = frame[(frame["algorithm"] == "k-gt") & (frame["seed"] == 1)]
-    np.testing.assert_allclose(data["runs"][0]["seeds"]["k-gt"][1]["accuracy"], one["accuracy"], rtol=1e-3)
+    np.testing.assert_allclose(
+        data["runs"][0]["seeds"]["k-gt"][1]["accuracy"], one["accuracy"], rtol=1e-3
+    )
     assert list(data["methods"]) == ["spod-gt", "spod-gt-memory", "k-gt"]
     axis = data["runs"][0]["axes"]["delay"]
     mean, sigma = axis["bands"]["loss"]["k-gt"]
@@ -211,7 +220,9 @@ def test_figures_come_in_every_format_and_the_same_each_time(run: Path, swept: P
 def test_a_run_from_python_has_a_report(tmp_path: Path) -> None:
     problem = spodgt.Quadratic.random(4, 3)
     network = spodgt.Network.ring(4)
-    spodgt.compare(["spod-gt", "ab"], problem, network, rounds=20, seeds=range(2), out=tmp_path / "mine")
+    spodgt.compare(
+        ["spod-gt", "ab"], problem, network, rounds=20, seeds=range(2), out=tmp_path / "mine"
+    )
     page = report.write(tmp_path / "mine").read_text()
     assert "lead in loss" in page
     assert "run from Python" in page
@@ -220,7 +231,9 @@ def test_a_run_from_python_has_a_report(tmp_path: Path) -> None:
 def test_names_of_clients_stand_in_the_page(tmp_path: Path) -> None:
     network = spodgt.Network.from_adjacency([[0, 1], [1, 0]], names=["lima", "oslo"])
     rare = spodgt.Bernoulli([1.0, 1e-9], 1.0)
-    spodgt.train("spod-gt", spodgt.Quadratic.random(2, 3), network, rare, rounds=5, out=tmp_path / "mine")
+    spodgt.train(
+        "spod-gt", spodgt.Quadratic.random(2, 3), network, rare, rounds=5, out=tmp_path / "mine"
+    )
     page = report.write(tmp_path / "mine").read_text()
     assert '"names":["lima","oslo"]' in page
     assert "<title>client oslo: p 1e-09</title>" in page
@@ -245,7 +258,13 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_prediction_of_the_record_is_shown(predicted: Path) -> None:
     page = text_of(predicted)
     rows = page.split("Measured and predicted")[1].split("</table>")[0]
-    for text in ("0.0123", f"{2 * 0.77**20:.3g}", "0.0105", "0.593", f"{np.log(100) / -np.log(0.593):.3g}"):
+    for text in (
+        "0.0123",
+        f"{2 * 0.77**20:.3g}",
+        "0.0105",
+        "0.593",
+        f"{np.log(100) / -np.log(0.593):.3g}",
+    ):
         assert f"<td>{text}</td>" in rows
     assert len(data_of(predicted)["prediction"][0]["predicted"]) == 21
 
@@ -280,7 +299,9 @@ def test_a_report_imports_only_records_and_figures() -> None:
 
 
 # --- in a browser -----------------------------------------------------------------------------------
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 FLAGS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -382,7 +403,9 @@ addEventListener("load", () => setTimeout(async () => {
 def browse(folder: Path, tmp_path: Path, width: int = 1100) -> dict[str, Any]:
     if BROWSER is None:
         pytest.skip("no Chromium here: install chromium to test reports in a browser")
-    page = text_of(folder).replace("<head>", "<head>" + WATCH, 1).replace("</body>", HANDS + "</body>")
+    page = (
+        text_of(folder).replace("<head>", "<head>" + WATCH, 1).replace("</body>", HANDS + "</body>")
+    )
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     command = [
         BROWSER,
@@ -392,7 +415,9 @@ def browse(folder: Path, tmp_path: Path, width: int = 1100) -> dict[str, Any]:
         "--dump-dom",
     ]
     address = (tmp_path / "page.html").as_uri()
-    shown = subprocess.run([*command, address], capture_output=True, text=True, timeout=120, check=True)
+    shown = subprocess.run(
+        [*command, address], capture_output=True, text=True, timeout=120, check=True
+    )
     found = re.search(r'<pre id="said">(.*?)</pre>', shown.stdout, re.S)
     assert found, shown.stderr[-2000:]
     said: dict[str, Any] = json.loads(html.unescape(found.group(1)))

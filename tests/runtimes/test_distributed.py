@@ -62,7 +62,9 @@ def runs_of(name: str, seeds: range = range(2), **fields: Any) -> list[Run]:
     return runs
 
 
-def trajectory(world: Simulation, stop: Stop) -> list[tuple[int, list[int], list[list[torch.Tensor]]]]:
+def trajectory(
+    world: Simulation, stop: Stop
+) -> list[tuple[int, list[int], list[list[torch.Tensor]]]]:
     """After every round, the live runs and each field of the state, one tensor per run."""
     seen: list[Any] = []
 
@@ -128,7 +130,9 @@ def farthest_by_memory(group: Group, name: str, stop: Stop) -> tuple[float, int,
     return worst, len(segments), all(segment.free for segment in segments)
 
 
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory without a name is Linux's")
+@pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="shared memory without a name is Linux's"
+)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", SOME[:-1])
 def test_messages_through_shared_memory_are_the_same(pool: Pool, name: str, size: int) -> None:
@@ -138,7 +142,9 @@ def test_messages_through_shared_memory_are_the_same(pool: Pool, name: str, size
         assert read
 
 
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory without a name is Linux's")
+@pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="shared memory without a name is Linux's"
+)
 def test_memory_is_written_again_only_when_it_was_read() -> None:
     shared = distributed_shared.Shared(0, [os.getpid()] * 2, [[False, False], [True, False]])
     messages = [torch.full((300_000,), float(n)) for n in range(3)]
@@ -162,7 +168,11 @@ def test_memory_is_written_again_only_when_it_was_read() -> None:
         {"step_size": {"schedule": "inverse-sqrt", "start": 0.05}},
         {"step_size": np.linspace(0.01, 0.05, CLIENTS)},
         {"adam": {"amsgrad": True}, "clip_tracker": 0.5, "weight_decay": 0.1, "local_steps": 3},
-        {"clip_gradient": 0.5, "l2": 0.1, "step_size": {"schedule": "constant", "start": 0.05, "warmup": 7}},
+        {
+            "clip_gradient": 0.5,
+            "l2": 0.1,
+            "step_size": {"schedule": "constant", "start": 0.05, "warmup": 7},
+        },
         {"weights": "working"},
         {"compress": "int8"},
         {"compress": {"kind": "top-k", "share": 0.4}, "momentum": 0.5},
@@ -186,8 +196,13 @@ def test_values_per_client_are_cut_with_the_block(pool: Pool, fields: dict[str, 
 
 def bytes_sent(group: Group, compress: str | None) -> tuple[int, int]:
     """What one process puts on the wire in some rounds, and what the tally of all says."""
-    problem, network = Quadratic.random(CLIENTS, 640, seed=1), Network.directed_geometric(CLIENTS, seed=2)
-    run = make_run(build("spod-gt-memory", compress=compress), problem, network, Bernoulli(0.6, 0.6))
+    problem, network = (
+        Quadratic.random(CLIENTS, 640, seed=1),
+        Network.directed_geometric(CLIENTS, seed=2),
+    )
+    run = make_run(
+        build("spod-gt-memory", compress=compress), problem, network, Bernoulli(0.6, 0.6)
+    )
     world = Distributed([run], group, dtype=torch.float32)
     world.advance(world.init(), range(1, 21))
     world.close()
@@ -229,18 +244,30 @@ def sent(group: Group, name: str, rounds: int) -> dict[str, Any]:
         now = world.round(k)
         up = now.links
         vectors = (up.pull, up.pushing) if name not in ("dsgd", "extra") else (up.pull,)
-        ends = world.block.owner[world.batch.links.receivers], world.block.owner[world.batch.links.senders]
+        ends = (
+            world.block.owner[world.batch.links.receivers],
+            world.block.owner[world.batch.links.senders],
+        )
         out = (ends[1] == group.rank) & (ends[0] != group.rank)
         bound += sum(int((active & out).sum()) for active in vectors) * 5 * 8
         links += int((now.links.pull & out).sum())
         pairs += len(set(ends[0][(now.links.pull | now.links.pushing) & out].tolist()))
     run_rounds(
-        begin(world), Stop(rounds=rounds), EvaluationSchedule(), lambda snapshot, due, last: np.zeros(1, bool)
+        begin(world),
+        Stop(rounds=rounds),
+        EvaluationSchedule(),
+        lambda snapshot, due, last: np.zeros(1, bool),
     )
     mail = world.mail
     early = mail.flight is not None
     mail.drain()
-    return {"bytes": mail.bytes, "messages": mail.messages, "bound": bound, "pairs": pairs, "early": early}
+    return {
+        "bytes": mail.bytes,
+        "messages": mail.messages,
+        "bound": bound,
+        "pairs": pairs,
+        "early": early,
+    }
 
 
 @pytest.mark.parametrize("name", ["spod-gt", "ab", "dsgd", "extra", "gossip-push-pull"])
@@ -288,22 +315,30 @@ def personal() -> Learning:
     model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
     data = [(torch.randn(12, 4, generator=draws), torch.arange(12) % 3) for _ in range(CLIENTS)]
     loss = torch.nn.CrossEntropyLoss()
-    return Learning(model, loss, data, test=data, batch_size=4, personal="2.*", personal_step_size=0.1)
+    return Learning(
+        model, loss, data, test=data, batch_size=4, personal="2.*", personal_step_size=0.1
+    )
 
 
 def same(ours: Any, theirs: Any, tolerance: float = 1e-12) -> None:
     """Tables are alike, counts are equal."""
-    pd.testing.assert_frame_equal(ours[0], theirs[0], rtol=tolerance, atol=tolerance, check_dtype=False)
+    pd.testing.assert_frame_equal(
+        ours[0], theirs[0], rtol=tolerance, atol=tolerance, check_dtype=False
+    )
     pd.testing.assert_frame_equal(ours[1], theirs[1], check_dtype=False)
     assert ours[2:4] == theirs[2:4]
 
 
 @pytest.mark.parametrize("stop", [{"rounds": 60}, {"rounds": None, "delay": 150.0, "every": None}])
-def test_every_process_gets_the_simulators_tables(pool: Pool, tmp_path: Path, stop: dict[str, Any]) -> None:
+def test_every_process_gets_the_simulators_tables(
+    pool: Pool, tmp_path: Path, stop: dict[str, Any]
+) -> None:
     theirs = compared(out=tmp_path / "simulator", **stop)
     for ours in pool(4, trained, str(tmp_path / "processes"), **stop):
         same(ours, theirs)
-    files = [{path.name for path in (tmp_path / name).iterdir()} for name in ("simulator", "processes")]
+    files = [
+        {path.name for path in (tmp_path / name).iterdir()} for name in ("simulator", "processes")
+    ]
     assert files[0] == files[1]
 
 

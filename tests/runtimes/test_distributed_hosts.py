@@ -179,7 +179,9 @@ def hosts() -> Iterator[None]:
         lay += [f"-n {host} link set {name} up" for name in (device, "lo")]
     try:
         for command in lay:
-            done = subprocess.run(["ip", *command.split()], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                ["ip", *command.split()], capture_output=True, text=True, check=False
+            )
             if done.returncode:
                 pytest.skip(f"no network namespaces here: {done.stderr.strip()}")
         yield

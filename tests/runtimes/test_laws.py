@@ -53,7 +53,9 @@ def test_a_client_that_never_comes_breaks_nothing() -> None:
     result = spodgt.compare(METHODS, problem, network, trace, rounds=8, dtype=torch.float32)
     assert not result.diverged
     assert np.isfinite(result.frame[["delay", "loss"]]).all(axis=None)
-    tiny = spodgt.compare(METHODS, problem, network, spodgt.Beta(0.001, 0.001), rounds=8, seeds=range(4))
+    tiny = spodgt.compare(
+        METHODS, problem, network, spodgt.Beta(0.001, 0.001), rounds=8, seeds=range(4)
+    )
     assert not tiny.diverged
     assert np.isfinite(tiny.frame[["delay", "loss"]]).all(axis=None)
 
@@ -72,9 +74,9 @@ def test_mixing_matrices_are_stochastic_and_use_only_working_links(world: Any, k
     assert A.min() >= -1e-15
     assert B.min() >= -1e-15
     up = np.zeros((m, m), bool)
-    up[network.receivers, network.senders] = simulation.batch.live[0].availability.links(range(k, k + 1))[0][
-        0
-    ]
+    up[network.receivers, network.senders] = simulation.batch.live[0].availability.links(
+        range(k, k + 1)
+    )[0][0]
     for matrix, full in ((A, network.A), (B, network.B)):
         expected = np.where(up, full, 0)
         diagonal = 1 - expected.sum(1 if matrix is A else 0)
@@ -90,7 +92,11 @@ def test_gossip_is_doubly_stochastic(network: Any, seed: int) -> None:
     pairs = links & links[:, both.reverse]  # a symmetric exchange needs both directions
     trace = spodgt.Trace(np.ones((13, m)), pairs, p_hat=0.5)
     problem = Quadratic.random(m, m)
-    W = Simulation([as_run(both, trace, problem)], dtype=torch.float64).round(3).gossip(torch.eye(m).double())
+    W = (
+        Simulation([as_run(both, trace, problem)], dtype=torch.float64)
+        .round(3)
+        .gossip(torch.eye(m).double())
+    )
     close(W.sum(0), np.ones(m), 1e-14)
     close(W.sum(1), np.ones(m), 1e-14)
     close(W, W.T)
@@ -132,14 +138,17 @@ def test_corrections_of_k_gt_sum_to_zero(world: Any) -> None:
 
 
 # --- the paper, literally --------------------------------------------------------------------------
-def literally(problem: Any, network: Any, availability: Any, rounds: int, name: str) -> tuple[Any, Any]:
+def literally(
+    problem: Any, network: Any, availability: Any, rounds: int, name: str
+) -> tuple[Any, Any]:
     """The one consistent reading of Algorithm 1 (PAPER-NOTES 0), with loops over clients and links."""
     H, c, A, B = problem.H.numpy(), problem.c.numpy(), network.A, network.B
     m, n, eta = network.clients, problem.parameters, 0.05
     v = availability.computes(range(rounds + 1))
     up = availability.links(range(rounds + 1))[0]
     link = {
-        (i, j): number for number, (i, j) in enumerate(zip(network.receivers, network.senders, strict=True))
+        (i, j): number
+        for number, (i, j) in enumerate(zip(network.receivers, network.senders, strict=True))
     }
 
     def gradient(i: int, x: Any, old: Any, k: int) -> Any:
@@ -217,7 +226,10 @@ def test_delay_is_the_papers_sum(world: Any, name: str) -> None:
         chance[network.receivers, network.senders] = used.p_hat
         for i in range(m):
             tau = v[r, i] / used.p[i]
-            into, out = np.flatnonzero(network.adjacency[i]), np.flatnonzero(network.adjacency[:, i])
+            into, out = (
+                np.flatnonzero(network.adjacency[i]),
+                np.flatnonzero(network.adjacency[:, i]),
+            )
             tau += sum(up[i, j] / chance[i, j] for j in into) / max(1, len(into))
             tau += sum(up[j, i] / chance[j, i] for j in out) / max(1, len(out))
             delay += tau / m
@@ -276,9 +288,13 @@ def test_a_batch_of_learning_runs_is_its_runs_one_by_one() -> None:
     problem = classification(clients=4, partition=LabelsPerClient(2), batch_size=8)
     recipe, participation = spodgt.graphs.RandomGeometric(4, 0.7), spodgt.Beta(0.7, 0.7, floor=0.1)
     options: dict[str, Any] = {"delay": 30.0, "dtype": torch.float64, "evaluations": 2}
-    batch = spodgt.train("spod-gt-memory", problem, recipe, participation, seeds=[3, 1, 8], **options)
+    batch = spodgt.train(
+        "spod-gt-memory", problem, recipe, participation, seeds=[3, 1, 8], **options
+    )
     for seed in (3, 1, 8):
-        alone = spodgt.train("spod-gt-memory", problem, recipe, participation, seeds=[seed], **options).frame
+        alone = spodgt.train(
+            "spod-gt-memory", problem, recipe, participation, seeds=[seed], **options
+        ).frame
         rows = batch.frame[batch.frame["seed"] == seed].reset_index(drop=True)
         np.testing.assert_allclose(
             rows.drop(columns="algorithm").to_numpy(float),
@@ -293,7 +309,12 @@ def test_compiled_and_plain_steps_agree(world: Any, name: str) -> None:
     """A user's own subclass, which has no compiled step, does what the method does."""
     problem, network, participation, seed = world
     mine: Any = dataclass(frozen=True)(type("Mine", (ALGORITHMS[name],), {}))
-    options: dict[str, Any] = {"rounds": 12, "seeds": [seed], "dtype": torch.float64, "keep_states": True}
+    options: dict[str, Any] = {
+        "rounds": 12,
+        "seeds": [seed],
+        "dtype": torch.float64,
+        "keep_states": True,
+    }
     plain = spodgt.train(mine(step_size=0.05), problem, network, participation, **options)
     for a, b in zip(train(world, name).states[seed], plain.states[seed], strict=True):
         close(a, b)
@@ -318,7 +339,9 @@ def test_idle_clients_are_never_asked(world: Any, name: str) -> None:
     train((Watched(problem.H, problem.c), network, participation, seed), name, gradient_norm=False)
     used = as_run(network, participation, problem, seed, name).availability
     active = used.computes(range(13))
-    expected = [(k, tuple(map(int, np.flatnonzero(active[k])))) for k in range(13) if active[k].any()]
+    expected = [
+        (k, tuple(map(int, np.flatnonzero(active[k])))) for k in range(13) if active[k].any()
+    ]
     assert Watched.asked == expected
 
 
@@ -351,8 +374,14 @@ def test_data_of_idle_clients_are_never_touched(model: str) -> None:
 
 
 @settings(max_examples=15)
-@given(st.integers(1, 12), st.integers(0, 1000), st.sampled_from([IID(), LabelsPerClient(2), Dirichlet(0.5)]))
-def test_every_sample_goes_to_at_most_one_client(clients: int, seed: int, partition: Partition) -> None:
+@given(
+    st.integers(1, 12),
+    st.integers(0, 1000),
+    st.sampled_from([IID(), LabelsPerClient(2), Dirichlet(0.5)]),
+)
+def test_every_sample_goes_to_at_most_one_client(
+    clients: int, seed: int, partition: Partition
+) -> None:
     drawn = classification(clients=clients, partition=partition).draw(seed)
     assert len(drawn.client_indices) == clients
     assert drawn.client_indices.sizes.min() >= 1
@@ -402,8 +431,17 @@ def test_spod_gt_settles_at_the_weighted_optimum_in_the_mean() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_one_client_is_plain_gradient_descent(name: str) -> None:
     problem = Quadratic.random(1, 3, seed=2)
-    chosen = method(name, step_size=0.1) if name != "k-gt" else method(name, step_size=0.1, local_steps=1)
-    options: dict[str, Any] = {"rounds": 20, "dtype": torch.float64, "keep_states": True, "x0": torch.ones(3)}
+    chosen = (
+        method(name, step_size=0.1)
+        if name != "k-gt"
+        else method(name, step_size=0.1, local_steps=1)
+    )
+    options: dict[str, Any] = {
+        "rounds": 20,
+        "dtype": torch.float64,
+        "keep_states": True,
+        "x0": torch.ones(3),
+    }
     x = spodgt.train(chosen, problem, spodgt.Network.ring(1), **options).states[0].x
     expected = torch.ones(3, dtype=torch.float64)
     for k in range(21):

@@ -47,8 +47,12 @@ class Transfers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def problem(name: str) -> Learning:
     if name == "transformer":
-        return speeches(clients=CLIENTS, context=8, batch_size=BATCH, test_samples=12, width=8, depth=1)
-    return spodgt.problems.classification(model=name, clients=CLIENTS, batch_size=BATCH, test_samples=50)
+        return speeches(
+            clients=CLIENTS, context=8, batch_size=BATCH, test_samples=12, width=8, depth=1
+        )
+    return spodgt.problems.classification(
+        model=name, clients=CLIENTS, batch_size=BATCH, test_samples=50
+    )
 
 
 def world(given: Learning, method: Algorithm, **options: object) -> Simulation:
@@ -65,7 +69,9 @@ def given(request: pytest.FixtureRequest) -> tuple[str, Learning]:
 
 
 @pytest.mark.parametrize("method", ["spod-gt", "spod-gt-memory", "k-gt"])
-def test_a_round_sends_few_small_tensors_and_waits_for_none(given: tuple[str, Learning], method: str) -> None:
+def test_a_round_sends_few_small_tensors_and_waits_for_none(
+    given: tuple[str, Learning], method: str
+) -> None:
     there = world(given[1], spodgt.method(method), device="meta")
     state = there.init()
     small = max(CLIENTS**2, CLIENTS * BATCH)

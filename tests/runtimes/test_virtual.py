@@ -35,7 +35,10 @@ from tests.strategies import SEEDS, networks
 def runs_here(name: str) -> bool:
     traits = ALGORITHMS[name].traits
     return (
-        traits.mixing not in ("server",) and traits.talks == "all" and not traits.root and not traits.two_way
+        traits.mixing not in ("server",)
+        and traits.talks == "all"
+        and not traits.root
+        and not traits.two_way
     )
 
 
@@ -45,7 +48,9 @@ SLOW = {"kind": "lognormal", "median": 0.1, "sigma": 0.8}
 LATE = {"kind": "exponential", "mean": 0.2}
 
 
-def run_of(algorithm: Algorithm, participation: Participation, *, seed: int = 0, noise: float = 0.0) -> Run:
+def run_of(
+    algorithm: Algorithm, participation: Participation, *, seed: int = 0, noise: float = 0.0
+) -> Run:
     network = Network.random_geometric(6, 0.6, seed=1)
     problem = Quadratic.random(6, 3, seed=1, noise=noise, condition=4)
     return make_run(algorithm, problem, network, participation, seed=seed)
@@ -64,7 +69,8 @@ def trajectory(world: Simulation, ticks: int) -> list[Any]:
 def sporadic(name: str) -> Participation:
     traits = ALGORITHMS[name].traits
     return Bernoulli(
-        0.6 if traits.sporadic_clients == "yes" else 1.0, 0.7 if traits.sporadic_links == "yes" else 1.0
+        0.6 if traits.sporadic_clients == "yes" else 1.0,
+        0.7 if traits.sporadic_links == "yes" else 1.0,
     )
 
 
@@ -136,7 +142,9 @@ SHORT = ["int8", {"kind": "top-k", "share": 0.4}, {"kind": "rand-k", "share": 0.
 @pytest.mark.parametrize("kind", SHORT)
 def test_short_messages_are_those_of_rounds(kind: Any) -> None:
     run = run_of(
-        spodgt.method("spod-gt-memory", step_size=0.05, compress=kind), Bernoulli(0.6, 0.7), noise=0.1
+        spodgt.method("spod-gt-memory", step_size=0.05, compress=kind),
+        Bernoulli(0.6, 0.7),
+        noise=0.1,
     )
     worlds = [
         VirtualWorld([run], Time(compute=0.1), dtype=torch.float64),
@@ -153,11 +161,14 @@ def test_short_messages_are_those_of_rounds(kind: Any) -> None:
 
 # --- where it does -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "kind", [SHORT[1], *(pytest.param(kind, marks=pytest.mark.slow) for kind in (SHORT[0], SHORT[2]))]
+    "kind",
+    [SHORT[1], *(pytest.param(kind, marks=pytest.mark.slow) for kind in (SHORT[0], SHORT[2]))],
 )
 def test_short_messages_reach_the_optimum_with_delays(kind: Any) -> None:
     run = run_of(spodgt.method("spod-gt-memory", step_size=0.1, compress=kind), Bernoulli(0.6, 0.7))
-    world = VirtualWorld([run], Time(compute=SLOW, latency=LATE, bandwidth=500.0), dtype=torch.float64)
+    world = VirtualWorld(
+        [run], Time(compute=SLOW, latency=LATE, bandwidth=500.0), dtype=torch.float64
+    )
     state = world.advance(world.init(), range(1, 3001))
     assert isinstance(run.problem, Quadratic)
     assert float((state[0] - run.problem.optimum()).abs().max()) < 1e-8
@@ -174,7 +185,13 @@ def test_short_messages_reach_the_optimum_with_delays(kind: Any) -> None:
 )
 @settings(deadline=None, max_examples=60)
 def test_no_mass_is_lost_at_any_event(
-    network: Network, seed: int, name: str, sigma: float, latency: Any, bandwidth: float | None, kind: Any
+    network: Network,
+    seed: int,
+    name: str,
+    sigma: float,
+    latency: Any,
+    bandwidth: float | None,
+    kind: Any,
 ) -> None:
     """Σy + what is on its way = Σg, after every single batch of events; what is kept back is in y."""
     problem = Quadratic.random(network.clients, 2, seed=seed, noise=1.0)
@@ -193,7 +210,9 @@ def test_no_mass_is_lost_at_any_event(
             engine.compute(state, [batch])
             flight = engine.flight()
             mass = state[1].sum(0) + (0 if flight is None else flight)
-            assert_close(mass, state[2].sum(0), rtol=0, atol=1e-12 * max(1.0, float(state[1].abs().sum())))
+            assert_close(
+                mass, state[2].sum(0), rtol=0, atol=1e-12 * max(1.0, float(state[1].abs().sum()))
+            )
 
 
 @pytest.mark.parametrize("name", ["spod-gt-memory", "r-fast"])
@@ -203,7 +222,9 @@ def test_no_mass_is_lost_at_any_event(
     Time([0.1, 0.2, 0.3, 0.1, 0.5, 0.1], 0.15, bandwidth=500.0),
 ])  # fmt: skip
 def test_exact_methods_reach_the_optimum_with_delays(name: str, time: Time) -> None:
-    step = 0.3 if ALGORITHMS[name].traits.remembers else 0.1  # it steps along what stays of its tracker only
+    step = (
+        0.3 if ALGORITHMS[name].traits.remembers else 0.1
+    )  # it steps along what stays of its tracker only
     run = run_of(build(name, step_size=step), sporadic(name))
     world = VirtualWorld([run], time, dtype=torch.float64)
     state = world.init()
@@ -214,11 +235,18 @@ def test_exact_methods_reach_the_optimum_with_delays(name: str, time: Time) -> N
     assert float((state[0] - run.problem.optimum()).abs().max()) < 1e-8
 
 
-@pytest.mark.parametrize("name", [n for n in HERE if ALGORITHMS[n].traits.compiled == "gradient-tracking"])
-@pytest.mark.parametrize("time", [Time(compute=0.1), Time(compute=SLOW, latency=LATE, bandwidth=500.0)])
+@pytest.mark.parametrize(
+    "name", [n for n in HERE if ALGORITHMS[n].traits.compiled == "gradient-tracking"]
+)
+@pytest.mark.parametrize(
+    "time", [Time(compute=0.1), Time(compute=SLOW, latency=LATE, bandwidth=500.0)]
+)
 def test_compiled_turns_are_the_methods_own(name: str, time: Time) -> None:
     run = run_of(build(name, step_size=0.05), sporadic(name), noise=0.1)
-    worlds = [VirtualWorld([run], time, dtype=torch.float64, compiled=compiled) for compiled in (True, False)]
+    worlds = [
+        VirtualWorld([run], time, dtype=torch.float64, compiled=compiled)
+        for compiled in (True, False)
+    ]
     ours, theirs = (trajectory(world, 60) for world in worlds)
     assert worlds[0].engines[0].tracking is not None
     assert worlds[1].engines[0].tracking is None
@@ -234,9 +262,12 @@ def test_compiled_gradients_of_a_linear_model() -> None:
     """Clients are in different rounds, so their mini-batches are drawn by shifted keys."""
     problem = spodgt.problems.fashion_mnist_svm(clients=3).draw(0)
     run = Run.of(
-        Experiment.of("spod-gt-memory", problem, Network.ring(3), rounds=1).draw(0), build("spod-gt-memory")
+        Experiment.of("spod-gt-memory", problem, Network.ring(3), rounds=1).draw(0),
+        build("spod-gt-memory"),
     )
-    worlds = [VirtualWorld([run], Time(SLOW, LATE), compiled=compiled) for compiled in (True, False)]
+    worlds = [
+        VirtualWorld([run], Time(SLOW, LATE), compiled=compiled) for compiled in (True, False)
+    ]
     ours, theirs = (trajectory(world, 12)[-1] for world in worlds)
     assert worlds[0].engines[0].linear is not None
     for a, b in zip(ours, theirs, strict=True):
@@ -262,7 +293,9 @@ def test_a_busy_link_sends_the_newest_total() -> None:
     network, problem = Network.ring(2), Quadratic.random(2, 2)
     run = make_run(build("spod-gt-memory"), problem, network)
     size = 2 * 2 * 8  # two vectors of two float64
-    world = VirtualWorld([run], Time([0.1, 1.0], bandwidth=float(size), tick=0.1), dtype=torch.float64)
+    world = VirtualWorld(
+        [run], Time([0.1, 1.0], bandwidth=float(size), tick=0.1), dtype=torch.float64
+    )
     (engine,), state = world.engines, world.init()
     longest = 0
     for k in range(1, 301):
@@ -295,11 +328,21 @@ def test_traces_are_replayed_in_a_loop(tmp_path: Path) -> None:
     network = Network.ring(3)
     (tmp_path / "c.csv").write_text("client,seconds\n0,1\n0,2\n1,3\n2,4\n2,5\n2,6\n")
     (tmp_path / "l.csv").write_text("sender,receiver,seconds\n0,1,0.1\n1,2,0.2\n2,0,0.3\n2,0,0.4\n")
-    compute, latency = ({"kind": "trace", "path": str(tmp_path / name)} for name in ("c.csv", "l.csv"))
+    compute, latency = (
+        {"kind": "trace", "path": str(tmp_path / name)} for name in ("c.csv", "l.csv")
+    )
     clock = Time(compute, latency).draw(network, 0)
-    assert (clock.durations(range(4)) / NANO).tolist() == [[1, 3, 4], [2, 3, 5], [1, 3, 6], [2, 3, 4]]
+    assert (clock.durations(range(4)) / NANO).tolist() == [
+        [1, 3, 4],
+        [2, 3, 5],
+        [1, 3, 6],
+        [2, 3, 4],
+    ]
     order = [network.senders.tolist().index(sender) for sender in (0, 1, 2)]
-    assert (clock.latencies(range(2))[:, order] / NANO).tolist() == [[0.1, 0.2, 0.3], [0.1, 0.2, 0.4]]
+    assert (clock.latencies(range(2))[:, order] / NANO).tolist() == [
+        [0.1, 0.2, 0.3],
+        [0.1, 0.2, 0.4],
+    ]
     with pytest.raises(InvalidInput, match="has no row of client 3"):
         Time({"kind": "trace", "path": str(tmp_path / "c.csv")}).draw(Network.ring(4), 0)
 
@@ -309,8 +352,16 @@ TIMES: dict[str, Any] = {"compute": SLOW, "latency": LATE, "power": 5.0, "idle_p
 
 
 def compared(**options: Any) -> spodgt.Result:
-    problem, network = Quadratic.random(5, 3, seed=2, noise=0.1), spodgt.graphs.RandomGeometric(5, 0.8)
-    given: dict[str, Any] = {"seeds": [0, 1, 2], "evaluations": 8, "time": Time(**TIMES), "seconds": 6.0}
+    problem, network = (
+        Quadratic.random(5, 3, seed=2, noise=0.1),
+        spodgt.graphs.RandomGeometric(5, 0.8),
+    )
+    given: dict[str, Any] = {
+        "seeds": [0, 1, 2],
+        "evaluations": 8,
+        "time": Time(**TIMES),
+        "seconds": 6.0,
+    }
     return spodgt.compare(
         ["spod-gt-memory", "dsgd"], problem, network, Bernoulli(1.0, 0.8), **given | options
     )
@@ -333,7 +384,9 @@ def test_seconds_joules_and_bytes_are_recorded(tmp_path: Path) -> None:
     assert last["bytes"].sum() == result.participation["bytes"].sum()
     assert frame["tracking"].dropna().max() < 1e-12
     joules = last.groupby("algorithm")["joules"].mean()
-    assert joules["spod-gt-memory"] == pytest.approx(5 * 5.0 * 6.0, rel=0.1)  # clients, watts, seconds
+    assert joules["spod-gt-memory"] == pytest.approx(
+        5 * 5.0 * 6.0, rel=0.1
+    )  # clients, watts, seconds
     assert 5 * 1.0 * 5.0 < joules["dsgd"] < 0.6 * joules["spod-gt-memory"]  # it mostly waits
     again = Record.read(tmp_path / "run")
     assert again.config["time"]["compute"] == SLOW
@@ -347,7 +400,10 @@ def test_seconds_joules_and_bytes_are_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["spod-gt-memory", "r-fast", "osgp", "ad-psgd", "dsgd"])
 def test_a_restart_changes_nothing(name: str, tmp_path: Path) -> None:
     """Broken off in the middle of what was planned, and extended after its end."""
-    problem, network = Quadratic.random(5, 3, seed=2, noise=0.1), spodgt.graphs.RandomGeometric(5, 0.8)
+    problem, network = (
+        Quadratic.random(5, 3, seed=2, noise=0.1),
+        spodgt.graphs.RandomGeometric(5, 0.8),
+    )
 
     class Enough(Exception):
         pass

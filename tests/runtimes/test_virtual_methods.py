@@ -21,7 +21,11 @@ STEP, TICKS, CLIENTS = 0.1, 60, 4
 TIMES = [
     Time(compute=0.1),
     Time(compute={"kind": "lognormal", "median": 0.1, "sigma": 0.6}),
-    Time(compute=[0.05, 0.1, 0.2, 0.13], latency={"kind": "uniform", "low": 0.0, "high": 0.4}, tick=0.1),
+    Time(
+        compute=[0.05, 0.1, 0.2, 0.13],
+        latency={"kind": "uniform", "low": 0.0, "high": 0.4},
+        tick=0.1,
+    ),
 ]
 
 
@@ -35,7 +39,9 @@ class Events:
             self.network = Network.erdos_renyi(CLIENTS, 0.6, seed=2)
         self.problem, self.time = Quadratic.random(CLIENTS, 2, seed=1), time
         self.x0 = np.random.default_rng(1).standard_normal((CLIENTS, 2))
-        self.run = make_run(build(name, step_size=STEP), self.problem, self.network, x0=self.x0, seed=4)
+        self.run = make_run(
+            build(name, step_size=STEP), self.problem, self.network, x0=self.x0, seed=4
+        )
         clock = time.draw(self.network, 4)
         self.durations, self.latencies = clock.durations(range(400)), clock.latencies(range(400))
 
@@ -87,8 +93,12 @@ class Events:
                     for way in ways:
                         if net.receivers[way] == i:
                             here = [n for n, (at, _) in enumerate(flying[way]) if at <= now]
-                            count = here[-1] + 1 if here else 0  # a newer total contains the older ones
-                            got[int(net.senders[way])] = [message for _, message in flying[way][:count]]
+                            count = (
+                                here[-1] + 1 if here else 0
+                            )  # a newer total contains the older ones
+                            got[int(net.senders[way])] = [
+                                message for _, message in flying[way][:count]
+                            ]
                             del flying[way][:count]
                     take(i, got)
             models.append(self.x.copy())

@@ -21,7 +21,13 @@ from spodgt.sweeps.grid import Spec
 def grid(cells: int) -> Spec:
     config = Experiment.parse(
         {
-            "run": {"methods": ["spod-gt"], "seeds": 2, "rounds": 1500, "evaluations": 5, "dtype": "float64"},
+            "run": {
+                "methods": ["spod-gt"],
+                "seeds": 2,
+                "rounds": 1500,
+                "evaluations": 5,
+                "dtype": "float64",
+            },
             "network": {"kind": "random-geometric", "clients": 5, "radius": 0.7},
             "participation": {"kind": "bernoulli", "p": 0.7, "p_hat": 0.7},
             "problem": {"kind": "quadratic", "parameters": 20},
@@ -41,7 +47,9 @@ def tasks_of(ancestor: int) -> list[int]:
     parents, found = {}, []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rsplit(")", 1)[1].split()[1]
+            )
             if (folder / "cmdline").read_bytes().startswith(b"ray::_perform"):
                 found.append(int(folder.name))
         except OSError:
@@ -59,7 +67,9 @@ def tasks_of(ancestor: int) -> list[int]:
 @pytest.mark.network
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes by /proc")
-def test_twenty_cells_with_a_worker_killed_are_complete_and_equal_to_local_ones(tmp_path: Path) -> None:
+def test_twenty_cells_with_a_worker_killed_are_complete_and_equal_to_local_ones(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("ray")
     spec = grid(20)
     killed: list[int] = []

@@ -120,10 +120,17 @@ def test_figures_share_the_cells_they_have_in_common() -> None:
         spec = experiments.load(name)
         return {sweep.fingerprint(spec.experiment.override(point)) for point in spec.points()}
 
-    one = marks("fmnist-labels") & marks("fmnist-radius") & marks("fmnist-clients") & marks("fmnist-rate")
+    one = (
+        marks("fmnist-labels")
+        & marks("fmnist-radius")
+        & marks("fmnist-clients")
+        & marks("fmnist-rate")
+    )
     assert len(one) == 1  # one label, radius 0.4, ten clients and rate 0.01 are one setting
     assert len(marks("cifar-labels") & marks("cifar-rate")) == 1  # with one label
-    assert len(marks("cifar-labels") & marks("cifar-radius") & marks("cifar-clients")) == 1  # with all
+    assert (
+        len(marks("cifar-labels") & marks("cifar-radius") & marks("cifar-clients")) == 1
+    )  # with all
 
 
 def test_unknown_names_and_scales_are_one_sentence() -> None:
@@ -184,7 +191,14 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_figures_are_reproduced(reproduced: Path) -> None:
     for name in ("fmnist-noniid", "fmnist-labels"):
         files = {path.name for path in (reproduced / name).iterdir()}
-        assert {"report.html", "figure.pdf", "figure.svg", "figure.png", "results.csv", "sweep.json"} <= files
+        assert {
+            "report.html",
+            "figure.pdf",
+            "figure.svg",
+            "figure.png",
+            "results.csv",
+            "sweep.json",
+        } <= files
     assert len(list((reproduced / "cells").iterdir())) == 2  # one label is a cell of both
     page = (reproduced / "fmnist-labels/report.html").read_text()
     assert "Figure 3a of the paper" in page
@@ -206,7 +220,9 @@ def test_a_reproduced_figure_is_not_run_again(reproduced: Path) -> None:
 @pytest.mark.slow
 def test_a_cifar_figure_is_reproduced(tmp_path: Path) -> None:
     quick = ("--scale", "smoke", "--workers", "1", "--json", "--out", tmp_path)
-    (row,) = json.loads(call("reproduce", "cifar-rate", *quick, "--methods", "spod-gt,k-gt", "--seeds", "1"))
+    (row,) = json.loads(
+        call("reproduce", "cifar-rate", *quick, "--methods", "spod-gt,k-gt", "--seeds", "1")
+    )
     assert row["complete"]
 
 
@@ -279,7 +295,14 @@ def test_results_pages_hold_the_numbers(
     assert "**Not complete:** not run at labels per client = 2; 3; 5." in labels
     assert "| 2 of 5 cells |" in index  # at this scale
     assert "| done |" in index
-    again = ["results", str(reproduced), "--out", str(tmp_path), "--suffix=-two", "--title=once more"]
+    again = [
+        "results",
+        str(reproduced),
+        "--out",
+        str(tmp_path),
+        "--suffix=-two",
+        "--title=once more",
+    ]
     monkeypatch.setattr(sys, "argv", again)
     module.main()
     lines = (tmp_path / "README.md").read_text().splitlines()
@@ -295,7 +318,16 @@ def test_compare_writes_a_report_and_event_files(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     out = tmp_path / "run"
-    words = ("--methods", "spod-gt", "--seeds", "2", "--rounds", "8", "--set", "problem.kind=quadratic")
+    words = (
+        "--methods",
+        "spod-gt",
+        "--seeds",
+        "2",
+        "--rounds",
+        "8",
+        "--set",
+        "problem.kind=quadratic",
+    )
     call("compare", *words, "--out", out, "--json", "--tensorboard")
     assert (out / "report.html").exists()
     events = EventAccumulator(str(out / "tensorboard/spod-gt/seed-1")).Reload()

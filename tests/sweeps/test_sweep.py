@@ -91,7 +91,9 @@ def test_a_file_that_means_nothing_is_one_sentence(tmp_path: Path, text: str, wo
         spec_of(tmp_path, text)
 
 
-def test_a_wrong_value_shows_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_value_shows_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SPODGT_DATA", "/nowhere")
     with pytest.raises(InvalidConfig, match="radius"):
         spec_of(tmp_path, QUADRATIC.format(delay=30) + '"network.radius" = [0.5, "wide"]\n')
@@ -142,7 +144,9 @@ def test_finished_cells_are_not_run_again(spec: experiments.Spec, tmp_path: Path
     pd.testing.assert_frame_equal(first.results, again.results)
 
 
-def test_experiments_share_the_cells_they_have_in_common(spec: experiments.Spec, tmp_path: Path) -> None:
+def test_experiments_share_the_cells_they_have_in_common(
+    spec: experiments.Spec, tmp_path: Path
+) -> None:
     home = tmp_path / "cells"
     sweep.run(spec, tmp_path / "one", home=home, workers=1)
     other = spec.override({"run.step_size": 0.02})
@@ -168,7 +172,14 @@ def test_the_command_shows_failures_at_the_end(tmp_path: Path) -> None:
         '"run.step_size" = [0.01, 0.02, 0.05]', '"run.methods" = [["extra"], ["spod-gt"]]'
     )
     spec_of(tmp_path, text)
-    words = ["sweep", str(tmp_path / "quadratics.toml"), "--out", str(tmp_path / "out"), "--workers", "1"]
+    words = [
+        "sweep",
+        str(tmp_path / "quadratics.toml"),
+        "--out",
+        str(tmp_path / "out"),
+        "--workers",
+        "1",
+    ]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 1
     assert "error: quadratics/methods-extra" in result.output
@@ -224,7 +235,11 @@ def test_a_worker_that_dies_loses_only_its_own_job(spec: experiments.Spec, tmp_p
         pool.submit(Job("long", long.to_dict(), str(tmp_path / "long")))
         pool.submit(Job("short", spec.experiment.to_dict(), str(tmp_path / "short")))
         pool.submit(
-            Job("next", spec.experiment.override({"run.step_size": 0.03}).to_dict(), str(tmp_path / "next"))
+            Job(
+                "next",
+                spec.experiment.override({"run.step_size": 0.03}).to_dict(),
+                str(tmp_path / "next"),
+            )
         )
         pool.wait(tell)
     finally:
@@ -240,7 +255,9 @@ def start(file: Path, out: Path, workers: int = 2) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*command, *options], start_new_session=True, stderr=subprocess.PIPE)
 
 
-def until(condition: Callable[[], bool], process: subprocess.Popen[bytes], seconds: float = 120.0) -> None:
+def until(
+    condition: Callable[[], bool], process: subprocess.Popen[bytes], seconds: float = 120.0
+) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
@@ -287,7 +304,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 # --- what is lost and what is not -------------------------------------------------------------------
-def test_fresh_forgets_nothing_before_everything_is_checked(tmp_path: Path, spec: experiments.Spec) -> None:
+def test_fresh_forgets_nothing_before_everything_is_checked(
+    tmp_path: Path, spec: experiments.Spec
+) -> None:
     sweep.run(spec, tmp_path / "out", workers=1)
     cells = sorted((tmp_path / "out" / "cells").iterdir())
     before = [stamps(cell) for cell in cells]
@@ -306,7 +325,9 @@ def test_fresh_forgets_nothing_before_everything_is_checked(tmp_path: Path, spec
 
 def test_a_changed_file_is_another_cell(tmp_path: Path) -> None:
     graph = tmp_path / "graph.csv"
-    text = QUADRATIC.format(delay=30).replace("clients = 4\nradius = 0.9", f"kind = 'file'\npath = '{graph}'")
+    text = QUADRATIC.format(delay=30).replace(
+        "clients = 4\nradius = 0.9", f"kind = 'file'\npath = '{graph}'"
+    )
     graph.write_text("0,1,0\n0,0,1\n1,0,0\n")
     spec = spec_of(tmp_path, text)
     first = {cell.name for cell in sweep.plan(spec, tmp_path / "out")}
@@ -368,7 +389,9 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_sweep_does_not_write_into_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+def test_a_sweep_does_not_write_into_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
     """Nor a run or a search into a sweep: by default another folder is taken, a given one is refused."""
     monkeypatch.chdir(tmp_path)
     Path("base.toml").write_text(CONFIG)
@@ -419,6 +442,8 @@ def test_a_config_without_a_grid_is_not_swept(tmp_path: Path, cli: Cli, text: st
 def test_a_figure_of_a_single_cell_is_mentioned(tmp_path: Path, cli: Cli) -> None:
     file = tmp_path / "single.toml"
     file.write_text('title = "One"\n' + CONFIG)
-    code, _, err = cli("sweep", str(file), "--out", str(tmp_path / "out"), "--workers", "1", "--json")
+    code, _, err = cli(
+        "sweep", str(file), "--out", str(tmp_path / "out"), "--workers", "1", "--json"
+    )
     assert code == 0
     assert f"{file} has no [sweep]: one cell is run." in err

@@ -44,10 +44,15 @@ def sweep(
 
 # --- laws --------------------------------------------------------------------------------------------
 def test_a_cell_is_the_comparison_it_stands_for(folder: Path) -> None:
-    done = sweep({"problem.arguments.size": [2, 4], "step_size": [0.01, 0.05]}, methods=["spod-gt", "sgp"])
+    done = sweep(
+        {"problem.arguments.size": [2, 4], "step_size": [0.01, 0.05]}, methods=["spod-gt", "sgp"]
+    )
     assert done.complete
     assert len(done.results) == 4 * 2 * 2
-    problem, method = spodgt.problems.python("mine.py:build", size=4), spodgt.method("sgp", step_size=0.05)
+    problem, method = (
+        spodgt.problems.python("mine.py:build", size=4),
+        spodgt.method("sgp", step_size=0.05),
+    )
     alone = spodgt.compare([method], problem, RING, rounds=3, seeds=range(2)).final()
     rows = done.results[
         (done.results["run.step_size"] == 0.05) & (done.results["problem.arguments.size"] == 4)
@@ -89,7 +94,11 @@ class Still(Algorithm[GradientState]):
 
 
 def test_objects_of_the_script_run_in_this_process(folder: Path) -> None:
-    objects = {"problem": Quadratic.random(3, 2), "network": spodgt.Network.ring(3), "workers": None}
+    objects = {
+        "problem": Quadratic.random(3, 2),
+        "network": spodgt.Network.ring(3),
+        "workers": None,
+    }
     done = sweep({"rounds": [2, 4]}, methods=[Still(), "spod-gt"], rounds=9, **objects)
     assert done.complete
     assert sorted(set(done.results["round"])) == [2, 4]
@@ -116,7 +125,10 @@ def Quadratic_recipe(size: int) -> Any:
 def test_the_best_cell_and_the_picture(folder: Path) -> None:
     done = sweep({"step_size": [0.001, 0.05]}, rounds=30, methods=["spod-gt", "sgp"])
     best = done.best()
-    assert list(best["algorithm"]) == ["spod-gt", "sgp"] or list(best["algorithm"]) == ["sgp", "spod-gt"]
+    assert list(best["algorithm"]) == ["spod-gt", "sgp"] or list(best["algorithm"]) == [
+        "sgp",
+        "spod-gt",
+    ]
     assert set(best["run.step_size"]) == {0.05}
     assert done.plot("steps.png").stat().st_size > 1000
     for call in (done.best, lambda metric: done.plot("x.png", metric)):
@@ -128,8 +140,14 @@ def test_the_best_cell_and_the_picture(folder: Path) -> None:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no grid": ({"grid": {}}, r"grid must name what is swept, got {}"),
     "a list": ({"grid": [1]}, r"grid must name what is swept, got \[1\]"),
-    "no values": ({"grid": {"step_size": []}}, r"grid\['step_size'\] must be a list of values, got \[\]"),
-    "a value": ({"grid": {"step_size": 0.1}}, r"grid\['step_size'\] must be a list of values, got 0.1"),
+    "no values": (
+        {"grid": {"step_size": []}},
+        r"grid\['step_size'\] must be a list of values, got \[\]",
+    ),
+    "a value": (
+        {"grid": {"step_size": 0.1}},
+        r"grid\['step_size'\] must be a list of values, got 0.1",
+    ),
     "misspelt": (
         {"grid": {"stepsize": [0.1]}},
         r"grid key 'stepsize' is not known; did you mean 'step_size'",
@@ -144,7 +162,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"grid": {"step_size": [0.1]}, "methods": [spodgt.method("sgp")]},
         r'step_size is swept, but sgp was given with one of its own; give it by name, "sgp"',
     ),
-    "misspelt option": ({"grid": {"step_size": [0.1]}, "round": 3}, r"round=3 is not an option of sweep"),
+    "misspelt option": (
+        {"grid": {"step_size": [0.1]}, "round": 3},
+        r"round=3 is not an option of sweep",
+    ),
     "bad argument": (
         {"grid": {"problem.arguments.siz": [1]}},
         r"problem.arguments.siz=1 is not a parameter of mine.py:build; did you mean 'size'",

@@ -144,10 +144,17 @@ def test_a_method_that_always_diverges_is_a_failure() -> None:
 
 def test_one_more_field_and_schedules(tmp_path: Path) -> None:
     methods = [
-        {"name": "spod-gt-memory", "step_size": {"schedule": "constant", "start": 0.1, "warmup": 5}},
+        {
+            "name": "spod-gt-memory",
+            "step_size": {"schedule": "constant", "start": 0.1, "warmup": 5},
+        },
         {"name": "ab", "step_size": [0.1, 0.1, 0.2, 0.2]},
     ]
-    always = {**SMALL, "participation": {"kind": "always"}, "run": SMALL["run"] | {"methods": methods}}
+    always = {
+        **SMALL,
+        "participation": {"kind": "always"},
+        "run": SMALL["run"] | {"methods": methods},
+    }
     search = Search(candidates=2, seeds=1, vary={"momentum": [0.0, 0.5]})
     found = tune_experiment(Experiment.parse(always), tmp_path, search, workers=1)
     one, other = found.best.values()
@@ -189,7 +196,9 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     ]:
         with pytest.raises(InvalidInput, match=message):
             Search(**fields)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match=r"^gossip has no step size to tune; leave it out of methods\.$"):
+    with pytest.raises(
+        InvalidInput, match=r"^gossip has no step size to tune; leave it out of methods\.$"
+    ):
         tune_experiment(experiment(methods=["gossip"]), tmp_path / "no", FEW)
     with pytest.raises(InvalidInput, match=r"^pace=1 is not a field of spod-gt-memory"):
         tune_experiment(experiment(), tmp_path / "no", Search(vary={"pace": [1, 2]}))
@@ -197,7 +206,14 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 
 
 # --- the command line --------------------------------------------------------------------------------
-ARGUMENTS = ["--set", "problem.kind=quadratic", "--set", "network.clients=4", "--set", "network.radius=0.9"]
+ARGUMENTS = [
+    "--set",
+    "problem.kind=quadratic",
+    "--set",
+    "network.clients=4",
+    "--set",
+    "network.radius=0.9",
+]
 ARGUMENTS += ["--rounds", "40", "--methods", "spod-gt,k-gt", "--workers", "1", "--candidates", "3"]
 
 
@@ -217,22 +233,40 @@ def test_the_command_shows_a_table_and_leaves_a_config(tmp_path: Path) -> None:
         "tune.png",
         "tuned.toml",
     }
-    again = CliRunner().invoke(app, ["run", str(tmp_path / "t" / "tuned.toml"), "--out", str(tmp_path / "r")])
+    again = CliRunner().invoke(
+        app, ["run", str(tmp_path / "t" / "tuned.toml"), "--out", str(tmp_path / "r")]
+    )
     assert again.exit_code == 0, again.output
 
 
 def test_bad_input_of_the_command(tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "t")]
-    assert isinstance(CliRunner().invoke(app, ["tune", "--vary", "momentum", *out]).exception, InvalidInput)
-    wrong = CliRunner().invoke(app, ["reproduce", "fmnist-rate", "--tuned", "--out", str(tmp_path / "r")])
+    assert isinstance(
+        CliRunner().invoke(app, ["tune", "--vary", "momentum", *out]).exception, InvalidInput
+    )
+    wrong = CliRunner().invoke(
+        app, ["reproduce", "fmnist-rate", "--tuned", "--out", str(tmp_path / "r")]
+    )
     assert "shows every step size" in str(wrong.exception)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_a_figure_with_every_method_at_its_best(tmp_path: Path) -> None:
-    arguments = ["--scale", "smoke", "--tuned", "--workers", "1", "--out", str(tmp_path), "--delay", "24"]
-    done = CliRunner().invoke(app, ["reproduce", "fmnist-noniid", *arguments, "--methods", "spod-gt,k-gt"])
+    arguments = [
+        "--scale",
+        "smoke",
+        "--tuned",
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path),
+        "--delay",
+        "24",
+    ]
+    done = CliRunner().invoke(
+        app, ["reproduce", "fmnist-noniid", *arguments, "--methods", "spod-gt,k-gt"]
+    )
     assert done.exit_code == 0, done.output
     facts = json.loads((tmp_path / "fmnist-noniid-tuned" / "sweep.json").read_text())
     assert "own step size" in facts["title"]
@@ -254,7 +288,9 @@ def guesses(**options: Any) -> spodgt.Learning:
 
 def searched(problem: spodgt.Learning, **options: Any) -> Tuned:
     search = Search(candidates=4, seeds=1)
-    return spodgt.tune(["spod-gt"], problem, spodgt.Network.ring(3), rounds=24, search=search, **options)
+    return spodgt.tune(
+        ["spod-gt"], problem, spodgt.Network.ring(3), rounds=24, search=search, **options
+    )
 
 
 def test_test_data_do_not_change_the_choice() -> None:
@@ -291,8 +327,12 @@ def test_a_problem_without_test_data_is_tuned_on_held_out_samples() -> None:
 
 
 def test_single_samples_cannot_be_held_out(tmp_path: Path) -> None:
-    problem = spodgt.Learning(nn.Linear(4, 2), nn.CrossEntropyLoss(), [coin_tosses(1, n) for n in range(3)])
-    with pytest.raises(InvalidInput, match=r"^client 0 holds 1 sample, so none can be held out to choose by"):
+    problem = spodgt.Learning(
+        nn.Linear(4, 2), nn.CrossEntropyLoss(), [coin_tosses(1, n) for n in range(3)]
+    )
+    with pytest.raises(
+        InvalidInput, match=r"^client 0 holds 1 sample, so none can be held out to choose by"
+    ):
         searched(problem, out=tmp_path / "t")
     assert not (tmp_path / "t").exists()
 
@@ -306,9 +346,13 @@ class Unmeasured(spodgt.Quadratic):
 
 def test_models_that_are_finite_did_not_diverge() -> None:
     base = spodgt.Quadratic.random(3, 2, seed=0)
-    message = r"spod-gt cannot be tuned: its loss is NaN although its models are finite; the problem must"
+    message = (
+        r"spod-gt cannot be tuned: its loss is NaN although its models are finite; the problem must"
+    )
     with pytest.raises(Failed, match=message):
-        spodgt.tune(["spod-gt"], Unmeasured(base.H, base.c), spodgt.Network.ring(3), rounds=24, search=FEW)
+        spodgt.tune(
+            ["spod-gt"], Unmeasured(base.H, base.c), spodgt.Network.ring(3), rounds=24, search=FEW
+        )
 
 
 # --- candidates that are lost late -------------------------------------------------------------------
@@ -324,7 +368,9 @@ def taken(one: _Race, losses: dict[float, float]) -> list[float]:
     values = [losses.get(candidate.step, math.nan) for candidate in one.trying]
     frame = pd.DataFrame({"algorithm": names, "seed": 0, "round": 1, "delay": 1.0, "loss": values})
     gone = [
-        Diverged(name, 0, 1, 0, "") for name, value in zip(names, values, strict=True) if math.isnan(value)
+        Diverged(name, 0, 1, 0, "")
+        for name, value in zip(names, values, strict=True)
+        if math.isnan(value)
     ]
     one.take(Record(frame, pd.DataFrame(), pd.DataFrame(), {}, {}, gone), names)
     return [candidate.step for candidate in one.trying]
@@ -363,7 +409,9 @@ def test_a_method_that_is_lost_with_every_step_says_where(lost_at: int, part: st
 def test_schedules_are_shortened_with_the_budget(tmp_path: Path) -> None:
     schedule = {"schedule": "cosine", "start": 0.1, "rounds": 80, "warmup": 16}
     methods = [{"name": "spod-gt-memory", "step_size": schedule}]
-    tuned = tune_experiment(experiment(methods=methods), tmp_path, Search(candidates=2, seeds=1), workers=1)
+    tuned = tune_experiment(
+        experiment(methods=methods), tmp_path, Search(candidates=2, seeds=1), workers=1
+    )
     (best,) = tuned.best.values()
     assert (best["step_size"]["rounds"], best["step_size"]["warmup"]) == (80, 16)
     used = set()

@@ -38,7 +38,9 @@ def greedy_covering(network: Network) -> int:
     return best
 
 
-def _cheapest_path(d: Ints, successors: list[list[int]], use: Ints, s: int, t: int) -> list[tuple[int, int]]:
+def _cheapest_path(
+    d: Ints, successors: list[list[int]], use: Ints, s: int, t: int
+) -> list[tuple[int, int]]:
     """Among the shortest paths from s to t, the one whose links are used least."""
     cost, before = {s: 0}, {s: s}
     layer = [s]

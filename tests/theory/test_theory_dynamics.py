@@ -18,11 +18,17 @@ from spodgt.types import Bools, Floats, Ints
 RULES: list[Rule] = ["zero", "importance", "memory"]
 
 
-def problem(clients: int, n: int = 1, seed: int = 0, coupled: bool = False) -> tuple[Floats, Floats]:
+def problem(
+    clients: int, n: int = 1, seed: int = 0, coupled: bool = False
+) -> tuple[Floats, Floats]:
     """Random positive definite curvatures and scattered centres."""
     rng = np.random.default_rng(seed)
     H = rng.normal(size=(clients, n, n))
-    H = np.einsum("iab,icb->iac", H, H) + 0.3 * np.eye(n) if coupled else rng.uniform(0.5, 2, (clients, n))
+    H = (
+        np.einsum("iab,icb->iac", H, H) + 0.3 * np.eye(n)
+        if coupled
+        else rng.uniform(0.5, 2, (clients, n))
+    )
     return H, rng.normal(size=(clients, n))
 
 
@@ -85,8 +91,14 @@ def enumerated_operators(d: Dynamics, eta: float) -> tuple[Floats, Floats, Float
     basis = np.eye(3 * size).reshape(-1, 3, m, n)
     for up in binary(d.network.links):
         for v in binary(m):
-            probability = np.where(up, d.p_hat, 1 - d.p_hat).prod() * np.where(v, d.p, 1 - d.p).prod()
-            M = np.stack(step(d, eta, basis.swapaxes(0, 1), up=up, v=v), axis=1).reshape(3 * size, -1).T
+            probability = (
+                np.where(up, d.p_hat, 1 - d.p_hat).prod() * np.where(v, d.p, 1 - d.p).prod()
+            )
+            M = (
+                np.stack(step(d, eta, basis.swapaxes(0, 1), up=up, v=v), axis=1)
+                .reshape(3 * size, -1)
+                .T
+            )
             mean += probability * M
             square += probability * np.kron(M, M)
     total = np.kron(np.ones(m), np.eye(n))  # (n, m n): Σ over clients
@@ -199,7 +211,9 @@ def test_one_client_is_gradient_descent() -> None:
     assert d.fastest_step() == pytest.approx(0.25, rel=1e-2)
     # variance of x⁺ = (1 - ηH) x - η ξ
     assert d.variance(0.1) == pytest.approx(0.01 / (1 - 0.36))
-    for H in np.linspace(0.1, 9, 40):  # the search starts at the limit itself, on either side by rounding
+    for H in np.linspace(
+        0.1, 9, 40
+    ):  # the search starts at the limit itself, on either side by rounding
         found = Dynamics(Network.from_adjacency([[0]]), 1, [], [H], [1.0]).largest_stable_step()
         assert found == pytest.approx(2 / H, rel=1e-4)
 
@@ -226,9 +240,12 @@ def test_uncoupled_coordinates_are_taken_apart() -> None:
     network = Network.ring(3)
     d = dynamics(network, "memory", n=3, noise=0.2)
     alone = [
-        Dynamics(network, d.p, d.p_hat, d.H[:, k, k], d.c[:, k], rule="memory", noise=0.2) for k in range(3)
+        Dynamics(network, d.p, d.p_hat, d.H[:, k, k], d.c[:, k], rule="memory", noise=0.2)
+        for k in range(3)
     ]
-    assert d.mean_square_radius(0.2) == pytest.approx(max(one.mean_square_radius(0.2) for one in alone))
+    assert d.mean_square_radius(0.2) == pytest.approx(
+        max(one.mean_square_radius(0.2) for one in alone)
+    )
     assert d.variance(0.2) == pytest.approx(sum(one.variance(0.2) for one in alone))
     # the same problem in rotated coordinates is coupled, and must give the same numbers
     R, _ = np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))
@@ -264,7 +281,10 @@ def test_power_iteration_is_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     ("change", "message"),
     [
         ({"rule": "none"}, "rule must be one of zero, importance, memory, got 'none'; use "),
-        ({"H": np.ones((2, 1))}, r"H must be \(3, n, n\) and c \(3, n\) for 3 clients, got \(2, 1\)"),
+        (
+            {"H": np.ones((2, 1))},
+            r"H must be \(3, n, n\) and c \(3, n\) for 3 clients, got \(2, 1\)",
+        ),
         ({"H": [1.0, -2.0, 0.5]}, "sum of H over clients must be positive definite"),
         ({"H": [5.0, -2.0, 0.5], "p": [0.1, 1.0, 1.0]}, "sum of p_i H_i"),
         (
@@ -276,7 +296,12 @@ def test_power_iteration_is_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
-    inputs: dict[str, Any] = {"p": 1.0, "p_hat": 1.0, "H": [1.0, 1.0, 1.0], "c": [0.0, 1.0, 2.0]} | change
+    inputs: dict[str, Any] = {
+        "p": 1.0,
+        "p_hat": 1.0,
+        "H": [1.0, 1.0, 1.0],
+        "c": [0.0, 1.0, 2.0],
+    } | change
     with pytest.raises(InvalidInput, match=message):
         Dynamics(Network.ring(3), **inputs)
 
@@ -308,7 +333,9 @@ class Simulation:
         return np.asarray(((self.state[0] - self.d.optimum) ** 2).sum((1, 2)) / len(self.d.p))
 
 
-def simulated_rate(d: Dynamics, eta: float, *, runs: int, rounds: int, burn: int, seed: int = 0) -> float:
+def simulated_rate(
+    d: Dynamics, eta: float, *, runs: int, rounds: int, burn: int, seed: int = 0
+) -> float:
     """Growth of E‖s‖² per round on a centred problem, by runs that are copied in proportion to ‖s‖².
 
     Plain averages miss the rare large runs that carry a mean square; copying them is the same expectation
@@ -342,7 +369,9 @@ def test_plain_simulation_follows_the_curve(network: Network, rule: Rule) -> Non
     simulation = Simulation(d, eta, runs, x0)
     for predicted in d.curve(eta, x0, 60):
         square = simulation.squares()
-        assert square.mean() == pytest.approx(predicted, abs=5 * square.std() / math.sqrt(runs) + 1e-12)
+        assert square.mean() == pytest.approx(
+            predicted, abs=5 * square.std() / math.sqrt(runs) + 1e-12
+        )
         simulation.advance()
 
 
@@ -391,7 +420,13 @@ def test_fifty_clients() -> None:
     rng = np.random.default_rng(0)
     H, c = rng.uniform(0.5, 2, 50), rng.normal(size=50)
     d = Dynamics(
-        network, rng.uniform(0.2, 1, 50), rng.uniform(0.2, 1, network.links), H, c, rule="memory", noise=0.1
+        network,
+        rng.uniform(0.2, 1, 50),
+        rng.uniform(0.2, 1, network.links),
+        H,
+        c,
+        rule="memory",
+        noise=0.1,
     )
     simulation, floors = Simulation(d, 0.1, 200, d.optimum), []
     for k in range(600):

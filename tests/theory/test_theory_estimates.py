@@ -21,7 +21,9 @@ def clients(
     found = []
     for _ in range(count):
         inputs = draw.normal(size=(samples, features)) + draw.normal(size=features)
-        found.append((torch.from_numpy(inputs).float(), torch.from_numpy(draw.integers(0, classes, samples))))
+        found.append(
+            (torch.from_numpy(inputs).float(), torch.from_numpy(draw.integers(0, classes, samples)))
+        )
     return found
 
 
@@ -43,7 +45,9 @@ def test_quadratic_is_exact() -> None:
     # |∇F_i|² <= δ₀² + δ₁²|∇F|² holds everywhere, and is touched
     x = np.random.default_rng(0).normal(size=(20000, 3)) * np.geomspace(0.1, 30, 20000)[:, None]
     own = np.einsum("iab,nib->nia", H, x[:, None] - c)
-    bound = found.delta0.value**2 + found.delta1.value**2 * (own.mean(1) ** 2).sum(-1, keepdims=True)
+    bound = found.delta0.value**2 + found.delta1.value**2 * (own.mean(1) ** 2).sum(
+        -1, keepdims=True
+    )
     ratio = (own**2).sum(-1) / bound
     assert ratio.max() <= 1 + 1e-12
     assert (ratio.max(0) > 0.9).all()

@@ -105,7 +105,9 @@ def test_what_is_infeasible_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("m", "log_A", "log_B"), [(4, 2.0e-8, 7.8e-11), (10, 6.9e-25, 2.8e-35)], ids=["complete4", "complete10"]
+    ("m", "log_A", "log_B"),
+    [(4, 2.0e-8, 7.8e-11), (10, 6.9e-25, 2.8e-35)],
+    ids=["complete4", "complete10"],
 )
 def test_thresholds_beyond_the_floats(m: int, log_A: float, log_B: float) -> None:
     ones = np.ones(m)
@@ -152,7 +154,11 @@ def test_no_exception_and_no_nan(
     batch: int,
     run: dict[str, Any],
 ) -> None:
-    network = Network.erdos_renyi(clients, 0.7, seed=seed) if clients > 1 else Network.from_adjacency([[0]])
+    network = (
+        Network.erdos_renyi(clients, 0.7, seed=seed)
+        if clients > 1
+        else Network.from_adjacency([[0]])
+    )
     p, p_hat = probabilities
     assumed = Data(*data, samples=7, batch=batch)
     found = theory.constants(network, p, p_hat, assumed, **run)
@@ -180,7 +186,9 @@ def test_conditions_say_by_what_factor() -> None:
     step = conditions["step size: eta < Proposition loss"]
     assert not step.holds
     assert step.factor == pytest.approx(found.eta_max / found.lr_bound_prop2)
-    clients = next(condition for name, condition in conditions.items() if name.startswith("clients"))
+    clients = next(
+        condition for name, condition in conditions.items() if name.startswith("clients")
+    )
     assert clients.factor == pytest.approx(max((1 - found.p) / (1 - found.min_p)))
     assert all(
         condition.holds

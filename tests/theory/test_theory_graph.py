@@ -23,7 +23,12 @@ def residuals(network: Network, p_hat: Floats) -> tuple[float, float, float, flo
     phi, pi = theory.perron_vectors(network, p_hat)
     assert phi.min() > 0
     assert pi.min() > 0
-    return np.abs(phi @ A - phi).sum(), np.abs(B @ pi - pi).sum(), abs(phi.sum() - 1), abs(pi.sum() - 1)
+    return (
+        np.abs(phi @ A - phi).sum(),
+        np.abs(B @ pi - pi).sum(),
+        abs(phi.sum() - 1),
+        abs(pi.sum() - 1),
+    )
 
 
 networks = st.builds(
@@ -94,7 +99,9 @@ def test_edge_utility_of_known_graphs(m: int) -> None:
     assert theory.edge_utility(Network.star(m)).edge_utility == m - 1
     path = Network.from_networkx(nx.path_graph(m))
     assert theory.edge_utility(path).edge_utility == m**2 // 4
-    bottleneck = nx.DiGraph([(0, 1), *((s, 0) for s in range(2, m)), *((1, s) for s in range(2, m))])
+    bottleneck = nx.DiGraph(
+        [(0, 1), *((s, 0) for s in range(2, m)), *((1, s) for s in range(2, m))]
+    )
     found = theory.edge_utility(Network.from_networkx(bottleneck))
     assert found.edge_utility == found.upper_bound == m * m - 3 * m + 3
 
@@ -111,7 +118,12 @@ def has_doubly_stochastic_weights(network: Network, self_loops: bool) -> bool:
     cost = np.zeros(len(entries) + 1)
     cost[-1] = -1
     program = linprog(
-        cost, A_ub=smallest, b_ub=np.zeros(len(entries)), A_eq=sums, b_eq=np.ones(2 * m), bounds=(0, 1)
+        cost,
+        A_ub=smallest,
+        b_ub=np.zeros(len(entries)),
+        A_eq=sums,
+        b_eq=np.ones(2 * m),
+        bounds=(0, 1),
     )
     return bool(program.status == 0 and -program.fun > 1e-9)
 
@@ -123,7 +135,9 @@ def test_doubly_stochasticable(clients: int, density: float, seed: int) -> None:
     for self_loops in (False, True):
         expected = has_doubly_stochastic_weights(network, self_loops)
         assert theory.doubly_stochasticable(network, self_loops) == expected
-    assert theory.doubly_stochasticable(network)  # self-loops make it a matter of strong connectivity
+    assert theory.doubly_stochasticable(
+        network
+    )  # self-loops make it a matter of strong connectivity
 
 
 def test_doubly_stochasticable_of_known_graphs() -> None:

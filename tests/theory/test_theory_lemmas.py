@@ -46,7 +46,9 @@ def constants(
     p, step_size = inputs.pop("p", 1.0), inputs.pop("step_size", 1e-3)
     default = dict.fromkeys(("sigma0", "sigma1", "delta0", "delta1"), 0.0)
     default |= {"L": 1.0, "samples": 1, "batch": 1}
-    return theory.constants(network, p, p_hat, theory.Data(**(default | inputs)), step_size, variant=variant)
+    return theory.constants(
+        network, p, p_hat, theory.Data(**(default | inputs)), step_size, variant=variant
+    )
 
 
 # --- mixing ----------------------------------------------------------------------------------------
@@ -61,8 +63,12 @@ def test_second_moments(network: Network, seed: int) -> None:
     weights = np.random.default_rng(seed).uniform(0.1, 1, network.clients)
     pulled = np.einsum("k,kli,l,klj->ij", probability, A, weights, A)
     pushed = np.einsum("k,kli,l,klj->ij", probability, B, 1 / weights, B)
-    np.testing.assert_allclose(theory.pull_second_moment(network, p_hat, weights), pulled, atol=1e-13)
-    np.testing.assert_allclose(theory.push_second_moment(network, p_hat, weights), pushed, atol=1e-12)
+    np.testing.assert_allclose(
+        theory.pull_second_moment(network, p_hat, weights), pulled, atol=1e-13
+    )
+    np.testing.assert_allclose(
+        theory.push_second_moment(network, p_hat, weights), pushed, atol=1e-12
+    )
 
 
 def expected_factors(network: Network, p_hat: Floats | float) -> tuple[float, float]:
@@ -117,7 +123,9 @@ def test_sporadic_contraction(network: Network, seed: int) -> None:
     assert gap >= exact.one_minus_bound_A - 1e-12
     assert probability @ ((B @ pi / pi - 1) ** 2 @ pi) == pytest.approx(exact.injection, abs=1e-12)
     centred = y - y.mean()
-    assert probability @ ((B @ centred) ** 2 @ (1 / pi)) <= exact.B * (centred**2 @ (1 / pi)) * (1 + 1e-9)
+    assert probability @ ((B @ centred) ** 2 @ (1 / pi)) <= exact.B * (centred**2 @ (1 / pi)) * (
+        1 + 1e-9
+    )
 
 
 @settings(deadline=None, max_examples=30)
@@ -285,14 +293,20 @@ def test_loss_lemma_as_printed_is_false() -> None:
     At η = 0 the average model still moves when a link fails, so E F rises by Var(φᵀA^(k)X)/2. The printed
     right-hand side has only terms that vanish with η: the term (L̄/2)|x̄⁺ - x̄|² is missing.
     """
-    case = OneRound(Network.ring(3), np.ones(3), np.full(3, 1 - 1e-6), L=np.ones(3), c=np.zeros(3), seed=0)
+    case = OneRound(
+        Network.ring(3), np.ones(3), np.full(3, 1 - 1e-6), L=np.ones(3), c=np.zeros(3), seed=0
+    )
     case.x, case.z, case.batch = np.array([1.0, 0.0, -1.0]), np.zeros(3), case.samples
     printed: Any = case.constants(1e-12, "paper")
     assert printed.p_hat_ge_r_A
     assert printed.p_hat_ge_r_B
     (model, tracking, gradient, loss), (_, _, after) = case.sides(1e-12, printed.phi, printed.pi)
     right = (
-        loss - printed.gamma0 * gradient + printed.psi01 * model + printed.psi02 * tracking + printed.omega0
+        loss
+        - printed.gamma0 * gradient
+        + printed.psi01 * model
+        + printed.psi02 * tracking
+        + printed.omega0
     )
     assert after == pytest.approx(8.33e-8, rel=1e-3)
     assert right == pytest.approx(1.875e-12, rel=1e-3)

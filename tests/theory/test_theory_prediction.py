@@ -28,7 +28,9 @@ def drawn(
     }
 
 
-def measured(methods: list[Algorithm], seeds: range, rounds: int = 200, every: int = 8) -> pd.DataFrame:
+def measured(
+    methods: list[Algorithm], seeds: range, rounds: int = 200, every: int = 8
+) -> pd.DataFrame:
     options: dict[str, Any] = {"rounds": rounds, "every": every, "dtype": torch.float64}
     return compare(methods, PROBLEM, NETWORK, SPORADIC, seeds=seeds, **options).frame
 
@@ -72,7 +74,9 @@ def test_shape_of_a_prediction(lines: list[dict[str, Any]]) -> None:
 
 def test_evaluations_by_delay_are_taken_together() -> None:
     chosen = [method("spod-gt", step_size=0.05)]
-    frame = compare(chosen, PROBLEM, NETWORK, SPORADIC, seeds=range(4), delay=600, evaluations=20).frame
+    frame = compare(
+        chosen, PROBLEM, NETWORK, SPORADIC, seeds=range(4), delay=600, evaluations=20
+    ).frame
     found = theory.prediction(drawn(range(4)), chosen, frame)
     assert found is not None
     (line,) = found["lines"]
@@ -84,7 +88,9 @@ def test_evaluations_by_delay_are_taken_together() -> None:
 @pytest.mark.filterwarnings("ignore::spodgt.errors.DivergenceWarning")
 def test_divergence_ends_the_curve() -> None:
     chosen = [method("spod-gt", step_size=50.0)]
-    found = theory.prediction(drawn(range(2)), chosen, measured(chosen, range(2), rounds=400, every=5))
+    found = theory.prediction(
+        drawn(range(2)), chosen, measured(chosen, range(2), rounds=400, every=5)
+    )
     assert found is not None
     (line,) = found["lines"]
     assert line["rate"] > 1
@@ -106,12 +112,19 @@ def test_no_prediction_for_other_dynamics(chosen: Algorithm) -> None:
     frame = pd.DataFrame({"algorithm": [chosen.name], "seed": [0], "round": [0], "distance": [1.0]})
     assert theory.prediction(drawn(range(1)), [chosen], frame) is None
     plain = method("spod-gt", step_size=0.05)
-    assert theory.prediction(drawn(range(1)), [plain], frame.assign(algorithm="spod-gt")) is not None
-    assert theory.prediction(drawn(range(1), EveryK(3)), [plain], frame.assign(algorithm="spod-gt")) is None
+    assert (
+        theory.prediction(drawn(range(1)), [plain], frame.assign(algorithm="spod-gt")) is not None
+    )
+    assert (
+        theory.prediction(drawn(range(1), EveryK(3)), [plain], frame.assign(algorithm="spod-gt"))
+        is None
+    )
     assert theory.prediction(drawn(range(1)), [plain], frame.drop(columns="distance")) is None
 
 
-@pytest.mark.parametrize("participation", [Always(), SPORADIC, Beta(0.5, 0.5)], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "participation", [Always(), SPORADIC, Beta(0.5, 0.5)], ids=lambda each: each.name
+)
 def test_independent_participation(participation: Participation) -> None:
     available = participation.draw(NETWORK, 0)
     found = theory.independent(available)

@@ -12,7 +12,11 @@ from spodgt.theory import Dynamics
 from spodgt.types import Floats
 
 Work = tuple[Quadratic, Network, Bernoulli, Dynamics]
-RULES: dict[Rule, str] = {"zero": "spod-gt", "importance": "spod-gt-importance", "memory": "spod-gt-memory"}
+RULES: dict[Rule, str] = {
+    "zero": "spod-gt",
+    "importance": "spod-gt-importance",
+    "memory": "spod-gt-memory",
+}
 
 
 def setting(rule: Rule, *, centred: bool = False, noise: float = 0.0, seed: int = 0) -> Work:
@@ -21,7 +25,9 @@ def setting(rule: Rule, *, centred: bool = False, noise: float = 0.0, seed: int 
     draw = np.random.default_rng(seed)
     p, p_hat = draw.uniform(0.6, 1, 4), draw.uniform(0.6, 1, network.links)
     H, c = draw.uniform(0.5, 2, 4), draw.normal(size=4) * (not centred)
-    problem = Quadratic(torch.from_numpy(H.reshape(4, 1, 1)), torch.from_numpy(c.reshape(4, 1)), noise)
+    problem = Quadratic(
+        torch.from_numpy(H.reshape(4, 1, 1)), torch.from_numpy(c.reshape(4, 1)), noise
+    )
     dynamics = Dynamics(network, p, p_hat, H, c, rule=rule, noise=noise)
     return problem, network, Bernoulli(p, p_hat), dynamics
 
@@ -67,7 +73,9 @@ def test_rate_of_train(rule: Rule) -> None:
     work = setting(rule, centred=True)
     eta = 0.2 * work[3].largest_stable_step()
     _, whole = squares(rule, work, eta, rounds=30, seeds=4000, x0=1.0)
-    assert (whole[30] / whole[10]) ** (1 / 20) == pytest.approx(work[3].mean_square_radius(eta), rel=0.02)
+    assert (whole[30] / whole[10]) ** (1 / 20) == pytest.approx(
+        work[3].mean_square_radius(eta), rel=0.02
+    )
 
 
 @pytest.mark.slow
@@ -92,7 +100,9 @@ def test_stability_limit_of_train(rule: Rule) -> None:
     network = Network.erdos_renyi(4, 0.5, seed=0, weights="random")
     H = np.random.default_rng(1).uniform(0.5, 2, 4)
     p = np.array([1.0, 1.0, 0.999, 1.0])
-    problem = Quadratic(torch.from_numpy(H.reshape(4, 1, 1)), torch.zeros(4, 1, dtype=torch.float64))
+    problem = Quadratic(
+        torch.from_numpy(H.reshape(4, 1, 1)), torch.zeros(4, 1, dtype=torch.float64)
+    )
     dynamics = Dynamics(network, p, 1.0, H, np.zeros(4), rule=rule)
     limit = dynamics.largest_stable_step()
     for factor in (0.98, 1.02):

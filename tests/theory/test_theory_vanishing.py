@@ -24,7 +24,9 @@ from spodgt.errors import InvalidInput
 )
 def test_vanishing_schedule(rounds: int, samples: list[int], idleness: float, batch: float) -> None:
     """p and the sampling variance are off their ideal by the constant over √(K+1), no more."""
-    found = theory.vanishing_schedule(rounds, samples, step_size=0.3, idleness=idleness, batch=batch)
+    found = theory.vanishing_schedule(
+        rounds, samples, step_size=0.3, idleness=idleness, batch=batch
+    )
     root, D, B = math.sqrt(rounds + 1), np.array(samples), found.batch_size
     assert found.step_size == pytest.approx(0.3 / root)
     assert ((found.p > 0) & (found.p <= 1)).all()
@@ -86,13 +88,24 @@ def test_vanishing_schedule_is_what_train_accepts() -> None:
     assert planned.batches(np.arange(3)).tolist() == plan.batch_size.tolist()
     algorithm = method("spod-gt", step_size=plan.schedule)
     result = train(
-        algorithm, planned, Network.ring(3), plan.participation(0.9), rounds=plan.rounds, seeds=[0, 1]
+        algorithm,
+        planned,
+        Network.ring(3),
+        plan.participation(0.9),
+        rounds=plan.rounds,
+        seeds=[0, 1],
     )
     assert np.isfinite(result.frame["train_loss"].iloc[-1])
     # a batch of runs draws what each run alone draws
-    alone = train(algorithm, planned, Network.ring(3), plan.participation(0.9), rounds=plan.rounds, seeds=[1])
-    both = result.frame[result.frame["seed"] == 1]["loss" if "loss" in alone.frame else "train_loss"]
-    assert both.to_numpy() == pytest.approx(alone.frame[both.name].to_numpy(), nan_ok=True, rel=1e-5)
+    alone = train(
+        algorithm, planned, Network.ring(3), plan.participation(0.9), rounds=plan.rounds, seeds=[1]
+    )
+    both = result.frame[result.frame["seed"] == 1][
+        "loss" if "loss" in alone.frame else "train_loss"
+    ]
+    assert both.to_numpy() == pytest.approx(
+        alone.frame[both.name].to_numpy(), nan_ok=True, rel=1e-5
+    )
     assert result.frame[result.frame["seed"] == 1]["consensus_x"].to_numpy() == pytest.approx(
         alone.frame["consensus_x"].to_numpy(), rel=1e-4
     )

@@ -26,7 +26,10 @@ METHODS: dict[str, tuple[Any, Any]] = {
     "k-gt": (spodgt.method("k-gt", local_steps=7), SPORADIC),
     "k-gt, K of each seed": (spodgt.method("k-gt"), SPORADIC),
     "compiled layer": (spodgt.method("spod-gt", local_steps=6), SPORADIC),
-    "layers": (spodgt.method("spod-gt-memory", adam=True, clip_tracker=1.0, local_steps=3), SPORADIC),
+    "layers": (
+        spodgt.method("spod-gt-memory", adam=True, clip_tracker=1.0, local_steps=3),
+        SPORADIC,
+    ),
 }
 ROUNDS = 40
 
@@ -48,10 +51,14 @@ def test_metrics_are_of_the_last_exchange_and_states_of_every_round(name: str) -
         assert period > 1
         x = result.states[seed].x
         assert len(x) == ROUNDS + 1
-        assert torch.equal(result.models[result.algorithms[0], seed], x[-1]), "the model is that of the end"
+        assert torch.equal(result.models[result.algorithms[0], seed], x[-1]), (
+            "the model is that of the end"
+        )
         assert not torch.equal(x[ROUNDS - 1], x[ROUNDS - 2]), "states go on between exchanges"
         rows = result.frame[result.frame["seed"] == seed]
-        assert rows["round"].tolist() == list(range(ROUNDS + 1)), "rows are where they were asked for"
+        assert rows["round"].tolist() == list(range(ROUNDS + 1)), (
+            "rows are where they were asked for"
+        )
         exchanged = x[np.arange(ROUNDS + 1) // period * period]
         distance = (exchanged - optimum).square().sum(2).mean(1).sqrt()
         np.testing.assert_allclose(rows["distance"], distance.numpy(), rtol=1e-9)
@@ -69,7 +76,12 @@ def test_accuracy_does_not_depend_on_where_the_last_round_falls(name: str) -> No
     def accuracies(rounds: int) -> list[float]:
         result = spodgt.train(method, problem, RECIPE, rounds=rounds, evaluations=1, seeds=[0])
         row = result.summary().iloc[0]
-        return [row["accuracy"], row["accuracy_average"], row["accuracy_worst"], result.clients["loss"].sum()]
+        return [
+            row["accuracy"],
+            row["accuracy_average"],
+            row["accuracy_worst"],
+            result.clients["loss"].sum(),
+        ]
 
     expected = accuracies(20)
     for rounds in (21, 23, 24):
@@ -80,7 +92,14 @@ def test_accuracy_does_not_depend_on_where_the_last_round_falls(name: str) -> No
 def test_a_run_that_ends_by_delay_shows_its_last_exchange() -> None:
     method = spodgt.method("k-gt", local_steps=9)
     result = spodgt.train(
-        method, PROBLEM, RECIPE, SPORADIC, delay=150.0, evaluations=4, seeds=[0, 1], dtype=torch.float64
+        method,
+        PROBLEM,
+        RECIPE,
+        SPORADIC,
+        delay=150.0,
+        evaluations=4,
+        seeds=[0, 1],
+        dtype=torch.float64,
     )
     last = result.final()
     assert (last["round"] % 9 != 0).any(), "one of them ends between exchanges"
@@ -118,7 +137,11 @@ def test_virtual_time_evaluates_at_exchanges(tmp_path: Path, name: str) -> None:
     """With equal times all clients exchange in the same ticks, so metrics change there only."""
     method, _ = METHODS[name]
     ring = spodgt.Network.from_networkx(nx.cycle_graph(5))
-    options: dict[str, Any] = {"time": spodgt.Time(compute=0.01, latency=0.001), "every": 1, "seeds": [0]}
+    options: dict[str, Any] = {
+        "time": spodgt.Time(compute=0.01, latency=0.001),
+        "every": 1,
+        "seeds": [0],
+    }
     result = spodgt.train(method, PROBLEM, ring, seconds=0.6, keep_states=True, **options)
     ((seed, period),) = periods(result, method).items()
     moves = int((result.states[seed].x.diff(dim=0) != 0).any(2).any(1).sum())
@@ -137,7 +160,9 @@ def test_running_statistics_are_of_the_last_exchange() -> None:
     data = [(torch.randn(12, 3, generator=draws) + n, torch.arange(12) % 2) for n in range(4)]
     torch.manual_seed(0)
     net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
-    problem = spodgt.Learning(net, nn.CrossEntropyLoss(), data, test=data[1], batch_size=4, buffers="pull")
+    problem = spodgt.Learning(
+        net, nn.CrossEntropyLoss(), data, test=data[1], batch_size=4, buffers="pull"
+    )
     method = spodgt.method("fedavg", step_size=0.1, local_steps=6)
 
     def last(rounds: int) -> pd.DataFrame:

@@ -35,7 +35,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[spodgt.Result, Path]
     problem = spodgt.Learning(net(), nn.CrossEntropyLoss(), CLIENTS, test=TEST, buffers="pull")
     out = tmp_path_factory.mktemp("models") / "run"
     methods: list[Any] = ["spod-gt", spodgt.method("k-gt", step_size=0.05)]
-    found = spodgt.compare(methods, problem, NETWORK, spodgt.Bernoulli(0.7), rounds=30, seeds=[1, 5], out=out)
+    found = spodgt.compare(
+        methods, problem, NETWORK, spodgt.Bernoulli(0.7), rounds=30, seeds=[1, 5], out=out
+    )
     return found, out
 
 
@@ -55,12 +57,16 @@ def loaded(tensors: dict[str, Tensor]) -> nn.Module:
 def test_models_give_the_reported_accuracy(done: Any, method: str, seed: int) -> None:
     result, out = done
     last = result.final().query("algorithm == @method and seed == @seed").iloc[0]
-    own = result.clients.query("algorithm == @method and seed == @seed").set_index("client")["accuracy"]
+    own = result.clients.query("algorithm == @method and seed == @seed").set_index("client")[
+        "accuracy"
+    ]
     assert accuracy(result.model(method, seed)) == pytest.approx(last["accuracy_average"])
-    assert accuracy(loaded(result.state_dict(method, seed))) == pytest.approx(last["accuracy_average"])
-    assert accuracy(loaded(load_file(out / f"models/{method}-seed{seed}.safetensors"))) == pytest.approx(
+    assert accuracy(loaded(result.state_dict(method, seed))) == pytest.approx(
         last["accuracy_average"]
     )
+    assert accuracy(
+        loaded(load_file(out / f"models/{method}-seed{seed}.safetensors"))
+    ) == pytest.approx(last["accuracy_average"])
     for client in range(3):
         assert accuracy(result.model(method, seed, client)) == pytest.approx(own[client])
         assert accuracy(loaded(read_model(out, method, seed, client))) == pytest.approx(own[client])
@@ -118,7 +124,9 @@ def test_what_is_not_there_is_one_sentence(
     assert accuracy(large.model()) == pytest.approx(large.final()["accuracy_average"].item())
     with pytest.raises(InvalidInput, match="client=1 is not there: clients' models of more than"):
         large.model(client=1)
-    assert [path.name for path in (tmp_path / "large/models").iterdir()] == ["spod-gt-seed0.safetensors"]
+    assert [path.name for path in (tmp_path / "large/models").iterdir()] == [
+        "spod-gt-seed0.safetensors"
+    ]
     quadratic = spodgt.train("spod-gt", spodgt.Quadratic.random(3, 2), NETWORK, rounds=2)
     with pytest.raises(InvalidInput, match=r"got Quadratic; use spodgt\.Learning"):
         quadratic.model()
@@ -147,7 +155,9 @@ def test_a_progress_bar_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err == "", "nobody watches"
     spodgt.train("spod-gt", problem, NETWORK, rounds=3, progress=True)
     assert "spod-gt" in capsys.readouterr().err
-    with pytest.raises(InvalidInput, match="progress must be True, False or a function, got 5; use True"):
+    with pytest.raises(
+        InvalidInput, match="progress must be True, False or a function, got 5; use True"
+    ):
         spodgt.train("spod-gt", problem, NETWORK, rounds=3, progress=5)  # type: ignore[arg-type]
 
 

@@ -36,14 +36,29 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-METHODS = ["spod-gt", "spod-gt-memory", "g-push-pull", "k-gt", spodgt.method("dsgd", step_size=0.01)]
+METHODS = [
+    "spod-gt",
+    "spod-gt-memory",
+    "g-push-pull",
+    "k-gt",
+    spodgt.method("dsgd", step_size=0.01),
+]
 RECIPE = spodgt.graphs.RandomGeometric(5, 0.7)
-OPTIONS: dict[str, Any] = {"delay": 60.0, "seeds": [0, 1, 2], "evaluations": 7, "checkpoint_every": 0}
+OPTIONS: dict[str, Any] = {
+    "delay": 60.0,
+    "seeds": [0, 1, 2],
+    "evaluations": 7,
+    "checkpoint_every": 0,
+}
 
 
 def run(out: Path | None, **options: Any) -> spodgt.Result:
     """Three seeds that end in different rounds, noise in the gradients, methods with other states."""
-    settings = OPTIONS | {"participation": spodgt.Beta(0.7, 0.7, floor=0.1), "methods": METHODS[:4]} | options
+    settings = (
+        OPTIONS
+        | {"participation": spodgt.Beta(0.7, 0.7, floor=0.1), "methods": METHODS[:4]}
+        | options
+    )
     problem = settings.pop("problem", Quadratic.random(5, 4, seed=3, noise=0.3))
     methods, participation = settings.pop("methods"), settings.pop("participation")
     return spodgt.compare(methods, problem, RECIPE, participation, out=out, **settings)
@@ -57,14 +72,19 @@ def unbroken() -> spodgt.Result:
 def same(out: Path, expected: spodgt.Result) -> None:
     """What lies in the folder is what an unbroken run gives, bit for bit."""
     pd.testing.assert_frame_equal(
-        pd.read_parquet(out / "metrics.parquet"), expected.frame, check_exact=True, check_column_type=False
+        pd.read_parquet(out / "metrics.parquet"),
+        expected.frame,
+        check_exact=True,
+        check_column_type=False,
     )
     activity = pd.read_parquet(out / "participation.parquet")
     pd.testing.assert_frame_equal(activity, expected.participation, check_exact=True)
     summary = json.loads((out / "summary.json").read_text())
     assert summary["complete"]
     assert summary["diverged"] == [dataclasses.asdict(each) for each in expected.diverged]
-    assert not [path for path in out.iterdir() if path.name.startswith(".")], "nothing half-written stays"
+    assert not [path for path in out.iterdir() if path.name.startswith(".")], (
+        "nothing half-written stays"
+    )
 
 
 class StopAt:
@@ -102,7 +122,9 @@ def test_ctrl_c_leaves_a_valid_part_and_resume_completes_it(
     assert not json.loads((out / "summary.json").read_text())["complete"]
     rows = pd.read_parquet(out / "metrics.parquet")
     whole = unbroken.frame.set_index(["algorithm", "seed", "round"])
-    assert rows.set_index(["algorithm", "seed", "round"]).index.isin(whole.index).all(), "a part of the whole"
+    assert rows.set_index(["algorithm", "seed", "round"]).index.isin(whole.index).all(), (
+        "a part of the whole"
+    )
     result = run(out, resume=True)
     assert result.complete
     assert result.frame.equals(unbroken.frame)
@@ -189,7 +211,9 @@ while True:
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the children are forks, so that many kills take seconds")
+@pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="the children are forks, so that many kills take seconds"
+)
 def test_kill_9_at_random_moments(tmp_path: Path, unbroken: Any) -> None:
     root = str(Path(__file__).parents[2])
     command = [sys.executable, "-c", KILL_LOOP, root, str(tmp_path / "run"), "1"]
@@ -200,7 +224,9 @@ def test_kill_9_at_random_moments(tmp_path: Path, unbroken: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [CHECKPOINT, "metrics.parquet", "finished/k-gt.zip"])
-def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path, unbroken: Any, name: str) -> None:
+def test_what_a_kill_left_half_written_is_cleared_away(
+    tmp_path: Path, unbroken: Any, name: str
+) -> None:
     """Also in a run that had nothing left to write there."""
     out = tmp_path / "run"
     run(out)
@@ -230,7 +256,9 @@ def command(*args: Any) -> list[str]:
     return [sys.executable, "-m", "spodgt", *map(str, args)]
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT]
+)
 def test_the_command_line_survives(tmp_path: Path, number: int) -> None:
     """The real entry, on images: stop it in the middle, resume, compare with an unbroken run."""
     (tmp_path / "small.toml").write_text(CONFIG)
@@ -257,7 +285,11 @@ def test_the_command_line_survives(tmp_path: Path, number: int) -> None:
     else:
         assert process.returncode == -signal.SIGKILL
     resumed = subprocess.run(
-        command(*common, "--out", out, "--resume"), capture_output=True, text=True, timeout=120, check=False
+        command(*common, "--out", out, "--resume"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert resumed.returncode == 0, resumed.stderr
     assert {path.name for path in out.iterdir()} >= FILES
@@ -265,7 +297,9 @@ def test_the_command_line_survives(tmp_path: Path, number: int) -> None:
     from spodgt.training.api import run
 
     whole = run(Experiment.read(tmp_path / "small.toml"), out=tmp_path / "whole")
-    pd.testing.assert_frame_equal(pd.read_parquet(out / "metrics.parquet"), whole.frame, check_exact=True)
+    pd.testing.assert_frame_equal(
+        pd.read_parquet(out / "metrics.parquet"), whole.frame, check_exact=True
+    )
     assert (
         json.loads(resumed.stdout)["algorithms"]
         == json.loads((out / "summary.json").read_text())["algorithms"]
@@ -316,10 +350,18 @@ def test_a_diverged_method_is_told_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.filterwarnings("ignore::spodgt.errors.DivergenceWarning")
-def test_a_run_that_diverges_after_it_was_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_diverges_after_it_was_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
     methods = [spodgt.method("spod-gt", step_size=8.0)]
-    options = {"methods": methods, "delay": None, "rounds": 400, "seeds": [0], "checkpoint_every": 1e9}
+    options = {
+        "methods": methods,
+        "delay": None,
+        "rounds": 400,
+        "seeds": [0],
+        "checkpoint_every": 1e9,
+    }
     whole = run(None, **options)
     (stop,) = whole.diverged
     assert stop.finite_at > 0
@@ -360,7 +402,9 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lambda data: b"not a checkpoint",
         lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:],
         lambda data: data.replace(b'"schedule"', b'"scheduler"'),
-        lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
+        lambda data: (
+            data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+        ),
     ],
     ids=["cut", "empty", "text", "one bit of the index", "notes", "one bit of the tensors"],
 )
@@ -376,10 +420,14 @@ def test_a_corrupted_checkpoint_is_one_sentence(tmp_path: Path, half: Path, dama
     assert (out / CHECKPOINT).read_bytes() == broken, "it is left for the user to look at"
 
 
-def test_a_checkpoint_of_another_version(tmp_path: Path, half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_another_version(
+    tmp_path: Path, half: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = Path(shutil.copytree(half, tmp_path / "run"))
     monkeypatch.setattr("spodgt.record.folder._FORMAT", 99)
-    with pytest.raises(InvalidInput, match=r"has format \d, but this version of spodgt reads 99; begin anew"):
+    with pytest.raises(
+        InvalidInput, match=r"has format \d, but this version of spodgt reads 99; begin anew"
+    ):
         run(out, resume=True)
 
 
@@ -417,10 +465,16 @@ def test_no_space_is_said_at_the_start(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_folder_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    for out, reason in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "run", "Not a directory")):
+    for out, reason in (
+        (tmp_path / "file", "File exists"),
+        (tmp_path / "file" / "run", "Not a directory"),
+    ):
         with pytest.raises(InvalidInput) as caught:
             run(out)
-        assert str(caught.value) == f"out={str(out)!r} cannot be written: {reason}; choose another folder."
+        assert (
+            str(caught.value)
+            == f"out={str(out)!r} cannot be written: {reason}; choose another folder."
+        )
 
 
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="files without a name are Linux's")
@@ -459,7 +513,9 @@ def test_two_runs_cannot_share_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
             seen.append(str(caught.value))
 
     run(tmp_path / "run", progress=intrude)
-    assert seen == [f"out={str(tmp_path / 'run')!r} is in use by a run that is still going; wait for it."]
+    assert seen == [
+        f"out={str(tmp_path / 'run')!r} is in use by a run that is still going; wait for it."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -468,7 +524,10 @@ def test_two_runs_cannot_share_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
         ({"seeds": [0, 1]}, "run.seeds is [0, 1, 2] there and [0, 1] here"),
         ({"evaluations": 8}, "run.evaluations is 7 there and 8 here"),
         ({"dtype": torch.float64}, "run.dtype is 'float32' there and 'float64' here"),
-        ({"participation": spodgt.Always()}, "participation.kind is 'beta' there and 'always' here"),
+        (
+            {"participation": spodgt.Always()},
+            "participation.kind is 'beta' there and 'always' here",
+        ),
         (
             {"participation": spodgt.Beta(0.8, 0.7, floor=0.1)},
             "participation.alpha is 0.7 there and 0.8 here",
@@ -516,7 +575,9 @@ def test_an_extended_run_is_an_unbroken_one(
     result = run(out, resume=True, delay=180.0)
     assert result.complete
     keys = ["algorithm", "seed", "round"]
-    ends = result.frame.merge(whole.frame[keys], how="left", indicator=True)["_merge"] == "left_only"
+    ends = (
+        result.frame.merge(whole.frame[keys], how="left", indicator=True)["_merge"] == "left_only"
+    )
     assert ends.sum() <= len(METHODS[:4]) * 3, "at most the row at the old end of each run is more"
     kept = result.frame[~ends].reset_index(drop=True)
     pd.testing.assert_frame_equal(kept[whole.frame.columns], whole.frame, check_exact=True)
@@ -555,16 +616,26 @@ def test_a_checkpoint_is_a_zip_of_plain_formats(half: Path) -> None:
 
 
 def images(labels: int = 2, batch_size: int = 4) -> spodgt.Learning:
-    return spodgt.problems.fashion_mnist_svm(clients=5, labels_per_client=labels, batch_size=batch_size)
+    return spodgt.problems.fashion_mnist_svm(
+        clients=5, labels_per_client=labels, batch_size=batch_size
+    )
 
 
 @pytest.mark.parametrize(
     ("before", "after", "what"),
     [
         ({"problem": images()}, {"problem": images(labels=1)}, "problem.checksum is"),
-        ({"problem": images()}, {"problem": images(batch_size=8)}, "batch_size is '4' there and '8' here"),
+        (
+            {"problem": images()},
+            {"problem": images(batch_size=8)},
+            "batch_size is '4' there and '8' here",
+        ),
         ({}, {"problem": Quadratic.random(5, 4, seed=4, noise=0.3)}, "problem.checksum is"),
-        ({}, {"problem": Quadratic.random(5, 4, seed=3, noise=0.2)}, "noise is '0.3' there and '0.2' here"),
+        (
+            {},
+            {"problem": Quadratic.random(5, 4, seed=3, noise=0.2)},
+            "noise is '0.3' there and '0.2' here",
+        ),
         (
             {"participation": spodgt.EveryK(2)},
             {"participation": spodgt.EveryK(7)},
@@ -585,7 +656,9 @@ def test_other_data_under_the_same_name_are_not_taken_up(
 
 def test_a_network_without_links_is_saved_like_any_other(tmp_path: Path) -> None:
     problem, alone = Quadratic.random(1, 3, seed=0), spodgt.Network.complete(1)
-    result = spodgt.train("spod-gt", problem, alone, rounds=30, out=tmp_path / "run", checkpoint_every=0)
+    result = spodgt.train(
+        "spod-gt", problem, alone, rounds=30, out=tmp_path / "run", checkpoint_every=0
+    )
     assert result.complete
 
 
@@ -615,7 +688,9 @@ def test_a_changed_network_file_is_not_taken_up(tmp_path: Path) -> None:
 def test_half_precision_data_can_be_kept(tmp_path: Path) -> None:
     data = [(torch.randn(8, 3).bfloat16(), torch.arange(8) % 2) for _ in range(5)]
     problem = spodgt.Learning(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), data)
-    assert run(tmp_path / "run", problem=problem, methods=["spod-gt"], seeds=[0], delay=10.0).complete
+    assert run(
+        tmp_path / "run", problem=problem, methods=["spod-gt"], seeds=[0], delay=10.0
+    ).complete
 
 
 # --- what a config cannot tell: code and numbers of the user's own ----------------------------------------
@@ -645,7 +720,10 @@ WEIGHTS = torch.tensor([1.0, 2.0, 3.0])
             {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
             {"loss": nn.CrossEntropyLoss(label_smoothing=0.2)},
         ),
-        ({"loss": nn.CrossEntropyLoss(ignore_index=1)}, {"loss": nn.CrossEntropyLoss(ignore_index=2)}),
+        (
+            {"loss": nn.CrossEntropyLoss(ignore_index=1)},
+            {"loss": nn.CrossEntropyLoss(ignore_index=2)},
+        ),
         (
             {"loss": lambda o, t: 3 * nn.functional.cross_entropy(o, t)},
             {"loss": lambda o, t: 2 * nn.functional.cross_entropy(o, t)},
@@ -694,7 +772,10 @@ LONG: dict[str, dict[str, Any]] = {
     "delay": {"delay": 120.0, "evaluations": 6},  # the spacing of the first call stays
 }
 RARELY = OPTIONS | {"checkpoint_every": 1e9}  # only where a run is interrupted
-WHOLE: dict[str, dict[str, Any]] = {"rounds": LONG["rounds"], "delay": {"delay": 120.0, "evaluations": 12}}
+WHOLE: dict[str, dict[str, Any]] = {
+    "rounds": LONG["rounds"],
+    "delay": {"delay": 120.0, "evaluations": 12},
+}
 
 
 class Crash(Exception):
@@ -724,7 +805,9 @@ def assert_unbroken(out: Path, result: spodgt.Result, whole: spodgt.Result) -> N
     """Rows, counts, models, and the clients' last evaluations are those of the unbroken run."""
     assert result.complete
     keys = ["algorithm", "seed", "round"]
-    extra = result.frame.merge(whole.frame[keys], how="left", indicator=True)["_merge"] == "left_only"
+    extra = (
+        result.frame.merge(whole.frame[keys], how="left", indicator=True)["_merge"] == "left_only"
+    )
     ends = result.frame[extra].groupby(keys[:2]).size()
     assert (ends <= 1).all(), "at most the row at the old end of each run is more"
     rows = result.frame[~extra].reset_index(drop=True)
@@ -763,7 +846,11 @@ def test_an_interrupted_run_that_is_extended_is_an_unbroken_one(
         (THREE[0], THREE[2]),
         (THREE[1], THREE[1]),
         (THREE[2], THREE[0]),
-        *(pytest.param(first, second, marks=pytest.mark.slow) for first in THREE for second in THREE),
+        *(
+            pytest.param(first, second, marks=pytest.mark.slow)
+            for first in THREE
+            for second in THREE
+        ),
     ],
 )
 def test_a_crash_during_the_extension_loses_nothing(
@@ -813,7 +900,12 @@ def test_an_interrupted_method_runs_first_and_only_it_continues(
     run(tmp_path / "run", progress=StopAt("spod-gt-memory", 21), **options)
     seen: list[tuple[str, int]] = []
     later = options | LONG["rounds"]
-    run(tmp_path / "run", resume=True, progress=lambda now: seen.append((now.algorithm, now.k)), **later)
+    run(
+        tmp_path / "run",
+        resume=True,
+        progress=lambda now: seen.append((now.algorithm, now.k)),
+        **later,
+    )
     begins = dict(reversed(seen))
     assert list(dict.fromkeys(label for label, _ in seen)) == ["spod-gt-memory", "spod-gt", "k-gt"]
     assert begins["spod-gt-memory"] >= 21
@@ -821,10 +913,18 @@ def test_an_interrupted_method_runs_first_and_only_it_continues(
     assert begins["k-gt"] == 0
 
 
-def test_virtual_time_interrupted_and_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_virtual_time_interrupted_and_extended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
     time = spodgt.Time(compute=0.01, latency=0.02)
-    common: dict[str, Any] = {"methods": THREE, "delay": None, "rounds": None, "time": time, "every": 10}
+    common: dict[str, Any] = {
+        "methods": THREE,
+        "delay": None,
+        "rounds": None,
+        "time": time,
+        "every": 10,
+    }
     whole = run(None, seconds=3.0, **RARELY | common)
     out = tmp_path / "run"
     ticks = int(whole.frame["round"].max()) // 4

@@ -61,7 +61,9 @@ def test_metrics_are_what_they_say() -> None:
             for z in models
         ]
         assert row["loss"] == pytest.approx(float(torch.stack(losses).mean()))
-        assert row["consensus_x"] == pytest.approx(float(((models - average) ** 2).sum(1).mean().sqrt()))
+        assert row["consensus_x"] == pytest.approx(
+            float(((models - average) ** 2).sum(1).mean().sqrt())
+        )
         spread = y[row["round"]] - y[row["round"]].mean(0)
         assert row["consensus_y"] == pytest.approx(float((spread**2).sum(1).mean().sqrt()))
         gradient = torch.einsum("ijk,ik->ij", PROBLEM.H, average - PROBLEM.c).mean(0)
@@ -72,7 +74,9 @@ def test_metrics_are_what_they_say() -> None:
 
 def test_looks_are_spread_over_rounds_or_delay() -> None:
     assert len(run(rounds=100, evaluations=10).frame) == 11
-    assert run(rounds=7, every=3).frame["round"].tolist() == [0, 3, 6, 7], "the end is always looked at"
+    assert run(rounds=7, every=3).frame["round"].tolist() == [0, 3, 6, 7], (
+        "the end is always looked at"
+    )
     frame = run(rounds=None, delay=200, evaluations=10).frame
     grid = np.arange(11) * 20.0
     full = run(rounds=None, delay=200, every=1).frame
@@ -108,7 +112,9 @@ def test_an_integer_is_the_number_of_seeds_in_train_sweep_and_tune(tmp_path: Pat
     with pytest.warns(FutureWarning, match=sentence) as of_train:
         trained = spodgt.train("spod-gt", *world, **options)
     with pytest.warns(FutureWarning, match=sentence) as of_sweep:
-        swept = spodgt.sweep(["spod-gt"], *world, grid={"step_size": [0.1]}, out=tmp_path, **options)
+        swept = spodgt.sweep(
+            ["spod-gt"], *world, grid={"step_size": [0.1]}, out=tmp_path, **options
+        )
     with pytest.warns(FutureWarning, match=sentence) as of_tune:
         tuned = spodgt.tune(["spod-gt"], *world, search=search, **options)
     caught = [*of_train, *of_sweep, *of_tune]
@@ -123,7 +129,9 @@ def test_seed_zero_is_the_default_and_does_not_warn() -> None:
 
 @pytest.mark.parametrize("count", [True, False, 0, -3])
 def test_a_number_of_seeds_below_one_is_refused(count: int) -> None:
-    with pytest.raises(InvalidInput, match=rf"^seeds must be how many \(at least 1\).*got {count};"):
+    with pytest.raises(
+        InvalidInput, match=rf"^seeds must be how many \(at least 1\).*got {count};"
+    ):
         run(seeds=count)
 
 
@@ -133,7 +141,10 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 def test_x0_for_all_or_for_each() -> None:
-    one, each = run(x0=[1.0, 2, 3], keep_states=True), run(x0=np.tile([1, 2, 3], (4, 1)), keep_states=True)
+    one, each = (
+        run(x0=[1.0, 2, 3], keep_states=True),
+        run(x0=np.tile([1, 2, 3], (4, 1)), keep_states=True),
+    )
     torch.testing.assert_close(one.states[0].x, each.states[0].x)
     digits = [0.1, 0.2, 0.3]  # a list keeps its digits in float64
     assert run(x0=digits, keep_states=True).states[0].x[0, 0].tolist() == digits
@@ -156,7 +167,9 @@ def test_kept_states_are_all_different() -> None:
 def test_float32_is_the_default_and_near_float64() -> None:
     single, double = run(dtype=torch.float32, keep_states=True), run(keep_states=True)
     assert single.states[0].x.dtype == torch.float32
-    torch.testing.assert_close(single.states[0].x.double(), double.states[0].x, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        single.states[0].x.double(), double.states[0].x, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_one_method_needs_no_list() -> None:
@@ -241,7 +254,9 @@ def test_a_trace_ends_the_run() -> None:
     trace = spodgt.Trace(np.ones((9, 4)), np.ones((8, NETWORK.links)))
     assert run(rounds=None, delay=1e9, participation=trace).frame["round"].max() == 8
     assert run(rounds=5, participation=trace).frame["round"].max() == 5
-    assert run("ab-push-pull", rounds=20, participation=trace).frame["round"].max() == 20, "it needs no trace"
+    assert run("ab-push-pull", rounds=20, participation=trace).frame["round"].max() == 20, (
+        "it needs no trace"
+    )
 
 
 def test_progress_is_told() -> None:
@@ -281,7 +296,13 @@ def test_many_curves_have_different_looks() -> None:
     from spodgt.figures import line_styles
 
     assert (
-        len(set(line_styles([f"method {n}" for n in range(20)] + [f"m{n}" for n in range(20)]).values()))
+        len(
+            set(
+                line_styles(
+                    [f"method {n}" for n in range(20)] + [f"m{n}" for n in range(20)]
+                ).values()
+            )
+        )
         == 40
     )
 
@@ -309,9 +330,15 @@ def test_empty_result_has_its_columns() -> None:
     [
         ({"out": 5}, "out must be the path of a folder, got 5; use out='runs/mine'."),
         ({"out": "\0"}, "out must be the path of a folder, got '\\x00'; use out='runs/mine'."),
-        ({"keep_states": "yes"}, "keep_states must be True or False, got 'yes'; use keep_states=True."),
+        (
+            {"keep_states": "yes"},
+            "keep_states must be True or False, got 'yes'; use keep_states=True.",
+        ),
         ({"callbacks": 5}, "callbacks must be a list of functions, got 5; use callbacks=[print]."),
-        ({"callbacks": [5]}, "callbacks must be a list of functions, got [5]; use callbacks=[print]."),
+        (
+            {"callbacks": [5]},
+            "callbacks must be a list of functions, got [5]; use callbacks=[print].",
+        ),
         (
             {"problem": spodgt.Quadratic},
             "problem must be a spodgt.Learning or spodgt.Quadratic, got the class Quadratic itself; "
@@ -323,13 +350,21 @@ def test_empty_result_has_its_columns() -> None:
 def test_bad_arguments_are_one_sentence(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         spodgt.train(
-            **{"algorithm": "spod-gt", "problem": PROBLEM, "network": NETWORK, "rounds": 1, **options}
+            **{
+                "algorithm": "spod-gt",
+                "problem": PROBLEM,
+                "network": NETWORK,
+                "rounds": 1,
+                **options,
+            }
         )
     assert str(caught.value) == sentence
 
 
 def test_what_requires_gradients_is_taken_as_numbers() -> None:
-    step, x0 = (torch.full(shape, 0.1, requires_grad=True) for shape in ((4, 1), (PROBLEM.parameters,)))
+    step, x0 = (
+        torch.full(shape, 0.1, requires_grad=True) for shape in ((4, 1), (PROBLEM.parameters,))
+    )
     ours = spodgt.train(spodgt.method("spod-gt", step_size=step), PROBLEM, NETWORK, rounds=3, x0=x0)
     theirs = spodgt.train(
         spodgt.method("spod-gt", step_size=[0.1] * 4), PROBLEM, NETWORK, rounds=3, x0=x0.detach()
@@ -346,5 +381,7 @@ def test_a_picture_needs_a_column_of_numbers_and_a_path(tmp_path: Path) -> None:
 
 
 def test_a_folder_no_file_system_takes_is_one_sentence() -> None:
-    with pytest.raises(InvalidInput, match=r"cannot be used: File name too long; choose another folder\."):
+    with pytest.raises(
+        InvalidInput, match=r"cannot be used: File name too long; choose another folder\."
+    ):
         run(rounds=1, out="x" * 300)

@@ -52,11 +52,18 @@ def problem() -> spodgt.Learning:
         targets = torch.randint(0, 3, (40,), generator=generator)
         clients.append(TensorDataset(inputs, targets))
     loss = nn.CrossEntropyLoss()
-    return spodgt.Learning(model=Perceptron(), loss=loss, clients=clients, test=clients[0], batch_size=5)
+    return spodgt.Learning(
+        model=Perceptron(), loss=loss, clients=clients, test=clients[0], batch_size=5
+    )
 
 
 def compare(problem: spodgt.Learning, workers: int | None, **options: Any) -> spodgt.Result:
-    settings: dict[str, Any] = {"rounds": 30, "seeds": [0, 1, 2], "evaluations": 5, "workers": workers}
+    settings: dict[str, Any] = {
+        "rounds": 30,
+        "seeds": [0, 1, 2],
+        "evaluations": 5,
+        "workers": workers,
+    }
     settings.update(options)
     return spodgt.compare(METHODS, problem, NETWORK, spodgt.Bernoulli(0.6, 0.7), **settings)
 
@@ -70,7 +77,9 @@ def check_equal(result: spodgt.Result, expected: spodgt.Result) -> None:
     """All tables and models, bit for bit."""
     assert result.complete
     for table in ("frame", "clients", "participation"):
-        pd.testing.assert_frame_equal(getattr(result, table), getattr(expected, table), check_exact=True)
+        pd.testing.assert_frame_equal(
+            getattr(result, table), getattr(expected, table), check_exact=True
+        )
     assert result.models.keys() == expected.models.keys()
     for key, models in expected.models.items():
         assert torch.equal(result.models[key], models), key
@@ -137,7 +146,10 @@ def test_a_finished_run_is_extended(
 
 
 def test_a_dead_worker_is_named_and_other_runs_are_kept(
-    problem: spodgt.Learning, expected: spodgt.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    problem: spodgt.Learning,
+    expected: spodgt.Result,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "out"
 
@@ -171,7 +183,9 @@ def test_an_error_in_a_worker_is_raised_as_without_workers(
 def test_workers_is_checked(problem: spodgt.Learning) -> None:
     with pytest.raises(InvalidInput, match=r"workers must be .* got 0"):
         compare(problem, 0)
-    with pytest.raises(InvalidInput, match="workers=2 cannot be used with keep_states=True; use workers=1"):
+    with pytest.raises(
+        InvalidInput, match="workers=2 cannot be used with keep_states=True; use workers=1"
+    ):
         compare(problem, 2, keep_states=True)
 
 
@@ -185,7 +199,9 @@ def test_workers_is_a_key_of_configs_but_not_of_the_identity_of_a_run() -> None:
 
 def test_the_command_takes_workers(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     experiments: list[Experiment] = []
-    monkeypatch.setattr(commands, "carry_out", lambda experiment, *_: experiments.append(experiment))
+    monkeypatch.setattr(
+        commands, "carry_out", lambda experiment, *_: experiments.append(experiment)
+    )
     code, _, err = cli("compare", "--workers", "2", "--seeds", "3")
     assert code == 0, err
     assert experiments[0].run.workers == 2
@@ -194,7 +210,9 @@ def test_the_command_takes_workers(cli: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert "workers" in err
 
 
-def test_cells_of_a_sweep_that_hold_objects_use_workers(problem: spodgt.Learning, tmp_path: Path) -> None:
+def test_cells_of_a_sweep_that_hold_objects_use_workers(
+    problem: spodgt.Learning, tmp_path: Path
+) -> None:
     options: dict[str, Any] = {"grid": {"step_size": [0.01, 0.02]}, "rounds": 4, "seeds": [0, 1]}
     results: list[pd.DataFrame] = []
     for workers in (1, 2):

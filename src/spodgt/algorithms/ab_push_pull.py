@@ -12,5 +12,9 @@ from spodgt.algorithms.spod_gt import SpodGT
 class ABPushPull(SpodGT):
     name = "ab-push-pull"
     traits = replace(
-        SpodGT.traits, source="nedic2025ab", sporadic_clients="waits", sporadic_links="waits", exact="yes"
+        SpodGT.traits,
+        source="nedic2025ab",
+        sporadic_clients="waits",
+        sporadic_links="waits",
+        exact="yes",
     )

@@ -79,7 +79,9 @@ class ByClient:
         return dict(self.values)
 
     def __mul__(self, other: Tensor) -> typing.NoReturn:
-        raise InvalidInput(f"{self} has no order outside a network; give it to spodgt.train or compare.")
+        raise InvalidInput(
+            f"{self} has no order outside a network; give it to spodgt.train or compare."
+        )
 
     __rtruediv__ = __mul__
 
@@ -99,7 +101,9 @@ def positive(
             return ByClient(tuple(numbers))  # type: ignore[arg-type, return-value]
     if not isinstance(value, bool) and isinstance(value, Integral if whole else Real):
         number = int(value) if isinstance(value, Integral) and whole else float(value)
-        if (0 < number < (2**53 + 1 if whole else math.inf) and number <= most) or (zero and number == 0):
+        if (0 < number < (2**53 + 1 if whole else math.inf) and number <= most) or (
+            zero and number == 0
+        ):
             return number
     if isinstance(value, list | tuple | np.ndarray) and not whole:
         with contextlib.suppress(TypeError, ValueError):
@@ -139,7 +143,9 @@ def _check_fields(owner: Algorithm | Schedule) -> None:
         for part in (hint, *typing.get_args(hint)):  # the type, or the parts of `Count | None`
             for check in getattr(part, "__metadata__", ()):
                 if callable(check) and value is not each.default:
-                    object.__setattr__(owner, each.name, check(value, f"{each.name} of {owner.name}"))
+                    object.__setattr__(
+                        owner, each.name, check(value, f"{each.name} of {owner.name}")
+                    )
 
 
 # --- step sizes --------------------------------------------------------------------------------------
@@ -170,7 +176,9 @@ class Schedule(ABC):
         return torch.as_tensor(rate)
 
     def __mul__(self, other: Tensor) -> typing.NoReturn:
-        raise InvalidInput(f"{self} has no value outside a round; build the method with spodgt.method.")
+        raise InvalidInput(
+            f"{self} has no value outside a round; build the method with spodgt.method."
+        )
 
     __rtruediv__ = __mul__
 
@@ -220,10 +228,16 @@ class Traits:
     vectors: int = 1  # parameter vectors in one message
     # in a round: everybody, a random pair, a random pair of which the one that woke computes, a random client
     talks: Literal["all", "pair", "waker", "client"] = "all"
-    steps: Literal["per client", "common", "constant", "none"] = "common"  # the freest step size it allows
-    momentum: Literal["kept", "restarted", "none"] = "kept"  # restarted: by every exchange after local steps
+    steps: Literal["per client", "common", "constant", "none"] = (
+        "common"  # the freest step size it allows
+    )
+    momentum: Literal["kept", "restarted", "none"] = (
+        "kept"  # restarted: by every exchange after local steps
+    )
     direction: bool = True  # a step is η times one direction, which layers may change
-    rule: Rule | None = None  # for idle clients' gradients, where the state is that of gradient tracking
+    rule: Rule | None = (
+        None  # for idle clients' gradients, where the state is that of gradient tracking
+    )
     two_way: bool = False  # needs the reverse of every link, as gossip does
     root: bool = False  # one client leads: all gradients go to it, and all models come from it
     reweighs: bool = False  # links weigh by how many of them work in a round
@@ -266,10 +280,18 @@ class Algorithm(ABC, Generic[S]):
         """Fill in `traits.state`. A step of its own gives up an inherited compiled one."""
         super().__init_subclass__()
         hooks = {"fit", "uses", "weighs", "message"}  # these set the scene and leave the step alone
-        own = {key for key, value in vars(cls).items() if isfunction(value) and not key.startswith("__")}
+        own = {
+            key
+            for key, value in vars(cls).items()
+            if isfunction(value) and not key.startswith("__")
+        }
         if "traits" in vars(cls):
-            bases = (base for parent in cls.__mro__ for base in vars(parent).get("__orig_bases__", ()))
-            named = (state for base in bases for state in typing.get_args(base))  # S of Algorithm[S]
+            bases = (
+                base for parent in cls.__mro__ for base in vars(parent).get("__orig_bases__", ())
+            )
+            named = (
+                state for base in bases for state in typing.get_args(base)
+            )  # S of Algorithm[S]
             names = (state._fields for state in named if hasattr(state, "_fields"))
             cls.traits = replace(cls.traits, state=next(names, cls.traits.state))
         elif own - hooks and hasattr(cls, "traits"):
@@ -315,7 +337,11 @@ class Algorithm(ABC, Generic[S]):
             two, who = traits.talks in ("pair", "waker"), traits.talks != "waker"
             return Woken(availability, network, two, computing=traits.steps != "none", partner=who)
         clients, links = traits.sporadic_clients == "waits", traits.sporadic_links == "waits"
-        pairs = network.reverse if traits.mixing == "gossip" and traits.sporadic_links == "yes" else None
+        pairs = (
+            network.reverse
+            if traits.mixing == "gossip" and traits.sporadic_links == "yes"
+            else None
+        )
         if not clients and not links and pairs is None:
             return availability
         return Overlay(availability, all_clients=clients, all_links=links, pairs=pairs)

@@ -36,7 +36,9 @@ def check(algorithm: Algorithm, network: Network, availability: Availability) ->
         )
         needs = f"every link in every round, but {got};"
     if needs is not None:
-        raise Incompatible(f"{algorithm.name} needs {needs} use {_instead(traits, network, availability)}.")
+        raise Incompatible(
+            f"{algorithm.name} needs {needs} use {_instead(traits, network, availability)}."
+        )
     layer = algorithm
     while isinstance(layer, Wrapper):
         if isinstance(layer, Layer) and (why := layer.unfit()):
@@ -53,7 +55,9 @@ def _check_steps(algorithm: Algorithm, network: Network) -> None:
     start = step.start if isinstance(step, Schedule) else step
     count = start.numel() if isinstance(start, Tensor) else 1
     if traits.steps == "constant" and isinstance(step, Schedule):
-        raise Incompatible(f"{name} needs a constant step size, but got {step}; use a number, or gt-dsgd.")
+        raise Incompatible(
+            f"{name} needs a constant step size, but got {step}; use a number, or gt-dsgd."
+        )
     if count > 1 and traits.steps != "per client":
         other = "gt-dsgd" if traits.mixing == "gossip" else "push-pull"
         raise Incompatible(

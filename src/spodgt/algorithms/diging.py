@@ -17,7 +17,10 @@ from spodgt.algorithms.base import Round, TrackingState
 class DIGing(AB):
     name = "diging"
     traits = replace(
-        AB.traits, source="nedic2017achieving", mixing="gossip", mixes=(("gossip", "x"), ("gossip", "y"))
+        AB.traits,
+        source="nedic2017achieving",
+        mixing="gossip",
+        mixes=(("gossip", "x"), ("gossip", "y")),
     )
 
     def step(self, state: TrackingState, round: Round) -> TrackingState:

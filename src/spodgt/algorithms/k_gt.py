@@ -16,7 +16,16 @@ import numpy as np
 import torch
 
 from spodgt.algorithms.ab import AB
-from spodgt.algorithms.base import Availability, Count, LocalSteps, Positive, Rate, Round, Tensor, exchanges
+from spodgt.algorithms.base import (
+    Availability,
+    Count,
+    LocalSteps,
+    Positive,
+    Rate,
+    Round,
+    Tensor,
+    exchanges,
+)
 
 
 class KGTState(NamedTuple):

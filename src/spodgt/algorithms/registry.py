@@ -88,9 +88,15 @@ A = TypeVar("A", bound=type[Algorithm])
 def _imported(file: str) -> type[Algorithm]:
     name = file.replace("_", "-")
     for value in vars(import_module(f"spodgt.algorithms.{file}")).values():
-        if isinstance(value, type) and issubclass(value, Algorithm) and vars(value).get("name") == name:
+        if (
+            isinstance(value, type)
+            and issubclass(value, Algorithm)
+            and vars(value).get("name") == name
+        ):
             return value
-    raise InvalidConfig(f"algorithms/{file}.py must define an Algorithm with the name {name!r}, got none.")
+    raise InvalidConfig(
+        f"algorithms/{file}.py must define an Algorithm with the name {name!r}, got none."
+    )
 
 
 ALGORITHMS: dict[str, type[Algorithm]] = {cls.name: cls for cls in map(_imported, METHODS)}
@@ -105,7 +111,9 @@ def register(cls: A) -> A:
     """
     if ALGORITHMS.setdefault(cls.name, cls) is not cls:
         other = ALGORITHMS[cls.name].__name__
-        raise InvalidConfig(f"name {cls.name!r} of {cls.__name__} is taken by {other}; choose another.")
+        raise InvalidConfig(
+            f"name {cls.name!r} of {cls.__name__} is taken by {other}; choose another."
+        )
     return cls
 
 
@@ -125,9 +133,13 @@ def _load(point: EntryPoint) -> None:
     try:
         cls = point.load()
     except Exception as error:  # somebody else's package: ours must still work
-        raise InvalidConfig(f"method {point.name!r} of {point.value} cannot be loaded: {error}.") from error
+        raise InvalidConfig(
+            f"method {point.name!r} of {point.value} cannot be loaded: {error}."
+        ) from error
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
-        raise InvalidConfig(f"method {point.name!r} of {point.value} must be an Algorithm, got {cls!r}.")
+        raise InvalidConfig(
+            f"method {point.name!r} of {point.value} must be an Algorithm, got {cls!r}."
+        )
     ALGORITHMS[point.name] = cls
 
 
@@ -155,7 +167,9 @@ def method(name: str | Algorithm, **fields: Any) -> Algorithm:
             running_mean.
     """
     if isinstance(name, Algorithm):
-        if not fields and not (isinstance(name, HasStepSize) and isinstance(name.step_size, Schedule)):
+        if not fields and not (
+            isinstance(name, HasStepSize) and isinstance(name.step_size, Schedule)
+        ):
             return name
         base, layers = unwrapped(name)
         cls, fields = type(base), {**_fields(base), **layers, **fields}
@@ -197,7 +211,11 @@ def installed(algorithm: Algorithm) -> bool:
 def describe(algorithm: Algorithm) -> dict[str, Any]:
     """The method as plain values for a configuration: `method(**describe(algorithm))` is the same again."""
     base, layers = unwrapped(algorithm)
-    values = {"name": base.name, **_fields(base), **{key: layers[key] for key in LAYERS if key in layers}}
+    values = {
+        "name": base.name,
+        **_fields(base),
+        **{key: layers[key] for key in LAYERS if key in layers},
+    }
     return {key: _plain(value) for key, value in values.items() if value is not None}
 
 
@@ -207,7 +225,11 @@ def _fields(value: Algorithm | Schedule) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Schedule):
-        fields = {key: _plain(each) for key, each in _fields(value).items() if (key, each) != ("warmup", 0)}
+        fields = {
+            key: _plain(each)
+            for key, each in _fields(value).items()
+            if (key, each) != ("warmup", 0)
+        }
         return {"schedule": value.name, **fields}
     if isinstance(value, ByClient):
         return value.to_dict()
@@ -245,13 +267,19 @@ def stack(
     def column(values: list[Any]) -> Any:
         if isinstance(values[0], Algorithm):
             return stack(values, clients, dtype=dtype, device=device)
-        if isinstance(values[0], Schedule):  # in double precision: the method casts what a schedule gives
+        if isinstance(
+            values[0], Schedule
+        ):  # in double precision: the method casts what a schedule gives
             return stack(values, clients, device=device)
         tensors = any(isinstance(value, Tensor) for value in values)
         if not tensors and len(set(values)) == 1:
             return values[0]
-        kind = dtype if tensors or any(isinstance(value, float) for value in values) else torch.int64
-        rows = [torch.as_tensor(value, dtype=kind, device=device).reshape(-1, 1) for value in values]
+        kind = (
+            dtype if tensors or any(isinstance(value, float) for value in values) else torch.int64
+        )
+        rows = [
+            torch.as_tensor(value, dtype=kind, device=device).reshape(-1, 1) for value in values
+        ]
         return torch.cat([row.expand(m, 1) for row, m in zip(rows, clients, strict=True)])
 
     changes = {name: column([getattr(part, name) for part in parts]) for name in _fields(parts[0])}

@@ -15,7 +15,16 @@ from typing import NamedTuple
 
 import torch
 
-from spodgt.algorithms.base import Algorithm, Fraction, Network, NotNegative, Rate, Round, Tensor, Traits
+from spodgt.algorithms.base import (
+    Algorithm,
+    Fraction,
+    Network,
+    NotNegative,
+    Rate,
+    Round,
+    Tensor,
+    Traits,
+)
 from spodgt.participation.availability import patient
 from spodgt.participation.relayed import Relayed
 from spodgt.types import Availability
@@ -38,7 +47,9 @@ class Relay(Algorithm[RelayState]):
     )  # fmt: skip
     step_size: Rate = 0.01  # η
     proximal: NotNegative = 0.0  # ρ
-    patience: Fraction = 0.5  # clients and links are used at the rate p^(1 - patience); 0: never waits
+    patience: Fraction = (
+        0.5  # clients and links are used at the rate p^(1 - patience); 0: never waits
+    )
 
     def uses(self, availability: Availability, network: Network) -> Availability:
         return Relayed(patient(availability, self.patience), network)

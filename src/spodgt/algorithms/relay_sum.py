@@ -13,7 +13,16 @@ from typing import NamedTuple
 
 import torch
 
-from spodgt.algorithms.base import Algorithm, Availability, Fraction, Network, Rate, Round, Tensor, Traits
+from spodgt.algorithms.base import (
+    Algorithm,
+    Availability,
+    Fraction,
+    Network,
+    Rate,
+    Round,
+    Tensor,
+    Traits,
+)
 from spodgt.participation.availability import patient, two_way
 from spodgt.participation.relayed import Relayed
 from spodgt.tensors import widened
@@ -49,7 +58,9 @@ class RelaySum(Algorithm[RelaySumState]):
         below = round.push(t - e) - torch.where(works, 0, t - e)
         t, e = t + below + torch.where(works, above - e, 0), torch.where(works, t + above - e, e)
         X, H, n = t[:, : x.shape[1]], t[:, x.shape[1] : -1], t[:, -1:]
-        x = (x + self.averaging * round.lead * (X / n - x) - self.step_size * (round.lead * H / n)).to(x)
+        x = (
+            x + self.averaging * round.lead * (X / n - x) - self.step_size * (round.lead * H / n)
+        ).to(x)
         z = _stacked(x, g := torch.where(round.computes, round.grad(x), h))
         t = torch.where(round.restarts, z, t + z - _stacked(state.x, h))
         return RelaySumState(x, g, t, torch.where(round.restarts, 0, e))

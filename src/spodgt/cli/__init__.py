@@ -23,10 +23,14 @@ from spodgt.errors import InvalidInput, SpodgtError, UnusedDataWarning
 
 __all__ = ["app", "main"]
 
-_WAIT_FOR_MAIN = 2.0  # seconds: torchrun ends all processes with the first, and rank 0 must print its error
+_WAIT_FOR_MAIN = (
+    2.0  # seconds: torchrun ends all processes with the first, and rank 0 must print its error
+)
 
 # Every usage error has this ancestor, in typer's own copy of click and in click itself.
-_UsageError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+_UsageError: Any = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
 
 
 def main() -> None:
@@ -42,7 +46,9 @@ def main() -> None:
         sys.stdout.flush()
     except SpodgtError as error:
         code = 2 if isinstance(error, InvalidInput) else 1
-        if code == 1 or os.environ.get("RANK", "0") == "0":  # under torchrun all find the same bad input
+        if (
+            code == 1 or os.environ.get("RANK", "0") == "0"
+        ):  # under torchrun all find the same bad input
             _say(f"error: {error}")
         else:
             time.sleep(_WAIT_FOR_MAIN)
@@ -65,7 +71,9 @@ def main() -> None:
             error
         ):  # torch has no own class
             raise
-        _say("error: the memory of this machine is not enough; use fewer clients, seeds or parameters.")
+        _say(
+            "error: the memory of this machine is not enough; use fewer clients, seeds or parameters."
+        )
         code = 1
     if code == 130:  # how typer reports Ctrl-C
         _say("stopped.")
@@ -109,7 +117,11 @@ _format_with_source = warnings.formatwarning
 
 
 def _format_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
 ) -> str:
     """A warning about the user's input in one sentence, others with their line of source."""
     if issubclass(category, UnusedDataWarning):

@@ -79,7 +79,9 @@ class Changes:
     delay: Annotated[str | None, unchecked("Stop before this delay.")] = None
     rounds: Annotated[str | None, unchecked("Stop after this many rounds.")] = None
     seconds: Annotated[str | None, unchecked("Stop after this much virtual time.")] = None
-    labels_per_client: Annotated[str | None, unchecked("Classes each client holds; 10 is IID.")] = None
+    labels_per_client: Annotated[str | None, unchecked("Classes each client holds; 10 is IID.")] = (
+        None
+    )
     device: Annotated[str | None, unchecked("cpu, cuda or cuda:1.", "DEVICE")] = None
     engine: Annotated[str | None, unchecked("auto, or plain: no compiled loops.", "NAME")] = None
     problem: Annotated[str | None, unchecked("Your own: problem.py:FUNCTION.", "CODE")] = None
@@ -94,7 +96,9 @@ class Changes:
         if self.methods is not None:
             changes["run.methods"] = [name.strip() for name in self.methods.split(",")]
         ends = {"rounds": self.rounds, "delay": self.delay, "seconds": self.seconds}
-        if any(ends.values()) and not all((self.delay, self.rounds)):  # these replace those of the config
+        if any(ends.values()) and not all(
+            (self.delay, self.rounds)
+        ):  # these replace those of the config
             changes |= {f"run.{key}": None for key in ends}
         for key, text in {"seeds": self.seeds, **ends}.items():
             if text is not None:
@@ -150,10 +154,14 @@ def _leave(*_: object) -> None:
 def seed_of(text: str) -> int:
     """The number after --seed."""
     if not (text.isascii() and text.isdecimal() and int(text) < 2**63):
-        raise InvalidInput(f"--seed must be a whole number of at least 0, got {text[:40]!r}; use --seed 0.")
+        raise InvalidInput(
+            f"--seed must be a whole number of at least 0, got {text[:40]!r}; use --seed 0."
+        )
     return int(text)
 
 
 def plain_table(**options: Any) -> Table:
     """A table without frames: words and numbers get the width."""
-    return Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left", **options)
+    return Table(
+        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left", **options
+    )

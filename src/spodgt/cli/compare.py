@@ -60,7 +60,9 @@ class Keeping:
         return {"run.workers": value_of(self.workers)}
 
 
-@app.command(epilog="Example: [bold]spodgt compare --labels-per-client 10 --seeds 3 --out runs/iid[/]")
+@app.command(
+    epilog="Example: [bold]spodgt compare --labels-per-client 10 --seeds 3 --out runs/iid[/]"
+)
 @grouped
 def compare(config: ConfigOption = None, *, keeping: Keeping, changes: Changes) -> None:
     """Compare methods on the same networks, clients and data: a table, two pictures, a folder of results."""
@@ -70,7 +72,10 @@ def compare(config: ConfigOption = None, *, keeping: Keeping, changes: Changes) 
 @app.command(epilog="Example: [bold]spodgt run experiment.toml --out runs/mine[/]")
 @grouped
 def run(
-    config: Annotated[Path, typer.Argument(help="A TOML file.")], *, keeping: Keeping, changes: Changes
+    config: Annotated[Path, typer.Argument(help="A TOML file.")],
+    *,
+    keeping: Keeping,
+    changes: Changes,
 ) -> None:
     """Run the experiment of a config file."""
     carry_out(experiment_of(config, changes.keys() | keeping.keys()), config.stem, keeping)
@@ -93,9 +98,13 @@ def carry_out(experiment: Experiment, name: str, keeping: Keeping) -> None:
     if keeping.as_json:
         print(json.dumps(result.as_dict() | {"out": str(folder)}, indent=2))
     else:
-        whole = Console(width=max(console.width, 72))  # a narrower terminal folds lines, and loses nothing
+        whole = Console(
+            width=max(console.width, 72)
+        )  # a narrower terminal folds lines, and loses nothing
         whole.print(results_table(result))
-        console.print(f"Results, pictures and report.html: {folder}", soft_wrap=True, highlight=False)
+        console.print(
+            f"Results, pictures and report.html: {folder}", soft_wrap=True, highlight=False
+        )
     for each in (*result.diverged, *result.stalled):
         print(f"spodgt: warning: {each}", file=sys.stderr)
     if not result.complete:
@@ -103,7 +112,9 @@ def carry_out(experiment: Experiment, name: str, keeping: Keeping) -> None:
         raise typer.Exit(1)
 
 
-def _run(experiment: Experiment, folder: Path, keeping: Keeping, console: Console, main: bool) -> Result:
+def _run(
+    experiment: Experiment, folder: Path, keeping: Keeping, console: Console, main: bool
+) -> Result:
     """Run the experiment under a progress bar, if this process shows one."""
     from spodgt import figures, training
     from spodgt.engine import announce_compilation
@@ -164,7 +175,9 @@ def free_folder(parent: Path, name: str, resume: bool) -> Path:
             continue
         if not (folder / "config.toml").exists():
             if resume and last is None:
-                raise InvalidInput(f"--resume found no run in {folder}; give its folder with --out.")
+                raise InvalidInput(
+                    f"--resume found no run in {folder}; give its folder with --out."
+                )
             return last if resume and last else folder
         last = folder
     raise InvalidInput(f"{parent} is full of runs called {name}; give a folder with --out.")

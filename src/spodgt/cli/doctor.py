@@ -57,7 +57,9 @@ def examine() -> dict[str, object]:
         from spodgt.thread_pool import thread_count
 
     directory = cache_directory()
-    state = "filled" if any(directory.rglob("*.nbi")) else "empty: loops are compiled by the first run"
+    state = (
+        "filled" if any(directory.rglob("*.nbi")) else "empty: loops are compiled by the first run"
+    )
     return {
         "engine": describe_engine(),
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",

@@ -45,19 +45,26 @@ class Working:
     """How the cells of a sweep are run."""
 
     resume: Annotated[
-        bool, typer.Option("--resume/--fresh", help="Go on with what is there, or forget it and begin anew.")
+        bool,
+        typer.Option(
+            "--resume/--fresh", help="Go on with what is there, or forget it and begin anew."
+        ),
     ] = True
     workers: Annotated[
         int | None, typer.Option(help="How many cells at a time. [dim]default: one per core[/]")
     ] = None
-    backend: Annotated[str, typer.Option(help="Where cells run: local or ray.", metavar="NAME")] = "local"
+    backend: Annotated[str, typer.Option(help="Where cells run: local or ray.", metavar="NAME")] = (
+        "local"
+    )
     address: Annotated[
         str | None,
-        typer.Option(help="Ray cluster for --backend ray; auto: the one of this host.", metavar="ADDRESS"),
+        typer.Option(
+            help="Ray cluster for --backend ray; auto: the one of this host.", metavar="ADDRESS"
+        ),
     ] = None
-    save_every: Annotated[float, typer.Option("--checkpoint-every", help="Seconds between checkpoints.")] = (
-        60.0
-    )
+    save_every: Annotated[
+        float, typer.Option("--checkpoint-every", help="Seconds between checkpoints.")
+    ] = 60.0
 
     def options(self) -> dict[str, Any]:
         """The options of `spodgt.sweeps.sweep.run`."""
@@ -78,12 +85,15 @@ class Working:
 @grouped
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="An experiment (see --list), or all.")] = None,
-    scale: Annotated[str, typer.Option(help="smoke (seconds), laptop, or paper (full size).")] = "laptop",
+    scale: Annotated[
+        str, typer.Option(help="smoke (seconds), laptop, or paper (full size).")
+    ] = "laptop",
     out: Annotated[
         Path | None, typer.Option(help="Folder for results. [dim]default: runs/reproduce-SCALE[/]")
     ] = None,
     tuned: Annotated[
-        bool, typer.Option("--tuned", help="Every method at its own best step size, searched for first.")
+        bool,
+        typer.Option("--tuned", help="Every method at its own best step size, searched for first."),
     ] = False,
     listing: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
     as_json: JsonOption = False,
@@ -102,18 +112,26 @@ def reproduce(
         _list(as_json)
         return
     if name is None:
-        raise InvalidInput("NAME is missing; give an experiment or all, and see spodgt reproduce --list.")
+        raise InvalidInput(
+            "NAME is missing; give an experiment or all, and see spodgt reproduce --list."
+        )
     chosen = grid.names() if name == "all" else [name]
     specs = [grid.load(each, scale).override(changes.keys()) for each in chosen]
     folder, options = out or Path("runs") / f"reproduce-{scale}", working.options()
     if tuned:
         swept = [spec.name for spec in specs if "run.step_size" in spec.grid]
         if name in swept:
-            raise InvalidInput(f"{name} shows every step size, so --tuned means nothing there; leave it out.")
-        specs = [at_best(spec, folder, working, as_json) for spec in specs if spec.name not in swept]
+            raise InvalidInput(
+                f"{name} shows every step size, so --tuned means nothing there; leave it out."
+            )
+        specs = [
+            at_best(spec, folder, working, as_json) for spec in specs if spec.name not in swept
+        ]
     done = {}
     for spec in specs:
-        done[folder / spec.name] = _run(spec, folder / spec.name, folder / "cells", as_json, **options)
+        done[folder / spec.name] = _run(
+            spec, folder / spec.name, folder / "cells", as_json, **options
+        )
     _finish(done, as_json)
 
 
@@ -191,7 +209,9 @@ class Trying:
 
         key, equals, values = (self.vary or "").partition("=")
         if self.vary and not equals:
-            raise InvalidInput(f"--vary {self.vary!r} must be KEY=VALUES, such as momentum=[0.0, 0.9].")
+            raise InvalidInput(
+                f"--vary {self.vary!r} must be KEY=VALUES, such as momentum=[0.0, 0.9]."
+            )
         vary = {key.strip(): value_of(values.strip())} if self.vary else {}
         return Search(value_of(self.candidates), value_of(self.tuning_seeds), vary)
 
@@ -204,7 +224,9 @@ def tune(
     config: ConfigOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for results; short runs in it are kept. [dim]default: runs/tune[/]"),
+        typer.Option(
+            help="Folder for results; short runs in it are kept. [dim]default: runs/tune[/]"
+        ),
     ] = None,
     as_json: JsonOption = False,
     *,
@@ -244,7 +266,9 @@ def at_best(spec: Spec, folder: Path, working: Working, quiet: bool) -> Spec:
     return replace(methods, name=f"{spec.name}-tuned", title=words)
 
 
-def _tune(experiment: Experiment, folder: Path, search: Search, working: Working, quiet: bool) -> Tuned:
+def _tune(
+    experiment: Experiment, folder: Path, search: Search, working: Working, quiet: bool
+) -> Tuned:
     """A search under a display."""
     from spodgt.sweeps.tune import tune_experiment
     from spodgt.training.display import Display as Bars
@@ -258,7 +282,10 @@ def _tune(experiment: Experiment, folder: Path, search: Search, working: Working
             tell = bars.move if bars else None
             return tune_experiment(experiment, folder, search, progress=tell, **options)
     except KeyboardInterrupt:
-        print(f"spodgt: stopped; the same command goes on with what is saved in {folder}.", file=sys.stderr)
+        print(
+            f"spodgt: stopped; the same command goes on with what is saved in {folder}.",
+            file=sys.stderr,
+        )
         raise typer.Exit(1) from None
 
 
@@ -279,7 +306,8 @@ def _choices(found: Tuned) -> Table:
         table.add_column(heading.replace("_", " "), justify=justify, overflow="fold")
     for row in sorted(rows, key=lambda row: -statistics.better(found.metric) * row[found.metric]):
         cells = [
-            f"{row[key]:.3g}" if isinstance(row[key], float) else str(row[key] or "–") for key in headings
+            f"{row[key]:.3g}" if isinstance(row[key], float) else str(row[key] or "–")
+            for key in headings
         ]
         table.add_row(row["method"], *cells)
     return table
@@ -290,7 +318,9 @@ def report(
     folder: Annotated[Path, typer.Argument(help="A folder of compare, run, sweep or reproduce.")],
     reference: Annotated[
         str | None,
-        typer.Option(help="Compare the others with this method. [dim]default: spod-gt[/]", metavar="METHOD"),
+        typer.Option(
+            help="Compare the others with this method. [dim]default: spod-gt[/]", metavar="METHOD"
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -327,9 +357,14 @@ def _run(spec: Spec, folder: Path, home: Path | None, quiet: bool, **options: An
     display = None if quiet else Display(spec.title or spec.name, cells)
     try:
         with display or nullcontext():
-            record = sweeps.run(spec, folder, home=home, display=display.show if display else None, **options)
+            record = sweeps.run(
+                spec, folder, home=home, display=display.show if display else None, **options
+            )
     except KeyboardInterrupt:
-        print(f"spodgt: stopped; the same command goes on with what is saved in {folder}.", file=sys.stderr)
+        print(
+            f"spodgt: stopped; the same command goes on with what is saved in {folder}.",
+            file=sys.stderr,
+        )
         raise typer.Exit(1) from None
     reports.write(folder)
     if not quiet:
@@ -363,11 +398,14 @@ class Display:
     def __init__(self, title: str, cells: list[Cell]) -> None:
         self.progress = Progress(
             TextColumn(
-                "{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=34)
+                "{task.description}",
+                table_column=Column(no_wrap=True, overflow="ellipsis", max_width=34),
             ),
             BarColumn(bar_width=16),
             TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            TextColumn(
+                "{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")
+            ),
             _Left(),
             console=Console(stderr=True),
         )
@@ -406,7 +444,9 @@ class Display:
 
     def _done(self) -> float:
         total = sum(self.weights.values())
-        return float(sum(self.weights[name] * part for name, part in self.fractions.items()) / total)
+        return float(
+            sum(self.weights[name] * part for name, part in self.fractions.items()) / total
+        )
 
     def _update(self) -> None:
         done, here = self._done(), self._done() - self.before
@@ -426,4 +466,6 @@ class _Left(ProgressColumn):
             return Text("")
         minutes, seconds = divmod(int(left), 60)
         hours, minutes = divmod(minutes, 60)
-        return Text(f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left")
+        return Text(
+            f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
+        )

@@ -12,14 +12,20 @@ from spodgt.cli.app import JsonOption, app
 from spodgt.errors import InvalidInput
 
 
-@app.command(epilog="Example: [bold]spodgt export runs/compare model.safetensors --method spod-gt-memory[/]")
+@app.command(
+    epilog="Example: [bold]spodgt export runs/compare model.safetensors --method spod-gt-memory[/]"
+)
 def export(
     folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     file: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
-    method: Annotated[str | None, typer.Option(help="Whose model; needed where there are several.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Whose model; needed where there are several.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of which run; the first unless given.")] = None,
     client: Annotated[str, typer.Option(help="A client's name or number, or average.")] = "average",
-    mean: Annotated[bool, typer.Option("--mean", help="The running mean, where it was kept.")] = False,
+    mean: Annotated[
+        bool, typer.Option("--mean", help="The running mean, where it was kept.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a trained model, tensor by tensor under the names of torch's state_dict."""
@@ -35,9 +41,13 @@ def export(
     if method is None and len(methods) == 1:
         (method,) = methods
     if method not in methods:
-        raise InvalidInput(f"--method={method!r} is not one of this run; choose from {', '.join(methods)}.")
+        raise InvalidInput(
+            f"--method={method!r} is not one of this run; choose from {', '.join(methods)}."
+        )
     if seed is not None and seed not in seeds:
-        raise InvalidInput(f"--seed={seed} is not one of this run; choose from {', '.join(map(str, seeds))}.")
+        raise InvalidInput(
+            f"--seed={seed} is not one of this run; choose from {', '.join(map(str, seeds))}."
+        )
     if file.suffix != ".safetensors":
         raise InvalidInput(f"FILE={str(file)!r} must end in .safetensors; use model.safetensors.")
     chosen = seeds[0] if seed is None else seed
@@ -54,7 +64,13 @@ def export(
     if as_json:
         print(
             json.dumps(
-                {**facts, "seed": chosen, "file": str(file), "tensors": len(tensors), "numbers": numbers}
+                {
+                    **facts,
+                    "seed": chosen,
+                    "file": str(file),
+                    "tensors": len(tensors),
+                    "numbers": numbers,
+                }
             )
         )
     else:

@@ -19,7 +19,9 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         command, eval_str=True
     )  # `get_type_hints` of 3.10 hides what defaults to None
     hints = {name: given.annotation for name, given in signature.parameters.items()}
-    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint) and isinstance(hint, type)}
+    groups = {
+        name: hint for name, hint in hints.items() if is_dataclass(hint) and isinstance(hint, type)
+    }
     parameters: list[inspect.Parameter] = []
     for given in signature.parameters.values():
         if (group := groups.get(given.name)) is None:
@@ -29,7 +31,9 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             hint = get_type_hints(group, include_extras=True)[field.name]
             kind, told = get_args(hint)
             hint = Annotated[kind, typer.Option(help=told)] if isinstance(told, str) else hint
-            parameters.append(given.replace(name=field.name, default=field.default, annotation=hint))
+            parameters.append(
+                given.replace(name=field.name, default=field.default, annotation=hint)
+            )
 
     def call(**values: object) -> None:
         for name, group in groups.items():

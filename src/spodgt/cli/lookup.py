@@ -61,7 +61,9 @@ def network(
     clients: Annotated[str | None, typer.Option(help="How many clients.", metavar="NUMBER")] = None,
     assign: SetOption = None,
     seed: Annotated[str, typer.Option(help="Which draw.", metavar="NUMBER")] = "0",
-    out: Annotated[Path, typer.Option(help="Picture to draw (png, svg, pdf).")] = Path("network.png"),
+    out: Annotated[Path, typer.Option(help="Picture to draw (png, svg, pdf).")] = Path(
+        "network.png"
+    ),
     as_json: JsonOption = False,
 ) -> None:
     """Draw a network with its probabilities and print its properties."""
@@ -84,7 +86,9 @@ def network(
         "in-degree": f"{net.in_degree.min()} to {net.in_degree.max()}",
         "out-degree": f"{net.out_degree.min()} to {net.out_degree.max()}",
         "p": f"{availability.p.min():.3g} to {availability.p.max():.3g}",
-        "p_hat": f"{availability.p_hat.min():.3g} to {availability.p_hat.max():.3g}" if net.links else "–",
+        "p_hat": f"{availability.p_hat.min():.3g} to {availability.p_hat.max():.3g}"
+        if net.links
+        else "–",
         "picture": str(out),
     }
     if as_json:

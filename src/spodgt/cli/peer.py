@@ -33,9 +33,13 @@ _PEER_DEFAULTS = {
     "network.clients": 5,
     "participation.kind": "always",
 }
-_LIMITS = "Limit clients and links to the probabilities of \\[participation]. [dim]default: no limits[/]"
+_LIMITS = (
+    "Limit clients and links to the probabilities of \\[participation]. [dim]default: no limits[/]"
+)
 _COMPUTE = "What a device can do: 'p0={kind = \"budget\", share = 0.25}'; repeatable."
-_ADDRESSES = "host:port of each client, or none, comma-separated. [dim]default: free ports on loopback[/]"
+_ADDRESSES = (
+    "host:port of each client, or none, comma-separated. [dim]default: free ports on loopback[/]"
+)
 _RATE = "Upper limit of a client's local rounds; 0: none."
 _ALONE = "Rounds without news after which a client waits; 0: never."
 _LINK = "SENDER:RECEIVER, or 'p0:p3={p_hat = 0.5, dial = \"receiver\"}'; repeatable."
@@ -52,7 +56,9 @@ class Clients:
     compute: Annotated[list[str] | None, _COMPUTE] = None
     limits_from_config: Annotated[bool, typer.Option("--limits-from-config", help=_LIMITS)] = False
     problem: Annotated[str | None, _PROBLEM] = None
-    divided_into: Annotated[int | None, "Parts of the data; more than clients if some join later."] = None
+    divided_into: Annotated[
+        int | None, "Parts of the data; more than clients if some join later."
+    ] = None
     rounds_per_second: Annotated[float, _RATE] = 0.0
     max_alone: Annotated[int, _ALONE] = 200
 
@@ -82,21 +88,30 @@ class Running:
     linger: Annotated[bool, "Stay reachable after the last round."] = False
     evaluate_every: Annotated[float, "Seconds between evaluations."] = 5.0
     commit_every: Annotated[int, "Local rounds that share one commit."] = 1
-    drop_after: Annotated[float | None, "Go on without a neighbour silent for so many seconds."] = None
+    drop_after: Annotated[float | None, "Go on without a neighbour silent for so many seconds."] = (
+        None
+    )
     compiled: Annotated[bool, "Faster linear models for 100 MB of memory."] = False
     listen: Annotated[str | None, "host:port, if other than the manifest's."] = None
 
 
 @peer_app.command(
-    "init", epilog="Example: [bold]spodgt peer init --run peers --clients 5 --labels-per-client 1[/]"
+    "init",
+    epilog="Example: [bold]spodgt peer init --run peers --clients 5 --labels-per-client 1[/]",
 )
 @grouped
 def peer_init(
     run: RunArgument = _RUN,
     config: ConfigOption = None,
-    clients: Annotated[int | None, typer.Option(help="How many; as many as --names unless given.")] = None,
-    method: Annotated[str | None, typer.Option(help="spod-gt-memory, relay, spod-gt, … or ab.")] = None,
-    labels_per_client: Annotated[str | None, typer.Option(help="Classes each client holds.")] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="How many; as many as --names unless given.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="spod-gt-memory, relay, spod-gt, … or ab.")
+    ] = None,
+    labels_per_client: Annotated[
+        str | None, typer.Option(help="Classes each client holds.")
+    ] = None,
     assign: SetOption = None,
     as_json: JsonOption = False,
     *,
@@ -111,7 +126,9 @@ def peer_init(
     for text in assign or []:
         if text.startswith("participation.") and not made.limits_from_config:
             why = "participation is simulated, real clients compute and send as often as they can"
-            raise InvalidInput(f"--set {text} has no effect: {why}; add --limits-from-config to limit them.")
+            raise InvalidInput(
+                f"--set {text} has no effect: {why}; add --limits-from-config to limit them."
+            )
     parts = {"names": _list(made.names), "addresses": _list(made.addresses)}
     named = next((len(each) for each in parts.values() if each), None)
     count = clients if clients is not None or config else named
@@ -134,7 +151,9 @@ def peer_init(
         return
     size = f"{len(manifest.clients)} clients, {len(manifest.links)} links, {manifest.parameters:,} parameters"
     print(f"run {manifest.run}: {size} in {run}")
-    for sentence in limits(manifest) or ["no limits: every client computes and sends as often as it can"]:
+    for sentence in limits(manifest) or [
+        "no limits: every client computes and sends as often as it can"
+    ]:
         print(sentence)
     print(f"next: spodgt peer issue {manifest.names[0]} --run {run}")
 
@@ -152,15 +171,23 @@ def peer_issue(
         print(folders.issue(run, each, days=days))
 
 
-@peer_app.command("start", epilog="Example: [bold]spodgt peer start p3 --run peers --durability process[/]")
+@peer_app.command(
+    "start", epilog="Example: [bold]spodgt peer start p3 --run peers --durability process[/]"
+)
 @grouped
 def peer_start(
     name: Annotated[str, typer.Argument(help="Which client this process is.")],
     run: RunArgument = _RUN,
-    metrics_port: Annotated[int | None, typer.Option(help="Serve Prometheus metrics at this port.")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve Prometheus metrics at this port.")
+    ] = None,
     metrics_bind: Annotated[str, typer.Option(help="Address of the metrics.")] = "127.0.0.1",
-    quiet: Annotated[bool, typer.Option("--quiet", help="No panel; events as lines on stderr.")] = False,
-    json_log: Annotated[bool, typer.Option("--json-log", help="Events as JSON lines on stderr.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="No panel; events as lines on stderr.")
+    ] = False,
+    json_log: Annotated[
+        bool, typer.Option("--json-log", help="Events as JSON lines on stderr.")
+    ] = False,
     *,
     running: Running,
 ) -> None:
@@ -182,7 +209,9 @@ def peer_start(
     quiet = quiet or json_log or not sys.stdout.isatty()
     level = logging.INFO if quiet else logging.ERROR
     lines = logging.StreamHandler()
-    lines.setFormatter(JsonLines() if json_log else logging.Formatter("%(asctime)s %(name)s %(message)s"))
+    lines.setFormatter(
+        JsonLines() if json_log else logging.Formatter("%(asctime)s %(name)s %(message)s")
+    )
     logging.basicConfig(level=level, handlers=[lines])
     os.umask(0o077)  # what a client writes is for its owner
     with use_loops(options.compiled):
@@ -204,11 +233,15 @@ def _check_start(running: Running, metrics_port: int | None) -> None:
     for key in ("rounds", "gradients", "seconds", "commit_every", "evaluate_every", "drop_after"):
         value = vars(running)[key]
         if value is not None and value <= 0:
-            raise InvalidInput(f"{key} must be above 0, got {value}; use --{key.replace('_', '-')} 100.")
+            raise InvalidInput(
+                f"{key} must be above 0, got {value}; use --{key.replace('_', '-')} 100."
+            )
     if running.listen is not None:
         check_address(running.listen, "--listen")
     if metrics_port is not None and not 0 <= metrics_port < 65536:
-        raise InvalidInput(f"--metrics-port must be a port below 65536, got {metrics_port}; use 9090.")
+        raise InvalidInput(
+            f"--metrics-port must be a port below 65536, got {metrics_port}; use 9090."
+        )
 
 
 @peer_app.command("status", epilog="Example: [bold]spodgt peer status --run peers[/]")
@@ -231,10 +264,14 @@ def peer_status(run: RunArgument = _RUN, as_json: JsonOption = False) -> None:
 
 @peer_app.command("watch", epilog="Example: [bold]spodgt peer watch peers[/]")
 def peer_watch(
-    places: Annotated[list[str], typer.Argument(help="Folders of runs or clients, or host:port of clients.")],
+    places: Annotated[
+        list[str], typer.Argument(help="Folders of runs or clients, or host:port of clients.")
+    ],
     port: Annotated[int, typer.Option(help="Of the page; 0 takes a free one.")] = 8765,
     bind: Annotated[str, typer.Option(help="Address of the page.")] = "127.0.0.1",
-    identity: Annotated[Path | None, typer.Option(help="Folder whose certificate asks clients.")] = None,
+    identity: Annotated[
+        Path | None, typer.Option(help="Folder whose certificate asks clients.")
+    ] = None,
     every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
 ) -> None:
     """A local web page of all clients: who is silent, who sends huge numbers, and how training goes."""
@@ -272,11 +309,15 @@ def peer_audit(
         raise typer.Exit(1)
 
 
-@peer_app.command("export", epilog="Example: [bold]spodgt peer export peers/p0 model.safetensors[/]")
+@peer_app.command(
+    "export", epilog="Example: [bold]spodgt peer export peers/p0 model.safetensors[/]"
+)
 def peer_export(
     folder: Annotated[Path, typer.Argument(help="Folder of a client; it may run.")],
     target: Annotated[Path, typer.Argument(help="A .safetensors file.")],
-    mean: Annotated[bool, typer.Option("--mean", help="The running mean, where it is kept.")] = False,
+    mean: Annotated[
+        bool, typer.Option("--mean", help="The running mean, where it is kept.")
+    ] = False,
 ) -> None:
     """Write a client's model as safetensors, as it was last committed."""
     with _peer_extra():
@@ -299,7 +340,9 @@ def peer_backup(
 def peer_restore(
     file: Annotated[Path, typer.Argument(help="A backup; with --model also an exported model.")],
     folder: Annotated[Path, typer.Argument(help="The client's folder, without a state.")],
-    model: Annotated[bool, typer.Option("--model", help="Only the model, into a stopped client.")] = False,
+    model: Annotated[
+        bool, typer.Option("--model", help="Only the model, into a stopped client.")
+    ] = False,
 ) -> None:
     """Make a client's folder from a backup, or put a backup's model into a stopped client."""
     with _peer_extra():
@@ -308,11 +351,14 @@ def peer_restore(
 
 
 @peer_app.command(
-    "add", epilog="Example: [bold]spodgt peer add p5 --address 10.0.0.5:7000 --links p0,p2 --run peers[/]"
+    "add",
+    epilog="Example: [bold]spodgt peer add p5 --address 10.0.0.5:7000 --links p0,p2 --run peers[/]",
 )
 def peer_add(
     name: Annotated[str, typer.Argument(help="The new client.")],
-    address: Annotated[str, typer.Option(help="host:port, or none if it cannot be reached from outside.")],
+    address: Annotated[
+        str, typer.Option(help="host:port, or none if it cannot be reached from outside.")
+    ],
     links: Annotated[str, typer.Option(help=_NEIGHBOURS)],
     run: RunArgument = _RUN,
     compute: Annotated[str | None, typer.Option(help="What its device can do, as a table.")] = None,
@@ -334,7 +380,9 @@ def peer_add(
         ),
     )
     print(f"version {made.version}: {', '.join(made.names)}")
-    print(f"part {made.client(name).part} of the problem; folder {folders.issue(run, name, days=days)}")
+    print(
+        f"part {made.client(name).part} of the problem; folder {folders.issue(run, name, days=days)}"
+    )
 
 
 @peer_app.command("remove", epilog="Example: [bold]spodgt peer remove p3 --run peers[/]")
@@ -390,18 +438,24 @@ def peer_quarantine(
     name: Annotated[str, typer.Argument(help="The client.")],
     run: RunArgument = _RUN,
     end: Annotated[bool, typer.Option("--end", help="Give it its links again.")] = False,
-    good: Annotated[bool, typer.Option("--good-models", help="All go back to good models.")] = False,
+    good: Annotated[
+        bool, typer.Option("--good-models", help="All go back to good models.")
+    ] = False,
 ) -> None:
     """Sign a manifest in which a client stays a member but has no links: it hears and says nothing."""
     with _peer_extra():
         from spodgt.peer import changes, folders
-    made = folders.publish_next(run, lambda manifest: changes.quarantined(manifest, name, not end, good=good))
+    made = folders.publish_next(
+        run, lambda manifest: changes.quarantined(manifest, name, not end, good=good)
+    )
     print(f"version {made.version}: linked are {', '.join(made.linked)}")
 
 
 @peer_app.command("demo", epilog="Example: [bold]spodgt peer demo --seconds 40 --out demo[/]")
 def peer_demo(
-    out: Annotated[Path, typer.Option(help="Folder for the run and the picture.")] = Path("peer-demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the run and the picture.")] = Path(
+        "peer-demo"
+    ),
     seconds: Annotated[float, typer.Option(help="How long.")] = 40.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -421,7 +475,12 @@ def _peer_extra() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        if (error.name or "").split(".")[0] not in ("grpc", "google", "cryptography", "prometheus_client"):
+        if (error.name or "").split(".")[0] not in (
+            "grpc",
+            "google",
+            "cryptography",
+            "prometheus_client",
+        ):
             raise
         fix = "install it with: pip install 'spodgt[peer]'"
         raise InvalidInput(f"spodgt peer needs {error.name}; {fix}.") from None
@@ -435,7 +494,9 @@ def _devices(given: list[str]) -> dict[str, dict[str, object]]:
         name, _, table = text.partition("=")
         devices[name.strip()] = value_of(table)
         if not isinstance(devices[name.strip()], dict):
-            raise InvalidInput(f'--compute {text!r} must be NAME={{kind = "budget", share = 0.25}}.')
+            raise InvalidInput(
+                f'--compute {text!r} must be NAME={{kind = "budget", share = 0.25}}.'
+            )
     return devices
 
 
@@ -448,7 +509,9 @@ def _links(given: list[str]) -> dict[tuple[str, str], dict[str, object]]:
         sender, _, receiver = (part.strip() for part in ends.partition(":"))
         value = value_of(table) if table else {}
         if not sender or not receiver or not isinstance(value, dict):
-            raise InvalidInput(f"link {text!r} must be SENDER:RECEIVER, or SENDER:RECEIVER={{p_hat = 0.5}}.")
+            raise InvalidInput(
+                f"link {text!r} must be SENDER:RECEIVER, or SENDER:RECEIVER={{p_hat = 0.5}}."
+            )
         links[sender, receiver] = value
     return links
 

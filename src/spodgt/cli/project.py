@@ -22,7 +22,11 @@ def init(folder: Annotated[Path, typer.Argument(help="A new or an empty folder."
         if any(folder.iterdir()):
             raise InvalidInput(f"{folder} is not empty; give a new folder.")
         for name in _FILES:
-            (folder / name).write_text((STARTER / name).read_text(encoding="utf-8"), encoding="utf-8")
+            (folder / name).write_text(
+                (STARTER / name).read_text(encoding="utf-8"), encoding="utf-8"
+            )
     except OSError as error:
-        raise InvalidInput(f"{folder} cannot be written: {error.strerror}; give another folder.") from None
+        raise InvalidInput(
+            f"{folder} cannot be written: {error.strerror}; give another folder."
+        ) from None
     print(f"{', '.join(_FILES)} in {folder}; next: cd {folder} && spodgt run experiment.toml")

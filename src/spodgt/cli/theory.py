@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 _LARGEST_STEP = 1e30  # fourth powers of it are still numbers
 
 
-@app.command(epilog="Example: [bold]spodgt theory --set run.step_size=0.05 --set network.radius=0.6[/]")
+@app.command(
+    epilog="Example: [bold]spodgt theory --set run.step_size=0.05 --set network.radius=0.6[/]"
+)
 def theory(
     config: ConfigOption = None,
     assign: SetOption = None,
@@ -50,7 +52,9 @@ def theory(
     number = seed_of(seed)
     asked = setting_of(experiment_of(config, Changes(assign=assign).keys()), number)
     if (step := float(asked.step_size.max())) > _LARGEST_STEP:
-        raise InvalidInput(f"step_size={step:g} is too large to compute with; use --set run.step_size=0.01.")
+        raise InvalidInput(
+            f"step_size={step:g} is too large to compute with; use --set run.step_size=0.01."
+        )
     with Console(stderr=True, quiet=as_json).status("") as status:  # shown in terminals only
         found = overview(asked, exact=exact, report=lambda step: status.update(f"{step} …"))
     if as_json:
@@ -77,7 +81,9 @@ def setting_of(experiment: Experiment, seed: int) -> Setting:
     first = steps[0] if steps else None
     own = 0.01 if run.step_size is None else run.step_size
     step = positive(schedule(own), "step_size of run") if first is None else first
-    rounds = run.rounds or max(1, round((run.delay or 0) / 3))  # each of a round's three parts costs about 1
+    rounds = run.rounds or max(
+        1, round((run.delay or 0) / 3)
+    )  # each of a round's three parts costs about 1
     return setting(experiment.draw(seed), step, rounds)
 
 
@@ -107,11 +113,15 @@ def _data(e: Estimates) -> Iterator[str | Table]:
 
     yield f"\n[bold]The data, {'exactly' if e.curvature == 'exact' else 'estimated'}[/]"
     table = _table("", "mean", "smallest", "largest", "interval of the largest")
-    for letter, one in zip(LETTERS.values(), (e.L, e.sigma0, e.sigma1, e.delta0, e.delta1), strict=True):
+    for letter, one in zip(
+        LETTERS.values(), (e.L, e.sigma0, e.sigma1, e.delta0, e.delta1), strict=True
+    ):
         worst = int(one.value.argmax())
         low, high = one.low[worst], one.high[worst]
         values = (one.value.mean(), one.value.min(), one.value.max())
-        table.add_row(letter, *map(_n, values), f"{_n(low)} to {_n(high)}" if low < high else "exact")
+        table.add_row(
+            letter, *map(_n, values), f"{_n(low)} to {_n(high)}" if low < high else "exact"
+        )
     yield table
     if e.curvature != "exact":
         yield (
@@ -134,7 +144,9 @@ def _conditions(found: Overview, variant: Variant, title: str) -> Iterator[str |
         missed = f"×{_n(one.factor)}" if math.isfinite(one.factor) else "no limit"
         table.add_row(mark, one.formula, _n(one.value), limit, "" if one.holds else missed)
     yield table
-    reasons = dict.fromkeys(one.limit.reason for one in conditions if isinstance(one.limit, Infeasible))
+    reasons = dict.fromkeys(
+        one.limit.reason for one in conditions if isinstance(one.limit, Infeasible)
+    )
     yield from (f"No limit: {reason}." for reason in reasons)
     bound = found.paper_bound if variant == "paper" else found.corrected_bound
     text = f"Bound on the mean of E|∇F|² over {found.setting.rounds:,} rounds: "
@@ -167,11 +179,15 @@ def _exact(found: Overview) -> Iterator[str | Table]:
         yield "Note: the dynamics of so many clients would take too long; they are left out."
         return
     per_decade = ("rounds/\ndecade", "recom-\nmended")
-    table = _table("method", "stable\nbelow", "recom-\nmended", *per_decade, "bias", "noise", "floor")
+    table = _table(
+        "method", "stable\nbelow", "recom-\nmended", *per_decade, "bias", "noise", "floor"
+    )
     for o in found.outlooks:
         steps = (_n(step) for step in (o.largest_stable_step, o.recommended_step))
         rounds = (_rounds(each) for each in (o.rounds_per_decade, o.recommended_rounds_per_decade))
-        table.add_row(o.method, *steps, *rounds, *(_n(value, 2) for value in (o.bias, o.noise, o.floor)))
+        table.add_row(
+            o.method, *steps, *rounds, *(_n(value, 2) for value in (o.bias, o.noise, o.floor))
+        )
     yield table
     for o in found.outlooks:
         if not o.stable:
@@ -229,5 +245,7 @@ def _rounds(value: float) -> str:
 
 
 def _range(values: Floats) -> str:
-    low, high = (values.min(), values.max()) if len(values) else (1.0, 1.0)  # a network without links
+    low, high = (
+        (values.min(), values.max()) if len(values) else (1.0, 1.0)
+    )  # a network without links
     return _n(low) if low == high else f"{_n(low)} to {_n(high)}"

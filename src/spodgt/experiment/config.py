@@ -61,14 +61,21 @@ def read_toml(path: str | Path) -> Table:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise InvalidConfig(f"config {path} does not exist; give the path of a TOML file.") from None
+        raise InvalidConfig(
+            f"config {path} does not exist; give the path of a TOML file."
+        ) from None
     except UnicodeDecodeError:
         raise InvalidConfig(
             f"config {path} cannot be read: it is not text in UTF-8; give a TOML file."
         ) from None
     except OSError as error:
-        raise InvalidConfig(f"config {path} cannot be read: {error.strerror}; give a TOML file.") from None
-    except (ValueError, RecursionError) as error:  # a number of too many digits, lists in lists in lists
+        raise InvalidConfig(
+            f"config {path} cannot be read: {error.strerror}; give a TOML file."
+        ) from None
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a number of too many digits, lists in lists in lists
         reason = str(error).partition(";")[0]
         raise InvalidConfig(f"config {path} is not TOML: {reason}; correct it there.") from None
 
@@ -88,7 +95,9 @@ def read_network(table: object) -> tuple[Recipe, str | None]:
     default = None if fields["kind"] == GraphFile.name else "degree"
     weights = fields.pop("weights", default)
     if weights is not default and weights not in WEIGHTS:
-        raise InvalidConfig(f"network.weights={weights!r} is not known; choose from {', '.join(WEIGHTS)}.")
+        raise InvalidConfig(
+            f"network.weights={weights!r} is not known; choose from {', '.join(WEIGHTS)}."
+        )
     return _recipe(NETWORKS, fields, "network"), weights
 
 
@@ -154,12 +163,16 @@ def changed(tables: Mapping[str, Table], changes: Mapping[str, object]) -> Table
             text[name] = dict(value)
             continue
         if not path:
-            raise InvalidConfig(f"{name!r} is not a key; write it with its section, such as run.delay.")
+            raise InvalidConfig(
+                f"{name!r} is not a key; write it with its section, such as run.delay."
+            )
         table: Table = text
         for key in path:
             table = table.setdefault(key, {})
             if not isinstance(table, dict):
-                raise InvalidConfig(f"{name!r} is not a key: {key} is {table!r}, not a table; drop .{last}.")
+                raise InvalidConfig(
+                    f"{name!r} is not a key: {key} is {table!r}, not a table; drop .{last}."
+                )
         if last == "kind" and table.get("kind") != value:
             kept = {key: table[key] for key in _SHARED if key in table and path == ["network"]}
             table.clear()  # the keys of another kind mean nothing here
@@ -173,8 +186,12 @@ def changed(tables: Mapping[str, Table], changes: Mapping[str, object]) -> Table
 def rerunnable(tables: Mapping[str, object]) -> bool:
     """Whether the tables of an experiment say everything: no object of Python was given."""
     sections = [tables.get(name) for name in SECTIONS]
-    given = [each.get("kind") == GIVEN or "x0" in each for each in sections if isinstance(each, Mapping)]
-    needed = all(isinstance(tables.get(name), Mapping) for name in SECTIONS if name not in _OPTIONAL)
+    given = [
+        each.get("kind") == GIVEN or "x0" in each for each in sections if isinstance(each, Mapping)
+    ]
+    needed = all(
+        isinstance(tables.get(name), Mapping) for name in SECTIONS if name not in _OPTIONAL
+    )
     return needed and not any(given)
 
 
@@ -197,7 +214,11 @@ def problem_table(problem: Problem | ProblemRecipe) -> Table:
         if isinstance(problem, Classification | Speeches):
             table["partition"] = described(problem.partition, PARTITIONS)
         return table
-    facts = {"class": type(problem).__name__, "clients": problem.clients, "parameters": problem.parameters}
+    facts = {
+        "class": type(problem).__name__,
+        "clients": problem.clients,
+        "parameters": problem.parameters,
+    }
     if isinstance(problem, HasIdentity):
         settings, numbers = problem.identity
         facts |= {"checksum": checksum(*numbers), **({"settings": settings} if settings else {})}

@@ -28,7 +28,14 @@ from spodgt.experiment.join import join_clients
 from spodgt.experiment.problems import Classification, ProblemRecipe
 from spodgt.network import Network, Recipe, as_network, check_network
 from spodgt.network.recipes import RandomGeometric
-from spodgt.participation import Always, Beta, Participation, TraceFile, as_availability, check_participation
+from spodgt.participation import (
+    Always,
+    Beta,
+    Participation,
+    TraceFile,
+    as_availability,
+    check_participation,
+)
 from spodgt.problems.learning import Learning
 from spodgt.problems.python_problem import PythonProblem
 from spodgt.runtimes.virtual.times import Time
@@ -36,8 +43,17 @@ from spodgt.runtimes.world import Draw
 from spodgt.types import Availability, HasValidation, Problem
 from spodgt.validation import Field, Number, Whole, choices, from_table, only, recipe, to_table
 
-PAPER_METHODS = ("spod-gt", "spod-gt-memory", "ab-push-pull", "g-push-pull", "k-gt", "sporadic-k-gt")
-Entry = str | Mapping[str, object] | Algorithm  # a method by name, a table with a name and fields, or itself
+PAPER_METHODS = (
+    "spod-gt",
+    "spod-gt-memory",
+    "ab-push-pull",
+    "g-push-pull",
+    "k-gt",
+    "sporadic-k-gt",
+)
+Entry = (
+    str | Mapping[str, object] | Algorithm
+)  # a method by name, a table with a name and fields, or itself
 Start = Tensor | ArrayLike  # initial models
 _DELAY = 5000.0
 _MOST = 2**53  # rounds that a float counts exactly
@@ -63,7 +79,9 @@ def _how_many_or_which(value: object) -> object:
 
 def _layers(value: object) -> object:
     if not isinstance(value, dict | None):
-        raise InvalidConfig(f"layers must be a table, got {value!r}; use layers = {{ momentum = 0.9 }}.")
+        raise InvalidConfig(
+            f"layers must be a table, got {value!r}; use layers = {{ momentum = 0.9 }}."
+        )
     for key, one in (value or {}).items():
         if key not in LAYERS:
             raise InvalidConfig(f"{key}={one!r} is not a layer; {choices(key, LAYERS)}")
@@ -122,8 +140,8 @@ class RunOptions:
         workers: Processes that compute independent runs; None: one per core where that is faster.
     """
 
-    methods: Annotated[list[object], BeforeValidator(_methods), Field(examples=[["spod-gt"]])] = field(
-        default_factory=lambda: list(PAPER_METHODS)
+    methods: Annotated[list[object], BeforeValidator(_methods), Field(examples=[["spod-gt"]])] = (
+        field(default_factory=lambda: list(PAPER_METHODS))
     )
     step_size: object = None
     layers: Annotated[dict[str, object] | None, BeforeValidator(_layers)] = None
@@ -137,7 +155,9 @@ class RunOptions:
     device: str = "cpu"
     autocast: Annotated[str | None, BeforeValidator(_autocast), Field(examples=["bf16"])] = None
     gradient_norm: Annotated[bool | None, Field(examples=[True])] = None
-    evaluate_on: Annotated[str | None, BeforeValidator(_evaluate_on), Field(examples=["validation"])] = None
+    evaluate_on: Annotated[
+        str | None, BeforeValidator(_evaluate_on), Field(examples=["validation"])
+    ] = None
     engine: Annotated[str, BeforeValidator(_engine)] = "auto"
     workers: Annotated[Whole | None, Field(gt=0, examples=[2])] = None
 
@@ -156,7 +176,9 @@ class RunOptions:
                 f"autocast='bf16' needs dtype=float32, got {self.dtype}; leave one of them out."
             )
         if self.rounds is None and self.delay is None and self.seconds is None:
-            raise InvalidInput("rounds or delay must say when to stop, got neither; use delay=5000.")
+            raise InvalidInput(
+                "rounds or delay must say when to stop, got neither; use delay=5000."
+            )
 
     @property
     def seed_list(self) -> list[int]:
@@ -178,7 +200,9 @@ class RunOptions:
             torch.zeros(1, dtype=self.torch_dtype, device=device).item()
         except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
             reason = str(error).strip().splitlines()[0].split(". ")[0].rstrip(".")
-            raise InvalidInput(f"device={self.device!r} cannot be used: {reason}; use cpu.") from None
+            raise InvalidInput(
+                f"device={self.device!r} cannot be used: {reason}; use cpu."
+            ) from None
         return device
 
     @classmethod
@@ -231,9 +255,13 @@ def check_seeds(seeds: Any) -> list[int]:
         given = seeds
         numbers = []
     if not numbers or min(numbers) < 0 or max(numbers) >= 2**63:
-        raise InvalidInput(f"seeds must be whole numbers of at least 0, got {given!r}; use seeds=range(5).")
+        raise InvalidInput(
+            f"seeds must be whole numbers of at least 0, got {given!r}; use seeds=range(5)."
+        )
     if len(set(numbers)) < len(numbers):
-        raise InvalidInput(f"seeds must differ from each other, got {numbers!r}; use seeds=range(5).")
+        raise InvalidInput(
+            f"seeds must differ from each other, got {numbers!r}; use seeds=range(5)."
+        )
     return numbers
 
 
@@ -267,7 +295,9 @@ class Experiment:
                 f"seconds={self.run.seconds:g} needs virtual time, got none; add [time], or use rounds."
             )
         if self.time is not None and not isinstance(self.time, Time):
-            raise InvalidInput(f"time must be a spodgt.Time, got {_kind(self.time)}; use spodgt.Time(0.02).")
+            raise InvalidInput(
+                f"time must be a spodgt.Time, got {_kind(self.time)}; use spodgt.Time(0.02)."
+            )
 
     @property
     def rounds(self) -> int | None:
@@ -290,9 +320,14 @@ class Experiment:
             raise InvalidConfig(
                 f'run.methods must hold names or tables with a name, got {entry!r}; use "spod-gt".'
             )
-        fields = {**(self.run.layers or {}), **{key: value for key, value in table.items() if key != "name"}}
+        fields = {
+            **(self.run.layers or {}),
+            **{key: value for key, value in table.items() if key != "name"},
+        }
         name = str(table["name"])
-        cls = ALGORITHMS.get(name) or algorithms().get(name)  # the second asks installed packages, slowly
+        cls = ALGORITHMS.get(name) or algorithms().get(
+            name
+        )  # the second asks installed packages, slowly
         steps = cls is not None and any(each.name == "step_size" for each in fields_of(cls))  # type: ignore[arg-type]
         if steps and self.run.step_size is not None:
             fields = {"step_size": self.run.step_size} | fields
@@ -309,7 +344,9 @@ class Experiment:
         """Read the tables of a config, `tables`: what is left out is default."""
         for key in ("title", "base", "figure", "paper", "sweep"):
             if key in tables:
-                raise InvalidConfig(f"{key}={tables[key]!r} belongs to a sweep; use spodgt sweep FILE.")
+                raise InvalidConfig(
+                    f"{key}={tables[key]!r} belongs to a sweep; use spodgt sweep FILE."
+                )
         return cls()._with(tables)
 
     def _with(self, tables: Mapping[str, object]) -> Experiment:
@@ -410,10 +447,14 @@ class Experiment:
             raise InvalidInput(
                 f'algorithms must be a list of methods, got {type(given).__name__}; use ["spod-gt"].'
             )
-        entries: list[object] = [each if isinstance(each, Mapping) else method(each) for each in given]
+        entries: list[object] = [
+            each if isinstance(each, Mapping) else method(each) for each in given
+        ]
         numbers: list[object] = [*read_seeds(seeds)]
         if not entries:
-            raise InvalidInput('algorithms must name at least one method, got none; use ["spod-gt"].')
+            raise InvalidInput(
+                'algorithms must name at least one method, got none; use ["spod-gt"].'
+            )
         if dtype not in (torch.float32, torch.float64):
             raise InvalidInput(f"dtype must be torch.float32 or torch.float64, got {dtype!r}.")
         options |= {"dtype": str(dtype).removeprefix("torch."), "device": str(device)}
@@ -442,7 +483,9 @@ class Experiment:
         start = start.expand(problem.clients, problem.parameters)
         return Draw(seed, network, availability, problem, start)
 
-    def draw_network(self, seed: int, names: Sequence[str] | None = None) -> tuple[Network, Availability]:
+    def draw_network(
+        self, seed: int, names: Sequence[str] | None = None
+    ) -> tuple[Network, Availability]:
         """The network and availability of one `seed` alone, without loading any data.
 
         Args:
@@ -489,7 +532,9 @@ def _kind(what: object) -> str:
 def _start(x0: Start, problem: Problem) -> Tensor:
     m, n = problem.clients, problem.parameters
     try:
-        start = x0.detach() if isinstance(x0, Tensor) else torch.from_numpy(np.array(x0, np.float64))
+        start = (
+            x0.detach() if isinstance(x0, Tensor) else torch.from_numpy(np.array(x0, np.float64))
+        )
     except (TypeError, ValueError, RuntimeError):
         raise InvalidInput(f"x0 must be numbers, got {x0!r:.60}; use torch.zeros({n}).") from None
     if start.shape not in ((n,), (m, n)):

@@ -29,7 +29,9 @@ class ProblemRecipe(Protocol):
 PROBLEMS: dict[str, type[ProblemRecipe]] = {}  # all kinds a config knows, by name
 _AT_LEAST_1 = Field(ge=1)
 Validation = Annotated[
-    Number | None, Field(gt=0, lt=1), Must("a fraction above 0 and below 1", 0.2, use="validation = 0.2")
+    Number | None,
+    Field(gt=0, lt=1),
+    Must("a fraction above 0 and below 1", 0.2, use="validation = 0.2"),
 ]
 
 
@@ -87,7 +89,9 @@ class Classification:
 
     def __post_init__(self) -> None:
         if isinstance(self.partition, BySpeaker):
-            raise InvalidInput('partition "by-speaker" is for texts, and images have no speakers; use iid.')
+            raise InvalidInput(
+                'partition "by-speaker" is for texts, and images have no speakers; use iid.'
+            )
         known = MODELS[self.model].options
         for key, value in self._options().items():
             if key not in known:

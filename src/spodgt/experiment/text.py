@@ -52,7 +52,9 @@ class Speeches:
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
-            raise InvalidInput(f"heads must divide width={self.width}, got {self.heads}; use heads = 2.")
+            raise InvalidInput(
+                f"heads must divide width={self.width}, got {self.heads}; use heads = 2."
+            )
 
     def make(self, clients: int) -> Problem:
         """Load the texts and build the model."""

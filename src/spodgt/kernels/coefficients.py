@@ -33,7 +33,9 @@ def _parts(column: Column) -> list[Column]:
 
 def _changes(column: Column) -> bool:
     """Whether one of these columns differs between rounds by itself."""
-    return column.op in ("every", "field", "mix") or (column.op == "input" and column.args[0] in _CHANGING)
+    return column.op in ("every", "field", "mix") or (
+        column.op == "input" and column.args[0] in _CHANGING
+    )
 
 
 @dataclass(eq=False)
@@ -94,7 +96,9 @@ class CoefficientTables:
         self, activity: Activity, inputs: dict[str, Array], state: Mapping[str, Tensor]
     ) -> tuple[Array, dict[str, Tensor]]:
         now = {name: tensor.numpy()[:, 0].astype(np.float64) for name, tensor in state.items()}
-        factors = np.empty((len(activity.cost), len(self.program.coefficients), len(self.batch.p)), self.kind)
+        factors = np.empty(
+            (len(activity.cost), len(self.program.coefficients), len(self.batch.p)), self.kind
+        )
         weights, active = self.weights(activity), self.active(activity)
         for r in range(len(activity.cost)):
             here = {name: value[min(r, len(value) - 1)] for name, value in inputs.items()}
@@ -109,7 +113,9 @@ class CoefficientTables:
                 n: self._value(c, here).astype(self.kind).astype(np.float64)
                 for n, c in self.program.narrow.items()
             }
-        return factors, {n: torch.from_numpy(value.astype(self.kind)[:, None]) for n, value in now.items()}
+        return factors, {
+            n: torch.from_numpy(value.astype(self.kind)[:, None]) for n, value in now.items()
+        }
 
     def _inputs(self, activity: Activity) -> dict[str, Array]:
         """(rounds or 1, clients) by name."""
@@ -128,13 +134,18 @@ class CoefficientTables:
 
     def _rates(self, activity: Activity) -> Floats:
         if isinstance(self.rate, Schedule):
-            K = self.algorithm.local_steps if isinstance(self.algorithm, LocalSteps | Wrapper) else None
+            K = (
+                self.algorithm.local_steps
+                if isinstance(self.algorithm, LocalSteps | Wrapper)
+                else None
+            )
             each = [rate_at(self.rate, k, K) for k in activity.rounds]
         else:
             assert self.rate is not None
             each = [self.rate]
         rows = [
-            torch.as_tensor(rate, dtype=self.batch.p.dtype).double().reshape(1, -1).numpy() for rate in each
+            torch.as_tensor(rate, dtype=self.batch.p.dtype).double().reshape(1, -1).numpy()
+            for rate in each
         ]
         return np.concatenate([np.broadcast_to(row, (1, len(self.batch.p))) for row in rows])
 
@@ -164,7 +175,9 @@ class CoefficientTables:
         keeper = links.senders if which == 1 else links.receivers
         kept = 1 - np.bincount(keeper, moved, minlength=clients)
         values = np.broadcast_to(values, (clients,))
-        return kept * values + np.bincount(links.receivers, moved * values[links.senders], minlength=clients)
+        return kept * values + np.bincount(
+            links.receivers, moved * values[links.senders], minlength=clients
+        )
 
     def weights(self, activity: Activity) -> Floats:
         """(kinds, rounds or 1, links): a, b and, where links are two-way, w."""

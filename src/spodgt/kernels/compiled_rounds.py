@@ -88,7 +88,11 @@ class CompiledRounds:
         program = self.tables.program
         names = self.algorithm.traits.state
         fields = self._load(state)
-        narrow = {name: tensor for name, tensor in zip(names, state, strict=True) if name in program.narrow}
+        narrow = {
+            name: tensor
+            for name, tensor in zip(names, state, strict=True)
+            if name in program.narrow
+        }
         factors, masks, narrow = self.tables.evaluate(activity, narrow)
         weights = self.tables.weights(activity)
         self._advance_runs(_Rounds(activity, factors, masks, weights, self.tables.active(activity)))
@@ -159,7 +163,9 @@ class CompiledRounds:
             pointers = self.batch.links.pointers
             dtype = self.batch.p.numpy().dtype
             shape = high - low, self.data.classes * stride
-            memory = RunMemory.create(self._operations, shape, int(pointers[high] - pointers[low]), dtype)
+            memory = RunMemory.create(
+                self._operations, shape, int(pointers[high] - pointers[low]), dtype
+            )
             scratch = Scratch.create(self.data, int(self.batch_sizes[low:high].max()), dtype)
             self.run_memories[run] = memory, scratch
         return self.run_memories[run]

@@ -40,7 +40,9 @@ def advance_turns(state, pools, lot, inbox, rule, data, stride, batch, weights, 
             at = UINT(client) * UINT(x.shape[1])
             copy_padded(models, at, scratch.model, zero, data, UINT(stride), False)
             draw = client, lot.draws.keys[n], client, 0, batch[0], batch[1]
-            minibatch_gradient(scratch.model, zero, scratch.gradient, data, UINT(stride), draw, scratch)
+            minibatch_gradient(
+                scratch.model, zero, scratch.gradient, data, UINT(stride), draw, scratch
+            )
             copy_padded(gradient, zero, scratch.gradient, zero, data, UINT(stride), True)
             _replace_gradient(trackers, gradients, at, gradient, x.dtype.type(weights[n]))
 
@@ -86,7 +88,9 @@ def exchange_turns(state, pools, lot, inbox, rule, batch):  # type: ignore[no-un
             _copy(flat_pool_y, lot.trackers.slots[n], flat_y, client, left, width, size)
         if len(inbox):
             for r in range(count):
-                _take_inbox(flat_inbox, clients[first + r], new_y, UINT(r) * size, left, width, size)
+                _take_inbox(
+                    flat_inbox, clients[first + r], new_y, UINT(r) * size, left, width, size
+                )
             # what the next turns of other clients take, of trackers as they were
             for n in range(lot.starts.ahead[batch], lot.starts.ahead[batch + 1]):
                 to = UINT(lot.ahead.receivers[n]) * width + left

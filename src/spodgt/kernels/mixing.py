@@ -112,7 +112,9 @@ def blend_four(target, to, source, a, b, c, d, entries, m, size):  # type: ignor
     """target ← the rows a, b, c and d with four entries that follow each other from m on"""
     w, v, u, t = entries[m], entries[m + 1], entries[m + 2], entries[m + 3]
     for n in range(size):
-        target[to + n] = w * source[a + n] + v * source[b + n] + u * source[c + n] + t * source[d + n]
+        target[to + n] = (
+            w * source[a + n] + v * source[b + n] + u * source[c + n] + t * source[d + n]
+        )
 
 
 @compiled_loop

@@ -15,7 +15,17 @@ import numpy as np
 
 from spodgt.algorithms.base import Algorithm
 from spodgt.kernels.steps import State, rebuild
-from spodgt.kernels.tracing import ONE, Column, Node, NotLinear, Rows, Symbol, Terms, TracedRound, node_of
+from spodgt.kernels.tracing import (
+    ONE,
+    Column,
+    Node,
+    NotLinear,
+    Rows,
+    Symbol,
+    Terms,
+    TracedRound,
+    node_of,
+)
 from spodgt.types import Ints
 
 LIN, MIX, DIFFERENCE = 0, 1, 2  # kinds of operations
@@ -35,7 +45,9 @@ class Program:
     fields: list[str]  # whole rows of the state, the first registers
     narrow: dict[str, Column]  # fields with one number per client, and what they become
     kept: int  # registers that last from round to round
-    before: Ints = field(default_factory=lambda: np.zeros((0, 7), np.int64))  # operations before the gradient
+    before: Ints = field(
+        default_factory=lambda: np.zeros((0, 7), np.int64)
+    )  # operations before the gradient
     after: Ints = field(default_factory=lambda: np.zeros((0, 7), np.int64))
     terms: Ints = field(default_factory=lambda: np.zeros((0, 2), np.int64))  # register, coefficient
     working: int = 0  # registers of whole blocks to work in, before the gradient
@@ -92,7 +104,9 @@ class _Assembler:
         assert round.at is not None
         self.round, self.program, self.finals = round, program, finals
         self.slots = {name: number for number, name in enumerate(leaves)}
-        self.place = {node: self.slots[name] for name, node in leaves.items()}  # where a node lies now
+        self.place = {
+            node: self.slots[name] for name, node in leaves.items()
+        }  # where a node lies now
         self.order: list[Node] = []
         for node in (round.at, *finals.values()):
             self._visit(node)
@@ -150,7 +164,9 @@ class _Assembler:
         needed = [self.round.at, *(source for node in late for source in _sources(node))]
         open_slots = [slot for slot, node in finals.items() if node in self.late]
         crossing = [
-            n for n in dict.fromkeys(needed) if n is not None and n not in self.late and n not in homes
+            n
+            for n in dict.fromkeys(needed)
+            if n is not None and n not in self.late and n not in homes
         ]
         for node in [
             n for n in crossing if self.place.get(n) in open_slots
@@ -195,7 +211,10 @@ class _Assembler:
         for number, node in enumerate(early):
             guard = self._mask(guards.get(node))
             later = {source for other in early[number + 1 :] for source in _sources(other)}
-            later |= {*copied, *(n for n in homes if n.kind == "field" and self.place[n] in homes[n])}
+            later |= {
+                *copied,
+                *(n for n in homes if n.kind == "field" and self.place[n] in homes[n]),
+            }
             mine = node.source
             home = next(
                 (
@@ -223,7 +242,8 @@ class _Assembler:
         """In an order in which nothing is overwritten that is still read; else by way of a row."""
         program, ops, moves = self.program, [], []
         goals = {
-            node: [self.slots[name] for name, final in self.finals.items() if final is node] for node in late
+            node: [self.slots[name] for name, final in self.finals.items() if final is node]
+            for node in late
         }
         waiting = list(late)
         while waiting:
@@ -264,7 +284,9 @@ class _Assembler:
 
     def _sum(self, terms: Terms, target: int, guard: int, mask: int, side: int) -> list[int]:
         pairs = [(self.place[node], self._coefficient(factor)) for node, factor in terms.items()]
-        pairs.sort(key=lambda pair: pair[0] != target)  # what is overwritten is read in the first pass
+        pairs.sort(
+            key=lambda pair: pair[0] != target
+        )  # what is overwritten is read in the first pass
         self.terms += pairs
         return [LIN, target, guard, mask, side, len(self.terms) - len(pairs), len(pairs)]
 

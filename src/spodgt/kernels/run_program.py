@@ -11,8 +11,19 @@ from typing import NamedTuple
 import numpy as np
 
 from spodgt.engine import compiled_loop
-from spodgt.kernels.mixing import blend_two, fill_diagonal, mix_columns, mix_differences, select_links
-from spodgt.problems.gradients.linear_model import UINT, aligned_zeros, copy_padded, minibatch_gradient
+from spodgt.kernels.mixing import (
+    blend_two,
+    fill_diagonal,
+    mix_columns,
+    mix_differences,
+    select_links,
+)
+from spodgt.problems.gradients.linear_model import (
+    UINT,
+    aligned_zeros,
+    copy_padded,
+    minibatch_gradient,
+)
 from spodgt.types import Array, Bools, Floats, Ints, Words
 
 _LIN, _MIX = 0, 1  # kinds of operations, see `program.Program`
@@ -48,9 +59,7 @@ class RunLinks(NamedTuple):
 
     pointers: Ints  # (clients + 1,) where the links of each receiver begin
     senders: Ints  # (links,)
-    weights: (
-        Floats  # (kinds, rounds or 1, links): a, b and, where there are any, w; rounded to the models' type
-    )
+    weights: Floats  # (kinds, rounds or 1, links): a, b and, where there are any, w; rounded to the models' type
     active: Bools  # (1 or 2, rounds, links): pulls and gossip; pushes, where they have links of their own
 
 
@@ -117,7 +126,9 @@ class RunMemory(NamedTuple):
 
 # --- rounds --------------------------------------------------------------------------------------
 @compiled_loop
-def advance_run(fields, starts, memory, operations, coefficients, links, draws, data, stride, scratch):  # type: ignore[no-untyped-def]
+def advance_run(
+    fields, starts, memory, operations, coefficients, links, draws, data, stride, scratch
+):  # type: ignore[no-untyped-def]
     """In place: the fields of one run, a linear model, after some rounds.
 
     Args:
@@ -142,9 +153,18 @@ def advance_run(fields, starts, memory, operations, coefficients, links, draws, 
             if coefficients.masks[r, 0, i]:
                 at = memory.late.starts[operations.gradient_at] + UINT(i) * UINT(width)
                 k = draws.first_round + r
-                draw = draws.rows[i], draws.keys[i], draws.places[i], k, draws.batch_sizes[i], draws.chunks[i]
+                draw = (
+                    draws.rows[i],
+                    draws.keys[i],
+                    draws.places[i],
+                    k,
+                    draws.batch_sizes[i],
+                    draws.chunks[i],
+                )
                 gradient = memory.late.starts[operations.kept]
-                minibatch_gradient(numbers, at, numbers[gradient:], data, UINT(stride), draw, scratch)
+                minibatch_gradient(
+                    numbers, at, numbers[gradient:], data, UINT(stride), draw, scratch
+                )
             _run_after(memory, r, i, width, operations, coefficients)
     _copy_fields(fields, starts, numbers, clients, data, stride, True)
 
@@ -172,10 +192,23 @@ def _run_before(memory, r, width, operations, coefficients, links):  # type: ign
         if operations.mixes[kind]:
             weights = links.weights[kind, min(r, links.weights.shape[1] - 1)]
             active = links.active[len(links.active) - 1 if kind == _PUSH else 0, r]
-            fill_diagonal(links.pointers, links.senders, weights, active, kind == _PUSH, memory.kept)
-            begins, senders, entries = memory.begins[kind], memory.senders[kind], memory.entries[kind]
+            fill_diagonal(
+                links.pointers, links.senders, weights, active, kind == _PUSH, memory.kept
+            )
+            begins, senders, entries = (
+                memory.begins[kind],
+                memory.senders[kind],
+                memory.entries[kind],
+            )
             select_links(
-                links.pointers, links.senders, weights, active, memory.kept, begins, senders, entries
+                links.pointers,
+                links.senders,
+                weights,
+                active,
+                memory.kept,
+                begins,
+                senders,
+                entries,
             )
     for left in range(0, width, operations.columns):
         size = UINT(min(operations.columns, width - left))
@@ -189,15 +222,30 @@ def _run_before(memory, r, width, operations, coefficients, links):  # type: ign
                 kind = before[n, 6]
                 source = registers.starts[s] + UINT(left) * registers.shifts[s], registers.rows[s]
                 target = registers.starts[t] + UINT(left) * registers.shifts[t], registers.rows[t]
-                begins, senders, entries = memory.begins[kind], memory.senders[kind], memory.entries[kind]
+                begins, senders, entries = (
+                    memory.begins[kind],
+                    memory.senders[kind],
+                    memory.entries[kind],
+                )
                 if before[n, 0] == _MIX:
                     mix_columns(numbers, source, numbers, target, begins, senders, entries, size)
                 else:
-                    mix_differences(numbers, source, numbers, target, begins, senders, entries, size)
+                    mix_differences(
+                        numbers, source, numbers, target, begins, senders, entries, size
+                    )
             else:
                 for i in range(len(memory.kept)):
                     _combine(
-                        numbers, registers, before, n, operations.terms, factors, masks, i, UINT(left), size
+                        numbers,
+                        registers,
+                        before,
+                        n,
+                        operations.terms,
+                        factors,
+                        masks,
+                        i,
+                        UINT(left),
+                        size,
                     )
 
 
@@ -209,7 +257,16 @@ def _run_after(memory, r, i, width, operations, coefficients):  # type: ignore[n
     table = operations.after
     for n in range(len(table)):
         _combine(
-            memory.numbers, memory.late, table, n, operations.terms, factors, masks, i, UINT(0), UINT(width)
+            memory.numbers,
+            memory.late,
+            table,
+            n,
+            operations.terms,
+            factors,
+            masks,
+            i,
+            UINT(0),
+            UINT(width),
         )
 
 

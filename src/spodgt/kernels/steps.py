@@ -28,7 +28,9 @@ class Activity:
     computes: Bools  # (1 + rounds, clients): the round before the first, too
     links: ActiveLinks  # (rounds, links)
     cost: Floats  # (rounds, runs): delay between x[k-1] and x[k]
-    roles: Roles | None = None  # weights of links and parts of clients, where they change between rounds
+    roles: Roles | None = (
+        None  # weights of links and parts of clients, where they change between rounds
+    )
 
     @property
     def rounds(self) -> range:
@@ -39,7 +41,9 @@ class Activity:
         low, high = rounds.start - self.first, rounds.stop - self.first
         links = self.links.at(slice(low, high))
         roles = self.roles and self.roles.at(slice(low, high))
-        return Activity(rounds.start, self.computes[low : high + 1], links, self.cost[low:high], roles)
+        return Activity(
+            rounds.start, self.computes[low : high + 1], links, self.cost[low:high], roles
+        )
 
 
 class Batch(Protocol):
@@ -52,7 +56,9 @@ class Batch(Protocol):
     @property
     def links(self) -> Links: ...
     @property
-    def weights(self) -> dict[str, Floats]: ...  # (links,) by "a", "b" and, where links are two-way, "w"
+    def weights(
+        self,
+    ) -> dict[str, Floats]: ...  # (links,) by "a", "b" and, where links are two-way, "w"
     @property
     def problem(self) -> Problem: ...
     @property

@@ -140,8 +140,15 @@ def lifted(value: object) -> Symbol:
 
 
 def _calculate(op: str, one: Column, two: Column) -> Column:
-    if one.op == two.op == "const" and op != "/" and all(each.args[0].is_integer() for each in (one, two)):
-        a, b = one.args[0], two.args[0]  # others are rounded to the models' type before they are used
+    if (
+        one.op == two.op == "const"
+        and op != "/"
+        and all(each.args[0].is_integer() for each in (one, two))
+    ):
+        a, b = (
+            one.args[0],
+            two.args[0],
+        )  # others are rounded to the models' type before they are used
         return constant(a + b if op == "+" else a - b if op == "-" else a * b)
     if op == "*" and ONE in (one, two):
         return two if one == ONE else one
@@ -221,7 +228,9 @@ def where(mask: object, yes: object, no: object) -> Symbol:
     if isinstance(yes, Column) and isinstance(no, Column):
         return Column("where", (mask, yes, no))
     yes, no = (Rows() if each == ZERO else rows_of(each) for each in (yes, no))
-    parts = [each if each.mask in (None, mask) else Rows({node_of(each): ONE}) for each in (yes, no)]
+    parts = [
+        each if each.mask in (None, mask) else Rows({node_of(each): ONE}) for each in (yes, no)
+    ]
     return Rows(parts[0].yes, mask, parts[1].no if parts[1].mask else parts[1].yes)
 
 
@@ -242,7 +251,9 @@ class Remainder:
     def __eq__(self, other: object) -> Column:  # type: ignore[override]
         if other != 0:
             raise NotLinear("the number of the round")
-        return Column("every", (self.divisor if isinstance(self.divisor, int) else Given(self.divisor),))
+        return Column(
+            "every", (self.divisor if isinstance(self.divisor, int) else Given(self.divisor),)
+        )
 
     __hash__ = None  # type: ignore[assignment]
 

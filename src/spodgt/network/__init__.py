@@ -6,7 +6,10 @@ from spodgt.network.network import DENSE_LIMIT, Network, as_network, check_netwo
 from spodgt.network.recipes import RECIPES, Recipe
 from spodgt.network.weights import WEIGHTS
 
-NETWORKS: dict[str, type[Recipe]] = {**RECIPES, GraphFile.name: GraphFile}  # all kinds a config knows
+NETWORKS: dict[str, type[Recipe]] = {
+    **RECIPES,
+    GraphFile.name: GraphFile,
+}  # all kinds a config knows
 
 __all__ = [
     "DENSE_LIMIT",

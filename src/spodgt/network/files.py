@@ -87,8 +87,13 @@ def _read(path: str, suffix: str) -> Graph:
         if suffix == ".csv":
             return _matrix(path)
         if suffix in (".graphml", ".gml"):
-            return graph_of_networkx(nx.read_graphml(path) if suffix == ".graphml" else nx.read_gml(path))
-        rows = [line.split("#")[0].split() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+            return graph_of_networkx(
+                nx.read_graphml(path) if suffix == ".graphml" else nx.read_gml(path)
+            )
+        rows = [
+            line.split("#")[0].split()
+            for line in Path(path).read_text(encoding="utf-8").splitlines()
+        ]
         rows = [row for row in rows if row]
         weighted = all(len(row) == 3 for row in rows)  # else "u v", or "u v {…}" with a dictionary
         lines, data = map(" ".join, rows), (("weight", float),) if weighted else True

@@ -59,7 +59,9 @@ def graph_of_networkx(graph: networkx.Graph, nodelist: Sequence[Hashable] | None
 
 def _positions(nodes: Sequence[Mapping[str, object]]) -> Floats | None:
     for keys in (("x", "y"), ("Longitude", "Latitude")):
-        found = np.array([[_number(node.get(key)) for key in keys] for node in nodes]).reshape(-1, 2)
+        found = np.array([[_number(node.get(key)) for key in keys] for node in nodes]).reshape(
+            -1, 2
+        )
         if len(found) and np.isfinite(found).all():
             found -= found.min(0)
             return found / (found.max() or 1.0)
@@ -92,7 +94,9 @@ def graph_of_matrix(adjacency: object, names: Sequence[str] | None = None) -> Gr
         receivers, senders = np.nonzero(array)
         shape, values = array.shape, array[receivers, senders]
     if shape[0] != shape[1]:
-        raise InvalidNetwork(f"adjacency must be a square (clients, clients) matrix, got shape {shape}.")
+        raise InvalidNetwork(
+            f"adjacency must be a square (clients, clients) matrix, got shape {shape}."
+        )
     numbers = values.astype(np.float64)
     if not np.isfinite(numbers).all():
         at = int(np.isfinite(numbers).argmin())
@@ -100,4 +104,6 @@ def graph_of_matrix(adjacency: object, names: Sequence[str] | None = None) -> Gr
             f"adjacency must be finite, but [{receivers[at]}, {senders[at]}] is {numbers[at]:.3g}; "
             "set it to 0 or 1."
         )
-    return Graph.of(shape[0], receivers, senders, names=check_names(names, shape[0]), weights=numbers)
+    return Graph.of(
+        shape[0], receivers, senders, names=check_names(names, shape[0]), weights=numbers
+    )

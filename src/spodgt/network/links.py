@@ -33,7 +33,9 @@ def check_names(names: Iterable[str] | None, clients: int) -> tuple[str, ...] | 
         raise InvalidNetwork(f"names must be {clients} texts, one per client, got {shown(found)}.")
     if len(set(found)) < clients:
         twice = next(name for name in found if found.count(name) > 1)
-        raise InvalidNetwork(f"names must differ, but {twice!r} is there twice; rename one of them.")
+        raise InvalidNetwork(
+            f"names must differ, but {twice!r} is there twice; rename one of them."
+        )
     return found
 
 
@@ -56,7 +58,9 @@ def _natural(name: str) -> tuple[list[tuple[bool, int, str]], str]:
     """Texts and numbers of a name in turn; a number comes before a text."""
     parts = re.split(r"([0-9]+)", name)
     return [
-        (bool(at % 2 == 0), int(part) if at % 2 else 0, part) for at, part in enumerate(parts) if part
+        (bool(at % 2 == 0), int(part) if at % 2 else 0, part)
+        for at, part in enumerate(parts)
+        if part
     ], name
 
 
@@ -74,7 +78,9 @@ def check_ends(clients: int, receivers: ArrayLike, senders: ArrayLike) -> tuple[
         except (TypeError, ValueError, RuntimeError):
             array = np.array("?")
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise InvalidNetwork(f"{name} must be a list of whole numbers, one per link, got {shown(given)}.")
+            raise InvalidNetwork(
+                f"{name} must be a list of whole numbers, one per link, got {shown(given)}."
+            )
         bad = (array < 0) | (array >= clients)
         if bad.any():
             raise InvalidNetwork(

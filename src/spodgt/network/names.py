@@ -61,7 +61,9 @@ def client_number(client: object, names: Sequence[str] | None, clients: int, key
     choices = '"average"'
     if names is not None:
         choices = f"{choices}, one of {list_names(names)}"
-    raise InvalidInput(f'{key}={client!r} must be {choices} or a number below {clients}; use "average".')
+    raise InvalidInput(
+        f'{key}={client!r} must be {choices} or a number below {clients}; use "average".'
+    )
 
 
 def values_by_client(given: Mapping[K, T], labels: Sequence[str], key: str) -> list[T]:

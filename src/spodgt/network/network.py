@@ -66,13 +66,19 @@ class Network(Named):
         ends = check_ends(self.clients, self.receivers, self.senders)
         order = order_of(self.clients, *ends)
         values: dict[str, Ints | Floats | None] = {"receivers": ends[0], "senders": ends[1]}
-        values |= {name: _link_weights(vars(self)[name], name, len(ends[0])) for name in ("a", "b", "w")}
+        values |= {
+            name: _link_weights(vars(self)[name], name, len(ends[0])) for name in ("a", "b", "w")
+        }
         for name, value in values.items():
-            object.__setattr__(self, name, value if order is None or value is None else value[order])
+            object.__setattr__(
+                self, name, value if order is None or value is None else value[order]
+            )
         object.__setattr__(self, "names", check_names(self.names, self.clients))
         if self.positions is not None and np.shape(self.positions) != (self.clients, 2):
             got = np.shape(self.positions)
-            raise InvalidNetwork(f"positions must be ({self.clients}, 2), one row per client, got {got}.")
+            raise InvalidNetwork(
+                f"positions must be ({self.clients}, 2), one row per client, got {got}."
+            )
 
     # --- from a recipe -----------------------------------------------------------------------
     @classmethod
@@ -88,7 +94,9 @@ class Network(Named):
         try:
             return cls.from_graph(recipe.draw(seed), weights=weights, seed=seed)
         except MemoryError:
-            raise InvalidNetwork(f"{recipe} does not fit into memory; use fewer clients or links.") from None
+            raise InvalidNetwork(
+                f"{recipe} does not fit into memory; use fewer clients or links."
+            ) from None
 
     @classmethod
     def random_geometric(
@@ -102,7 +110,13 @@ class Network(Named):
 
     @classmethod
     def directed_geometric(
-        cls, clients: int, low: float = 0.3, high: float = 0.6, *, seed: int = 0, weights: str = "degree"
+        cls,
+        clients: int,
+        low: float = 0.3,
+        high: float = 0.6,
+        *,
+        seed: int = 0,
+        weights: str = "degree",
     ) -> Network:
         """Clients at random in the unit square, each with its own transmit radius.
 
@@ -141,7 +155,9 @@ class Network(Named):
         return cls.draw(graphs.ErdosRenyi(clients, probability), seed=seed, weights=weights)
 
     @classmethod
-    def k_out(cls, clients: int, out: int = 3, *, seed: int = 0, weights: str = "degree") -> Network:
+    def k_out(
+        cls, clients: int, out: int = 3, *, seed: int = 0, weights: str = "degree"
+    ) -> Network:
         """Every client sends to the same number of others.
 
         clients: how many. out: to how many others each client sends. weights, seed: see `draw`.
@@ -149,7 +165,9 @@ class Network(Named):
         return cls.draw(graphs.KOut(clients, out), seed=seed, weights=weights)
 
     @classmethod
-    def k_regular(cls, clients: int, degree: int = 3, *, seed: int = 0, weights: str = "degree") -> Network:
+    def k_regular(
+        cls, clients: int, degree: int = 3, *, seed: int = 0, weights: str = "degree"
+    ) -> Network:
         """Every client sends to and receives from the same number of others.
 
         clients: how many. degree: to and from how many. weights, seed: see `draw`.
@@ -202,7 +220,9 @@ class Network(Named):
         """
         if A is not None and B is not None and weights is None:
             weights = "degree"  # of W only, which no entry of the adjacency is for
-        return cls.from_graph(graph_of_matrix(adjacency, names), A, B, W, weights=weights, seed=seed)
+        return cls.from_graph(
+            graph_of_matrix(adjacency, names), A, B, W, weights=weights, seed=seed
+        )
 
     @classmethod
     def from_graph(
@@ -233,7 +253,9 @@ class Network(Named):
                 f"graph must be a Graph, got {type(graph).__name__}; use spodgt.graphs.Graph.of."
             )
         if weights is not None and not (isinstance(weights, str) and weights in WEIGHTS):
-            raise InvalidNetwork(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}; use degree.")
+            raise InvalidNetwork(
+                f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}; use degree."
+            )
         if graph.clients < 1:
             raise InvalidNetwork("the graph must have at least one client, got none; add nodes.")
         check_connected(graph)
@@ -348,19 +370,28 @@ def check_network(network: object) -> None:
     """Refuse what is neither a network nor a recipe; a class of recipes is none."""
     if isinstance(network, Network | Recipe) and not isinstance(network, type):
         return
-    got, fix = type(network).__name__, "use spodgt.Network.from_networkx(graph) for a networkx graph."
+    got, fix = (
+        type(network).__name__,
+        "use spodgt.Network.from_networkx(graph) for a networkx graph.",
+    )
     if isinstance(network, type):
         got, fix = (
             f"the class {network.__name__}",
             f"use spodgt.graphs.{network.__name__}(…) with its arguments.",
         )
-    raise InvalidNetwork(f"network must be a spodgt.Network or a recipe of spodgt.graphs, got {got}; {fix}")
+    raise InvalidNetwork(
+        f"network must be a spodgt.Network or a recipe of spodgt.graphs, got {got}; {fix}"
+    )
 
 
 def as_network(network: Network | Recipe, seed: int, weights: str | None = None) -> Network:
     """A fixed network is the same for every seed; a recipe is drawn anew."""
     check_network(network)
-    return network if isinstance(network, Network) else Network.draw(network, seed=seed, weights=weights)
+    return (
+        network
+        if isinstance(network, Network)
+        else Network.draw(network, seed=seed, weights=weights)
+    )
 
 
 def _link_weights(value: Floats | None, name: str, links: int) -> Floats | None:
@@ -390,7 +421,10 @@ def check_connected(graph: Graph) -> None:
             "give it an in-link",
         )
     elif not sent.all():
-        why, fix = f"client {graph.label(int(np.argmin(sent)))} sends to nobody", "give it an out-link"
+        why, fix = (
+            f"client {graph.label(int(np.argmin(sent)))} sends to nobody",
+            "give it an out-link",
+        )
     else:
         one, other = graph.label(0), graph.label(int(np.argmax(component != component[0])))
         why = f"clients {one} and {other} cannot reach each other both ways"

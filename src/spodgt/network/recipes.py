@@ -35,8 +35,12 @@ class Graph(Named):
     receivers: Ints  # (links,)
     senders: Ints  # (links,)
     positions: Floats | None = None  # (clients, 2) in the unit square, for geometric graphs
-    names: tuple[str, ...] | None = None  # one per client; None: clients are called by their numbers
-    weights: Floats | None = None  # (links,) of edges that have some, as they were given; NaN: no number
+    names: tuple[str, ...] | None = (
+        None  # one per client; None: clients are called by their numbers
+    )
+    weights: Floats | None = (
+        None  # (links,) of edges that have some, as they were given; NaN: no number
+    )
     loops: Floats | None = None  # (clients,) weights of self-loops, NaN where a client has none
 
     def __post_init__(self) -> None:
@@ -64,7 +68,9 @@ class Graph(Named):
         """
         into, out = check_ends(clients, receivers, senders)
         if weights is not None and np.shape(weights) != into.shape:
-            raise InvalidNetwork(f"weights must be {len(into)}, one per link, got {shown(weights)}.")
+            raise InvalidNetwork(
+                f"weights must be {len(into)}, one per link, got {shown(weights)}."
+            )
         code = into * clients + out
         if weights is None:
             receiver, sender = np.divmod(np.unique(code), max(1, clients))
@@ -72,7 +78,11 @@ class Graph(Named):
             return Graph(clients, receiver[keep], sender[keep], positions, names)
         code, first = np.unique(code, return_index=True)
         receiver, sender = np.divmod(code, max(1, clients))
-        keep, weights, loops = receiver != sender, np.asarray(weights, float)[first], np.full(clients, np.nan)
+        keep, weights, loops = (
+            receiver != sender,
+            np.asarray(weights, float)[first],
+            np.full(clients, np.nan),
+        )
         loops[receiver[~keep]] = weights[~keep]
         return Graph(clients, receiver[keep], sender[keep], positions, names, weights[keep], loops)
 
@@ -82,7 +92,9 @@ class Graph(Named):
         from scipy.sparse.csgraph import connected_components
 
         ones = np.ones(len(self.receivers), dtype=bool)
-        adjacency = coo_array((ones, (self.receivers, self.senders)), shape=(self.clients, self.clients))
+        adjacency = coo_array(
+            (ones, (self.receivers, self.senders)), shape=(self.clients, self.clients)
+        )
         count, labels = connected_components(adjacency.tocsr(), directed=True, connection="strong")
         return int(count), labels.astype(np.int64)
 
@@ -130,9 +142,13 @@ Radius = Annotated[Number, Field(gt=0), Must("above 0")]
 Probability = Annotated[Number, Field(gt=0, le=1), Must("in (0, 1]")]
 
 
-def _redraw(recipe: Recipe, seed: int, attempt: Callable[[np.random.Generator], Graph], fix: str) -> Graph:
+def _redraw(
+    recipe: Recipe, seed: int, attempt: Callable[[np.random.Generator], Graph], fix: str
+) -> Graph:
     """Draw until strongly connected; the number of the attempt is part of the stream."""
-    redraws = max(3, min(_MOST_REDRAWS, 10**6 // recipe.clients))  # a large graph that fails will fail again
+    redraws = max(
+        3, min(_MOST_REDRAWS, 10**6 // recipe.clients)
+    )  # a large graph that fails will fail again
     for number in range(redraws):
         graph = attempt(generator(seed, f"graph:{recipe.name}", number))
         if graph.components()[0] == 1:

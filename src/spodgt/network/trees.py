@@ -10,7 +10,9 @@ from spodgt.errors import InvalidNetwork
 from spodgt.network.network import DENSE_LIMIT, Network
 from spodgt.types import Bools, Floats, Ints
 
-_DEAREST = 1e12  # a price above which all count the same: sums of prices stay exact enough to be ordered
+_DEAREST = (
+    1e12  # a price above which all count the same: sums of prices stay exact enough to be ordered
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +33,12 @@ class Trees:
 
 
 def cheapest_trees(
-    network: Network, prices: Floats, alive: Bools, *, one: bool = False, leaders: Bools | None = None
+    network: Network,
+    prices: Floats,
+    alive: Bools,
+    *,
+    one: bool = False,
+    leaders: Bools | None = None,
 ) -> Trees:
     """The trees of the root with the least sum of prices to and from all others; the lowest number of equals.
 
@@ -61,7 +68,9 @@ def cheapest_trees(
     connected = np.isfinite(far) & np.isfinite(far.T)
     most = connected.sum(1) * (alive if leaders is None else alive & leaders)
     both = np.where(connected, far + far.T, 0.0).sum(1)
-    root = int(np.lexsort((np.arange(m), both, -most))[0])  # of the largest group that can talk to itself
+    root = int(
+        np.lexsort((np.arange(m), both, -most))[0]
+    )  # of the largest group that can talk to itself
     members = connected[root] & alive
     away, to = far[root][senders] + cost, cost + far[:, root][receivers]
     inside = members[receivers] & members[senders]

@@ -45,7 +45,10 @@ def _totals(end: Ints, graph: Graph, weights: Floats) -> Floats:
     A client's own weight is that of its self-loop, or else the mean of its links: with equal weights this is
     the rule by degree.
     """
-    sums, count = np.bincount(end, weights, graph.clients), np.bincount(end, minlength=graph.clients)
+    sums, count = (
+        np.bincount(end, weights, graph.clients),
+        np.bincount(end, minlength=graph.clients),
+    )
     mean = sums / np.maximum(count, 1)
     own = mean if graph.loops is None else np.where(np.isnan(graph.loops), mean, graph.loops)
     return np.asarray(sums + own)
@@ -124,11 +127,17 @@ def square(matrix: object, name: str) -> NDArray[np.generic]:
         if array.dtype.kind not in "biufc":
             array = array.astype(np.float64)
     except (TypeError, ValueError, RuntimeError):
-        raise InvalidNetwork(f"{name} must be a matrix of real numbers, got {shown(matrix)}.") from None
+        raise InvalidNetwork(
+            f"{name} must be a matrix of real numbers, got {shown(matrix)}."
+        ) from None
     if array.dtype.kind == "c":
-        raise InvalidNetwork(f"{name} must be a matrix of real numbers, got complex ones; use its real part.")
+        raise InvalidNetwork(
+            f"{name} must be a matrix of real numbers, got complex ones; use its real part."
+        )
     if array.ndim != 2 or array.shape[0] != array.shape[1] or not array.size:
-        raise InvalidNetwork(f"{name} must be a square (clients, clients) matrix, got shape {array.shape}.")
+        raise InvalidNetwork(
+            f"{name} must be a square (clients, clients) matrix, got shape {array.shape}."
+        )
     return array
 
 
@@ -153,11 +162,17 @@ def checked(matrix: ArrayLike, name: str, graph: Graph) -> Floats:
         )
     if name in "AW":
         _check_sums(
-            M.sum(1), name, "row", "Row i weighs what client i receives; if columns sum to one, it is B."
+            M.sum(1),
+            name,
+            "row",
+            "Row i weighs what client i receives; if columns sum to one, it is B.",
         )
     if name in "BW":
         _check_sums(
-            M.sum(0), name, "column", "Column j weighs what client j sends; if rows sum to one, it is A."
+            M.sum(0),
+            name,
+            "column",
+            "Column j weighs what client j sends; if rows sum to one, it is A.",
         )
     if name == "W" and not np.allclose(M, M.T, rtol=0, atol=_TOLERANCE):
         i, j = np.unravel_index(np.abs(M - M.T).argmax(), M.shape)

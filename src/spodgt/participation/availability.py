@@ -93,7 +93,11 @@ class Recorded:
         return not self.link_table.all()
 
     def computes(self, rounds: range) -> Bools:
-        return self.client_table[self._row(rounds)] if self.repeat else at(self.client_table, rounds, 0)
+        return (
+            self.client_table[self._row(rounds)]
+            if self.repeat
+            else at(self.client_table, rounds, 0)
+        )
 
     def links(self, rounds: range) -> ActiveLinks:
         return ActiveLinks(
@@ -225,7 +229,9 @@ class Patient(Derived):
         return rng.bernoulli(rng.key(self.seed, "clients"), rounds, self._rates(self.p))
 
     def links(self, rounds: range) -> ActiveLinks:
-        return ActiveLinks(rng.bernoulli(rng.key(self.seed, "links"), rounds, self._rates(self.p_hat)))
+        return ActiveLinks(
+            rng.bernoulli(rng.key(self.seed, "links"), rounds, self._rates(self.p_hat))
+        )
 
 
 def patient(availability: Availability, patience: float) -> Availability:
@@ -302,7 +308,9 @@ class Woken(Derived):
 
     def _drawn(self, rounds: range) -> tuple[Ints, Ints, Ints]:
         """Who wakes, and its in- and out-link, in every round."""
-        u = rng.uniform(rng.key(self.seed, "wake"), np.asarray(rounds)[:, None], np.arange(3)[None, :])
+        u = rng.uniform(
+            rng.key(self.seed, "wake"), np.asarray(rounds)[:, None], np.arange(3)[None, :]
+        )
         into, out = self.network.in_degree, self.network.out_degree
         i = (u[:, 0] * self.network.clients).astype(np.int64)
         pull = (np.cumsum(into) - into)[i] + (u[:, 1] * into[i]).astype(np.int64)
@@ -360,7 +368,9 @@ class Served(Derived):
         return not self.alone and self.base.idle_clients
 
     def computes(self, rounds: range) -> Bools:
-        return np.ones((len(rounds), len(self.p)), bool) if self.alone else self.base.computes(rounds)
+        return (
+            np.ones((len(rounds), len(self.p)), bool) if self.alone else self.base.computes(rounds)
+        )
 
     def links(self, rounds: range) -> ActiveLinks:
         return ActiveLinks(np.zeros((len(rounds), len(self.p_hat)), bool))

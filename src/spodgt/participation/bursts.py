@@ -33,7 +33,9 @@ from spodgt.participation.recipes import (
 from spodgt.types import ActiveLinks, Availability, Bools, Floats, Ints
 from spodgt.validation import Field, Must, Number, Whole, choices, from_table, recipe
 
-Draws = Callable[[range], Bools]  # what happens in some rounds: (rounds, clients) or (rounds, links)
+Draws = Callable[
+    [range], Bools
+]  # what happens in some rounds: (rounds, clients) or (rounds, links)
 
 
 # --- what is drawn -----------------------------------------------------------------------------------
@@ -61,7 +63,9 @@ class Chains:
         return Chains(rng.key(seed, stream), up / (up + down), 1 - 1 / up, 1 / down)
 
     def __call__(self, rounds: range) -> Bools:
-        found = rng.markov(self.key, rounds, self.up, self.stay, self.come, self._last.get(rounds.start - 1))
+        found = rng.markov(
+            self.key, rounds, self.up, self.stay, self.come, self._last.get(rounds.start - 1)
+        )
         if len(rounds):
             self._last.clear()
             self._last.update(zip(rounds[-2:], found[-2:].copy(), strict=True))
@@ -108,7 +112,9 @@ def _one_or_more(least: float, most: float, must: str, example: str) -> BeforeVa
     def check(value: object, info: ValidationInfo) -> object:
         given = list(value.values()) if isinstance(value, Mapping) else value
         array = (
-            np.asarray(given) if isinstance(given, int | float | list | tuple | np.ndarray) else np.empty(0)
+            np.asarray(given)
+            if isinstance(given, int | float | list | tuple | np.ndarray)
+            else np.empty(0)
         )
         good = array.dtype.kind in "iuf" and array.ndim < 2 and array.size > 0
         if not good or not ((array >= least) & (array <= most)).all():
@@ -129,12 +135,16 @@ def _inner(value: object) -> object:
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in PARTICIPATIONS:
         raise InvalidConfig(f"of.kind={kind!r} is not known; {choices(kind, PARTICIPATIONS)}")
-    return from_table(PARTICIPATIONS[kind], {key: one for key, one in value.items() if key != "kind"}, "of")
+    return from_table(
+        PARTICIPATIONS[kind], {key: one for key, one in value.items() if key != "kind"}, "of"
+    )
 
 
 def _inners(value: object) -> object:
     if not isinstance(value, list | tuple) or len(value) < 2:
-        raise InvalidConfig(f"of must be a list of at least two participations, got {shown(value)}; add one.")
+        raise InvalidConfig(
+            f"of must be a list of at least two participations, got {shown(value)}; add one."
+        )
     return tuple(_inner(each) for each in value)
 
 
@@ -142,7 +152,12 @@ def _phase(value: object) -> object:
     if isinstance(value, str) and value in _PHASES:
         return value
     array = np.asarray(value) if isinstance(value, list | tuple | np.ndarray) else np.empty(0)
-    if array.dtype.kind in "iuf" and array.ndim == 1 and array.size and ((array >= 0) & (array < 1)).all():
+    if (
+        array.dtype.kind in "iuf"
+        and array.ndim == 1
+        and array.size
+        and ((array >= 0) & (array < 1)).all()
+    ):
         return tuple(array.tolist())
     raise ValueError(
         f"phase must be {' or '.join(map(repr, _PHASES))}, or numbers in [0, 1), one per client, got "
@@ -235,7 +250,9 @@ class Markov:
     def __post_init__(self) -> None:
         if (self.links_on is None) != (self.links_off is None):
             lacks = "links_on" if self.links_on is None else "links_off"
-            raise InvalidInput(f"{lacks}=None lacks the number beside the other one; use {lacks}=20.0.")
+            raise InvalidInput(
+                f"{lacks}=None lacks the number beside the other one; use {lacks}=20.0."
+            )
 
     def draw(self, network: Network, seed: int) -> Availability:
         up = _per_client(self.on, network, "on", "20.0")
@@ -353,7 +370,9 @@ class DayNight:
 
         high, low = (np.full(network.clients, chance) for chance in (self.p_day, self.p_night))
         clients = Switched(rng.key(seed, "clients"), days, high, low)
-        high, low = (np.full(network.links, chance) for chance in (self.p_hat_day, self.p_hat_night))
+        high, low = (
+            np.full(network.links, chance) for chance in (self.p_hat_day, self.p_hat_night)
+        )
         links = Switched(rng.key(seed, "links"), both, high, low)
         return Bursty(p, _positive(p_hat, network), seed, clients, links, random=False)
 

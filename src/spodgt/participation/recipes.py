@@ -41,7 +41,9 @@ class Always:
     name: ClassVar[str] = "always"
 
     def draw(self, network: Network, seed: int) -> Availability:
-        return Overlay(Independent(np.ones(network.clients), np.ones(network.links), seed), True, True)
+        return Overlay(
+            Independent(np.ones(network.clients), np.ones(network.links), seed), True, True
+        )
 
 
 @recipe(InvalidInput, PARTICIPATIONS)
@@ -117,7 +119,9 @@ class OneLink:
 
     def draw(self, network: Network, seed: int) -> Availability:
         if not network.links:
-            raise InvalidInput("one-link needs a network with at least one link, got one client; use always.")
+            raise InvalidInput(
+                "one-link needs a network with at least one link, got one client; use always."
+            )
         degree = network.in_degree + network.out_degree
         both = network.reverse is not None and self.pairs
         p_hat = np.full(network.links, (2 if both else 1) / network.links)
@@ -130,8 +134,13 @@ def check_participation(participation: object) -> None:
         return
     got, fix = type(participation).__name__, "use spodgt.Beta(0.5, 0.5)."
     if isinstance(participation, type):
-        got, fix = f"the class {participation.__name__}", f"use spodgt.{participation.__name__}() instead."
-    raise InvalidInput(f"participation must be one of {', '.join(PARTICIPATIONS)}, got {got}; {fix}")
+        got, fix = (
+            f"the class {participation.__name__}",
+            f"use spodgt.{participation.__name__}() instead.",
+        )
+    raise InvalidInput(
+        f"participation must be one of {', '.join(PARTICIPATIONS)}, got {got}; {fix}"
+    )
 
 
 def as_availability(participation: Participation, network: Network, seed: int) -> Availability:
@@ -170,7 +179,9 @@ def spread(array: Floats, count: int, name: str, each: str, example: str = "0.5"
     return np.broadcast_to(array, (count,)).copy()
 
 
-def probabilities(value: object, count: int, name: str, each: str, label: Callable[[int], str]) -> Floats:
+def probabilities(
+    value: object, count: int, name: str, each: str, label: Callable[[int], str]
+) -> Floats:
     """One probability in (0, 1] for each client or link; `label` tells what one is called."""
     if isinstance(value, Mapping):
         value = values_by_client(value, [label(at) for at in range(count)], name)

@@ -45,7 +45,9 @@ class Flood:
     among: Bools
     knows: Bools
     at: int
-    ready: Ints = field(init=False)  # (clients,): the first round in which a client knows everything
+    ready: Ints = field(
+        init=False
+    )  # (clients,): the first round in which a client knows everything
 
     def __post_init__(self) -> None:
         self.ready = np.where(self.knows.all(1) & self.among, self.at, NEVER)
@@ -95,7 +97,9 @@ class Relayed(Derived):
     """The links of two trees, once every client knows all prices; see the head of this file."""
 
     network: Network
-    leads: bool = True  # the root steps for all; else the trees are one, two-way, and everybody on it steps
+    leads: bool = (
+        True  # the root steps for all; else the trees are one, two-way, and everybody on it steps
+    )
     idle_clients: bool = True
     idle_links: bool = True
 
@@ -123,7 +127,9 @@ class Relayed(Derived):
             news = Flood(network, None, trees.members, heard, noticed)
             news.until(self.length or 0, self.base)
             start = max(int(news.ready[trees.members].max()), noticed + 1)
-            news.ready[:] = start  # all begin together: Σy = Σg holds from the first round of the epoch
+            news.ready[:] = (
+                start  # all begin together: Σy = Σg holds from the first round of the epoch
+            )
             epochs.append(Epoch(noticed, trees, news, steps=False, restart=start - 1))
         return tuple(epochs)
 

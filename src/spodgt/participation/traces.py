@@ -116,15 +116,23 @@ class Trace:
         try:
             frame = pd.DataFrame(table)
         except (TypeError, ValueError) as error:
-            raise InvalidInput(f"table must be a pandas table, got {shown(table)} ({error}).") from None
+            raise InvalidInput(
+                f"table must be a pandas table, got {shown(table)} ({error})."
+            ) from None
         return TraceFile("table", **options).convert(frame)  # type: ignore[arg-type]
 
     def draw(self, network: Network, seed: int) -> Availability:
         computes, links = self._tables(network)
         if len(computes) != len(links) + (not self.repeat):
             more = "as many rounds as links" if self.repeat else "one round more than links"
-            why = "from the second pass on round 0 has links" if self.repeat else "round 0 has no links"
-            raise InvalidInput(f"computes must have {more} ({why}), got {len(computes)} and {len(links)}.")
+            why = (
+                "from the second pass on round 0 has links"
+                if self.repeat
+                else "round 0 has no links"
+            )
+            raise InvalidInput(
+                f"computes must have {more} ({why}), got {len(computes)} and {len(links)}."
+            )
         p, p_hat = computes.mean(0), links.mean(0) if len(links) else np.ones(network.links)
         if self.p is not None:
             p = probabilities(self.p, network.clients, "p", "client", network.label)
@@ -159,7 +167,10 @@ class Trace:
 
     def _tables(self, network: Network) -> tuple[Bools, Bools]:
         """Who computes and which links work, by the network's clients and links."""
-        free = (isinstance(self.computes, str) and self.computes == _ALWAYS, isinstance(self.links, str))
+        free = (
+            isinstance(self.computes, str) and self.computes == _ALWAYS,
+            isinstance(self.links, str),
+        )
         if all(free):
             raise InvalidInput(
                 f"{self._where} must record clients or links, got neither; use spodgt.Always()."
@@ -180,7 +191,9 @@ class Trace:
         computes = _flags(self.computes, "computes")
         m = network.clients
         if computes.ndim != 2 or (self.names is None and computes.shape[1] != m):
-            raise InvalidInput(f"computes must be (rounds + 1, {m}) for this network, got {computes.shape}.")
+            raise InvalidInput(
+                f"computes must be (rounds + 1, {m}) for this network, got {computes.shape}."
+            )
         if self.names is None:
             return computes
         table = np.zeros((len(computes), m), bool)
@@ -209,7 +222,9 @@ class Trace:
             link = int(stray.argmax())
             ends = f"{network.label(j[link])} → {network.label(i[link])}"
             where = "links" if self.source == "arrays" else self._where
-            raise InvalidInput(f"{where} has link {ends}, which the network lacks; add it to the network.")
+            raise InvalidInput(
+                f"{where} has link {ends}, which the network lacks; add it to the network."
+            )
         table = np.zeros((len(links), network.links), bool)
         table[:, at[known]] = links[:, known]
         return table
@@ -241,18 +256,24 @@ class Trace:
                     f"its clients are {first} to {last}; {fix}."
                 )
         if len(set(places)) < len(places):
-            raise InvalidInput(f"names must differ from each other, got {shown(labels)}; rename one.")
+            raise InvalidInput(
+                f"names must differ from each other, got {shown(labels)}; rename one."
+            )
         return np.array(places, np.int64)
 
     def _never(self, observed: Floats, each: str, label: Callable[[int], str], key: str) -> None:
         """Refuse who has never taken part, as p = 0 is refused."""
-        does, choices = ("computes", _ALWAYS) if each == "client" else ("works", f"{_BOTH}' or '{_ALWAYS}")
+        does, choices = (
+            ("computes", _ALWAYS) if each == "client" else ("works", f"{_BOTH}' or '{_ALWAYS}")
+        )
         if observed.any():
             who = f"{each} {label(int(np.argmin(observed)))}"
             fix = "leave it out of the network or record it for longer"
         else:
             who, fix = f"a {each}", f"add rows, or use {key}='{choices}'"
-        raise InvalidInput(f"{self._where} must let every {each} take part, but {who} never {does}; {fix}.")
+        raise InvalidInput(
+            f"{self._where} must let every {each} take part, but {who} never {does}; {fix}."
+        )
 
 
 def _flags(value: object, name: str) -> Bools:
@@ -320,7 +341,9 @@ class TraceFile:
             else:  # as text: a client may be called NA or 007
                 table = pd.read_csv(where, dtype=str, keep_default_na=False, na_values=[""])
         except FileNotFoundError:
-            raise InvalidInput(f"trace {self.path} does not exist; give a CSV or Parquet file.") from None
+            raise InvalidInput(
+                f"trace {self.path} does not exist; give a CSV or Parquet file."
+            ) from None
         except (ValueError, OSError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise InvalidInput(
@@ -336,7 +359,9 @@ class TraceFile:
         columns, receivers, senders = self._columns(table), *self._who(table)
         labels = [str(label) for label in by_name({*receivers, *senders})]
         index = {label: n for n, label in enumerate(labels)}
-        code = np.array([index[i] * len(labels) + index[j] for i, j in zip(receivers, senders, strict=True)])
+        code = np.array(
+            [index[i] * len(labels) + index[j] for i, j in zip(receivers, senders, strict=True)]
+        )
         found, which = np.unique(code, return_inverse=True)
         up = self._rounds(columns, which, len(found) + len(labels))
         i, j = np.divmod(found, len(labels))
@@ -406,7 +431,9 @@ class TraceFile:
             [_text(value) for value in table[name]] if name in table.columns else none
             for name in ("client", "receiver", "sender")
         )
-        into = [one if one is not None else other for one, other in zip(client, receiver, strict=True)]
+        into = [
+            one if one is not None else other for one, other in zip(client, receiver, strict=True)
+        ]
         out = [one if one is not None else other for one, other in zip(client, sender, strict=True)]
         for n, ends in enumerate(zip(into, out, strict=True)):
             if None in ends:
@@ -440,7 +467,9 @@ class TraceFile:
         if "start" in columns:
             first, last = (self._numbers(columns[name], name) for name in ("start", "end"))
             self._require(np.isfinite(first), columns["start"], "start must be times")
-            self._require(np.isnan(last) | (last >= first), columns["end"], "end must not be before start")
+            self._require(
+                np.isnan(last) | (last >= first), columns["end"], "end must not be before start"
+            )
             return first, last
         time, up = self._numbers(columns["time"], "time"), self._up(columns["up"])
         self._require(np.isfinite(time), columns["time"], "time must be times")
@@ -491,7 +520,9 @@ class TraceFile:
         except (TypeError, ValueError):
             bad = pd.to_numeric(column, errors="coerce").isna() & column.notna()
         self._require(
-            ~bad.to_numpy(), column, f"{name} must be numbers" + ("" if name == "round" else ", or dates")
+            ~bad.to_numpy(),
+            column,
+            f"{name} must be numbers" + ("" if name == "round" else ", or dates"),
         )
         raise AssertionError("a column of numbers would have been read as such")
 

@@ -57,7 +57,9 @@ def audit(states: Mapping[str, State]) -> Audit:
     epochs = {name: state.epoch for name, state in states.items()}
     if len(set(epochs.values())) > 1:
         late = ", ".join(name for name, epoch in epochs.items() if epoch < max(epochs.values()))
-        return Audit(None, local, epochs, problems=[f"not all clients have reached the newest epoch: {late}"])
+        return Audit(
+            None, local, epochs, problems=[f"not all clients have reached the newest epoch: {late}"]
+        )
     problems: list[str] = []
     total = sum(state.method.y[0] - state.method.g[0].double() for state in states.values())
     flying = 0.0

@@ -35,7 +35,9 @@ def backup(folder: Path, target: Path) -> dict[str, object]:
             f"{error.filename} cannot be read: {error.strerror}; give a client's folder."
         ) from None
     notes = {"kind": _KIND, "meta": json.dumps(meta), **texts}
-    write_secret(target, save({name: vector.contiguous() for name, vector in vectors.items()}, notes))
+    write_secret(
+        target, save({name: vector.contiguous() for name, vector in vectors.items()}, notes)
+    )
     return {"file": str(target), "bytes": target.stat().st_size} | _told(meta)
 
 
@@ -66,8 +68,13 @@ def restore_model(file: Path, folder: Path) -> dict[str, object]:
     with closing(Store(folder / "state")) as made:
         saved = made.load()
         if saved is None:
-            raise InvalidInput(f"{folder} holds no committed state; give the folder of a stopped client.")
-        if vectors["x"].shape != saved.vectors["x"].shape or vectors["x"].dtype != saved.vectors["x"].dtype:
+            raise InvalidInput(
+                f"{folder} holds no committed state; give the folder of a stopped client."
+            )
+        if (
+            vectors["x"].shape != saved.vectors["x"].shape
+            or vectors["x"].dtype != saved.vectors["x"].dtype
+        ):
             has = f"{len(vectors['x'])} numbers, the client's {len(saved.vectors['x'])}"
             raise InvalidInput(f"the model in {file} has {has}; give a model of this run.")
         state = restored(state_from(*saved), vectors["x"])

@@ -72,7 +72,9 @@ def _check_known(manifest: Manifest, change: Change) -> None:
     if change.root is not None:
         name = manifest.method.name
         if not manifest.method.build().traits.root:
-            raise InvalidInput(f"root={change.root!r} is for methods with a root, not for {name}; use relay.")
+            raise InvalidInput(
+                f"root={change.root!r} is for methods with a root, not for {name}; use relay."
+            )
         if change.root not in manifest.linked:
             raise InvalidInput(f"root={change.root!r} must be one of {', '.join(manifest.linked)}.")
     for name in (*change.addresses, *change.compute):
@@ -83,7 +85,12 @@ def _check_known(manifest: Manifest, change: Change) -> None:
 
 
 def joined(
-    manifest: Manifest, name: str, *, address: str, links: Mapping[Ends, Table], compute: Table | None = None
+    manifest: Manifest,
+    name: str,
+    *,
+    address: str,
+    links: Mapping[Ends, Table],
+    compute: Table | None = None,
 ) -> Manifest:
     """The next version, with one more client: on the lowest part of the problem that nobody holds.
 
@@ -96,21 +103,35 @@ def joined(
     """
     check_name(name)
     if name in (*manifest.names, *manifest.removed):
-        raise InvalidInput(f"client name {name!r} is or was another client's in this run; use another.")
+        raise InvalidInput(
+            f"client name {name!r} is or was another client's in this run; use another."
+        )
     place = len(manifest.clients) + len(manifest.removed)
     part = min(set(range(place + 1)) - {client.part for client in manifest.clients})
-    own = "build" in manifest.problem  # a function of the user's, which may load the data of a client by name
+    own = (
+        "build" in manifest.problem
+    )  # a function of the user's, which may load the data of a client by name
     if 0 < manifest.divided_into <= part and not own:
         held = f"all {manifest.divided_into} parts of the problem are held"
-        raise InvalidInput(f"{name} would have no data: {held}; make a run with --divided-into more.")
+        raise InvalidInput(
+            f"{name} would have no data: {held}; make a run with --divided-into more."
+        )
     client = Client(name, address, place, part)
     if compute is not None:
         client = replace(client, compute=dict(compute))
     made = []
     for (sender, receiver), table in links.items():
-        dial = {} if address or "dial" in table else {"dial": "sender" if sender == name else "receiver"}
-        made.append(from_table(Link, {"sender": sender, "receiver": receiver, **dial, **table}, "link"))
-    return _next(replace(manifest, clients=(*manifest.clients, client), links=(*manifest.links, *made)))
+        dial = (
+            {}
+            if address or "dial" in table
+            else {"dial": "sender" if sender == name else "receiver"}
+        )
+        made.append(
+            from_table(Link, {"sender": sender, "receiver": receiver, **dial, **table}, "link")
+        )
+    return _next(
+        replace(manifest, clients=(*manifest.clients, client), links=(*manifest.links, *made))
+    )
 
 
 def without(manifest: Manifest, name: str) -> Manifest:
@@ -162,11 +183,15 @@ def check_devices(manifest: Manifest) -> None:
         p = capacity(client.compute, manifest.seed, client.place, client.name).p
         if p < 1 and built.traits.sporadic_clients != "yes":
             rests = f"{client.name} computes in a fraction {p:.3g} of its rounds"
-            raise Incompatible(f"method {built.name} needs all clients, but {rests}; use spod-gt-memory.")
+            raise Incompatible(
+                f"method {built.name} needs all clients, but {rests}; use spod-gt-memory."
+            )
     for link in manifest.links:
         if link.p_hat < 1 and built.traits.sporadic_links != "yes":
             rests = f"{link} is used in a fraction {link.p_hat:.3g} of the rounds"
-            raise Incompatible(f"method {built.name} needs all links, but {rests}; use spod-gt-memory.")
+            raise Incompatible(
+                f"method {built.name} needs all links, but {rests}; use spod-gt-memory."
+            )
 
 
 def obstacle(ours: Manifest, theirs: Manifest) -> str | None:

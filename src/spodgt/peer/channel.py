@@ -74,18 +74,30 @@ class Wires(Protocol):
 
 def secure_channel(identity: Identity, address: str, name: str) -> grpc.aio.Channel:
     """A channel to the client `name`, and to nobody else who answers at its address."""
-    credentials = grpc.ssl_channel_credentials(identity.authority, identity.key, identity.certificate)
-    options = [*OPTIONS, ("grpc.ssl_target_name_override", name), ("grpc.use_local_subchannel_pool", 1)]
+    credentials = grpc.ssl_channel_credentials(
+        identity.authority, identity.key, identity.certificate
+    )
+    options = [
+        *OPTIONS,
+        ("grpc.ssl_target_name_override", name),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def spoken(own: wire.Context) -> tuple[tuple[str, str], ...]:
     """What a stream begins with at both ends, as metadata of the call."""
-    return (("spodgt-protocols", " ".join(map(str, own.protocols))), ("spodgt-version", own.version or "?"))
+    return (
+        ("spodgt-protocols", " ".join(map(str, own.protocols))),
+        ("spodgt-version", own.version or "?"),
+    )
 
 
 def agreed(
-    own: wire.Context, name: str, metadata: Iterable[tuple[str, str | bytes]] | None, traffic: Traffic
+    own: wire.Context,
+    name: str,
+    metadata: Iterable[tuple[str, str | bytes]] | None,
+    traffic: Traffic,
 ) -> int:
     """The protocol of a stream, from what the other end `name` says that it speaks; notes its version."""
     said = {key: printable(str(value)[:_SAID]) for key, value in metadata or ()}
@@ -94,7 +106,9 @@ def agreed(
     return wire.agree(own, theirs, name, traffic.version)
 
 
-async def fetch(what: str, identity: Identity, address: str, name: str, limit: int = ANSWER) -> bytes:
+async def fetch(
+    what: str, identity: Identity, address: str, name: str, limit: int = ANSWER
+) -> bytes:
     """Ask the client `name` for its "Manifest", not yet verified, or its "Status" as JSON.
 
     `Refused` if the answer has more than `limit` bytes or comes too slowly.

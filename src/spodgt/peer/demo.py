@@ -83,7 +83,9 @@ def _disturb(fleet: Fleet, begun: float, seconds: float, console: Console) -> li
     return events
 
 
-def draw(rows: dict[str, list[dict[str, Any]]], events: list[Event], error: float | None, path: Path) -> None:
+def draw(
+    rows: dict[str, list[dict[str, Any]]], events: list[Event], error: float | None, path: Path
+) -> None:
     """Accuracy of every client against time and its local audit below, from rows "status" of their logs."""
     from matplotlib.figure import Figure
 
@@ -99,7 +101,9 @@ def draw(rows: dict[str, list[dict[str, Any]]], events: list[Event], error: floa
         for part, label in ((times <= killed, name), (times > killed, None)):
             above.plot(times[part], accuracy[part], color=colour, label=label, linewidth=1.8)
         if (name, "back") in at:
-            back = min(times[times > at[name, "back"]], default=at[name, "back"])  # until its first report
+            back = min(
+                times[times > at[name, "back"]], default=at[name, "back"]
+            )  # until its first report
             above.axvspan(killed, back, color=colour, alpha=0.12, linewidth=0)
             above.text(killed, 0.02, f" {name} dead", color=colour, fontsize=9)
     total = "" if error is None else f"; all mass, from the disks at the end: {error:.1e}"

@@ -13,7 +13,11 @@ from spodgt.peer.identity import Identity
 
 _TEXT = 300  # characters of a reason
 NO_CONNECTION = "closes new connections before TLS begins"
-_UNAVAILABLE = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED
+_UNAVAILABLE = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
 
 
 async def cause(error: BaseException | None, identity: Identity, address: str, name: str) -> str:
@@ -62,7 +66,9 @@ def probe(identity: Identity, address: str, name: str) -> str:
 
 
 def _context(identity: Identity) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=identity.authority.decode())
+    context = ssl.create_default_context(
+        ssl.Purpose.SERVER_AUTH, cadata=identity.authority.decode()
+    )
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as gRPC: on by default from Python 3.13 on
     context.set_alpn_protocols(["h2"])
     if identity.folder is not None:

@@ -30,7 +30,8 @@ def panel(status: Status, journal: Journal) -> Panel:
     """One client: its progress, its links and the latest events."""
     head = Table.grid(padding=(0, 3))
     head.add_row(
-        f"local round [bold]{status.k:,}[/]" + (" [yellow](waits for news)[/]" if status.waiting else ""),
+        f"local round [bold]{status.k:,}[/]"
+        + (" [yellow](waits for news)[/]" if status.waiting else ""),
         f"gradients [bold]{status.gradients:,}[/]",
         f"{status.rounds_per_second:.0f} rounds/s",
         f"incarnation {status.incarnation}, manifest {status.version}, epoch {status.epoch}"
@@ -43,12 +44,16 @@ def panel(status: Status, journal: Journal) -> Panel:
         Text(f"audit {status.audit:.1e}", style="green" if status.audit <= 1e-12 else "bold red"),
     )
     if status.days_left < WARN_DAYS:
-        head.add_row(Text(f"certificate ends in {status.days_left:.1f} days: renew it", style="bold yellow"))
+        head.add_row(
+            Text(f"certificate ends in {status.days_left:.1f} days: renew it", style="bold yellow")
+        )
     columns = "link", "state", "number", "messages", "MB", "silent", "distance", "mass"
     links = Table(*columns, box=None, pad_edge=False)
     for n in status.neighbours:
         arrow = f"{status.name} → {n.name}" if n.way == "to" else f"{n.name} → {status.name}"
-        state = Text(n.state, style=_COLOURS[n.state]).append(f" ({n.why})" if n.why else "", style="dim")
+        state = Text(n.state, style=_COLOURS[n.state]).append(
+            f" ({n.why})" if n.why else "", style="dim"
+        )
         silent = "–" if n.silent is None else f"{n.silent:.0f} s"
         norms = ("" if v is None else f"{v:.3g}" for v in (n.distance, n.mass))
         counts = f"{n.number:,}", f"{n.messages:,}", f"{n.bytes / 1e6:.1f}"
@@ -64,12 +69,26 @@ def panel(status: Status, journal: Journal) -> Panel:
 
 def overview(rows: list[dict[str, Any]]) -> Table:
     """Several clients, one row each, from their status files."""
-    heads = "client", "round", "gradients", "/s", "loss", "acc", "consensus", "audit", "links", "days", "age"
+    heads = (
+        "client",
+        "round",
+        "gradients",
+        "/s",
+        "loss",
+        "acc",
+        "consensus",
+        "audit",
+        "links",
+        "days",
+        "age",
+    )
     table = Table(*heads, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows:
         up, age = sum(n["state"] == "up" for n in row["neighbours"]), time.time() - row["time"]
         numbers = f"{row['k']:,}", f"{row['gradients']:,}", f"{row['rounds_per_second']:.0f}"
-        scores = [_number(row[key]) + _beside(row.get(f"mean_{key}")) for key in ("loss", "accuracy")]
+        scores = [
+            _number(row[key]) + _beside(row.get(f"mean_{key}")) for key in ("loss", "accuracy")
+        ]
         scores.append(_number(row["consensus"]))
         links = f"{up}/{len(row['neighbours'])}"
         late = Text(f"{age:.0f} s", style="red" if age > 10 else "")
@@ -96,26 +115,50 @@ class _Metrics(Collector):
         name = self.status.name
         for key, value in vars(self.status).items():
             if isinstance(value, int | float):
-                gauge = GaugeMetricFamily(f"spodgt_peer_{key}", f"{key} of this client", labels=["client"])
+                gauge = GaugeMetricFamily(
+                    f"spodgt_peer_{key}", f"{key} of this client", labels=["client"]
+                )
                 gauge.add_metric([name], float(value))
                 yield gauge
         link = ["client", "way", "neighbour"]
         messages = CounterMetricFamily("spodgt_peer_messages", "messages on a link", labels=link)
         size = CounterMetricFamily("spodgt_peer_bytes", "bytes on a link", labels=link)
         up = GaugeMetricFamily("spodgt_peer_link_up", "1 if the link works", labels=link)
-        silent = GaugeMetricFamily("spodgt_peer_silent_seconds", "since something was heard", labels=link)
-        distance = GaugeMetricFamily("spodgt_peer_distance", "of the neighbour's model", labels=link)
-        mass = GaugeMetricFamily("spodgt_peer_mass", "norm of what its last message brought", labels=link)
-        flags = GaugeMetricFamily("spodgt_peer_flags", "messages far above their median", labels=link)
+        silent = GaugeMetricFamily(
+            "spodgt_peer_silent_seconds", "since something was heard", labels=link
+        )
+        distance = GaugeMetricFamily(
+            "spodgt_peer_distance", "of the neighbour's model", labels=link
+        )
+        mass = GaugeMetricFamily(
+            "spodgt_peer_mass", "norm of what its last message brought", labels=link
+        )
+        flags = GaugeMetricFamily(
+            "spodgt_peer_flags", "messages far above their median", labels=link
+        )
         for n in self.status.neighbours:
-            counts = (messages, n.messages), (size, n.bytes), (up, n.state == "up"), (flags, n.flags)
-            for metric, value in (*counts, (silent, n.silent), (distance, n.distance), (mass, n.mass)):
+            counts = (
+                (messages, n.messages),
+                (size, n.bytes),
+                (up, n.state == "up"),
+                (flags, n.flags),
+            )
+            for metric, value in (
+                *counts,
+                (silent, n.silent),
+                (distance, n.distance),
+                (mass, n.mass),
+            ):
                 if value is not None:
                     metric.add_metric([name, n.way, n.name], float(value))
-        events = CounterMetricFamily("spodgt_peer_events", "events in the log", labels=["client", "kind"])
+        events = CounterMetricFamily(
+            "spodgt_peer_events", "events in the log", labels=["client", "kind"]
+        )
         for kind, count in list(self.journal.counts.items()):
             events.add_metric([name, kind], float(count))
-        warnings = GaugeMetricFamily("spodgt_peer_warnings", "warnings in the status", labels=["client"])
+        warnings = GaugeMetricFamily(
+            "spodgt_peer_warnings", "warnings in the status", labels=["client"]
+        )
         warnings.add_metric([name], len(self.status.warnings))
         yield from (messages, size, up, silent, distance, mass, flags, warnings, events)
 
@@ -127,7 +170,9 @@ def serve_metrics(status: Status, journal: Journal, port: int, bind: str = "127.
     try:
         server = MetricsServer(registry, bind, port)
     except OSError as error:
-        raise Failed(f"metrics cannot be served at {bind}:{port}: {error.strerror}; use another.") from None
+        raise Failed(
+            f"metrics cannot be served at {bind}:{port}: {error.strerror}; use another."
+        ) from None
     server.start()
     return server.server_port
 
@@ -143,7 +188,11 @@ class JsonLines(logging.Formatter):
             and len(record.args) == 2
         ):
             event, text = record.args
-            row |= {"client": record.name.removeprefix("spodgt.peer."), "event": event, "text": text}
+            row |= {
+                "client": record.name.removeprefix("spodgt.peer."),
+                "event": event,
+                "text": text,
+            }
         else:
             row |= {"logger": record.name, "text": record.getMessage()}
         return json.dumps(row, default=str)

@@ -26,7 +26,9 @@ def arm(text: str) -> None:
     """Choose the crash point, as `name` or `name:count`; none if `text` is empty."""
     name, _, count = text.partition(":")
     if name and name not in POINTS:
-        raise InvalidInput(f"SPODGT_CRASH={text!r} names no point; choose from {', '.join(POINTS)}.")
+        raise InvalidInput(
+            f"SPODGT_CRASH={text!r} names no point; choose from {', '.join(POINTS)}."
+        )
     _armed.clear()
     if name:
         _armed[name] = int(count or 1)
@@ -62,7 +64,10 @@ class Chaos:
         if not text:
             return hear
         try:
-            return cls(hear, **{key: float(value) for key, value in (p.split("=") for p in text.split(","))})
+            return cls(
+                hear,
+                **{key: float(value) for key, value in (p.split("=") for p in text.split(","))},
+            )
         except (ValueError, TypeError):
             like = "loss=0.3,twice=0.1,late=0.2,seed=1"
             raise InvalidInput(f"SPODGT_CHAOS={text!r} must be like {like}.") from None

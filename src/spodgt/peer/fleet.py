@@ -29,7 +29,9 @@ from spodgt.peer.run import Peer
 class Fleet:
     """The clients of a run's folder, each a process; methods act on the clients named, or on all."""
 
-    def __init__(self, run: Path, options: Options = Options(), env: Mapping[str, str] | None = None) -> None:  # noqa: B008
+    def __init__(
+        self, run: Path, options: Options = Options(), env: Mapping[str, str] | None = None
+    ) -> None:  # noqa: B008
         self.run, self.options, self.env = Path(run), options, dict(env or {})
         self.names = folders.load(self.run).names
         for name in self.names:
@@ -44,7 +46,12 @@ class Fleet:
         self, *names: str, env: Mapping[str, str] | None = None, options: Options | None = None
     ) -> None:
         for name in names or self.names:
-            arguments = (self.run / name, name, options or self.options, {**self.env, **(env or {})})
+            arguments = (
+                self.run / name,
+                name,
+                options or self.options,
+                {**self.env, **(env or {})},
+            )
             process = self.context.Process(target=_child, args=arguments, name=name, daemon=True)
             process.start()
             self.processes[name] = process
@@ -94,7 +101,9 @@ class Fleet:
 
     def rounds(self, at_least: int, seconds: float) -> float:
         """Wait until all have reached a local round."""
-        return self.wait(lambda: all(self.status(n).get("k", 0) >= at_least for n in self.names), seconds)
+        return self.wait(
+            lambda: all(self.status(n).get("k", 0) >= at_least for n in self.names), seconds
+        )
 
     def audit(self, *names: str) -> Audit:
         """From the disks; the clients must have stopped."""

@@ -55,7 +55,9 @@ def create(folder: Path, experiment: Experiment, deployment: Deployment = Deploy
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidInput(f"{folder} cannot be made: {error.strerror}; give another folder.") from None
+        raise InvalidInput(
+            f"{folder} cannot be made: {error.strerror}; give another folder."
+        ) from None
     identity.write_secret(folder / "ca.key", key)
     (folder / "ca.pem").write_bytes(authority)
     publish(folder, manifest)
@@ -75,7 +77,9 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         raise InvalidInput(f"divided_into must be {must}, got {parts}; use {network.clients}.")
     if len(experiment.methods) != 1:
         several = ", ".join(each.name for each in experiment.methods)
-        raise InvalidInput(f"run.methods must be one method, got {several}; use --method spod-gt-memory.")
+        raise InvalidInput(
+            f"run.methods must be one method, got {several}; use --method spod-gt-memory."
+        )
     fields = describe(experiment.methods[0])
     if "patience" in fields:
         fields["patience"] = 0.0  # of the simulated clock; real devices and links wait for nobody
@@ -100,7 +104,9 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     devices: list[Table] = [{"kind": "bernoulli", "p": float(each)} for each in p]
     for name, table in deployment.compute.items():
         if name not in names:
-            raise InvalidInput(f"--compute names {name!r}, which is no client; they are {', '.join(names)}.")
+            raise InvalidInput(
+                f"--compute names {name!r}, which is no client; they are {', '.join(names)}."
+            )
         capacity(table, seed, names.index(name), name)  # raises if it means nothing
         devices[names.index(name)] = dict(table)
     ends = zip(network.receivers, network.senders, p_hat, strict=True)
@@ -129,7 +135,9 @@ def _clients_of(network: Network, deployment: Deployment) -> tuple[list[str], li
     Given names are joined by name to those of the network if both are the same; if they have none in
     common, they are new names for the clients in the order of the network.
     """
-    addresses = [address_of(text) for text in deployment.addresses or free_addresses(network.clients)]
+    addresses = [
+        address_of(text) for text in deployment.addresses or free_addresses(network.clients)
+    ]
     own = list(network.names or ())
     if deployment.names is None:
         usable = own and all(is_name(name) for name in own)
@@ -142,7 +150,9 @@ def _clients_of(network: Network, deployment: Deployment) -> tuple[list[str], li
         return names, addresses
     difference = describe_difference("the network", own, "--names", names)
     if difference:
-        raise InvalidInput(f"--names must be those of the network, but {difference}; leave --names out.")
+        raise InvalidInput(
+            f"--names must be those of the network, but {difference}; leave --names out."
+        )
     return own, [addresses[names.index(name)] for name in own]
 
 
@@ -150,7 +160,9 @@ def _common(step_size: object) -> float | Table:
     """A step size that is the same for all clients: a number or a schedule."""
     start = step_size.get("start") if isinstance(step_size, dict) else step_size
     if not isinstance(start, float):
-        raise InvalidInput(f"step_size must be one number between peers, got {step_size}; use 0.01.")
+        raise InvalidInput(
+            f"step_size must be one number between peers, got {step_size}; use 0.01."
+        )
     return step_size  # type: ignore[return-value]
 
 
@@ -162,7 +174,9 @@ def _check_clients(clients: int, names: list[str], addresses: list[str]) -> None
     for address in listening:
         check_address(address, "addresses")
     if len(set(listening)) < len(listening):
-        raise InvalidInput(f"addresses must differ, got {', '.join(addresses)}; give each client its own.")
+        raise InvalidInput(
+            f"addresses must differ, got {', '.join(addresses)}; give each client its own."
+        )
 
 
 def address_of(text: str) -> str:
@@ -271,17 +285,27 @@ def export(
     vectors, meta = _saved(folder, running=True)
     if mean and "more:mean" not in vectors:
         fix = "make the run with --set run.layers.running_mean=0.2"
-        raise InvalidInput(f"mean=True, but {meta['name']} keeps no running mean; {fix}, or leave it out.")
+        raise InvalidInput(
+            f"mean=True, but {meta['name']} keeps no running mean; {fix}, or leave it out."
+        )
     x = vectors["more:mean" if mean else "x"].float()
     if problem is None and (folder / "manifest.toml").exists():
         problem = manifest_problem(load(folder), str(meta["name"]))
     named = {"x": x}
-    if problem is not None and layout_of(problem) == meta["layout"] and isinstance(problem, HasLayout):
+    if (
+        problem is not None
+        and layout_of(problem) == meta["layout"]
+        and isinstance(problem, HasLayout)
+    ):
         named = problem.layout.unflatten(x)
     tensors = {name: tensor.contiguous() for name, tensor in named.items()}
     notes = {key: str(meta[key]) for key in ("run", "name", "k", "epoch", "gradients", "layout")}
     save_file(tensors, target, notes)
-    return {"file": str(target), "tensors": {name: list(t.shape) for name, t in tensors.items()}, **notes}
+    return {
+        "file": str(target),
+        "tensors": {name: list(t.shape) for name, t in tensors.items()},
+        **notes,
+    }
 
 
 def _authority_key(folder: Path) -> bytes:

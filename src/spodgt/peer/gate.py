@@ -27,7 +27,9 @@ class Gate:
         """Hold a stream for `name`; `Refused` if it holds enough or is kept out."""
         wait = self.banned(name)
         if wait > 0:
-            raise Refused(f"{name} sent {REFUSALS} bad frames and is kept out for {wait:.0f} s more")
+            raise Refused(
+                f"{name} sent {REFUSALS} bad frames and is kept out for {wait:.0f} s more"
+            )
         if self.open[name] >= STREAMS:
             raise Refused(f"{name} holds {STREAMS} streams already")
         self.open[name] += 1

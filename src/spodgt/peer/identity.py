@@ -41,7 +41,10 @@ class Identity:
         try:
             parts = [(folder / file).read_bytes() for file in ("key.pem", "cert.pem", "ca.pem")]
         except OSError as error:
-            why, fix = f"cannot be read: {error.strerror}", f"make it with: spodgt peer issue {name}"
+            why, fix = (
+                f"cannot be read: {error.strerror}",
+                f"make it with: spodgt peer issue {name}",
+            )
             raise InvalidInput(f"{error.filename} {why}; {fix}.") from None
         if (mode := (folder / "key.pem").stat().st_mode & 0o777) & 0o077 and os.name == "posix":
             readable = f"{folder / 'key.pem'} has mode {mode:04o}, others could read it"
@@ -73,7 +76,12 @@ def create_authority(run: str) -> tuple[bytes, bytes]:
 
 
 def issue(
-    authority_key: bytes, authority: bytes, name: str, *, days: float = DAYS, start: datetime | None = None
+    authority_key: bytes,
+    authority: bytes,
+    name: str,
+    *,
+    days: float = DAYS,
+    start: datetime | None = None,
 ) -> Identity:
     """A certificate for `name`, good for both ends of a link, for `days` from `start` or from now."""
     signer = _private(authority_key, "ca.key")
@@ -81,12 +89,18 @@ def issue(
     key = ec.generate_private_key(ec.SECP256R1())
     both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     builder = _builder(_common_name(name), root.subject, key, start or _now(), days)
-    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+    builder = builder.add_extension(
+        x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False
+    )
     builder = builder.add_extension(both, critical=False)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=False, path_length=None), critical=True
+    )
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     builder = builder.add_extension(issuer, critical=False)  # RFC 5280 asks for it
-    return Identity(name, _pem(key), builder.sign(signer, hashes.SHA256()).public_bytes(_PEM), authority)
+    return Identity(
+        name, _pem(key), builder.sign(signer, hashes.SHA256()).public_bytes(_PEM), authority
+    )
 
 
 def check(identity: Identity) -> None:
@@ -107,9 +121,13 @@ def check(identity: Identity) -> None:
         raise InvalidInput(f"{whose} expired on {end:%Y-%m-%d %H:%M} UTC; {fix}.")
     if begin > now:
         clock = f"this host's clock says {now:%Y-%m-%d %H:%M}"
-        raise InvalidInput(f"{whose} begins on {begin:%Y-%m-%d %H:%M} UTC, but {clock}; set the clock.")
+        raise InvalidInput(
+            f"{whose} begins on {begin:%Y-%m-%d %H:%M} UTC, but {clock}; set the clock."
+        )
     if certificate.public_key() != key.public_key():
-        raise InvalidInput(f"key.pem and cert.pem of {identity.name} do not belong to each other; {fix}.")
+        raise InvalidInput(
+            f"key.pem and cert.pem of {identity.name} do not belong to each other; {fix}."
+        )
     try:
         certificate.verify_directly_issued_by(authority)
     except (InvalidSignature, ValueError, TypeError):
@@ -118,7 +136,9 @@ def check(identity: Identity) -> None:
 
 def seconds_left(certificate: bytes) -> float:
     """Until a certificate, given as PEM, ends; below 0 after that."""
-    return (x509.load_pem_x509_certificate(certificate).not_valid_after_utc - _now()).total_seconds()
+    return (
+        x509.load_pem_x509_certificate(certificate).not_valid_after_utc - _now()
+    ).total_seconds()
 
 
 def days_left(identity: Identity) -> float:
@@ -177,7 +197,9 @@ def _certificate(pem: bytes, file: str, fix: str = "copy it again") -> x509.Cert
     try:
         return x509.load_pem_x509_certificate(pem)
     except ValueError:
-        raise InvalidInput(f"{file} holds no whole certificate, but {len(pem)} bytes; {fix}.") from None
+        raise InvalidInput(
+            f"{file} holds no whole certificate, but {len(pem)} bytes; {fix}."
+        ) from None
 
 
 def _private(pem: bytes, file: str, fix: str = "copy it again") -> ec.EllipticCurvePrivateKey:
@@ -196,9 +218,15 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, start: datetime, days: float
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    start: datetime,
+    days: float,
 ) -> x509.CertificateBuilder:
-    builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+    builder = x509.CertificateBuilder(
+        issuer, subject, key.public_key(), x509.random_serial_number()
+    )
     return builder.not_valid_before(start - _SKEW).not_valid_after(start + timedelta(days=days))
 
 

@@ -92,9 +92,13 @@ class Method:
             asked = describe(method(self.name, compress=self.more["compress"]))["compress"]
             if asked != "int8" or built.traits.root:
                 use = 'use compress = "int8" with spod-gt-memory'
-                raise Incompatible(f"{self.name} with compress = {asked!r} cannot run between peers; {use}.")
+                raise Incompatible(
+                    f"{self.name} with compress = {asked!r} cannot run between peers; {use}."
+                )
         needs, links = set(TrackingState._fields), {("push", "y"), ("pull", "x")}
-        traits = built.traits  # links that work, or a pair that talks, would have to be known to all
+        traits = (
+            built.traits
+        )  # links that work, or a pair that talks, would have to be known to all
         agreed = traits.reweighs or traits.talks != "all"
         if not needs <= set(traits.state) or set(traits.mixes) != links or agreed:
             fix = "use spod-gt-memory, spod-gt, spod-gt-importance, relay or ab"
@@ -118,7 +122,9 @@ class Manifest:
     weights: str = "degree"
     divided_into: Whole = 0  # parts of the problem; at least the clients at the beginning
     removed: tuple[str, ...] = ()  # names that were taken away; nobody gets them again
-    good_since: Whole = 0  # the version with which all went back to their last good models; 0: never
+    good_since: Whole = (
+        0  # the version with which all went back to their last good models; 0: never
+    )
     rounds_per_second: Number = 0.0  # 0: as fast as the device can
     max_alone: Whole = 200  # rounds without news after which a client waits; 0: never
     root: str = ""  # who leads, if the method has a root
@@ -143,7 +149,9 @@ class Manifest:
             raise InvalidConfig(f"the manifest {known}; use the same version.")
         try:
             body["removed"] = tuple(body.get("removed", ()))
-            body["clients"] = tuple(from_table(Client, table, "clients") for table in body["clients"])
+            body["clients"] = tuple(
+                from_table(Client, table, "clients") for table in body["clients"]
+            )
             body["links"] = tuple(from_table(Link, table, "links") for table in body["links"])
             body["method"] = from_table(Method, body["method"], "method")
         except (KeyError, TypeError):
@@ -156,7 +164,9 @@ class Manifest:
         for client in self.clients:
             check_name(client.name)
             if taken[client.name] > 1:
-                raise InvalidConfig(f"client name {client.name!r} is or was another client's; rename it.")
+                raise InvalidConfig(
+                    f"client name {client.name!r} is or was another client's; rename it."
+                )
             if client.address:
                 check_address(client.address, f"the address of {client.name}")
         ends = Counter((link.sender, link.receiver) for link in self.links)
@@ -192,7 +202,9 @@ class Manifest:
 
     def client(self, name: str) -> Client:
         if name not in self._index:
-            known = f"version {self.version} of the manifest; its clients are {', '.join(self.names)}"
+            known = (
+                f"version {self.version} of the manifest; its clients are {', '.join(self.names)}"
+            )
             raise InvalidInput(f"client {name!r} is not in {known}.")
         return self._index[name]
 
@@ -285,7 +297,9 @@ class SignedManifest(NamedTuple):
         """Parse a file that the authority has signed; anything else is refused."""
         text, _, last = file.rpartition(_SIGNED)
         try:
-            signed = identity.verified(authority, text, base64.b64decode(last.strip(), validate=True))
+            signed = identity.verified(
+                authority, text, base64.b64decode(last.strip(), validate=True)
+            )
         except binascii.Error:
             signed = False
         if not signed:

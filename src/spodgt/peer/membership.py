@@ -86,7 +86,11 @@ class Membership:
         except InvalidInput as error:
             self.notify("failed", str(error))
             return None
-        told = "back to the last good model" if x is not None else "there is no good model to go back to"
+        told = (
+            "back to the last good model"
+            if x is not None
+            else "there is no good model to go back to"
+        )
         self.notify("good model", f"version {since} of the manifest: {told}")
         return x
 
@@ -111,7 +115,9 @@ class Membership:
             self._read_manifest()
         except (InvalidInput, OSError) as error:  # read again later: a copy may not be complete yet
             version = f"version {self.manifest.version} stays in use"
-            self._tell_once("manifest", f"{version}; manifest.toml in the folder is not usable: {error}")
+            self._tell_once(
+                "manifest", f"{version}; manifest.toml in the folder is not usable: {error}"
+            )
         renewed = self._renewed()
         self._warn()
         return renewed
@@ -125,7 +131,9 @@ class Membership:
         if newer.manifest.version < self.manifest.version:
             raise InvalidInput(f"it is version {newer.manifest.version}; put the newest one there.")
         if newer.manifest.version == self.manifest.version:
-            raise InvalidInput("another one of the same version is in use; publish the next version.")
+            raise InvalidInput(
+                "another one of the same version is in use; publish the next version."
+            )
         self._consider(newer)
 
     def _tell_once(self, kind: str, text: str) -> None:
@@ -154,22 +162,30 @@ class Membership:
             return None
         self._seen, self._warned = stamp, 0.0
         self._told.pop("certificate", None)
-        self.notify("certificate", f"a new one, valid for {identity.days_left(self.identity):.1f} days")
+        self.notify(
+            "certificate", f"a new one, valid for {identity.days_left(self.identity):.1f} days"
+        )
         return self.identity
 
     def _warn(self) -> None:
         left, now = identity.days_left(self.identity), time.monotonic()
         if left < WARN_DAYS and (not self._warned or now - self._warned > _WARN_SECONDS):
             self._warned = now
-            when = f"ends in {left:.1f} days" if left > 0 else "has ended: no link can connect again"
-            self.notify("certificate", f"{when}; renew it with: spodgt peer renew {self.identity.name}")
+            when = (
+                f"ends in {left:.1f} days" if left > 0 else "has ended: no link can connect again"
+            )
+            self.notify(
+                "certificate", f"{when}; renew it with: spodgt peer renew {self.identity.name}"
+            )
 
     # --- from neighbours --------------------------------------------------------------------------
     def ask(self, neighbour: str, loop: asyncio.AbstractEventLoop) -> None:
         """Fetch a neighbour's manifest in `loop`; one request to each neighbour at a time."""
         request = self._requests.get(neighbour)
         if request is None or request.done():
-            self._requests[neighbour] = asyncio.run_coroutine_threadsafe(self._fetch(neighbour), loop)
+            self._requests[neighbour] = asyncio.run_coroutine_threadsafe(
+                self._fetch(neighbour), loop
+            )
 
     async def _fetch(self, neighbour: str) -> None:
         try:
@@ -184,9 +200,15 @@ class Membership:
     def _consider(self, newer: SignedManifest) -> None:
         ours = self.manifest
         theirs = newer.manifest
-        if theirs.run == ours.run and theirs.version == ours.version and newer.file != self.terms.signed.file:
+        if (
+            theirs.run == ours.run
+            and theirs.version == ours.version
+            and newer.file != self.terms.signed.file
+        ):
             cure = "two were made from one version; make the next with spodgt peer set"
-            self.notify("refused", f"manifest: another one of version {ours.version} is in force; {cure}")
+            self.notify(
+                "refused", f"manifest: another one of version {ours.version} is in force; {cure}"
+            )
         if theirs.run != ours.run or theirs.version <= ours.version:
             return
         pending = self.update
@@ -194,7 +216,9 @@ class Membership:
             return
         name, version = self.identity.name, f"version {theirs.version} of the manifest"
         if name not in theirs.names:
-            self.left = f"{name} was removed from the run in {version}; its state is kept in {self.folder}."
+            self.left = (
+                f"{name} was removed from the run in {version}; its state is kept in {self.folder}."
+            )
             return
         if why := obstacle(ours, theirs):
             self.notify("refused", f"{version}: {why}")

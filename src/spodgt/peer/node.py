@@ -27,7 +27,9 @@ from spodgt.peer.states import Gradient, Member, News, NotFinite, PeerRound, Sta
 from spodgt.tensors import is_finite
 
 REBASE_EVERY = 64  # messages after which a quiet link starts from zero
-REBASE_SHORT = 4  # the same where totals are short: the smaller they are, the more 8 bits say of them
+REBASE_SHORT = (
+    4  # the same where totals are short: the smaller they are, the more 8 bits say of them
+)
 HOLD = 4  # unacknowledged messages after which a link takes no more mass: its receiver may be gone
 BAD_GRADIENTS = 10  # in a row that are not finite, after which the client gives up
 _HELD_AFTER = 4  # a busy link is held after this many times as many, until it is quiet
@@ -92,7 +94,9 @@ class Node:
         self.algorithm, self.kind = algorithm, type(first)
         local = algorithm.local_steps if isinstance(algorithm, Wrapper) else None
         self.exchange_every = local or 1  # rounds between two uses of the links
-        more = {name: state.more.get(name, begun) for name, begun in states.narrow(first)[1].items()}
+        more = {
+            name: state.more.get(name, begun) for name, begun in states.narrow(first)[1].items()
+        }
         if more.keys() != state.more.keys():
             self.state = state._replace(more=more)
             self.dirty |= {f"more:{name}" for name in more}
@@ -127,7 +131,9 @@ class Node:
         link = self.shown.into.get(name)
         if link is None:
             return None
-        return Ack(self.shown.epoch, link.number, self.shown_incarnation, link.seen, self.seats.root_place)
+        return Ack(
+            self.shown.epoch, link.number, self.shown_incarnation, link.seen, self.seats.root_place
+        )
 
     # --- one local round -------------------------------------------------------------------------
     def advance(self, computes: bool, links: Iterable[str]) -> None:
@@ -170,7 +176,9 @@ class Node:
         into = self.state.into
         return any(into[name].number for name, weight in self.part.into.items() if weight)
 
-    def _step(self, computes: bool, models: Mapping[str, Tensor]) -> tuple[TrackingState, Tensor, bool]:
+    def _step(
+        self, computes: bool, models: Mapping[str, Tensor]
+    ) -> tuple[TrackingState, Tensor, bool]:
         """The method's next state, the private columns, and whether a gradient was taken.
 
         A gradient that is not finite counts as none: the client is idle, or waits if the method cannot be.
@@ -178,7 +186,9 @@ class Node:
         state = self.state
         before = states.widen(self.kind, state.method, state.more)
         for active in (computes, False):
-            round = PeerRound(state.k, active, self.member, self.gradient, state.private, models, state.into)
+            round = PeerRound(
+                state.k, active, self.member, self.gradient, state.private, models, state.into
+            )
             try:
                 with torch.no_grad():
                     after = self.algorithm.step(before, round)
@@ -196,7 +206,9 @@ class Node:
         self.bad_gradients += 1
         self.bad_in_a_row += 1
         k = self.state.k
-        self.notify("not finite", f"the gradient of round {k} holds NaN or infinite numbers; not used")
+        self.notify(
+            "not finite", f"the gradient of round {k} holds NaN or infinite numbers; not used"
+        )
         if self.bad_in_a_row >= BAD_GRADIENTS:
             raise Failed(
                 f"{self.bad_in_a_row} gradients in a row were not finite, the last in round {k}; "
@@ -216,7 +228,9 @@ class Node:
                 for told in norms.note(norm(new.mass), norm(difference), own):
                     self.notify("suspicious", f"{name}: {told}")
                 norms.pull += self.state.into[name].weight * outward(difference, x[0])
-            self.state = self.state._replace(method=self.state.method._replace(y=y), heard_at=self.state.k)
+            self.state = self.state._replace(
+                method=self.state.method._replace(y=y), heard_at=self.state.k
+            )
             self.dirty.add("y")
         return news
 
@@ -292,7 +306,9 @@ class Node:
         self.seats = seats
         self.part = seats.part
         self.member = self.member._replace(lead=self.part.lead)
-        is_outdated = self.state.is_outdated and self.part.lead > 0  # another root's model comes by itself
+        is_outdated = (
+            self.state.is_outdated and self.part.lead > 0
+        )  # another root's model comes by itself
         self.state = self.state._replace(out={}, into={}, is_outdated=is_outdated)
         self.inbox = {}
         self.acks = {}
@@ -327,7 +343,9 @@ class Node:
                     self.notify("newer manifest", name)
                     continue
                 if error.epoch > self.state.epoch + protocol.JUMP:
-                    self.notify("refused", f"{name}: epoch {error.epoch} is too far from {self.state.epoch}")
+                    self.notify(
+                        "refused", f"{name}: epoch {error.epoch} is too far from {self.state.epoch}"
+                    )
                     continue
                 epoch = self.epochs.next(name, self.state.epoch, error.epoch)
                 if epoch is None:
@@ -362,7 +380,10 @@ class Node:
 
     def _of_this_epoch(self, name: str, frame: Message | Ack) -> bool:
         """Whether a frame of `name` is of this epoch; raises for one of a later epoch or of another root."""
-        if self.state.epoch <= frame.epoch <= self.last_epoch and frame.root != self.seats.root_place:
+        if (
+            self.state.epoch <= frame.epoch <= self.last_epoch
+            and frame.root != self.seats.root_place
+        ):
             raise Refused(
                 f"it names the client at place {frame.root} as root, the manifest names "
                 f"{self.seats.root or 'none'} (place {self.seats.root_place})"
@@ -413,7 +434,9 @@ class Node:
         x = message.model(self.state.method.x[0])[None].clone()
         self.state = self.state._replace(method=self.state.method._replace(x=x), is_outdated=False)
         self.dirty.add("x")
-        self.notify("model", f"{name}: its model is the newest known here; the root goes on from it")
+        self.notify(
+            "model", f"{name}: its model is the newest known here; the root goes on from it"
+        )
 
 
 def _age(frame: Message | Ack) -> tuple[int, int, int]:

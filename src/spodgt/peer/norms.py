@@ -24,11 +24,17 @@ class Norms:
     distance: float = math.nan
     far: float = 0.0  # the last that was far above its median, in medians
     flags: int = 0  # how many were
-    largest_own: dict[str, float] = field(default_factory=dict)  # norms of the own gradient and model
+    largest_own: dict[str, float] = field(
+        default_factory=dict
+    )  # norms of the own gradient and model
     pull: float = 0.0  # by how much this neighbour's models have lengthened the own one
-    largest: dict[str, float] = field(default_factory=dict)  # norms of this epoch that were not unusual
+    largest: dict[str, float] = field(
+        default_factory=dict
+    )  # norms of this epoch that were not unusual
     largest_before: dict[str, float] = field(default_factory=dict)  # the same of earlier epochs
-    seen: dict[str, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=_KEPT)))
+    seen: dict[str, deque[float]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=_KEPT))
+    )
 
     def note(self, mass: float, distance: float, own: tuple[float, float]) -> list[str]:
         """Take the norms of a message; returns a sentence for each that is far above its running median.

@@ -14,11 +14,17 @@ Table = Mapping[str, object]  # of the manifest
 class Deployment:
     """What a run between peers has beyond an experiment."""
 
-    names: list[str] | None = None  # of the clients; None: those of the network or the data, or p0, p1, …
+    names: list[str] | None = (
+        None  # of the clients; None: those of the network or the data, or p0, p1, …
+    )
     addresses: list[str] | None = None  # host:port of each, or "none"; None: free ports on loopback
     compute: Mapping[str, Table] = field(default_factory=dict)  # what some devices can do, by name
-    limits_from_config: bool = False  # limit clients and links to the probabilities of [participation]
-    problem: Callable[[str], object] | None = None  # a client's problem from its name, for the experiment's
+    limits_from_config: bool = (
+        False  # limit clients and links to the probabilities of [participation]
+    )
+    problem: Callable[[str], object] | None = (
+        None  # a client's problem from its name, for the experiment's
+    )
     divided_into: int | None = None  # parts of the problem, more than clients if some join later
     rounds_per_second: float = 0.0  # upper limit of a client's local rounds; 0: none
     max_alone: int = 200  # rounds without news after which a client waits; 0: never
@@ -41,8 +47,12 @@ class Options:
     report_every: float = 1.0  # seconds
     evaluate_every: float = 5.0  # seconds
     commit_every: int = 1  # local rounds that share one commit
-    drop_after: float | None = None  # seconds of silence after which an epoch begins without a neighbour
-    compiled: bool = False  # loops of numba: a linear model's gradient in a tenth of the time, for 100 MB
+    drop_after: float | None = (
+        None  # seconds of silence after which an epoch begins without a neighbour
+    )
+    compiled: bool = (
+        False  # loops of numba: a linear model's gradient in a tenth of the time, for 100 MB
+    )
     listen: str | None = None  # host:port, if other than the manifest's
     problem: Callable[[str], object] | None = None  # makes the client's own problem from its name
 

@@ -40,7 +40,9 @@ class Incarnation(NamedTuple):
 
     def supersedes(self, other: Incarnation) -> bool:
         """Whether this is later than `other`, or another process that claims the same number."""
-        return self.number > other.number or (self.number == other.number and self.nonce != other.nonce)
+        return self.number > other.number or (
+            self.number == other.number and self.nonce != other.nonce
+        )
 
 
 UNKNOWN = Incarnation()
@@ -151,7 +153,10 @@ def check_jump(known: Incarnation, claimed: Incarnation, whose: str) -> None:
 
 def check_vectors(message: Message) -> None:
     """Refuse numbers that are not finite, or so large that sums of them would not be."""
-    if not all(is_finite(part) and float(part.abs().max()) <= LARGEST for part in (message.total, message.x)):
+    if not all(
+        is_finite(part) and float(part.abs().max()) <= LARGEST
+        for part in (message.total, message.x)
+    ):
         raise Refused(f"the message holds NaN, infinite numbers or numbers above {LARGEST:.0e}")
 
 
@@ -167,7 +172,9 @@ def put(link: OutLink, y: Tensor, short: bool = False) -> tuple[OutLink, Tensor]
         mass = new.to(y.dtype).sub_(link.total)
     else:
         new = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)
-        mass = new.to(y.dtype).sub_(link.total)  # exactly the rounded amount that entered σ leaves y
+        mass = new.to(y.dtype).sub_(
+            link.total
+        )  # exactly the rounded amount that entered σ leaves y
     return replace(link, total=new, number=link.number + 1), mass
 
 
@@ -176,7 +183,8 @@ def take_ack(link: OutLink, ack: Ack) -> OutLink:
     check_jump(link.seen, ack.sender, "of the receiver")
     if ack.number > link.number:
         raise RolledBack(
-            f"a neighbour acknowledges message {ack.number}, but only {link.number} are known to be sent", 0
+            f"a neighbour acknowledges message {ack.number}, but only {link.number} are known to be sent",
+            0,
         )
     seen = ack.sender if ack.sender.number > link.seen.number else link.seen
     return replace(link, acked=max(link.acked, ack.number), seen=seen)
@@ -203,15 +211,20 @@ def take(link: InLink, message: Message) -> Taken:
     check_jump(link.seen, message.sender, "of the sender")
     if message.acked > link.number:
         raise RolledBack(
-            f"a neighbour holds our acknowledgement {message.acked}, but we remember only {link.number}", 0
+            f"a neighbour holds our acknowledgement {message.acked}, but we remember only {link.number}",
+            0,
         )
     if message.sender.number < link.seen.number:
-        return Taken(link)  # from an earlier incarnation: late, or a disk set back, which our ack will reveal
+        return Taken(
+            link
+        )  # from an earlier incarnation: late, or a disk set back, which our ack will reveal
     if link.seen.supersedes(message.sender):
         raise Refused(f"two processes claim to be incarnation {link.seen.number} of the sender")
     if message.number < link.number and message.sender != link.seen:
         # a restart never knows less than it has sent: its disk was set back, and our ack will reveal it
-        raise Refused(f"the sender restarts at message {message.number}, but had sent {link.number}")
+        raise Refused(
+            f"the sender restarts at message {message.number}, but had sent {link.number}"
+        )
     link = replace(link, seen=message.sender)
     if message.number <= link.number:
         return Taken(link)
@@ -221,5 +234,9 @@ def take(link: InLink, message: Message) -> Taken:
     elif message.base == link.number:
         mass, folded = message.total.double(), link.total
     else:
-        raise Refused(f"it counts from {message.base}, but we stand at {link.base} and {link.number}")
-    return Taken(replace(link, number=message.number, base=message.base, total=message.total), mass, folded)
+        raise Refused(
+            f"it counts from {message.base}, but we stand at {link.base} and {link.number}"
+        )
+    return Taken(
+        replace(link, number=message.number, base=message.base, total=message.total), mass, folded
+    )

@@ -20,7 +20,16 @@ _NEIGHBOURS = 4096
 _WARNINGS = 100  # that are shown; a client in a large network may have one for each neighbour
 _EVENTS = 200
 _COUNTS = (
-    *("k", "epoch", "version", "incarnation", "gradients", "bad_gradients", "seconds", "rounds_per_second"),
+    *(
+        "k",
+        "epoch",
+        "version",
+        "incarnation",
+        "gradients",
+        "bad_gradients",
+        "seconds",
+        "rounds_per_second",
+    ),
     *("messages", "bytes", "number", "flags"),
 )
 _MEASURES = (

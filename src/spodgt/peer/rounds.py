@@ -168,7 +168,9 @@ class Rounds:
         self._publish()
         told = f"version {manifest.version} with {len(manifest.clients)} clients"
         self.reporter.journal.event("manifest", told)
-        self.transport.loop.call_soon_threadsafe(self.transport.relink, *manifest.neighbours(self.name))
+        self.transport.loop.call_soon_threadsafe(
+            self.transport.relink, *manifest.neighbours(self.name)
+        )
         return True
 
     def _report(self) -> None:

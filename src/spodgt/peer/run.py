@@ -63,14 +63,21 @@ class Peer:
         hear = Chaos.parse(self.node.hear, os.environ.get("SPODGT_CHAOS", ""))
         local = Local(self.context, identity, hear, self.journal.event)
         self.transport = Transport(local, self.membership.shown_to, self._told)
-        self.reporter = Reporter(folder, self.node, self.work, self.transport, self.journal, options)
-        self.rounds = Rounds(self.node, self.transport, self.membership, self.work, self.reporter, options)
+        self.reporter = Reporter(
+            folder, self.node, self.work, self.transport, self.journal, options
+        )
+        self.rounds = Rounds(
+            self.node, self.transport, self.membership, self.work, self.reporter, options
+        )
 
     def _told(self, name: str) -> bytes | None:
         """The status and the latest events, for members and observers."""
         if name != OBSERVER and name not in self.membership.manifest.names:
             return None
-        events = [{"time": at, "event": kind, "text": text} for at, kind, text in list(self.journal.recent)]
+        events = [
+            {"time": at, "event": kind, "text": text}
+            for at, kind, text in list(self.journal.recent)
+        ]
         return json.dumps({"status": self.reporter.status.to_dict(), "events": events}).encode()
 
     def run(self, view: Callable[[], None] = lambda: None) -> None:
@@ -96,7 +103,9 @@ class Peer:
         try:
             await self.transport.start(address, *manifest.neighbours(self.name))
         except RuntimeError:
-            raise Failed(f"{self.name} cannot listen at {address}; is another process there?") from None
+            raise Failed(
+                f"{self.name} cannot listen at {address}; is another process there?"
+            ) from None
         rounds = asyncio.create_task(asyncio.to_thread(self.rounds.run))
         try:
             while not self.rounds.halt.is_set() and not rounds.done():
@@ -138,14 +147,18 @@ def restore(store: Store, membership: Membership, work: Work, journal: Journal) 
     manifest = signed.manifest
     saved, number = store.load(check_state), 1
     if saved is None and store.damaged:
-        journal.event("damaged", f"{store.damaged}; the client begins anew, with an epoch reset of all")
+        journal.event(
+            "damaged", f"{store.damaged}; the client begins anew, with an epoch reset of all"
+        )
     if saved is None:
         first, epoch = work.capacity.computes(0), manifest.epoch
         begun = algorithm, work.gradient, work.start(), first, seats.part
         state = begin(*begun, epoch=epoch, member=member, private=work.private())
     else:
         if saved.meta["run"] != manifest.run or saved.meta["name"] != name:
-            whose = f"{saved.meta['name']} in run {saved.meta['run']}, not of {name} in {manifest.run}"
+            whose = (
+                f"{saved.meta['name']} in run {saved.meta['run']}, not of {name} in {manifest.run}"
+            )
             raise InvalidInput(f"{store.path} holds the state of {whose}; give another folder.")
         state, number = state_from(*saved), saved.meta["incarnation"] + 1
         if state.epoch > manifest.last_epoch:
@@ -174,7 +187,9 @@ def restore(store: Store, membership: Membership, work: Work, journal: Journal) 
         if good is not None:
             node.go_to(good)
         node.relink(seats, manifest.epoch)
-    elif saved.meta.get("crew", [0])[0]:  # release 0.2.0: clients had changed the root among themselves
+    elif saved.meta.get("crew", [0])[
+        0
+    ]:  # release 0.2.0: clients had changed the root among themselves
         node.relink(seats, state.epoch + 1)
     node.commit()  # the new incarnation is on disk before anybody hears of it
     return node

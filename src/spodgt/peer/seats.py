@@ -82,7 +82,9 @@ class Seats:
         names = list(self.places)
         out = {}
         into = {}
-        for link, (receiver, sender) in enumerate(zip(network.receivers, network.senders, strict=True)):
+        for link, (receiver, sender) in enumerate(
+            zip(network.receivers, network.senders, strict=True)
+        ):
             if names[sender] == self.name:
                 out[link] = names[receiver]
             elif names[receiver] == self.name:

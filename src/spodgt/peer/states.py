@@ -30,9 +30,13 @@ class State(NamedTuple):
     into: dict[str, InLink]
     gradients: int = 0  # computed so far
     more: Mapping[str, Tensor] = {}  # (1, …): what the method's state has besides, such as momentum
-    private: Tensor = torch.empty(1, 0)  # (1, columns) float32: parameters that never leave this client
+    private: Tensor = torch.empty(
+        1, 0
+    )  # (1, columns) float32: parameters that never leave this client
     heard_at: int = 0  # the round in which a neighbour's message was last taken
-    is_outdated: bool = False  # a root whose disk was set back: it takes a neighbour's model before it leads
+    is_outdated: bool = (
+        False  # a root whose disk was set back: it takes a neighbour's model before it leads
+    )
 
 
 class Member(NamedTuple):
@@ -77,7 +81,10 @@ class PeerRound:
         self.computes = torch.tensor([[self.active_client]])
         self.p, self.place = torch.tensor([[self.member.p]]), torch.tensor([self.member.place])
         self.clients = self.member.clients
-        self.lead, self.restarts = torch.tensor([[self.member.lead]]), torch.zeros(1, 1, dtype=torch.bool)
+        self.lead, self.restarts = (
+            torch.tensor([[self.member.lead]]),
+            torch.zeros(1, 1, dtype=torch.bool),
+        )
 
     def grad(self, x: Tensor) -> Tensor:
         if not self.active_client:
@@ -98,16 +105,22 @@ class PeerRound:
 
     def push(self, y: Tensor) -> Tensor:
         if self.pushed:
-            raise Incompatible("a peer's links carry one tracker, the method pushes two; use spod-gt-memory.")
+            raise Incompatible(
+                "a peer's links carry one tracker, the method pushes two; use spod-gt-memory."
+            )
         self.pushed = True
         return y
 
     @property
     def kept(self) -> Tensor:
-        raise Incompatible("peers step along all of a tracker, the method along a part; use spod-gt-memory.")
+        raise Incompatible(
+            "peers step along all of a tracker, the method along a part; use spod-gt-memory."
+        )
 
     def gossip(self, x: Tensor) -> Tensor:
-        raise Incompatible("peers talk over one-way links, but the method gossips; use spod-gt-memory.")
+        raise Incompatible(
+            "peers talk over one-way links, but the method gossips; use spod-gt-memory."
+        )
 
     def gossip_difference(self, x: Tensor) -> Tensor:
         return self.gossip(x)
@@ -153,7 +166,9 @@ def narrow(state: MethodState) -> tuple[TrackingState, dict[str, Tensor]]:
     return TrackingState(x.float(), y, rounded), named
 
 
-def widen(kind: type[TrackingState], method: TrackingState, more: Mapping[str, Tensor]) -> TrackingState:
+def widen(
+    kind: type[TrackingState], method: TrackingState, more: Mapping[str, Tensor]
+) -> TrackingState:
     """The inverse of `narrow`: the state as the type that the method steps."""
     named = {**method._asdict(), **more}
     return kind(**{key: named[key] for key in kind._fields})
@@ -169,8 +184,12 @@ def fresh(state: State, epoch: int, part: Part) -> State:
         method=state.method._replace(y=state.method.g.double()),
         z=torch.zeros_like(state.z),
         # incarnations stay known: they tell a second process of the same name from the first
-        out={name: replace(link, seen=state.out.get(name, link).seen) for name, link in outs.items()},
-        into={name: replace(link, seen=state.into.get(name, link).seen) for name, link in ins.items()},
+        out={
+            name: replace(link, seen=state.out.get(name, link).seen) for name, link in outs.items()
+        },
+        into={
+            name: replace(link, seen=state.into.get(name, link).seen) for name, link in ins.items()
+        },
     )
 
 

@@ -130,9 +130,20 @@ class Reporter:
     """Keeps the status of one peer up to date, in its folder."""
 
     def __init__(
-        self, folder: Path, node: Node, work: Work, transport: Transport, journal: Journal, options: Options
+        self,
+        folder: Path,
+        node: Node,
+        work: Work,
+        transport: Transport,
+        journal: Journal,
+        options: Options,
     ) -> None:
-        self.path, self.node, self.work, self.transport = folder / "status.json", node, work, transport
+        self.path, self.node, self.work, self.transport = (
+            folder / "status.json",
+            node,
+            work,
+            transport,
+        )
         self.journal, self.options, self.status = journal, options, Status(journal.name)
         self.good = GoodModels(folder / "good")
         self.flags: dict[str, int] = {}  # large messages of each neighbour at the last look
@@ -182,7 +193,10 @@ class Reporter:
     def _evaluate(self) -> None:
         """Score the model, and its running mean beside it where there is one."""
         state, status = self.node.state, self.status
-        models = [state.method.x, *(state.more[key].float() for key in ("mean",) if key in state.more)]
+        models = [
+            state.method.x,
+            *(state.more[key].float() for key in ("mean",) if key in state.more),
+        ]
         wide = torch.cat([torch.cat((x, state.private), 1) for x in models])
         scores = self.work.problem.evaluate(wide, np.full(len(models), self.work.row))
         found = scores.metrics.get("accuracy")
@@ -233,11 +247,15 @@ class Reporter:
         ends += [("from", n, link.number, into[n]) for n, link in state.into.items() if n in into]
         part = self.node.part
         for way, name, number, t in ends:
-            used = name in (part.sends if way == "to" else part.hears)  # another one has nothing to say
+            used = name in (
+                part.sends if way == "to" else part.hears
+            )  # another one has nothing to say
             silent = now - t.heard if t.heard and used else None
             counts = t.messages, t.bytes, number, silent
             norms = self.node.norms.get(name) if way == "from" else None
-            distance, mass, flags = (norms.distance, norms.mass, norms.flags) if norms else (None, None, 0)
+            distance, mass, flags = (
+                (norms.distance, norms.mass, norms.flags) if norms else (None, None, 0)
+            )
             yield Neighbour(name, way, t.state, t.why, *counts, distance, mass, flags, t.version)
 
     def silence(self) -> dict[str, float]:
@@ -263,9 +281,7 @@ class Reporter:
             yield f"{name} is in epochs that are not followed, {count} so far: {cure}"
         for name, ahead in sorted(self.node.epochs.ahead.items()):
             if ahead > STEP:
-                cure = (
-                    "a new version of the manifest brings all into one epoch: any spodgt peer set or remove"
-                )
+                cure = "a new version of the manifest brings all into one epoch: any spodgt peer set or remove"
                 yield f"{name} is {ahead} epochs ahead, {STEP} of them are followed at a time: {cure}"
         for name, seconds in self.silence().items():
             if seconds >= min(SILENT_SECONDS, self.options.drop_after or math.inf):

@@ -40,7 +40,13 @@ DURABILITY = ("power", "process")
 _FORMAT = 2
 _READ = (1, _FORMAT)  # 1 had no checksum of the row
 _ATTEMPTS = 20  # to read the state of a running client: it may overwrite a slot meanwhile
-_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, OSError)  # what reading spoilt data raises
+_DAMAGE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OSError,
+)  # what reading spoilt data raises
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)  # the latter quotes spoilt text of the database
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 
@@ -71,19 +77,29 @@ class Store:
     """One state directory, open in one process at a time; `labels` say whose state it is, in every commit."""
 
     def __init__(
-        self, directory: str | Path, *, durability: str = "power", labels: Mapping[str, str] | None = None
+        self,
+        directory: str | Path,
+        *,
+        durability: str = "power",
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         if durability not in DURABILITY:
-            raise InvalidInput(f"durability must be power or process, got {durability!r}; use power.")
+            raise InvalidInput(
+                f"durability must be power or process, got {durability!r}; use power."
+            )
         if fcntl is None:
-            raise StoreFailed("peers keep their state with POSIX file locks; run them on Linux or macOS.")
+            raise StoreFailed(
+                "peers keep their state with POSIX file locks; run them on Linux or macOS."
+            )
         self.path, self.durability, self.labels = Path(directory), durability, dict(labels or {})
         self._open = contextlib.ExitStack()
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             fcntl.flock(self._file("lock"), fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.file = self._file("vectors.bin")
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # somebody may remove the lock file
+            fcntl.flock(
+                self.file, fcntl.LOCK_EX | fcntl.LOCK_NB
+            )  # somebody may remove the lock file
             self._file("state.db")  # made here, with the mode of a secret
             self.db = _database(self.path / "state.db", durability)
             self._open.callback(self.db.close)
@@ -156,7 +172,9 @@ class Store:
         found = _newest(self.db, self.path, check)
         if found is None:
             if os.fstat(self.file).st_size:
-                self.damaged = "vectors.bin holds numbers, but state.db no commit: it or its log was lost"
+                self.damaged = (
+                    "vectors.bin holds numbers, but state.db no commit: it or its log was lost"
+                )
             return None
         self.slots, self.generation, self.damaged = found.slots, found.generation, found.damaged
         return found.saved
@@ -183,7 +201,9 @@ def _newest(db: sqlite3.Connection, path: Path, check: Callable[[Saved], None]) 
     damaged = ""
     fix = "remove the directory: the client joins again with an epoch reset"
     try:
-        rows = db.execute("SELECT generation, body FROM commits ORDER BY generation DESC").fetchall()
+        rows = db.execute(
+            "SELECT generation, body FROM commits ORDER BY generation DESC"
+        ).fetchall()
     except _UNREADABLE as error:
         raise StoreFailed(f"{path}/state.db cannot be read: {_reason(error)}; {fix}.") from None
     for generation, row in rows:
@@ -233,7 +253,9 @@ def read(directory: str | Path, *, running: bool = False) -> Saved:
     """The committed state of a directory, in which nothing is written; of a running client only if asked."""
     path = Path(directory)
     if not (path / "state.db").exists():
-        raise InvalidInput(f"{directory} holds no peer state; give the state directory of a client.")
+        raise InvalidInput(
+            f"{directory} holds no peer state; give the state directory of a client."
+        )
     for attempt in range(_ATTEMPTS):
         try:
             with _unchanged(path, running) as db:
@@ -257,7 +279,9 @@ def _unchanged(path: Path, running: bool) -> Iterator[sqlite3.Connection]:
             for file in path.glob("state.db*"):
                 shutil.copyfile(file, home / file.name)
         elif not running:
-            raise StoreFailed(f"state directory {path} is in use by another process; stop that first.")
+            raise StoreFailed(
+                f"state directory {path} is in use by another process; stop that first."
+            )
         way = "mode=ro" if home == path else "mode=rw"
         db = sqlite3.connect(f"{(home / 'state.db').resolve().as_uri()}?{way}", uri=True, timeout=5)
         db.text_factory = bytes
@@ -283,7 +307,9 @@ def _database(path: Path, durability: str) -> sqlite3.Connection:
     try:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute(f"PRAGMA synchronous={'FULL' if durability == 'power' else 'OFF'}")
-        db.execute("CREATE TABLE IF NOT EXISTS commits (generation INTEGER PRIMARY KEY, body TEXT NOT NULL)")
+        db.execute(
+            "CREATE TABLE IF NOT EXISTS commits (generation INTEGER PRIMARY KEY, body TEXT NOT NULL)"
+        )
     except _UNREADABLE:
         db.close()
         raise

@@ -25,11 +25,19 @@ from spodgt.peer.identity import seconds_left
 from spodgt.peer.protocol import Ack, Incarnation, Message, Refused
 from spodgt.peer.text import printable
 
-RESEND_SECONDS = 1.0  # between two repeats of what is unacknowledged: of its header, from protocol 2 on
-SILENT_SECONDS = 10.0  # without an answer to a message, beyond the time its bytes take at the slowest rate
-TAKEOVER_SECONDS = 3.0  # a stream silent for so long gives way to a later incarnation of the same client
+RESEND_SECONDS = (
+    1.0  # between two repeats of what is unacknowledged: of its header, from protocol 2 on
+)
+SILENT_SECONDS = (
+    10.0  # without an answer to a message, beyond the time its bytes take at the slowest rate
+)
+TAKEOVER_SECONDS = (
+    3.0  # a stream silent for so long gives way to a later incarnation of the same client
+)
 WINDOW = 2  # unacknowledged messages of a stream, then no other is sent before an acknowledgement
-STREAM_SECONDS = 86_400.0  # then a stream is opened anew, so that both ends show their certificates again
+STREAM_SECONDS = (
+    86_400.0  # then a stream is opened anew, so that both ends show their certificates again
+)
 _BACKOFF = (0.1, 3.0)
 _EMPTY = torch.empty(0)
 
@@ -137,7 +145,9 @@ class Dialled(ABC):
         own, person = self.local.context, self.local.identity
         async with channel.secure_channel(person, self.address, self.name) as opened:
             await asyncio.wait_for(opened.channel_ready(), CONNECT_SECONDS)
-            call = opened.stream_stream(f"/{channel.SERVICE}/{self.rpc}")(metadata=channel.spoken(own))
+            call = opened.stream_stream(f"/{channel.SERVICE}/{self.rpc}")(
+                metadata=channel.spoken(own)
+            )
             # a dialling end is not told the other's certificate: it asks for it again now and then
             left = max(0.0, min(seconds_left(person.certificate), STREAM_SECONDS))
             last = asyncio.get_running_loop().call_later(left, call.cancel)

@@ -42,7 +42,9 @@ FIRST_SECONDS = 10.0  # for the first whole message of a stream, beyond the time
 FILE_CHUNK = 2**16  # bytes: even at the slowest rate each arrives within the seconds for an answer
 CONNECTIONS = 256  # beyond those of the links: strangers cannot use up the descriptors
 
-Serve = Callable[[str, Wires, int], Awaitable[None]]  # with whom, on which stream, by which protocol
+Serve = Callable[
+    [str, Wires, int], Awaitable[None]
+]  # with whom, on which stream, by which protocol
 Answer = Callable[[str], bytes | None]  # to whom asks, by its name; None: it may not know
 
 
@@ -82,12 +84,18 @@ class Transport:
             return False
         local = self.local
         host = self.address.rpartition(":")[0]
-        found = await asyncio.to_thread(probe, local.identity, f"{host}:{self.port}", local.context.name)
+        found = await asyncio.to_thread(
+            probe, local.identity, f"{host}:{self.port}", local.context.name
+        )
         was_full = self.is_full
         self.is_full = NO_CONNECTION in found
         if self.is_full and not was_full:
-            told = f"all {self.most_connections} are in use: a neighbour that restarts cannot connect"
-            local.notify("connections", f"{told}; limit new connections per address in the firewall")
+            told = (
+                f"all {self.most_connections} are in use: a neighbour that restarts cannot connect"
+            )
+            local.notify(
+                "connections", f"{told}; limit new connections per address in the firewall"
+            )
         return self.is_full
 
     async def _listen(self, address: str) -> int:
@@ -120,7 +128,9 @@ class Transport:
 
     def _certificates(self) -> grpc.ServerCertificateConfiguration:
         own = self.shown = self.local.identity
-        return grpc.ssl_server_certificate_configuration([(own.key, own.certificate)], own.authority)
+        return grpc.ssl_server_certificate_configuration(
+            [(own.key, own.certificate)], own.authority
+        )
 
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
         """The certificate for a handshake, if it is another: gRPC crashed when a flood replaced it in use."""
@@ -132,7 +142,9 @@ class Transport:
             await self._listen(address)
             self.local.notify("address", f"listening at {address or 'no address'}")
         except RuntimeError:
-            self.local.notify("failed", f"cannot listen at {address}; still at {self.address or 'none'}")
+            self.local.notify(
+                "failed", f"cannot listen at {address}; still at {self.address or 'none'}"
+            )
 
     def renew(self, identity: Identity) -> None:
         """Use another certificate for all connections from now on; open ones stay."""
@@ -164,7 +176,10 @@ class Transport:
 
     def traffic(self) -> list[tuple[str, Traffic]]:
         """What has happened on each link, out-links first, by the neighbour's name."""
-        out, into = dict(self.out), dict(self.into)  # another thread asks while a manifest may change these
+        out, into = (
+            dict(self.out),
+            dict(self.into),
+        )  # another thread asks while a manifest may change these
         return [*((name, stream.traffic) for name, stream in out.items()), *into.items()]
 
     async def stop(self) -> None:
@@ -198,13 +213,19 @@ class Transport:
             self.loop.call_soon_threadsafe(stream.wake.set)
 
     # --- streams that others open ------------------------------------------------------------------
-    async def _talk(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+    async def _talk(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
         """A sender has come."""
         name = await _certified_name(context)
         traffic = None if name in self.fetching else self.into.get(name)
-        await self._serve(name, traffic, f"{name} → {self.local.context.name}", self.receive, context)
+        await self._serve(
+            name, traffic, f"{name} → {self.local.context.name}", self.receive, context
+        )
 
-    async def _fetch(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+    async def _fetch(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
         """A receiver has come."""
         name = await _certified_name(context)
         stream = self.out.get(name)
@@ -213,7 +234,12 @@ class Transport:
         await self._serve(name, traffic, f"{self.local.context.name} → {name}", serve, context)
 
     async def _serve(
-        self, name: str, traffic: Traffic | None, link: str, serve: Serve, context: grpc.aio.ServicerContext
+        self,
+        name: str,
+        traffic: Traffic | None,
+        link: str,
+        serve: Serve,
+        context: grpc.aio.ServicerContext,
     ) -> None:
         """Let in what the manifest knows, agree on a protocol, and tell a neighbour why it is refused."""
         if traffic is None:
@@ -243,7 +269,9 @@ class Transport:
             self.local.notify("certificate", why)
             stop()
 
-        left = min(seconds_left(_certificate(context)), seconds_left(self.local.identity.certificate))
+        left = min(
+            seconds_left(_certificate(context)), seconds_left(self.local.identity.certificate)
+        )
         timer = self.loop.call_later(max(left, 0), end)
         try:
             yield
@@ -294,11 +322,15 @@ class Transport:
             self.gate.bad_frame(assembler.sender)
             raise
 
-    def _register(self, sender: str, incarnation: Incarnation, wires: Wires, protocol: int) -> InStream:
+    def _register(
+        self, sender: str, incarnation: Incarnation, wires: Wires, protocol: int
+    ) -> InStream:
         """One stream for each sender; a later incarnation replaces an earlier one that has fallen silent."""
         old = self.streams.get(sender)
         if old is not None:
-            lively = old.incarnation != incarnation and time.monotonic() - old.heard < TAKEOVER_SECONDS
+            lively = (
+                old.incarnation != incarnation and time.monotonic() - old.heard < TAKEOVER_SECONDS
+            )
             if lively or old.incarnation.supersedes(incarnation):
                 known = f"{sender} is already connected as incarnation {old.incarnation.number}"
                 raise Refused(f"{known}; another process uses its name")
@@ -307,10 +339,14 @@ class Transport:
         self.streams[sender] = stream
         return stream
 
-    async def _manifest(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+    async def _manifest(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
         await self._answer(self.manifest, context)
 
-    async def _status(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+    async def _status(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
         await self._answer(self.status, context)
 
     async def _answer(self, answer: Answer, context: grpc.aio.ServicerContext) -> None:
@@ -324,7 +360,9 @@ class Transport:
             return
         task = asyncio.current_task()
         assert task is not None
-        late = self.loop.call_later(CHUNK_SECONDS, task.cancel)  # who asks and does not read is let go
+        late = self.loop.call_later(
+            CHUNK_SECONDS, task.cancel
+        )  # who asks and does not read is let go
         try:
             with self.gate.stream(f"{name} (files)"):
                 for start in range(0, len(file), FILE_CHUNK):
@@ -353,7 +391,9 @@ class InDialled(Dialled):
 
 
 async def _certified_name(context: grpc.aio.ServicerContext) -> str:
-    names = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", [])]
+    names = [
+        name.decode() for name in context.auth_context().get("x509_subject_alternative_name", [])
+    ]
     if len(names) != 1:
         why = f"the certificate must hold one name, it has {names}"
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)

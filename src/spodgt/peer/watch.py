@@ -103,16 +103,24 @@ class Watched:
         remote = [seen.name for seen in self.clients.values() if seen.folder is None]
         if addresses or remote:
             if self.home is None:
-                fix = "give --identity with the folder of a client, or of: spodgt peer issue observer"
-                raise InvalidInput(f"{(addresses or remote)[0]} must be asked over the network; {fix}.")
+                fix = (
+                    "give --identity with the folder of a client, or of: spodgt peer issue observer"
+                )
+                raise InvalidInput(
+                    f"{(addresses or remote)[0]} must be asked over the network; {fix}."
+                )
             self.identity = observer(self.home)
             self.manifest = self.manifest or load(self.home)
         for address in addresses:
             self._add_address(address)
         if not self.clients:
-            raise InvalidInput(f"no client was found in {', '.join(places)}; give the folder of a run.")
+            raise InvalidInput(
+                f"no client was found in {', '.join(places)}; give the folder of a run."
+            )
         members = self.manifest.names if self.manifest else []
-        self.follows_all = run is not None or set(members) <= set(self.clients)  # later members, too
+        self.follows_all = run is not None or set(members) <= set(
+            self.clients
+        )  # later members, too
 
     def _add_folder(self, folder: Path) -> None:
         """Take what is new in the folder of a run or of a client: a manifest, or a client that reports."""
@@ -149,7 +157,9 @@ class Watched:
         found = [client for client in self.manifest.clients if client.address == address]
         if not found:
             known = ", ".join(client.address for client in self.manifest.clients if client.address)
-            raise InvalidInput(f"{address!r} is no folder and no address of the manifest; they are {known}.")
+            raise InvalidInput(
+                f"{address!r} is no folder and no address of the manifest; they are {known}."
+            )
         self.clients.setdefault(found[0].name, Sighting(found[0].name, None, address))
 
     # --- looking ---------------------------------------------------------------------------------
@@ -171,7 +181,9 @@ class Watched:
     def _follow_manifest(self) -> None:
         """Watch who is a member now: clients join, leave and move while the page is open."""
         for folder in self.folders:
-            with contextlib.suppress(InvalidInput):  # a file that is being written is read at the next look
+            with contextlib.suppress(
+                InvalidInput
+            ):  # a file that is being written is read at the next look
                 self._add_folder(folder)
         if self.follows_all:
             self._add_members()
@@ -330,17 +342,23 @@ def judge(
     found: list[Finding] = []
     fresh = {name: row for name, row in rows.items() if (ages[name] or 0.0) <= SILENT_SECONDS}
     newest = (
-        manifest.version if manifest else max((row.get("version", 0) for row in fresh.values()), default=0)
+        manifest.version
+        if manifest
+        else max((row.get("version", 0) for row in fresh.values()), default=0)
     )
     for name, row in rows.items():
         if name not in fresh:
             continue
         audit, left, loss = row.get("audit"), row.get("days_left"), row.get("loss")
         if not (audit is not None and audit <= EXACT):
-            text = f"{name} has lost mass: its local audit is {_number(audit)}, not zero to rounding"
+            text = (
+                f"{name} has lost mass: its local audit is {_number(audit)}, not zero to rounding"
+            )
             found.append(Finding("bad", name, "audit", text))
         if loss is None and row.get("k"):
-            found.append(Finding("bad", name, "diverged", f"{name} has no finite loss: its model diverged"))
+            found.append(
+                Finding("bad", name, "diverged", f"{name} has no finite loss: its model diverged")
+            )
         if left is not None and left < WARN_DAYS:
             when = f"ends in {left:.1f} days" if left > 0 else "has ended"
             fix = f"spodgt peer renew {name}"
@@ -353,7 +371,9 @@ def judge(
             text = f"{name} computed {bad} gradients that are not finite; they were not used"
             found.append(Finding("warn", name, "gradients", text))
         if row.get("waiting"):
-            found.append(Finding("warn", name, "waiting", f"{name} waits: it has no news from anybody"))
+            found.append(
+                Finding("warn", name, "waiting", f"{name} waits: it has no news from anybody")
+            )
     members = set(manifest.linked) if manifest else set(rows)
     found += _silent(rows, fresh, ages, members)
     found += _huge(fresh, first, members)
@@ -361,7 +381,10 @@ def judge(
 
 
 def _silent(
-    rows: Mapping[str, Row], fresh: Mapping[str, Row], ages: Mapping[str, float | None], members: set[str]
+    rows: Mapping[str, Row],
+    fresh: Mapping[str, Row],
+    ages: Mapping[str, float | None],
+    members: set[str],
 ) -> Iterator[Finding]:
     """Clients that do not report, or from which most of their neighbours hear nothing."""
     unheard: dict[str, list[tuple[str, float]]] = {}
@@ -389,11 +412,15 @@ def _silent(
             yield Finding("bad", name, "silent", text)
         else:
             for who, seconds in by:
-                text = f"link {name} → {who} is down for {seconds:.0f} s; other links of {name} work"
+                text = (
+                    f"link {name} → {who} is down for {seconds:.0f} s; other links of {name} work"
+                )
                 yield Finding("warn", name, "link", text)
 
 
-def _huge(fresh: Mapping[str, Row], first: Mapping[str, Named], members: set[str]) -> Iterator[Finding]:
+def _huge(
+    fresh: Mapping[str, Row], first: Mapping[str, Named], members: set[str]
+) -> Iterator[Finding]:
     """Clients that most of those who hear them call far too large.
 
     Models mix, so it was the first that was named. One report alone may be a lie: it is only a warning if
@@ -402,7 +429,9 @@ def _huge(fresh: Mapping[str, Row], first: Mapping[str, Named], members: set[str
     by: dict[str, list[str]] = {}
     listeners: dict[str, int] = {}
     for name, row in fresh.items():
-        heard = {n["name"]: bool(n.get("flags")) for n in row.get("neighbours", []) if n["way"] == "from"}
+        heard = {
+            n["name"]: bool(n.get("flags")) for n in row.get("neighbours", []) if n["way"] == "from"
+        }
         for sender, is_flagged in heard.items():
             listeners[sender] = listeners.get(sender, 0) + 1
             if is_flagged and sender in members:
@@ -410,7 +439,9 @@ def _huge(fresh: Mapping[str, Row], first: Mapping[str, Named], members: set[str
     accused = [name for name in by if 2 * len(by[name]) <= listeners[name]]
     for name in accused:
         who = ", ".join(by[name])
-        text = f"{name} sends huge numbers, says {who}; the others that hear it do not: look at both"
+        text = (
+            f"{name} sends huge numbers, says {who}; the others that hear it do not: look at both"
+        )
         yield Finding("warn", name, "accused", text)
     named = [name for name in by if name not in accused]
     order = sorted(named, key=lambda name: first.get(name, Named(math.inf, "")).at)
@@ -421,7 +452,9 @@ def _huge(fresh: Mapping[str, Row], first: Mapping[str, Named], members: set[str
             advice = f"spodgt peer quarantine {name} --good-models"
             if len(by[name]) == 1:
                 advice = f"look at both, nobody else hears it; if it is so: {advice}"
-            yield Finding("bad", name, "huge", f"{name} sends huge numbers, say {who}{how}: {advice}")
+            yield Finding(
+                "bad", name, "huge", f"{name} sends huge numbers, say {who}{how}: {advice}"
+            )
         else:
             text = f"{name} sends large numbers since {order[0]} did, say {who}"
             yield Finding("warn", name, "infected", text)
@@ -469,7 +502,9 @@ class Page(ThreadingHTTPServer):
             super().__init__((bind, port), _Handler)
         except OSError as error:
             fix = "give another with --port"
-            raise Failed(f"the page cannot be served at {bind}:{port}: {error.strerror}; {fix}.") from None
+            raise Failed(
+                f"the page cannot be served at {bind}:{port}: {error.strerror}; {fix}."
+            ) from None
         local = (bind, "localhost", "127.0.0.1", "[::1]")
         self.hosts = {f"{host}:{self.server_port}" for host in local}
         self.open = bind in ("0.0.0.0", "::", "")  # to all, by whatever name
@@ -501,13 +536,19 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/":
             self._send("text/html; charset=utf-8", _PAGE.read_bytes())
         elif self.path == "/data.json":
-            self._send("application/json", json.dumps(json_values(self.server.watched.view())).encode())
+            self._send(
+                "application/json", json.dumps(json_values(self.server.watched.view())).encode()
+            )
         else:
             self.send_error(404)
 
     def _send(self, kind: str, body: bytes) -> None:
         self.send_response(200)
-        for key, value in {**_HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
+        for key, value in {
+            **_HEADERS,
+            "Content-Type": kind,
+            "Content-Length": str(len(body)),
+        }.items():
             self.send_header(key, value)
         self.end_headers()
         self.wfile.write(body)

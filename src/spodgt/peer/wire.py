@@ -61,7 +61,9 @@ def agree(context: Context, theirs: Iterable[int], who: str, version: str) -> in
     """The protocol of a stream with `who`, which speaks `theirs`; `Refused` if there is none."""
     both = set(context.protocols) & set(theirs)
     if not both:
-        named = [" and ".join(map(str, sorted(known))) or "none" for known in (theirs, context.protocols)]
+        named = [
+            " and ".join(map(str, sorted(known))) or "none" for known in (theirs, context.protocols)
+        ]
         raise Refused(
             f"{who} speaks protocol {named[0]} (spodgt {version or 'unknown'}), "
             f"we speak {named[1]} (spodgt {context.version}); use neighbouring versions"
@@ -112,7 +114,9 @@ def _packed_header(context: Context, receiver: str, message: Message, frame: int
 
 def _whole(message: Message) -> tuple[memoryview, memoryview]:
     # two views and no copy of the whole: models may be large
-    x, total = (t.numpy().astype(_FLOATS, copy=False).data.cast("B") for t in (message.x, message.total))
+    x, total = (
+        t.numpy().astype(_FLOATS, copy=False).data.cast("B") for t in (message.x, message.total)
+    )
     return x, total
 
 
@@ -126,7 +130,9 @@ class Repeat(NamedTuple):
     """A repeated header."""
 
     sender: Incarnation
-    message: Message | None  # with the numbers that came before; None if they are of another message
+    message: (
+        Message | None
+    )  # with the numbers that came before; None if they are of another message
 
 
 class Assembler:
@@ -146,7 +152,9 @@ class Assembler:
             raise Refused("the frame is shorter than its length field")
         (length,) = _LENGTH.unpack_from(chunk)
         if length > len(chunk) - _LENGTH.size:
-            raise Refused(f"the header claims {length} bytes, the frame has {len(chunk) - _LENGTH.size}")
+            raise Refused(
+                f"the header claims {length} bytes, the frame has {len(chunk) - _LENGTH.size}"
+            )
         if length > HEADER:
             raise Refused(f"the header has {length} bytes, at most {HEADER} are allowed")
         try:
@@ -189,7 +197,9 @@ class Assembler:
         if last is None or last.content != (header.epoch, header.number, header.base, sender):
             return Repeat(sender, None)
         root = _unpacked_root(header)
-        return Repeat(sender, last._replace(acked=header.acked, seen=_unpacked(header.seen), root=root))
+        return Repeat(
+            sender, last._replace(acked=header.acked, seen=_unpacked(header.seen), root=root)
+        )
 
     def _vectors(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """The model, how well it is known, and the total, of message `number`."""
@@ -207,7 +217,9 @@ def check_header(header: pb.Header, context: Context, sender: str) -> None:
     """Refuse what is not from the sender of the certificate, for us, of this run, model and protocol."""
     agree(context, [header.protocol], sender, header.version)
     if header.sender != sender:
-        raise Refused(f"the certificate names {sender!r}, the message claims to be from {header.sender!r}")
+        raise Refused(
+            f"the certificate names {sender!r}, the message claims to be from {header.sender!r}"
+        )
     if header.receiver != context.name:
         raise Refused(f"the message is for {header.receiver!r}, this is {context.name!r}")
     if header.run != context.run:
@@ -219,7 +231,9 @@ def check_header(header: pb.Header, context: Context, sender: str) -> None:
             f"we have {context.n} {context.dtype} with {ours}"
         )
     if max(header.base, header.acked) > header.number:
-        raise Refused(f"the numbers contradict each other: {header.base}, {header.acked}, {header.number}")
+        raise Refused(
+            f"the numbers contradict each other: {header.base}, {header.acked}, {header.number}"
+        )
     _check_numbers(header.epoch, header.number, header.incarnation.number, header.seen.number)
     _unpacked_root(header)
 
@@ -276,5 +290,7 @@ def _unpacked_root(frame: pb.Header | pb.Ack) -> int:
         return NO_ROOT
     crew = frame.crew
     if crew.term or crew.places or crew.times:
-        raise Refused("the frame names a root that was changed by clients; only the manifest changes it")
+        raise Refused(
+            "the frame names a root that was changed by clients; only the manifest changes it"
+        )
     return int(crew.root)

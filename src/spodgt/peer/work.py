@@ -75,7 +75,9 @@ def capacity(section: Table, seed: int, place: int, name: str = "") -> Capacity:
     if isinstance(kind, str) and kind in _BURSTS:
         fields = {key: value for key, value in section.items() if key != "kind"}
         drawn = from_table(_BURSTS[kind], fields, "compute").draw(Network.ring(place + 2), seed)
-        return Scheduled(float(drawn.p[place]), lambda k: bool(drawn.computes(range(k, k + 1))[0, place]))
+        return Scheduled(
+            float(drawn.p[place]), lambda k: bool(drawn.computes(range(k, k + 1))[0, place])
+        )
     key = _KEYS.get(kind) if isinstance(kind, str) else None
     if key is None or key not in section or (kind != "trace" and set(section) != {"kind", key}):
         raise InvalidConfig(
@@ -128,14 +130,20 @@ def active_links(probabilities: Mapping[str, float], seed: int, place: int, k: i
     if all(p_hat >= 1 for p_hat in probabilities.values()):
         return list(probabilities)
     draws = rng.uniform(rng.key(seed, "peer-links"), k, place, np.arange(len(probabilities)))
-    return [name for (name, p_hat), u in zip(probabilities.items(), draws, strict=True) if u < p_hat]
+    return [
+        name for (name, p_hat), u in zip(probabilities.items(), draws, strict=True) if u < p_hat
+    ]
 
 
 class Work:
     """What client `name` computes; on the problem of the manifest unless `make` gives another."""
 
     def __init__(
-        self, name: str, manifest: Manifest, capacity: Capacity, make: Callable[[str], object] | None = None
+        self,
+        name: str,
+        manifest: Manifest,
+        capacity: Capacity,
+        make: Callable[[str], object] | None = None,
     ) -> None:
         problem = own_problem(make, name) if make else manifest_problem(manifest, name)
         refuse_statistics(problem, "peers")
@@ -162,7 +170,9 @@ class Work:
     def gradient(self, x: Tensor, k: int) -> Tensor:
         """(1, parameters): the stochastic gradient of local round k; private columns of x are updated."""
         begun = time.perf_counter()
-        g = self.problem.grad(x, Minibatches(np.array([self.row]), self.keys, np.array([self.place]), k))
+        g = self.problem.grad(
+            x, Minibatches(np.array([self.row]), self.keys, np.array([self.place]), k)
+        )
         self.capacity.spent(time.perf_counter() - begun)
         return g
 
@@ -211,7 +221,9 @@ def own_problem(make: Callable[[str], object], name: str) -> Problem:
             torch.manual_seed(0)  # a module it makes begins alike on every host
             problem = make(name)
     except Exception as error:
-        raise InvalidInput(f"--problem failed for {name!r}: {type(error).__name__}: {error}.") from error
+        raise InvalidInput(
+            f"--problem failed for {name!r}: {type(error).__name__}: {error}."
+        ) from error
     if not isinstance(problem, Problem):
         got = type(problem).__name__
         raise InvalidInput(f"--problem must return a spodgt.Learning for {name!r}, got {got}.")

@@ -67,7 +67,9 @@ def classification(
             )
     check_test_samples(test_samples)
     if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
-        raise InvalidInput(f"clients must be a whole number of at least 1, got {clients!r}; use clients=10.")
+        raise InvalidInput(
+            f"clients must be a whole number of at least 1, got {clients!r}; use clients=10."
+        )
     dataset = load(data)
     if test_samples is not None:
         test = Split(dataset.test.inputs[:test_samples], dataset.test.targets[:test_samples])

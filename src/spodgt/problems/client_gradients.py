@@ -28,7 +28,9 @@ class ClientGradients:
     data: ClientData
 
     # --- mini-batches ----------------------------------------------------------------------------
-    def of_minibatches(self, x: Tensor, batches: Minibatches, linear_data: LinearData | None) -> Tensor:
+    def of_minibatches(
+        self, x: Tensor, batches: Minibatches, linear_data: LinearData | None
+    ) -> Tensor:
         """Stochastic gradients.
 
         Args:
@@ -71,7 +73,9 @@ class ClientGradients:
             self._refuse_nonfinite(x, gradients, batches, group.size)
         return gradients
 
-    def _refuse_nonfinite(self, x: Tensor, gradients: Tensor, batches: Minibatches, size: int) -> None:
+    def _refuse_nonfinite(
+        self, x: Tensor, gradients: Tensor, batches: Minibatches, size: int
+    ) -> None:
         """Raise `InvalidData` for a sample that gives a finite model an infinite gradient."""
         is_finite_model = x[:, : self.model.layout.size].isfinite().all(1)
         is_broken = is_finite_model & ~gradients.isfinite().all(1)
@@ -157,7 +161,9 @@ class ClientGradients:
             return losses, gradients
         return losses * scales.to(losses), gradients * scales[:, None]
 
-    def _add_full_gradient(self, x: Tensor, client: int | np.integer, loss: Tensor, gradient: Tensor) -> None:
+    def _add_full_gradient(
+        self, x: Tensor, client: int | np.integer, loss: Tensor, gradient: Tensor
+    ) -> None:
         """Add the mean loss and gradient of all samples of a client.
 
         Args:

@@ -300,7 +300,9 @@ class _RunningSums:
         if self.output_metrics:
             targets = concat(self.targets)
             for metric in self.output_metrics:
-                of_models = [metric.of_outputs(concat(outputs), targets) for outputs in self.outputs]
+                of_models = [
+                    metric.of_outputs(concat(outputs), targets) for outputs in self.outputs
+                ]
                 values[metric.name] = torch.tensor(of_models, dtype=torch.float64)
         return Evaluation(self.loss / (self.total_weight or 1.0), values)
 

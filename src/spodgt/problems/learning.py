@@ -302,7 +302,9 @@ class Learning(
             scales = self.data.loss_scales
             if scales is None:
                 scales = np.ones(self.clients)
-        data = replace(self.data, client_indices=client_indices, partition=None, fixed_scales=scales)
+        data = replace(
+            self.data, client_indices=client_indices, partition=None, fixed_scales=scales
+        )
         return self._with(data)
 
     def reordered(self, order: Ints) -> Learning:

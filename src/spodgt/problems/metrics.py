@@ -134,14 +134,18 @@ def _read_metric(name: object, value: object, loss_calls_model: bool) -> Metric:
     if isinstance(value, tuple) and len(value) == 2:
         function, better = value
     if not isinstance(name, str) or not name.isidentifier() or name == "loss":
-        raise InvalidInput(f'metrics must have names of letters other than "loss", got {name!r}; use "f1".')
+        raise InvalidInput(
+            f'metrics must have names of letters other than "loss", got {name!r}; use "f1".'
+        )
     if not callable(function):
         raise InvalidInput(
             f"metrics[{name!r}] must be a function, got {type(function).__name__}; "
             "write a function of (outputs, targets)."
         )
     if better not in ("up", "down"):
-        raise InvalidInput(f'metrics[{name!r}] must be better "up" or "down", got {better!r}; use "up".')
+        raise InvalidInput(
+            f'metrics[{name!r}] must be better "up" or "down", got {better!r}; use "up".'
+        )
     metric_calls_model = calls_model(function)
     if loss_calls_model and not metric_calls_model:
         raise InvalidInput(

@@ -38,10 +38,14 @@ _NAMED_PARAMETERS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.
 
 def _check_arguments(value: object) -> object:
     if not isinstance(value, Mapping):
-        raise ValueError(f"arguments must be a table, got {value!r}; write it as [problem.arguments].")
+        raise ValueError(
+            f"arguments must be a table, got {value!r}; write it as [problem.arguments]."
+        )
     for name, argument in value.items():
         if name in _PROVIDED:
-            raise ValueError(f"arguments.{name}={argument!r} cannot be set: {_PROVIDED[name]}; leave it out.")
+            raise ValueError(
+                f"arguments.{name}={argument!r} cannot be set: {_PROVIDED[name]}; leave it out."
+            )
         if not _fits_config(argument):
             raise ValueError(
                 f"arguments.{name} must be something a config can hold (numbers, text, lists), "
@@ -78,8 +82,8 @@ class PythonProblem:
 
     name: ClassVar[str] = "python"
     build: Annotated[str, Must("text in quotes", "problem.py:build")]
-    arguments: Annotated[dict[str, object], BeforeValidator(_check_arguments), Must("a table")] = field(
-        default_factory=dict
+    arguments: Annotated[dict[str, object], BeforeValidator(_check_arguments), Must("a table")] = (
+        field(default_factory=dict)
     )
     folder: str | None = None
 

@@ -27,7 +27,9 @@ def _to_tensor(given: Numbers, name: str) -> Tensor:
     try:
         found = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
     except (TypeError, ValueError):
-        raise InvalidInput(f"{name} must be numbers, got {type(given).__name__}; give an array.") from None
+        raise InvalidInput(
+            f"{name} must be numbers, got {type(given).__name__}; give an array."
+        ) from None
     if found.is_complex():
         raise InvalidInput(f"{name} must be real, got complex numbers; use {name}.real.")
     return found.detach() if found.is_floating_point() else found.double()
@@ -62,7 +64,9 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
                 f"got {tuple(H.shape)} and {tuple(c.shape)}."
             )
         if not torch.isfinite(H).all() or not torch.isfinite(c).all():
-            raise InvalidInput("H and c must be finite, got NaN or infinity; check how they were made.")
+            raise InvalidInput(
+                "H and c must be finite, got NaN or infinity; check how they were made."
+            )
         size = float(H.abs().max())
         lopsided = (H - H.mT).abs().amax((1, 2))
         if lopsided.max() > _ROUNDING * size:
@@ -80,7 +84,9 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
             or not isinstance(noise, int | float | np.number)
             or not 0 <= noise < float("inf")
         ):
-            raise InvalidInput(f"noise must be a number of at least 0, got {noise!r}; use noise=0.0.")
+            raise InvalidInput(
+                f"noise must be a number of at least 0, got {noise!r}; use noise=0.0."
+            )
         self.__dict__.update(H=H, c=c, noise=float(noise))
 
     @classmethod

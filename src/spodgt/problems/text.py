@@ -107,7 +107,9 @@ class Text(Learning):
         return text
 
 
-def _test_windows(texts: Texts, partition: Partition, clients: int, test_samples: int | None) -> Tensor:
+def _test_windows(
+    texts: Texts, partition: Partition, clients: int, test_samples: int | None
+) -> Tensor:
     """Indices of the windows to evaluate on, evenly spread over all of them."""
     windows = np.arange(len(texts.test))
     if isinstance(partition, BySpeaker):  # only those of speakers that are clients

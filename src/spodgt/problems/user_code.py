@@ -17,7 +17,9 @@ def first_line(error: BaseException | Warning | str) -> str:
 
 
 @contextmanager
-def user_code_errors(what: str, where: str = "a few samples of client 0", fix: str = "") -> Iterator[None]:
+def user_code_errors(
+    what: str, where: str = "a few samples of client 0", fix: str = ""
+) -> Iterator[None]:
     """Convert any error raised in the block to `InvalidInput`.
 
     Args:

@@ -53,7 +53,9 @@ _FILES = {
 def other_kind(folder: Path, kind: str) -> str | None:
     """The kind of result that a folder holds, if it is another than `kind`."""
     for name, files in _FILES.items():
-        if name != kind and any(os.path.exists(folder / file) for file in files):  # False for odd names
+        if name != kind and any(
+            os.path.exists(folder / file) for file in files
+        ):  # False for odd names
             return name
     return None
 
@@ -147,7 +149,9 @@ class Checkpoint:
 
     def to_bytes(self) -> bytes:
         # Copies: two parts of a state may be one tensor, which the format refuses.
-        whole = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in self.tensors.items()}
+        whole = {
+            name: t.detach().to("cpu", copy=True).contiguous() for name, t in self.tensors.items()
+        }
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as archive:
             archive.writestr(_NOTES, json.dumps({"format": _FORMAT, **self.notes}))
@@ -189,7 +193,9 @@ class Checkpoint:
                 "begin anew in another folder."
             )
         tensors = {name: tensor.clone() for name, tensor in loaded.items()}
-        return Checkpoint(notes, tensors, {n.removesuffix(".parquet"): t for n, t in tables.items()})
+        return Checkpoint(
+            notes, tensors, {n.removesuffix(".parquet"): t for n, t in tables.items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -207,7 +213,9 @@ class RunFolder:
         except OSError as error:  # a name that no file system takes
             reason = error.strerror or error
             shown = f"out={str(self.path)[:60]!r}"
-            raise InvalidInput(f"{shown} cannot be used: {reason}; choose another folder.") from None
+            raise InvalidInput(
+                f"{shown} cannot be used: {reason}; choose another folder."
+            ) from None
         refuse_other_kind(self.path, RUN)
         if there and not resume:
             raise InvalidInput(
@@ -215,11 +223,15 @@ class RunFolder:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.path) as trial:  # without a name: a kill leaves nothing
+            with tempfile.TemporaryFile(
+                dir=self.path
+            ) as trial:  # without a name: a kill leaves nothing
                 trial.write(b"x")
         except OSError as error:
             reason = error.strerror or error
-            raise InvalidInput(f"{name} cannot be written: {reason}; choose another folder.") from None
+            raise InvalidInput(
+                f"{name} cannot be written: {reason}; choose another folder."
+            ) from None
         free = shutil.disk_usage(self.path).free
         if free < needed:
             raise InvalidInput(
@@ -227,7 +239,9 @@ class RunFolder:
                 "free some space or choose another folder."
             )
         with locked(self.path, f"{name} is in use by a run that is still going; wait for it."):
-            for part in self.path.rglob(_beside("*")):  # of a process that was killed while it wrote
+            for part in self.path.rglob(
+                _beside("*")
+            ):  # of a process that was killed while it wrote
                 part.unlink(missing_ok=True)
             if not old.exists():
                 write(self.path / "config.toml", config().encode())

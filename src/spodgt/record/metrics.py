@@ -40,17 +40,28 @@ class RunSnapshot:
     problem: Problem  # on the device of the tensors
     x: Tensor  # the clients' models, (clients, parameters)
     y: Tensor | None  # their trackers; None where the method declares no field `y`
-    g: Tensor | None  # the gradients that the trackers sum; None where the method declares no field `g`
+    g: (
+        Tensor | None
+    )  # the gradients that the trackers sum; None where the method declares no field `g`
     statistics: Tensor  # running statistics (BatchNorm), (clients, columns); mostly no columns
     clients: Evaluation  # of the clients' models, one entry each
     average: Evaluation  # of the average model, one entry
     gradient: bool  # whether the global gradient, a pass over all data, is affordable
-    means: Evaluation | None = None  # of the running means of the clients' models, where they are kept
-    flight: Tensor | None = None  # the mass of trackers on its way, (parameters,), where messages take time
+    means: Evaluation | None = (
+        None  # of the running means of the clients' models, where they are kept
+    )
+    flight: Tensor | None = (
+        None  # the mass of trackers on its way, (parameters,), where messages take time
+    )
 
     @classmethod
     def take(
-        cls, problem: Problem, fields: Sequence[str], whole: RunState, quality: Evaluations, gradient: bool
+        cls,
+        problem: Problem,
+        fields: Sequence[str],
+        whole: RunState,
+        quality: Evaluations,
+        gradient: bool,
     ) -> RunSnapshot:
         """`fields` names the tensors of the state; `quality` is of all models, their average last.
 
@@ -128,7 +139,9 @@ def _tracking(snapshot: RunSnapshot) -> float | None:
 def _scores(name: str, label: str, better: Better, *, accuracy: bool = False) -> Iterator[Metric]:
     """The rows of what a problem's `evaluate` gives under `name`; tables show those of accuracy."""
 
-    def of(part: Callable[[RunSnapshot], Evaluation | None], judge: Callable[[Tensor], Tensor]) -> Compute:
+    def of(
+        part: Callable[[RunSnapshot], Evaluation | None], judge: Callable[[Tensor], Tensor]
+    ) -> Compute:
         def compute(snapshot: RunSnapshot) -> float | None:
             found = part(snapshot)
             values = None if found is None else found.metrics.get(name)

@@ -22,7 +22,9 @@ from spodgt.types import HasModel
 
 FOLDER = "models"
 RUNNING_MEAN = ", running mean"  # behind the label of a method
-MODELS = 2**28  # bytes of all clients' models of one run that are kept; of larger ones only the average
+MODELS = (
+    2**28
+)  # bytes of all clients' models of one run that are kept; of larger ones only the average
 
 
 def write_models(
@@ -40,7 +42,10 @@ def write_models(
     """
     metadata = {"method": label, "seed": str(seed), "clients": str(len(models))}
     average = problem.state_dict(mean(models))
-    write(folder / FOLDER / _name(label, seed), save(_whole(average), {**metadata, "model": "average"}))
+    write(
+        folder / FOLDER / _name(label, seed),
+        save(_whole(average), {**metadata, "model": "average"}),
+    )
     if not clients:
         return
     each = [problem.state_dict(model) for model in models]
@@ -76,4 +81,6 @@ def _name(label: str, seed: int, suffix: str = "") -> str:
 
 def _whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies: two names may share one tensor, which the format refuses."""
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    return {
+        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
+    }

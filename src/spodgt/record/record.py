@@ -70,7 +70,9 @@ class DrawnNetwork(Named):
     receivers: Ints  # (links,)
     p_hat: Floats  # (links,) the probability that a link works in a round
     positions: Floats | None  # (clients, 2); None where the network has no positions
-    names: tuple[str, ...] | None = None  # of the clients; None where they are called by their numbers
+    names: tuple[str, ...] | None = (
+        None  # of the clients; None where they are called by their numbers
+    )
 
     @property
     def clients(self) -> int:
@@ -87,7 +89,9 @@ class Observed:
 
     rounds: int  # the number of the last one
     clients: Floats  # (clients,) the fraction of rounds in which each computed; round 0 counts
-    links: Floats  # (links,) the fraction of rounds in which each carried a message; round 0 has none
+    links: (
+        Floats  # (links,) the fraction of rounds in which each carried a message; round 0 has none
+    )
 
 
 def no_clients() -> pd.DataFrame:
@@ -145,7 +149,9 @@ class Record:
     @property
     def stalled(self) -> list[Stalled]:
         """The runs whose models did not move in their last rounds, although they have not converged."""
-        return find_stalled(self.frame, scheduled="schedule" in json.dumps(plain(self.config.get("run", {}))))
+        return find_stalled(
+            self.frame, scheduled="schedule" in json.dumps(plain(self.config.get("run", {})))
+        )
 
     @property
     def judged(self) -> str:
@@ -194,14 +200,18 @@ class Record:
                 rounds, client = int(last.get((method, seed), 0)), rows["kind"] == "client"
                 computed = rows.loc[client, "gradients"].to_numpy(float) / (rounds + 1)
                 carried = rows.loc[~client, "messages"].to_numpy(float) / max(1, rounds)
-                found.setdefault(str(method), {})[int(str(seed))] = Observed(rounds, computed, carried)
+                found.setdefault(str(method), {})[int(str(seed))] = Observed(
+                    rounds, computed, carried
+                )
         return found
 
     def final(self) -> pd.DataFrame:
         """The last evaluation of every run, and whether the run diverged."""
         gone = {(each.algorithm, each.seed) for each in self.diverged}
         last = statistics.final(self.frame)
-        last["diverged"] = [pair in gone for pair in zip(last["algorithm"], last["seed"], strict=True)]
+        last["diverged"] = [
+            pair in gone for pair in zip(last["algorithm"], last["seed"], strict=True)
+        ]
         return last
 
     def summary(self) -> pd.DataFrame:
@@ -213,9 +223,13 @@ class Record:
         """
         last = statistics.final(self.frame)
         # Of the whole frame: a metric that all runs have lost at the end is shown as lost, not left out.
-        first, *others = [name for name in statistics.known(self.frame) if METRICS[name].column] or ["loss"]
+        first, *others = [
+            name for name in statistics.known(self.frame) if METRICS[name].column
+        ] or ["loss"]
         measured = [name for name in ("seconds", "joules", "bytes") if _has_values(last, name)]
-        table = statistics.summary(last, [first, *others, "delay", "round", *measured]).reset_index()
+        table = statistics.summary(
+            last, [first, *others, "delay", "round", *measured]
+        ).reset_index()
         for name in ("gradients", "messages"):
             table[name] = table["algorithm"].map(self._per_seed(name))
         gone = [each.algorithm for each in self.diverged]
@@ -232,12 +246,16 @@ class Record:
             return {}
         sums = self.participation.groupby("algorithm")[column].sum()
         seeds = self.frame.groupby("algorithm")["seed"].nunique()
-        return {str(method): float(count) / int(seeds.get(method, 1)) for method, count in sums.items()}
+        return {
+            str(method): float(count) / int(seeds.get(method, 1)) for method, count in sums.items()
+        }
 
     def notes(self) -> list[str]:
         """Sentences below a table of results: what is evaluated, and what a round costs."""
         sentences = []
-        local = {method: facts["local_steps"] for method, facts in self._known_traits("local_steps")}
+        local = {
+            method: facts["local_steps"] for method, facts in self._known_traits("local_steps")
+        }
         if local:
             named = ", ".join(f"{method} (K = {_spread(steps)})" for method, steps in local.items())
             sentences.append(f"With local steps, evaluated after the last exchange: {named}.")
@@ -268,7 +286,11 @@ class Record:
         hidden = ["gradients", "messages", "diverged"]
         hidden += ["loss"] if judged != "loss" else []
         hidden += ["delay"] if "seconds" in summary else []
-        headings = {f"{judged}_std": "± σ", f"{judged}_average": "average", f"{judged}_worst": "worst"}
+        headings = {
+            f"{judged}_std": "± σ",
+            f"{judged}_average": "average",
+            f"{judged}_worst": "worst",
+        }
         table = {}
         for name in summary.columns.drop(hidden, errors="ignore"):
             table[headings.get(name, name)] = [_cell(name, value) for value in summary[name]]
@@ -351,7 +373,9 @@ class Record:
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise InvalidInput(f"{folder} is not a whole run directory ({reason}); run it again.") from None
+            raise InvalidInput(
+                f"{folder} is not a whole run directory ({reason}); run it again."
+            ) from None
 
 
 def _has_values(table: pd.DataFrame, column: str) -> bool:

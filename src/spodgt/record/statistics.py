@@ -51,7 +51,9 @@ class Band:
     """The values of one method on a common grid."""
 
     seeds: list[int]  # of the rows of `values`
-    values: Floats  # (seeds, points) of the last model available at each point; NaN where not finite
+    values: (
+        Floats  # (seeds, points) of the last model available at each point; NaN where not finite
+    )
     mean: Floats  # (points,) over seeds; NaN where one of them is: a mean of the others would hide that
     sigma: Floats  # (points,) standard deviation over seeds, likewise
     final: float  # the mean of the last models
@@ -74,7 +76,9 @@ def reference(names: list[str]) -> str:
 
 def axes(frame: pd.DataFrame) -> dict[str, str]:
     """What the metrics of a frame may be drawn against, the usual axis first, and what it is called."""
-    found = {name: label for name, label in AXES.items() if name in frame and frame[name].notna().any()}
+    found = {
+        name: label for name, label in AXES.items() if name in frame and frame[name].notna().any()
+    }
     return dict(sorted(found.items(), key=lambda axis: axis[0] != "seconds"))
 
 
@@ -87,7 +91,9 @@ def known(frame: pd.DataFrame) -> list[str]:
     """The metrics that a frame has values of: the judged one first, then those of its kind."""
     first = judged(frame)
     found = [name for name in METRICS if name in frame and frame[name].notna().any()]
-    return sorted(found, key=lambda name: (name != first, METRICS[name].unit != METRICS[first].unit))
+    return sorted(
+        found, key=lambda name: (name != first, METRICS[name].unit != METRICS[first].unit)
+    )
 
 
 def final(frame: pd.DataFrame) -> pd.DataFrame:
@@ -125,7 +131,9 @@ def paired(last: pd.DataFrame, metric: str, against: str) -> list[Difference]:
         if len(lead):
             mean, half = float(lead.mean()), half_width(lead)
             ahead = int((lead > 0).sum())
-            found.append(Difference(against, method, mean, mean - half, mean + half, ahead, len(lead)))
+            found.append(
+                Difference(against, method, mean, mean - half, mean + half, ahead, len(lead))
+            )
     return found
 
 
@@ -161,7 +169,9 @@ def half_width(values: Floats) -> float:
     return float(stdtrit(len(values) - 1, (1 + LEVEL) / 2) * error)
 
 
-def bands(frame: pd.DataFrame, metric: str, against: str = "delay") -> tuple[Floats, dict[str, Band]]:
+def bands(
+    frame: pd.DataFrame, metric: str, against: str = "delay"
+) -> tuple[Floats, dict[str, Band]]:
     """Every method on a common grid of delays or rounds: at each point, the last model available.
 
     A curve ends with the last evaluation of its method; there is no value behind it.
@@ -193,7 +203,9 @@ def available(frame: pd.DataFrame, against: str, grid: Floats) -> dict[str, dict
     groups = frame.reset_index(drop=True).groupby(["algorithm", "seed"], sort=False)[against]
     for (method, seed), run in groups:
         last = np.searchsorted(run.to_numpy(), grid, side="right") - 1
-        found.setdefault(str(method), {})[int(str(seed))] = run.index.to_numpy()[np.maximum(last, 0)]
+        found.setdefault(str(method), {})[int(str(seed))] = run.index.to_numpy()[
+            np.maximum(last, 0)
+        ]
     return found
 
 

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 
 SUMMARY, RESULTS, SOURCE = "sweep.json", "results", "sweep.toml"
 _FORMAT = 2
-_FACTS = ("name", "title", "figure", "paper", "changes", "grid", "source", "versions")  # stored as they are
+_FACTS = (
+    "name",
+    "title",
+    "figure",
+    "paper",
+    "changes",
+    "grid",
+    "source",
+    "versions",
+)  # stored as they are
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,9 @@ class CellRecord:
     @property
     def title(self) -> str:
         """Its keys and values in short: `radius 0.4`."""
-        return ", ".join(f"{key.rsplit('.', 1)[-1]} {label(value)}" for key, value in self.keys.items())
+        return ", ".join(
+            f"{key.rsplit('.', 1)[-1]} {label(value)}" for key, value in self.keys.items()
+        )
 
     def read(self) -> Record:
         """The record of its run."""
@@ -76,14 +87,18 @@ class SweepRecord:
     """What happened in a sweep, as far as it came."""
 
     name: str
-    results: pd.DataFrame  # a row per finished cell, method and seed: the keys, the last evaluation, `cell`
+    results: (
+        pd.DataFrame
+    )  # a row per finished cell, method and seed: the keys, the last evaluation, `cell`
     grid: dict[str, list[Any]]  # config key → its values
     cells: list[CellRecord]  # in the order of the grid
     title: str = ""  # what it is, for people
     figure: str = ""  # the figure of the paper that it reproduces, if any
     paper: str = ""  # what the paper says about it
     scale: Scale = field(default_factory=Scale)
-    changes: dict[str, Any] = field(default_factory=dict)  # config key → value that was changed by hand
+    changes: dict[str, Any] = field(
+        default_factory=dict
+    )  # config key → value that was changed by hand
     source: str = ""  # the TOML text that runs it again
     versions: dict[str, str] = field(default_factory=versions)
 
@@ -125,7 +140,9 @@ class SweepRecord:
         chosen = metric or self.judged
         if chosen not in self.results:
             known = ", ".join(map(str, self.results))
-            raise InvalidInput(f"metric={chosen!r} is not a column of the results; choose from {known}.")
+            raise InvalidInput(
+                f"metric={chosen!r} is not a column of the results; choose from {known}."
+            )
         return statistics.best_cells(self.results, list(self.grid), chosen)
 
     def write(self, folder: str | Path) -> None:
@@ -144,7 +161,9 @@ class SweepRecord:
             "format": _FORMAT,
             **{key: getattr(self, key) for key in (*_FACTS, "complete", "seconds")},
             "scale": asdict(self.scale),
-            "cells": [{**vars(cell), "folder": _relative(cell.folder, folder)} for cell in self.cells],
+            "cells": [
+                {**vars(cell), "folder": _relative(cell.folder, folder)} for cell in self.cells
+            ],
         }
         write(folder / SUMMARY, json.dumps(facts, indent=2, default=str).encode())
 
@@ -160,13 +179,17 @@ class SweepRecord:
         folder = Path(folder)
         try:
             facts = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-            cells = [CellRecord(**{**each, "folder": folder / each["folder"]}) for each in facts["cells"]]
+            cells = [
+                CellRecord(**{**each, "folder": folder / each["folder"]}) for each in facts["cells"]
+            ]
             done = any(cell.complete for cell in cells)
             results = pd.read_parquet(folder / f"{RESULTS}.parquet") if done else pd.DataFrame()
             rest = {key: facts[key] for key in _FACTS}
             return cls(results=results, cells=cells, scale=Scale(**facts["scale"]), **rest)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InvalidInput(f"{folder}/{SUMMARY} cannot be read ({error}); run the sweep again.") from None
+            raise InvalidInput(
+                f"{folder}/{SUMMARY} cannot be read ({error}); run the sweep again."
+            ) from None
 
 
 def collect(cells: list[CellRecord]) -> pd.DataFrame:
@@ -177,7 +200,9 @@ def collect(cells: list[CellRecord]) -> pd.DataFrame:
     for cell in cells:
         if cell.complete:
             # Lists and tables of the grid become text.
-            keys = {k: v if isinstance(v, int | float | str) else label(v) for k, v in cell.keys.items()}
+            keys = {
+                k: v if isinstance(v, int | float | str) else label(v) for k, v in cell.keys.items()
+            }
             final = cell.read().final()
             tables.append(pd.DataFrame([keys] * len(final)).join(final).assign(cell=cell.name))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()

@@ -39,7 +39,12 @@ def draw(page: Page) -> None:
     if sweep.grid:
         figure = figures.bars(page.results, list(sweep.grid), metric, title=title, note=note)
     else:
-        frame, axis = page.records[0].frame, next(iter(statistics.axes(page.records[0].frame)), "delay")
+        frame, axis = (
+            page.records[0].frame,
+            next(iter(statistics.axes(page.records[0].frame)), "delay"),
+        )
         end = page.records[0].budget if axis == "delay" else None
-        figure = figures.curves(frame, metric, axis, style="column", end=end, title=title, note=note)
+        figure = figures.curves(
+            frame, metric, axis, style="column", end=end, title=title, note=note
+        )
     figures.save_all(figure, page.folder)

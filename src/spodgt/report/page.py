@@ -56,7 +56,9 @@ def read(folder: str | Path, reference: str | None = None) -> Page:
         found = SweepRecord.read(folder)
         cells = [cell for cell in found.cells if cell.complete][:MOST_RUNS]
         records = [cell.read() for cell in cells]
-        command = _reproduce(found) if found.figure else _again("sweep", folder / sweep.SOURCE, folder)
+        command = (
+            _reproduce(found) if found.figure else _again("sweep", folder / sweep.SOURCE, folder)
+        )
         command = command if found.source else ""
     elif (folder / runs.SUMMARY).exists():
         record = Record.read(folder)
@@ -73,7 +75,9 @@ def read(folder: str | Path, reference: str | None = None) -> Page:
     methods = statistics.methods(found.results) if len(found.results) else []
     if reference is not None and reference not in methods:
         known = ", ".join(methods) or "no method: nothing has run"
-        raise InvalidInput(f"--reference={reference!r} is not a method of this result; choose from {known}.")
+        raise InvalidInput(
+            f"--reference={reference!r} is not a method of this result; choose from {known}."
+        )
     chosen = reference or (statistics.reference(methods) if methods else "")
     return Page(folder, found, cells, records, methods, chosen, command)
 
@@ -92,7 +96,11 @@ def _reproduce(record: SweepRecord) -> str:
 def toml(value: object) -> str:
     """A value of a config in one line of TOML."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {toml(each)}" for key, each in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{json.dumps(key)} = {toml(each)}" for key, each in value.items())
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ", ".join(map(toml, value)) + "]"
     return json.dumps(value)  # of a number, a text or a truth value the same

@@ -21,7 +21,13 @@ from spodgt.record.metrics import METRICS
 from spodgt.record.record import Record, versions
 from spodgt.record.sweep import label
 from spodgt.report.page import Page
-from spodgt.report.tables import difference_table, final_table, prediction_table, rare_clients, sweep_tables
+from spodgt.report.tables import (
+    difference_table,
+    final_table,
+    prediction_table,
+    rare_clients,
+    sweep_tables,
+)
 
 _HERE = Path(__file__).parent
 _POINTS = 121  # of a curve
@@ -29,7 +35,9 @@ _FEWER = 61  # of a curve, where there are several runs
 _MOST_EVALUATIONS = 200  # of one run; a longer one is thinned
 _MOST_CLIENTS = 200  # of a network that is drawn
 _MOST_PICTURES = 150  # of networks in one page
-_MOST_PAIRS = 4000  # of methods in tables of differences; with more, only the chosen reference is there
+_MOST_PAIRS = (
+    4000  # of methods in tables of differences; with more, only the chosen reference is there
+)
 
 
 def render(page: Page) -> str:
@@ -56,7 +64,9 @@ def context(page: Page) -> dict[str, Any]:
     pictures: dict[str, int] = {}
     data = payload(page, pictures)
     metrics, keys = list(data["metrics"]), data["sweep"]["keys"] if data["sweep"] else {}
-    pairs = len(page.methods) ** 2 * (len(page.records) + math.prod(map(len, page.sweep.grid.values())))
+    pairs = len(page.methods) ** 2 * (
+        len(page.records) + math.prod(map(len, page.sweep.grid.values()))
+    )
     references = page.methods if pairs <= _MOST_PAIRS else [page.reference]
     lines = _prediction(page)
     runs, problems = [], [f"{name}: {error}" for name, error in page.sweep.failures.items()]
@@ -128,7 +138,9 @@ def _facts(page: Page) -> list[str]:
         facts.append(f"{run['seconds']:,g} virtual seconds")
     if "network.clients" not in page.sweep.grid and "clients" in network:
         facts.append(f"{network['clients']} clients")
-    named = [str(problem[key]) for key in ("data", "model") if key in problem] or [problem.get("kind", "")]
+    named = [str(problem[key]) for key in ("data", "model") if key in problem] or [
+        problem.get("kind", "")
+    ]
     facts += [", ".join(named)] if any(named) else []
     if page.sweep.grid:
         facts.append(f"{math.prod(len(values) for values in page.sweep.grid.values())} cells")
@@ -165,7 +177,9 @@ def payload(page: Page, pictures: dict[str, int]) -> dict[str, Any]:
     shown = {name: METRICS[name] for name in names}
     points = _POINTS if len(page.records) == 1 else _FEWER
     return {
-        "methods": {name: {"slot": style.slot, "gaps": style.gaps} for name, style in styles.items()},
+        "methods": {
+            name: {"slot": style.slot, "gaps": style.gaps} for name, style in styles.items()
+        },
         "metrics": {
             name: {"label": metric.label, "log": metric.log, "fraction": metric.unit == "fraction"}
             for name, metric in shown.items()
@@ -202,12 +216,16 @@ def _sweep_data(page: Page, names: Sequence[str]) -> dict[str, Any]:
             str(method): {name: _numbers((row[name], row[f"{name}_std"])) for name in names}
             for method, row in statistics.summary(rows, names).iterrows()
         }
-        chosen = {key: numbers[key][value] for key, value in zip(page.sweep.grid, point, strict=True)}
+        chosen = {
+            key: numbers[key][value] for key, value in zip(page.sweep.grid, point, strict=True)
+        }
         cells.append({"at": chosen, "values": found})
     return {"keys": keys, "cells": cells}
 
 
-def _run_data(record: Record, names: Sequence[str], points: int, pictures: dict[str, int]) -> dict[str, Any]:
+def _run_data(
+    record: Record, names: Sequence[str], points: int, pictures: dict[str, int]
+) -> dict[str, Any]:
     frame = record.frame
     names = [name for name in names if name in frame]
     axes: dict[str, Any] = {}
@@ -220,7 +238,10 @@ def _run_data(record: Record, names: Sequence[str], points: int, pictures: dict[
         for method, rows in statistics.available(frame, against, grid).items():
             for name in names:
                 band = statistics.band(frame, name, rows, grid <= ends[method])
-                axes[against]["bands"][name][method] = [_numbers(band.mean), _numbers(band.sigma, 2)]
+                axes[against]["bands"][name][method] = [
+                    _numbers(band.mean),
+                    _numbers(band.sigma, 2),
+                ]
     seeds: dict[str, list[dict[str, Any]]] = {}
     for (algorithm, _), run in frame.groupby(["algorithm", "seed"], sort=False):
         kept = run.iloc[_thinned(len(run))]
@@ -239,7 +260,9 @@ def _clients(record: Record) -> dict[str, Any]:
     rows: dict[str, dict[str, list[list[Any]]]] = {}
     for (method, seed), part in record.clients.groupby(keys[:2], sort=False):
         if len(part) <= _MOST_CLIENTS:
-            values = [[_plain(value) for value in row] for row in part[columns].itertuples(index=False)]
+            values = [
+                [_plain(value) for value in row] for row in part[columns].itertuples(index=False)
+            ]
             rows.setdefault(str(method), {})[str(seed)] = values
     return {"heads": columns, "rows": rows}
 
@@ -255,7 +278,9 @@ def _networks(record: Record, pictures: dict[str, int]) -> dict[str, Any]:
             picture = figures.network_svg(net, net.p, net.p_hat)
             if len(pictures) < _MOST_PICTURES:
                 pictures.setdefault(picture, len(pictures))
-            links = zip(net.senders.tolist(), net.receivers.tolist(), _numbers(net.p_hat), strict=True)
+            links = zip(
+                net.senders.tolist(), net.receivers.tolist(), _numbers(net.p_hat), strict=True
+            )
             networks[str(seed)] = {
                 "picture": pictures.get(picture),  # None where there are too many
                 "names": [net.label(client) for client in range(net.clients)],
@@ -264,7 +289,11 @@ def _networks(record: Record, pictures: dict[str, int]) -> dict[str, Any]:
             }
     observed = {
         method: {
-            str(seed): {"rounds": one.rounds, "clients": _numbers(one.clients), "links": _numbers(one.links)}
+            str(seed): {
+                "rounds": one.rounds,
+                "clients": _numbers(one.clients),
+                "links": _numbers(one.links),
+            }
             for seed, one in seeds.items()
             if str(seed) in networks
         }

@@ -17,7 +17,15 @@ from spodgt.record.sweep import label
 if TYPE_CHECKING:
     import pandas as pd
 
-_COSTS = ("rounds", "delay", "seconds", "joules", "gradients", "messages", "bytes")  # of `Record.summary`
+_COSTS = (
+    "rounds",
+    "delay",
+    "seconds",
+    "joules",
+    "gradients",
+    "messages",
+    "bytes",
+)  # of `Record.summary`
 RARE = 0.01  # a client that computes in a smaller fraction of rounds participates rarely
 _MIDDLE = 85.0  # pixels: zero in the picture of an interval, see macros.html.j2
 
@@ -97,7 +105,9 @@ def final_table(record: Record) -> Table:
     rows: list[list[Cell]] = []
     for row in means.reset_index().to_dict("records"):
         method = str(row["algorithm"])
-        cells = [_value(row, name, "best" if not rows and name == judged else "") for name in metrics]
+        cells = [
+            _value(row, name, "best" if not rows and name == judged else "") for name in metrics
+        ]
         spent = [Cell(_cost(name, costs[method][name])) for name in columns]
         rows.append([Cell(method), *cells, *spent])
     heads = ["method", *(METRICS[name].column for name in metrics), *columns]
@@ -143,7 +153,10 @@ def difference_table(last: pd.DataFrame, reference: str) -> Table | None:
             Cell(interval(one)),
             Cell(kind=_kind(one), forest=_forest(one, reach)),
             Cell(f"{one.ahead} of {one.seeds}"),
-            Cell("one seed says little" if one.verdict == "one seed" else one.verdict, kind=_kind(one)),
+            Cell(
+                "one seed says little" if one.verdict == "one seed" else one.verdict,
+                kind=_kind(one),
+            ),
         ]
         for one in sorted(found, key=lambda one: one.mean)
     ]
@@ -186,12 +199,16 @@ def sweep_tables(results: pd.DataFrame, keys: list[str], references: list[str]) 
                 one.method: Cell(signed(one.mean), interval(one), _kind(one))
                 for one in statistics.paired(rows, metric, reference)
             }
-            lines.append(names + [found.get(method, _NONE) for method in methods if method != reference])
+            lines.append(
+                names + [found.get(method, _NONE) for method in methods if method != reference]
+            )
     heads, left = [words(key) for key in keys], len(keys)
     tables = {}
     for one, lines in leads.items():
         others = [method for method in methods if method != one]
-        tables[one] = Table(heads + others, lines, left, f"Paired over seeds; above zero, {one} is better.")
+        tables[one] = Table(
+            heads + others, lines, left, f"Paired over seeds; above zero, {one} is better."
+        )
     return SweepTables(Table(heads + methods, means, left), _best(results, keys, metric), tables)
 
 
@@ -207,7 +224,9 @@ def _best(results: pd.DataFrame, keys: list[str], metric: str) -> Table:
     heads = ["method", METRICS[metric].label]
     if choice != metric:
         heads.append(choice.replace("_", " "))
-        note = f"Chosen by {choice.replace('_', ' ')}, and not by the {METRICS[metric].label} shown."
+        note = (
+            f"Chosen by {choice.replace('_', ' ')}, and not by the {METRICS[metric].label} shown."
+        )
     else:
         note = (
             f"Chosen by the {METRICS[metric].label} shown, of the same runs, because the problem has no "
@@ -228,12 +247,18 @@ def rare_clients(record: Record, reference: str) -> Table | str:
         p, label = networks[seed].p, networks[seed].label
         rare = [int(client) for client in np.argsort(p) if one.clients[client] < RARE]
         if rare:
-            never = ", ".join(label(client) for client in rare if one.clients[client] == 0) or "none"
+            never = (
+                ", ".join(label(client) for client in rare if one.clients[client] == 0) or "none"
+            )
             names = ", ".join(f"{label(client)} (p = {p[client]:.2g})" for client in rare)
             rows.append([Cell(str(seed)), Cell(names), Cell(never)])
     if not rows:
         return f"With {method}, every client computed in {RARE:.0%} of its rounds or more."
-    heads = ["seed", f"clients that computed in fewer than {RARE:.0%} of the rounds of {method}", "never"]
+    heads = [
+        "seed",
+        f"clients that computed in fewer than {RARE:.0%} of the rounds of {method}",
+        "never",
+    ]
     return Table(heads, rows, left=3)
 
 

@@ -28,7 +28,11 @@ class RunBatch:
     """The runs of `every` that are still going, `live`, as one."""
 
     def __init__(
-        self, every: Sequence[Run], dtype: torch.dtype, device: torch.device, runs: Ints | None = None
+        self,
+        every: Sequence[Run],
+        dtype: torch.dtype,
+        device: torch.device,
+        runs: Ints | None = None,
     ) -> None:
         self.every, self.dtype, self.device = every, dtype, device
         self.runs: Ints = np.arange(len(every)) if runs is None else runs
@@ -70,7 +74,10 @@ class RunBatch:
     def weights(self) -> dict[str, Floats]:
         """(links,) by name: a pulls, b pushes, w gossips (where links are two-way)."""
         networks = [run.network for run in self.live]
-        weights = {"a": np.concatenate([n.a for n in networks]), "b": np.concatenate([n.b for n in networks])}
+        weights = {
+            "a": np.concatenate([n.a for n in networks]),
+            "b": np.concatenate([n.b for n in networks]),
+        }
         if all(n.w is not None for n in networks):
             weights["w"] = np.concatenate([n.w for n in networks if n.w is not None])
         return weights
@@ -112,7 +119,9 @@ class RunBatch:
         width = self.links.clients + len(self.links.receivers)
         rounds = range(k, k + max(1, min(256, _CHUNK // width)))
         each = zip(self.live, self._clocks, strict=True)
-        computes, links, cost = zip(*(_activity(run, clock, rounds) for run, clock in each), strict=True)
+        computes, links, cost = zip(
+            *(_activity(run, clock, rounds) for run, clock in each), strict=True
+        )
         together = all(each.push is None for each in links)
         pull = _joined([each.pull for each in links])
         found = ActiveLinks(pull, None if together else _joined([each.pushing for each in links]))
@@ -125,9 +134,15 @@ class RunBatch:
     def _roles(self, rounds: range) -> Roles | None:
         """Of all runs side by side; they have one method, so all of them have roles or none."""
         given = [
-            run.availability.roles(rounds) for run in self.live if isinstance(run.availability, HasRoles)
+            run.availability.roles(rounds)
+            for run in self.live
+            if isinstance(run.availability, HasRoles)
         ]
-        return Roles(*(np.concatenate(parts, 1) for parts in zip(*given, strict=True))) if given else None
+        return (
+            Roles(*(np.concatenate(parts, 1) for parts in zip(*given, strict=True)))
+            if given
+            else None
+        )
 
 
 def _joined(parts: Sequence[Bools]) -> Bools:

@@ -62,7 +62,11 @@ def begin(world: World) -> Snapshot:
 
 
 def run_rounds(
-    snapshot: Snapshot, stop: Stop, schedule: EvaluationSchedule, observe: Observe, stride: int = STRIDE
+    snapshot: Snapshot,
+    stop: Stop,
+    schedule: EvaluationSchedule,
+    observe: Observe,
+    stride: int = STRIDE,
 ) -> Snapshot:
     """Go on from `snapshot` until every run is over; returns the last snapshot.
 

@@ -46,7 +46,12 @@ from spodgt.types import (
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Algorithm | Schedule)
-_CARRIERS = {"pull+push": "a", "pull": "a", "gossip": "w", "push": "b"}  # weights by which models travel
+_CARRIERS = {
+    "pull+push": "a",
+    "pull": "a",
+    "gossip": "w",
+    "push": "b",
+}  # weights by which models travel
 
 
 def cut(method: M, own: Tensor, clients: int) -> M:
@@ -215,7 +220,9 @@ class Simulation:
 
     def _keep_exchanged(self, state: State, which: Bools) -> None:
         """Copy the models of some runs, which have just exchanged them."""
-        parts = zip(self.runs.tolist(), self.split(state[0]), self.split(self.statistics), strict=True)
+        parts = zip(
+            self.runs.tolist(), self.split(state[0]), self.split(self.statistics), strict=True
+        )
         for (run, x, statistics), wanted in zip(parts, which, strict=True):
             if wanted:
                 self.exchanged[run] = Exchanged(x.clone(), statistics.clone())
@@ -235,7 +242,9 @@ class Simulation:
 
     def restore_exchanged(self, k: int, x: Tensor, statistics: Tensor) -> None:
         """Take up the models of the last exchange, rows as in the state, in round k."""
-        parts = zip(self.runs.tolist(), self.split(x), self.split(statistics), self.periods, strict=True)
+        parts = zip(
+            self.runs.tolist(), self.split(x), self.split(statistics), self.periods, strict=True
+        )
         for run, models, beside, period in parts:
             if k % period:
                 self.exchanged[run] = Exchanged(models.clone(), beside.clone())
@@ -356,7 +365,9 @@ class SimulatedRound:
 
     @cached_property
     def lead(self) -> Tensor:
-        here = np.ones(len(self.world.own)) if self.roles is None else self.roles.lead[self.world.own]
+        here = (
+            np.ones(len(self.world.own)) if self.roles is None else self.roles.lead[self.world.own]
+        )
         return torch.from_numpy(here).to(self.world.batch.device, self.world.batch.dtype)[:, None]
 
     @cached_property
@@ -411,7 +422,9 @@ class SimulatedRound:
     @property
     def kept(self) -> Tensor:
         batch = self.world.batch
-        sent = np.bincount(batch.links.senders, self.links.pushing * self.weights("b"), batch.links.clients)
+        sent = np.bincount(
+            batch.links.senders, self.links.pushing * self.weights("b"), batch.links.clients
+        )
         return torch.from_numpy(1.0 - sent[self.world.own]).to(batch.device, batch.dtype)[:, None]
 
     def gossip(self, x: Tensor) -> Tensor:
@@ -426,7 +439,9 @@ class SimulatedRound:
         if not self.carried and self.world.travelling:
             self.carried = True
             self._renew(self.average(self.world.statistics[:, : self.world.travelling]))
-        return torch.cat([part.mean(0, keepdim=True).expand_as(part) for part in self.world.split(x)])
+        return torch.cat(
+            [part.mean(0, keepdim=True).expand_as(part) for part in self.world.split(x)]
+        )
 
     def _refresh(self, x: Tensor, batches: Minibatches, index: Tensor) -> Tensor:
         """Gradients of rows `index` of x with statistics; the first of a round bring these up to date."""
@@ -455,7 +470,9 @@ class SimulatedRound:
         world = self.world
         world.statistics = torch.cat([exchanged, world.statistics[:, world.travelling :]], 1)
 
-    def _mix(self, x: Tensor, weights: str, active: Bools, keeper: Ints, code: Code | None = None) -> Tensor:
+    def _mix(
+        self, x: Tensor, weights: str, active: Bools, keeper: Ints, code: Code | None = None
+    ) -> Tensor:
         self._count(active, x, code)
         self._carry(weights, active)
         return self.world.batch.links.mix(x, self.weights(weights), active, keeper=keeper)
@@ -478,7 +495,12 @@ class SimulatedRound:
 
     def _count(self, active: Bools, x: Tensor, code: Code | IntervalCode | None = None) -> None:
         """Put messages along `active` links on the tally: of those, the links into this process."""
-        counts, rows, before, into = self.world.counts, self.world.counted[1], self.sent, self.world.into
+        counts, rows, before, into = (
+            self.world.counts,
+            self.world.counted[1],
+            self.sent,
+            self.world.into,
+        )
         if active is not before:  # models and trackers share a message
             counts.messages[rows] += (active if before is None else active & ~before)[into]
             self.sent = active if before is None else active | before

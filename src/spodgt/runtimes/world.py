@@ -70,7 +70,9 @@ class Tally(NamedTuple):
     def zeros(runs: Sequence[Run]) -> Tally:
         links = sum(run.network.links for run in runs)
         clients = sum(run.network.clients for run in runs)
-        return Tally(np.zeros(clients, np.int64), np.zeros(links, np.int64), np.zeros(links, np.int64))
+        return Tally(
+            np.zeros(clients, np.int64), np.zeros(links, np.int64), np.zeros(links, np.int64)
+        )
 
     def of_run(self, runs: Sequence[Run], number: int) -> Tally:
         """The counts of one run: views, so that they can be read and written."""
@@ -86,7 +88,9 @@ class RunState(NamedTuple):
 
     state: State
     statistics: Tensor  # (clients, columns): running statistics, mostly no columns
-    flight: Tensor | None = None  # (parameters,) the mass of trackers that is on its way, in virtual time
+    flight: Tensor | None = (
+        None  # (parameters,) the mass of trackers that is on its way, in virtual time
+    )
 
 
 def with_average(whole: RunState) -> Tensor:
@@ -132,7 +136,9 @@ class Saved(NamedTuple):
         tally = Tally(*(counts.copy() for counts in self.tally.of_run(runs, number)))
         statistics = self.statistics[rows].clone()
         under_way = self.under_way[at : at + 1]
-        return Saved(self.k, self.delay[at : at + 1], np.zeros(1, int), state, statistics, tally, under_way)
+        return Saved(
+            self.k, self.delay[at : at + 1], np.zeros(1, int), state, statistics, tally, under_way
+        )
 
 
 class World(Protocol):
@@ -147,9 +153,15 @@ class World(Protocol):
     @property
     def processes(self) -> int: ...  # that hold a part of the clients each
     def init(self) -> State: ...  # the state after round 0
-    def advance(self, state: State, rounds: range) -> State: ...  # the state after these rounds, one by one
-    def costs(self, k: int) -> Floats: ...  # (≥ 1, runs): delay of the round that leads to x[k], and of later
-    def keep(self, still: Bools, state: State) -> tuple[World, State]: ...  # go on with some of the runs
+    def advance(
+        self, state: State, rounds: range
+    ) -> State: ...  # the state after these rounds, one by one
+    def costs(
+        self, k: int
+    ) -> Floats: ...  # (≥ 1, runs): delay of the round that leads to x[k], and of later
+    def keep(
+        self, still: Bools, state: State
+    ) -> tuple[World, State]: ...  # go on with some of the runs
     def at_exchange(self, state: State) -> tuple[World, State]:
         """What is evaluated: this world and `state`, but with the models of every run's last exchange.
 
@@ -158,9 +170,15 @@ class World(Protocol):
         ...
 
     def split(self, x: Tensor) -> list[Tensor]: ...  # the clients held here, one tensor per run
-    def gather(self, state: State, wanted: Bools) -> list[RunState] | None: ...  # wanted runs, in order
-    def under_way(self, at: int) -> dict[str, Tensor]: ...  # what run `at` needs to go on, beside its state
-    def meters(self, at: int) -> dict[str, float]: ...  # seconds, bytes, … of run `at`, for the record
+    def gather(
+        self, state: State, wanted: Bools
+    ) -> list[RunState] | None: ...  # wanted runs, in order
+    def under_way(
+        self, at: int
+    ) -> dict[str, Tensor]: ...  # what run `at` needs to go on, beside its state
+    def meters(
+        self, at: int
+    ) -> dict[str, float]: ...  # seconds, bytes, … of run `at`, for the record
     def evaluate(self, state: State, at: int, whole: RunState | None) -> Evaluation | None:
         """Loss and accuracy of all clients' models of run `at` and, last, of their average.
 
@@ -183,9 +201,15 @@ class Runtime(Protocol):
     @property
     def restarted(self) -> bool: ...  # whether the job was started again after a failure
     def working(self) -> AbstractContextManager[None]: ...  # around all work
-    def check_alike(self, facts: Mapping[str, str]) -> None: ...  # raise where processes have other facts
-    def first(self, action: Callable[[], T]) -> T: ...  # done where it records; all get (JSON) or raise it
-    def share(self, data: Callable[[], bytes]) -> bytes: ...  # the bytes of the process that records
+    def check_alike(
+        self, facts: Mapping[str, str]
+    ) -> None: ...  # raise where processes have other facts
+    def first(
+        self, action: Callable[[], T]
+    ) -> T: ...  # done where it records; all get (JSON) or raise it
+    def share(
+        self, data: Callable[[], bytes]
+    ) -> bytes: ...  # the bytes of the process that records
     def world(self, runs: Sequence[Run], dtype: torch.dtype) -> World: ...  # at the beginning
     def restore(self, runs: Sequence[Run], dtype: torch.dtype, saved: Saved | None) -> Snapshot:
         """Where a saved batch stands; `saved` is None on processes that do not record."""

@@ -100,14 +100,24 @@ def sweep(
         )
     whole = dict(_key(key, values) for key, values in grid.items())
     _refuse_fixed_steps(whole, named)
-    ends = {key: whole[f"run.{key}"][0] for key in ("rounds", "delay", "seconds") if f"run.{key}" in whole}
-    known = [*dict.fromkeys([*(Experiment.of.__kwdefaults__ or {}), *_OPTIONS[1:]])]  # all but methods
+    ends = {
+        key: whole[f"run.{key}"][0]
+        for key in ("rounds", "delay", "seconds")
+        if f"run.{key}" in whole
+    }
+    known = [
+        *dict.fromkeys([*(Experiment.of.__kwdefaults__ or {}), *_OPTIONS[1:]])
+    ]  # all but methods
     for name, value in options.items():
         if name not in known:
-            raise InvalidInput(f"{name}={value!r} is not an option of sweep; {choices(name, known)}")
+            raise InvalidInput(
+                f"{name}={value!r} is not an option of sweep; {choices(name, known)}"
+            )
     experiment = Experiment.of(named, problem, network, participation, **{**ends, **options})
     spec = checked(Spec(Path(out).name, experiment, whole))
-    record = machinery.run(spec, out, workers=workers, save_every=checkpoint_every, display=progress)
+    record = machinery.run(
+        spec, out, workers=workers, save_every=checkpoint_every, display=progress
+    )
     return SweepResult(**vars(record))
 
 
@@ -119,8 +129,14 @@ def _listed(algorithms: object) -> list[Any]:
 
 def _key(key: str, values: object) -> tuple[str, list[Any]]:
     """A key of the grid as a config has it, with values that a config can hold."""
-    if isinstance(values, str | Mapping) or not isinstance(values, Iterable) or not (listed := list(values)):
-        raise InvalidInput(f"grid[{key!r}] must be a list of values, got {values!r}; use [0.01, 0.1].")
+    if (
+        isinstance(values, str | Mapping)
+        or not isinstance(values, Iterable)
+        or not (listed := list(values))
+    ):
+        raise InvalidInput(
+            f"grid[{key!r}] must be a list of values, got {values!r}; use [0.01, 0.1]."
+        )
     if key in _PARTS:
         return key, [_table(key, value) for value in listed]
     if key in _OPTIONS:
@@ -139,7 +155,9 @@ def _table(key: str, value: object) -> Table:
             f"grid[{key!r}] must hold recipes, which a config can name, got {type(value).__name__}; "
             f"use {_EXAMPLES[key]}."
         )
-    return problem_table(value) if isinstance(value, ProblemRecipe) else described(value, _PARTS[key])
+    return (
+        problem_table(value) if isinstance(value, ProblemRecipe) else described(value, _PARTS[key])
+    )
 
 
 def _refuse_fixed_steps(grid: Mapping[str, object], methods: Iterable[object]) -> None:

@@ -58,14 +58,18 @@ class Spec:
         grid, fixed = dict(self.grid), Table()
         for key, value in changes.items():
             if key in grid and value in (None, []):
-                raise InvalidConfig(f"{key} is swept; give it a value or a list of values, or edit the file.")
+                raise InvalidConfig(
+                    f"{key} is swept; give it a value or a list of values, or edit the file."
+                )
             if key in grid and isinstance(value, list) and _are_values(value, grid[key]):
                 grid[key] = value
             else:
                 grid.pop(key, None)
                 fixed[key] = value
         changed = {**self.changes, **changes}
-        return checked(replace(self, experiment=self.experiment.override(fixed), grid=grid, changes=changed))
+        return checked(
+            replace(self, experiment=self.experiment.override(fixed), grid=grid, changes=changed)
+        )
 
     def to_toml(self) -> str:
         """The whole of it as a file that `spodgt sweep` reads; nothing if it holds objects of Python."""
@@ -85,7 +89,9 @@ def names() -> list[str]:
 def load(name: str, scale: str = "paper") -> Spec:
     """A shipped experiment at one scale."""
     if name not in names():
-        raise InvalidConfig(f"experiment {name!r} is not known; choose from {', '.join(names())}, all.")
+        raise InvalidConfig(
+            f"experiment {name!r} is not known; choose from {', '.join(names())}, all."
+        )
     if scale not in SCALES:
         raise InvalidConfig(f"--scale={scale!r} is not known; choose from {', '.join(SCALES)}.")
     spec = read(FOLDER / f"{name}.toml")
@@ -97,11 +103,18 @@ def load(name: str, scale: str = "paper") -> Spec:
     grid = {key: _ends(values, most) for key, values in spec.grid.items()}
     # A key of the grid belongs to the figure, whatever the scale.
     changes = {key: value for key, value in changes.items() if key not in grid}
-    told = {key: value for key, value in changes.items() if key != "run.gradient_norm"}  # not in a figure
+    told = {
+        key: value for key, value in changes.items() if key != "run.gradient_norm"
+    }  # not in a figure
     reduced = {key: (value, at(spec.experiment, key)) for key, value in told.items()}
-    kept = {key: (len(grid[key]), len(spec.grid[key])) for key in grid if grid[key] != spec.grid[key]}
+    kept = {
+        key: (len(grid[key]), len(spec.grid[key])) for key in grid if grid[key] != spec.grid[key]
+    }
     return replace(
-        spec, experiment=spec.experiment.override(changes), grid=grid, scale=Scale(scale, reduced, kept)
+        spec,
+        experiment=spec.experiment.override(changes),
+        grid=grid,
+        scale=Scale(scale, reduced, kept),
     )
 
 
@@ -111,7 +124,9 @@ def read(path: str | Path) -> Spec:
     text = read_toml(path)
     grid = text.get("sweep", {})
     if not isinstance(grid, dict):
-        raise InvalidConfig(f"sweep of {path.name} must be a table, got {grid!r}; write it as [sweep].")
+        raise InvalidConfig(
+            f"sweep of {path.name} must be a table, got {grid!r}; write it as [sweep]."
+        )
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
             raise InvalidConfig(
@@ -127,7 +142,9 @@ def read(path: str | Path) -> Spec:
         raise InvalidConfig(f"{unknown[0]} is not a key of {path.name}; choose from {known}.")
     texts = {key: text[key] for key in _TEXTS if key in text and key != "scale"}
     texts["scale"] = Scale(note=text.get("scale", ""))
-    return checked(Spec(path.stem, Experiment.parse(_config(path)).beside(path.parent), grid, **texts))
+    return checked(
+        Spec(path.stem, Experiment.parse(_config(path)).beside(path.parent), grid, **texts)
+    )
 
 
 def has_grid(tables: Mapping[str, object]) -> bool:
@@ -151,7 +168,9 @@ def at(experiment: Experiment, key: str) -> object:
 def checked(spec: Spec) -> Spec:
     """The same, or what is wrong with one of its cells."""
     if math.prod(map(len, spec.grid.values())) > _MOST_CELLS:
-        raise InvalidConfig(f"sweep of {spec.name} has more than {_MOST_CELLS:,} cells; make it smaller.")
+        raise InvalidConfig(
+            f"sweep of {spec.name} has more than {_MOST_CELLS:,} cells; make it smaller."
+        )
     for point in spec.points():  # names that mean nothing are an error now, not after an hour
         spec.experiment.override(point)
     return spec
@@ -181,7 +200,9 @@ def _merge(below: Mapping[str, object], above: Mapping[str, object]) -> Table:
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        merged[key] = (
+            _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        )
     return merged
 
 

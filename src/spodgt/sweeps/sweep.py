@@ -71,7 +71,9 @@ class Cell:
         """What the sweep's record keeps of it; `error` says what went wrong."""
         seconds = None
         with contextlib.suppress(OSError, ValueError, KeyError):
-            seconds = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))["seconds"]
+            seconds = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))[
+                "seconds"
+            ]
         return CellRecord(self.name, self.keys, self.folder, self.complete, seconds, error)
 
 
@@ -84,7 +86,9 @@ def plan(spec: Spec, folder: Path, home: Path | None = None) -> list[Cell]:
         experiment = spec.experiment.override(keys)
         mark = fingerprint(experiment)
         found = next(iter(sorted(home.glob(f"*{mark}"))), None)
-        made.setdefault(mark, Cell(keys, experiment, found or home / f"{slug(keys) or 'run-'}{mark}"))
+        made.setdefault(
+            mark, Cell(keys, experiment, found or home / f"{slug(keys) or 'run-'}{mark}")
+        )
     return list(made.values())
 
 
@@ -93,7 +97,9 @@ def fingerprint(experiment: Experiment) -> str:
     tables = experiment.to_dict()
     text = json.dumps(plain(tables), sort_keys=True) + "".join(experiment.sources.values())
     for name in ("network", "participation"):
-        with contextlib.suppress(OSError, KeyError):  # most name no file; `check` says which is missing
+        with contextlib.suppress(
+            OSError, KeyError
+        ):  # most name no file; `check` says which is missing
             text += hashlib.sha256(Path(tables[name]["path"]).read_bytes()).hexdigest()
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -127,14 +133,18 @@ def run(
     if workers is not None and workers < 1:
         raise InvalidInput(f"--workers must be at least 1, got {workers}; use {cores()}.")
     if not save_every >= 0:
-        raise InvalidInput(f"--checkpoint-every must be seconds of at least 0, got {save_every}; use 60.")
+        raise InvalidInput(
+            f"--checkpoint-every must be seconds of at least 0, got {save_every}; use 60."
+        )
     if workers is None:
         workers = spec.experiment.run.workers
     check_backend(backend)
     folder = Path(out)
     cells = plan(spec, folder, None if home is None else Path(home))
     old = [cell for cell in cells if forget is not None and cell.begun < forget]
-    todo = sorted((cell for cell in cells if cell in old or not cell.complete), key=lambda cell: -cell.weight)
+    todo = sorted(
+        (cell for cell in cells if cell in old or not cell.complete), key=lambda cell: -cell.weight
+    )
     if todo:
         check(spec)
     failures: dict[str, str] = {}
@@ -147,7 +157,11 @@ def run(
 
     with alone(folder), terminable():
         known = {cell.name: cell.experiment for cell in todo if not cell.experiment.portable}
-        pool = Inline(known) if known else executor(backend, min(workers or cores(), max(1, len(todo))))
+        pool = (
+            Inline(known)
+            if known
+            else executor(backend, min(workers or cores(), max(1, len(todo))))
+        )
         try:
             for cell in old:  # now that nothing can go wrong any more
                 shutil.rmtree(cell.folder, ignore_errors=True)
@@ -191,7 +205,9 @@ def alone(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidInput(f"{name} cannot be written: {error.strerror}; choose another folder.") from None
+        raise InvalidInput(
+            f"{name} cannot be written: {error.strerror}; choose another folder."
+        ) from None
     with locked(folder, f"{name} is in use by a sweep that is still going; wait for it."):
         yield
 

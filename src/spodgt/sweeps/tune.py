@@ -112,7 +112,9 @@ class Candidate:
 
     def _step_size(self, given: object, budget: float) -> object:
         """A step size of the form of `given`: a number, one per client, or a schedule."""
-        if isinstance(given, list):  # one per client: the largest is tuned, the others in proportion
+        if isinstance(
+            given, list
+        ):  # one per client: the largest is tuned, the others in proportion
             return [self.step * rate / max(given) for rate in given]
         if not isinstance(given, Mapping):
             return self.step
@@ -133,7 +135,9 @@ class _Race:
     search: Search
     budget: int = 0  # the number in `BUDGETS` of what is tried now
     beyond: int = 0  # how often steps beyond those of the first grid were tried
-    retreats: int = 0  # how often smaller steps were tried because all candidates of this budget diverged
+    retreats: int = (
+        0  # how often smaller steps were tried because all candidates of this budget diverged
+    )
     trying: list[Candidate] = field(default_factory=list)
     rows: list[Table] = field(default_factory=list)
     metric: str = ""  # what candidates are judged by
@@ -158,7 +162,11 @@ class _Race:
         """What is to be run now."""
         run, part = whole.run, BUDGETS[self.budget]
         used = set(run.seed_list)
-        seeds = [seed for seed in range(_FIRST_SEED, _FIRST_SEED + 2 * len(used) + 100) if seed not in used]
+        seeds = [
+            seed
+            for seed in range(_FIRST_SEED, _FIRST_SEED + 2 * len(used) + 100)
+            if seed not in used
+        ]
         options = replace(
             run,
             methods=[each.table(self.method, self.vary, part) for each in self.trying],
@@ -181,10 +189,16 @@ class _Race:
             own = last[last["algorithm"] == name]
             gone = len(own) < self.search.seeds or bool(own["diverged"].any())
             value = math.nan if gone else float(own[metric].mean())
-            row = {"method": self.label, "step_size": candidate.step, "budget": BUDGETS[self.budget]}
+            row = {
+                "method": self.label,
+                "step_size": candidate.step,
+                "budget": BUDGETS[self.budget],
+            }
             row |= {self.vary: candidate.other} if self.vary else {}
             spread = math.nan if gone else float(own[metric].std(ddof=0))
-            self.rows.append(row | {metric: value, "sigma": spread, "diverged": gone, "candidate": candidate})
+            self.rows.append(
+                row | {metric: value, "sigma": spread, "diverged": gone, "candidate": candidate}
+            )
         self._choose_next(metric)
 
     def _choose_next(self, metric: str) -> None:
@@ -388,7 +402,9 @@ def tune_experiment(
     draw = experiment.draw(_FIRST_SEED)
     problem = experiment.undivided
     if isinstance(problem, HasValidation):
-        problem.on_validation_data().draw(_FIRST_SEED)  # refuses data of which nothing can be held out
+        problem.on_validation_data().draw(
+            _FIRST_SEED
+        )  # refuses data of which nothing can be held out
     limits = stable_steps(draw, experiment.methods)
     races = [
         _Race(name, method, limit, search)
@@ -463,12 +479,17 @@ def _tuned(experiment: Experiment, races: list[_Race]) -> Tuned:
     chosen = [(race, race.best) for race in races if race.best is not None]
     best = {race.label: one.table(race.method, race.vary) for race, one in chosen}
     failures = {race.label: race.error for race in races if race.error}
-    rows = [{k: v for k, v in row.items() if k != "candidate"} for race in races for row in race.rows]
+    rows = [
+        {k: v for k, v in row.items() if k != "candidate"} for race in races for row in race.rows
+    ]
     if not best:
         raise Failed(f"no method could be tuned: {'; '.join(failures.values())}")
     metric = next(race.metric for race in races if race.metric)
     found = replace(experiment, run=replace(experiment.run, methods=list(best.values())))
-    steps, limits = {race.label: one.step for race, one in chosen}, {race.label: race.limit for race in races}
+    steps, limits = (
+        {race.label: one.step for race, one in chosen},
+        {race.label: race.limit for race in races},
+    )
     chosen_on = _chosen_on(experiment.undivided)
     return Tuned(pd.DataFrame(rows), best, steps, limits, metric, chosen_on, failures, found)
 

@@ -47,7 +47,11 @@ def conditions(constants: Constants) -> list[Condition]:
     if c.variant == "corrected":
         used = c.neumann_gamma  # γ₀ > ψ₀ᵀ(I-Ψ)⁻¹γ
         margin = (math.inf, used) if isinstance(used, Infeasible) else (used, c.gamma0)
-        return [*found, step, _below("descent", "psi0 (I - Psi)^-1 gamma < gamma0", *margin, strict=True)]
+        return [
+            *found,
+            step,
+            _below("descent", "psi0 (I - Psi)^-1 gamma < gamma0", *margin, strict=True),
+        ]
     may_idle = c.min_p if isinstance(c.min_p, Infeasible) else 1 - c.min_p
     by_p, by_B = (
         "p_i >= 1 - m pi_i/(9 Gamma1 delta1_i^2)",
@@ -66,7 +70,9 @@ def conditions(constants: Constants) -> list[Condition]:
     ]
 
 
-def _below(about: str, formula: str, value: float, limit: Number, *, strict: bool = False) -> Condition:
+def _below(
+    about: str, formula: str, value: float, limit: Number, *, strict: bool = False
+) -> Condition:
     if isinstance(limit, Infeasible):
         return Condition(about, formula, False, value, limit, math.inf)
     holds = value < limit if strict else value <= limit
@@ -81,7 +87,9 @@ def _below_log(about: str, formula: str, value: float, log_limit: float) -> Cond
     return Condition(about, formula, excess <= 0, value, math.exp(log_limit), factor)
 
 
-def _for_all(about: str, formula: str, value: Floats, limit: Vector, *, at_least: bool = False) -> Condition:
+def _for_all(
+    about: str, formula: str, value: Floats, limit: Vector, *, at_least: bool = False
+) -> Condition:
     """value <= limit of every client, or value >= limit: the one that misses its own limit most."""
     if isinstance(limit, Infeasible):
         worst = float(value.min() if at_least else value.max())
@@ -126,7 +134,13 @@ def theorem_terms(constants: Constants, start: Start, rounds: int) -> Floats | I
         raise InvalidInput(f"rounds must be at least 1, got {rounds}; use rounds=1.")
     c = constants
     factors = [c.term_optimality_k, c.term_model_k, c.term_tracking_k, c.term_eta2, c.term_const]
-    scales = [start.optimality_gap / rounds, start.model_error / rounds, start.tracking_error / rounds, 1, 1]
+    scales = [
+        start.optimality_gap / rounds,
+        start.model_error / rounds,
+        start.tracking_error / rounds,
+        1,
+        1,
+    ]
     terms = []
     for factor, scale in zip(factors, scales, strict=True):
         if isinstance(factor, Infeasible):
@@ -155,9 +169,15 @@ def rigorous_bound(constants: Constants, start: Start, rounds: int) -> Number:
     descent, psi0, omega, omega0 = c.descent_exact, c.neumann_psi0, c.neumann_omega, c.omega0
     if isinstance(descent, Infeasible):
         return descent
-    if isinstance(psi0, Infeasible) or isinstance(omega, Infeasible) or isinstance(omega0, Infeasible):
+    if (
+        isinstance(psi0, Infeasible)
+        or isinstance(omega, Infeasible)
+        or isinstance(omega0, Infeasible)
+    ):
         return Infeasible("a sum over powers of Psi exceeds the range of floating point")
     if not descent > 0:
-        return Infeasible(f"descent_exact = {descent:.3g} must be positive; idleness and noise outweigh it")
+        return Infeasible(
+            f"descent_exact = {descent:.3g} must be positive; idleness and noise outweigh it"
+        )
     errors = start.optimality_gap + psi0 @ [start.model_error, start.tracking_error]
     return float(errors / (descent * rounds) + (omega + omega0) / descent)

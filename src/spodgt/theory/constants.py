@@ -205,7 +205,11 @@ class Draft(Fields[float, Floats]):
             )
         self.variant, self.m = variant, network.clients
         for name, value in {**vars(data), "step_size": step_size}.items():
-            setattr(self, name, per_client(name, value, self.m, zero=name.startswith(("sigma", "delta"))))
+            setattr(
+                self,
+                name,
+                per_client(name, value, self.m, zero=name.startswith(("sigma", "delta"))),
+            )
         B, D = self.batch, self.samples
         outside = (B > D) | (B < 1)
         if outside.any():

@@ -51,7 +51,10 @@ def largest_eigenvalues(
                     values[k, client] = residuals[k, client] = 0.0
                     break
                 rayleigh = float(v @ Hv)
-                values[k, client], residuals[k, client] = abs(rayleigh), float((Hv - rayleigh * v).norm())
+                values[k, client], residuals[k, client] = (
+                    abs(rayleigh),
+                    float((Hv - rayleigh * v).norm()),
+                )
                 v = Hv / size
                 if residuals[k, client] <= _CLOSE * abs(rayleigh):
                     break

@@ -139,7 +139,9 @@ class Dynamics:
     def largest_stable_step(self, tolerance: float = 1e-5) -> float:
         """The common step size at which the mean-square radius reaches one, with a relative `tolerance`."""
 
-        def log_radius(log_step: float) -> float:  # in logarithms: radii grow steeply above the limit
+        def log_radius(
+            log_step: float,
+        ) -> float:  # in logarithms: radii grow steeply above the limit
             return float(np.log(max(self.mean_square_radius(np.exp(log_step)), 1e-300)))
 
         phi, pi = perron_vectors(self.network, self.p_hat)
@@ -182,7 +184,11 @@ class _Part:
 
     def __init__(self, dynamics: Dynamics, step_size: ArrayLike, coordinates: Ints) -> None:
         m, n = self.m, self.n = dynamics.network.clients, len(coordinates)
-        self.dynamics, self.coordinates, self.memory = dynamics, coordinates, dynamics.rule == "memory"
+        self.dynamics, self.coordinates, self.memory = (
+            dynamics,
+            coordinates,
+            dynamics.rule == "memory",
+        )
         self.H = dynamics.H[:, coordinates][:, :, coordinates]
         self.limit = dynamics.limit[coordinates]
         self.d = np.einsum("iab,ib->ia", self.H, self.limit - dynamics.c[:, coordinates])
@@ -209,12 +215,16 @@ class _Part:
         constant = np.broadcast_to(-np.eye(n), (m, n, n)) if self.memory else self.d[:, :, None]
         maps = (scale * np.sqrt(p * (1 - p)))[:, None, None] * np.concatenate([H, constant], axis=2)
         reads = np.concatenate([x, g if self.memory else one], axis=1)
-        idle = Fluctuations(reads, np.concatenate([y, g], axis=1), np.concatenate([maps, maps], axis=1))
+        idle = Fluctuations(
+            reads, np.concatenate([y, g], axis=1), np.concatenate([maps, maps], axis=1)
+        )
         # gradient noise comes with v_i: second moment p (scale noise)², independent over coordinates
         sigma = np.repeat(scale * np.sqrt(p) * self.dynamics.noise, n)
         written = np.stack([y.ravel(), g.ravel()], axis=1)
         noise = Fluctuations(
-            np.repeat(one, n, axis=0), written, np.broadcast_to(sigma[:, None, None], (self.size, 2, 1))
+            np.repeat(one, n, axis=0),
+            written,
+            np.broadcast_to(sigma[:, None, None], (self.size, 2, 1)),
         )
         return Stage(csr_matrix(mean), (idle, noise))
 

@@ -56,9 +56,13 @@ class Estimates:
     samples: Floats  # D
     batch: Floats  # B
     curvature: Method  # how L was found
-    sigma_excess: Floats  # to be added to σ₀² for the bound to hold at every point seen, zero or more
+    sigma_excess: (
+        Floats  # to be added to σ₀² for the bound to hold at every point seen, zero or more
+    )
     delta_excess: Floats  # the same for δ₀²
-    gradients: Floats  # (clients, k) ∇F_i at the last point, rotated: only their inner products count
+    gradients: (
+        Floats  # (clients, k) ∇F_i at the last point, rotated: only their inner products count
+    )
     first_gradients: Floats  # the same at the first point
     losses: Floats  # (points,) F
     gradient_norms: Floats  # (points,) ‖∇F‖
@@ -78,8 +82,13 @@ class Estimates:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the gradients."""
-        values: dict[str, Any] = {**vars(self), **{name: vars(getattr(self, name)) for name in LETTERS}}
-        return {name: plain(value) for name, value in values.items() if not name.endswith("gradients")}
+        values: dict[str, Any] = {
+            **vars(self),
+            **{name: vars(getattr(self, name)) for name in LETTERS},
+        }
+        return {
+            name: plain(value) for name, value in values.items() if not name.endswith("gradients")
+        }
 
 
 def estimate(
@@ -159,7 +168,9 @@ class _Descent:
         self.notes: list[str] = []
         used, all_of = self.problem.client_indices.sizes, problem.client_indices.sizes
         if (used < all_of).any():
-            self.notes.append(f"from {used.max()} samples a client at most, drawn from up to {all_of.max()}")
+            self.notes.append(
+                f"from {used.max()} samples a client at most, drawn from up to {all_of.max()}"
+            )
         if problem.data.augment:
             self.notes.append("from images as they are: the noise of augmentation is not counted")
 
@@ -179,7 +190,9 @@ class _Descent:
             notes=tuple(self.notes),
         )  # fmt: skip
 
-    def _descend(self, start: Tensor, points: int) -> tuple[list[Tensor], list[float], list[Tensor]]:
+    def _descend(
+        self, start: Tensor, points: int
+    ) -> tuple[list[Tensor], list[float], list[Tensor]]:
         """Models, losses F and gradients ∇F_i along steepest descent with a line search."""
         x = torch.cat([start.cpu(), self.whole.statistics(self.seed)[0]]).float()
         loss, g = self._full(x)
@@ -188,7 +201,9 @@ class _Descent:
             direction = g.mean(0)
             slope = float(direction.square().sum())
             if not slope > 0:
-                self.notes.append(f"the descent ended after {len(xs)} points: the gradient is zero there")
+                self.notes.append(
+                    f"the descent ended after {len(xs)} points: the gradient is zero there"
+                )
                 break
             for _ in range(30):
                 after = x.clone()
@@ -198,7 +213,9 @@ class _Descent:
                     break
                 t /= 2
             else:
-                self.notes.append(f"the descent ended after {len(xs)} points: no step goes down from there")
+                self.notes.append(
+                    f"the descent ended after {len(xs)} points: no step goes down from there"
+                )
                 break
             x, t = after, 2 * t
             xs, losses, gradients = [*xs, x], [*losses, loss], [*gradients, g]
@@ -211,7 +228,10 @@ class _Descent:
     def _variances(self, x: Tensor, k: int) -> Floats:
         """(clients,) variance of the gradient of one sample, with D - 1 below as (1 - B/D)/B asks for."""
         problem, found = self.problem, np.zeros(len(self.everyone))
-        draw, block = rng.generator(self.seed, "estimates", k), max(1, _NUMBERS // self.problem.parameters)
+        draw, block = (
+            rng.generator(self.seed, "estimates", k),
+            max(1, _NUMBERS // self.problem.parameters),
+        )
         for i in self.everyone:
             n = min(self.draws, len(problem.client_indices[i]))
             if n < 2:
@@ -220,13 +240,17 @@ class _Descent:
             total, squares = torch.zeros(problem.parameters, dtype=torch.float64), 0.0
             for rows in torch.split(chosen, block):
                 inputs, targets = (t[:, None] for t in problem.samples.take(rows, x.dtype))
-                g = problem.model.engine.grads(x.repeat(len(rows), 1), inputs, targets, None).double()
+                g = problem.model.engine.grads(
+                    x.repeat(len(rows), 1), inputs, targets, None
+                ).double()
                 total += g.sum(0)
                 squares += float(g.square().sum())
             found[i] = max(0.0, squares - float(total.square().sum()) / n) / (n - 1)
         return found if problem.loss_scales is None else found * problem.loss_scales**2
 
-    def _fit(self, square: Floats, response: Floats, stream: str) -> tuple[Estimate, Estimate, Floats]:
+    def _fit(
+        self, square: Floats, response: Floats, stream: str
+    ) -> tuple[Estimate, Estimate, Floats]:
         """response ≈ a + b ‖∇F‖² with a, b >= 0 for every client; intervals of 95 % by resampling points."""
         values = fit(square, response)
         draw, n = rng.generator(self.seed, f"estimates:{stream}"), len(square)
@@ -273,7 +297,9 @@ class _Descent:
         rates = slopes[enough] / distance[enough, None]
         value = rates.max(0)
         value = np.where(value > 0, value, max(float(value.max()), 1e-12))  # one that never moved
-        return Estimate(value, np.minimum(np.median(rates, axis=0), value), np.full_like(value, np.inf))
+        return Estimate(
+            value, np.minimum(np.median(rates, axis=0), value), np.full_like(value, np.inf)
+        )
 
 
 def fit(square: Floats, response: Floats) -> tuple[Floats, Floats]:

@@ -40,7 +40,15 @@ class Links:
     @classmethod
     def of(cls, network: Network, p_hat: ArrayLike = 1.0) -> Links:
         p = probabilities("p_hat", p_hat, network.links)
-        return cls(network.clients, network.receivers, network.senders, network.a, network.b, p, p * (1 - p))
+        return cls(
+            network.clients,
+            network.receivers,
+            network.senders,
+            network.a,
+            network.b,
+            p,
+            p * (1 - p),
+        )
 
     def diagonals(self, p_hat: Floats | float = 1.0) -> tuple[Floats, Floats]:
         """Diagonals of A and B when every link counts `p_hat`: what the links leave over."""
@@ -61,7 +69,9 @@ def per_client(name: str, value: ArrayLike, clients: int, *, zero: bool = False)
     bad = ~(np.isfinite(array) & ((array > 0) | (zero & (array == 0))))
     if bad.any():
         worst, sign = int(np.argmax(bad)), "zero or positive" if zero else "positive"
-        raise InvalidInput(f"{name}[{worst}] must be {sign} and finite, got {array[worst]}; use {name}=1.")
+        raise InvalidInput(
+            f"{name}[{worst}] must be {sign} and finite, got {array[worst]}; use {name}=1."
+        )
     return array
 
 
@@ -69,7 +79,9 @@ def probabilities(name: str, value: ArrayLike, count: int) -> Floats:
     """`value` as `count` probabilities in (0, 1], or say which one is not."""
     p = np.asarray(value, dtype=np.float64)
     if p.shape not in ((), (1,), (count,)):
-        raise InvalidInput(f"{name} must be one number or {count}, got shape {p.shape}; use {name}=1.0.")
+        raise InvalidInput(
+            f"{name} must be one number or {count}, got shape {p.shape}; use {name}=1.0."
+        )
     p = np.broadcast_to(p, (count,))
     outside = np.flatnonzero(~((p > 0) & (p <= 1)))
     if len(outside):
@@ -123,7 +135,9 @@ def _stationary(m: int, source: Ints, target: Ints, weight: Floats) -> Floats:
     stay = 1 - np.bincount(source, weight, m)
     P_T = (sparse.coo_matrix((weight, (target, source)), (m, m)) + sparse.diags(stay)).tocsr()
     law = np.full(m, 1 / m)
-    for _ in range(1000):  # enough where the chain mixes fast, which is where a factorisation fills up
+    for _ in range(
+        1000
+    ):  # enough where the chain mixes fast, which is where a factorisation fills up
         after = P_T @ law
         after /= after.sum()
         if np.abs(after - law).sum() < 1e-15:
@@ -155,7 +169,10 @@ def _factorise(m: int, P_T: sparse.csr_matrix) -> Floats:
     """The slowly mixing sparse case: fix law[0] = 1 and solve the rest, an M-matrix that needs no pivots."""
     system = sparse.identity(m, format="csc") - P_T.tocsc()
     lu = splu(
-        system[1:, 1:], permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True}
+        system[1:, 1:],
+        permc_spec="MMD_AT_PLUS_A",
+        diag_pivot_thresh=0.0,
+        options={"SymmetricMode": True},
     )
     law = np.concatenate([[1.0], lu.solve(-system[1:, [0]].toarray().ravel())])
     for _ in range(3):  # iterative refinement
@@ -170,7 +187,9 @@ def distances(network: Network) -> Ints:
         network: the graph; a missing path is an error.
     """
     m = network.clients
-    graph = sparse.csr_matrix((np.ones(network.links), (network.senders, network.receivers)), (m, m))
+    graph = sparse.csr_matrix(
+        (np.ones(network.links), (network.senders, network.receivers)), (m, m)
+    )
     d = csgraph.shortest_path(graph, method="D", unweighted=True)
     if np.isinf(d).any():
         s, t = (int(index) for index in np.argwhere(np.isinf(d))[0])
@@ -186,7 +205,9 @@ class EdgeUtility:
     """D(G), K(G) and bounds on K(G); any covering's utility is valid in the contraction lemmas."""
 
     diameter: int  # D(G): longest shortest path
-    edge_utility: int  # K(G): most shortest paths that one link can be on, one path per ordered pair
+    edge_utility: (
+        int  # K(G): most shortest paths that one link can be on, one path per ordered pair
+    )
     covering_lower_bound: int  # ⌈Σ d(s,t) / |E|⌉ <= utility of any covering
     upper_bound: int  # m² - 3m + 3, attained by a bottleneck
 
@@ -246,7 +267,9 @@ class Contraction:
 
     A: float  # largest E‖A^(k)x - 1x̄‖²_φ / ‖x - 1x̄‖²_φ
     B: float  # largest E‖Π⁻¹B^(k)y‖²_π / ‖Π⁻¹y‖²_π over Σy = 0; may exceed one where links fail often
-    injection: float  # E‖Π⁻¹B^(k)π - 1‖²_π: what failing links add per squared Σy, since B^(k)π != π
+    injection: (
+        float  # E‖Π⁻¹B^(k)π - 1‖²_π: what failing links add per squared Σy, since B^(k)π != π
+    )
     one_minus_bound_A: float  # 1 - A is at least this, for every p̂ in (0, 1]
 
 

@@ -49,7 +49,9 @@ def constants(
     """
     for name, gamma in {"gamma2": gamma2, "gamma3": gamma3}.items():
         if not (gamma > 1 and math.isfinite(gamma)):
-            raise InvalidInput(f"{name} must be a finite number above 1, got {gamma}; use {name}=2.0.")
+            raise InvalidInput(
+                f"{name} must be a finite number above 1, got {gamma}; use {name}=2.0."
+            )
     k, found = Draft(network, p, p_hat, data, step_size, variant), Constants()
     k.Gamma2, k.gamma3 = float(gamma2), float(gamma3)
     # tiny probabilities may overflow; what is then not a number is reported as infeasible
@@ -120,7 +122,9 @@ def _mixing(k: Draft) -> None:
         k.rho0_B = 2 * (m - 1) * pi.max() / pi.min() * (links.b**2 * links.variance).max()
         log_min_A, log_min_B = np.log(_extreme(links, 1.0, np.min))
         log_max_A, log_max_B = np.log(_extreme(links, 1.0, np.max))
-        k.log_tau_A = math.log(16 * m**2 * (m - 1) * D * K) + 2 * log_max_A - 2 * (m + 1) * log_min_A
+        k.log_tau_A = (
+            math.log(16 * m**2 * (m - 1) * D * K) + 2 * log_max_A - 2 * (m + 1) * log_min_A
+        )
         k.log_tau_B = math.log(4 * m**3 * (m - 1) * D * K) + 2 * log_max_B - (3 * m + 2) * log_min_B
     k.one_minus_rho_tilde_A = k.one_minus_rho_A - 2 * k.rho0_A
     k.one_minus_rho_tilde_B = k.one_minus_rho_B - k.rho0_B
@@ -136,7 +140,9 @@ def _mixing(k: Draft) -> None:
     k.p_hat_ge_r_B = bool(log_idle <= k.log_one_minus_r_B)
 
 
-def _extreme(links: Links, p_hat: Floats | float, pick: Callable[[Floats], float]) -> tuple[float, float]:
+def _extreme(
+    links: Links, p_hat: Floats | float, pick: Callable[[Floats], float]
+) -> tuple[float, float]:
     """Smallest or largest weight of A and of B when links count `p_hat`, diagonals included."""
     diagonal_a, diagonal_b = links.diagonals(p_hat)
     return (
@@ -151,7 +157,9 @@ def _log_root(n: int, log_tau: float) -> float:
         return 0.0 if log_tau < 0 else -math.inf  # no links, no threshold; no self-weight, no way
     # decreasing in u = log d; d <= 1/τ, and d >= 1/(τ+n) since (1-d)ⁿ >= 1-nd
     low, high = -float(np.logaddexp(log_tau, math.log(n))) - 1e-6, min(-log_tau, -1e-300)
-    return float(brentq(lambda u: n * math.log(-math.expm1(u)) - log_tau - u, low, high, xtol=1e-13))
+    return float(
+        brentq(lambda u: n * math.log(-math.expm1(u)) - log_tau - u, low, high, xtol=1e-13)
+    )
 
 
 # --- gradients -----------------------------------------------------------------------------------------
@@ -189,9 +197,13 @@ def _recursion(k: Draft) -> tuple[float, float]:
     h, noise = k.eta_max**2, k.noise + 3 * k.sporadicity
     corrected = k.variant == "corrected"
     k.kappa6 = (1 + k.rho_A) / k.one_minus_rho_tilde_A
-    k.kappa7 = k7 = (1 / k.pi.min() if corrected else 2 * (m + 1)) * (1 + rho_B) / k.one_minus_rho_tilde_B
+    k.kappa7 = k7 = (
+        (1 / k.pi.min() if corrected else 2 * (m + 1)) * (1 + rho_B) / k.one_minus_rho_tilde_B
+    )
     k.kappa9 = (
-        (m * (1 + 3 * rho0_B) / (3 * k7 * rho_B) + 1) * k4 * k.kappa6 + k5 / m if rho_B > 0 else math.inf
+        (m * (1 + 3 * rho0_B) / (3 * k7 * rho_B) + 1) * k4 * k.kappa6 + k5 / m
+        if rho_B > 0
+        else math.inf
     )
     k.kappa10 = 8 / (3 * k2 * k3) * (k.phi * k.pi).max() / k.phi.max()
     # |Y|² = |consensus error|² + m²|ȳ|²: the printed lemma loses this m², and the whole ȳ term of the mixing
@@ -205,7 +217,9 @@ def _recursion(k: Draft) -> tuple[float, float]:
     k.psi11, k.psi22 = 1 - g1, 1 - g2
     k.psi21 = k7 * k4 * (2 - g1) + m2 * k7 * k5 * k3 * k1 * h + m * k7 * k5 * rho0_A + x * k1 / m
     k.gamma2 = k7 * k4 * k.gamma1 + k7 * k.change_gradient + m * m2 * k7 * k5 * k3 * k2 * h + x * k2
-    k.omega2 = k7 * k4 * k.omega1 + k7 * k.change_constant + m * m2 * k7 * k5 * k3 * noise * h + x * noise
+    k.omega2 = (
+        k7 * k4 * k.omega1 + k7 * k.change_constant + m * m2 * k7 * k5 * k3 * noise * h + x * noise
+    )
     # 1 - ρ(Ψ) is the smaller eigenvalue of I - Ψ, without cancellation
     coupling = k.psi12 * k.psi21
     root = np.sqrt((g1 - g2) ** 2 + 4 * coupling)
@@ -224,7 +238,9 @@ def _loss(k: Draft) -> None:
         per_client = k.sigma0**2 * k.p * k.s + 3 * (1 - k.p) * k.delta0**2
         k.psi01 = links * k.kappa8 * k.eta_max / 2
         k.psi02 = 3 * phi.max() * rho_B / (2 * m) * k.eta_max
-        k.gamma0 = m / 2 * (phi * eta * (m * pi - 2 * s1 - 3 * idle1 - 3 * k.rho0_B * k.kappa2)).mean()
+        k.gamma0 = (
+            m / 2 * (phi * eta * (m * pi - 2 * s1 - 3 * idle1 - 3 * k.rho0_B * k.kappa2)).mean()
+        )
         k.omega0 = m / 2 * links * (phi * eta * per_client).mean()
         return
     step = (phi * eta).max()  # taken out of the sum, as the proof's last line does
@@ -274,7 +290,9 @@ def _proposition_lr(k: Draft) -> None:
 
 def _proposition_loss(k: Draft) -> None:
     m, pi, gap, G3, product = k.m, k.pi, k.one_minus_rho_Psi, k.gamma3, k.phi * k.pi
-    G1_minus_1 = 8 * G3 / m * product.max() / product.min() * k.Gamma2 * k.kappa7 * k.rho_tilde_B / gap
+    G1_minus_1 = (
+        8 * G3 / m * product.max() / product.min() * k.Gamma2 * k.kappa7 * k.rho_tilde_B / gap
+    )
     k.Gamma1 = G1 = 1 + G1_minus_1
     need_p = np.divide(m * pi, 9 * G1 * k.delta1**2, out=np.full(m, np.inf), where=k.delta1 > 0)
     k.min_p = np.maximum(0.0, 1 - need_p)
@@ -297,5 +315,7 @@ def _theorem(k: Draft) -> None:
     k.term_model_k = links * k.kappa8 / (2 * q * gap)
     k.term_tracking_k = 3 * phi_max * k.rho_tilde_B / (2 * m * q * gap)
     k.term_const = phi_max / q * (m * links / 2 + 3 * k7_rho / gap) * (S + 5 * T)
-    k.term_eta2 = 3 * m * phi_max / (2 * q) * k.kappa9 * k.kappa3 * k7_rho * (S + 3 * T) * k.eta_max**2
+    k.term_eta2 = (
+        3 * m * phi_max / (2 * q) * k.kappa9 * k.kappa3 * k7_rho * (S + 3 * T) * k.eta_max**2
+    )
     k.term_eta2_fixed = k.term_eta2 / gap

@@ -43,7 +43,11 @@ class Stage:
         """E[s⁺s⁺ᵀ] from the symmetric S = E[ssᵀ]."""
         moment = np.asarray(self.mean @ (self.mean @ S).T)
         for each in self.fluctuations:
-            local = each.maps @ S[each.reads[:, :, None], each.reads[:, None, :]] @ each.maps.swapaxes(1, 2)
+            local = (
+                each.maps
+                @ S[each.reads[:, :, None], each.reads[:, None, :]]
+                @ each.maps.swapaxes(1, 2)
+            )
             np.add.at(moment, (each.writes[:, :, None], each.writes[:, None, :]), local)
         return moment
 
@@ -85,14 +89,18 @@ def stationary_moment(apply: Map, source: Floats) -> Floats:
         return _symmetric(np.linalg.solve(operator @ np.eye(len(constant)), constant), upper)
     solution, stopped = gmres(operator, constant, rtol=1e-10, restart=60, maxiter=200)
     if stopped:
-        raise Failed("no stationary second moment found: the step size is too close to the stability limit.")
+        raise Failed(
+            "no stationary second moment found: the step size is too close to the stability limit."
+        )
     return _symmetric(solution, upper)
 
 
 def _on_triangles(apply: Map, upper: Triangle) -> LinearOperator:
     """The map of symmetric matrices, on their upper triangles as vectors."""
     shape = (len(upper[0]), len(upper[0]))
-    return LinearOperator(shape, matvec=lambda t: apply(_symmetric(t, upper))[upper], dtype=np.float64)
+    return LinearOperator(
+        shape, matvec=lambda t: apply(_symmetric(t, upper))[upper], dtype=np.float64
+    )
 
 
 def _symmetric(triangle: Floats, upper: Triangle) -> Floats:

@@ -86,7 +86,9 @@ def setting(draw: Draw, step_size: ArrayLike | Tensor | Schedule, rounds: int) -
     if independent(draw.availability) is None:
         notes.append(_DEPENDENT)
     if isinstance(step_size, Schedule):
-        notes.append("the step size is that of round 1; those of a falling schedule need no other check")
+        notes.append(
+            "the step size is that of round 1; those of a falling schedule need no other check"
+        )
         step_size = step_size.at(1)
     steps = per_client("step_size", np.asarray(step_size, dtype=np.float64).reshape(-1), m)
     return Setting(draw, steps, rounds, tuple(notes))
@@ -103,7 +105,11 @@ def independent(availability: Availability) -> tuple[Floats, Floats] | None:
     if not isinstance(availability, Overlay) or availability.every > 1:
         return None
     clients, links = availability.all_clients, availability.all_links
-    found = (availability.p, availability.p_hat) if clients and links else independent(availability.base)
+    found = (
+        (availability.p, availability.p_hat)
+        if clients and links
+        else independent(availability.base)
+    )
     if found is None or (availability.pairs is not None and not links):
         return None
     p, p_hat = found
@@ -128,7 +134,9 @@ class Outlook:
     rule: Rule
     method: str  # the method that follows the rule
     largest_stable_step: float
-    recommended_step: float  # half of the largest stable one; of quadratics the fastest, if that is less
+    recommended_step: (
+        float  # half of the largest stable one; of quadratics the fastest, if that is less
+    )
     rate: float  # factor of the mean-square error per round
     rounds_per_decade: float  # until the distance has fallen tenfold; infinite if unstable
     recommended_rounds_per_decade: float  # the same with the recommended step size
@@ -154,11 +162,15 @@ class Overview:
     estimates: Estimates
     paper: Constants
     corrected: Constants
-    paper_bound: Floats | Infeasible  # the Theorem's terms: optimality, model, tracking, η², constant
+    paper_bound: (
+        Floats | Infeasible
+    )  # the Theorem's terms: optimality, model, tracking, η², constant
     corrected_bound: float | Infeasible
     model: Model
     outlooks: tuple[Outlook, ...]  # none where there are too many clients
-    gradient_bias: float  # |mean (p_i/p̄ - 1) ∇F_i| over the root mean square of the |∇F_i|, at the last point
+    gradient_bias: (
+        float  # |mean (p_i/p̄ - 1) ∇F_i| over the root mean square of the |∇F_i|, at the last point
+    )
 
     @property
     def conditions(self) -> dict[Variant, list[Condition]]:
@@ -266,7 +278,9 @@ def model_of(draw: Draw, found: Estimates, *, exact: bool = False) -> Model:
         H, c = (t.double().cpu().numpy() for t in (problem.H, problem.c))
         coupled = np.any(H * (1 - np.eye(H.shape[1])) != 0)
         if exact or m * (H.shape[1] if coupled else 1) <= MOST_EXACT:
-            return Model(H, c, np.full(m, problem.noise), True, "The problem is quadratic: this is exact.")
+            return Model(
+                H, c, np.full(m, problem.noise), True, "The problem is quadratic: this is exact."
+            )
     L, g = found.L.value[:, None], found.gradients
     g = g if g.shape[1] else np.zeros((m, 1))
     # equal curvature in every direction: only inner products of the gradients count, not their directions
@@ -275,7 +289,9 @@ def model_of(draw: Draw, found: Estimates, *, exact: bool = False) -> Model:
 
 
 def _outlook(s: Setting, model: Model, rule: Rule, method: str) -> Outlook:
-    dynamics = Dynamics(s.draw.network, s.p, s.p_hat, model.H, model.c, rule=rule, noise=model.noise)
+    dynamics = Dynamics(
+        s.draw.network, s.p, s.p_hat, model.H, model.c, rule=rule, noise=model.noise
+    )
     largest = dynamics.largest_stable_step(tolerance=1e-3)
     # A model of one curvature knows no flat directions, whose pace is that of the step: fastest is too short.
     recommended = min(dynamics.fastest_step(largest), largest / 2) if model.exact else largest / 2

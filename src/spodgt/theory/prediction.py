@@ -32,9 +32,13 @@ class Line:
     seeds: list[int]
     rounds: list[int]  # of the measured points
     measured: list[float]  # as many
-    predicted: list[float]  # for rounds 0, 1, …, as far as it is finite and was affordable to compute
+    predicted: list[
+        float
+    ]  # for rounds 0, 1, …, as far as it is finite and was affordable to compute
     floor: float | None  # where the curve ends; None where it diverges or that would take too long
-    rate: float | None  # slowest factor of the mean square per round; None where that would take too long
+    rate: (
+        float | None
+    )  # slowest factor of the mean square per round; None where that would take too long
 
 
 def prediction(

@@ -51,7 +51,12 @@ class VanishingSchedule:
 
 
 def vanishing_schedule(
-    rounds: int, samples: ArrayLike, *, step_size: float = 1.0, idleness: ArrayLike = 0.5, batch: float = 1.0
+    rounds: int,
+    samples: ArrayLike,
+    *,
+    step_size: float = 1.0,
+    idleness: ArrayLike = 0.5,
+    batch: float = 1.0,
 ) -> VanishingSchedule:
     """Plan a run; `step_size`, `idleness` and `batch` are the constants that the corollary leaves open.
 
@@ -69,7 +74,9 @@ def vanishing_schedule(
     if rounds < 0:
         raise InvalidInput(f"rounds must be at least 0, got {rounds}; use rounds=1000.")
     if not (D >= 1).all():
-        raise InvalidInput(f"samples must be at least 1 for every client, got {D.min()}; remove the client.")
+        raise InvalidInput(
+            f"samples must be at least 1 for every client, got {D.min()}; remove the client."
+        )
     if not ((idle >= 0) & (idle < 1)).all():
         raise InvalidInput(f"idleness must be in [0, 1), got {idleness!r}; use idleness=0.5.")
     for name, value in {"step_size": step_size, "batch": batch}.items():
@@ -78,4 +85,6 @@ def vanishing_schedule(
     root = math.sqrt(rounds + 1)
     # reduced by 1e-12 before rounding up, so that exact integers stay as they are
     B = np.ceil(D / (1 + D / (batch * root)) * (1 - 1e-12)).astype(np.int64)
-    return VanishingSchedule(rounds, step_size / root, 1 - idle / root, np.clip(B, 1, D.astype(np.int64)))
+    return VanishingSchedule(
+        rounds, step_size / root, 1 - idle / root, np.clip(B, 1, D.astype(np.int64))
+    )

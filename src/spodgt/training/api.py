@@ -189,7 +189,9 @@ def run(
     """
     _check(out, resume, checkpoint_every, keep_states)
     with use_engine(experiment.run.engine):
-        result = _run(experiment, out, resume, checkpoint_every, progress, callbacks, keep_states, runtime)
+        result = _run(
+            experiment, out, resume, checkpoint_every, progress, callbacks, keep_states, runtime
+        )
     _warn(result)
     return result
 
@@ -267,7 +269,9 @@ def _bar(progress: object) -> Display | Callable[[Progress], None] | None:
     if isinstance(progress, bool):
         return Display(Console(file=sys.stderr)) if progress else None
     if not callable(progress):
-        raise InvalidInput(f"progress must be True, False or a function, got {progress!r}; use True.")
+        raise InvalidInput(
+            f"progress must be True, False or a function, got {progress!r}; use True."
+        )
     return progress
 
 
@@ -291,7 +295,9 @@ def _runtime(
 ) -> Runtime:
     if time is not None:
         if distributed:
-            raise InvalidInput("virtual time runs in one process, but several were started; drop torchrun.")
+            raise InvalidInput(
+                "virtual time runs in one process, but several were started; drop torchrun."
+            )
         for run in (run for runs in batches.values() for run in runs):
             check_run(run)
         return VirtualTime(device, time=time)
@@ -303,9 +309,13 @@ def _runtime(
 
 def _distributed(runtime: str | None) -> bool:
     if runtime not in (None, "simulator", "distributed"):
-        raise InvalidInput(f"runtime must be simulator or distributed, got {runtime!r}; leave it out.")
+        raise InvalidInput(
+            f"runtime must be simulator or distributed, got {runtime!r}; leave it out."
+        )
     if runtime == "distributed" and not launched():
-        raise InvalidInput("runtime='distributed' needs several processes, got one; start it with torchrun.")
+        raise InvalidInput(
+            "runtime='distributed' needs several processes, got one; start it with torchrun."
+        )
     return runtime != "simulator" and launched()
 
 
@@ -340,10 +350,14 @@ def labels(methods: Sequence[Algorithm]) -> list[str]:
     """Names for the table; two of a name are told apart by the fields in which they differ."""
     found = []
     for each in methods:
-        same: list[dict[str, Any]] = [describe(other) for other in methods if other.name == each.name]
+        same: list[dict[str, Any]] = [
+            describe(other) for other in methods if other.name == each.name
+        ]
         own = describe(each)
         differ = [key for key in own if any(other.get(key) != own[key] for other in same)]
-        found.append(" ".join([each.name, ", ".join(f"{key}={own[key]}" for key in differ)]).strip())
+        found.append(
+            " ".join([each.name, ", ".join(f"{key}={own[key]}" for key in differ)]).strip()
+        )
         if same.count(own) > 1:
             raise InvalidInput(f"algorithms must differ, but {each.name} is there twice; drop one.")
     return found

@@ -12,7 +12,9 @@ from rich.table import Column
 if TYPE_CHECKING:
     from spodgt.training.observer import Progress as Now
 
-COMPILING = "spodgt: compiling (once): loops are compiled for this machine, which takes some ten seconds."
+COMPILING = (
+    "spodgt: compiling (once): loops are compiled for this machine, which takes some ten seconds."
+)
 
 
 class Display:
@@ -21,7 +23,8 @@ class Display:
     def __init__(self, console: Console) -> None:
         self.progress = Progress(
             TextColumn(
-                "{task.description}", table_column=Column(width=18, no_wrap=True, overflow="ellipsis")
+                "{task.description}",
+                table_column=Column(width=18, no_wrap=True, overflow="ellipsis"),
             ),
             BarColumn(bar_width=10),
             TextColumn("{task.percentage:>3.0f}%"),

@@ -119,8 +119,12 @@ class Executor:
         declare(self.scores)
         self.logs: dict[str, MethodLog] = {}  # label → what is known of it
         self.states: dict[int, State] = {}
-        self.in_progress: dict[str, Saved] = {}  # label → where its unfinished runs stand; one method at most
-        self.single_runs: dict[tuple[str, int], RunPoint] = {}  # (label, run) → what workers had saved
+        self.in_progress: dict[
+            str, Saved
+        ] = {}  # label → where its unfinished runs stand; one method at most
+        self.single_runs: dict[
+            tuple[str, int], RunPoint
+        ] = {}  # (label, run) → what workers had saved
         self.finished: list[str] = []
         self.began, self.before = time.monotonic(), 0.0  # seconds of earlier sittings
 
@@ -170,7 +174,9 @@ class Executor:
             resume: go on with what the folder holds.
         """
         facts = {"settings": self.fingerprint, **versions()}
-        if self.runtime.processes > 1:  # a module made without a seed starts elsewhere in each of them
+        if (
+            self.runtime.processes > 1
+        ):  # a module made without a seed starts elsewhere in each of them
             starts = [draw.start[client] for draw in self.draws.values() for client in (0, -1)]
             facts["initial models"] = checksum(*starts)
         self.runtime.check_alike(facts)
@@ -180,13 +186,17 @@ class Executor:
             def prepare() -> tuple[list[str], list[str], dict[str, Any]]:
                 if self.folder:
                     again = resume or self.runtime.restarted
-                    stack.enter_context(self.folder.opened(config_text, self.footprint(), resume=again))
+                    stack.enter_context(
+                        self.folder.opened(config_text, self.footprint(), resume=again)
+                    )
                     if self._restore(self.folder):
                         write(self.folder.path / "config.toml", config_text().encode())
                 return self.finished, self._pending(), dataclasses.asdict(self.settings.schedule)
 
             self.finished, pending, schedule = self.runtime.first(prepare)
-            self.settings = dataclasses.replace(self.settings, schedule=EvaluationSchedule(**schedule))
+            self.settings = dataclasses.replace(
+                self.settings, schedule=EvaluationSchedule(**schedule)
+            )
             work = self._methods
             if self.settings.workers > 1 or self.single_runs:
                 work = self._run_in_workers
@@ -214,7 +224,9 @@ class Executor:
         for label in pending:
             runs = self.batches[label]
             points: list[Saved | None] = []  # stays empty on processes that do not record
-            starts_fresh = self.runtime.first(partial(self._collect_resume_points, label, runs, points))
+            starts_fresh = self.runtime.first(
+                partial(self._collect_resume_points, label, runs, points)
+            )
             log = self.logs.setdefault(label, MethodLog(label))
             observer = Observer(self, log, runs)
             tally: Tally | None = None
@@ -222,13 +234,23 @@ class Executor:
                 point = points[number] if points else None
                 if point is not None:
                     if tally is not None:
-                        point = point._replace(tally=tally)  # counts go on from one point to the next
+                        point = point._replace(
+                            tally=tally
+                        )  # counts go on from one point to the next
                     for run in point.runs.tolist():
                         log.finite_at[run] = min(log.finite_at.get(run, 0), point.k)
                         log.ended.pop(run, None)
                 start = self._start(runs, point, fresh=fresh)
-                stride = 1 if self.settings.keep_states else STRIDE if start.world.processes == 1 else MEETING
-                world = run_rounds(start, self.settings.stop, self.settings.schedule, observer, stride).world
+                stride = (
+                    1
+                    if self.settings.keep_states
+                    else STRIDE
+                    if start.world.processes == 1
+                    else MEETING
+                )
+                world = run_rounds(
+                    start, self.settings.stop, self.settings.schedule, observer, stride
+                ).world
                 tally = world.tally()
                 world.close()
             observer.close(tally)
@@ -311,7 +333,11 @@ class Executor:
         """What there is so far."""
         drawn = ((d.seed, d.network, d.availability) for d in self.draws.values())
         logs = [self.logs[label] for label in self.labels if label in self.logs]
-        done = [(log.label, self.batches[log.label], log.tally) for log in logs if log.label in self.finished]
+        done = [
+            (log.label, self.batches[log.label], log.tally)
+            for log in logs
+            if log.label in self.finished
+        ]
         return Result(
             metrics_table([row for log in logs for row in log.rows.values()], self.labels),
             participation_table((label, runs, tally) for label, runs, tally in done if tally),
@@ -384,7 +410,9 @@ class Executor:
         if found is None:
             return False
         extended = self._extends(found.notes["config"], str(folder.path))
-        schedule = EvaluationSchedule(**found.notes["schedule"])  # its spacing stays when a run is extended
+        schedule = EvaluationSchedule(
+            **found.notes["schedule"]
+        )  # its spacing stays when a run is extended
         self.settings = dataclasses.replace(self.settings, schedule=schedule)
         self.before = float(found.notes["seconds"])
         for label in self.labels:

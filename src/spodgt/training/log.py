@@ -24,7 +24,9 @@ from spodgt.tensors import mean
 if TYPE_CHECKING:
     import pandas as pd
 
-STATES = 2**30  # bytes of the last states of one method that are kept to go on from; larger ones are not
+STATES = (
+    2**30
+)  # bytes of the last states of one method that are kept to go on from; larger ones are not
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,13 +103,17 @@ class MethodLog:
     """All that is known of one method's runs; runs are told by their number in the batch."""
 
     label: str
-    rows: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)  # (seed, round) → evaluation
+    rows: dict[tuple[int, int], dict[str, Any]] = field(
+        default_factory=dict
+    )  # (seed, round) → evaluation
     clients: dict[int, pd.DataFrame] = field(
         default_factory=dict
     )  # seed → the last evaluation of each client
     diverged: list[Diverged] = field(default_factory=list)
     ended: dict[int, Ended] = field(default_factory=dict)
-    finite_at: dict[int, int] = field(default_factory=dict)  # the last round with finite numbers, by run
+    finite_at: dict[int, int] = field(
+        default_factory=dict
+    )  # the last round with finite numbers, by run
     tally: Tally | None = None  # once it is finished
 
     def waiting(self, stop: Stop) -> list[int]:
@@ -166,7 +172,9 @@ class MethodLog:
             if 0 in part.finite_at:
                 log.finite_at[number] = part.finite_at[0]
             if part.tally is not None:
-                for counts, counts_of_run in zip(log.tally.of_run(runs, number), part.tally, strict=True):
+                for counts, counts_of_run in zip(
+                    log.tally.of_run(runs, number), part.tally, strict=True
+                ):
                     counts[:] = counts_of_run
         return log
 
@@ -192,14 +200,19 @@ class MethodLog:
         for run, end in self.ended.items():
             tensors |= {f"ended/{run}/state/{name}": value for name, value in end.state.items()}
             tensors[f"ended/{run}/statistics"] = end.statistics
-            tensors |= {f"ended/{run}/under_way/{name}": value for name, value in end.under_way.items()}
+            tensors |= {
+                f"ended/{run}/under_way/{name}": value for name, value in end.under_way.items()
+            }
         tally = going.tally if going else self.tally
         if tally:
             tensors |= {f"tally/{name}": torch.from_numpy(v) for name, v in tally._asdict().items()}
         if going:
             notes["k"] = going.k
             tensors |= {f"state/{name}": value for name, value in going.state.items()}
-            tensors["delay"], tensors["runs"] = torch.from_numpy(going.delay), torch.from_numpy(going.runs)
+            tensors["delay"], tensors["runs"] = (
+                torch.from_numpy(going.delay),
+                torch.from_numpy(going.runs),
+            )
             tensors["statistics"] = going.statistics
             for run, known in enumerate(going.under_way):
                 tensors |= {f"under_way/{run}/{name}": value for name, value in known.items()}
@@ -213,20 +226,29 @@ class MethodLog:
         """A log, and where its going runs stand."""
         notes, tensors = found.notes, found.tensors
         log = MethodLog(notes["label"])
-        if isinstance(notes["finite_at"], dict):  # folders of older versions have one round for all runs
+        if isinstance(
+            notes["finite_at"], dict
+        ):  # folders of older versions have one round for all runs
             log.finite_at = {int(run): k for run, k in notes["finite_at"].items()}
         log.diverged = [Diverged(**each) for each in notes["diverged"]]
         if "metrics" in found.tables:
             for row in found.tables["metrics"].to_dict("records"):
-                log.rows[int(row["seed"]), int(row["round"])] = {str(name): v for name, v in row.items()}
+                log.rows[int(row["seed"]), int(row["round"])] = {
+                    str(name): v for name, v in row.items()
+                }
         if "clients" in found.tables:
             tables = found.tables["clients"].groupby("seed", sort=False)
             log.clients = {int(str(seed)): table for seed, table in tables}
         for run, end in notes["ended"].items():
             facts = {**end, "stop": Stop(**end["stop"])}
-            state, statistics = named(tensors, f"ended/{run}/state/"), tensors[f"ended/{run}/statistics"]
+            state, statistics = (
+                named(tensors, f"ended/{run}/state/"),
+                tensors[f"ended/{run}/statistics"],
+            )
             under_way = named(tensors, f"ended/{run}/under_way/")
-            log.ended[int(run)] = Ended(**facts, state=state, statistics=statistics, under_way=under_way)
+            log.ended[int(run)] = Ended(
+                **facts, state=state, statistics=statistics, under_way=under_way
+            )
         counts = named(tensors, "tally/")
         tally = Tally(*(counts[name].numpy().copy() for name in Tally._fields)) if counts else None
         if "k" not in notes or tally is None:

@@ -45,7 +45,9 @@ class Logger(ABC):
         if name not in self.runs:
             self.runs[name] = self.open(name, str(row["algorithm"]), int(row["seed"]))
         values = {
-            key: value for key, value in row.items() if isinstance(value, float) and math.isfinite(value)
+            key: value
+            for key, value in row.items()
+            if isinstance(value, float) and math.isfinite(value)
         }
         self.runs[name][0](values, int(row["round"]))
 
@@ -101,7 +103,10 @@ class WandB(Logger):
         self.options = {"project": project, "group": group, "mode": mode, "dir": str(folder)}
 
     def open(self, name: str, algorithm: str, seed: int) -> tuple[Log, Close]:
-        facts = {"config": {**self.config, "algorithm": algorithm, "seed": seed}, "reinit": "create_new"}
+        facts = {
+            "config": {**self.config, "algorithm": algorithm, "seed": seed},
+            "reinit": "create_new",
+        }
         run = self.package.init(name=name, job_type=algorithm, **self.options, **facts)
         return lambda values, k: run.log(dict(values), step=k), run.finish
 
@@ -120,7 +125,9 @@ class MLflow(Logger):
         self.package = _package("mlflow", "mlflow")
         self.client = self.package.tracking.MlflowClient(tracking_uri=uri)
         known = self.client.get_experiment_by_name(experiment)
-        self.experiment = known.experiment_id if known else self.client.create_experiment(experiment)
+        self.experiment = (
+            known.experiment_id if known else self.client.create_experiment(experiment)
+        )
 
     def open(self, name: str, algorithm: str, seed: int) -> tuple[Log, Close]:
         tags = {"algorithm": algorithm, "seed": str(seed)}

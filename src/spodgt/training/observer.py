@@ -42,11 +42,17 @@ from spodgt.types import Bools, CompiledGradient, Problem
 if TYPE_CHECKING:
     from spodgt.training.executor import Interrupt, Settings
 
-_REPORTED = ("x", "mean")  # fields of a state that are models to report; the second where it is kept
+_REPORTED = (
+    "x",
+    "mean",
+)  # fields of a state that are models to report; the second where it is kept
 _SHOW_EVERY = 0.1  # seconds between two reports of progress
 _SMALL = 2**22  # numbers of a state that is copied, so that it is evaluated while rounds go on
 _AHEAD = 4  # evaluations that may be under way
-_CHEAP, _AFFORDABLE = 1e6, 1e9  # multiplications for a global gradient: at every evaluation, at the last only
+_CHEAP, _AFFORDABLE = (
+    1e6,
+    1e9,
+)  # multiplications for a global gradient: at every evaluation, at the last only
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,9 @@ class Observer:
         self.log.tally = tally or self.log.tally
         for n, run in enumerate(self.runs if self.settings.keep_states and self.records else ()):
             columns = zip(*self.history[n], strict=True)
-            states[run.seed] = rebuild(self.history[n][0], [torch.stack(column) for column in columns])
+            states[run.seed] = rebuild(
+                self.history[n][0], [torch.stack(column) for column in columns]
+            )
         self.executor.finish(self.log, self.runs, states)
 
     def _end(
@@ -199,7 +207,9 @@ class Observer:
             stop=self.settings.stop,
             diverged=broken is not None,
         )
-        if broken is not None:  # a row without numbers: the last finite model is not what the run came to
+        if (
+            broken is not None
+        ):  # a row without numbers: the last finite model is not what the run came to
             self._record(run, {"round": snapshot.k, "delay": delay, **broken})
 
     # --- what all processes do together ----------------------------------------------------------
@@ -238,19 +248,25 @@ class Observer:
             exchanged = exchange.world.gather(exchange.state, everything)
         tally = world.tally()
         if parts:
-            fields = [_joined(tensors) for tensors in zip(*(part.state for part in parts), strict=True)]
+            fields = [
+                _joined(tensors) for tensors in zip(*(part.state for part in parts), strict=True)
+            ]
             statistics = _joined([part.statistics for part in parts])
             state = dict(zip(names, fields, strict=True))
             if exchanged:
                 state[EXCHANGED_X] = _joined([part.state[0] for part in exchanged])
                 state[EXCHANGED_STATISTICS] = _joined([part.statistics for part in exchanged])
             under_way = [world.under_way(at) for at in range(len(world.runs))]
-            where = Saved(snapshot.k, snapshot.delay, world.runs, state, statistics, tally, under_way)
+            where = Saved(
+                snapshot.k, snapshot.delay, world.runs, state, statistics, tally, under_way
+            )
             self.executor.save(self.log, where)
         self.saved = time.monotonic()
 
     # --- evaluation ------------------------------------------------------------------------------
-    def _evaluate(self, snapshot: Snapshot, at: int, whole: RunState | None, *, final: bool) -> None:
+    def _evaluate(
+        self, snapshot: Snapshot, at: int, whole: RunState | None, *, final: bool
+    ) -> None:
         world, k, delay = snapshot.world, snapshot.k, float(snapshot.delay[at])
         number, meters = int(world.runs[at]), snapshot.world.meters(at)
         problem = self.runs[number].problem.to(self.settings.device, self.settings.dtype)
@@ -268,7 +284,9 @@ class Observer:
                 quality += [] if found is None else [found]
             if quality and whole is not None:
                 taken = metrics.RunSnapshot.take(problem, fields, whole, quality, gradient)
-                self._record(number, {"round": k, "delay": delay, **meters, **metrics.measure(taken)})
+                self._record(
+                    number, {"round": k, "delay": delay, **meters, **metrics.measure(taken)}
+                )
                 if final:
                     self.log.clients[self.runs[number].seed] = client_rows(
                         self.label, self.runs[number], taken
@@ -276,7 +294,10 @@ class Observer:
 
         if whole and world.processes == 1 and _beside(problem, whole.state):
             # Rounds go on with the original. numpy copies on this thread; torch would wait for a busy one.
-            copies = [torch.from_numpy(tensor.numpy().copy()) for tensor in (*whole.state, whole.statistics)]
+            copies = [
+                torch.from_numpy(tensor.numpy().copy())
+                for tensor in (*whole.state, whole.statistics)
+            ]
             copy = whole._replace(state=rebuild(whole.state, copies[:-1]), statistics=copies[-1])
             self.background.add(partial(evaluate, copy))
         else:
@@ -347,7 +368,9 @@ def _beside(problem: Problem, state: State) -> bool:
 
     Modules may draw random numbers or share memory with those that train; linear models do neither.
     """
-    linear = isinstance(problem, CompiledGradient) and problem.linear_data(state[0].dtype) is not None
+    linear = (
+        isinstance(problem, CompiledGradient) and problem.linear_data(state[0].dtype) is not None
+    )
     return linear and fits_loops(*state) and state[0].numel() * len(state) <= _SMALL
 
 

@@ -23,9 +23,13 @@ from spodgt.types import HasModel
 class Result(Record):
     """A record with the states that were kept and the draws of every seed."""
 
-    states: dict[int, Any] = field(default_factory=dict)  # of the (last) method, with keep_states=True
+    states: dict[int, Any] = field(
+        default_factory=dict
+    )  # of the (last) method, with keep_states=True
     draws: dict[int, Draw] = field(default_factory=dict)  # by seed
-    models: dict[tuple[str, int], Tensor] = field(default_factory=dict)  # (method, seed) → (clients, columns)
+    models: dict[tuple[str, int], Tensor] = field(
+        default_factory=dict
+    )  # (method, seed) → (clients, columns)
 
     def model(
         self, method: str | None = None, seed: int | None = None, client: int | str = "average"
@@ -54,7 +58,9 @@ class Result(Record):
         problem, x = self._trained(method, seed, client)
         return problem.state_dict(x)
 
-    def _trained(self, method: str | None, seed: int | None, client: int | str) -> tuple[HasModel, Tensor]:
+    def _trained(
+        self, method: str | None, seed: int | None, client: int | str
+    ) -> tuple[HasModel, Tensor]:
         names = self.algorithms
         if method is None and len(names) == 1:
             (method,) = names
@@ -64,7 +70,9 @@ class Result(Record):
             )
         seed = next(iter(self.draws)) if seed is None else seed
         if seed not in self.draws:
-            raise InvalidInput(f"seed={seed!r} is not one of this result; choose from {_listed(self.draws)}.")
+            raise InvalidInput(
+                f"seed={seed!r} is not one of this result; choose from {_listed(self.draws)}."
+            )
         problem, models = self.draws[seed].problem, self.models.get((str(method), seed))
         if not isinstance(problem, HasModel):
             raise InvalidInput(
@@ -108,7 +116,9 @@ class Result(Record):
         figures.check_suffix(path)
         seed = next(iter(self.draws)) if seed is None else seed
         if seed not in self.draws:
-            raise InvalidInput(f"seed={seed!r} is not one of this result; choose from {_listed(self.draws)}.")
+            raise InvalidInput(
+                f"seed={seed!r} is not one of this result; choose from {_listed(self.draws)}."
+            )
         network, available = self.draws[seed].network, self.draws[seed].availability
         figure = figures.network(network, available.p, available.p_hat, title=f"seed {seed}")
         return figures.save(figure, Path(path))

@@ -64,9 +64,14 @@ def participation_table(done: Iterable[tuple[str, Sequence[Run], Tally]]) -> pd.
                 np.r_[tally.gradients[own], np.zeros(net.links, np.int64)],
                 np.r_[none, tally.messages[out]],
                 np.r_[none, tally.bytes[out]],
-                np.isin(np.r_[everyone, -1 - net.receivers], av.roots if isinstance(av, HasRoles) else ()),
+                np.isin(
+                    np.r_[everyone, -1 - net.receivers],
+                    av.roots if isinstance(av, HasRoles) else (),
+                ),
             )
-            tables.append(with_names(pd.DataFrame(dict(zip(_PARTICIPATION, values, strict=True))), net))
+            tables.append(
+                with_names(pd.DataFrame(dict(zip(_PARTICIPATION, values, strict=True))), net)
+            )
     return pd.concat(tables or [pd.DataFrame(columns=_PARTICIPATION)], ignore_index=True)
 
 
@@ -126,14 +131,18 @@ def clients_table(tables: Iterable[Iterable[pd.DataFrame]]) -> pd.DataFrame:
     """The client tables of all methods, one below the other."""
     import pandas as pd
 
-    return pd.concat([each for method in tables for each in method] or [no_clients()], ignore_index=True)
+    return pd.concat(
+        [each for method in tables for each in method] or [no_clients()], ignore_index=True
+    )
 
 
 # --- resuming ----------------------------------------------------------------------------------------
 def identity(runs: Sequence[Run]) -> dict[str, Any]:
     """What a config only names: the data, the network in a file, who was there in a trace."""
     told = [run.problem.identity for run in runs if isinstance(run.problem, HasIdentity)]
-    numbers = {id(array): array for _, arrays in told for array in arrays}  # seeds share most of them
+    numbers = {
+        id(array): array for _, arrays in told for array in arrays
+    }  # seeds share most of them
     happens = []
     for world in (run.availability for run in runs):
         most = _TRIED // (len(world.p) + len(world.p_hat)) if world.length is None else world.length
@@ -141,7 +150,12 @@ def identity(runs: Sequence[Run]) -> dict[str, Any]:
         links = world.links(span)
         happens += [world.computes(span), links.pull, links.pushing]
     nets = [run.network for run in runs]
-    arrays = [a for net in nets for a in (net.receivers, net.senders, net.a, net.b, net.w) if a is not None]
+    arrays = [
+        a
+        for net in nets
+        for a in (net.receivers, net.senders, net.a, net.b, net.w)
+        if a is not None
+    ]
     return {
         "links": checksum(*arrays),
         "problem's settings": told[0][0] if told else {},

@@ -104,7 +104,9 @@ def _find_obstacle(runtime: Runtime, keep_states: bool) -> str | None:
 
 def _is_long(batches: Mapping[str, Sequence[Run]], stop: Stop, dtype: torch.dtype) -> bool:
     """Whether the work on networks, in gradients times parameters, is worth the start of workers."""
-    rounds = min(stop.rounds or math.inf, stop.delay or math.inf)  # a round takes a delay of at least 1
+    rounds = min(
+        stop.rounds or math.inf, stop.delay or math.inf
+    )  # a round takes a delay of at least 1
     work = 0.0
     for runs in batches.values():
         for run in runs:
@@ -151,7 +153,11 @@ class WorkerPool:
     def run(self, labels: Sequence[str]) -> None:
         """Run methods to their end; raises KeyboardInterrupt after Ctrl-C, when all workers have saved."""
         executor = self.executor
-        logs = executor.folder.path / LOGS if executor.folder else Path(tempfile.mkdtemp("-spodgt-workers"))
+        logs = (
+            executor.folder.path / LOGS
+            if executor.folder
+            else Path(tempfile.mkdtemp("-spodgt-workers"))
+        )
         logs.mkdir(exist_ok=True)
         self._create_jobs(labels, logs)
         waiting = [job for job in self.jobs if not job.finished]
@@ -187,7 +193,9 @@ class WorkerPool:
         for label in labels:
             for number, run in enumerate(executor.batches[label]):
                 known = executor.resume_run(label, number)
-                log_file = logs / f"{executor.labels.index(label):02d}-{slug(label)}-seed-{run.seed}.log"
+                log_file = (
+                    logs / f"{executor.labels.index(label):02d}-{slug(label)}-seed-{run.seed}.log"
+                )
                 job = Job(label, number, run, known, log_file)
                 job.finished = known.point is None and 0 in known.log.ended
                 self.jobs.append(job)
@@ -199,9 +207,15 @@ class WorkerPool:
     def _start(self, job: Job) -> None:
         receiver, sender = mp.get_context("fork").Pipe(duplex=False)
         worker = Worker(self.executor, job, sender)
-        job.process = mp.get_context("fork").Process(target=worker.run, args=(receiver,), daemon=True)
-        with warnings.catch_warnings():  # Python 3.12: threads of this process do not exist in the new one
-            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+        job.process = mp.get_context("fork").Process(
+            target=worker.run, args=(receiver,), daemon=True
+        )
+        with (
+            warnings.catch_warnings()
+        ):  # Python 3.12: threads of this process do not exist in the new one
+            warnings.filterwarnings(
+                "ignore", "This process .* is multi-threaded", DeprecationWarning
+            )
             job.process.start()
         sender.close()
         self.running[receiver] = job
@@ -281,7 +295,9 @@ class WorkerPool:
         executor.finish(executor.logs[label], executor.batches[label], {})
         if executor.folder:
             for job in jobs:
-                (executor.folder.path / executor.run_file(label, job.number)).unlink(missing_ok=True)
+                (executor.folder.path / executor.run_file(label, job.number)).unlink(
+                    missing_ok=True
+                )
 
     def _join_logs(self, labels: Sequence[str]) -> None:
         for label in labels:
@@ -338,7 +354,9 @@ class Worker:
         receiver.close()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and sends SIGTERM
         self._open_log()
-        torch.set_num_threads(1)  # before any other operation: threads of the parent do not exist here
+        torch.set_num_threads(
+            1
+        )  # before any other operation: threads of the parent do not exist here
         try:
             with self.interrupt.heard():
                 self._compute()
@@ -348,7 +366,9 @@ class Worker:
             os._exit(1)
         except Exception as error:
             traceback.print_exc()
-            self._send(_ERROR, json.dumps({"kind": type(error).__name__, "text": str(error)}).encode())
+            self._send(
+                _ERROR, json.dumps({"kind": type(error).__name__, "text": str(error)}).encode()
+            )
         sys.stderr.flush()
 
     def _open_log(self) -> None:
@@ -371,7 +391,9 @@ class Worker:
             log.ended.pop(0, None)
             start = self.runtime.restore(runs, dtype, point)
         observer = Observer(self, log, runs)
-        world = run_rounds(start, self.settings.stop, self.settings.schedule, observer, STRIDE).world
+        world = run_rounds(
+            start, self.settings.stop, self.settings.schedule, observer, STRIDE
+        ).world
         tally = world.tally()
         world.close()
         observer.close(tally)

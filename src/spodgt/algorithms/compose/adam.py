@@ -51,7 +51,9 @@ class Adam(DirectionLayer[S]):
         m, v, left, *top = memory
         m = self.beta1 * m + (1 - self.beta1) * y
         v = self.beta2 * v + (1 - self.beta2) * y.square()
-        left = left * left.new_tensor([self.beta1, self.beta2])  # β^k: a power's last digit is the platform's
+        left = left * left.new_tensor(
+            [self.beta1, self.beta2]
+        )  # β^k: a power's last digit is the platform's
         top = [torch.maximum(each, v) for each in top]
         below = ((top[0] if top else v) / (1 - left[:, 1:])).sqrt() + self.epsilon
         return m / (1 - left[:, :1]) / below, (m, v, left, *top)

@@ -19,7 +19,9 @@ _BLOCK = 64  # numbers that share a scale
 _LOWEST, _HIGHEST = -119, 120  # exponents: with these all scales and products are normal float32
 
 _PLACE = 4  # bytes of a column's number
-_KEY = rng.key(0, "compress")  # the columns of a round are the same in all runs: they are common knowledge
+_KEY = rng.key(
+    0, "compress"
+)  # the columns of a round are the same in all runs: they are common knowledge
 EXACT = 0.025  # the share of columns that intervals say exactly
 
 
@@ -66,7 +68,9 @@ class Int8:
         """Whole numbers (n, blocks, 64) and the exponents (n, blocks, 1) of their scales."""
         blocks = _blocks(rows)
         largest = blocks.abs().amax(2, keepdim=True)
-        mantissa, exponent = torch.frexp(largest)  # largest = mantissa 2^exponent, mantissa in [½, 1)
+        mantissa, exponent = torch.frexp(
+            largest
+        )  # largest = mantissa 2^exponent, mantissa in [½, 1)
         exponent = exponent - 7 + (mantissa > 127 / 128).to(exponent.dtype)
         exponent = exponent.clamp(_LOWEST, _HIGHEST)
         return torch.ldexp(blocks, -exponent).round(), exponent
@@ -78,7 +82,9 @@ def _own(data: Tensor) -> Tensor:
 
 
 def _blocks(rows: Tensor) -> Tensor:
-    return torch.nn.functional.pad(rows, (0, -rows.shape[1] % _BLOCK)).reshape(len(rows), -1, _BLOCK)
+    return torch.nn.functional.pad(rows, (0, -rows.shape[1] % _BLOCK)).reshape(
+        len(rows), -1, _BLOCK
+    )
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,9 @@ class Sparse:
         cut = _PLACE * min(self.count, columns)
         places = _own(data[:, :cut]).view(torch.int32).to(torch.int64)
         values = _own(data[:, cut:]).view(dtype)
-        return torch.zeros(len(data), columns, dtype=dtype, device=data.device).scatter(1, places, values)
+        return torch.zeros(len(data), columns, dtype=dtype, device=data.device).scatter(
+            1, places, values
+        )
 
 
 @dataclass(frozen=True)

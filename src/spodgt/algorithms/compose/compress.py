@@ -45,12 +45,18 @@ class Compress(Layer[S]):
     name = "compress"
     key, example = "compress", '"int8"'
     kind: str = "int8"
-    share: float | None = None  # of columns that are sent as they are, and of numbers; None: 0.05, or 0.025
+    share: float | None = (
+        None  # of columns that are sent as they are, and of numbers; None: 0.05, or 0.025
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or self.kind not in _SHARES:
             raise self.refuse(" or ".join(_SHARES), self.kind)
-        if self.share is not None and not (fraction(self.share) and self.share > 0) and self.share != 1:
+        if (
+            self.share is not None
+            and not (fraction(self.share) and self.share > 0)
+            and self.share != 1
+        ):
             raise self.refuse("with share above 0 and at most 1", self.share)
         more = ("waited",) if self.kind == "top-k" else ()
         self.declares(self.kind, *more, mixes=(), rule=None, short=True)
@@ -63,7 +69,9 @@ class Compress(Layer[S]):
         traits = self.base.traits
         trees = traits.root or traits.two_way  # both ends of an edge must have the same numbers
         if traits.mixing != "pull+push" or not traits.tracking or traits.talks != "all" or trees:
-            return f"does not push trackers and pull models; drop {self.key}, or use spod-gt-memory."
+            return (
+                f"does not push trackers and pull models; drop {self.key}, or use spod-gt-memory."
+            )
         if traits.sporadic_links == "no":
             return f"needs whole models in every round; drop {self.key}, or use spod-gt-memory."
         return None
@@ -73,7 +81,9 @@ class Compress(Layer[S]):
         if self.kind == "int8":
             return Int8().size(columns, item) + Intervals.of(columns, 0, share).size(columns, item)
         some = math.ceil(columns * share)
-        return item * some + (Sparse(some).size(columns, item) if self.kind == "top-k" else item * some)
+        return item * some + (
+            Sparse(some).size(columns, item) if self.kind == "top-k" else item * some
+        )
 
     def begin(self, x: Tensor) -> Memory:
         return (torch.zeros_like(x),) if self.kind == "top-k" else ()

@@ -68,7 +68,9 @@ class Cosine(Schedule):
         return self.end + (self.start - self.end) * (1 + torch.cos(math.pi * done)) / 2
 
 
-SCHEDULES: dict[str, type[Schedule]] = {cls.name: cls for cls in (Constant, Inverse, InverseSqrt, Cosine)}
+SCHEDULES: dict[str, type[Schedule]] = {
+    cls.name: cls for cls in (Constant, Inverse, InverseSqrt, Cosine)
+}
 
 
 _SCHEDULE_FIELDS = {field.name for cls in SCHEDULES.values() for field in dataclasses.fields(cls)}
@@ -78,7 +80,9 @@ def check_names(given: dict[str, Any], owner: str, known: list[str]) -> None:
     names = ", ".join(known)
     for key, value in given.items():
         if key not in known:
-            raise InvalidConfig(f"{key}={value!r} is not a field of {owner}; its fields are {names}.")
+            raise InvalidConfig(
+                f"{key}={value!r} is not a field of {owner}; its fields are {names}."
+            )
 
 
 def schedule(value: Any) -> Any:
@@ -93,7 +97,9 @@ def schedule(value: Any) -> Any:
         return value  # by the names of clients
     name = fields.pop("schedule", None)
     if name not in SCHEDULES:
-        raise InvalidConfig(f"schedule of step_size must be one of {', '.join(SCHEDULES)}, got {name!r}.")
+        raise InvalidConfig(
+            f"schedule of step_size must be one of {', '.join(SCHEDULES)}, got {name!r}."
+        )
     check_names(fields, name, [field.name for field in dataclasses.fields(SCHEDULES[name])])
     if "start" not in fields:
         raise InvalidConfig(f"step_size with schedule {name!r} needs a start; add start = 0.1.")
@@ -120,7 +126,9 @@ class Scheduled(Wrapper[S]):
     def step(self, state: S, round: Round) -> S:
         rate = rate_at(self.schedule, round.k, self.local_steps)
         eta = rate.to(state.x) if isinstance(rate, Tensor) else rate
-        now = with_rate(self.base, lambda old: replace(old, rate=eta) if isinstance(old, Along) else eta)
+        now = with_rate(
+            self.base, lambda old: replace(old, rate=eta) if isinstance(old, Along) else eta
+        )
         return now.step(state, round)
 
 

@@ -34,7 +34,9 @@ class Working(LinkLayer[S]):
         if traits.mixing in ("none", "server"):
             return "uses no links, so there are none to weigh; drop weights, or use spod-gt-memory."
         mixes = {how for how, _ in traits.mixes}
-        own = traits.root or traits.two_way or traits.talks != "all" or not mixes <= {"pull", "push"}
+        own = (
+            traits.root or traits.two_way or traits.talks != "all" or not mixes <= {"pull", "push"}
+        )
         if own or traits.sporadic_links == "no":
             return "has weights of its own; drop weights, or use spod-gt-memory."
         return None

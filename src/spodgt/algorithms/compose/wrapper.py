@@ -85,7 +85,11 @@ class Along:
     @staticmethod
     def first(turn: Turn, rate: Rate | Along) -> Along:
         """`turn` before those that `rate` has."""
-        return Along(rate.rate, (turn, *rate.turns)) if isinstance(rate, Along) else Along(rate, (turn,))
+        return (
+            Along(rate.rate, (turn, *rate.turns))
+            if isinstance(rate, Along)
+            else Along(rate, (turn,))
+        )
 
     def __mul__(self, direction: Tensor) -> Tensor:
         for turn in self.turns:
@@ -93,7 +97,9 @@ class Along:
         return self.rate * direction
 
 
-def with_rate(algorithm: Algorithm[S], change: Callable[[Rate | Along], Rate | Along]) -> Algorithm[S]:
+def with_rate(
+    algorithm: Algorithm[S], change: Callable[[Rate | Along], Rate | Along]
+) -> Algorithm[S]:
     """The same method with another step size in the innermost one, `change` of the one it has.
 
     Not by `replace`: the method would check what is no mistake here, such as the zero a schedule ends with.
@@ -129,7 +135,13 @@ class Layer(Wrapper[S]):
         first, *_ = own = [each.name for each in dataclasses.fields(cls)][1:]
         if value is None or value is False or (type(value) in (int, float) and value == cls.off):
             return base
-        given = value if isinstance(value, dict) else {} if value is True and len(own) > 1 else {first: value}
+        given = (
+            value
+            if isinstance(value, dict)
+            else {}
+            if value is True and len(own) > 1
+            else {first: value}
+        )
         for name, one in given.items():
             if name not in own:
                 raise InvalidInput(
@@ -144,7 +156,9 @@ class Layer(Wrapper[S]):
         if len(own) == 1:
             return getattr(self, own[0].name)
         given = {each.name: getattr(self, each.name) for each in own}
-        return {name: one for name, one in given.items() if one != getattr(type(self), name)} or True
+        return {
+            name: one for name, one in given.items() if one != getattr(type(self), name)
+        } or True
 
     def refuse(self, must: str, value: object) -> InvalidInput:
         """What to raise for a bad `value`, which `must` be something else."""
@@ -201,7 +215,11 @@ class GradientLayer(Layer[S]):
 
     def unfit(self) -> str | None:
         takes = self.traits.momentum != "none"
-        return None if takes else f"needs gradients to filter, but the method takes none; drop {self.key}."
+        return (
+            None
+            if takes
+            else f"needs gradients to filter, but the method takes none; drop {self.key}."
+        )
 
     def init(self, x: Tensor, round: Round) -> Any:
         filtered = _Filtered(round, self, self.begin(x))

@@ -35,14 +35,18 @@ def build(
         skew: how different the clients are, from 0 (alike) to 1 (each holds classes of its own).
     """
     # Any torch.nn.Module, and any loss of (outputs, targets).
-    model = torch.nn.Sequential(torch.nn.Linear(2, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, CLASSES))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(2, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, CLASSES)
+    )
     loss = torch.nn.CrossEntropyLoss()
 
     # One data set per client: a torch Dataset, or a pair of tensors. Here a part of the points is sorted by
     # class, so that neighbours hold different classes, and the rest is dealt out evenly.
     inputs, labels = points(clients * samples, noise, seed=1)
     sorted_part = int(skew * len(labels))
-    order = torch.cat([labels[:sorted_part].argsort(stable=True), torch.arange(sorted_part, len(labels))])
+    order = torch.cat(
+        [labels[:sorted_part].argsort(stable=True), torch.arange(sorted_part, len(labels))]
+    )
     shares = [part.tensor_split(clients) for part in (order[:sorted_part], order[sorted_part:])]
     own = [torch.cat([part[i] for part in shares]) for i in range(clients)]
     data = [(inputs[rows], labels[rows]) for rows in own]

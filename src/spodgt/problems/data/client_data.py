@@ -159,7 +159,9 @@ class ClientData:
             InvalidInput: if the runs do not share their samples.
         """
         if any(other.samples is not self.samples for other in others):
-            raise InvalidInput("runs of one batch must share their data; train them in separate calls.")
+            raise InvalidInput(
+                "runs of one batch must share their data; train them in separate calls."
+            )
         runs = [self, *others]
         return replace(
             self,
@@ -348,7 +350,9 @@ class ClientData:
         return any(bool((samples.targets == value).any()) for samples in stacked)
 
 
-def _find_invalid_label(samples: AnySamples, classes: int, ignored: int | None) -> tuple[int, int] | None:
+def _find_invalid_label(
+    samples: AnySamples, classes: int, ignored: int | None
+) -> tuple[int, int] | None:
     """Index and value of the first target that is neither a class nor `ignored`."""
     if not isinstance(samples, Samples) or samples.targets.is_floating_point():
         return None
@@ -435,5 +439,7 @@ def _check_batch_size(given: object, labels: Sequence[str]) -> BatchSize:
 
 def _check_positive(size: object) -> int:
     if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1:
-        raise InvalidInput(f"batch_size must be a whole number of at least 1 or None, got {size!r}; use 16.")
+        raise InvalidInput(
+            f"batch_size must be a whole number of at least 1 or None, got {size!r}; use 16."
+        )
     return int(size)

@@ -139,7 +139,9 @@ class _ClientSources:
             )
         return list(given)
 
-    def _sources_by_client_name(self, given: Mapping[object, object], key: str) -> list[object] | None:
+    def _sources_by_client_name(
+        self, given: Mapping[object, object], key: str
+    ) -> list[object] | None:
         labels = self.names or tuple(map(str, range(len(self.given))))
         by_name = {str(name): source for name, source in given.items()}
         if set(by_name) == set(labels):
@@ -191,7 +193,9 @@ def _sources_by_name(clients: Mapping[object, object]) -> tuple[tuple[str, ...],
     """
     by_name = {str(name): source for name, source in clients.items()}
     if len(by_name) < len(clients):
-        raise InvalidData(f"clients must have names that differ as text, got {list(clients)!r}; rename one.")
+        raise InvalidData(
+            f"clients must have names that differ as text, got {list(clients)!r}; rename one."
+        )
     numbers = [str(number) for number in range(len(by_name))]
     if set(by_name) == set(numbers):
         return (), [by_name[number] for number in numbers]
@@ -253,7 +257,9 @@ def _check_alike(parts: Sequence[AnySamples], labels: Sequence[str]) -> None:
         _check_type(is_same_type, part.targets, first.targets, "targets", label, labels[0])
 
 
-def _check_shape(tensor: Tensor, reference: Tensor, key: str, label: str, reference_label: str) -> None:
+def _check_shape(
+    tensor: Tensor, reference: Tensor, key: str, label: str, reference_label: str
+) -> None:
     if tensor.shape[1:] != reference.shape[1:]:
         raise InvalidData(
             f"{label} has {key} of shape {tuple(tensor.shape[1:])}, {reference_label} of "

@@ -24,7 +24,9 @@ class CheckedWeights(NamedTuple):
     fixed_scales: Floats | None = None  # (clients,) if the scales cannot be computed from `weights`
 
 
-def check_client_weights(given: ClientWeights, names: Sequence[str], clients: int) -> CheckedWeights:
+def check_client_weights(
+    given: ClientWeights, names: Sequence[str], clients: int
+) -> CheckedWeights:
     """Check client weights and bring them into the order of the clients.
 
     Args:

@@ -27,7 +27,9 @@ from spodgt.problems.data.sampling import Samples
 Split = Samples  # uint8 images (N, C, H, W) and int64 labels (N,)
 
 FASHION_FILES = tuple(
-    f"{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+    f"{split}-{kind}-ubyte"
+    for split in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
 )
 FASHION_SHAPE = (1, 28, 28)
 FASHION_CLASSES = (
@@ -96,7 +98,9 @@ HOW = {
     name: way if name in TEXTS + NETWORKS else f"run `spodgt data get {name}`, or {way}"
     for name, way in OFFLINE.items()
 }
-HOW |= dict.fromkeys(("fashion-mnist-small", "sotu-small"), "reinstall spodgt: its files are damaged")
+HOW |= dict.fromkeys(
+    ("fashion-mnist-small", "sotu-small"), "reinstall spodgt: its files are damaged"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +133,9 @@ def load(name: str, directory: Path | None = None) -> Dataset:
     """
     check_name(name)
     if name in TEXTS:
-        raise InvalidData(f"dataset {name!r} holds texts, not images; use {IMAGES[0]}, or problem kind text.")
+        raise InvalidData(
+            f"dataset {name!r} holds texts, not images; use {IMAGES[0]}, or problem kind text."
+        )
     if name in NETWORKS:
         raise InvalidData(
             f"dataset {name!r} holds networks, not images; use {IMAGES[0]}, or network kind file."
@@ -164,7 +170,11 @@ def available(directory: Path | None = None) -> list[Row]:
 
 def _size(name: str, folder: Path) -> int:
     """Bytes of the files of `name`: all below the folder where it holds many networks."""
-    paths = [variant(folder, file) for file in FILES[name]] if name not in NETWORKS else folder.rglob("*.*")
+    paths = (
+        [variant(folder, file) for file in FILES[name]]
+        if name not in NETWORKS
+        else folder.rglob("*.*")
+    )
     return sum(path.stat().st_size for path in paths if path is not None and path.is_file())
 
 
@@ -224,7 +234,9 @@ def _load(name: str, folders: Sequence[Path]) -> Dataset:
 
 def _found(name: str, folders: Sequence[Path]) -> Path:
     absent = {folder: missing(name, folder) for folder in folders}
-    best = min(folders, key=lambda folder: len(absent[folder]))  # the first, where several are equal
+    best = min(
+        folders, key=lambda folder: len(absent[folder])
+    )  # the first, where several are equal
     if not absent[best]:
         return best
     first = absent[best][0]

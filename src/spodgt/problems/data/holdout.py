@@ -50,7 +50,9 @@ def check_fraction(fraction: float) -> float:
     return float(fraction)
 
 
-def hold_out(samples: AnySamples, client_indices: ClientIndices, holdout: Holdout, seed: int) -> HoldoutSplit:
+def hold_out(
+    samples: AnySamples, client_indices: ClientIndices, holdout: Holdout, seed: int
+) -> HoldoutSplit:
     """Split off a fraction of the samples of each client, as a function of (seed, client).
 
     Raises:

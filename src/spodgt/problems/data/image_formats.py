@@ -156,7 +156,9 @@ def file_errors(path: Path, fix: str) -> Iterator[None]:
         raise file_error(path, "exist", "no such file", fix) from error
     except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
         if isinstance(error, OSError) and error.strerror:
-            raise file_error(path, "be a readable file", f"the error {error.strerror!r}", fix) from error
+            raise file_error(
+                path, "be a readable file", f"the error {error.strerror!r}", fix
+            ) from error
         kind = {".gz": "gzip", ".xz": "xz"}.get(path.suffix, "data")
         reason = str(error).strip().rstrip(".") or type(error).__name__
         got = f"a corrupt one ({reason})"

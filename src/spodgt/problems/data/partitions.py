@@ -71,7 +71,9 @@ class LabelsPerClient:
     """
 
     name: ClassVar[str] = "labels-per-client"
-    labels: Annotated[Whole, Field(ge=1), _each("classes")]  # 1 … number of classes among the targets
+    labels: Annotated[
+        Whole, Field(ge=1), _each("classes")
+    ]  # 1 … number of classes among the targets
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
         labels, draws = _checked(targets, clients, seed)
@@ -99,7 +101,9 @@ class LabelsPerClient:
             if holders.any():
                 samples = draws.permutation(np.flatnonzero(labels == label))
                 pieces = np.array_split(samples, holders.sum())
-                for client, piece in zip(draws.permutation(np.flatnonzero(holders)), pieces, strict=True):
+                for client, piece in zip(
+                    draws.permutation(np.flatnonzero(holders)), pieces, strict=True
+                ):
                     parts[client].append(piece)
         return _finished([np.concatenate(part) for part in parts], "raise labels, or " + _FEWER)
 
@@ -159,7 +163,9 @@ class Explicit:
     """The samples of every client, given: `Explicit([[0, 2], [1]])`; the seed changes nothing."""
 
     name: ClassVar[str] = "explicit"
-    indices: Annotated[Sequence[Sequence[int]], BeforeValidator(_indices), Must("a list", [[0, 1], [2]])]
+    indices: Annotated[
+        Sequence[Sequence[int]], BeforeValidator(_indices), Must("a list", [[0, 1], [2]])
+    ]
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
         labels, _ = _checked(targets, clients, seed)
@@ -212,7 +218,9 @@ def _checked(
             f"{labels.dtype}; pass the labels as an int64 tensor (N,)."
         )
     if isinstance(clients, bool) or not isinstance(clients, int | np.integer) or clients < 1:
-        raise InvalidData(f"clients must be a whole number of clients from 1 on, but is {clients!r}; use 1.")
+        raise InvalidData(
+            f"clients must be a whole number of clients from 1 on, but is {clients!r}; use 1."
+        )
     if clients > len(labels):
         raise InvalidData(
             f"clients must be at most {len(labels)}, the number of samples, but is {clients}, "
@@ -227,5 +235,7 @@ def _checked(
 def _finished(parts: Sequence[Indices], fix: str) -> list[Indices]:
     for client, part in enumerate(parts):
         if len(part) == 0:
-            raise InvalidData(f"every client must get a sample, but client {client} gets none; {fix}.")
+            raise InvalidData(
+                f"every client must get a sample, but client {client} gets none; {fix}."
+            )
     return [np.sort(part).astype(np.int64) for part in parts]

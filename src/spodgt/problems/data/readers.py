@@ -211,7 +211,9 @@ def _read_all(dataset: Readable, client_label: str) -> list[object]:
         try:
             return [dataset[index] for index in range(len(dataset))]
         except Exception as error:
-            raise InvalidData(f"{client_label} failed to give its samples: {first_line(error)}") from error
+            raise InvalidData(
+                f"{client_label} failed to give its samples: {first_line(error)}"
+            ) from error
 
 
 def _stack_pairs(samples: Sequence[object], client_label: str) -> Samples | None:

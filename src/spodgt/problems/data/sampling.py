@@ -170,7 +170,9 @@ class LazySamples:
         """A lower bound: the size of an input is unknown before it is read."""
         return 1
 
-    def batch(self, indices: Ints, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Batch:
+    def batch(
+        self, indices: Ints, device: torch.device, dtype: torch.dtype, seed: int = 0
+    ) -> Batch:
         """Read and collate one batch.
 
         Args:
@@ -333,7 +335,9 @@ def client_seeds(batches: Minibatches, stream: int) -> list[int]:
     return (words >> np.uint64(1)).tolist()  # type: ignore[no-any-return]
 
 
-def sample_without_replacement(keys: Words, client_indices: Ints, k: int, sizes: Ints, count: int) -> Ints:
+def sample_without_replacement(
+    keys: Words, client_indices: Ints, k: int, sizes: Ints, count: int
+) -> Ints:
     """Draw distinct positions below the number of samples of each client.
 
     Args:

@@ -30,7 +30,9 @@ from spodgt.problems.data.image_formats import file_error, file_errors, require
 from spodgt.types import Ints
 
 ALPHABET = "\n !\"$%&'(),-./0123456789:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_ALIKE = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": "-", "–": "-", "‑": "-", "\t": " "})
+_ALIKE = str.maketrans(
+    {"’": "'", "‘": "'", "“": '"', "”": '"', "—": "-", "–": "-", "‑": "-", "\t": " "}
+)
 _CODES = np.full(128, -1, np.int64)
 _CODES[[ord(letter) for letter in ALPHABET]] = np.arange(len(ALPHABET))
 _MAX_FILE_BYTES = 64 << 20  # no file of these data sets is larger when unpacked
@@ -153,12 +155,18 @@ def _files(source: Path, suffix: str, fix: str) -> Iterator[tuple[str, str]]:
     try:
         with file_errors(source, fix), tarfile.open(source, "r:gz") as tar:
             for member in tar:
-                if member.isfile() and member.name.endswith(suffix) and member.size <= _MAX_FILE_BYTES:
+                if (
+                    member.isfile()
+                    and member.name.endswith(suffix)
+                    and member.size <= _MAX_FILE_BYTES
+                ):
                     stream = tar.extractfile(member)
                     assert stream is not None  # as the member is a file
                     yield member.name, stream.read().decode("utf-8", "replace")
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise file_error(source, "be a whole .tar.gz archive", f"a broken one ({error})", fix) from error
+        raise file_error(
+            source, "be a whole .tar.gz archive", f"a broken one ({error})", fix
+        ) from error
 
 
 def _addresses(files: Iterable[tuple[str, str]]) -> dict[str, str]:

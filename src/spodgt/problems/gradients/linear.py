@@ -37,7 +37,9 @@ class LinearEngine(Engine):
         b = x[:, self.classes * self.features :] if self.bias else x.new_zeros(len(x), self.classes)
         return W, b[:, None]
 
-    def with_losses(self, x: Tensor, inputs: Many, targets: Many, noise: Noise) -> tuple[Tensor, Tensor]:
+    def with_losses(
+        self, x: Tensor, inputs: Many, targets: Many, noise: Noise
+    ) -> tuple[Tensor, Tensor]:
         assert isinstance(inputs, Tensor)
         W, b = self._split(x.detach())
         with torch.enable_grad():

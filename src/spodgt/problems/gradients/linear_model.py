@@ -46,7 +46,9 @@ class Scratch(NamedTuple):
         tile = aligned_zeros(3 * _TILE // 2 + samples * (3 * _SHORTEST // 2 + 16), dtype)
         scores = aligned_zeros(data.classes * samples, dtype)
         drawn = np.zeros(largest_batch, np.int64)
-        return Scratch(tile, scores, drawn, aligned_zeros(width, dtype), aligned_zeros(width, dtype))
+        return Scratch(
+            tile, scores, drawn, aligned_zeros(width, dtype), aligned_zeros(width, dtype)
+        )
 
 
 def aligned_zeros(size: int, dtype: np.dtype[np.generic]) -> Array:
@@ -142,7 +144,9 @@ def minibatch_gradient(model, at, gradient, data, stride, draw, scratch):  # typ
             _fill_tile(tile, size, inputs, features, samples, first, scale, bias)
         for c in range(classes):
             for s in range(UINT(0), columns, UINT(8)):
-                _add_samples(gradient, c * stride + first, tile, s * size, scores, c * columns + s, size)
+                _add_samples(
+                    gradient, c * stride + first, tile, s * size, scores, c * columns + s, size
+                )
 
 
 @compiled_loop
@@ -165,7 +169,9 @@ def _fill_tile(tile, size, inputs, features, samples, first, scale, bias):  # ty
 def _add_scores(model, at, stride, tile, size, scores, classes, columns):  # type: ignore[no-untyped-def]
     """scores (classes, columns) += model · samples, for the chunk of numbers in `tile`."""
     for c in range(UINT(0), classes, UINT(2)):
-        d = min(c + UINT(1), classes - UINT(1))  # the last of an odd number of classes is its own partner
+        d = min(
+            c + UINT(1), classes - UINT(1)
+        )  # the last of an odd number of classes is its own partner
         for s in range(UINT(0), columns, UINT(4)):
             sums = _dot_products(model, at + c * stride, at + d * stride, tile, s * size, size)
             to = c * columns + s
@@ -214,7 +220,10 @@ def _add_samples(gradient, at, tile, s, slopes, w, size):  # type: ignore[no-unt
         total = gradient.dtype.type(0) if is_first else gradient[at + n]
         total += a * tile[s + n] + b * tile[t + n] + c * tile[u + n] + d * tile[v + n]
         total += (
-            e * tile[s + more + n] + f * tile[t + more + n] + g * tile[u + more + n] + h * tile[v + more + n]
+            e * tile[s + more + n]
+            + f * tile[t + more + n]
+            + g * tile[u + more + n]
+            + h * tile[v + more + n]
         )
         gradient[at + n] = total
 

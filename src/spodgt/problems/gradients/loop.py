@@ -35,17 +35,25 @@ class LoopEngine(Engine):
     module: nn.Module
     layout: Layout
     objective: Objective
-    statistics: Layout = field(default_factory=Layout)  # behind the parameters; training passes change them
+    statistics: Layout = field(
+        default_factory=Layout
+    )  # behind the parameters; training passes change them
     random: bool = False  # passes draw random numbers
-    personal: Layout = field(default_factory=Layout)  # those of the columns behind that are trained here
+    personal: Layout = field(
+        default_factory=Layout
+    )  # those of the columns behind that are trained here
     personal_step_size: float = 0.0
-    copies: dict[tuple[int, torch.device, torch.dtype], ModuleOnRow] = field(default_factory=dict, repr=False)
+    copies: dict[tuple[int, torch.device, torch.dtype], ModuleOnRow] = field(
+        default_factory=dict, repr=False
+    )
 
     def __getstate__(self) -> dict[str, object]:
         """Without the copies that threads of this process have made."""
         return vars(self) | {"copies": {}}
 
-    def with_losses(self, x: Tensor, inputs: Many, targets: Many, noise: Noise) -> tuple[Tensor, Tensor]:
+    def with_losses(
+        self, x: Tensor, inputs: Many, targets: Many, noise: Noise
+    ) -> tuple[Tensor, Tensor]:
         """Losses (clients,) and gradients (clients, parameters), in training mode if `noise` is given.
 
         A training pass also updates what stands behind the parameters in `x`: running statistics, and
@@ -77,7 +85,9 @@ class LoopEngine(Engine):
 
     def outputs(self, x: Tensor, inputs: Tree) -> list[Tree]:
         shared = self.image(inputs)
-        return self.apply(x, lambda module: call(module, clone(shared)))  # a forward pass may write into it
+        return self.apply(
+            x, lambda module: call(module, clone(shared))
+        )  # a forward pass may write into it
 
     def apply(self, x: Tensor, work: Callable[[nn.Module], T]) -> list[T]:
         """What `work` makes of every model, as a module in evaluation mode."""
@@ -174,7 +184,9 @@ class ModuleOnRow:
         """
         torch.cat([_flat_gradient(parameter) for parameter in self.shared], out=target)
         for parameter in self.personal:
-            parameter.data.sub_(_flat_gradient(parameter).view_as(parameter), alpha=personal_step_size)
+            parameter.data.sub_(
+                _flat_gradient(parameter).view_as(parameter), alpha=personal_step_size
+            )
         for parameter in (*self.shared, *self.personal):
             parameter.grad = None
 
@@ -224,4 +236,8 @@ def _overruns(layer: nn.Conv2d) -> bool:
     So it is with strided 1×1 convolutions of fewer channels than oneDNN takes at once, which is 8 or 16
     (https://github.com/uxlfoundation/oneDNN/issues/6035).
     """
-    return layer.kernel_size == (1, 1) and max(layer.stride) > 1 and layer.in_channels // layer.groups < 16
+    return (
+        layer.kernel_size == (1, 1)
+        and max(layer.stride) > 1
+        and layer.in_channels // layer.groups < 16
+    )

@@ -22,7 +22,9 @@ class VmapEngine(Engine):
     module: nn.Module
     layout: Layout
     objective: Objective
-    copies: dict[tuple[torch.device, torch.dtype], nn.Module] = field(default_factory=dict, repr=False)
+    copies: dict[tuple[torch.device, torch.dtype], nn.Module] = field(
+        default_factory=dict, repr=False
+    )
 
     def with_objective(self, objective: Objective) -> VmapEngine:
         return replace(self, objective=objective, copies={})
@@ -35,7 +37,9 @@ class VmapEngine(Engine):
         module = self.copies[key]
         return module if module.training == training else module.train(training)
 
-    def with_losses(self, x: Tensor, inputs: Many, targets: Many, noise: Noise) -> tuple[Tensor, Tensor]:
+    def with_losses(
+        self, x: Tensor, inputs: Many, targets: Many, noise: Noise
+    ) -> tuple[Tensor, Tensor]:
         assert isinstance(inputs, Tensor)
         loss = stacked_loss(self.objective.loss) or vmap(self.objective.loss)
         module = self._module(x, training=noise is not None)

@@ -44,7 +44,9 @@ class CarriedState(NamedTuple):
     name: str
 
 
-def refuse_carried_state(module: nn.Module, loss: object, training_pass: Callable[[], object]) -> None:
+def refuse_carried_state(
+    module: nn.Module, loss: object, training_pass: Callable[[], object]
+) -> None:
     """Refuse state that training passes carry from batch to batch.
 
     Args:

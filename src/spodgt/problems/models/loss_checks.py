@@ -16,7 +16,9 @@ from spodgt.problems.objective import Objective, compares_classes, compares_elem
 from spodgt.problems.user_code import first_line, user_code_errors
 
 
-def evaluate_once(module: nn.Module, objective: Objective, inputs: Tree, targets: Tree) -> Tree | None:
+def evaluate_once(
+    module: nn.Module, objective: Objective, inputs: Tree, targets: Tree
+) -> Tree | None:
     """Compute the loss of one batch in evaluation mode and check it.
 
     Returns:
@@ -35,7 +37,9 @@ def evaluate_once(module: nn.Module, objective: Objective, inputs: Tree, targets
             _check_targets_fit(objective.loss, outputs, targets)
             value = objective.of(outputs, clone(targets))
     if not isinstance(value, Tensor):
-        raise InvalidInput(f"loss must return a tensor, got {type(value).__name__}; return one number.")
+        raise InvalidInput(
+            f"loss must return a tensor, got {type(value).__name__}; return one number."
+        )
     if value.shape:
         raise InvalidInput(
             f"loss must return one number, got shape {tuple(value.shape)}; use reduction='mean'."
@@ -72,11 +76,15 @@ def _check_targets_fit(loss: Loss, outputs: Tree, targets: Tree) -> None:
                 f"{_batch_shape(targets)} of another shape; use {fix}."
             )
         if not targets.is_floating_point():
-            raise InvalidInput(f"{name} needs targets of floats, got whole numbers; use targets.float().")
+            raise InvalidInput(
+                f"{name} needs targets of floats, got whole numbers; use targets.float()."
+            )
         return
     has_probabilities = targets.is_floating_point() and targets.shape == outputs.shape
     if compares_classes(loss) and targets.is_floating_point() and not has_probabilities:
-        raise InvalidInput(f"{name} needs whole numbers as targets, got {targets.dtype}; use targets.long().")
+        raise InvalidInput(
+            f"{name} needs whole numbers as targets, got {targets.dtype}; use targets.long()."
+        )
 
 
 def _name_of(loss: Loss) -> str:

@@ -30,9 +30,13 @@ class ModelOptions:
     def check(self) -> None:
         """Raise `InvalidInput` for the first option with an invalid value."""
         if self.buffers not in (None, "pull"):
-            raise InvalidInput(f"buffers must be 'pull' or None, got {self.buffers!r}; use buffers='pull'.")
+            raise InvalidInput(
+                f"buffers must be 'pull' or None, got {self.buffers!r}; use buffers='pull'."
+            )
         if self.shared is not None and self.personal is not None:
-            raise InvalidInput("shared and personal must not both be given; what is not one is the other.")
+            raise InvalidInput(
+                "shared and personal must not both be given; what is not one is the other."
+            )
         step_size = self.personal_step_size
         is_number = isinstance(step_size, int | float) and not isinstance(step_size, bool)
         if not is_number or not 0 <= step_size < float("inf"):

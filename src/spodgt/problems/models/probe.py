@@ -68,9 +68,13 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
             "model once on a batch to initialise its lazy layers."
         )
     if parameter.is_complex():
-        raise InvalidInput(f"model must have real parameters, but {name!r} is complex; split it in two.")
+        raise InvalidInput(
+            f"model must have real parameters, but {name!r} is complex; split it in two."
+        )
     if has_gradient_hooks(parameter):  # copies would lose them
-        raise InvalidInput(f"model must not have hooks on parameters, but {name!r} has; put it in the loss.")
+        raise InvalidInput(
+            f"model must not have hooks on parameters, but {name!r} has; put it in the loss."
+        )
 
 
 def copy_in_own_precision(model: nn.Module, single: nn.Module) -> nn.Module:

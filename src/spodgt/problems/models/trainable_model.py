@@ -63,10 +63,14 @@ class TrainableModel:
     options: ModelOptions
     probe_batch: tuple[Tree, Tree] | None
     no_full_gradient: str | None = None
-    _device_copies: dict[tuple[str, torch.dtype], TrainableModel] = field(default_factory=dict, repr=False)
+    _device_copies: dict[tuple[str, torch.dtype], TrainableModel] = field(
+        default_factory=dict, repr=False
+    )
 
     @staticmethod
-    def of(model: nn.Module, objective: Objective, data: ClientData, options: ModelOptions) -> TrainableModel:
+    def of(
+        model: nn.Module, objective: Objective, data: ClientData, options: ModelOptions
+    ) -> TrainableModel:
         """Probe a module on a few samples and select its engine.
 
         Raises:
@@ -237,7 +241,9 @@ def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _why_no_full_gradient(plain: LoopEngine, columns: ModelColumns, probe: ModelProbe) -> str | None:
+def _why_no_full_gradient(
+    plain: LoopEngine, columns: ModelColumns, probe: ModelProbe
+) -> str | None:
     """The error of a gradient in evaluation mode; None if there is none."""
     tensors = _named_tensors(probe.module)
     model = flatten(tensors[name] for name in columns.all.names)

@@ -70,7 +70,9 @@ class TransformerBlock(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(width)
         self.qkv_proj = nn.Linear(width, 3 * width, bias=False)
         self.out_proj = nn.Linear(width, width)
-        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.feed_forward = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
         mask = torch.ones(context, context).tril().log()
         self.register_buffer("causal_mask", mask, persistent=False)
 

@@ -112,7 +112,9 @@ class Block:
     def inner(self) -> Links:
         """The links within this block, by its own rows."""
         links = self.within
-        return Links(1, len(self.own), self.row[self.receivers[links]], self.row[self.senders[links]])
+        return Links(
+            1, len(self.own), self.row[self.receivers[links]], self.row[self.senders[links]]
+        )
 
     def mix_own(self, x: Tensor, weights: Floats, active: Bools, keeper: Ints) -> Tensor:
         """What this block's clients keep and send to each other; needs no message."""
@@ -127,13 +129,21 @@ class Block:
         return self.inner.mix_differences(x, weights[self.within], active[self.within])
 
     def add(
-        self, out: Tensor, halo: Tensor, clients: Ints, weights: Floats, active: Bools, own: Tensor | None
+        self,
+        out: Tensor,
+        halo: Tensor,
+        clients: Ints,
+        weights: Floats,
+        active: Bools,
+        own: Tensor | None,
     ) -> None:
         """Weigh in the rows `halo` of some `clients`, which another process sent; `own` as in `add_rows`."""
         links = self.arriving[active[self.arriving]]
         links = links[np.isin(self.senders[links], clients)]
         rows = self.row[self.receivers[links]]
-        add_rows(out, halo, rows, np.searchsorted(clients, self.senders[links]), weights[links], own)
+        add_rows(
+            out, halo, rows, np.searchsorted(clients, self.senders[links]), weights[links], own
+        )
 
 
 def _by_process(process: Ints, clients: Ints, count: int) -> dict[int, Ints]:

@@ -44,7 +44,9 @@ class Group:
     timeout: float
     store: Any = field(repr=False)
     members: Any = field(default=None, repr=False)  # a torch group of the first ranks; None for all
-    shared: Shared | None = field(default=None, repr=False)  # memory, with processes of the same host
+    shared: Shared | None = field(
+        default=None, repr=False
+    )  # memory, with processes of the same host
     k: int = 0  # the round at hand, for messages
 
     # --- sending ---------------------------------------------------------------------------------
@@ -63,7 +65,10 @@ class Group:
     def _announced(self, peer: int, tensor: Tensor) -> Piece:
         """A note in place of a large message to a process of this host."""
         assert self.shared
-        return (peer, self.shared.put(peer, tensor) if self.shared.fits(self.rank, peer, tensor) else tensor)
+        return (
+            peer,
+            self.shared.put(peer, tensor) if self.shared.fits(self.rank, peer, tensor) else tensor,
+        )
 
     def _note(self, peer: int, tensor: Tensor) -> Piece:
         """Room for the note that comes in place of a large message."""
@@ -73,7 +78,9 @@ class Group:
 
     def _post(self, sends: Sequence[Piece], receives: Sequence[Piece], tag: int) -> list[Work]:
         both = [(dist.isend, *each) for each in sends] + [(dist.irecv, *each) for each in receives]
-        operations = [dist.P2POp(call, tensor, peer, self.members, tag) for call, peer, tensor in both]
+        operations = [
+            dist.P2POp(call, tensor, peer, self.members, tag) for call, peer, tensor in both
+        ]
         if not operations:
             return []
         with self.named(both[0][1]):
@@ -150,7 +157,10 @@ class Group:
     @contextmanager
     def answering(self) -> Iterator[None]:
         """Answer from a thread when another rank reports a failure, whatever this one is waiting for."""
-        store, over = self.store.clone(), threading.Event()  # clones may be used beside the original
+        store, over = (
+            self.store.clone(),
+            threading.Event(),
+        )  # clones may be used beside the original
 
         def listen() -> None:
             with suppress(Exception):  # the store goes with the job
@@ -250,7 +260,9 @@ def _join(device: torch.device) -> Group:
             )
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
-            raise Failed(f"the processes could not meet: {reason}; see docs/distributed.md.") from error
+            raise Failed(
+                f"the processes could not meet: {reason}; see docs/distributed.md."
+            ) from error
     else:
         store = dist.distributed_c10d._get_default_store()
     shared = meet(store, dist.get_rank(), dist.get_world_size())
@@ -264,5 +276,7 @@ def _timeout() -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e9:
-        raise InvalidInput(f"SPODGT_TIMEOUT must be seconds above 0, got {text!r}; use {TIMEOUT:.0f}.")
+        raise InvalidInput(
+            f"SPODGT_TIMEOUT must be seconds above 0, got {text!r}; use {TIMEOUT:.0f}."
+        )
     return seconds

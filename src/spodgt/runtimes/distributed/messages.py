@@ -12,7 +12,9 @@ from spodgt.runtimes.distributed.blocks import Traffic, spans
 from spodgt.runtimes.distributed.group import Group, Work
 from spodgt.types import Ints
 
-Key = tuple[str, str | None]  # over which links, and which field of the state; None for what is derived
+Key = tuple[
+    str, str | None
+]  # over which links, and which field of the state; None for what is derived
 _TAGS = 16  # per round: a message meets only its own counterpart, so a slip is a time-out and not garbage
 
 
@@ -79,7 +81,11 @@ class Mail:
         """Send and receive all `items` at once; `part` numbers the messages of a round."""
         parcels, sends, receives = {}, [], []
         for peer in sorted({peer for item in items for peer in item.traffic.peers}):
-            out = [(item.tensor, item.traffic.sends[peer]) for item in items if peer in item.traffic.sends]
+            out = [
+                (item.tensor, item.traffic.sends[peer])
+                for item in items
+                if peer in item.traffic.sends
+            ]
             places, size = {}, 0
             for item in items:
                 if peer in item.traffic.receives:

@@ -33,7 +33,9 @@ _CPU = torch.device("cpu")
 def check_runs(runs: Sequence[Run]) -> None:
     """Refuse what several processes cannot run, before they meet and anything is written."""
     refuse_statistics(runs[0].problem, "the distributed runtime")
-    size = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    size = (
+        dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    )
     for run in runs:
         blocks(effort(run.problem, run.availability), size)
 
@@ -82,7 +84,11 @@ class Processes:
                 value = action()
             except SpodgtError as problem:
                 error = problem
-        word = {"value": value, "error": error and str(error), "invalid": isinstance(error, InvalidInput)}
+        word = {
+            "value": value,
+            "error": error and str(error),
+            "invalid": isinstance(error, InvalidInput),
+        }
         word = json.loads(self.share(lambda: json.dumps(word).encode()))
         if word["error"]:
             raise error or (InvalidInput if word["invalid"] else Failed)(word["error"])
@@ -108,19 +114,24 @@ class Processes:
         fresh.close()
         counts = saved.tally if saved else Tally.zeros(runs)
         live = np.asarray(head["runs"], np.int64)
-        world = Distributed(runs, self.group, dtype=dtype, runs=live, counts=counts, mail=fresh.mail)
+        world = Distributed(
+            runs, self.group, dtype=dtype, runs=live, counts=counts, mail=fresh.mail
+        )
 
         def dealt(whole: Tensor | None, like: Tensor) -> Tensor:
             """The rows of this process, of what the recording one has."""
             owner, parts = world.block.owner, None
             if whole is not None:
-                parts = [whole.cpu()[np.flatnonzero(owner == rank)] for rank in range(self.group.size)]
+                parts = [
+                    whole.cpu()[np.flatnonzero(owner == rank)] for rank in range(self.group.size)
+                ]
             rows = like.new_empty(len(world.own), *like.shape[1:], device=_CPU)
             return self.group.scatter(parts, rows).to(self.group.device)
 
         names = world.algorithm.traits.state
         fields = [
-            dealt(saved and saved.state[name], tensor) for name, tensor in zip(names, like, strict=True)
+            dealt(saved and saved.state[name], tensor)
+            for name, tensor in zip(names, like, strict=True)
         ]
         if world.statistics.shape[1]:
             world.statistics = dealt(saved and saved.statistics, world.statistics)

@@ -124,4 +124,6 @@ def _readable(other: dict[str, Any]) -> bool:
     except (OSError, ValueError):
         return False
     with segment.memory:
-        return segment.memory[_HEAD:] == token  # the same number may be another process on another host
+        return (
+            segment.memory[_HEAD:] == token
+        )  # the same number may be another process on another host

@@ -91,7 +91,9 @@ class Distributed(Simulation):
     @cached_property
     def counted(self) -> tuple[Ints, Ints]:
         clients, links = (np.arange(len(t)) for t in (self.counts.gradients, self.counts.messages))
-        return clients[self.batch.counted[0]][self.own], links[self.batch.counted[1]][self.block.into]
+        return clients[self.batch.counted[0]][self.own], links[self.batch.counted[1]][
+            self.block.into
+        ]
 
     @property
     def into(self) -> Ints:
@@ -101,7 +103,9 @@ class Distributed(Simulation):
     def planned(self) -> tuple[Key, ...]:
         """What every step mixes as it is: over which links, and which field of the state."""
         mixes = self.algorithm.traits.mixes
-        return tuple(dict.fromkeys(("push" if kind == "push" else "pull", name) for kind, name in mixes))
+        return tuple(
+            dict.fromkeys(("push" if kind == "push" else "pull", name) for kind, name in mixes)
+        )
 
     # --- World -----------------------------------------------------------------------------------
     def init(self) -> State:
@@ -146,7 +150,9 @@ class Distributed(Simulation):
         rows = [np.flatnonzero(chosen & (owner == rank)) for rank in range(self.group.size)]
         mine = torch.from_numpy(self.block.row[rows[self.group.rank]]).to(self.group.device)
         tensors = (*state, self.statistics) if self.statistics.shape[1] else state
-        gathered = [self.group.gather(tensor[mine], [len(each) for each in rows]) for tensor in tensors]
+        gathered = [
+            self.group.gather(tensor[mine], [len(each) for each in rows]) for tensor in tensors
+        ]
         order = torch.from_numpy(np.argsort(np.concatenate(rows)))
         whole = [torch.cat(parts)[order] for parts in gathered if parts is not None]
         if self.group.rank:
@@ -154,7 +160,9 @@ class Distributed(Simulation):
         if not self.statistics.shape[1]:
             whole.append(torch.empty(len(whole[0]), 0))
         parts = [torch.split(tensor, np.asarray(sizes)[wanted].tolist()) for tensor in whole]
-        return [RunState(rebuild(state, fields), last) for *fields, last in zip(*parts, strict=True)]
+        return [
+            RunState(rebuild(state, fields), last) for *fields, last in zip(*parts, strict=True)
+        ]
 
     def evaluate(self, state: State, at: int, whole: RunState | None) -> Evaluation | None:
         """Every process evaluates its own models; the recording one the average, too."""
@@ -180,7 +188,9 @@ class Distributed(Simulation):
         return (self.group.sum(torch.from_numpy(flags.astype(np.int64))) > 0).numpy()
 
     def tally(self) -> Tally:
-        return Tally(*(self.group.sum(torch.from_numpy(count.copy())).numpy() for count in self.counts))
+        return Tally(
+            *(self.group.sum(torch.from_numpy(count.copy())).numpy() for count in self.counts)
+        )
 
     def close(self) -> None:
         self.mail.drain()
@@ -191,7 +201,9 @@ class DistributedRound(SimulatedRound):
     """Round k of one block. All processes call the same things in the same order."""
 
     world: Distributed
-    left: dict[Key, Tensor] = field(default_factory=dict)  # what was sent at the start, in one message
+    left: dict[Key, Tensor] = field(
+        default_factory=dict
+    )  # what was sent at the start, in one message
     parcels: dict[int, Parcel] = field(default_factory=dict)  # from and to each process
     posted: list[Parcel] = field(default_factory=list)
     calls: int = 0
@@ -231,7 +243,9 @@ class DistributedRound(SimulatedRound):
         """Before the step: send what the method mixes as it is, unless it is on its way."""
         world, fields = self.world, dict(zip(self.world.algorithm.traits.state, state, strict=True))
         planned = {key: fields[key[1]] for key in world.planned if key[1] is not None}
-        self.left = {key: tensor for key, tensor in planned.items() if tensor.dtype == state[0].dtype}
+        self.left = {
+            key: tensor for key, tensor in planned.items() if tensor.dtype == state[0].dtype
+        }
         early = world.mail.take(self.k)
         self.parcels = self.send(0, self.left) if early is None else early
         self.posted.extend(self.parcels.values())
@@ -261,7 +275,9 @@ class DistributedRound(SimulatedRound):
         world, kind = self.world, "push" if weights == "b" else "pull"
         self._count(active, x, code)
         self.calls += 1
-        key = next((key for key, sent in self.left.items() if sent is x and key[0] == kind), (kind, None))
+        key = next(
+            (key for key, sent in self.left.items() if sent is x and key[0] == kind), (kind, None)
+        )
         traffic, values, parcels = self.traffic(kind), self.weights(weights), self.parcels
         if key[1] is None:
             parcels = self.send(self.calls, {key: x if code is None else code.pack(x)})

@@ -117,9 +117,13 @@ class Engine:
     done: int = 0  # the last that was computed
     slots: Slots = field(default_factory=Slots)  # of copies
     mass: Slots = field(default_factory=Slots)  # of copies of trackers, where they are kept apart
-    inbox: Tensor | None = None  # (clients, columns) mass of their next turns, where it is kept apart
+    inbox: Tensor | None = (
+        None  # (clients, columns) mass of their next turns, where it is kept apart
+    )
     compiled: bool = True  # use compiled loops where they apply
-    exchanged: Exchanged | None = None  # the clients' models after their last exchange; None with period 1
+    exchanged: Exchanged | None = (
+        None  # the clients' models after their last exchange; None with period 1
+    )
 
     def __post_init__(self) -> None:
         run, traits = self.run, self.run.algorithm.traits
@@ -243,25 +247,38 @@ class Engine:
         weights = self.weights["a"], self.weights["b"]
         lot = laid_out(batches, self.settle, self.plan.receivers, weights, self.keys)
         self.pushes = [0]
-        pools = self.pool(1, x, self.slots.capacity).numpy(), self.pool(0, y, self.mass.capacity).numpy()
+        pools = (
+            self.pool(1, x, self.slots.capacity).numpy(),
+            self.pool(0, y, self.mass.capacity).numpy(),
+        )
         if len(lot.ahead.rows) and self.inbox is None:
             self.inbox = torch.zeros_like(y)
         inbox = (y[:0] if self.inbox is None else self.inbox).numpy()
         rows = lot.draws.clients
         weight = method.weights[rows]
-        arrays = (x.numpy(), y.numpy(), g.numpy()), pools, lot, inbox, (method.step_sizes, method.drops)
+        arrays = (
+            (x.numpy(), y.numpy(), g.numpy()),
+            pools,
+            lot,
+            inbox,
+            (method.step_sizes, method.drops),
+        )
         if self.linear is not None:
             from spodgt.problems.gradients.linear_model import Scratch, chunk_length, padded_stride
 
             data, size = self.linear
             stride = padded_stride(data, x.numpy().dtype)
             scratch = Scratch.create(data, size, x.numpy().dtype)
-            advance_turns(*arrays, data, stride, (size, chunk_length(stride, size)), weight, scratch)
+            advance_turns(
+                *arrays, data, stride, (size, chunk_length(stride, size)), weight, scratch
+            )
         else:
             for batch in range(len(batches)):
                 exchange_turns(*arrays, batch)
                 low, high = lot.starts.draws[batch : batch + 2].tolist()
-                order = low + np.argsort(rows[low:high])  # a problem is asked in the order of its clients
+                order = low + np.argsort(
+                    rows[low:high]
+                )  # a problem is asked in the order of its clients
                 if len(order):
                     drawn = Minibatches(rows[order], lot.draws.keys[order], rows[order], 0)
                     self._replace_gradients(state, drawn, weight[order])
@@ -303,7 +320,9 @@ class Engine:
         p = torch.from_numpy(self.run.availability.p).to(self.dtype).double().numpy()
         step_sizes = np.broadcast_to(np.asarray(step_size, np.float64).reshape(-1), p.shape).copy()
         weights = np.ones(len(p))
-        if traits.rule == "importance":  # p = 0: a client that never computes has no gradient to weigh
+        if (
+            traits.rule == "importance"
+        ):  # p = 0: a client that never computes has no gradient to weigh
             np.divide(1, p, out=weights, where=p > 0)
         return Tracking(step_sizes, weights, traits.rule != "memory")
 
@@ -369,7 +388,10 @@ class Engine:
         """(columns,) the mass on its way, of the first that is pushed; None where nothing is."""
         if not self.pushes or self.pushes[0] not in self.pools:
             return None
-        pool, kept = self.pools[self.pushes[0]], [m for m in self.under_way if not (self.apart and m.direct)]
+        pool, kept = (
+            self.pools[self.pushes[0]],
+            [m for m in self.under_way if not (self.apart and m.direct)],
+        )
         total = pool.new_zeros(1, pool.shape[1], dtype=torch.float64)
         for message in kept:
             slot = message.sent.mass_slot if self.apart else message.sent.slot
@@ -378,7 +400,10 @@ class Engine:
 
     # --- keeping ---------------------------------------------------------------------------------
     def _origin(self) -> dict[str, Tensor]:
-        return {**self.plan.pack(), "capacity": torch.tensor([self.slots.capacity, self.mass.capacity])}
+        return {
+            **self.plan.pack(),
+            "capacity": torch.tensor([self.slots.capacity, self.mass.capacity]),
+        }
 
     def pack(self) -> dict[str, Tensor]:
         """All that is needed to go on from here, beside the state."""
@@ -388,11 +413,18 @@ class Engine:
             pools["inbox"] = self.inbox
         plan = {f"plan/{name}": tensor for name, tensor in self.origin.items()}
         numbers = torch.tensor([self.done, *self.pushes])
-        return {**pools, **plan, "numbers": numbers, "joules": torch.tensor(self.joules, dtype=torch.float64)}
+        return {
+            **pools,
+            **plan,
+            "numbers": numbers,
+            "joules": torch.tensor(self.joules, dtype=torch.float64),
+        }
 
     def unpack(self, found: Mapping[str, Tensor]) -> None:
         """Go on from what `pack` gave."""
-        plan = {name.removeprefix("plan/"): t for name, t in found.items() if name.startswith("plan/")}
+        plan = {
+            name.removeprefix("plan/"): t for name, t in found.items() if name.startswith("plan/")
+        }
         self.plan.unpack(plan)
         self.under_way = {message: None for flight in self.plan.flights for message in flight}
         self.done, *self.pushes = found["numbers"].tolist()
@@ -460,7 +492,11 @@ class Turns:
     def k(self) -> int | Tensor:
         rounds, idle = self.batch.rounds, [0] * len(self.batch.partners)
         same = len(set(rounds)) == 1
-        return rounds[0] if same else torch.tensor([*rounds, *idle], device=self.engine.device)[:, None]
+        return (
+            rounds[0]
+            if same
+            else torch.tensor([*rounds, *idle], device=self.engine.device)[:, None]
+        )
 
     @cached_property
     def computes(self) -> Tensor:
@@ -593,7 +629,9 @@ class Turns:
             out = torch.zeros_like(x)
         else:
             own = None
-            keepers, links = (self.senders, self.links) if which == "b" else (reads.rows, reads.links)
+            keepers, links = (
+                (self.senders, self.links) if which == "b" else (reads.rows, reads.links)
+            )
             out = x * torch.from_numpy(self.own_part(which, keepers, links)).to(x)[:, None]
         values, pool = weights[reads.links], engine.pool(self.calls, x, engine.slots.capacity)
         for which_rows, source in ((reads.here, x.contiguous()), (~reads.here, pool)):

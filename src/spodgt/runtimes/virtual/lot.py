@@ -103,7 +103,9 @@ def laid_out(
             sent = message.sent
             here = sent.batch == number
             if newest:
-                models.append((row, message.link, here, sent.row if here else sent.slot, base + row))
+                models.append(
+                    (row, message.link, here, sent.row if here else sent.slot, base + row)
+                )
             if not message.direct:
                 mass.append((row, message.link, here, sent.row if here else sent.mass_slot))
         settle(batch)

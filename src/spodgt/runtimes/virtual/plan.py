@@ -40,8 +40,14 @@ class Sent:
 
     def __init__(self, batch: int = -1, row: int = -1) -> None:
         self.batch, self.row = batch, row  # where it is sent
-        self.refs, self.slot = 0, -1  # messages that nobody has taken yet, and where it is kept; -1: nowhere
-        self.mass_refs, self.mass_slot = 0, -1  # the same of trackers, where they are kept apart from models
+        self.refs, self.slot = (
+            0,
+            -1,
+        )  # messages that nobody has taken yet, and where it is kept; -1: nowhere
+        self.mass_refs, self.mass_slot = (
+            0,
+            -1,
+        )  # the same of trackers, where they are kept apart from models
 
 
 class Message:
@@ -52,7 +58,9 @@ class Message:
     def __init__(self, link: int, sent: Sent, arrival: int, k: int) -> None:
         self.link, self.sent, self.arrival = link, sent, arrival
         self.k = k  # the sender's round that began when it was sent
-        self.direct = False  # taken by the receiver's next turn, in a later batch: mass may go there at once
+        self.direct = (
+            False  # taken by the receiver's next turn, in a later batch: mass may go there at once
+        )
 
 
 @dataclass(eq=False)
@@ -65,8 +73,12 @@ class Batch:
     computes: list[bool] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)  # of each row
     out: list[Message] = field(default_factory=list)  # sent
-    got: list[tuple[int, Message, bool]] = field(default_factory=list)  # row, message, is it the newest?
-    known: list[tuple[int, Message]] = field(default_factory=list)  # the last that a row took of each link
+    got: list[tuple[int, Message, bool]] = field(
+        default_factory=list
+    )  # row, message, is it the newest?
+    known: list[tuple[int, Message]] = field(
+        default_factory=list
+    )  # the last that a row took of each link
     forgotten: list[Sent] = field(default_factory=list)  # no longer the last that somebody knows
     partners: list[int] = field(default_factory=list)  # whom each client meets, where pairs do
     joules: float = 0.0
@@ -94,7 +106,9 @@ class Tables:
         part, row = divmod(k, self.rows)
         found = self.known.get(part)
         if found is None:
-            if len(self.known) > 64:  # clients are in different rounds, but old ones are not asked for again
+            if (
+                len(self.known) > 64
+            ):  # clients are in different rounds, but old ones are not asked for again
                 del self.known[min(self.known)]
             found = self.known[part] = self._made(range(part * self.rows, (part + 1) * self.rows))
         return found, row
@@ -102,7 +116,9 @@ class Tables:
     def _made(self, rounds: range) -> Rows:
         clock, availability = self.clock, self.run.availability
         computes, links = availability.computes(rounds), availability.links(rounds).pull
-        if self.pairs:  # everybody computes in its own rounds; who meets whom is drawn when they meet
+        if (
+            self.pairs
+        ):  # everybody computes in its own rounds; who meets whom is drawn when they meet
             computes, links = np.ones_like(computes), np.zeros_like(links)
         transfers = clock.transfers(rounds, self.size)
         durations = clock.durations(rounds)
@@ -176,7 +192,10 @@ class Plan:
         self.times = list(rows.durations[0])  # when
         self.flights: list[list[Message]] = [[] for _ in range(net.links)]
         self.memory: list[Message | None] = [None] * net.links
-        self.begun, self.busy = [0] * net.links, [0] * net.links  # of the last message put on a link
+        self.begun, self.busy = (
+            [0] * net.links,
+            [0] * net.links,
+        )  # of the last message put on a link
         self.heard = [0] * net.links  # the sender's round of the last message taken
         if waits:
             self.times = [self._together(1, 0)] * net.clients
@@ -265,7 +284,9 @@ class Plan:
             return
         for i in group:
             rows, at = self.tables.at(self.k[i])
-            self.times[i] = self._meeting(i, self.k[i], now) if self.pairs else now + rows.durations[at][i]
+            self.times[i] = (
+                self._meeting(i, self.k[i], now) if self.pairs else now + rows.durations[at][i]
+            )
             self.k[i] += 1
 
     def _send(self, batch: Batch, tick: Tick, i: int, rows: Rows, at: int, now: int) -> None:
@@ -276,7 +297,11 @@ class Plan:
             if active[link]:
                 arrival = now
                 if not self.waits:
-                    begin = now if rows.transfers is None else self._transmit(link, rows.transfers[at], now)
+                    begin = (
+                        now
+                        if rows.transfers is None
+                        else self._transmit(link, rows.transfers[at], now)
+                    )
                     arrival = begin + latency[link]
                 message = Message(link, sent, arrival, self.k[i])
                 self.flights[link].append(message)
@@ -331,7 +356,9 @@ class Plan:
             coming = [m.arrival for m in self.flights[link] if m.k >= needed]
             if self.heard[link] < needed and min(coming, default=_NEVER) > now:
                 late = True
-                for arrival in coming:  # it looks again then; messages that are still to be sent will wake it
+                for (
+                    arrival
+                ) in coming:  # it looks again then; messages that are still to be sent will wake it
                     heapq.heappush(self.queue, (arrival, i, self.k[i]))
         return not late
 

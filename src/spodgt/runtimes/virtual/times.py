@@ -78,7 +78,9 @@ class Who:
 QUANTITIES: dict[str, type[Quantity]] = {}
 
 
-def _drawn(key: np.uint64, who: Who, once: bool, value: Callable[[Floats, Floats], Floats]) -> Drawn:
+def _drawn(
+    key: np.uint64, who: Who, once: bool, value: Callable[[Floats, Floats], Floats]
+) -> Drawn:
     """Values made from two uniform numbers each."""
     everyone = np.arange(who.count)[None, :]
 
@@ -199,7 +201,9 @@ class Given:
         return float(len(self.values.ravel()) / (1 / np.maximum(self.values, 1 / NANO)).sum())
 
     def draw(self, key: np.uint64, who: Who) -> Drawn:
-        values = np.asarray(on_links(self.values, who.network), np.float64) if who.links else self.values
+        values = (
+            np.asarray(on_links(self.values, who.network), np.float64) if who.links else self.values
+        )
         if values.shape != (who.count,):
             raise InvalidInput(
                 f"time.{who.name} must be one number or {who.count}, one per {who.one}, got {values.size}; "
@@ -229,7 +233,9 @@ class Replayed:
             table = pd.read_csv(self.path)
         except (OSError, ValueError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise InvalidInput(f"trace {self.path} cannot be read: {reason}; give a CSV file.") from None
+            raise InvalidInput(
+                f"trace {self.path} cannot be read: {reason}; give a CSV file."
+            ) from None
         found = [name for name in ("seconds", *_UNITS.values()) if name in table.columns]
         if len(found) != 1 or not len(table):
             raise InvalidInput(f"trace {self.path} must have rows and a column seconds; add it.")
@@ -249,12 +255,16 @@ class Replayed:
     def draw(self, key: np.uint64, who: Who) -> Drawn:
         table, net = self.table, who.network
         if who.name in ("compute", "bandwidth") and not (table["value"] > 0).all():
-            raise InvalidInput(f"trace {self.path} must have numbers above 0 for time.{who.name}; drop rows.")
+            raise InvalidInput(
+                f"trace {self.path} must have numbers above 0 for time.{who.name}; drop rows."
+            )
         columns = ["sender", "receiver"] if who.links else ["client"]
         if not all(name in table.columns for name in columns):
             rows = [table["value"].to_numpy()] * who.count
         else:
-            ends = zip(net.senders, net.receivers, strict=True) if who.links else zip(range(who.count))
+            ends = (
+                zip(net.senders, net.receivers, strict=True) if who.links else zip(range(who.count))
+            )
             parts = table.groupby(columns)["value"]
             groups = {tuple(map(str, names)): part.to_numpy() for names, part in parts}
             rows = []
@@ -266,7 +276,9 @@ class Replayed:
                         f"trace {self.path} has no row of {who.one} {' → '.join(map(str, names))}; add one."
                     )
                 rows.append(found)
-        return lambda rounds: np.array([[row[k % len(row)] for row in rows] for k in rounds], np.float64)
+        return lambda rounds: np.array(
+            [[row[k % len(row)] for row in rows] for k in rounds], np.float64
+        )
 
 
 def quantity(value: object, name: str, *, zero: bool) -> Quantity:
@@ -275,10 +287,14 @@ def quantity(value: object, name: str, *, zero: bool) -> Quantity:
         fields = dict(value)
         kind = fields.pop("kind", None)
         if not isinstance(kind, str) or kind not in QUANTITIES:
-            raise InvalidInput(f"time.{name}.kind={kind!r} is not known; {choices(kind, QUANTITIES)}")
+            raise InvalidInput(
+                f"time.{name}.kind={kind!r} is not known; {choices(kind, QUANTITIES)}"
+            )
         made = from_table(QUANTITIES[kind], fields, f"time.{name}")
         if not zero and isinstance(made, Constant) and not made.value:
-            raise InvalidInput(f"time.{name}.value must be above 0, got {made.value}; use value = 1.0.")
+            raise InvalidInput(
+                f"time.{name}.value must be above 0, got {made.value}; use value = 1.0."
+            )
         return made
     low = "of at least 0" if zero else "above 0"
     try:
@@ -313,7 +329,9 @@ class Time:
     bandwidth: object = None
     power: object = None
     idle_power: object = None
-    tick: Annotated[Number | None, Field(gt=0, le=_MOST, allow_inf_nan=False, examples=[1.0])] = None
+    tick: Annotated[Number | None, Field(gt=0, le=_MOST, allow_inf_nan=False, examples=[1.0])] = (
+        None
+    )
 
     __hash__ = object.__hash__
 
@@ -325,7 +343,13 @@ class Time:
     @cached_property
     def quantities(self) -> dict[str, Quantity]:
         """Those that are given, by name."""
-        zero = {"compute": False, "latency": True, "bandwidth": False, "power": True, "idle_power": True}
+        zero = {
+            "compute": False,
+            "latency": True,
+            "bandwidth": False,
+            "power": True,
+            "idle_power": True,
+        }
         return {
             name: quantity(getattr(self, name), name, zero=may)
             for name, may in zero.items()
@@ -353,12 +377,20 @@ class Time:
 
         def drawn(name: str, links: bool) -> Drawn | None:
             known = self.quantities.get(name)
-            return known.draw(rng.key(seed, f"time:{name}"), Who(name, network, links)) if known else None
+            return (
+                known.draw(rng.key(seed, f"time:{name}"), Who(name, network, links))
+                if known
+                else None
+            )
 
         compute, latency = drawn("compute", False), drawn("latency", True)
         assert compute is not None, "it has a default"
         assert latency is not None, "it has a default"
-        bandwidth, power, idle = drawn("bandwidth", True), drawn("power", False), drawn("idle_power", False)
+        bandwidth, power, idle = (
+            drawn("bandwidth", True),
+            drawn("power", False),
+            drawn("idle_power", False),
+        )
         return Clock(compute, latency, bandwidth, power, idle, self.step)
 
 

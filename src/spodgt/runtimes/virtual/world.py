@@ -107,13 +107,17 @@ class VirtualWorld(Simulation):
         world = copy.copy(self)
         xs = self.split(state[0])
         parts = self.split(self.statistics)
-        shown = [models or Exchanged(x, part) for models, x, part in zip(kept, xs, parts, strict=True)]
+        shown = [
+            models or Exchanged(x, part) for models, x, part in zip(kept, xs, parts, strict=True)
+        ]
         world.statistics = torch.cat([models.statistics for models in shown])
         x = torch.cat([models.x for models in shown])
         return world, rebuild(state, (x, *tuple(state)[1:]))
 
     def restore_exchanged(self, k: int, x: Tensor, statistics: Tensor) -> None:
-        for engine, models, beside in zip(self.engines, self.split(x), self.split(statistics), strict=True):
+        for engine, models, beside in zip(
+            self.engines, self.split(x), self.split(statistics), strict=True
+        ):
             if engine.run.algorithm.period > 1:
                 engine.exchanged = Exchanged(models.clone(), beside.clone())
 
@@ -136,7 +140,9 @@ class VirtualWorld(Simulation):
     def gather(self, state: State, wanted: Bools) -> list[RunState] | None:
         found = super().gather(state, wanted) or []
         tracks = {"y", "g"} <= set(self.algorithm.traits.state)
-        flights = [self.engines[at].flight() if tracks else None for at in np.flatnonzero(wanted).tolist()]
+        flights = [
+            self.engines[at].flight() if tracks else None for at in np.flatnonzero(wanted).tolist()
+        ]
         return [one._replace(flight=flight) for one, flight in zip(found, flights, strict=True)]
 
     def under_way(self, at: int) -> dict[str, Tensor]:
@@ -144,7 +150,10 @@ class VirtualWorld(Simulation):
 
     def meters(self, at: int) -> dict[str, float]:
         engine = self.engines[at]
-        found = {"seconds": engine.done * self.time.seconds, "bytes": float(engine.counts.bytes.sum())}
+        found = {
+            "seconds": engine.done * self.time.seconds,
+            "bytes": float(engine.counts.bytes.sum()),
+        }
         return found if self.time.power is None else {**found, "joules": engine.joules}
 
 
@@ -177,7 +186,9 @@ def check_run(run: Run) -> None:
     traits, name = run.algorithm.traits, run.algorithm.name
     refuse_statistics(run.problem, "virtual time")
     if traits.mixing == "server":
-        raise Incompatible(f"{name} needs a server, which virtual time has not; drop [time], or use dsgd.")
+        raise Incompatible(
+            f"{name} needs a server, which virtual time has not; drop [time], or use dsgd."
+        )
     if traits.talks not in ("all", "waker") or isinstance(run.availability, HasRoles):
         raise Incompatible(
             f"{name} has pairs or weights that change between common rounds, which virtual time has not; "

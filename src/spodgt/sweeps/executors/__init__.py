@@ -36,4 +36,6 @@ def executor(backend: str, workers: int) -> Executor:
 def check_backend(backend: str) -> None:
     """Refuse a backend that is not known."""
     if backend not in BACKENDS:
-        raise InvalidInput(f"--backend={backend!r} is not known; choose from {', '.join(BACKENDS)}.")
+        raise InvalidInput(
+            f"--backend={backend!r} is not known; choose from {', '.join(BACKENDS)}."
+        )

@@ -27,7 +27,9 @@ class Inline:
             job = self.jobs.popleft()
             outcome = perform(job, tell, self.known.get(job.name))
             tell(outcome)
-            if not outcome.complete and not outcome.error:  # Ctrl-C, after the run had saved its work
+            if (
+                not outcome.complete and not outcome.error
+            ):  # Ctrl-C, after the run had saved its work
                 raise KeyboardInterrupt
 
     def close(self) -> None:

@@ -43,7 +43,9 @@ class Processes:
             if not any(worker.job for worker in self.workers):
                 return
             try:
-                worker, event = self.events.get(timeout=1)  # Ctrl-C arrives in between, on Windows too
+                worker, event = self.events.get(
+                    timeout=1
+                )  # Ctrl-C arrives in between, on Windows too
             except queue.Empty:
                 continue
             if event is None:
@@ -52,7 +54,13 @@ class Processes:
                 code = worker.process.wait()
                 if worker.job is not None:
                     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-                    tell(Outcome(worker.job.name, False, f"its worker process ended with {how}; run again."))
+                    tell(
+                        Outcome(
+                            worker.job.name,
+                            False,
+                            f"its worker process ended with {how}; run again.",
+                        )
+                    )
                 continue
             if isinstance(event, Outcome):
                 worker.job = None

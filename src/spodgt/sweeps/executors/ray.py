@@ -44,7 +44,9 @@ class RayTasks:
             if address:
                 ray.init(address=address, **quiet)
             else:
-                ray.init(num_cpus=workers, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+                ray.init(
+                    num_cpus=workers, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet
+                )
         except (ConnectionError, ValueError, RuntimeError) as error:
             reason = str(error).strip().splitlines()[0]
             where = f"at {address!r}" if address else "of this machine"
@@ -60,7 +62,9 @@ class RayTasks:
         while self.jobs or self.running:
             while self.jobs:
                 job = self.jobs.popleft()
-                fields = asdict(job) | {"out": str(Path(job.out).resolve())}  # workers stand elsewhere
+                fields = asdict(job) | {
+                    "out": str(Path(job.out).resolve())
+                }  # workers stand elsewhere
                 self.running[self.task.remote(fields, self.threads, self.words)] = job
             done, _ = self.ray.wait(list(self.running), num_returns=1, timeout=_TELL_EVERY)
             self._listen(tell)
@@ -86,7 +90,9 @@ class RayTasks:
             outcome = from_line(self.ray.get(reference))
         except self.ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines()[0]
-            return Outcome(job.name, False, f"its worker was lost {RETRIES + 1} times: {reason}; run again.")
+            return Outcome(
+                job.name, False, f"its worker was lost {RETRIES + 1} times: {reason}; run again."
+            )
         assert isinstance(outcome, Outcome)
         if outcome.complete and not (Path(job.out) / "summary.json").exists():
             lost = f"its folder {job.out} is on another host; use a shared folder."
