@@ -107,9 +107,8 @@ async def link(n: int = 45_000_000 // 8, count: int = 12) -> dict[str, Any]:
                 incarnations: Any = incarnations,
                 arrived: Any = arrived,
             ) -> None:
-                client.send_latest(
-                    "b", Message(0, number, 0, 0, incarnations[0], incarnations[1], x, total)
-                )  # noqa: B023
+                message = Message(0, number, 0, 0, incarnations[0], incarnations[1], x, total)
+                client.send_latest("b", message)  # noqa: B023
                 await arrived.acquire()
 
             closers = [client.stop, server.stop]

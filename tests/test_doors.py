@@ -91,7 +91,8 @@ def test_compare_and_torchrun(cli: Cli, project: Path) -> None:
 
 
 def test_sweep(cli: Cli, project: Path) -> None:
-    grid = '[run]\nmethods = ["spod-gt-memory"]\nrounds = 40\nseeds = 1\n[network]\nkind = "ring"\nclients = 3\n'
+    grid = '[run]\nmethods = ["spod-gt-memory"]\nrounds = 40\nseeds = 1\n'
+    grid += '[network]\nkind = "ring"\nclients = 3\n'
     grid += '[problem]\nkind = "python"\nbuild = "problem.py:build"\n'
     grid += '[sweep]\n"problem.arguments.hidden" = [4, 8]\n'
     Path("small.toml").write_text(grid)

@@ -161,7 +161,8 @@ def linked(found: re.Match[str], file: File, files: Files) -> str:
     place = PUBLISHED.get(source, source.removeprefix("docs/"))
     if files.get_file_from_path(place) is None:
         place = source  # not on the site: mkdocs will say so
-    return f"{found[1]}{os.path.relpath(place, os.path.dirname(file.src_uri) or '.')}{found[3] or ''}{found[4]}"
+    target = os.path.relpath(place, os.path.dirname(file.src_uri) or ".")
+    return f"{found[1]}{target}{found[3] or ''}{found[4]}"
 
 
 def text_of(file: File) -> str:

@@ -46,8 +46,12 @@ def slow_if_alone(name: str) -> Any:
 
 
 def bench(
-    algorithm: Algorithm, rounds: int, *, participation: Any = Always(), x0: Any = None
-) -> list[Any]:  # noqa: B008
+    algorithm: Algorithm,
+    rounds: int,
+    *,
+    participation: Any = Always(),  # noqa: B008
+    x0: Any = None,
+) -> list[Any]:
     problem = Quadratic.random(5, 2, seed=1, condition=3)
     return states([make_run(algorithm, problem, ring_of(5), participation, x0=x0)], rounds)
 

@@ -82,8 +82,10 @@ def renewals(seconds: float = 600, life: float = 120, cut: float = 0.0005) -> st
             assert found.error is not None
             assert max(found.error, *found.local.values()) <= 1e-12, found
             assert proxies.resets, "no connection was made anew"
-            times = f"{seconds:.0f} s, certificates of {life:.0f} s, {renewed} renewals, {proxies.resets} resets"
-            return f"{times}: no link down for more than {outages.longest:.1f} s; audit {found.error:.1e}"
+            times = f"{seconds:.0f} s, certificates of {life:.0f} s"
+            counts = f"{renewed} renewals, {proxies.resets} resets"
+            outage = f"no link down for more than {outages.longest:.1f} s"
+            return f"{times}, {counts}: {outage}; audit {found.error:.1e}"
 
 
 def settled(f: Fleet, version: int) -> bool:

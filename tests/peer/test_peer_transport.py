@@ -35,8 +35,11 @@ def context(name: str, n: int = N) -> wire.Context:
 
 
 def message(
-    number: int = 1, n: int = N, sender: Incarnation = Incarnation(1, 7), **changes: Any
-) -> Message:  # noqa: B008
+    number: int = 1,
+    n: int = N,
+    sender: Incarnation = Incarnation(1, 7),  # noqa: B008
+    **changes: Any,
+) -> Message:
     made = Message(0, number, 0, 0, sender, Incarnation(), torch.arange(n).float(), torch.ones(n))
     return made._replace(**changes)
 

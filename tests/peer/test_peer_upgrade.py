@@ -82,9 +82,8 @@ def test_hosts_are_upgraded_one_by_one_while_the_others_run() -> None:
                 known = {name: f.status(name)["incarnation"]}
                 line = [sys.executable, "-c", NEXT, str(f.run / name), name]
                 upgraded.append(subprocess.Popen(line))
-                f.wait(
-                    lambda known=known: beyond(f, "incarnation", known)() and all_up(f), 60, name
-                )  # type: ignore[misc]
+                restarted = beyond(f, "incarnation", known)
+                f.wait(lambda restarted=restarted: restarted() and all_up(f), 60, name)  # type: ignore[misc]
                 before = {each: f.status(each)["k"] for each in f.names}
                 f.wait(beyond(f, "k", before, 20), 60, "all go on")
             time.sleep(1)

@@ -560,9 +560,9 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         r"hidden of mlp must be a whole number",
     ),
     "partition": (
-        lambda: classification(partition="iid"),
+        lambda: classification(partition="iid"),  # type: ignore[arg-type]
         r"partition must be a recipe .* got 'iid'",
-    ),  # type: ignore[arg-type]
+    ),
     "option": (lambda: classification(model="cnn", hidden=3), r"hidden=3 is not an option of cnn"),
     "no test samples": (
         lambda: classification(test_samples=0),
@@ -573,9 +573,9 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         r"test_samples must be .* got -5",
     ),
     "noise": (
-        lambda: spodgt.Quadratic(np.eye(2)[None], np.zeros((1, 2)), "x"),
+        lambda: spodgt.Quadratic(np.eye(2)[None], np.zeros((1, 2)), "x"),  # type: ignore[arg-type]
         r"noise must be a number",
-    ),  # type: ignore[arg-type]
+    ),
     "noise array": (
         lambda: spodgt.Quadratic(np.eye(2)[None], np.zeros((1, 2)), np.ones(2)),  # type: ignore[arg-type]
         r"noise must be a number",

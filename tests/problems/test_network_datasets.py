@@ -36,7 +36,10 @@ FLIGHTS = (
     "origin,destination,count\nAAA,BBB,3\nBBB,CCC,1\nCCC,AAA,2\nCCC,BBB,1\nDDD,AAA,1\nAAA,AAA,9\n"
 )
 AIRPORTS = "iata,name,longitude,latitude\nAAA,a,-100,40\nBBB,b,-90,30\nCCC,c,-80,45\nXXX,x,0,0\n"
-CONTACTS = "100\t7\t9\tMED\tADM\n120\t9\t7\tADM\tMED\n200\t7\t9\tMED\tADM\n140\t9\t12\tADM\tNUR\n300\t50\t51\tX\tY\n"
+CONTACTS = (
+    "100\t7\t9\tMED\tADM\n120\t9\t7\tADM\tMED\n200\t7\t9\tMED\tADM\n"
+    "140\t9\t12\tADM\tNUR\n300\t50\t51\tX\tY\n"
+)
 
 
 def wheel(path: Path, files: dict[str, str]) -> Path:

@@ -397,7 +397,10 @@ def test_costs_of_the_summary_are_means_per_seed(tmp_path: Path) -> None:
 def test_notes_say_who_waits_and_what_is_evaluated(tmp_path: Path) -> None:
     result = three(rounds=12, out=tmp_path / "run")
     exchange = "With local steps, evaluated after the last exchange: fedavg (K = 4)."
-    waits = "Compared by rounds, but a round of sporadic-k-gt waits for idle clients or links and takes longer"
+    waits = (
+        "Compared by rounds, but a round of sporadic-k-gt waits for idle clients or links "
+        "and takes longer"
+    )
     assert result.notes()[0] == exchange
     assert result.notes()[1].startswith(waits)
     assert repr(result).splitlines()[-2:] == result.notes()

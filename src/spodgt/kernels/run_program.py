@@ -59,7 +59,7 @@ class RunLinks(NamedTuple):
 
     pointers: Ints  # (clients + 1,) where the links of each receiver begin
     senders: Ints  # (links,)
-    weights: Floats  # (kinds, rounds or 1, links): a, b and, where there are any, w; rounded to the models' type
+    weights: Floats  # (kinds, rounds or 1, links): a, b, w if used; rounded to the models' type
     active: Bools  # (1 or 2, rounds, links): pulls and gossip; pushes, where they have links of their own
 
 
@@ -126,9 +126,9 @@ class RunMemory(NamedTuple):
 
 # --- rounds --------------------------------------------------------------------------------------
 @compiled_loop
-def advance_run(
+def advance_run(  # type: ignore[no-untyped-def]
     fields, starts, memory, operations, coefficients, links, draws, data, stride, scratch
-):  # type: ignore[no-untyped-def]
+):
     """In place: the fields of one run, a linear model, after some rounds.
 
     Args:

@@ -30,8 +30,11 @@ class Fleet:
     """The clients of a run's folder, each a process; methods act on the clients named, or on all."""
 
     def __init__(
-        self, run: Path, options: Options = Options(), env: Mapping[str, str] | None = None
-    ) -> None:  # noqa: B008
+        self,
+        run: Path,
+        options: Options = Options(),  # noqa: B008
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.run, self.options, self.env = Path(run), options, dict(env or {})
         self.names = folders.load(self.run).names
         for name in self.names:

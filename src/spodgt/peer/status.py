@@ -281,7 +281,7 @@ class Reporter:
             yield f"{name} is in epochs that are not followed, {count} so far: {cure}"
         for name, ahead in sorted(self.node.epochs.ahead.items()):
             if ahead > STEP:
-                cure = "a new version of the manifest brings all into one epoch: any spodgt peer set or remove"
+                cure = "any spodgt peer set or remove makes a manifest version and one common epoch"
                 yield f"{name} is {ahead} epochs ahead, {STEP} of them are followed at a time: {cure}"
         for name, seconds in self.silence().items():
             if seconds >= min(SILENT_SECONDS, self.options.drop_after or math.inf):
