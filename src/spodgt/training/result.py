@@ -21,15 +21,17 @@ from spodgt.types import HasModel
 
 @dataclass(eq=False, repr=False)
 class Result(Record):
-    """A record with the states that were kept and the draws of every seed."""
+    """A record with the states that were kept and the draws of every seed.
 
-    states: dict[int, Any] = field(
-        default_factory=dict
-    )  # of the (last) method, with keep_states=True
-    draws: dict[int, Draw] = field(default_factory=dict)  # by seed
-    models: dict[tuple[str, int], Tensor] = field(
-        default_factory=dict
-    )  # (method, seed) → (clients, columns)
+    Args:
+        states: States of the last method by seed, with keep_states=True.
+        draws: Network, availability and problem by seed.
+        models: (clients, columns) final models by (method, seed).
+    """
+
+    states: dict[int, Any] = field(default_factory=dict)
+    draws: dict[int, Draw] = field(default_factory=dict)
+    models: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
     def model(
         self, method: str | None = None, seed: int | None = None, client: int | str = "average"
