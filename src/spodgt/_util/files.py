@@ -43,7 +43,8 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """
     temporary = path.with_name(temporary_name(path.name))
     try:
-        temporary.unlink(missing_ok=True)
+        if os.path.lexists(temporary):  # of a process that was killed
+            temporary.unlink()
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
