@@ -24,9 +24,9 @@ class Result(Record):
     """A record with the states that were kept and the draws of every seed.
 
     Args:
-        states: States of the last method by seed, with keep_states=True.
-        draws: Network, availability and problem by seed.
-        models: (clients, columns) final models by (method, seed).
+        states: by seed, the states of the (last) method; only with `keep_states=True`.
+        draws: by seed, the network, participation and problem of the run.
+        models: by method and seed, the trained models (clients, columns).
     """
 
     states: dict[int, Any] = field(default_factory=dict)
