@@ -75,15 +75,6 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     if parts < network.clients:
         must = f"at least {network.clients}, one part per client"
         raise InvalidInput(f"divided_into must be {must}, got {parts}; use {network.clients}.")
-    if len(experiment.methods) != 1:
-        several = ", ".join(each.name for each in experiment.methods)
-        raise InvalidInput(
-            f"run.methods must be one method, got {several}; use --method spod-gt-memory."
-        )
-    fields = describe(experiment.methods[0])
-    if "patience" in fields:
-        fields["patience"] = 0.0  # of the simulated clock; real devices and links wait for nobody
-    method = Method(fields.pop("name"), _common(fields.pop("step_size", None)), fields)
     make = deployment.problem
     if make:
         problem = own_problem(make, names[0])  # for its layout
@@ -119,7 +110,7 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         ),
         layout=layout_of(problem),
         parameters=problem.parameters,
-        method=method,
+        method=_method_of(experiment),
         problem=experiment.to_dict()["problem"],
         seed=seed,
         weights=experiment.weights or "degree",
@@ -127,6 +118,21 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         rounds_per_second=deployment.rounds_per_second,
         max_alone=deployment.max_alone,
     )
+
+
+def _method_of(experiment: Experiment) -> Method:
+    """The method of the run as the manifest holds it."""
+    if len(experiment.methods) != 1:
+        several = ", ".join(each.name for each in experiment.methods)
+        raise InvalidInput(
+            f"run.methods must be one method, got {several}; use --method spod-gt-memory."
+        )
+    fields = describe(experiment.methods[0])
+    if "patience" in fields:
+        fields["patience"] = 0.0  # waiting is simulated; real clients and links do not wait
+    name = fields.pop("name")
+    step_size = _common(fields.pop("step_size", None))
+    return Method(name, step_size, fields)
 
 
 def _clients_of(network: Network, deployment: Deployment) -> tuple[list[str], list[str]]:
