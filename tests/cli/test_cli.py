@@ -24,7 +24,7 @@ from spodgt.cli import app
 from spodgt.cli.app import Changes
 from spodgt.cli.compare import folded, free_folder
 from spodgt.experiment import PAPER_METHODS, Experiment
-from spodgt.network.recipes import RECIPES
+from spodgt.network.graphs import RECIPES
 from spodgt.participation import PARTICIPATIONS
 from spodgt.problems.data import PARTITIONS
 from spodgt.problems.models import MODELS

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from spodgt.algorithms.base import Algorithm, GradientState, Rate, Round, Tensor, Traits
 from spodgt.network import Network
-from spodgt.participation.availability import Served
+from spodgt.participation.availability import NoLinks
 from spodgt.types import Availability
 
 
@@ -29,7 +29,7 @@ class SGD(Algorithm[GradientState]):
     step_size: Rate = 0.01  # η
 
     def uses(self, availability: Availability, network: Network) -> Availability:
-        return Served(availability, alone=True)
+        return NoLinks(availability, alone=True)
 
     def init(self, x: Tensor, round: Round) -> GradientState:
         x = round.average(x)

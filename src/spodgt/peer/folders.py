@@ -23,6 +23,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
+from spodgt._util.files import replace_file
 from spodgt.algorithms import describe
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment, PythonProblem
@@ -244,11 +245,11 @@ def issue(folder: Path, name: str, *, days: float = identity.DAYS) -> Path:
     made = identity.issue(_authority_key(folder), authority, name, days=days)
     home = folder / name
     home.mkdir(mode=0o700, exist_ok=True)
-    identity.write_file(home / "ca.pem", authority, mode=0o644)
+    replace_file(home / "ca.pem", authority, mode=0o644)
     signed.write(home)
     # a running client takes the two together once they belong to each other
     identity.write_secret(home / "key.pem", made.key)
-    identity.write_file(home / "cert.pem", made.certificate, mode=0o644)
+    replace_file(home / "cert.pem", made.certificate, mode=0o644)
     return home
 
 

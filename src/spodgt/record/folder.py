@@ -27,6 +27,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from spodgt._util.files import replace_file, temporary_name
 from spodgt.errors import Failed, InvalidInput
 
 if TYPE_CHECKING:
@@ -69,24 +70,12 @@ def refuse_other_kind(folder: Path, kind: str) -> None:
         )
 
 
-def _beside(name: str) -> str:
-    """The name under which a file is written before it takes its place."""
-    return f".{name}.part"
-
-
 def write(path: Path, data: bytes) -> None:
     """Write a file beside its target, flush, rename: `path` is the old file or the new one, never a part."""
-    beside = path.with_name(_beside(path.name))
     try:
         path.parent.mkdir(exist_ok=True)
-        with open(beside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
+        replace_file(path, data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
         raise Failed(
             f"{path} could not be written: {error.strerror or error}; "
             "free some space or choose another folder, then run again with --resume."
@@ -240,7 +229,7 @@ class RunFolder:
             )
         with locked(self.path, f"{name} is in use by a run that is still going; wait for it."):
             for part in self.path.rglob(
-                _beside("*")
+                temporary_name("*")
             ):  # of a process that was killed while it wrote
                 part.unlink(missing_ok=True)
             if not old.exists():
