@@ -20,10 +20,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import spodgt.algorithms.registry as package
-from spodgt.algorithms import ALGORITHMS, InverseSqrt, describe, method, register, table
+from spodgt.algorithms import ALGORITHMS, InverseSqrt, describe, method, register, stack, table
 from spodgt.algorithms.base import Algorithm, GradientState, Rate, Traits
 from spodgt.algorithms.checks import check
 from spodgt.algorithms.d2 import smallest_eigenvalue
+from spodgt.algorithms.relay import Relay
 from spodgt.algorithms.table import COLUMNS, refreshed
 from spodgt.errors import Incompatible, InvalidConfig, InvalidInput
 from spodgt.network import Network
@@ -293,3 +294,10 @@ def test_the_default_hooks_change_nothing() -> None:
     assert algorithm.fit(availability) is algorithm
     assert algorithm.adapt_availability(availability, TWO_WAY) is availability
     assert algorithm.with_mixing_weights(TWO_WAY) is TWO_WAY
+
+
+def test_stack_accepts_zeros_where_one_run_has_them() -> None:
+    """A field that may be 0 may be 0 in one run of a batch."""
+    batch = stack([method("relay", proximal=0.0), method("relay", proximal=0.5)], [1, 2])
+    assert isinstance(batch, Relay)
+    assert torch.as_tensor(batch.proximal).flatten().tolist() == [0.0, 0.5, 0.5]

@@ -166,11 +166,11 @@ def test_clipping_by_hand() -> None:
 
 
 def test_a_warm_up_by_hand() -> None:
-    assert [float(Constant(0.6, warmup=3).warmed(k)) for k in (1, 2, 3, 4, 9)] == pytest.approx(
-        [0.2, 0.4, 0.6, 0.6, 0.6]
-    )
+    assert [
+        float(Constant(0.6, warmup=3).with_warmup(k)) for k in (1, 2, 3, 4, 9)
+    ] == pytest.approx([0.2, 0.4, 0.6, 0.6, 0.6])
     # after the warm-up a schedule begins at its start
-    assert [float(Inverse(0.6, warmup=2).warmed(k)) for k in (1, 2, 3, 4)] == pytest.approx(
+    assert [float(Inverse(0.6, warmup=2).with_warmup(k)) for k in (1, 2, 3, 4)] == pytest.approx(
         [0.3, 0.6, 0.6, 0.3]
     )
     assert method("ab", step_size={"schedule": "constant", "start": 0.6}) == method(

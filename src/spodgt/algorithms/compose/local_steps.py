@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spodgt.algorithms.base import Availability, Network, S, positive
+from spodgt.algorithms.base import Availability, Network, S, positive_integer
 from spodgt.algorithms.compose.wrapper import LinkLayer
 from spodgt.participation.availability import AvailabilityOverride
 
@@ -23,7 +23,7 @@ class Local(LinkLayer[S]):
     every: int = 5  # K
 
     def __post_init__(self) -> None:
-        positive(self.every, f"{self.key} of {self.base.name}", whole=True)
+        positive_integer(self.every, f"{self.key} of {self.base.name}")
         # the step is the base's own, so a compiled one does it, too
         self.declares("local", local_steps=True, compiled=self.base.traits.compiled)
 

@@ -136,7 +136,7 @@ class Scheduled(Wrapper[S]):
 def rate_at(schedule: Schedule, k: int | Tensor, K: int | Tensor | None) -> Number:
     """The step size of round k, which K local steps hold."""
     held: int | Tensor = k if K is None else (k - 1) // K * K + 1
-    return schedule.warmed(widened(held) if isinstance(held, Tensor) else held)
+    return schedule.with_warmup(widened(held) if isinstance(held, Tensor) else held)
 
 
 def fixed(algorithm: Algorithm, rate: object) -> Algorithm:

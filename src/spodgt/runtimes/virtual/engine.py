@@ -20,6 +20,7 @@ from spodgt import rng
 from spodgt.algorithms import stack
 from spodgt.algorithms.base import Algorithm, HasOverlap, HasStepSize
 from spodgt.algorithms.compose.codecs import Codec, IntervalQuantizer
+from spodgt.algorithms.deprecated import OldRoundNames
 from spodgt.algorithms.registry import unwrapped
 from spodgt.engine import fits_loops
 from spodgt.errors import Incompatible
@@ -454,7 +455,7 @@ class Some:
         return data, half
 
 
-class Turns:
+class Turns(OldRoundNames):
     """The turns of a batch as an algorithm sees them (`types.Round`): its rows, in the order of the batch."""
 
     def __init__(self, engine: Engine, batch: Batch) -> None:
