@@ -588,7 +588,7 @@ def test_an_extended_run_is_an_unbroken_one(
 def test_what_was_too_large_to_keep_cannot_be_extended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spodgt.training.observer.STATES", 0)
+    monkeypatch.setattr("spodgt.training.executor.STATES", 0)
     run(tmp_path / "run")
     with pytest.raises(InvalidInput, match="spod-gt cannot be extended: its states take more than"):
         run(tmp_path / "run", resume=True, delay=90.0)
