@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +12,13 @@ from torch import Tensor
 
 from spodgt.errors import Incompatible
 from spodgt.kernels.steps import State, rebuild
+from spodgt.participation.roles import HasRoles
 from spodgt.problems import refuse_statistics
 from spodgt.runtimes.simulator import Simulation, Simulator
 from spodgt.runtimes.virtual.engine import Engine
 from spodgt.runtimes.virtual.times import Time
-from spodgt.runtimes.world import Exchanged, Run, RunState, Saved, Tally
-from spodgt.types import Bools, Floats, HasRoles, Ints
+from spodgt.runtimes.world import CheckpointBatch, Exchanged, Run, RunCheckpoint, RunState, Tally
+from spodgt.types import Bools, Floats, Ints
 
 
 class VirtualWorld(Simulation):
@@ -166,18 +167,24 @@ class VirtualTime(Simulator):
     def world(self, runs: Sequence[Run], dtype: torch.dtype) -> VirtualWorld:
         return VirtualWorld(runs, self.time, dtype=dtype, device=self.device)
 
-    def going(self, runs: Sequence[Run], dtype: torch.dtype, saved: Saved) -> VirtualWorld:
+    def restored_world(
+        self,
+        runs: Sequence[Run],
+        dtype: torch.dtype,
+        checkpoints: Mapping[int, RunCheckpoint],
+        batch: CheckpointBatch,
+    ) -> VirtualWorld:
         world = VirtualWorld(
             runs,
             self.time,
             dtype=dtype,
             device=self.device,
-            runs=saved.runs,
-            counts=saved.tally,
-            statistics=saved.statistics.to(self.device),
+            runs=np.array(list(checkpoints)),
+            counts=batch.counts,
+            statistics=batch.statistics.to(self.device),
         )
-        for engine, found in zip(world.engines, saved.under_way, strict=True):
-            engine.unpack(found)
+        for engine, point in zip(world.engines, checkpoints.values(), strict=True):
+            engine.unpack(point.in_flight)
         return world
 
 
@@ -189,7 +196,7 @@ def check_run(run: Run) -> None:
         raise Incompatible(
             f"{name} needs a server, which virtual time has not; drop [time], or use dsgd."
         )
-    if traits.talks not in ("all", "waker") or isinstance(run.availability, HasRoles):
+    if traits.activation not in ("all", "edge-initiator") or isinstance(run.availability, HasRoles):
         raise Incompatible(
             f"{name} has pairs or weights that change between common rounds, which virtual time has not; "
             "drop [time], or use spod-gt-memory."
