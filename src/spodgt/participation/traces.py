@@ -512,7 +512,7 @@ class TraceFile:
             return _seconds(column)
         if pd.api.types.is_timedelta64_dtype(column.dtype):
             self._require(np.full(len(column), name != "round"), column, "round must be numbers")
-            return np.asarray(column / pd.Timedelta(seconds=1), np.float64)
+            return np.asarray(column.dt.total_seconds(), np.float64)
         try:
             numbers = pd.to_numeric(column)
             if numbers.dtype.kind in "biuf":
