@@ -38,7 +38,7 @@ from spodgt.participation import (
 )
 from spodgt.problems.learning import Learning
 from spodgt.problems.python_problem import PythonProblem
-from spodgt.runtimes.virtual.times import Time
+from spodgt.runtimes.events.durations import Time
 from spodgt.runtimes.world import Draw
 from spodgt.types import Availability, HasValidation, Problem
 from spodgt.validation import Field, Number, Whole, choices, from_table, only, recipe, to_table

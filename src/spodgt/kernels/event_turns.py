@@ -3,8 +3,8 @@
     y ← B̂ y;  x ← Â x - η y;  y ← y - g, g ← 0 where the gradient of an idle client counts as zero
     y ← y + w g⁺ - g, g ← w g⁺ for the clients that compute
 
-See `runtimes.virtual.plan` for what a turn is, and `runtimes.virtual.lot.Lot` for the arrays. The plain
-equivalent is the method's own `step` on the rows of a batch of turns.
+See `runtimes.events.schedule` for what a turn is, and `runtimes.events.batch_arrays.Lot` for the arrays.
+The plain equivalent is the method's own `step` on the rows of a batch of turns.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spodgt.runtimes.virtual.plan import Batch
+from spodgt.runtimes.events.schedule import Batch
 from spodgt.types import Bools, Floats, Ints, Words
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the increment of `rng.words`

@@ -13,9 +13,9 @@ from torch import Tensor
 from spodgt.errors import Incompatible
 from spodgt.kernels.steps import State, rebuild
 from spodgt.problems import refuse_statistics
+from spodgt.runtimes.events.durations import Time
+from spodgt.runtimes.events.executor import Engine
 from spodgt.runtimes.simulator import Simulation, Simulator
-from spodgt.runtimes.virtual.engine import Engine
-from spodgt.runtimes.virtual.times import Time
 from spodgt.runtimes.world import Exchanged, Run, RunState, Saved, Tally
 from spodgt.types import Bools, Floats, HasRoles, Ints
 
@@ -150,11 +150,8 @@ class VirtualWorld(Simulation):
 
     def meters(self, at: int) -> dict[str, float]:
         engine = self.engines[at]
-        found = {
-            "seconds": engine.done * self.time.seconds,
-            "bytes": float(engine.counts.bytes.sum()),
-        }
-        return found if self.time.power is None else {**found, "joules": engine.joules}
+        sent = float(engine.counts.bytes.sum())
+        return {"seconds": engine.done * self.time.seconds, "bytes": sent}
 
 
 @dataclass(frozen=True)

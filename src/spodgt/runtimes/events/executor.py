@@ -24,10 +24,10 @@ from spodgt.engine import fits_loops
 from spodgt.errors import Incompatible
 from spodgt.kernels.links import add_rows, move_into_intervals
 from spodgt.kernels.steps import State, rebuild
+from spodgt.runtimes.events.batch_arrays import columns, laid_out, shifted
+from spodgt.runtimes.events.durations import Time
+from spodgt.runtimes.events.schedule import Batch, Message, Plan, Sent, Tick
 from spodgt.runtimes.simulator import cut
-from spodgt.runtimes.virtual.lot import columns, laid_out, shifted
-from spodgt.runtimes.virtual.plan import Batch, Message, Plan, Sent, Tick
-from spodgt.runtimes.virtual.times import Time
 from spodgt.runtimes.world import Exchanged, Run, Tally
 from spodgt.types import (
     Bools,
@@ -108,7 +108,6 @@ class Engine:
     device: torch.device
     counts: Tally
     statistics: Tensor
-    joules: float = 0.0
     pools: dict[int, Tensor] = field(default_factory=dict)  # copies, by mixing call
     pushes: list[int] = field(default_factory=list)  # the mixing calls that push
     under_way: dict[Message, None] = field(default_factory=dict)  # sent and kept, not taken
@@ -188,8 +187,6 @@ class Engine:
 
     def compute(self, state: State, batches: Sequence[Batch]) -> None:
         """Compute batches, in place."""
-        for batch in batches:
-            self.joules += batch.joules
         first = 0
         for number, clients in self._last_exchanges(batches).items():
             self._compute(state, batches[first : number + 1])
@@ -413,12 +410,7 @@ class Engine:
             pools["inbox"] = self.inbox
         plan = {f"plan/{name}": tensor for name, tensor in self.origin.items()}
         numbers = torch.tensor([self.done, *self.pushes])
-        return {
-            **pools,
-            **plan,
-            "numbers": numbers,
-            "joules": torch.tensor(self.joules, dtype=torch.float64),
-        }
+        return {**pools, **plan, "numbers": numbers}
 
     def unpack(self, found: Mapping[str, Tensor]) -> None:
         """Go on from what `pack` gave."""
@@ -433,7 +425,6 @@ class Engine:
         for tick in self.ticks[: self.done + 1 - self.first]:
             for batch in tick.batches:
                 self.settle(batch)
-        self.joules = float(found["joules"])
         self.inbox = found["inbox"].to(self.device, copy=True) if "inbox" in found else None
         self.pools = {
             int(name.removeprefix("pool/")): tensor.to(self.device, copy=True)

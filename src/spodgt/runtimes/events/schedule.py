@@ -25,7 +25,7 @@ from torch import Tensor
 
 from spodgt import rng
 from spodgt.participation import delay
-from spodgt.runtimes.virtual.times import NANO, Clock
+from spodgt.runtimes.events.durations import Clock
 from spodgt.runtimes.world import Run
 
 _NEVER = 2**62  # an arrival that does not come: a newer message has taken its place
@@ -81,7 +81,6 @@ class Batch:
     )  # the last that a row took of each link
     forgotten: list[Sent] = field(default_factory=list)  # no longer the last that somebody knows
     partners: list[int] = field(default_factory=list)  # whom each client meets, where pairs do
-    joules: float = 0.0
 
 
 @dataclass(eq=False)
@@ -121,16 +120,12 @@ class Tables:
         ):  # everybody computes in its own rounds; who meets whom is drawn when they meet
             computes, links = np.ones_like(computes), np.zeros_like(links)
         transfers = clock.transfers(rounds, self.size)
-        durations = clock.durations(rounds)
-        joules = clock.watts(rounds, computes.astype(np.float64)) * durations / NANO
         return Rows(
-            durations.tolist(),
+            clock.durations(rounds).tolist(),
             clock.latencies(rounds).tolist(),
             None if transfers is None else transfers.tolist(),
             computes.tolist(),
             links.tolist(),
-            joules.tolist(),
-            clock.watts(rounds, np.zeros(computes.shape)).tolist(),
         )
 
 
@@ -143,8 +138,6 @@ class Rows:
     transfers: list[list[int]] | None
     computes: list[list[bool]]
     links: list[list[bool]]  # that are used when the round begins
-    joules: list[list[float]]
-    idle: list[list[float]]  # watts of a client that waits
 
 
 class Plan:
@@ -188,7 +181,6 @@ class Plan:
         self.meetings = rng.key(run.seed, "meet")
         rows, _ = self.tables.at(0)
         self.k = [1] * net.clients  # the round that begins next
-        self.since = [0] * net.clients  # when the last one began
         self.times = list(rows.durations[0])  # when
         self.flights: list[list[Message]] = [[] for _ in range(net.links)]
         self.memory: list[Message | None] = [None] * net.links
@@ -263,9 +255,6 @@ class Plan:
             batch.clients.append(i)
             batch.rounds.append(k)
             batch.computes.append(rows.computes[at][i])
-            waited = (now - self.since[i] - before.durations[was][i]) / NANO
-            batch.joules += before.joules[was][i] + before.idle[was][i] * waited
-            self.since[i] = now
             if before.computes[was][i]:
                 tick.cost += self.price[i]
             if self.pairs:
@@ -423,7 +412,7 @@ class Plan:
         number = {key: n for n, key in enumerate(copies)}
         places = [[s.refs, s.slot, s.mass_refs, s.mass_slot] for s in copies.values()]
         return {
-            "clients": torch.tensor([self.times, self.k, self.since]),
+            "clients": torch.tensor([self.times, self.k]),
             "links": torch.tensor([self.begun, self.busy, self.heard]),
             "copies": torch.tensor(places).reshape(-1, 4),
             "messages": _rows(messages, number),
@@ -433,7 +422,7 @@ class Plan:
 
     def unpack(self, found: Mapping[str, Tensor]) -> None:
         """Go on from what `pack` gave."""
-        self.times, self.k, self.since = found["clients"].tolist()
+        self.times, self.k = found["clients"][:2].tolist()  # older checkpoints have a third row
         self.begun, self.busy, self.heard = found["links"].tolist()
         self.tick = int(found["tick"])
         copies = [Sent() for _ in found["copies"]]
