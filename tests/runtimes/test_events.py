@@ -36,7 +36,7 @@ def runs_here(name: str) -> bool:
     traits = ALGORITHMS[name].traits
     return (
         traits.mixing not in ("server",)
-        and traits.talks == "all"
+        and traits.activation == "all"
         and not traits.root
         and not traits.two_way
     )
@@ -83,7 +83,7 @@ def test_equal_clients_and_instant_messages_are_rounds(name: str) -> None:
         fields["local_steps"] = 3
     algorithm = build(name, step_size=0.05, **fields)
     # who remembers an older model uses it where a link did not work, which rounds cannot
-    participation = Always() if ALGORITHMS[name].traits.remembers else sporadic(name)
+    participation = Always() if ALGORITHMS[name].traits.uses_stale_models else sporadic(name)
     runs = [run_of(algorithm, participation, seed=seed, noise=0.1) for seed in (0, 3)]
     rounds = Simulation(runs, dtype=torch.float64, compiled=False)
     virtual = VirtualWorld(runs, Time(compute=0.1), dtype=torch.float64)
@@ -223,7 +223,7 @@ def test_no_mass_is_lost_at_any_event(
 ])  # fmt: skip
 def test_exact_methods_reach_the_optimum_with_delays(name: str, time: Time) -> None:
     step = (
-        0.3 if ALGORITHMS[name].traits.remembers else 0.1
+        0.3 if ALGORITHMS[name].traits.uses_stale_models else 0.1
     )  # it steps along what stays of its tracker only
     run = run_of(build(name, step_size=step), sporadic(name))
     world = VirtualWorld([run], time, dtype=torch.float64)

@@ -18,8 +18,9 @@ from spodgt.algorithms.base import Algorithm
 from spodgt.kernels.links import Links
 from spodgt.kernels.steps import Activity
 from spodgt.participation import delay
+from spodgt.participation.roles import HasRoles, Roles
 from spodgt.runtimes.world import Run
-from spodgt.types import ActiveLinks, Bools, Floats, HasRoles, Ints, Problem, Roles, Words
+from spodgt.types import ActiveLinks, Bools, Floats, Ints, Problem, Words
 
 _CHUNK = 2**20  # draws made at once
 
@@ -98,7 +99,7 @@ class RunBatch:
         return np.repeat([rng.key(run.seed, "batch") for run in self.live], self.sizes)
 
     @cached_property
-    def places(self) -> Ints:
+    def client_index(self) -> Ints:
         """(clients,): each client's number in its own run."""
         return np.concatenate([np.arange(size) for size in self.sizes])
 

@@ -55,8 +55,15 @@ class Run:
         method = with_step_sizes_of(method, draw.network)
         check(method, draw.network, draw.availability)
         fitted = method.fit(draw.availability)
-        used = fitted.uses(draw.availability, draw.network)
-        return Run(draw.seed, fitted, fitted.weighs(draw.network), used, draw.problem, draw.start)
+        used = fitted.adapt_availability(draw.availability, draw.network)
+        return Run(
+            draw.seed,
+            fitted,
+            fitted.with_mixing_weights(draw.network),
+            used,
+            draw.problem,
+            draw.start,
+        )
 
 
 class Tally(NamedTuple):

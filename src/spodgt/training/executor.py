@@ -22,6 +22,7 @@ from spodgt.engine import describe_engine
 from spodgt.errors import Failed, InvalidInput
 from spodgt.experiment.config import checksum
 from spodgt.kernels.steps import State
+from spodgt.problems.protocols import HasModel
 from spodgt.record.folder import FINISHED, SINGLE_RUNS, Checkpoint, RunFolder, parquet, slug, write
 from spodgt.record.metrics import declare
 from spodgt.record.models import MODELS, RUNNING_MEAN, write_models
@@ -40,7 +41,7 @@ from spodgt.training.tables import (
     participation_table,
 )
 from spodgt.training.workers import WorkerPool
-from spodgt.types import Better, HasModel
+from spodgt.types import Better
 
 
 @dataclass(frozen=True)

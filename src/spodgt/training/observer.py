@@ -21,6 +21,7 @@ from torch import Tensor
 from spodgt.algorithms import describe
 from spodgt.engine import fits_loops
 from spodgt.kernels.steps import State, rebuild
+from spodgt.problems.protocols import CompiledGradient
 from spodgt.record import metrics
 from spodgt.record.record import Diverged
 from spodgt.runtimes.loop import MEETING, STRIDE
@@ -37,7 +38,7 @@ from spodgt.runtimes.world import (
 from spodgt.tensors import is_finite
 from spodgt.training.log import Ended, MethodLog
 from spodgt.training.tables import client_rows
-from spodgt.types import Bools, CompiledGradient, Problem
+from spodgt.types import Bools, Problem
 
 if TYPE_CHECKING:
     from spodgt.training.executor import Interrupt, Settings

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from spodgt import figures
 from spodgt.errors import InvalidInput
 from spodgt.network.names import client_number
+from spodgt.problems.protocols import HasModel
 from spodgt.record.models import MODELS
 from spodgt.record.record import Record
 from spodgt.runtimes.world import Draw
 from spodgt.tensors import mean
-from spodgt.types import HasModel
 
 
 @dataclass(eq=False, repr=False)

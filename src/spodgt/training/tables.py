@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spodgt.experiment.config import checksum
+from spodgt.participation.roles import HasRoles
+from spodgt.problems.protocols import HasClientWeights, HasIdentity, HasSamples
 from spodgt.record.metrics import RunSnapshot
 from spodgt.record.record import no_clients, with_names
 from spodgt.runtimes.world import Run, Tally
-from spodgt.types import HasClientWeights, HasIdentity, HasRoles, HasSamples, Ints, Problem
+from spodgt.types import Ints, Problem
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -32,6 +32,7 @@ import torch.multiprocessing as mp
 from spodgt import errors
 from spodgt.errors import Failed, InvalidInput, SpodgtError
 from spodgt.kernels.steps import State
+from spodgt.problems.protocols import CompiledGradient
 from spodgt.record.folder import Checkpoint, slug, write
 from spodgt.runtimes.loop import STRIDE, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Simulator
@@ -39,7 +40,7 @@ from spodgt.runtimes.world import Run, Runtime, Saved
 from spodgt.thread_pool import thread_count
 from spodgt.training.log import MethodLog
 from spodgt.training.observer import Observer, Progress
-from spodgt.types import CompiledGradient, Problem
+from spodgt.types import Problem
 
 if TYPE_CHECKING:
     from spodgt.training.executor import Executor, RunPoint, Settings

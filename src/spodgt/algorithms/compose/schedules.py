@@ -132,7 +132,7 @@ class Scheduled(Wrapper[S]):
         return now.step(state, round)
 
 
-def rate_at(schedule: Schedule, k: int, K: int | Tensor | None) -> Number:
+def rate_at(schedule: Schedule, k: int | Tensor, K: int | Tensor | None) -> Number:
     """The step size of round k, which K local steps hold."""
     held: int | Tensor = k if K is None else (k - 1) // K * K + 1
     return schedule.warmed(widened(held) if isinstance(held, Tensor) else held)

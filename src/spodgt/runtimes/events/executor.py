@@ -19,28 +19,19 @@ from torch import Tensor
 from spodgt import rng
 from spodgt.algorithms import stack
 from spodgt.algorithms.base import Algorithm, HasOverlap, HasStepSize
+from spodgt.algorithms.compose.codecs import Codec, IntervalQuantizer
 from spodgt.algorithms.registry import unwrapped
 from spodgt.engine import fits_loops
 from spodgt.errors import Incompatible
 from spodgt.kernels.links import add_rows, move_into_intervals
 from spodgt.kernels.steps import State, rebuild
+from spodgt.problems.protocols import CompiledGradient, HasClientWeights, LinearData
 from spodgt.runtimes.events.batch_arrays import columns, laid_out, shifted
 from spodgt.runtimes.events.durations import Time
 from spodgt.runtimes.events.schedule import Batch, Message, Plan, Sent, Tick
 from spodgt.runtimes.simulator import cut
 from spodgt.runtimes.world import Exchanged, Run, Tally
-from spodgt.types import (
-    Bools,
-    Code,
-    CompiledGradient,
-    Floats,
-    HasClientWeights,
-    IntervalCode,
-    Ints,
-    LinearData,
-    Minibatches,
-    Round,
-)
+from spodgt.types import Bools, Floats, Ints, Minibatches, Round
 
 
 class Tracking(NamedTuple):
@@ -128,10 +119,13 @@ class Engine:
         run, traits = self.run, self.run.algorithm.traits
         size = run.algorithm.message(run.problem.parameters, self.dtype.itemsize)
         clock = self.time.draw(run.network, run.seed)
-        pairs = traits.talks == "waker" and run.network.links > 0
+        pairs = traits.activation == "edge-initiator" and run.network.links > 0
         waits = traits.waits and not pairs
         base, _ = unwrapped(run.algorithm)
-        ahead, old = base.overlap if isinstance(base, HasOverlap) else None, traits.remembers
+        ahead, old = (
+            base.overlap if isinstance(base, HasOverlap) else None,
+            traits.uses_stale_models,
+        )
         self.plan = Plan(run, clock, size, waits=waits, remembers=old, pairs=pairs, overlap=ahead)
         self.origin = self._origin()
         net = run.network
@@ -499,11 +493,11 @@ class Turns:
         return p.to(self.engine.device, self.engine.dtype)[:, None]
 
     @property
-    def place(self) -> Tensor:
+    def client_index(self) -> Tensor:
         return torch.from_numpy(self.rows).to(self.engine.device)
 
     @property
-    def lead(self) -> Tensor:
+    def step_weight(self) -> Tensor:
         return torch.ones(len(self.rows), 1, dtype=self.engine.dtype, device=self.engine.device)
 
     @property
@@ -514,7 +508,7 @@ class Turns:
         return torch.from_numpy(here).to(self.engine.device, self.engine.dtype)[:, None]
 
     @property
-    def restarts(self) -> Tensor:
+    def reset_tracker(self) -> Tensor:
         return torch.zeros(len(self.rows), 1, dtype=torch.bool, device=self.engine.device)
 
     def grad(self, x: Tensor) -> Tensor:
@@ -538,17 +532,17 @@ class Turns:
         sent = np.bincount(keepers, self.engine.weights[which][links], minlength=len(self.rows))
         return np.asarray(1.0 - sent, np.float64)
 
-    def pull(self, x: Tensor, code: Callable[[int], IntervalCode] | None = None) -> Tensor:
-        if code is not None:
-            return self._lean(x, code)
+    def pull(self, x: Tensor, codec: Callable[[int], IntervalQuantizer] | None = None) -> Tensor:
+        if codec is not None:
+            return self._lean(x, codec)
         return self._mix(x, "a", self.models)
 
-    def push(self, y: Tensor, code: Code | IntervalCode | None = None) -> Tensor:
+    def push(self, y: Tensor, codec: Codec | IntervalQuantizer | None = None) -> Tensor:
         if self.calls not in self.engine.pushes:
             self.engine.pushes.append(self.calls)
-        return self._mix(y, "b", self.mass, code)
+        return self._mix(y, "b", self.mass, codec)
 
-    def some(self, x: Tensor, how: str, columns: Callable[[int], slice]) -> Tensor:
+    def mix_columns(self, x: Tensor, how: str, columns: Callable[[int], slice]) -> Tensor:
         if how == "pull":
             return self._lean(x, lambda k: Some(columns(k)))
         said = torch.zeros_like(x)
@@ -557,7 +551,7 @@ class Turns:
         return x + (self.push(said, Some(columns(0))) - said)
 
     @property
-    def kept(self) -> Tensor:
+    def push_self_weight(self) -> Tensor:
         kept = self.own_part("b", self.senders, self.links)
         return torch.from_numpy(kept).to(self.engine.device, self.engine.dtype)[:, None]
 
@@ -578,7 +572,7 @@ class Turns:
             raise Incompatible("clients that wait for nobody have no average; use spod-gt-memory.")
         return x.mean(0, keepdim=True).expand_as(x)
 
-    def _lean(self, x: Tensor, code: Callable[[int], IntervalCode]) -> Tensor:
+    def _lean(self, x: Tensor, codec: Callable[[int], IntervalQuantizer]) -> Tensor:
         """x moved towards the intervals that messages say, each in the way of its sender's round."""
         engine, reads = self.engine, self.models
         pool = engine.pool(self.calls, x, engine.slots.capacity)
@@ -587,18 +581,20 @@ class Turns:
         said[here], said[~here] = x[where[here]], pool[where[~here]]
         middle, half = torch.empty_like(said), torch.empty_like(said)
         for k in np.unique(reads.rounds).tolist():
-            which, now = torch.from_numpy(reads.rounds == k).to(x.device), code(k)
+            which, now = torch.from_numpy(reads.rounds == k).to(x.device), codec(k)
             middle[which], half[which] = now.unpack(now.pack(said[which]), x.shape[1], x.dtype)
-        self._keep(x, pool, code(0))
+        self._keep(x, pool, codec(0))
         own, weights = np.arange(len(where)), engine.weights["a"][reads.links]
         return move_into_intervals(x.contiguous(), middle, half, reads.rows, own, weights)
 
-    def _keep(self, x: Tensor, pool: Tensor, code: Code | IntervalCode | None = None) -> None:
+    def _keep(
+        self, x: Tensor, pool: Tensor, codec: Codec | IntervalQuantizer | None = None
+    ) -> None:
         """Keep what others take later, and count what is sent."""
         row, slot = (torch.from_numpy(each).to(x.device) for each in self.store)
         pool[slot] = x[row]
         width, item = x.shape[1], x.element_size()
-        self.engine.counts.bytes[self.links] += code.size(width, item) if code else width * item
+        self.engine.counts.bytes[self.links] += codec.size(width, item) if codec else width * item
         self.calls += 1
 
     def _mix(
@@ -606,7 +602,7 @@ class Turns:
         x: Tensor,
         which: str,
         reads: Reads,
-        code: Code | IntervalCode | None = None,
+        codec: Codec | IntervalQuantizer | None = None,
         *,
         difference: bool = False,
     ) -> Tensor:
@@ -628,5 +624,5 @@ class Turns:
         for which_rows, source in ((reads.here, x.contiguous()), (~reads.here, pool)):
             rows = reads.rows[which_rows], reads.where[which_rows]
             add_rows(out, source, *rows, values[which_rows], own)
-        self._keep(x, pool, code)
+        self._keep(x, pool, codec)
         return out

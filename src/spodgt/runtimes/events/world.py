@@ -12,12 +12,13 @@ from torch import Tensor
 
 from spodgt.errors import Incompatible
 from spodgt.kernels.steps import State, rebuild
+from spodgt.participation.roles import HasRoles
 from spodgt.problems import refuse_statistics
 from spodgt.runtimes.events.durations import Time
 from spodgt.runtimes.events.executor import Engine
 from spodgt.runtimes.simulator import Simulation, Simulator
 from spodgt.runtimes.world import Exchanged, Run, RunState, Saved, Tally
-from spodgt.types import Bools, Floats, HasRoles, Ints
+from spodgt.types import Bools, Floats, Ints
 
 
 class VirtualWorld(Simulation):
@@ -186,7 +187,7 @@ def check_run(run: Run) -> None:
         raise Incompatible(
             f"{name} needs a server, which virtual time has not; drop [time], or use dsgd."
         )
-    if traits.talks not in ("all", "waker") or isinstance(run.availability, HasRoles):
+    if traits.activation not in ("all", "edge-initiator") or isinstance(run.availability, HasRoles):
         raise Incompatible(
             f"{name} has pairs or weights that change between common rounds, which virtual time has not; "
             "drop [time], or use spod-gt-memory."
