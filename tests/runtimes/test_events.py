@@ -123,7 +123,7 @@ def test_a_running_mean_is_of_the_clients_own_rounds(time: Time) -> None:
     models = [[row.clone()] for row in state.x]
     for k in range(1, 41):
         engine.costs(k)
-        for batch in engine.ticks[k - engine.first].batches:
+        for batch in engine.ticks[k - engine.first_tick].batches:
             engine.compute(state, [batch])
             for i in batch.clients:
                 models[i].append(state.x[i].clone())
@@ -205,10 +205,10 @@ def test_no_mass_is_lost_at_any_event(
     (engine,), state = world.engines, world.init()
     for k in range(1, 25):
         engine.costs(k)
-        for batch in engine.ticks[k - engine.first].batches:
+        for batch in engine.ticks[k - engine.first_tick].batches:
             assert len(set(batch.clients)) == len(batch.clients)
             engine.compute(state, [batch])
-            flight = engine.flight()
+            flight = engine.in_flight_mass()
             mass = state[1].sum(0) + (0 if flight is None else flight)
             assert_close(
                 mass, state[2].sum(0), rtol=0, atol=1e-12 * max(1.0, float(state[1].abs().sum()))
@@ -248,14 +248,19 @@ def test_compiled_turns_are_the_methods_own(name: str, time: Time) -> None:
         for compiled in (True, False)
     ]
     ours, theirs = (trajectory(world, 60) for world in worlds)
-    assert worlds[0].engines[0].tracking is not None
-    assert worlds[1].engines[0].tracking is None
+    assert worlds[0].engines[0].compiled is not None
+    assert worlds[1].engines[0].compiled is None
     for mine, other in zip(ours, theirs, strict=True):
         for a, b in zip(mine, other, strict=True):
             assert_close(a, b, rtol=0, atol=1e-12)
     for a, b in zip(worlds[0].tally(), worlds[1].tally(), strict=True):
         assert np.array_equal(a, b)
-    assert_close(worlds[0].engines[0].flight(), worlds[1].engines[0].flight(), rtol=0, atol=1e-12)
+    assert_close(
+        worlds[0].engines[0].in_flight_mass(),
+        worlds[1].engines[0].in_flight_mass(),
+        rtol=0,
+        atol=1e-12,
+    )
 
 
 def test_compiled_gradients_of_a_linear_model() -> None:
@@ -269,7 +274,9 @@ def test_compiled_gradients_of_a_linear_model() -> None:
         VirtualWorld([run], Time(SLOW, LATE), compiled=compiled) for compiled in (True, False)
     ]
     ours, theirs = (trajectory(world, 12)[-1] for world in worlds)
-    assert worlds[0].engines[0].linear is not None
+    compiled = worlds[0].engines[0].compiled
+    assert compiled is not None
+    assert compiled.linear_data is not None
     for a, b in zip(ours, theirs, strict=True):
         assert_close(a, b, rtol=1e-4, atol=1e-5)
 
@@ -301,7 +308,7 @@ def test_a_busy_link_sends_the_newest_total() -> None:
     for k in range(1, 301):
         engine.costs(k)
         engine.advance(state, range(k, k + 1))
-        longest = max(longest, len({m.sent for m in engine.under_way}))
+        longest = max(longest, len({message.copy for message in engine.context.pool.in_flight}))
     assert longest <= 40
     assert world.tally().messages.sum() == 300 + 30
 

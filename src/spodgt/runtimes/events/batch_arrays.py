@@ -1,4 +1,4 @@
-"""Batches of turns as arrays for compiled loops (`kernels.event_turns`): one set for many batches."""
+"""Batches of activations as flat arrays for the compiled loops of `kernels.event_turns`."""
 
 from __future__ import annotations
 
@@ -7,142 +7,233 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spodgt.runtimes.events.schedule import Batch
+from spodgt.runtimes.events.activations import ActivationBatch
 from spodgt.types import Bools, Floats, Ints, Words
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the increment of `rng.words`
-Table = list[tuple[int, ...]]
 
 
-class Starts(NamedTuple):
-    """(batches + 1,) where each batch begins in the arrays of a lot."""
+class Offsets(NamedTuple):
+    """CSR-style row pointers: batch n owns entries offsets.X[n] to offsets.X[n + 1] of table X."""
 
-    rows: Ints
-    models: Ints
-    mass: Ints
-    copies: Ints
-    trackers: Ints
-    ahead: Ints
-    draws: Ints
+    clients: Ints
+    model_reads: Ints
+    tracker_reads: Ints
+    model_copies: Ints
+    tracker_copies: Ints
+    deliveries: Ints
+    gradients: Ints
 
 
-class Messages(NamedTuple):
-    """What rows of a batch receive."""
+class MessageReads(NamedTuple):
+    """Messages that are received: new[row] += weight * (row or slot `source`)."""
 
-    rows: Ints  # that receive
-    is_here: Bools  # whether the copy was sent in this batch; otherwise it is in a pool
-    where: Ints  # the sender's row, or the slot
-    weights: Floats
+    row: Ints  # of the receiver in its batch
+    in_batch: Bools  # sent in the same batch: `source` is a row, else a slot of the pool
+    source: Ints
+    weight: Floats
 
 
 class Copies(NamedTuple):
-    """Rows that are kept in a pool."""
+    """Rows that are copied into a pool: pool[slot] = rows[row]."""
 
-    rows: Ints
-    slots: Ints
-
-
-class Ahead(NamedTuple):
-    """Mass that the next turn of its receiver takes."""
-
-    receivers: Ints  # clients
-    rows: Ints  # that send it
-    weights: Floats
+    row: Ints
+    slot: Ints
 
 
-class GradientDraws(NamedTuple):
-    """Gradients of a lot."""
+class Deliveries(NamedTuple):
+    """Trackers that are added to the inbox of their receiver: inbox[receiver] += weight * row."""
 
-    clients: Ints
-    keys: Words  # of the mini-batches
-
-
-class Lot(NamedTuple):
-    """The turns of some batches, one after the other; a row is a client's place in its batch."""
-
-    starts: Starts
-    clients: Ints  # of all rows
-    kept_x: Floats  # of each row, its own part of x
-    kept_y: Floats  # and of y
-    models: Messages
-    mass: Messages  # the same of trackers
-    copies: Copies  # of x
-    trackers: Copies  # of y
-    ahead: Ahead
-    draws: GradientDraws
-    links: Ints  # on which something is sent
+    receiver: Ints  # client
+    row: Ints  # of the sender in its batch
+    weight: Floats
 
 
-def columns(table: Sequence[Sequence[int]], width: int) -> list[Ints]:
-    """The columns of a table, each contiguous: a loop is compiled anew for arrays that are not."""
-    return [*np.ascontiguousarray(np.array(table, np.int64).reshape(-1, width).T)]
+class Gradients(NamedTuple):
+    """Gradients to compute."""
+
+    client: Ints
+    key: Words  # of the mini-batch
 
 
-def laid_out(
-    batches: Sequence[Batch],
-    settle: Callable[[Batch], None],
+class BatchArrays(NamedTuple):
+    """Consecutive batches; a row is the position of a client in its batch."""
+
+    offsets: Offsets
+    clients: Ints  # (rows,)
+    model_self_weight: Floats  # (rows,) diagonal of the pull matrix
+    tracker_self_weight: Floats  # (rows,) diagonal of the push matrix
+    model_reads: MessageReads
+    tracker_reads: MessageReads
+    model_copies: Copies
+    tracker_copies: Copies
+    deliveries: Deliveries
+    gradients: Gradients
+    links: Ints  # (messages,) the link of every message sent
+
+
+def to_arrays(
+    batches: Sequence[ActivationBatch],
+    update_refcounts: Callable[[ActivationBatch], None],
     receivers: Sequence[int],
-    weights: tuple[Floats, Floats],
+    pull_weights: Floats,
+    push_weights: Floats,
     keys: Words,
-) -> Lot:
-    """The arrays of some batches.
+) -> BatchArrays:
+    """Concatenate batches, in the order of time, into flat arrays.
 
     Args:
-        batches: In the order of time.
-        settle: Called for every batch, after what it reads was noted and before what it keeps is.
-        receivers: Of each link.
-        weights: (links,) a and b.
-        keys: (clients,) of the stream "batch".
+        batches: the batches.
+        update_refcounts: frees the pool slots that a batch reads, assigns those it writes.
+        receivers: (links,) clients.
+        pull_weights: (links,) entries of A.
+        push_weights: (links,) entries of B.
+        keys: (clients,) keys of the random stream "batch".
     """
-    turns, models, mass, copies, trackers, ahead, out = (Table() for _ in range(7))
-    cuts, active = Table([(0,) * 7]), 0
+    builder = _Builder(receivers)
     for batch in batches:
-        number, base = batch.number, len(turns)
-        turns += zip(batch.clients, batch.rounds, batch.computes, strict=True)
-        for row, message, newest in batch.got:
-            sent = message.sent
-            here = sent.batch == number
-            if newest:
-                models.append(
-                    (row, message.link, here, sent.row if here else sent.slot, base + row)
-                )
-            if not message.direct:
-                mass.append((row, message.link, here, sent.row if here else sent.mass_slot))
-        settle(batch)
-        for sent in batch.sent:
-            if sent.slot >= 0:
-                copies.append((sent.row, sent.slot))
-            if sent.mass_slot >= 0:
-                trackers.append((sent.row, sent.mass_slot))
-        for message in batch.out:
-            out.append((base + message.sent.row, message.link))
-            if message.direct:
-                ahead.append((receivers[message.link], message.sent.row, message.link))
-        active += sum(batch.computes)
-        cuts.append((*map(len, (turns, models, mass, copies, trackers, ahead)), active))
-    a, b = weights
-    rows, rounds, computes = columns(turns, 3)
-    senders, links = columns(out, 2)
-    to_x, links_x, here_x, where_x, takers = columns(models, 5)
-    to_y, links_y, here_y, where_y = columns(mass, 4)
-    to, sending, directly = columns(ahead, 3)
-    busy = np.flatnonzero(computes)
-    return Lot(
-        Starts(*columns(cuts, 7)),
-        rows,
-        np.asarray(1.0 - np.bincount(takers, a[links_x], len(rows)), np.float64),
-        np.asarray(1.0 - np.bincount(senders, b[links], len(rows)), np.float64),
-        Messages(to_x, here_x != 0, where_x, a[links_x]),
-        Messages(to_y, here_y != 0, where_y, b[links_y]),
-        Copies(*columns(copies, 2)),
-        Copies(*columns(trackers, 2)),
-        Ahead(to, sending, b[directly]),
-        GradientDraws(rows[busy], shifted(keys, rows[busy], rounds[busy])),
-        links,
-    )
+        builder.add_clients(batch)
+        builder.add_reads(batch)
+        update_refcounts(batch)  # frees slots noted above, assigns slots noted below
+        builder.add_copies(batch)
+        builder.add_messages(batch)
+        builder.end_batch()
+    return builder.build(pull_weights, push_weights, keys)
 
 
-def shifted(keys: Words, clients: Ints, rounds: Ints) -> Words:
-    """Keys of the mini-batches of clients in different rounds: a draw begins with key + golden · (k + 1)."""
+def minibatch_keys(keys: Words, clients: Ints, rounds: Ints) -> Words:
+    """(n,) keys of the mini-batches of clients in different rounds.
+
+    A draw in round k begins with key + golden * (k + 1); these keys give the same draws in round 0.
+    """
     with np.errstate(over="ignore"):
         return keys[clients] + GOLDEN * rounds.astype(np.uint64)
+
+
+class _Table:
+    """Columns of integers; `offsets` notes the number of rows at the end of every batch."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.rows: list[tuple[int, ...]] = []
+        self.row_counts = [0]
+
+    def end_batch(self) -> None:
+        self.row_counts.append(len(self.rows))
+
+    def offsets(self) -> Ints:
+        return np.array(self.row_counts, np.int64)
+
+    def columns(self) -> dict[str, Ints]:
+        """Contiguous columns by name; loops would be compiled again for other memory layouts."""
+        table = np.array(self.rows, np.int64).reshape(-1, len(self.names))
+        return dict(zip(self.names, np.ascontiguousarray(table.T), strict=True))
+
+
+class _Builder:
+    """Collects the tables of `BatchArrays`, one batch after the other."""
+
+    def __init__(self, receivers: Sequence[int]) -> None:
+        self.receivers = receivers
+        self.clients = _Table("client")
+        self.gradients = _Table("client", "round")
+        self.model_reads = _Table("row", "link", "in_batch", "source", "receiver")
+        self.tracker_reads = _Table("row", "link", "in_batch", "source")
+        self.model_copies = _Table("row", "slot")
+        self.tracker_copies = _Table("row", "slot")
+        self.deliveries = _Table("receiver", "row", "link")
+        self.messages = _Table("sender", "link")
+        self.first_row = 0  # of the current batch in `clients`
+
+    def add_clients(self, batch: ActivationBatch) -> None:
+        self.first_row = len(self.clients.rows)
+        for client, k, computes in zip(batch.clients, batch.rounds, batch.computes, strict=True):
+            self.clients.rows.append((client,))
+            if computes:
+                self.gradients.rows.append((client, k))
+
+    def add_reads(self, batch: ActivationBatch) -> None:
+        """The messages that a batch receives; trackers in an inbox need no read."""
+        for receipt in batch.received:
+            row = receipt.row
+            message = receipt.message
+            copy = message.copy
+            in_batch = copy.batch == batch.number
+            if receipt.is_newest:
+                source = copy.row if in_batch else copy.model.slot
+                receiver = self.first_row + row
+                self.model_reads.rows.append((row, message.link, in_batch, source, receiver))
+            if not message.uses_inbox:
+                source = copy.row if in_batch else copy.tracker.slot
+                self.tracker_reads.rows.append((row, message.link, in_batch, source))
+
+    def add_copies(self, batch: ActivationBatch) -> None:
+        for copy in batch.copies:
+            if copy.model.slot >= 0:
+                self.model_copies.rows.append((copy.row, copy.model.slot))
+            if copy.tracker.slot >= 0:
+                self.tracker_copies.rows.append((copy.row, copy.tracker.slot))
+
+    def add_messages(self, batch: ActivationBatch) -> None:
+        for message in batch.messages:
+            row = message.copy.row
+            self.messages.rows.append((self.first_row + row, message.link))
+            if message.uses_inbox:
+                receiver = self.receivers[message.link]
+                self.deliveries.rows.append((receiver, row, message.link))
+
+    def end_batch(self) -> None:
+        self.clients.end_batch()
+        self.gradients.end_batch()
+        self.model_reads.end_batch()
+        self.tracker_reads.end_batch()
+        self.model_copies.end_batch()
+        self.tracker_copies.end_batch()
+        self.deliveries.end_batch()
+
+    def build(self, pull_weights: Floats, push_weights: Floats, keys: Words) -> BatchArrays:
+        clients = self.clients.columns()["client"]
+        model_reads = self.model_reads.columns()
+        messages = self.messages.columns()
+        weights_received = pull_weights[model_reads["link"]]
+        weights_sent = push_weights[messages["link"]]
+        received = np.bincount(model_reads["receiver"], weights_received, len(clients))
+        sent = np.bincount(messages["sender"], weights_sent, len(clients))
+        return BatchArrays(
+            offsets=self._offsets(),
+            clients=clients,
+            model_self_weight=np.asarray(1.0 - received, np.float64),
+            tracker_self_weight=np.asarray(1.0 - sent, np.float64),
+            model_reads=_reads(model_reads, pull_weights),
+            tracker_reads=_reads(self.tracker_reads.columns(), push_weights),
+            model_copies=Copies(**self.model_copies.columns()),
+            tracker_copies=Copies(**self.tracker_copies.columns()),
+            deliveries=_deliveries(self.deliveries.columns(), push_weights),
+            gradients=_gradients(self.gradients.columns(), keys),
+            links=messages["link"],
+        )
+
+    def _offsets(self) -> Offsets:
+        return Offsets(
+            clients=self.clients.offsets(),
+            model_reads=self.model_reads.offsets(),
+            tracker_reads=self.tracker_reads.offsets(),
+            model_copies=self.model_copies.offsets(),
+            tracker_copies=self.tracker_copies.offsets(),
+            deliveries=self.deliveries.offsets(),
+            gradients=self.gradients.offsets(),
+        )
+
+
+def _reads(columns: dict[str, Ints], weights: Floats) -> MessageReads:
+    weight = weights[columns["link"]]
+    return MessageReads(columns["row"], columns["in_batch"] != 0, columns["source"], weight)
+
+
+def _deliveries(columns: dict[str, Ints], weights: Floats) -> Deliveries:
+    return Deliveries(columns["receiver"], columns["row"], weights[columns["link"]])
+
+
+def _gradients(columns: dict[str, Ints], keys: Words) -> Gradients:
+    client = columns["client"]
+    return Gradients(client, minibatch_keys(keys, client, columns["round"]))
