@@ -19,6 +19,7 @@ from spodgt.problems import Quadratic
 from spodgt.runtimes.loop import EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Run, Snapshot
+from spodgt.types import Problem
 
 NAMES = tuple(ALGORITHMS)
 STEPPING = tuple(name for name in NAMES if ALGORITHMS[name].traits.steps != "none")
@@ -55,7 +56,7 @@ def build(name: str | Algorithm, **fields: Any) -> Algorithm:
 
 def make_run(
     algorithm: Algorithm,
-    problem: Quadratic,
+    problem: Problem,
     network: Network,
     participation: Participation = Always(),  # noqa: B008
     *,

@@ -15,7 +15,11 @@ from torch.testing import assert_close
 from spodgt.algorithms import ALGORITHMS, Cosine, method
 from spodgt.network import Network
 from spodgt.participation import Always, Bernoulli, Trace
-from spodgt.participation.availability import Overlay, Woken, two_way
+from spodgt.participation.availability import (
+    AvailabilityOverride,
+    RandomActivation,
+    symmetric_links,
+)
 from spodgt.problems import Quadratic
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Run
@@ -298,7 +302,7 @@ def test_trackers_keep_the_total_whoever_is_active(name: str, clients: int, seed
     )  # an old gradient must not be redrawn
     availability = trace.draw(network, seed)  # raw, whatever the method would make of it
     if two:
-        availability = two_way(availability, network)
+        availability = symmetric_links(availability, network)
     run = Run(seed, method(name, step_size=0.1), network, availability, problem, problem.start(0))
     for state in states([run], 8):
         assert_close(state.y.sum(0), state.g.sum(0), rtol=0, atol=1e-12)
@@ -346,7 +350,7 @@ def test_a_pair_has_one_draw_and_one_probability() -> None:
     network = Network.random_geometric(6, 0.6, seed=1)
     base = Bernoulli(0.5, np.linspace(0.1, 0.9, network.links)).draw(network, 3)
     assert network.reverse is not None
-    pairs = two_way(base, network)
+    pairs = symmetric_links(base, network)
     pull, push = pairs.links(range(200))
     assert push is None
     assert np.array_equal(pull, pull[:, network.reverse])
@@ -360,7 +364,7 @@ def test_a_pair_has_one_draw_and_one_probability() -> None:
 def test_one_client_wakes_and_all_get_their_turn(pairs: bool) -> None:
     network = ring_of(5) if pairs else Network.erdos_renyi(5, 0.5, seed=2)
     base = Bernoulli(0.3, 0.3).draw(network, 1)
-    woken = Woken(base, network, pairs)
+    woken = RandomActivation(base, network, pairs)
     rounds = range(1, 4001)
     links, computes = woken.links(rounds), woken.computes(rounds)
     pull, push = links.pull, links.pushing
@@ -398,4 +402,6 @@ def test_what_methods_make_of_an_availability() -> None:
             assert not used.links(rounds)[0].any()
         assert used.seed == base.seed
     assert (method("sgd").adapt_availability(base, network).p == 1).all()
-    assert isinstance(method("k-gt").fit(base).adapt_availability(base, network), Overlay)
+    assert isinstance(
+        method("k-gt").fit(base).adapt_availability(base, network), AvailabilityOverride
+    )

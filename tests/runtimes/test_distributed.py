@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from spodgt.algorithms import ALGORITHMS
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.network.recipes import DirectedGeometric, RandomGeometric
+from spodgt.network.graphs import DirectedGeometric, RandomGeometric
 from spodgt.participation import Bernoulli
 from spodgt.problems import Learning, Quadratic, fashion_mnist_svm
 from spodgt.runtimes.distributed import process_group as distributed_group

@@ -21,7 +21,7 @@ from typing_extensions import TypeVar
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
 from spodgt.network.names import values_by_client
-from spodgt.participation.availability import Overlay, Served, Woken
+from spodgt.participation.availability import AvailabilityOverride, NoLinks, RandomActivation
 from spodgt.types import Availability, Round
 
 # With the words of other rooms that method files need, so that one import line serves them.
@@ -342,13 +342,15 @@ class Algorithm(ABC, Generic[S, R]):
         """
         traits = self.traits
         if traits.mixing in ("none", "server"):
-            return Served(availability)
+            return NoLinks(availability)
         if traits.activation != "all":
             two, who = (
                 traits.activation in ("edge", "edge-initiator"),
                 traits.activation != "edge-initiator",
             )
-            return Woken(availability, network, two, computing=traits.steps != "none", partner=who)
+            return RandomActivation(
+                availability, network, two, computing=traits.steps != "none", partner=who
+            )
         clients, links = traits.sporadic_clients == "waits", traits.sporadic_links == "waits"
         pairs = (
             network.reverse
@@ -357,7 +359,7 @@ class Algorithm(ABC, Generic[S, R]):
         )
         if not clients and not links and pairs is None:
             return availability
-        return Overlay(availability, all_clients=clients, all_links=links, pairs=pairs)
+        return AvailabilityOverride(availability, all_clients=clients, all_links=links, pairs=pairs)
 
     def with_mixing_weights(self, network: Network) -> Network:
         """The network with the method's own mixing weights, such as ½ where two random clients meet."""
@@ -377,7 +379,7 @@ class LocalSteps(Algorithm[S]):
         return self.local_steps or 1
 
     def adapt_availability(self, availability: Availability, network: Network) -> Availability:
-        return Overlay(
+        return AvailabilityOverride(
             super().adapt_availability(availability, network), every=self.local_steps or 1
         )
 

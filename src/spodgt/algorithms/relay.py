@@ -25,8 +25,8 @@ from spodgt.algorithms.base import (
     Traits,
 )
 from spodgt.algorithms.rounds import TreeRound
-from spodgt.participation.availability import patient
-from spodgt.participation.relayed import Relayed
+from spodgt.participation.availability import wait_for_clients
+from spodgt.participation.tree_routing import TreeRouting
 from spodgt.types import Availability
 
 
@@ -52,7 +52,7 @@ class Relay(Algorithm[RelayState, TreeRound]):
     )
 
     def adapt_availability(self, availability: Availability, network: Network) -> Availability:
-        return Relayed(patient(availability, self.patience), network)
+        return TreeRouting(wait_for_clients(availability, self.patience), network)
 
     def init(self, x: Tensor, round: TreeRound) -> RelayState:
         zero = torch.zeros_like(x)

@@ -23,8 +23,8 @@ from spodgt.algorithms.base import (
     Traits,
 )
 from spodgt.algorithms.rounds import TreeRound
-from spodgt.participation.availability import patient, two_way
-from spodgt.participation.relayed import Relayed
+from spodgt.participation.availability import symmetric_links, wait_for_clients
+from spodgt.participation.tree_routing import TreeRouting
 from spodgt.tensors import widened
 
 
@@ -47,7 +47,11 @@ class RelaySum(Algorithm[RelaySumState, TreeRound]):
     patience: Fraction = 0.5  # rates p^(1 - patience); 0: never waits
 
     def adapt_availability(self, availability: Availability, network: Network) -> Availability:
-        return Relayed(two_way(patient(availability, self.patience), network), network, leads=False)
+        return TreeRouting(
+            symmetric_links(wait_for_clients(availability, self.patience), network),
+            network,
+            leads=False,
+        )
 
     def init(self, x: Tensor, round: TreeRound) -> RelaySumState:
         return RelaySumState(x, g := round.grad(x), z := _stacked(x, g), torch.zeros_like(z))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from spodgt.algorithms.base import Algorithm, GradientState, Rate, Tensor, Traits
 from spodgt.algorithms.rounds import ServerRound
 from spodgt.network import Network
-from spodgt.participation.availability import Served
+from spodgt.participation.availability import NoLinks
 from spodgt.types import Availability
 
 
@@ -30,7 +30,7 @@ class SGD(Algorithm[GradientState, ServerRound]):
     step_size: Rate = 0.01  # η
 
     def adapt_availability(self, availability: Availability, network: Network) -> Availability:
-        return Served(availability, alone=True)
+        return NoLinks(availability, alone=True)
 
     def init(self, x: Tensor, round: ServerRound) -> GradientState:
         x = round.average(x)

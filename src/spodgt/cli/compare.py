@@ -120,8 +120,8 @@ def _run(
     from spodgt.engine import announce_compilation
     from spodgt.experiment import value_of
     from spodgt.record.folder import CHECKPOINT
-    from spodgt.training.display import COMPILING, Display
     from spodgt.training.loggers import TensorBoard
+    from spodgt.training.progress import COMPILING, Display
 
     if keeping.resume and main and not (folder / "config.toml").exists():
         raise InvalidInput(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spodgt.network import Network
-from spodgt.network.trees import Trees, cheapest_trees
+from spodgt.network.spanning_trees import Trees, cheapest_trees
 from spodgt.peer.protocol import NO_ROOT
 from spodgt.types import Floats
 

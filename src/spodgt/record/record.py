@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tomli_w
 
+from spodgt._util.text import first_line
 from spodgt.errors import InvalidInput
 from spodgt.experiment.config import rerunnable
 from spodgt.network import Named, Network
@@ -372,7 +373,7 @@ class Record:
                 engine=str(facts.get("engine", "")),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = first_line(error)
             raise InvalidInput(
                 f"{folder} is not a whole run directory ({reason}); run it again."
             ) from None

@@ -23,12 +23,11 @@ from spodgt.participation.roles import Roles
 from spodgt.problems.protocols import HasClientWeights
 from spodgt.runtimes.batch import RunBatch
 from spodgt.runtimes.world import (
-    EXCHANGED_STATISTICS,
-    EXCHANGED_X,
+    CheckpointBatch,
     Exchanged,
     Run,
+    RunCheckpoint,
     RunState,
-    Saved,
     Snapshot,
     Tally,
     with_average,
@@ -529,25 +528,38 @@ class Simulator:
     def world(self, runs: Sequence[Run], dtype: torch.dtype) -> Simulation:
         return Simulation(runs, dtype=dtype, device=self.device)
 
-    def going(self, runs: Sequence[Run], dtype: torch.dtype, saved: Saved) -> Simulation:
-        """The world of runs that were saved."""
+    def restored_world(
+        self,
+        runs: Sequence[Run],
+        dtype: torch.dtype,
+        checkpoints: Mapping[int, RunCheckpoint],
+        batch: CheckpointBatch,
+    ) -> Simulation:
+        """The world of runs that continue from checkpoints; `batch` holds the same, joined."""
         return Simulation(
             runs,
             dtype=dtype,
             device=self.device,
-            runs=saved.runs,
-            counts=saved.tally,
-            statistics=saved.statistics.to(self.device),
+            runs=np.array(list(checkpoints)),
+            counts=batch.counts,
+            statistics=batch.statistics.to(self.device),
         )
 
-    def restore(self, runs: Sequence[Run], dtype: torch.dtype, saved: Saved | None) -> Snapshot:
-        assert saved is not None
-        world = self.going(runs, dtype, saved)
+    def restore(
+        self,
+        runs: Sequence[Run],
+        dtype: torch.dtype,
+        checkpoints: Mapping[int, RunCheckpoint] | None,
+    ) -> Snapshot:
+        assert checkpoints is not None
+        batch = CheckpointBatch.join(runs, checkpoints)
+        world = self.restored_world(runs, dtype, checkpoints, batch)
         kind = self.world(runs[:1], dtype).init()  # tells the state's type
         names = world.algorithm.traits.state
-        state = rebuild(kind, [saved.state[name].to(self.device) for name in names])
-        exchanged = saved.state.get(EXCHANGED_X)
-        if exchanged is not None:
-            statistics = saved.state[EXCHANGED_STATISTICS].to(self.device)
-            world.restore_exchanged(saved.k, exchanged.to(self.device), statistics)
-        return Snapshot(saved.k, saved.delay, world, state)
+        state = rebuild(kind, [batch.state[name].to(self.device) for name in names])
+        points = list(checkpoints.values())
+        k = points[0].k
+        if batch.exchanged is not None:
+            x, statistics = batch.exchanged
+            world.restore_exchanged(k, x.to(self.device), statistics.to(self.device))
+        return Snapshot(k, np.array([point.delay for point in points]), world, state)

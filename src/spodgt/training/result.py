@@ -21,15 +21,17 @@ from spodgt.tensors import mean
 
 @dataclass(eq=False, repr=False)
 class Result(Record):
-    """A record with the states that were kept and the draws of every seed."""
+    """A record with the states that were kept and the draws of every seed.
 
-    states: dict[int, Any] = field(
-        default_factory=dict
-    )  # of the (last) method, with keep_states=True
-    draws: dict[int, Draw] = field(default_factory=dict)  # by seed
-    models: dict[tuple[str, int], Tensor] = field(
-        default_factory=dict
-    )  # (method, seed) → (clients, columns)
+    Args:
+        states: by seed, the states of the (last) method; only with `keep_states=True`.
+        draws: by seed, the network, participation and problem of the run.
+        models: by method and seed, the trained models (clients, columns).
+    """
+
+    states: dict[int, Any] = field(default_factory=dict)
+    draws: dict[int, Draw] = field(default_factory=dict)
+    models: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
     def model(
         self, method: str | None = None, seed: int | None = None, client: int | str = "average"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from spodgt.algorithms.base import Availability, Network, S
 from spodgt.algorithms.compose.wrapper import LinkLayer
-from spodgt.participation.availability import Reweighted
+from spodgt.participation.availability import ActiveDegreeWeights
 
 
 @dataclass(frozen=True)
@@ -45,4 +45,4 @@ class Working(LinkLayer[S]):
         return None
 
     def adapt_availability(self, availability: Availability, network: Network) -> Availability:
-        return Reweighted(self.base.adapt_availability(availability, network), network)
+        return ActiveDegreeWeights(self.base.adapt_availability(availability, network), network)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from spodgt.algorithms.base import Availability, Network, S, positive
 from spodgt.algorithms.compose.wrapper import LinkLayer
-from spodgt.participation.availability import Overlay
+from spodgt.participation.availability import AvailabilityOverride
 
 
 @dataclass(frozen=True)
@@ -44,4 +44,6 @@ class Local(LinkLayer[S]):
         return None
 
     def adapt_availability(self, availability: Availability, network: Network) -> Availability:
-        return Overlay(self.base.adapt_availability(availability, network), every=self.every)
+        return AvailabilityOverride(
+            self.base.adapt_availability(availability, network), every=self.every
+        )

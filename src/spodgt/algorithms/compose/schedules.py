@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,7 +77,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
 _SCHEDULE_FIELDS = {field.name for cls in SCHEDULES.values() for field in dataclasses.fields(cls)}
 
 
-def check_names(given: dict[str, Any], owner: str, known: list[str]) -> None:
+def check_names(given: Mapping[str, object], owner: str, known: list[str]) -> None:
     names = ", ".join(known)
     for key, value in given.items():
         if key not in known:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
+from spodgt._util.text import first_line
 from spodgt.errors import Failed, InvalidInput
 
 TIMEOUT = 600.0  # seconds a process may take for its gradients, or rank 0 for an evaluation
@@ -119,7 +120,7 @@ class Group:
         with suppress(Exception):  # the store itself may be gone
             # The first to notice is right: later ones may only see that others have stopped.
             who = self.store.compare_set("spodgt/lost", "", who).decode() or who
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         return Failed(
             f"{who} was lost in round {self.k} (rank {self.rank} saw: {_short(reason)}); the last "
             "checkpoint is kept: start again with --resume, or let torchrun --max-restarts do it."
@@ -224,7 +225,7 @@ def _join(device: torch.device) -> Group:
                 backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
             )
         except (RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise Failed(
                 f"the processes could not meet: {reason}; see docs/distributed.md."
             ) from error

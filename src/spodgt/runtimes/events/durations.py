@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 import numpy as np
 
 from spodgt import rng
+from spodgt._util.text import short_repr
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.network.links import shown
 from spodgt.participation.recipes import on_links
 from spodgt.types import Floats, Ints
-from spodgt.validation import Field, Must, Number, choices, from_table, recipe
+from spodgt.validation import Field, FieldHint, Number, choices, from_table, recipe
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,8 +35,8 @@ NANO = 10**9  # of a second
 _MOST = 1e9  # seconds: thirty years
 _UNITS = {"bandwidth": "bytes_per_second"}  # columns of traces; the others are seconds
 _upto = partial(Field, le=1e18, allow_inf_nan=False)
-Positive = Annotated[Number, _upto(gt=0, examples=[1.0]), Must("a number above 0")]
-NotNegative = Annotated[Number, _upto(ge=0, examples=[0.0]), Must("a number of at least 0")]
+Positive = Annotated[Number, _upto(gt=0, examples=[1.0]), FieldHint("a number above 0")]
+NotNegative = Annotated[Number, _upto(ge=0, examples=[0.0]), FieldHint("a number of at least 0")]
 
 
 class Drawn(Protocol):
@@ -303,7 +303,8 @@ def quantity(value: object, name: str, *, zero: bool) -> Quantity:
     fine = np.isfinite(numbers) & (numbers <= 1e18) & ((numbers >= 0) if zero else (numbers > 0))
     if isinstance(value, bool | str) or not numbers.size or not fine.all():
         raise InvalidInput(
-            f"time.{name} must be numbers {low} or a table with a kind, got {shown(value)}; use {name} = 1.0."
+            f"time.{name} must be numbers {low} or a table with a kind, got {short_repr(value)}; "
+            f"use {name} = 1.0."
         )
     return Constant(float(numbers)) if numbers.ndim == 0 else Given(numbers)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from spodgt.problems import refuse_statistics
 from spodgt.runtimes.events.durations import Time
 from spodgt.runtimes.events.executor import EventExecutor
 from spodgt.runtimes.simulator import Simulation, Simulator
-from spodgt.runtimes.world import Exchanged, Run, RunState, Saved, Tally
+from spodgt.runtimes.world import CheckpointBatch, Exchanged, Run, RunCheckpoint, RunState, Tally
 from spodgt.types import Bools, Floats, Ints
 
 
@@ -168,18 +168,24 @@ class VirtualTime(Simulator):
     def world(self, runs: Sequence[Run], dtype: torch.dtype) -> VirtualWorld:
         return VirtualWorld(runs, self.time, dtype=dtype, device=self.device)
 
-    def going(self, runs: Sequence[Run], dtype: torch.dtype, saved: Saved) -> VirtualWorld:
+    def restored_world(
+        self,
+        runs: Sequence[Run],
+        dtype: torch.dtype,
+        checkpoints: Mapping[int, RunCheckpoint],
+        batch: CheckpointBatch,
+    ) -> VirtualWorld:
         world = VirtualWorld(
             runs,
             self.time,
             dtype=dtype,
             device=self.device,
-            runs=saved.runs,
-            counts=saved.tally,
-            statistics=saved.statistics.to(self.device),
+            runs=np.array(list(checkpoints)),
+            counts=batch.counts,
+            statistics=batch.statistics.to(self.device),
         )
-        for engine, found in zip(world.engines, saved.under_way, strict=True):
-            engine.unpack(found)
+        for engine, point in zip(world.engines, checkpoints.values(), strict=True):
+            engine.unpack(point.in_flight)
         return world
 
 

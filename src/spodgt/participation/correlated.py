@@ -16,11 +16,15 @@ import numpy as np
 from pydantic import BeforeValidator, ValidationInfo
 
 from spodgt import rng
+from spodgt._util.text import short_repr
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.network import Network
-from spodgt.network.links import shown
 from spodgt.network.names import values_by_client, values_by_link
-from spodgt.participation.availability import Drawn, Independent, Recorded
+from spodgt.participation.availability import (
+    AvailabilityTrace,
+    BernoulliAvailability,
+    HasProbabilities,
+)
 from spodgt.participation.recipes import (
     PARTICIPATIONS,
     Beta,
@@ -31,7 +35,7 @@ from spodgt.participation.recipes import (
     spread,
 )
 from spodgt.types import ActiveLinks, Availability, Bools, Floats, Ints
-from spodgt.validation import Field, Must, Number, Whole, choices, from_table, recipe
+from spodgt.validation import Field, FieldHint, Number, Whole, choices, from_table, recipe
 
 Draws = Callable[
     [range], Bools
@@ -40,7 +44,7 @@ Draws = Callable[
 
 # --- what is drawn -----------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
-class Chains:
+class MarkovChains:
     """Independent chains of two states, up and down, stationary from round 0 on.
 
     Args:
@@ -58,9 +62,9 @@ class Chains:
     _last: dict[int, Bools] = field(default_factory=dict)
 
     @staticmethod
-    def of(seed: int, stream: str, up: Floats, down: Floats) -> Chains:
+    def of(seed: int, stream: str, up: Floats, down: Floats) -> MarkovChains:
         """Chains by the mean numbers of rounds that they stay up and down."""
-        return Chains(rng.key(seed, stream), up / (up + down), 1 - 1 / up, 1 / down)
+        return MarkovChains(rng.key(seed, stream), up / (up + down), 1 - 1 / up, 1 / down)
 
     def __call__(self, rounds: range) -> Bools:
         found = rng.markov(
@@ -73,7 +77,7 @@ class Chains:
 
 
 @dataclass(frozen=True, eq=False)
-class Switched:
+class StateDependentBernoulli:
     """Independent draws with a chance that depends on a state: `high` where it is up, else `low`."""
 
     key: np.uint64
@@ -87,7 +91,7 @@ class Switched:
 
 
 @dataclass(frozen=True, eq=False)
-class Bursty(Drawn):
+class CorrelatedAvailability(HasProbabilities):
     """Clients and links by two functions of the rounds."""
 
     p: Floats
@@ -119,7 +123,9 @@ def _one_or_more(least: float, most: float, must: str, example: str) -> BeforeVa
         good = array.dtype.kind in "iuf" and array.ndim < 2 and array.size > 0
         if not good or not ((array >= least) & (array <= most)).all():
             name = info.field_name
-            raise ValueError(f"{name} must be {must}, got {shown(value)}; use {name}={example}.")
+            raise ValueError(
+                f"{name} must be {must}, got {short_repr(value)}; use {name}={example}."
+            )
         if isinstance(value, Mapping):
             return dict(zip(value, array.tolist(), strict=True))
         return tuple(array.tolist()) if array.ndim else float(array)
@@ -143,7 +149,7 @@ def _inner(value: object) -> object:
 def _inners(value: object) -> object:
     if not isinstance(value, list | tuple) or len(value) < 2:
         raise InvalidConfig(
-            f"of must be a list of at least two participations, got {shown(value)}; add one."
+            f"of must be a list of at least two participations, got {short_repr(value)}; add one."
         )
     return tuple(_inner(each) for each in value)
 
@@ -161,7 +167,7 @@ def _phase(value: object) -> object:
         return tuple(array.tolist())
     raise ValueError(
         f"phase must be {' or '.join(map(repr, _PHASES))}, or numbers in [0, 1), one per client, got "
-        f"{shown(value)}; use phase={_PHASES[0]!r}."
+        f"{short_repr(value)}; use phase={_PHASES[0]!r}."
     )
 
 
@@ -184,7 +190,7 @@ def _regions(given: object) -> tuple[str | int, ...]:
             regions.append(int(region))
     if not regions or not isinstance(given, list | tuple) or len(regions) < len(given):
         raise ValueError(
-            f"groups must be a list of names or numbers, one per client, got {shown(given)}; "
+            f"groups must be a list of names or numbers, one per client, got {short_repr(given)}; "
             "use groups=[0, 0, 1]."
         )
     return tuple(regions)
@@ -193,9 +199,11 @@ def _regions(given: object) -> tuple[str | int, ...]:
 _PHASES = ("random", "east-west")
 Lengths = Annotated[object, _one_or_more(1, 2.0**53, "numbers of rounds of at least 1", "20.0")]
 Chances = Annotated[object, _one_or_more(0, 1, "numbers in [0, 1]", "0.5")]
-Length = Annotated[Number, Field(ge=1, le=2.0**53), Must("a number of rounds of at least 1", 20.0)]
-Chance = Annotated[Number, Field(ge=0, le=1), Must("in [0, 1]", 0.5)]
-Rounds = Annotated[Whole, Field(ge=1, le=2**53), Must("a whole number of at least 1")]
+Length = Annotated[
+    Number, Field(ge=1, le=2.0**53), FieldHint("a number of rounds of at least 1", 20.0)
+]
+Chance = Annotated[Number, Field(ge=0, le=1), FieldHint("in [0, 1]", 0.5)]
+Rounds = Annotated[Whole, Field(ge=1, le=2**53), FieldHint("a whole number of at least 1")]
 
 
 def _always(count: int) -> Draws:
@@ -257,13 +265,15 @@ class Markov:
     def draw(self, network: Network, seed: int) -> Availability:
         up = _per_client(self.on, network, "on", "20.0")
         down = _per_client(self.off, network, "off", "20.0")
-        clients = Chains.of(seed, "client chains", up, down)
+        clients = MarkovChains.of(seed, "client chains", up, down)
         if self.links_on is None:
-            return Bursty(clients.up, np.ones(network.links), seed, clients, _always(network.links))
+            return CorrelatedAvailability(
+                clients.up, np.ones(network.links), seed, clients, _always(network.links)
+            )
         links_up = _per_link(self.links_on, network, "links_on", "20.0")
         links_down = _per_link(self.links_off, network, "links_off", "20.0")
-        links = Chains.of(seed, "link chains", links_up, links_down)
-        return Bursty(clients.up, links.up, seed, clients, links)
+        links = MarkovChains.of(seed, "link chains", links_up, links_down)
+        return CorrelatedAvailability(clients.up, links.up, seed, clients, links)
 
 
 @recipe(InvalidInput, PARTICIPATIONS)
@@ -285,15 +295,17 @@ class Bursts:
     def draw(self, network: Network, seed: int) -> Availability:
         assert isinstance(self.of, Participation)
         base = self.of.draw(network, seed)
-        if not isinstance(base, Independent):
+        if not isinstance(base, BernoulliAvailability):
             raise InvalidInput(
                 f"bursts are of independent draws, got {self.of.name}; use bernoulli or beta, or together."
             )
         clients, links = (
-            Chains(rng.key(seed, stream), p, p + (1 - p) * (1 - 1 / self.length), p / self.length)
+            MarkovChains(
+                rng.key(seed, stream), p, p + (1 - p) * (1 - 1 / self.length), p / self.length
+            )
             for stream, p in (("client chains", base.p), ("link chains", base.p_hat))
         )
-        return Bursty(base.p, base.p_hat, seed, clients, links)
+        return CorrelatedAvailability(base.p, base.p_hat, seed, clients, links)
 
 
 @recipe(InvalidInput, PARTICIPATIONS)
@@ -322,11 +334,13 @@ class GilbertElliott:
         bad = _per_link(self.bad, network, "bad")
         high = _per_link(self.p_good, network, "p_good")
         low = _per_link(self.p_bad, network, "p_bad")
-        state = Chains.of(seed, "link chains", good, bad)
+        state = MarkovChains.of(seed, "link chains", good, bad)
         p_hat = _positive(state.up * high + (1 - state.up) * low, network)
         p = probabilities(self.p, network.clients, "p", "client", network.label)
-        links = Switched(rng.key(seed, "links"), state, high, low)
-        return Bursty(p, p_hat, seed, Independent(p, p_hat, seed).computes, links)
+        links = StateDependentBernoulli(rng.key(seed, "links"), state, high, low)
+        return CorrelatedAvailability(
+            p, p_hat, seed, BernoulliAvailability(p, p_hat, seed).computes, links
+        )
 
 
 @recipe(InvalidInput, PARTICIPATIONS)
@@ -369,12 +383,14 @@ class DayNight:
             return np.asarray(day[:, network.receivers] & day[:, network.senders])
 
         high, low = (np.full(network.clients, chance) for chance in (self.p_day, self.p_night))
-        clients = Switched(rng.key(seed, "clients"), days, high, low)
+        clients = StateDependentBernoulli(rng.key(seed, "clients"), days, high, low)
         high, low = (
             np.full(network.links, chance) for chance in (self.p_hat_day, self.p_hat_night)
         )
-        links = Switched(rng.key(seed, "links"), both, high, low)
-        return Bursty(p, _positive(p_hat, network), seed, clients, links, random=False)
+        links = StateDependentBernoulli(rng.key(seed, "links"), both, high, low)
+        return CorrelatedAvailability(
+            p, _positive(p_hat, network), seed, clients, links, random=False
+        )
 
     def _dawns(self, network: Network, seed: int) -> Ints:
         """(clients,): how many rounds before round 0 each client's day began."""
@@ -416,11 +432,13 @@ class Outages:
     def draw(self, network: Network, seed: int) -> Availability:
         region = self._regions(network)
         count = int(region.max()) + 1
-        state = Chains.of(seed, "region chains", np.full(count, self.up), np.full(count, self.down))
+        state = MarkovChains.of(
+            seed, "region chains", np.full(count, self.up), np.full(count, self.down)
+        )
         into, out = region[network.receivers], region[network.senders]
         p = probabilities(self.p, network.clients, "p", "client", network.label)
         p_hat = _positive(on_links(self.p_hat, network), network)
-        inside = Independent(p, p_hat, seed)
+        inside = BernoulliAvailability(p, p_hat, seed)
 
         def computes(rounds: range) -> Bools:
             return np.asarray(state(rounds)[:, region] & inside.computes(rounds))
@@ -430,7 +448,9 @@ class Outages:
             return np.asarray(up[:, into] & up[:, out] & inside.links(rounds).pull)
 
         pi = state.up[0]
-        return Bursty(p * pi, p_hat * np.where(into == out, pi, pi**2), seed, computes, links)
+        return CorrelatedAvailability(
+            p * pi, p_hat * np.where(into == out, pi, pi**2), seed, computes, links
+        )
 
     def _regions(self, network: Network) -> Ints:
         """(clients,): the number of each client's region."""
@@ -469,7 +489,7 @@ def _cut(positions: Floats, count: int) -> Ints:
 
 
 @recipe(InvalidInput, PARTICIPATIONS)
-class Together:
+class Intersection:
     """Several participations at once: a client computes and a link works where all of them let it.
 
     Their draws are independent of each other, so that frequencies multiply.
@@ -488,7 +508,8 @@ class Together:
         fixed = [
             each.name
             for each, part in zip(recipes, parts, strict=True)
-            if isinstance(part, Recorded) or (isinstance(part, Bursty) and not part.random)
+            if isinstance(part, AvailabilityTrace)
+            or (isinstance(part, CorrelatedAvailability) and not part.random)
         ]
         if len(fixed) > 1:
             raise InvalidInput(
@@ -496,7 +517,7 @@ class Together:
                 "drop one."
             )
         lengths = [part.length for part in parts if part.length is not None]
-        return Bursty(
+        return CorrelatedAvailability(
             np.prod([part.p for part in parts], axis=0),
             np.prod([part.p_hat for part in parts], axis=0),
             seed,

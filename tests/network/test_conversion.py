@@ -16,7 +16,7 @@ from scipy import sparse
 import spodgt
 from spodgt.experiment import Experiment
 from spodgt.network import GraphFile, Network
-from spodgt.network.recipes import Graph
+from spodgt.network.graphs import Graph
 from tests.strategies import SEEDS, networks
 
 ROUTES = (".graphml", ".gml", ".edgelist", ".csv")

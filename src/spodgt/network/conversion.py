@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from spodgt._util.text import short_repr
 from spodgt.errors import InvalidNetwork
-from spodgt.network.links import by_name, check_names, shown
-from spodgt.network.recipes import Graph
-from spodgt.network.weights import HasArray, square
+from spodgt.network.graph import by_name, check_names
+from spodgt.network.graphs import Graph
+from spodgt.network.mixing_weights import HasArray, square
 from spodgt.types import Floats
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def graph_of_networkx(graph: networkx.Graph, nodelist: Sequence[Hashable] | None
     if nodelist is not None:
         order = list(nodelist) if isinstance(nodelist, Iterable) else []
         if len(order) != len(nodes) or any(node not in order for node in nodes):
-            raise InvalidNetwork(f"nodelist must hold every node once, got {shown(nodelist)}.")
+            raise InvalidNetwork(f"nodelist must hold every node once, got {short_repr(nodelist)}.")
         nodes = order
     index = {node: i for i, node in enumerate(nodes)}
     names = tuple(map(str, nodes))

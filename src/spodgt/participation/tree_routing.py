@@ -20,8 +20,8 @@ from functools import cached_property
 import numpy as np
 
 from spodgt.network import Network
-from spodgt.network.trees import Trees, cheapest_trees
-from spodgt.participation.availability import NEVER, Derived, Recorded
+from spodgt.network.spanning_trees import Trees, cheapest_trees
+from spodgt.participation.availability import NEVER, AvailabilityTrace, AvailabilityWrapper
 from spodgt.participation.roles import Roles
 from spodgt.types import ActiveLinks, Availability, Bools, Ints
 
@@ -94,7 +94,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, eq=False)
-class Relayed(Derived):
+class TreeRouting(AvailabilityWrapper):
     """The links of two trees, once every client knows all prices; see the head of this file."""
 
     network: Network
@@ -145,9 +145,9 @@ class Relayed(Derived):
     def _last(self) -> Ints:
         """(clients,): the last round in which a client is there."""
         base = self.base
-        while isinstance(base, Derived):
+        while isinstance(base, AvailabilityWrapper):
             base = base.base
-        if isinstance(base, Recorded):
+        if isinstance(base, AvailabilityTrace):
             return base.last_rounds(self.network)
         return np.full(self.network.clients, NEVER)
 

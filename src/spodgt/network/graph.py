@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from spodgt._util.text import short_repr
 from spodgt.errors import InvalidNetwork
 from spodgt.types import Ints
 
@@ -30,7 +31,9 @@ def check_names(names: Iterable[str] | None, clients: int) -> tuple[str, ...] | 
         return None
     found = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else (names,)
     if len(found) != clients or not all(isinstance(name, str) for name in found):
-        raise InvalidNetwork(f"names must be {clients} texts, one per client, got {shown(found)}.")
+        raise InvalidNetwork(
+            f"names must be {clients} texts, one per client, got {short_repr(found)}."
+        )
     if len(set(found)) < clients:
         twice = next(name for name in found if found.count(name) > 1)
         raise InvalidNetwork(
@@ -79,7 +82,7 @@ def check_ends(clients: int, receivers: ArrayLike, senders: ArrayLike) -> tuple[
             array = np.array("?")
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise InvalidNetwork(
-                f"{name} must be a list of whole numbers, one per link, got {shown(given)}."
+                f"{name} must be a list of whole numbers, one per link, got {short_repr(given)}."
             )
         bad = (array < 0) | (array >= clients)
         if bad.any():
@@ -115,8 +118,3 @@ def order_of(clients: int, receivers: Ints, senders: Ints) -> Ints | None:
             "leave one out, or use Graph.of."
         )
     return np.asarray(order, np.int64)
-
-
-def shown(value: object) -> str:
-    """A value in an error message: one line, not too long."""
-    return f"{' '.join(repr(value).split()):.60}"

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
+from spodgt._util.text import short_repr
 from spodgt.errors import InvalidNetwork
-from spodgt.network.links import MOST_CLIENTS, Named, check_ends, check_names, order_of, shown
+from spodgt.network.graph import MOST_CLIENTS, Named, check_ends, check_names, order_of
 from spodgt.rng import distinct, generator
 from spodgt.types import Floats, Ints
-from spodgt.validation import Field, Must, Number, Whole, recipe
+from spodgt.validation import Field, FieldHint, Number, Whole, recipe
 
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree
@@ -69,7 +70,7 @@ class Graph(Named):
         into, out = check_ends(clients, receivers, senders)
         if weights is not None and np.shape(weights) != into.shape:
             raise InvalidNetwork(
-                f"weights must be {len(into)}, one per link, got {shown(weights)}."
+                f"weights must be {len(into)}, one per link, got {short_repr(weights)}."
             )
         code = into * clients + out
         if weights is None:
@@ -135,11 +136,11 @@ def _not_too_many(value: int) -> int:
 
 
 Clients = Annotated[
-    Whole, Field(ge=1), AfterValidator(_not_too_many), Must("a whole number of at least 1", 10)
+    Whole, Field(ge=1), AfterValidator(_not_too_many), FieldHint("a whole number of at least 1", 10)
 ]
 Others = Annotated[int, BeforeValidator(_others)]
-Radius = Annotated[Number, Field(gt=0), Must("above 0")]
-Probability = Annotated[Number, Field(gt=0, le=1), Must("in (0, 1]")]
+Radius = Annotated[Number, Field(gt=0), FieldHint("above 0")]
+Probability = Annotated[Number, Field(gt=0, le=1), FieldHint("in (0, 1]")]
 
 
 def _redraw(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spodgt.errors import InvalidNetwork
 from spodgt.network import Network
-from spodgt.network.trees import Trees, cheapest_trees
+from spodgt.network.spanning_trees import Trees, cheapest_trees
 from tests.strategies import SEEDS, networks
 
 

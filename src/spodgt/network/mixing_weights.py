@@ -10,9 +10,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from spodgt._util.text import short_repr
 from spodgt.errors import InvalidNetwork
-from spodgt.network.links import shown
-from spodgt.network.recipes import Graph
+from spodgt.network.graphs import Graph
 from spodgt.rng import generator
 from spodgt.types import Floats, Ints
 
@@ -128,7 +128,7 @@ def square(matrix: object, name: str) -> NDArray[np.generic]:
             array = array.astype(np.float64)
     except (TypeError, ValueError, RuntimeError):
         raise InvalidNetwork(
-            f"{name} must be a matrix of real numbers, got {shown(matrix)}."
+            f"{name} must be a matrix of real numbers, got {short_repr(matrix)}."
         ) from None
     if array.dtype.kind == "c":
         raise InvalidNetwork(

@@ -21,7 +21,7 @@ from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.network import Network
 from spodgt.participation import delay
-from spodgt.participation.bursts import _cut
+from spodgt.participation.correlated import _cut
 from spodgt.peer.work import capacity
 from spodgt.problems import Quadratic
 from spodgt.types import Bools, Floats
@@ -233,7 +233,7 @@ def test_outages() -> None:
 
 
 def test_together_multiplies() -> None:
-    recipe = spodgt.Together(
+    recipe = spodgt.Intersection(
         [spodgt.Markov(4, 2), spodgt.GilbertElliott(6, 3, p=0.7), spodgt.Bernoulli(0.9, 0.8)]
     )
     draw = recipe.draw(NETWORK, 0)
@@ -387,11 +387,11 @@ BAD: list[tuple[Callable[[], object], str]] = [
     ),
     (lambda: spodgt.Bursts(0.5), "participation must be one of always"),
     (
-        lambda: spodgt.Together([spodgt.Always()]),
+        lambda: spodgt.Intersection([spodgt.Always()]),
         "of must be a list of at least two participations",
     ),
     (
-        lambda: spodgt.Together([spodgt.DayNight(), spodgt.DayNight(3, 4)]).draw(NETWORK, 0),
+        lambda: spodgt.Intersection([spodgt.DayNight(), spodgt.DayNight(3, 4)]).draw(NETWORK, 0),
         "together knows p of at most one participation with fixed times, got day-night and day-night",
     ),
 ]
