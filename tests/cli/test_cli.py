@@ -21,7 +21,7 @@ from rich.console import Console
 import spodgt
 from spodgt.algorithms import ALGORITHMS
 from spodgt.cli import app
-from spodgt.cli.app import Changes
+from spodgt.cli.app import ExperimentOptions
 from spodgt.cli.compare import folded, free_folder
 from spodgt.experiment import PAPER_METHODS, Experiment
 from spodgt.network.recipes import RECIPES
@@ -418,12 +418,12 @@ def test_set_reaches_every_key(cli: Cli) -> None:
 def test_delay_or_rounds_given_alone_replaces_the_other() -> None:
     both = Experiment.parse({"run": {"delay": 10.0, "rounds": 5}})
     for options, expected in (
-        (Changes(rounds="7"), (None, 7)),
-        (Changes(delay="70"), (70.0, None)),
-        (Changes(delay="70", rounds="7"), (70.0, 7)),
-        (Changes(), (10.0, 5)),
+        (ExperimentOptions(rounds="7"), (None, 7)),
+        (ExperimentOptions(delay="70"), (70.0, None)),
+        (ExperimentOptions(delay="70", rounds="7"), (70.0, 7)),
+        (ExperimentOptions(), (10.0, 5)),
     ):
-        run = both.override(options.keys()).run
+        run = both.override(options.config_changes()).run
         assert (run.delay, run.rounds) == expected
 
 

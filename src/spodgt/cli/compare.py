@@ -18,18 +18,18 @@ from rich.console import Console
 from rich.table import Table
 
 from spodgt.cli.app import (
-    Changes,
     ConfigOption,
+    ExperimentOptions,
     JsonOption,
     OutOption,
     ResumeOption,
     app,
-    experiment_of,
-    many_imports,
+    fast_imports,
+    load_experiment,
     plain_table,
-    unchecked,
+    text_option,
 )
-from spodgt.cli.groups import grouped
+from spodgt.cli.option_groups import with_option_groups
 from spodgt.errors import InvalidInput, no_divergence_warnings
 
 if TYPE_CHECKING:
@@ -44,9 +44,10 @@ class Keeping:
 
     out: OutOption = None
     resume: ResumeOption = False
-    checkpoint_every: Annotated[str, unchecked("Seconds between checkpoints.")] = "30"
+    checkpoint_every: Annotated[str, text_option("Seconds between checkpoints.")] = "30"
     workers: Annotated[
-        str | None, unchecked("Processes for independent runs. [dim]default: as many as pay off[/]")
+        str | None,
+        text_option("Processes for independent runs. [dim]default: as many as pay off[/]"),
     ] = None
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard event files.")] = False
     as_json: JsonOption = False
@@ -63,27 +64,31 @@ class Keeping:
 @app.command(
     epilog="Example: [bold]spodgt compare --labels-per-client 10 --seeds 3 --out runs/iid[/]"
 )
-@grouped
-def compare(config: ConfigOption = None, *, keeping: Keeping, changes: Changes) -> None:
+@with_option_groups
+def compare(config: ConfigOption = None, *, keeping: Keeping, changes: ExperimentOptions) -> None:
     """Compare methods on the same networks, clients and data: a table, two pictures, a folder of results."""
-    carry_out(experiment_of(config, changes.keys() | keeping.keys()), "compare", keeping)
+    carry_out(
+        load_experiment(config, changes.config_changes() | keeping.keys()), "compare", keeping
+    )
 
 
 @app.command(epilog="Example: [bold]spodgt run experiment.toml --out runs/mine[/]")
-@grouped
+@with_option_groups
 def run(
     config: Annotated[Path, typer.Argument(help="A TOML file.")],
     *,
     keeping: Keeping,
-    changes: Changes,
+    changes: ExperimentOptions,
 ) -> None:
     """Run the experiment of a config file."""
-    carry_out(experiment_of(config, changes.keys() | keeping.keys()), config.stem, keeping)
+    carry_out(
+        load_experiment(config, changes.config_changes() | keeping.keys()), config.stem, keeping
+    )
 
 
 def carry_out(experiment: Experiment, name: str, keeping: Keeping) -> None:
     """Run an experiment, fill its folder, and show what came out."""
-    with many_imports():
+    with fast_imports():
         from spodgt.runtimes.distributed.group import main_process, restarted
 
     runs, main = Path("runs"), main_process()  # of several processes, the main one writes and shows

@@ -11,7 +11,7 @@ from importlib import metadata
 from rich.console import Console
 from rich.text import Text
 
-from spodgt.cli.app import JsonOption, app, many_imports, plain_table
+from spodgt.cli.app import JsonOption, app, fast_imports, plain_table
 
 _PACKAGES = ("spodgt", "torch", "numba", "numpy")
 _EXTRAS = {  # by the module that each one needs
@@ -49,7 +49,7 @@ def doctor(as_json: JsonOption = False) -> None:
 
 def examine() -> dict[str, object]:
     """Everything that `spodgt doctor` prints, by name."""
-    with many_imports():
+    with fast_imports():
         import torch
 
         from spodgt.engine import cache_directory, describe_engine

@@ -19,16 +19,16 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from spodgt.cli.app import (
-    Changes,
     ConfigOption,
+    ExperimentOptions,
     JsonOption,
     app,
-    experiment_of,
-    many_imports,
+    fast_imports,
+    load_experiment,
     plain_table,
-    unchecked,
+    text_option,
 )
-from spodgt.cli.groups import grouped
+from spodgt.cli.option_groups import with_option_groups
 from spodgt.errors import Failed, InvalidInput
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Working:
 
 
 @app.command(epilog="Example: [bold]spodgt reproduce fmnist-iid --scale laptop[/]")
-@grouped
+@with_option_groups
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="An experiment (see --list), or all.")] = None,
     scale: Annotated[
@@ -99,13 +99,13 @@ def reproduce(
     as_json: JsonOption = False,
     *,
     working: Working,
-    changes: Changes,
+    changes: ExperimentOptions,
 ) -> None:
     """Rerun a figure of the paper, or all of them: figure, table, report.html.
 
     Cells that figures have in common are computed once; an interrupted run continues where it was.
     """
-    with many_imports():
+    with fast_imports():
         from spodgt.sweeps import grid
 
     if listing:
@@ -116,7 +116,7 @@ def reproduce(
             "NAME is missing; give an experiment or all, and see spodgt reproduce --list."
         )
     chosen = grid.names() if name == "all" else [name]
-    specs = [grid.load(each, scale).override(changes.keys()) for each in chosen]
+    specs = [grid.load(each, scale).override(changes.config_changes()) for each in chosen]
     folder, options = out or Path("runs") / f"reproduce-{scale}", working.options()
     if tuned:
         swept = [spec.name for spec in specs if "run.step_size" in spec.grid]
@@ -136,7 +136,7 @@ def reproduce(
 
 
 @app.command(epilog="Example: [bold]spodgt sweep radius.toml --out runs/radius --workers 2[/]")
-@grouped
+@with_option_groups
 def sweep(
     file: Annotated[
         Path, typer.Argument(help="A config with a \\[sweep] table: config keys and their values.")
@@ -151,15 +151,15 @@ def sweep(
     as_json: JsonOption = False,
     *,
     working: Working,
-    changes: Changes,
+    changes: ExperimentOptions,
 ) -> None:
     """Run a grid of settings; a killed sweep continues with the same command."""
-    with many_imports():
+    with fast_imports():
         from spodgt.sweeps import grid
 
     options = working.options()
     _check_grid(file)
-    spec = grid.read(file).override(changes.keys())
+    spec = grid.read(file).override(changes.config_changes())
     folder = out or _sweep_folder(spec.name)
     _finish({folder: _run(spec, folder, None, as_json, **options)}, as_json)
 
@@ -196,10 +196,10 @@ def _sweep_folder(name: str) -> Path:
 class Trying:
     """What a search for step sizes tries."""
 
-    candidates: Annotated[str, unchecked("Step sizes that each method begins with.")] = "6"
-    tuning_seeds: Annotated[str, unchecked("On how many seeds each of them runs.")] = "5"
+    candidates: Annotated[str, text_option("Step sizes that each method begins with.")] = "6"
+    tuning_seeds: Annotated[str, text_option("On how many seeds each of them runs.")] = "5"
     vary: Annotated[
-        str | None, unchecked("One more field and its values: momentum=[0.0, 0.9]", "KEY=VALUES")
+        str | None, text_option("One more field and its values: momentum=[0.0, 0.9]", "KEY=VALUES")
     ] = None
 
     def search(self) -> Search:
@@ -219,7 +219,7 @@ class Trying:
 @app.command(
     epilog="Example: [bold]spodgt tune --labels-per-client 10 --vary momentum=\\[0.0,0.9] --out runs/tune[/]"
 )
-@grouped
+@with_option_groups
 def tune(
     config: ConfigOption = None,
     out: Annotated[
@@ -232,11 +232,13 @@ def tune(
     *,
     trying: Trying,
     working: Working,
-    changes: Changes,
+    changes: ExperimentOptions,
 ) -> None:
     """Find each method's own best step size by short runs: a table, a picture, a config with all of them."""
     folder = out or Path("runs") / "tune"
-    found = _tune(experiment_of(config, changes.keys()), folder, trying.search(), working, as_json)
+    found = _tune(
+        load_experiment(config, changes.config_changes()), folder, trying.search(), working, as_json
+    )
     if as_json:
         print(json.dumps(found.as_dict() | {"out": str(folder)}, indent=2))
     else:

@@ -10,14 +10,14 @@ import typer
 from rich.console import Console
 
 from spodgt.cli.app import (
-    Changes,
     ConfigOption,
+    ExperimentOptions,
     JsonOption,
     SetOption,
     app,
-    experiment_of,
+    load_experiment,
+    parse_seed,
     plain_table,
-    seed_of,
 )
 
 _SHOWN = {  # columns of the terminal; --json has all
@@ -71,10 +71,10 @@ def network(
     from spodgt.experiment import value_of
 
     figures.check_suffix(out)
-    number = seed_of(seed)
+    number = parse_seed(seed)
     changes: dict[str, object] = {} if kind is None else {"network.kind": kind}
     changes |= {} if clients is None else {"network.clients": value_of(clients)}
-    chosen = experiment_of(config, changes | Changes(assign=assign).keys())
+    chosen = load_experiment(config, changes | ExperimentOptions(assign=assign).config_changes())
     net, availability = chosen.draw_network(number)
     figures.save(figures.network(net, availability.p, availability.p_hat, f"seed {seed}"), out)
     more = ", …" if net.clients > _MOST_NAMES else ""
