@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -17,7 +17,7 @@ class TextOption(NamedTuple):
     for an option that may be repeated. None means that the option was not given.
     """
 
-    parse: Callable[[Any], object]
+    parse: Callable[..., object]
     flag: str | None = None  # such as "--address"; None: the name of the field
 
 
@@ -64,7 +64,7 @@ class _OptionGroup:
         self.text_options = text_options
         hints = get_type_hints(group, include_extras=True)
         self.fields: dict[str, Field[object]] = {}
-        self.hints: dict[str, Any] = {}
+        self.hints: dict[str, object] = {}
         for field in fields(group):
             if get_origin(hints[field.name]) is Annotated:
                 self.fields[field.name] = field
@@ -119,7 +119,7 @@ class _OptionGroup:
         return self.group(**arguments)
 
 
-def _argument_type(parse: Callable[[Any], object]) -> object:
+def _argument_type(parse: Callable[..., object]) -> object:
     """The annotation of a parser's only argument."""
     parameters = inspect.signature(parse, eval_str=True).parameters.values()
     return next(iter(parameters)).annotation
