@@ -103,7 +103,7 @@ def run_and_report(experiment: Experiment, name: str, output: OutputOptions) -> 
     Of several processes (torchrun), only the main process writes and prints.
     """
     with fast_imports():
-        from spodgt.runtimes.distributed.group import main_process, restarted
+        from spodgt.runtimes.distributed.process_group import main_process, restarted
 
     is_main = main_process()
     folder = output.out or _RUNS
@@ -136,8 +136,8 @@ def _run(
     from spodgt import figures, training
     from spodgt.engine import announce_compilation
     from spodgt.experiment import value_of
-    from spodgt.training.display import COMPILING, Display
     from spodgt.training.loggers import TensorBoard
+    from spodgt.training.progress import COMPILING, Display
 
     if output.resume and is_main:
         _check_resume(folder)
@@ -263,8 +263,10 @@ def _format_accuracy(row: Mapping[Hashable, float]) -> list[str]:
 def _cost_columns(summary: pd.DataFrame) -> list[str]:
     """The columns of costs; those of virtual time and of compression only where they exist."""
     time = "seconds" if "seconds" in summary else "delay"
-    optional = [name for name in ("bytes", "joules") if name in summary]
-    return ["rounds", time, "gradients", "messages", *optional]
+    costs = ["rounds", time, "gradients", "messages"]
+    if "bytes" in summary:
+        costs.append("bytes")
+    return costs
 
 
 def _caption(result: Record, summary: pd.DataFrame, has_accuracy: bool) -> str:
@@ -286,7 +288,7 @@ def _format_cost(name: str, value: float) -> str:
         return "–"
     if name == "bytes":
         return short_bytes(value)
-    if name in ("seconds", "joules"):
+    if name == "seconds":
         return f"{value:.4g}"
     if name in ("gradients", "messages"):
         return short_count(value)

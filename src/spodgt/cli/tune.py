@@ -104,7 +104,7 @@ def run_search(
 ) -> Tuned:
     """Run a search for step sizes, with progress bars unless `quiet`."""
     from spodgt.sweeps.tune import tune_experiment
-    from spodgt.training.display import Display
+    from spodgt.training.progress import Display
 
     arguments = options.execution_arguments()
     if not options.resume:

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from spodgt._util.text import first_line
 from spodgt.errors import Failed, InvalidInput
 from spodgt.experiment.config import Table
 from spodgt.sweeps.cell import Event, Job, OnEvent, Outcome, from_line, run_job, to_line
@@ -50,7 +51,7 @@ class RayTasks:
                     num_cpus=workers, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet
                 )
         except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = first_line(error)
             where = f"at {address!r}" if address else "of this machine"
             raise Failed(f"no Ray cluster {where}: {reason}; start one with ray start.") from None
         self.threads = 1 if address else max(1, cores() // workers)
@@ -90,7 +91,7 @@ class RayTasks:
         try:
             outcome = from_line(self.ray.get(reference))
         except self.ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = first_line(error)
             lost = f"its worker was lost {RETRIES + 1} times: {reason}; run again."
             return Outcome(job.name, False, lost)
         assert isinstance(outcome, Outcome)
