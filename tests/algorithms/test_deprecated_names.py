@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+import spodgt.algorithms
 from spodgt import Always, Network, method
 from spodgt.algorithms import Traits
 from spodgt.algorithms.deprecated import ROUND_MEMBERS
@@ -79,3 +80,9 @@ def test_rounds_have_old_members(old_name: str) -> None:
     assert old is getattr(round, new_name)
     with pytest.raises(AttributeError, match="nothing"):
         round.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["Local", "Working", "installed"])
+def test_layers_have_old_names(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"spodgt.algorithms.{name} is deprecated; use"):
+        assert callable(getattr(spodgt.algorithms, name))

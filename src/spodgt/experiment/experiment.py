@@ -19,7 +19,7 @@ from pydantic import BeforeValidator
 from torch import Tensor
 
 from spodgt._util.text import first_line
-from spodgt.algorithms import ALGORITHMS, LAYERS, algorithms, describe, installed, method
+from spodgt.algorithms import ALGORITHMS, LAYERS, algorithms, describe, is_installed, method
 from spodgt.algorithms.base import Algorithm
 from spodgt.engine import ENGINES
 from spodgt.errors import InvalidConfig, InvalidInput, caller_level
@@ -418,7 +418,7 @@ class Experiment:
     @property
     def portable(self) -> bool:
         """Whether another process can make it from its tables: nothing is an object of this script."""
-        return config.rerunnable(self.to_dict()) and all(map(installed, self.methods))
+        return config.rerunnable(self.to_dict()) and all(map(is_installed, self.methods))
 
     # --- Python --------------------------------------------------------------------------------------
     @classmethod
