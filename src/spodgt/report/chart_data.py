@@ -28,7 +28,7 @@ _MAX_PICTURES = 150  # of networks in one page
 Json = dict[str, Any]
 
 
-def chart_data(page: Page, pictures: dict[str, int]) -> Json:
+def build(page: Page, pictures: dict[str, int]) -> Json:
     """The data of all charts of a page.
 
     Args:

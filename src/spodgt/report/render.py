@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from spodgt.record import statistics
 from spodgt.record.metrics import METRICS
 from spodgt.record.record import versions
-from spodgt.report.chart_data import MAX_CLIENTS, chart_data, prediction_lines
+from spodgt.report import chart_data
 from spodgt.report.page import Page
 from spodgt.report.tables import (
     difference_table,
@@ -47,7 +47,7 @@ def render(page: Page) -> str:
 def context(page: Page) -> dict[str, Any]:
     """The values for the templates."""
     pictures: dict[str, int] = {}
-    data = chart_data(page, pictures)
+    data = chart_data.build(page, pictures)
     metrics = list(data["metrics"])
     references = _references(page)
     values: dict[str, Any] = {
@@ -66,7 +66,7 @@ def context(page: Page) -> dict[str, Any]:
         "seeds": _seeds(page),
         "pictures": list(pictures),
         "shown": any(run["networks"] for run in data["runs"]),
-        "most": MAX_CLIENTS,
+        "most": chart_data.MAX_CLIENTS,
         "made_by": versions()["spodgt"],
         "keys": [],
         "sweep": None,
@@ -77,7 +77,7 @@ def context(page: Page) -> dict[str, Any]:
         for key, axis in keys.items():
             values["keys"].append((key, axis["label"], list(enumerate(axis["texts"]))))
         values["sweep"] = sweep_tables(page.results, list(keys), references)
-    lines = prediction_lines(page)
+    lines = chart_data.prediction_lines(page)
     if lines:
         values["prediction"] = prediction_table(lines)
     return values
