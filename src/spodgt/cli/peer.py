@@ -438,16 +438,11 @@ def peer_quarantine(
     name: Annotated[str, typer.Argument(help="The client.")],
     run: RunArgument = _RUN,
     end: Annotated[bool, typer.Option("--end", help="Give it its links again.")] = False,
-    good: Annotated[
-        bool, typer.Option("--good-models", help="All go back to good models.")
-    ] = False,
 ) -> None:
     """Sign a manifest in which a client stays a member but has no links: it hears and says nothing."""
     with _peer_extra():
         from spodgt.peer import changes, folders
-    made = folders.publish_next(
-        run, lambda manifest: changes.quarantined(manifest, name, not end, good=good)
-    )
+    made = folders.publish_next(run, lambda manifest: changes.quarantined(manifest, name, not end))
     print(f"version {made.version}: linked are {', '.join(made.linked)}")
 
 

@@ -32,10 +32,11 @@ from spodgt.network.names import describe_difference
 from spodgt.peer import identity, store
 from spodgt.peer.audit import Audit, audit
 from spodgt.peer.changes import check_devices, with_root, without
+from spodgt.peer.files import DISK, OWNER_ONLY, PUBLIC
 from spodgt.peer.manifest import Client, Link, Manifest, Method, SignedManifest, is_name, layout_of
 from spodgt.peer.options import Deployment, Table, check_address
 from spodgt.peer.states import state_from
-from spodgt.peer.work import capacity, manifest_problem, own_problem, problem_of, row_of
+from spodgt.peer.work import capacity, manifest_problem, problem_of, row_of
 from spodgt.problems import refuse_statistics
 from spodgt.types import HasLayout, Problem
 
@@ -58,7 +59,7 @@ def create(folder: Path, experiment: Experiment, deployment: Deployment = Deploy
         raise InvalidInput(
             f"{folder} cannot be made: {error.strerror}; give another folder."
         ) from None
-    identity.write_secret(folder / "ca.key", key)
+    DISK.replace(folder / "ca.key", key, mode=OWNER_ONLY)
     (folder / "ca.pem").write_bytes(authority)
     publish(folder, manifest)
     return manifest
@@ -84,10 +85,7 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     if "patience" in fields:
         fields["patience"] = 0.0  # of the simulated clock; real devices and links wait for nobody
     method = Method(fields.pop("name"), _common(fields.pop("step_size", None)), fields)
-    make = deployment.problem
-    if make:
-        problem = own_problem(make, names[0])  # for its layout
-    elif isinstance(experiment.problem, PythonProblem):
+    if isinstance(experiment.problem, PythonProblem):
         problem = problem_of(experiment.problem, parts, names[0])
     else:
         _, problem = join_clients(network, experiment.undivided.draw(seed))
@@ -123,7 +121,7 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         problem=experiment.to_dict()["problem"],
         seed=seed,
         weights=experiment.weights or "degree",
-        divided_into=0 if make else parts,
+        divided_into=parts,
         rounds_per_second=deployment.rounds_per_second,
         max_alone=deployment.max_alone,
     )
@@ -238,11 +236,11 @@ def issue(folder: Path, name: str, *, days: float = identity.DAYS) -> Path:
     made = identity.issue(_authority_key(folder), authority, name, days=days)
     home = folder / name
     home.mkdir(mode=0o700, exist_ok=True)
-    identity.write_file(home / "ca.pem", authority, mode=0o644)
+    DISK.replace(home / "ca.pem", authority, mode=PUBLIC)
     signed.write(home)
     # a running client takes the two together once they belong to each other
-    identity.write_secret(home / "key.pem", made.key)
-    identity.write_file(home / "cert.pem", made.certificate, mode=0o644)
+    DISK.replace(home / "key.pem", made.key, mode=OWNER_ONLY)
+    DISK.replace(home / "cert.pem", made.certificate, mode=PUBLIC)
     return home
 
 

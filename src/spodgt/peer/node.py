@@ -19,6 +19,7 @@ from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.algorithms.compose.wrapper import Wrapper
 from spodgt.errors import Failed
 from spodgt.peer import protocol, states
+from spodgt.peer.clock import SYSTEM_CLOCK, Clock
 from spodgt.peer.epochs import FollowedEpochs
 from spodgt.peer.norms import FAR, Norms, norm, outward
 from spodgt.peer.protocol import Ack, Incarnation, Message, NewerEpoch, Refused, RolledBack
@@ -61,6 +62,7 @@ class Node:
         short: bool = False,
         rebase_every: int | None = None,
         notify: Callable[[str, str], None] = lambda kind, text: None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.gradient, self.vault = gradient, vault
         self.incarnation, self.state, self.member, self.seats = incarnation, state, member, seats
@@ -81,7 +83,7 @@ class Node:
         self.norms: dict[str, Norms] = {}  # by in-link
         self.own_pull = 0.0  # by how much the own steps have lengthened the model
         self.bad_gradients = self.bad_in_a_row = 0  # that were not finite
-        self.epochs = FollowedEpochs()
+        self.epochs = FollowedEpochs(clock.monotonic)
         self.part = seats.part
         self.member = member._replace(lead=self.part.lead)
         self.use(algorithm)
@@ -255,7 +257,7 @@ class Node:
     def commit(self) -> set[str]:
         """Make the round durable and show it; returns the in-links to acknowledge now."""
         vectors = states.vectors_of(self.state)
-        changed = {name: vectors[name] for name in self.dirty if name in vectors}
+        changed = {name: vector for name, vector in vectors.items() if name in self.dirty}
         for name, vector in changed.items():
             if not is_finite(vector):
                 raise Failed(
@@ -290,12 +292,6 @@ class Node:
         self.reset(self.state.epoch + 1)
         self.notify("epoch", f"{name}: {why}; epoch {self.state.epoch} begins without it")
         return True
-
-    def go_to(self, x: Tensor) -> None:
-        """Begin again from the model `x` (parameters,), in an epoch that is still to be named."""
-        self.state = states.restored(self.state, x)
-        self.use(self.algorithm)
-        self.touch()
 
     def touch(self) -> None:
         """Let the next commit write every vector."""

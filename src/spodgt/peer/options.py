@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spodgt.errors import InvalidInput
@@ -21,9 +21,6 @@ class Deployment:
     compute: Mapping[str, Table] = field(default_factory=dict)  # what some devices can do, by name
     limits_from_config: bool = (
         False  # limit clients and links to the probabilities of [participation]
-    )
-    problem: Callable[[str], object] | None = (
-        None  # a client's problem from its name, for the experiment's
     )
     divided_into: int | None = None  # parts of the problem, more than clients if some join later
     rounds_per_second: float = 0.0  # upper limit of a client's local rounds; 0: none
@@ -54,7 +51,6 @@ class Options:
         False  # loops of numba: a linear model's gradient in a tenth of the time, for 100 MB
     )
     listen: str | None = None  # host:port, if other than the manifest's
-    problem: Callable[[str], object] | None = None  # makes the client's own problem from its name
 
 
 def check_address(address: str, what: str) -> None:
