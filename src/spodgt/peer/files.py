@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from spodgt._util.files import replace_file, sync_directory
+
 try:
     import fcntl
 except ImportError:  # not on Windows
@@ -67,15 +69,8 @@ class Files(Protocol):
         """Add to the end of a file; not durable."""
         ...
 
-    def replace(self, path: Path, data: bytes, *, mode: int, durable: bool = True) -> None:
-        """Replace a whole file at once: after a crash the old or the new one is there.
-
-        Args:
-            path: of the file; its folder must exist.
-            data: its new content.
-            mode: permission bits of the new file.
-            durable: whether that also holds for a loss of power.
-        """
+    def replace(self, path: Path, data: bytes, *, mode: int) -> None:
+        """Replace a whole file at once and durably: after a crash the old or the new one is there."""
         ...
 
     def rename(self, path: Path, target: Path) -> None: ...
@@ -134,7 +129,7 @@ class Disk:
         is_new = not path.exists()
         file = DiskFile(path)
         if is_new:
-            _sync_folder(path.parent)
+            sync_directory(path.parent)
         return file
 
     def read(self, path: Path) -> bytes:
@@ -148,18 +143,8 @@ class Disk:
         with path.open("ab") as file:
             file.write(data)
 
-    def replace(self, path: Path, data: bytes, *, mode: int, durable: bool = True) -> None:
-        temporary = path.with_name(f".{path.name}.new")
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            if durable:
-                os.fsync(descriptor)
-        temporary.replace(path)
-        if durable:
-            _sync_folder(path.parent)
+    def replace(self, path: Path, data: bytes, *, mode: int) -> None:
+        replace_file(path, data, mode=mode)
 
     def rename(self, path: Path, target: Path) -> None:
         path.replace(target)
@@ -178,12 +163,3 @@ def is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
-
-
-def _sync_folder(folder: Path) -> None:
-    if hasattr(os, "O_DIRECTORY"):  # where folders can be opened
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -38,7 +38,8 @@ from spodgt.peer.options import Deployment, Table, check_address
 from spodgt.peer.states import state_from
 from spodgt.peer.work import capacity, manifest_problem, problem_of, row_of
 from spodgt.problems import refuse_statistics
-from spodgt.types import HasLayout, Problem
+from spodgt.problems.protocols import HasLayout
+from spodgt.types import Problem
 
 
 def create(folder: Path, experiment: Experiment, deployment: Deployment = Deployment()) -> Manifest:  # noqa: B008
@@ -76,15 +77,6 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     if parts < network.clients:
         must = f"at least {network.clients}, one part per client"
         raise InvalidInput(f"divided_into must be {must}, got {parts}; use {network.clients}.")
-    if len(experiment.methods) != 1:
-        several = ", ".join(each.name for each in experiment.methods)
-        raise InvalidInput(
-            f"run.methods must be one method, got {several}; use --method spod-gt-memory."
-        )
-    fields = describe(experiment.methods[0])
-    if "patience" in fields:
-        fields["patience"] = 0.0  # of the simulated clock; real devices and links wait for nobody
-    method = Method(fields.pop("name"), _common(fields.pop("step_size", None)), fields)
     if isinstance(experiment.problem, PythonProblem):
         problem = problem_of(experiment.problem, parts, names[0])
     else:
@@ -117,7 +109,7 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         ),
         layout=layout_of(problem),
         parameters=problem.parameters,
-        method=method,
+        method=_method_of(experiment),
         problem=experiment.to_dict()["problem"],
         seed=seed,
         weights=experiment.weights or "degree",
@@ -125,6 +117,21 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         rounds_per_second=deployment.rounds_per_second,
         max_alone=deployment.max_alone,
     )
+
+
+def _method_of(experiment: Experiment) -> Method:
+    """The method of the run as the manifest holds it."""
+    if len(experiment.methods) != 1:
+        several = ", ".join(each.name for each in experiment.methods)
+        raise InvalidInput(
+            f"run.methods must be one method, got {several}; use --method spod-gt-memory."
+        )
+    fields = describe(experiment.methods[0])
+    if "patience" in fields:
+        fields["patience"] = 0.0  # waiting is simulated; real clients and links do not wait
+    name = fields.pop("name")
+    step_size = _common(fields.pop("step_size", None))
+    return Method(name, step_size, fields)
 
 
 def _clients_of(network: Network, deployment: Deployment) -> tuple[list[str], list[str]]:

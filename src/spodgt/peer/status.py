@@ -303,7 +303,7 @@ class Reporter:
     def _write(self, body: dict[str, object], evaluated: bool) -> None:
         text = json.dumps(body).encode()
         try:
-            self.journal.host.files.replace(self.path, text, mode=OWNER_ONLY, durable=False)
+            self.journal.host.files.replace(self.path, text, mode=OWNER_ONLY)
         except OSError as error:  # what is only shown must not end what is done
             self.journal.event("status", f"{self.path} cannot be written: {error.strerror}")
         if evaluated:

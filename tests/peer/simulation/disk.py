@@ -23,7 +23,6 @@ class Inode:
     pending: list[tuple[int, bytes]] = field(default_factory=list)  # writes since the last sync
     mode: int = OWNER_ONLY
     modified: int = 0
-    before: Inode | None = None  # the file of this name that comes back if power fails now
     is_open: bool = False
 
     def write(self, data: bytes, at: int) -> None:
@@ -71,11 +70,8 @@ class SimulatedDisk:
             del self.inodes[path]
 
     def lose_power(self, random: Random) -> None:
-        for path, inode in list(self.inodes.items()):
-            if inode.before is not None and random.random() < 0.5:
-                self.inodes[path] = inode.before
-            else:
-                inode.lose_power(random)
+        for inode in self.inodes.values():
+            inode.lose_power(random)
 
     def copy(self) -> dict[Path, Inode]:
         """All files as they are now."""
@@ -124,20 +120,13 @@ class ProcessFiles:
         inode = self.disk.inodes.setdefault(path, Inode())
         inode.content += data  # never read by a peer: not worth a record of what is pending
 
-    def replace(self, path: Path, data: bytes, *, mode: int, durable: bool = True) -> None:
+    def replace(self, path: Path, data: bytes, *, mode: int) -> None:
         if mode != OWNER_ONLY or path.suffix == ".json":
             self.check(data)
         self.before("replace")
         self._grow(len(data))
         self.disk.writes += 1
-        inode = Inode(bytearray(data), data if durable else b"", mode=mode)
-        inode.modified = self.disk.writes
-        if not durable:
-            inode.pending = [(0, data)]
-            inode.before = self.disk.inodes.get(path)
-            if inode.before is not None:
-                inode.before.before = None
-        self.disk.inodes[path] = inode
+        self.disk.inodes[path] = Inode(bytearray(data), data, [], mode, self.disk.writes)
         self.before("replaced")
 
     def rename(self, path: Path, target: Path) -> None:
