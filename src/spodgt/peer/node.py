@@ -19,7 +19,6 @@ from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.algorithms.compose.wrapper import Wrapper
 from spodgt.errors import Failed
 from spodgt.peer import protocol, states
-from spodgt.peer.clock import SYSTEM_CLOCK, Clock
 from spodgt.peer.epochs import FollowedEpochs
 from spodgt.peer.norms import FAR, Norms, norm, outward
 from spodgt.peer.protocol import Ack, Incarnation, Message, NewerEpoch, Refused, RolledBack
@@ -62,7 +61,6 @@ class Node:
         short: bool = False,
         rebase_every: int | None = None,
         notify: Callable[[str, str], None] = lambda kind, text: None,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.gradient, self.vault = gradient, vault
         self.incarnation, self.state, self.member, self.seats = incarnation, state, member, seats
@@ -83,7 +81,7 @@ class Node:
         self.norms: dict[str, Norms] = {}  # by in-link
         self.own_pull = 0.0  # by how much the own steps have lengthened the model
         self.bad_gradients = self.bad_in_a_row = 0  # that were not finite
-        self.epochs = FollowedEpochs(clock.monotonic)
+        self.epochs = FollowedEpochs()
         self.part = seats.part
         self.member = member._replace(step_weight=self.part.step_weight)
         self.use(algorithm)

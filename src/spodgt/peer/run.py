@@ -23,6 +23,7 @@ from spodgt.errors import Failed, InvalidInput, SpodgtError
 from spodgt.peer import wire
 from spodgt.peer.audit import local_error
 from spodgt.peer.channel import Local
+from spodgt.peer.epochs import FollowedEpochs
 from spodgt.peer.faults import Chaos
 from spodgt.peer.grpc_wire import system_host
 from spodgt.peer.host import Host
@@ -208,8 +209,8 @@ def restore(store: Store, membership: Membership, work: Work, journal: Journal) 
         member=member,
         short=manifest.method.short,
         notify=notify,
-        clock=journal.host.clock,
     )
+    node.epochs = FollowedEpochs(journal.host.clock.monotonic)
     node.last_epoch = manifest.last_epoch
     if saved is None:
         node.touch()
