@@ -68,7 +68,12 @@ def make_run(
     fitted = algorithm.fit(availability)
     start = problem.start(seed) if x0 is None else torch.as_tensor(x0).expand(problem.clients, -1)
     return Run(
-        seed, fitted, fitted.weighs(network), fitted.uses(availability, network), problem, start
+        seed,
+        fitted,
+        fitted.with_mixing_weights(network),
+        fitted.adapt_availability(availability, network),
+        problem,
+        start,
     )
 
 

@@ -112,7 +112,7 @@ def as_run(
         seed,
         fitted,
         network,
-        fitted.uses(availability, network),
+        fitted.adapt_availability(availability, network),
         problem,
         problem.start(seed).double(),
     )

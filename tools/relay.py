@@ -204,7 +204,7 @@ def drawn(seed: int) -> list[str]:
     network = spodgt.Network.draw(GRAPH, seed=seed)
     available = PARTICIPATION.draw(network, seed)
     phi, pi = perron_vectors(network, available.p_hat)
-    used = spodgt.method("relay").uses(available, network)
+    used = spodgt.method("relay").adapt_availability(available, network)
     assert isinstance(used, TreeRouting)
     epoch = used.epochs[0]
     epoch.flood.until(10_000, used.base)

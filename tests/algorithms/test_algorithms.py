@@ -51,7 +51,7 @@ INEXACT = [
     for name in STEPPING
     if ALGORITHMS[name].traits.exact == "no"
     and ALGORITHMS[name].traits.mixing != "none"
-    and ALGORITHMS[name].traits.talks == "all"
+    and ALGORITHMS[name].traits.activation == "all"
 ]
 
 
@@ -190,9 +190,13 @@ def distance(
 
 @pytest.mark.parametrize("name", EXACT)
 def test_exact_methods_reach_the_optimum(name: str) -> None:
-    alone = traits_of(name).talks != "all"  # few move in a round, so more rounds and longer steps
+    alone = (
+        traits_of(name).activation != "all"
+    )  # few move in a round, so more rounds and longer steps
     step = 0.15 if alone else 0.04 if name == "frost" else 0.1  # the tracker of FROST is a sum
-    step = 0.3 if traits_of(name).remembers else step  # only what stays of a tracker moves a model
+    step = (
+        0.3 if traits_of(name).uses_stale_models else step
+    )  # only what stays of a tracker moves a model
     rounds = 2600 if alone else 1000 if name == "relay-sum" else 700  # what is relayed comes late
     assert distance(name, rounds, step, Always()).max() < 1e-10
 
@@ -203,7 +207,7 @@ def test_exact_methods_reach_the_optimum(name: str) -> None:
 def test_exact_methods_do_not_drift_in_single_precision(name: str) -> None:
     problem = Quadratic.random(5, 3, seed=1, condition=3, spread=2.0)
     step = 0.02 if name == "frost" else 0.05  # the tracker of FROST is a sum
-    step = 0.2 if traits_of(name).talks != "all" or traits_of(name).remembers else step
+    step = 0.2 if traits_of(name).activation != "all" or traits_of(name).uses_stale_models else step
     algorithm = build(name, step_size=step, **fields_of(name))
     world = Simulation([make_run(algorithm, problem, world_of(name, 1))], dtype=torch.float32)
     state, away = world.init(), []
@@ -391,9 +395,9 @@ def test_what_methods_make_of_an_availability() -> None:
     base = participation.draw(network, 0)
     for name in NAMES:
         traits = traits_of(name)
-        used = build(name, **fields_of(name)).fit(base).uses(base, network)
+        used = build(name, **fields_of(name)).fit(base).adapt_availability(base, network)
         rounds = range(1, 61)
-        if traits.talks == "all" and traits.mixing not in ("none", "server"):
+        if traits.activation == "all" and traits.mixing not in ("none", "server"):
             assert used.computes(rounds).all() == (traits.sporadic_clients == "waits"), name
             links = used.links(rounds)[0]
             busy = links[2::3].all() if traits.local_steps else links.all()
@@ -401,5 +405,7 @@ def test_what_methods_make_of_an_availability() -> None:
         if traits.mixing in ("none", "server"):
             assert not used.links(rounds)[0].any()
         assert used.seed == base.seed
-    assert (method("sgd").uses(base, network).p == 1).all()
-    assert isinstance(method("k-gt").fit(base).uses(base, network), AvailabilityOverride)
+    assert (method("sgd").adapt_availability(base, network).p == 1).all()
+    assert isinstance(
+        method("k-gt").fit(base).adapt_availability(base, network), AvailabilityOverride
+    )

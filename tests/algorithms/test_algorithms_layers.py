@@ -19,9 +19,9 @@ from spodgt.errors import Incompatible
 from spodgt.experiment import Experiment
 from spodgt.network import Network, graphs
 from spodgt.participation import Always, Bernoulli
+from spodgt.participation.roles import HasRoles
 from spodgt.problems import Quadratic
 from spodgt.runtimes.simulator import Simulation
-from spodgt.types import HasRoles
 from tests.helpers import FAMILY, NAMES, final, make_run, ring_of, states
 from tests.kernels.test_loops import needs_loops, toy_problem
 from tests.strategies import networks, participations
@@ -202,7 +202,9 @@ def test_who_stands_still_keeps_its_moments() -> None:
 def test_local_steps_use_links_in_every_kth_round() -> None:
     network = ring_of(5)
     algorithm = method("spod-gt-memory", step_size=0.1, local_steps=3)
-    links = algorithm.uses(Always().draw(network, 0), network).links(range(1, 10)).used
+    links = (
+        algorithm.adapt_availability(Always().draw(network, 0), network).links(range(1, 10)).used
+    )
     assert links.any(1).tolist() == [False, False, True] * 3
     run = make_run(algorithm, toy_problem(clients=5), network, Bernoulli(0.6, 0.6))
     world = Simulation([run], dtype=torch.float64)
@@ -222,8 +224,8 @@ def test_weights_follow_the_links_that_work() -> None:
             told = working[network.senders == network.senders[link]].sum()
             assert roles.a[k, link] == 1 / (1 + heard)
             assert roles.b[k, link] == 1 / (1 + told)
-    assert roles.lead.all()
-    assert not roles.restarts.any()
+    assert roles.step_weight.all()
+    assert not roles.reset_tracker.any()
 
 
 def test_with_all_links_at_work_weights_are_those_by_degree() -> None:
@@ -267,7 +269,7 @@ def test_every_method_steps_along_one_direction_a_round(name: str) -> None:
     )
     traits = ALGORITHMS[name].traits
     if (
-        traits.talks == "all" and not traits.root and not traits.two_way
+        traits.activation == "all" and not traits.root and not traits.two_way
     ):  # trees take some rounds to stand
         assert after(adam=True).adam_left[:, 0].numpy() == pytest.approx(0.9**4)
 

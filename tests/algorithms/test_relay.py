@@ -324,8 +324,8 @@ def test_links_are_the_trees_only_where_prices_are_known(world: Any, start: int)
     if epoch.flood.ready.max() <= first and len(used.epochs) == 1:
         assert not (links.pull & ~epoch.trees.down).any()
         assert not (links.pushing & ~epoch.trees.up).any()
-        assert (roles.lead.sum(1) == 1 / network.clients).all()
-        assert (roles.lead[:, epoch.trees.root] > 0).all()
+        assert (roles.step_weight.sum(1) == 1 / network.clients).all()
+        assert (roles.step_weight[:, epoch.trees.root] > 0).all()
         assert (roles.a == 1).all()
         assert (roles.b == 1).all()
 

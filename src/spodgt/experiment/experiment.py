@@ -38,10 +38,11 @@ from spodgt.participation import (
     check_participation,
 )
 from spodgt.problems.learning import Learning
+from spodgt.problems.protocols import HasValidation
 from spodgt.problems.python_problem import PythonProblem
-from spodgt.runtimes.virtual.times import Time
+from spodgt.runtimes.events.durations import Time
 from spodgt.runtimes.world import Draw
-from spodgt.types import Availability, HasValidation, Problem
+from spodgt.types import Availability, Problem
 from spodgt.validation import (
     Field,
     Number,

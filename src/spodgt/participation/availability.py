@@ -12,7 +12,8 @@ import numpy as np
 
 from spodgt import rng
 from spodgt.network import Network
-from spodgt.types import ActiveLinks, Availability, Bools, Floats, Ints, Roles
+from spodgt.participation.roles import Roles
+from spodgt.types import ActiveLinks, Availability, Bools, Floats, Ints
 
 _MOST_PATIENT = 10.0  # times as often as it is there
 NEVER = 2**62  # a round that no run reaches

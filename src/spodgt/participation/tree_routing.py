@@ -22,7 +22,8 @@ import numpy as np
 from spodgt.network import Network
 from spodgt.network.spanning_trees import SpanningTrees, cheapest_trees
 from spodgt.participation.availability import NEVER, AvailabilityTrace, AvailabilityWrapper
-from spodgt.types import ActiveLinks, Availability, Bools, Ints, Roles
+from spodgt.participation.roles import Roles
+from spodgt.types import ActiveLinks, Availability, Bools, Ints
 
 _SILENCE = 10  # expected waiting times of silence after which a client counts as gone
 _STEP = 256  # rounds of a flood looked at together
@@ -176,21 +177,21 @@ class TreeRouting(AvailabilityWrapper):
     def roles(self, rounds: range) -> Roles:
         network = self.network
         a, b = np.tile(network.a, (len(rounds), 1)), np.tile(network.b, (len(rounds), 1))
-        lead = np.zeros((len(rounds), network.clients))
-        restarts = np.zeros(lead.shape, bool)
+        step_weight = np.zeros((len(rounds), network.clients))
+        reset_tracker = np.zeros(step_weight.shape, bool)
         for rows, epoch, on in self._spans(rounds):
             trees = epoch.trees
             if self.leads:
                 a[rows][on[:, network.receivers]] = 1.0
                 b[rows][on[:, network.senders]] = 1.0
-                lead[rows] = ~on & trees.members & epoch.steps
-                lead[rows, trees.root] += on[:, trees.root] / trees.members.sum()
+                step_weight[rows] = ~on & trees.members & epoch.steps
+                step_weight[rows, trees.root] += on[:, trees.root] / trees.members.sum()
             else:  # both ends of an edge must know the tree; until then links carry prices only
                 a[rows] = b[rows] = on[:, network.receivers] & on[:, network.senders]
-                lead[rows] = on & trees.members
-            restarts[rows] = (np.asarray(rounds)[rows] == epoch.restart)[:, None]
-        lead[np.asarray(rounds)[:, None] > self._last] = 0.0
-        return Roles(a, b, lead, restarts)
+                step_weight[rows] = on & trees.members
+            reset_tracker[rows] = (np.asarray(rounds)[rows] == epoch.restart)[:, None]
+        step_weight[np.asarray(rounds)[:, None] > self._last] = 0.0
+        return Roles(a, b, step_weight, reset_tracker)
 
     def _spans(self, rounds: range) -> Iterator[tuple[slice, Epoch, Bools]]:
         """The epochs of these rounds: which rows, and (rows, clients) who uses the trees."""

@@ -38,7 +38,8 @@ from spodgt.peer.options import Deployment, Table, check_address
 from spodgt.peer.states import state_from
 from spodgt.peer.work import capacity, manifest_problem, own_problem, problem_of, row_of
 from spodgt.problems import refuse_statistics
-from spodgt.types import HasLayout, Problem
+from spodgt.problems.protocols import HasLayout
+from spodgt.types import Problem
 
 
 def create(folder: Path, experiment: Experiment, deployment: Deployment = Deployment()) -> Manifest:  # noqa: B008

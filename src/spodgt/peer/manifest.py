@@ -29,7 +29,8 @@ from spodgt.network import Network
 from spodgt.peer import identity
 from spodgt.peer.options import Table, check_address
 from spodgt.peer.seats import Seats
-from spodgt.types import HasLayout, Problem
+from spodgt.problems.protocols import HasLayout
+from spodgt.types import Problem
 from spodgt.validation import Field, FieldHint, Number, Whole, from_table, one_of, recipe
 
 if sys.version_info >= (3, 11):
@@ -102,8 +103,8 @@ class Method:
         traits = (
             built.traits
         )  # links that work, or a pair that talks, would have to be known to all
-        agreed = traits.reweighs or traits.talks != "all"
-        if not needs <= set(traits.state) or set(traits.mixes) != links or agreed:
+        agreed = traits.degree_reweighting or traits.activation != "all"
+        if not needs <= set(traits.state) or set(traits.mixed_fields) != links or agreed:
             fix = "use spod-gt-memory, spod-gt, spod-gt-importance, relay or ab"
             raise Incompatible(f"method {built.name} cannot run between peers; {fix}.")
         return built

@@ -40,11 +40,8 @@ from spodgt.problems.models.initialization import Init
 from spodgt.problems.models.parameters import ModelOptions, Patterns
 from spodgt.problems.models.trainable_model import TrainableModel
 from spodgt.problems.objective import Objective, check_loss
-from spodgt.types import (
-    Better,
+from spodgt.problems.protocols import (
     CompiledGradient,
-    Evaluation,
-    Floats,
     HasClientNames,
     HasClientWeights,
     HasIdentity,
@@ -52,11 +49,9 @@ from spodgt.types import (
     HasModel,
     HasSamples,
     HasValidation,
-    Ints,
     LinearData,
-    Minibatches,
-    Problem,
 )
+from spodgt.types import Better, Evaluation, Floats, Ints, Minibatches, Problem
 
 Metrics = Mapping[str, MetricFunction | tuple[MetricFunction, Better]]
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 CHECKPOINT = "checkpoint.zip"
 FINISHED = "finished"  # the folder of the methods that have finished, one checkpoint each
 SINGLE_RUNS = "running"  # the folder of runs in worker processes, one checkpoint each
-_FORMAT = 4
+_FORMAT = 5
 _TENSORS, _NOTES = "tensors.safetensors", "notes.json"
 
 
@@ -129,7 +129,7 @@ def locked(path: Path, busy: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Checkpoint:
+class CheckpointFile:
     """What is needed to go on with a run: tensors and tables by name, and facts that JSON can hold."""
 
     notes: dict[str, Any]
@@ -150,17 +150,17 @@ class Checkpoint:
         return buffer.getvalue()
 
     @staticmethod
-    def from_bytes(data: bytes) -> Checkpoint:
+    def from_bytes(data: bytes) -> CheckpointFile:
         """The checkpoint that `to_bytes` wrote."""
-        return Checkpoint._read(io.BytesIO(data), "a message of a worker")
+        return CheckpointFile._read(io.BytesIO(data), "a message of a worker")
 
     @staticmethod
-    def read(path: Path) -> Checkpoint:
+    def read(path: Path) -> CheckpointFile:
         """A checkpoint from its file, or one sentence about what is wrong with it."""
-        return Checkpoint._read(path, str(path))
+        return CheckpointFile._read(path, str(path))
 
     @staticmethod
-    def _read(source: Path | IO[bytes], path: str) -> Checkpoint:
+    def _read(source: Path | IO[bytes], path: str) -> CheckpointFile:
         import pandas as pd
 
         try:
@@ -182,7 +182,7 @@ class Checkpoint:
                 "begin anew in another folder."
             )
         tensors = {name: tensor.clone() for name, tensor in loaded.items()}
-        return Checkpoint(
+        return CheckpointFile(
             notes, tensors, {n.removesuffix(".parquet"): t for n, t in tables.items()}
         )
 
@@ -236,10 +236,10 @@ class RunFolder:
                 write(self.path / "config.toml", config().encode())
             yield
 
-    def save(self, checkpoint: Checkpoint, name: str = CHECKPOINT) -> None:
+    def save(self, checkpoint: CheckpointFile, name: str = CHECKPOINT) -> None:
         """Replace a checkpoint: one rename moves everything on."""
         write(self.path / name, checkpoint.to_bytes())
 
-    def load(self, name: str = CHECKPOINT) -> Checkpoint | None:
+    def load(self, name: str = CHECKPOINT) -> CheckpointFile | None:
         path = self.path / name
-        return Checkpoint.read(path) if path.exists() else None
+        return CheckpointFile.read(path) if path.exists() else None

@@ -331,7 +331,7 @@ def _is_finite(leaf: object) -> bool:
 
 def client_seeds(batches: Minibatches, stream: int) -> list[int]:
     """One seed per client for other random numbers of a mini-batch; see `DROPOUT_STREAM`."""
-    words = rng.words(batches.keys, batches.k, batches.places, stream)
+    words = rng.words(batches.keys, batches.k, batches.client_index, stream)
     return (words >> np.uint64(1)).tolist()  # type: ignore[no-any-return]
 
 

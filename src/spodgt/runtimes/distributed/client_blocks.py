@@ -14,7 +14,8 @@ from torch import Tensor
 
 from spodgt.errors import InvalidInput
 from spodgt.kernels.links import Links, add_rows, matrix_diagonal
-from spodgt.types import Availability, Bools, Floats, HasBatches, Ints, Problem
+from spodgt.problems.protocols import HasBatches
+from spodgt.types import Availability, Bools, Floats, Ints, Problem
 
 _LOOK_AHEAD = 256  # rounds from which it is told how often a client computes
 _HOLDING = 20  # clients kept and mixed for the price of one gradient

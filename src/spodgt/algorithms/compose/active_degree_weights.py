@@ -27,19 +27,22 @@ class Working(LinkLayer[S]):
     def __post_init__(self) -> None:
         if self.rule != "working":
             raise self.refuse("'working' (other weights are the network's)", self.rule)
-        self.declares("working", rule=None, reweighs=True)
+        self.declares("working", rule=None, degree_reweighting=True)
 
     def unfit(self) -> str | None:
         traits = self.base.traits
         if traits.mixing in ("none", "server"):
             return "uses no links, so there are none to weigh; drop weights, or use spod-gt-memory."
-        mixes = {how for how, _ in traits.mixes}
+        mixes = {how for how, _ in traits.mixed_fields}
         own = (
-            traits.root or traits.two_way or traits.talks != "all" or not mixes <= {"pull", "push"}
+            traits.root
+            or traits.two_way
+            or traits.activation != "all"
+            or not mixes <= {"pull", "push"}
         )
         if own or traits.sporadic_links == "no":
             return "has weights of its own; drop weights, or use spod-gt-memory."
         return None
 
-    def uses(self, availability: Availability, network: Network) -> Availability:
-        return ActiveDegreeWeights(self.base.uses(availability, network), network)
+    def adapt_availability(self, availability: Availability, network: Network) -> Availability:
+        return ActiveDegreeWeights(self.base.adapt_availability(availability, network), network)

@@ -30,11 +30,18 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Round, S, exchanges, fraction
-from spodgt.algorithms.compose.codes import EXACT, Int8, Intervals, Sparse, columns
+from spodgt.algorithms.compose.codecs import (
+    EXACT_SHARE,
+    Codec,
+    Int8Codec,
+    Int8Intervals,
+    SparseCodec,
+    columns_of_round,
+)
 from spodgt.algorithms.compose.wrapper import Layer, Memory
-from spodgt.types import Code, CodedRound
+from spodgt.algorithms.rounds import CompressedRound
 
-_SHARES = {"int8": EXACT, "top-k": 0.05, "rand-k": 0.05}
+_SHARES = {"int8": EXACT_SHARE, "top-k": 0.05, "rand-k": 0.05}
 _PATIENCE = 0.01  # ε: a number that is always small waits for about 100 others
 
 
@@ -59,7 +66,7 @@ class Compress(Layer[S]):
         ):
             raise self.refuse("with share above 0 and at most 1", self.share)
         more = ("waited",) if self.kind == "top-k" else ()
-        self.declares(self.kind, *more, mixes=(), rule=None, short=True)
+        self.declares(self.kind, *more, mixed_fields=(), rule=None, compressed=True)
 
     @property
     def value(self) -> object:
@@ -68,7 +75,12 @@ class Compress(Layer[S]):
     def unfit(self) -> str | None:
         traits = self.base.traits
         trees = traits.root or traits.two_way  # both ends of an edge must have the same numbers
-        if traits.mixing != "pull+push" or not traits.tracking or traits.talks != "all" or trees:
+        if (
+            traits.mixing != "pull+push"
+            or not traits.tracking
+            or traits.activation != "all"
+            or trees
+        ):
             return (
                 f"does not push trackers and pull models; drop {self.key}, or use spod-gt-memory."
             )
@@ -79,10 +91,12 @@ class Compress(Layer[S]):
     def message(self, columns: int, item: int) -> int:
         share = self.share or _SHARES[self.kind]
         if self.kind == "int8":
-            return Int8().size(columns, item) + Intervals.of(columns, 0, share).size(columns, item)
+            return Int8Codec().size(columns, item) + Int8Intervals.of_round(columns, 0, share).size(
+                columns, item
+            )
         some = math.ceil(columns * share)
         return item * some + (
-            Sparse(some).size(columns, item) if self.kind == "top-k" else item * some
+            SparseCodec(some).size(columns, item) if self.kind == "top-k" else item * some
         )
 
     def begin(self, x: Tensor) -> Memory:
@@ -93,7 +107,9 @@ class Compress(Layer[S]):
 
     def step(self, state: S, round: Round) -> Any:
         inner, memory = self.parts(state)
-        short = _Short(cast(CodedRound, round), self.kind, self.share or _SHARES[self.kind], memory)
+        short = _Short(
+            cast(CompressedRound, round), self.kind, self.share or _SHARES[self.kind], memory
+        )
         after = self.base.step(cast(S, inner), cast(Round, short))
         memory = self._after(round, memory, short.memory)
         return self.whole(after, memory)
@@ -110,32 +126,34 @@ class Compress(Layer[S]):
 class _Short:
     """A round whose messages are short; everything else is the round's own."""
 
-    round: CodedRound
+    round: CompressedRound
     kind: str
     share: float
     memory: Memory
 
     def pull(self, x: Tensor) -> Tensor:
         if self.kind == "int8":
-            return self.round.pull(x, lambda k: Intervals.of(x.shape[1], k, self.share))
-        return self.round.some(x, "pull", partial(columns, x.shape[1], self.share))
+            return self.round.pull(x, lambda k: Int8Intervals.of_round(x.shape[1], k, self.share))
+        return self.round.mix_columns(x, "pull", partial(columns_of_round, x.shape[1], self.share))
 
     def push(self, y: Tensor) -> Tensor:
         if self.kind == "rand-k":
-            return self.round.some(y, "push", partial(columns, y.shape[1], self.share))
+            return self.round.mix_columns(
+                y, "push", partial(columns_of_round, y.shape[1], self.share)
+            )
         said, code = self._said(y)
         return y + (self.round.push(said, code) - said)
 
-    def _said(self, y: Tensor) -> tuple[Tensor, Code]:
+    def _said(self, y: Tensor) -> tuple[Tensor, Codec]:
         """What a message says of y, and how."""
         if self.kind == "int8":
-            return Int8().rounded(y), Int8()
+            return Int8Codec().quantize(y), Int8Codec()
         (waited,), size = self.memory, y.abs()
         waited = waited + size + _PATIENCE * size.amax(1, keepdim=True)
         count = math.ceil(y.shape[1] * self.share)
         now = torch.zeros_like(y, dtype=torch.bool).scatter(1, waited.topk(count, 1).indices, True)
         self.memory = (waited.masked_fill(now, 0.0),)
-        return torch.where(now, y, torch.zeros_like(y)), Sparse(count)
+        return torch.where(now, y, torch.zeros_like(y)), SparseCodec(count)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.round, name)

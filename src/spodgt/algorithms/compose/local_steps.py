@@ -37,11 +37,13 @@ class Local(LinkLayer[S]):
 
     def unfit(self) -> str | None:
         traits = self.base.traits
-        alone = traits.mixing in ("none", "server") or traits.talks != "all"
+        alone = traits.mixing in ("none", "server") or traits.activation != "all"
         trees = traits.root or traits.two_way  # their weights change with the rounds
         if alone or trees or traits.sporadic_links == "no":
             return "needs its links in every round; drop local_steps, or use spod-gt-memory or dfedavg."
         return None
 
-    def uses(self, availability: Availability, network: Network) -> Availability:
-        return AvailabilityOverride(self.base.uses(availability, network), every=self.every)
+    def adapt_availability(self, availability: Availability, network: Network) -> Availability:
+        return AvailabilityOverride(
+            self.base.adapt_availability(availability, network), every=self.every
+        )
