@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
 from spodgt.errors import InvalidNetwork
 from spodgt.network.graph import MAX_CLIENTS
-from spodgt.network.graph import Graph as Graph  # exported
+from spodgt.network.graph import Graph as Graph  # noqa: PLC0414 - exported
 from spodgt.rng import distinct, generator
 from spodgt.types import Floats, Ints
 from spodgt.validation import Field, FieldHint, Number, Whole, recipe
