@@ -7,11 +7,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import Unpack
+
 from spodgt import figures
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import InvalidInput
-from spodgt.experiment import PROBLEMS, Experiment, ProblemRecipe, RunOptions
-from spodgt.experiment.config import Table, described, problem_table
+from spodgt.experiment import PROBLEMS, Experiment, ExperimentOptions, ProblemRecipe, RunOptions
+from spodgt.experiment.run_options import reject_unknown_options
+from spodgt.experiment.toml import Table, describe_recipe, problem_table
 from spodgt.network import NETWORKS, Network, Recipe
 from spodgt.participation import PARTICIPATIONS, Always, Participation
 from spodgt.record.sweep import SweepRecord
@@ -57,6 +60,18 @@ class SweepResult(SweepRecord):
         return figures.save(figures.bars(self.results, list(self.grid), chosen), Path(path))
 
 
+class SweepOptions(ExperimentOptions, total=False):
+    """Keyword arguments of `sweep`: those that describe an experiment, and two of all methods.
+
+    Args:
+        step_size: of methods that are given by name.
+        layers: of methods that are given by name: momentum, adam, clip_tracker, … with their values.
+    """
+
+    step_size: object
+    layers: dict[str, object] | None
+
+
 def sweep(
     algorithms: Sequence[Algorithm | str],
     problem: Problem | ProblemRecipe,
@@ -68,7 +83,7 @@ def sweep(
     workers: int | None = None,
     checkpoint_every: float = 60.0,
     progress: Callable[[Event], None] | None = None,
-    **options: Any,
+    **options: Unpack[SweepOptions],
 ) -> SweepResult:
     """Run `compare` for every combination of the values in `grid`; what is finished in `out` is kept.
 
@@ -90,8 +105,7 @@ def sweep(
             many runs at a time, as for `compare`.
         checkpoint_every: seconds between two checkpoints of a cell.
         progress: called with a `CellProgress` or an `Outcome` of `spodgt.sweeps.cell`.
-        options: others of `compare`: rounds, delay, seconds, time, seeds, x0, dtype, device, evaluations,
-            every, gradient_norm, weights, engine.
+        options: see `SweepOptions`: those of `compare` that describe an experiment, `step_size` and `layers`.
     """
     named = [{"name": each} if isinstance(each, str) else each for each in _listed(algorithms)]
     if not isinstance(grid, Mapping) or not grid:
@@ -105,14 +119,7 @@ def sweep(
         for key in ("rounds", "delay", "seconds")
         if f"run.{key}" in whole
     }
-    known = [
-        *dict.fromkeys([*(Experiment.of.__kwdefaults__ or {}), *_OPTIONS[1:]])
-    ]  # all but methods
-    for name, value in options.items():
-        if name not in known:
-            raise InvalidInput(
-                f"{name}={value!r} is not an option of sweep; {choices(name, known)}"
-            )
+    reject_unknown_options(options, SweepOptions.__annotations__, "sweep")
     experiment = Experiment.of(named, problem, network, participation, **{**ends, **options})
     spec = checked(Spec(Path(out).name, experiment, whole))
     record = machinery.run(
@@ -156,7 +163,9 @@ def _table(key: str, value: object) -> Table:
             f"use {_EXAMPLES[key]}."
         )
     return (
-        problem_table(value) if isinstance(value, ProblemRecipe) else described(value, _PARTS[key])
+        problem_table(value)
+        if isinstance(value, ProblemRecipe)
+        else describe_recipe(value, _PARTS[key])
     )
 
 

@@ -25,7 +25,7 @@ import tomli_w
 
 from spodgt.errors import InvalidConfig
 from spodgt.experiment import Experiment, read_toml
-from spodgt.experiment.config import SECTIONS, Table
+from spodgt.experiment.toml import SECTIONS, Table
 from spodgt.record.sweep import Scale
 
 FOLDER = Path(__file__).parents[1] / "experiment" / "paper"
@@ -143,7 +143,12 @@ def read(path: str | Path) -> Spec:
     texts = {key: text[key] for key in _TEXTS if key in text and key != "scale"}
     texts["scale"] = Scale(note=text.get("scale", ""))
     return checked(
-        Spec(path.stem, Experiment.parse(_config(path)).beside(path.parent), grid, **texts)
+        Spec(
+            path.stem,
+            Experiment.parse(_config(path)).resolve_relative_to(path.parent),
+            grid,
+            **texts,
+        )
     )
 
 

@@ -23,13 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tomli_w
+from typing_extensions import Unpack
 
 from spodgt import figures
 from spodgt.algorithms import describe
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import Failed, InvalidInput
-from spodgt.experiment import Experiment
-from spodgt.experiment.config import Table
+from spodgt.experiment import Experiment, ExperimentOptions
+from spodgt.experiment.run_options import reject_unknown_options
+from spodgt.experiment.toml import Table
 from spodgt.network import Network, Recipe
 from spodgt.participation import Always, Participation
 from spodgt.problems import Quadratic
@@ -356,7 +358,7 @@ def tune(
     search: Search = Search(),  # noqa: B008 (frozen)
     out: str | Path | None = None,
     progress: Tell | None = None,
-    **options: Any,
+    **options: Unpack[ExperimentOptions],
 ) -> Tuned:
     """Find each method's own best step size, in this process: `compare(tuned.methods, …)` uses what it found.
 
@@ -368,8 +370,9 @@ def tune(
         search: how many candidates and seeds, and one more field to vary.
         out: a folder for the short runs and the results, in which a search that was stopped goes on.
         progress: called with a method, how far its search is, and a few words.
-        options: those of `compare`: rounds or delay, seeds, x0, dtype, device, weights.
+        options: those of `compare` that describe an experiment, see `ExperimentOptions`.
     """
+    reject_unknown_options(options, ExperimentOptions.__annotations__, "tune")
     whole = Experiment.of(algorithms, problem, network, participation, **options)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out
@@ -401,7 +404,7 @@ def tune_experiment(
     experiment.check()
     names = labels(experiment.methods)
     draw = experiment.draw(_FIRST_SEED)
-    problem = experiment.undivided
+    problem = experiment.base_problem
     if isinstance(problem, HasValidation):
         problem.on_validation_data().draw(
             _FIRST_SEED
@@ -491,7 +494,7 @@ def _tuned(experiment: Experiment, races: list[_Race]) -> Tuned:
         {race.label: one.step for race, one in chosen},
         {race.label: race.limit for race in races},
     )
-    chosen_on = _chosen_on(experiment.undivided)
+    chosen_on = _chosen_on(experiment.base_problem)
     return Tuned(pd.DataFrame(rows), best, steps, limits, metric, chosen_on, failures, found)
 
 
