@@ -110,7 +110,7 @@ def test_no_import_hides_in_a_function(path: Path) -> None:
 
 def test_numba_is_loaded_by_the_first_loop_and_not_before() -> None:
     code = (
-        "import sys\nimport spodgt, spodgt.cli.compare, spodgt.training, spodgt.runtimes.virtual.world\n"
+        "import sys\nimport spodgt, spodgt.cli.compare, spodgt.training, spodgt.runtimes.events.world\n"
         "assert 'numba' not in sys.modules\nfrom spodgt import rng\nimport numpy as np\n"
         "rng.bernoulli(rng.key(0, 'links'), range(2), np.ones(2))\nassert 'numba' in sys.modules"
     )

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         Trace,
     )
     from spodgt.problems import Learning, Quadratic
-    from spodgt.runtimes.virtual.times import Time
+    from spodgt.runtimes.events.durations import Time
     from spodgt.sweeps.api import sweep
     from spodgt.sweeps.tune import Search, tune
     from spodgt.training import Result, compare, loggers, run, train
@@ -73,7 +73,7 @@ _NAMES = {
         "Trace",
     ),
     "spodgt.problems": ("Learning", "Quadratic"),
-    "spodgt.runtimes.virtual.times": ("Time",),
+    "spodgt.runtimes.events.durations": ("Time",),
     "spodgt.sweeps.tune": ("Search", "tune"),
     "spodgt.sweeps.api": ("sweep",),
     "spodgt.training": ("Result", "compare", "run", "train"),

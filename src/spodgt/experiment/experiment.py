@@ -43,7 +43,7 @@ from spodgt.participation import (
 from spodgt.problems.learning import Learning
 from spodgt.problems.protocols import HasValidation
 from spodgt.problems.python_problem import PythonProblem
-from spodgt.runtimes.virtual.times import Time
+from spodgt.runtimes.events.durations import Time
 from spodgt.runtimes.world import Draw
 from spodgt.types import Availability, Problem
 from spodgt.validation import from_table, reject_unknown_keys, to_table

@@ -24,7 +24,7 @@ from spodgt.algorithms.base import Algorithm
 from spodgt.engine import ENGINES
 from spodgt.errors import InvalidConfig, InvalidInput, caller_level
 from spodgt.experiment.toml import Table
-from spodgt.runtimes.virtual.times import Time
+from spodgt.runtimes.events.durations import Time
 from spodgt.validation import Field, Number, Whole, choices, from_table, recipe, to_table
 
 PAPER_METHODS = (

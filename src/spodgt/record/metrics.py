@@ -29,7 +29,6 @@ AXES = {
     "delay": "total delay",
     "round": "round",
     "seconds": "virtual seconds",
-    "joules": "joules of all clients",
     "bytes": "bytes sent by all clients",
 }
 

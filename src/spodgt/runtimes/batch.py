@@ -6,6 +6,7 @@ Algorithm code does not change: several seeds, networks or partitions of one met
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from functools import cached_property
 
 import numpy as np
@@ -23,6 +24,14 @@ from spodgt.runtimes.world import Run
 from spodgt.types import ActiveLinks, Bools, Floats, Ints, Problem, Words
 
 _CHUNK = 2**20  # draws made at once
+
+
+class MixingMatrix(Enum):
+    """The matrix of a mixing call; values are the keys of `RunBatch.weights`."""
+
+    PULL = "a"  # row-stochastic
+    PUSH = "b"  # column-stochastic: the sender keeps the weight that it does not send
+    GOSSIP = "w"  # doubly stochastic
 
 
 class RunBatch:

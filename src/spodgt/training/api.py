@@ -24,12 +24,12 @@ from spodgt.experiment.run_options import reject_unknown_options
 from spodgt.network import Network, Recipe
 from spodgt.participation import Always, Participation
 from spodgt.record.folder import RunFolder, plain
-from spodgt.runtimes.distributed.group import join, launched
+from spodgt.runtimes.distributed.process_group import join, launched
 from spodgt.runtimes.distributed.runtime import Processes, check_runs
+from spodgt.runtimes.events.durations import Time
+from spodgt.runtimes.events.world import VirtualTime, check_run
 from spodgt.runtimes.loop import EvaluationSchedule, Stop
 from spodgt.runtimes.simulator import Simulator
-from spodgt.runtimes.virtual.times import Time
-from spodgt.runtimes.virtual.world import VirtualTime, check_run
 from spodgt.runtimes.world import Run, Runtime
 from spodgt.training.checkpoint import MAX_STATE_BYTES
 from spodgt.training.executor import Executor

@@ -102,7 +102,7 @@ class Result(Record):
         Args:
             path: the picture to write; its suffix picks the format: png, svg or pdf.
             metric: a column of `frame`; accuracy where something is classified, else the loss, unless given.
-            against: "delay", "round" or "bytes", or, of virtual time, "seconds" or "joules"; seconds where
+            against: "delay", "round" or "bytes", or, in virtual time, "seconds"; seconds where
                 there are any, else the delay, unless given.
         """
         figures.check_suffix(path)

@@ -21,8 +21,8 @@ from torch import Tensor
 from spodgt.errors import Failed, InvalidInput, SpodgtError
 from spodgt.kernels.steps import rebuild
 from spodgt.problems import refuse_statistics
-from spodgt.runtimes.distributed.blocks import blocks, effort
-from spodgt.runtimes.distributed.group import Group, restarted
+from spodgt.runtimes.distributed.client_blocks import blocks, effort
+from spodgt.runtimes.distributed.process_group import Group, restarted
 from spodgt.runtimes.distributed.world import Distributed
 from spodgt.runtimes.world import CheckpointBatch, Run, RunCheckpoint, Snapshot, Tally
 

@@ -21,9 +21,9 @@ from spodgt.algorithms.base import Algorithm
 from spodgt.algorithms.compose.codecs import Codec, IntervalQuantizer
 from spodgt.kernels.steps import State, rebuild
 from spodgt.problems import refuse_statistics
-from spodgt.runtimes.distributed.blocks import Block, Traffic, blocks, effort
-from spodgt.runtimes.distributed.group import Group
+from spodgt.runtimes.distributed.client_blocks import Block, Traffic, blocks, effort
 from spodgt.runtimes.distributed.messages import Flight, Item, Key, Mail, Parcel
+from spodgt.runtimes.distributed.process_group import Group
 from spodgt.runtimes.simulator import SimulatedRound, Simulation, cut
 from spodgt.runtimes.world import Run, RunState, Tally, with_average
 from spodgt.types import Bools, Evaluation, Ints

@@ -12,8 +12,8 @@ import torch
 from spodgt import rng
 from spodgt.network import Network
 from spodgt.problems import Quadratic
-from spodgt.runtimes.virtual.times import NANO, Time
-from spodgt.runtimes.virtual.world import VirtualWorld
+from spodgt.runtimes.events.durations import NANO, Time
+from spodgt.runtimes.events.world import VirtualWorld
 from spodgt.types import Floats
 from tests.helpers import build, make_run
 

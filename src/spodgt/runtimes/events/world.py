@@ -14,9 +14,9 @@ from spodgt.errors import Incompatible
 from spodgt.kernels.steps import State, rebuild
 from spodgt.participation.roles import HasRoles
 from spodgt.problems import refuse_statistics
+from spodgt.runtimes.events.durations import Time
+from spodgt.runtimes.events.executor import EventExecutor
 from spodgt.runtimes.simulator import Simulation, Simulator
-from spodgt.runtimes.virtual.engine import Engine
-from spodgt.runtimes.virtual.times import Time
 from spodgt.runtimes.world import CheckpointBatch, Exchanged, Run, RunCheckpoint, RunState, Tally
 from spodgt.types import Bools, Floats, Ints
 
@@ -45,7 +45,7 @@ class VirtualWorld(Simulation):
         runs: Ints | None = None,
         counts: Tally | None = None,
         statistics: Tensor | None = None,
-        engines: Sequence[Engine] | None = None,
+        engines: Sequence[EventExecutor] | None = None,
         compiled: bool = True,
     ) -> None:
         super().__init__(
@@ -60,9 +60,9 @@ class VirtualWorld(Simulation):
         self.time = time
         self.engines = list(engines) if engines is not None else self._engines()
         for engine, part in zip(self.engines, self.split(self.statistics), strict=True):
-            engine.statistics = part  # written to in place
+            engine.context.statistics = part  # written to in place
 
-    def _engines(self) -> list[Engine]:
+    def _engines(self) -> list[EventExecutor]:
         batch, counts = self.batch, self.counts
         clients = np.cumsum([0, *(run.network.clients for run in batch.every)])
         links = np.cumsum([0, *(run.network.links for run in batch.every)])
@@ -72,9 +72,10 @@ class VirtualWorld(Simulation):
             own = slice(clients[number], clients[number + 1])
             out = slice(links[number], links[number + 1])
             tally = Tally(counts.gradients[own], counts.messages[out], counts.bytes[out])
-            engine = Engine(batch.every[number], self.time, batch.dtype, batch.device, tally, part)
-            engine.compiled = self.compiled
-            found.append(engine)
+            run = batch.every[number]
+            found.append(
+                EventExecutor(run, self.time, batch.dtype, batch.device, tally, part, self.compiled)
+            )
         return found
 
     # --- World -----------------------------------------------------------------------------------
@@ -102,14 +103,15 @@ class VirtualWorld(Simulation):
 
     def at_exchange(self, state: State) -> tuple[VirtualWorld, State]:
         """Clients are in rounds of their own: each with the model after its own last exchange."""
-        kept = [engine.exchanged for engine in self.engines]
+        kept = [engine.last_exchange for engine in self.engines]
         if all(models is None for models in kept):
             return self, state
         world = copy.copy(self)
         xs = self.split(state[0])
         parts = self.split(self.statistics)
         shown = [
-            models or Exchanged(x, part) for models, x, part in zip(kept, xs, parts, strict=True)
+            Exchanged(x, part) if models is None else Exchanged(models.x, models.statistics)
+            for models, x, part in zip(kept, xs, parts, strict=True)
         ]
         world.statistics = torch.cat([models.statistics for models in shown])
         x = torch.cat([models.x for models in shown])
@@ -119,8 +121,7 @@ class VirtualWorld(Simulation):
         for engine, models, beside in zip(
             self.engines, self.split(x), self.split(statistics), strict=True
         ):
-            if engine.run.algorithm.period > 1:
-                engine.exchanged = Exchanged(models.clone(), beside.clone())
+            engine.set_last_exchange(models, beside)
 
     def keep(self, still: Bools, state: State) -> tuple[VirtualWorld, State]:
         rows = torch.from_numpy(np.flatnonzero(np.repeat(still, self.sizes))).to(self.batch.device)
@@ -132,7 +133,9 @@ class VirtualWorld(Simulation):
             device=self.batch.device,
             runs=self.runs[still],
             counts=self.counts,
-            statistics=torch.cat([engine.statistics for engine in engines]) if engines else None,
+            statistics=torch.cat([engine.context.statistics for engine in engines])
+            if engines
+            else None,
             engines=engines,
             compiled=self.compiled,
         )
@@ -142,7 +145,8 @@ class VirtualWorld(Simulation):
         found = super().gather(state, wanted) or []
         tracks = {"y", "g"} <= set(self.algorithm.traits.state)
         flights = [
-            self.engines[at].flight() if tracks else None for at in np.flatnonzero(wanted).tolist()
+            self.engines[at].in_flight_mass() if tracks else None
+            for at in np.flatnonzero(wanted).tolist()
         ]
         return [one._replace(flight=flight) for one, flight in zip(found, flights, strict=True)]
 
@@ -151,11 +155,8 @@ class VirtualWorld(Simulation):
 
     def meters(self, at: int) -> dict[str, float]:
         engine = self.engines[at]
-        found = {
-            "seconds": engine.done * self.time.seconds,
-            "bytes": float(engine.counts.bytes.sum()),
-        }
-        return found if self.time.power is None else {**found, "joules": engine.joules}
+        sent = float(engine.context.counts.bytes.sum())
+        return {"seconds": engine.done * self.time.seconds, "bytes": sent}
 
 
 @dataclass(frozen=True)

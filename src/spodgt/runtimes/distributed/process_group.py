@@ -24,7 +24,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from spodgt._util.text import first_line
 from spodgt.errors import Failed, InvalidInput
-from spodgt.runtimes.distributed.shared_memory import NOTE, Shared, meet
 
 TIMEOUT = 600.0  # seconds a process may take for its gradients, or rank 0 for an evaluation
 _GRACE = 5.0  # seconds that survivors have to answer
@@ -45,39 +44,11 @@ class Group:
     timeout: float
     store: Any = field(repr=False)
     members: Any = field(default=None, repr=False)  # a torch group of the first ranks; None for all
-    shared: Shared | None = field(
-        default=None, repr=False
-    )  # memory, with processes of the same host
     k: int = 0  # the round at hand, for messages
 
     # --- sending ---------------------------------------------------------------------------------
     def post(self, sends: Sequence[Piece], receives: Sequence[Piece], tag: int) -> list[Work]:
         """Start all of these at once, and give a handle for each; every one must be waited for."""
-        if self.shared:
-            sends = [self._announced(*piece) for piece in sends]
-            wanted, receives = receives, [self._note(*piece) for piece in receives]
-            works = self._post(sends, receives, tag)
-            for work, note, (_, tensor) in zip(works[len(sends) :], receives, wanted, strict=True):
-                if note[1] is not tensor:
-                    work.taken = (note[1], tensor)
-            return works
-        return self._post(sends, receives, tag)
-
-    def _announced(self, peer: int, tensor: Tensor) -> Piece:
-        """A note in place of a large message to a process of this host."""
-        assert self.shared
-        return (
-            peer,
-            self.shared.put(peer, tensor) if self.shared.fits(self.rank, peer, tensor) else tensor,
-        )
-
-    def _note(self, peer: int, tensor: Tensor) -> Piece:
-        """Room for the note that comes in place of a large message."""
-        assert self.shared
-        note = torch.empty(NOTE, dtype=torch.int64)
-        return (peer, note if self.shared.fits(peer, self.rank, tensor) else tensor)
-
-    def _post(self, sends: Sequence[Piece], receives: Sequence[Piece], tag: int) -> list[Work]:
         both = [(dist.isend, *each) for each in sends] + [(dist.irecv, *each) for each in receives]
         operations = [
             dist.P2POp(call, tensor, peer, self.members, tag) for call, peer, tensor in both
@@ -200,16 +171,10 @@ class Work:
     group: Group
     peer: int
     handle: Any
-    taken: tuple[Tensor, Tensor] | None = None  # the note that comes, and where its message belongs
 
     def wait(self) -> None:
         with self.group.named(self.peer):
             self.handle.wait()
-        if self.taken and self.group.shared:
-            try:
-                self.group.shared.take(self.peer, *self.taken)
-            except OSError as error:  # the sender has ended
-                raise self.group._lost(self.peer, error) from error
 
 
 def _short(reason: str) -> str:
@@ -266,8 +231,7 @@ def _join(device: torch.device) -> Group:
             ) from error
     else:
         store = dist.distributed_c10d._get_default_store()
-    shared = meet(store, dist.get_rank(), dist.get_world_size())
-    return Group(dist.get_rank(), dist.get_world_size(), device, timeout, store, shared=shared)
+    return Group(dist.get_rank(), dist.get_world_size(), device, timeout, store)
 
 
 def _timeout() -> float:

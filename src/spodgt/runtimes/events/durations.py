@@ -4,7 +4,6 @@
     compute = 0.02                                      seconds of a gradient: one number, or one per client
     latency = { kind = "exponential", mean = 0.05 }     seconds of a message: drawn for every message
     bandwidth = 1e6                                     bytes per second of a link; left out: no limit
-    power = 5.0                                         watts of a client that computes
 
 A quantity is a number, a list (one number per client or link), or a table whose `kind` is one of
 `QUANTITIES`. Draws are pure functions of (seed, round of the client, client or link), so they do not depend
@@ -312,15 +311,13 @@ def quantity(value: object, name: str, *, zero: bool) -> Quantity:
 
 @recipe(InvalidInput)
 class Time:
-    """How long gradients and messages take, and what they cost: numbers, lists or tables of `QUANTITIES`.
+    """How long gradients and messages take: numbers, lists or tables of `QUANTITIES`.
 
     Args:
         compute: Seconds of a client's local round: the time of one gradient.
         latency: Seconds from sending a message to its arrival, beside the time of its bytes.
         bandwidth: Bytes per second of a link; None is no limit. A message that waits for a busy link is
             replaced by a newer one, whose totals contain it.
-        power: Watts of a client that computes; None counts no joules.
-        idle_power: Watts of a client in a round in which it does not compute.
         tick: Seconds of one round of the record: models are evaluated at its multiples; None is the typical
             time of a gradient.
     """
@@ -328,8 +325,6 @@ class Time:
     compute: object = 1.0
     latency: object = 0.0
     bandwidth: object = None
-    power: object = None
-    idle_power: object = None
     tick: Annotated[Number | None, Field(gt=0, le=_MOST, allow_inf_nan=False, examples=[1.0])] = (
         None
     )
@@ -338,19 +333,11 @@ class Time:
 
     def __post_init__(self) -> None:
         _ = self.quantities
-        if self.idle_power is not None and self.power is None:
-            raise InvalidInput("time.idle_power needs power, got none; add power = 5.0.")
 
     @cached_property
     def quantities(self) -> dict[str, Quantity]:
         """Those that are given, by name."""
-        zero = {
-            "compute": False,
-            "latency": True,
-            "bandwidth": False,
-            "power": True,
-            "idle_power": True,
-        }
+        zero = {"compute": False, "latency": True, "bandwidth": False}
         return {
             name: quantity(getattr(self, name), name, zero=may)
             for name, may in zero.items()
@@ -387,12 +374,7 @@ class Time:
         compute, latency = drawn("compute", False), drawn("latency", True)
         assert compute is not None, "it has a default"
         assert latency is not None, "it has a default"
-        bandwidth, power, idle = (
-            drawn("bandwidth", True),
-            drawn("power", False),
-            drawn("idle_power", False),
-        )
-        return Clock(compute, latency, bandwidth, power, idle, self.step)
+        return Clock(compute, latency, drawn("bandwidth", True), self.step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -402,8 +384,6 @@ class Clock:
     compute: Drawn
     latency: Drawn
     bandwidth: Drawn | None
-    power: Drawn | None
-    idle: Drawn | None
     tick: int
 
     def durations(self, rounds: range) -> Ints:
@@ -419,12 +399,6 @@ class Clock:
         if self.bandwidth is None:
             return None
         return _nano(size / np.maximum(self.bandwidth(rounds), 1e-9))
-
-    def watts(self, rounds: range, computes: Floats) -> Floats:
-        """(rounds, clients) where `computes` is 1 or 0."""
-        busy = 0.0 if self.power is None else self.power(rounds)
-        idle = 0.0 if self.idle is None else self.idle(rounds)
-        return np.asarray(computes * busy + (1 - computes) * idle, np.float64)
 
 
 def _nano(seconds: Floats) -> Ints:
