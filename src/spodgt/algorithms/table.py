@@ -1,4 +1,4 @@
-"""The properties of all methods, from their declarations, for `spodgt algorithms` and docs/methods.md."""
+"""The properties of all methods, from their declarations, for `spodgt algorithms` and docs/reference/methods.md."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def table() -> list[dict[str, str]]:
 
 
 def refreshed(page: str) -> str:
-    """The text of docs/methods.md with the table between its marks made anew."""
+    """The text of docs/reference/methods.md with the table between its marks made anew."""
     lines = [list(COLUMNS.values()), ["---"] * len(COLUMNS)]
     for row in table():
         method, source, *cells = row.values()
-        lines.append([f"`{method}`", f"[{source}](references.md#{source})", *cells])
+        lines.append([f"`{method}`", f"[{source}](../references.md#{source})", *cells])
     rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     before, _, rest = page.partition(_BEGIN)
     return f"{before}{_BEGIN}\n{rows}\n{_END}{rest.partition(_END)[2]}"
