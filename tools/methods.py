@@ -1,4 +1,4 @@
-"""Write the table of methods in docs/reference/methods.md anew; with --check, only say whether it is up to date."""
+"""Write the table of docs/reference/methods.md; with --check, only compare it with the declarations."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python tools/relay.py run runs/relay              # everything; goes on where it was stopped
     python tools/relay.py run runs/relay svm-iid      # one setting
-    python tools/relay.py write runs/relay            # docs/results/relay.md, .csv; a table of docs/explanation/theory.md
+    python tools/relay.py write runs/relay  # docs/results/relay.md, .csv; table of docs/explanation/theory.md
 
 No number in the tables is typed by hand. Seeds 200 to 209 were used for nothing else; step sizes were chosen
 on others. docs/results/notes/relay.md is written by a person and goes into the page as it is.

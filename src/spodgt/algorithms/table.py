@@ -1,4 +1,4 @@
-"""The properties of all methods, from their declarations, for `spodgt algorithms` and docs/reference/methods.md."""
+"""Properties of all methods, from their declarations: `spodgt algorithms`, docs/reference/methods.md."""
 
 from __future__ import annotations
 
