@@ -61,7 +61,7 @@ def main() -> None:
 
 # --- in every process --------------------------------------------------------------------------------
 def work(rounds: int, models: list[str], out: Path) -> None:
-    from spodgt.runtimes.distributed.group import join
+    from spodgt.runtimes.distributed.process_group import join
 
     group = join()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -121,7 +121,7 @@ def train(group: Any, model: str, rounds: int) -> dict[str, Any]:
 
 def exchange(group: Any, ways: int, repeats: int = 15) -> dict[str, Any]:
     """Vectors of 45 MB through the runtime's own messages, against a plain copy of as many bytes."""
-    from spodgt.runtimes.distributed.blocks import Traffic
+    from spodgt.runtimes.distributed.client_blocks import Traffic
     from spodgt.runtimes.distributed.messages import Item, Mail
 
     x, peer, row = torch.randn(1, LARGE // 4), 1 - group.rank, np.array([0])

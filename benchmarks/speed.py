@@ -37,6 +37,7 @@ from rich.table import Table
 import spodgt
 from spodgt.algorithms.base import Algorithm, Rate, TrackingState
 from spodgt.kernels.links import Links
+from spodgt.participation.roles import HasRoles
 from spodgt.problems.data.sampling import sample_without_replacement
 from spodgt.problems.gradients import Engine
 from spodgt.problems.gradients.linear import LinearEngine
@@ -46,7 +47,7 @@ from spodgt.problems.losses import cross_entropy
 from spodgt.runtimes.loop import STRIDE, EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Draw, Run, Snapshot
-from spodgt.types import HasRoles, Round
+from spodgt.types import Round
 
 OUT = Path(__file__).parent / "results"
 CONSOLE = Console(width=132)
@@ -216,7 +217,11 @@ def eager(runs: list[Run]) -> Callable[[], None]:
         new = torch.zeros_like(x)
         if len(rows):
             drawn = sample_without_replacement(
-                batch.keys[rows], batch.places[rows], k, problem.client_indices.sizes[rows], 16
+                batch.keys[rows],
+                batch.client_index[rows],
+                k,
+                problem.client_indices.sizes[rows],
+                16,
             )
             held = problem.client_indices
             chosen = torch.from_numpy(held.indices[held.offsets[rows, None] + drawn])
@@ -417,7 +422,7 @@ def plain_loops(run: Run) -> dict[str, Callable[[], None]]:
     def relay() -> None:
         plain.next()
         y, x = plain.mix(state["y"], "b"), plain.mix(state["x"], "a")
-        lead = plain.roles.lead
+        lead = plain.roles.step_weight
         state["x"] = [
             [a - eta * float(lead[i]) * b for a, b in zip(x[i], y[i], strict=True)]
             for i in plain.clients

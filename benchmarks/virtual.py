@@ -14,8 +14,8 @@ from torch.utils.data import TensorDataset
 
 import spodgt
 from spodgt.experiment import Experiment
+from spodgt.runtimes.events.world import VirtualWorld
 from spodgt.runtimes.simulator import Simulation
-from spodgt.runtimes.virtual.world import VirtualWorld
 from spodgt.runtimes.world import Run
 
 LATE = spodgt.Time({"kind": "lognormal", "median": 1.0, "sigma": 0.5}, latency=0.2)

@@ -26,7 +26,7 @@ class Skeleton(Algorithm[SkeletonState]):  # `traits.state` takes the names of t
         mixing="gossip",  # what `step` calls: pull, push, both, gossip, a server's average or none
         sporadic_clients="no",  # idle clients: "yes" goes on, "waits" for them, "no" refuses
         sporadic_links="yes",
-        mixes=(
+        mixed_fields=(
             ("gossip", "x"),
         ),  # fields given to a mixing as they are, in order; derived ones are not
     )  # base.py lists the others: tracking, exact, steps, local_steps, …

@@ -62,16 +62,14 @@ def _serve(pipe: Connection, rank: int, port: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from spodgt.runtimes.distributed.group import Group, join
+    from spodgt.runtimes.distributed.process_group import Group, join
 
     torch.set_num_threads(1)
     group = join()
     groups = {SIZE: group}
     for size in range(1, SIZE):
         members = dist.new_group(list(range(size)))
-        groups[size] = Group(
-            rank, size, group.device, group.timeout, group.store, members, group.shared
-        )
+        groups[size] = Group(rank, size, group.device, group.timeout, group.store, members)
     while True:
         size, function, arguments, named = pipe.recv()
         try:

@@ -19,6 +19,7 @@ from spodgt.problems import Quadratic
 from spodgt.runtimes.loop import EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Run, Snapshot
+from spodgt.types import Problem
 
 NAMES = tuple(ALGORITHMS)
 STEPPING = tuple(name for name in NAMES if ALGORITHMS[name].traits.steps != "none")
@@ -55,7 +56,7 @@ def build(name: str | Algorithm, **fields: Any) -> Algorithm:
 
 def make_run(
     algorithm: Algorithm,
-    problem: Quadratic,
+    problem: Problem,
     network: Network,
     participation: Participation = Always(),  # noqa: B008
     *,
@@ -67,7 +68,12 @@ def make_run(
     fitted = algorithm.fit(availability)
     start = problem.start(seed) if x0 is None else torch.as_tensor(x0).expand(problem.clients, -1)
     return Run(
-        seed, fitted, fitted.weighs(network), fitted.uses(availability, network), problem, start
+        seed,
+        fitted,
+        fitted.with_mixing_weights(network),
+        fitted.adapt_availability(availability, network),
+        problem,
+        start,
     )
 
 

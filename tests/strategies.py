@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import spodgt
 from spodgt.algorithms import ALGORITHMS, method
 from spodgt.network import Network
-from spodgt.network.recipes import Graph
+from spodgt.network.graphs import Graph
 from spodgt.participation import as_availability
 from spodgt.problems import Quadratic
 from spodgt.runtimes.world import Run
@@ -57,7 +57,7 @@ def bursts(draw: st.DrawFn, network: Network) -> Any:
             return spodgt.Outages(
                 draw(rounds), draw(rounds), groups=groups, p=draw(chance), p_hat=draw(chance)
             )
-    return spodgt.Together(
+    return spodgt.Intersection(
         [spodgt.Markov(draw(rounds)), spodgt.Outages(draw(rounds), groups=groups)]
     )
 
@@ -112,7 +112,7 @@ def as_run(
         seed,
         fitted,
         network,
-        fitted.uses(availability, network),
+        fitted.adapt_availability(availability, network),
         problem,
         problem.start(seed).double(),
     )

@@ -92,3 +92,9 @@ def test_networks_and_problems_are_one_line() -> None:
     digits = (torch.zeros(6, 3), torch.zeros(6, dtype=torch.long))
     problem = spodgt.Learning(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), [digits, digits])
     assert repr(problem) == "<Learning: 2 clients, Linear of 8 parameters, 12 samples>"
+
+
+# --- deprecated names ----------------------------------------------------------------------------
+def test_together_is_deprecated_for_intersection() -> None:
+    with pytest.warns(DeprecationWarning, match=r"spodgt\.Together is deprecated; use .*Intersec"):
+        assert spodgt.Together is spodgt.Intersection

@@ -22,8 +22,8 @@ import torch
 
 import spodgt
 from spodgt import figures
-from spodgt.network.trees import cheapest_trees
-from spodgt.participation.relayed import Relayed
+from spodgt.network.spanning_trees import cheapest_trees
+from spodgt.participation.tree_routing import TreeRouting
 from spodgt.problems import Learning, classification
 from spodgt.problems.data import IID, LabelsPerClient
 from spodgt.record import Record, statistics
@@ -204,8 +204,8 @@ def drawn(seed: int) -> list[str]:
     network = spodgt.Network.draw(GRAPH, seed=seed)
     available = PARTICIPATION.draw(network, seed)
     phi, pi = perron_vectors(network, available.p_hat)
-    used = spodgt.method("relay").uses(available, network)
-    assert isinstance(used, Relayed)
+    used = spodgt.method("relay").adapt_availability(available, network)
+    assert isinstance(used, TreeRouting)
     epoch = used.epochs[0]
     epoch.flood.until(10_000, used.base)
     trees = cheapest_trees(network, 1 / available.p_hat, np.ones(network.clients, bool))

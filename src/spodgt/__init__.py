@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
+from spodgt._util.deprecation import renamed_attribute
+
 if TYPE_CHECKING:
     from spodgt import problems
     from spodgt.algorithms import ALGORITHMS, method, register
@@ -19,8 +21,7 @@ if TYPE_CHECKING:
     from spodgt.algorithms.spod_gt_memory import SpodGTMemory
     from spodgt.algorithms.sporadic_k_gt import SporadicKGT
     from spodgt.experiment import Experiment
-    from spodgt.network import Network
-    from spodgt.network import recipes as graphs
+    from spodgt.network import Network, graphs
     from spodgt.participation import (
         Always,
         Bernoulli,
@@ -29,20 +30,20 @@ if TYPE_CHECKING:
         DayNight,
         EveryK,
         GilbertElliott,
+        Intersection,
         Markov,
         OneLink,
         Outages,
-        Together,
         Trace,
     )
     from spodgt.problems import Learning, Quadratic
-    from spodgt.runtimes.virtual.times import Time
+    from spodgt.runtimes.events.durations import Time
     from spodgt.sweeps.api import sweep
     from spodgt.sweeps.tune import Search, tune
     from spodgt.training import Result, compare, loggers, run, train
 
 _MODULES = {
-    "graphs": "spodgt.network.recipes",
+    "graphs": "spodgt.network.graphs",
     "loggers": "spodgt.training.loggers",
     "problems": "spodgt.problems",
 }
@@ -68,15 +69,16 @@ _NAMES = {
         "Markov",
         "OneLink",
         "Outages",
-        "Together",
+        "Intersection",
         "Trace",
     ),
     "spodgt.problems": ("Learning", "Quadratic"),
-    "spodgt.runtimes.virtual.times": ("Time",),
+    "spodgt.runtimes.events.durations": ("Time",),
     "spodgt.sweeps.tune": ("Search", "tune"),
     "spodgt.sweeps.api": ("sweep",),
     "spodgt.training": ("Result", "compare", "run", "train"),
 }
+_RENAMED = {"Together": "spodgt.participation.Intersection"}
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
@@ -92,6 +94,7 @@ __all__ = [
     "Experiment",
     "GPushPull",
     "GilbertElliott",
+    "Intersection",
     "Learning",
     "Markov",
     "Network",
@@ -105,7 +108,6 @@ __all__ = [
     "SpodGTMemory",
     "SporadicKGT",
     "Time",
-    "Together",
     "Trace",
     "compare",
     "graphs",
@@ -131,7 +133,7 @@ def __getattr__(name: str) -> object:
     elif name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
     else:
-        raise AttributeError(f"module 'spodgt' has no attribute {name!r}")
+        return renamed_attribute(__name__, name, _RENAMED)
     globals()[name] = value
     return value
 

@@ -137,7 +137,7 @@ def curves(
     Args:
         frame: The frame of a record.
         metric: The column to draw.
-        against: The column of the axis: delay, round or bytes, or, of virtual time, seconds or joules.
+        against: The column of the axis: delay, round or bytes, or, in virtual time, seconds.
             Virtual seconds where there are any, else the delay, unless given.
         style: "screen", with final values in the legend; "column" for a paper.
         end: Where the axis ends; at the last evaluation unless given.

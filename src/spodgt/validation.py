@@ -46,7 +46,7 @@ _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 
 
 @dataclass(frozen=True)
-class Must:
+class FieldHint:
     """How an error describes a field, where its type and range alone would not say it well."""
 
     what: str  # as in "radius must be `above 0`"
@@ -144,7 +144,7 @@ def choices(word: object, known: Iterable[str]) -> str:
     return f"choose from {', '.join(known) or 'nothing'}."
 
 
-def only(table: Mapping[str, object], known: Iterable[str], where: str) -> None:
+def reject_unknown_keys(table: Mapping[str, object], known: Iterable[str], where: str) -> None:
     """Refuse keys of a table that mean nothing."""
     known = list(known)
     for key, value in table.items():
@@ -188,11 +188,11 @@ def _sentence(found: ValidationError, cls: Any, where: str = "") -> str:
     return prefix + told.bad(first["input"], toml=bool(where), kind=first["type"].endswith("_type"))
 
 
-def _kind(annotation: Any) -> type:
+def _kind(annotation: object) -> type:
     """The plain type inside an annotation: int of `Annotated[int, …] | None`, list of `list[str]`."""
     plain = get_origin(annotation) or annotation
     if plain in _WORDS:
-        return plain  # type: ignore[no-any-return]
+        return plain
     inner = (_kind(each) for each in get_args(annotation))
     return next((each for each in inner if each is not object), object)
 
@@ -205,12 +205,12 @@ class _Told:
     kind: type
     bound: str  # "above 0", "at least 1", or nothing
     good: object
-    must: Must | None
+    must: FieldHint | None
 
     @staticmethod
     def of(key: str, info: FieldInfo) -> _Told:
         kind = _kind(info.annotation)
-        must = next((each for each in info.metadata if isinstance(each, Must)), None)
+        must = next((each for each in info.metadata if isinstance(each, FieldHint)), None)
         limits = {type(each).__name__: each for each in info.metadata}
         bound = f"above {limits['Gt'].gt}" if "Gt" in limits else ""
         bound = f"at least {limits['Ge'].ge}" if "Ge" in limits else bound

@@ -15,7 +15,11 @@ from torch.testing import assert_close
 from spodgt.algorithms import ALGORITHMS, Cosine, method
 from spodgt.network import Network
 from spodgt.participation import Always, Bernoulli, Trace
-from spodgt.participation.availability import Overlay, Woken, two_way
+from spodgt.participation.availability import (
+    AvailabilityOverride,
+    RandomActivation,
+    symmetric_links,
+)
 from spodgt.problems import Quadratic
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Run
@@ -47,7 +51,7 @@ INEXACT = [
     for name in STEPPING
     if ALGORITHMS[name].traits.exact == "no"
     and ALGORITHMS[name].traits.mixing != "none"
-    and ALGORITHMS[name].traits.talks == "all"
+    and ALGORITHMS[name].traits.activation == "all"
 ]
 
 
@@ -184,9 +188,13 @@ def distance(
 
 @pytest.mark.parametrize("name", EXACT)
 def test_exact_methods_reach_the_optimum(name: str) -> None:
-    alone = traits_of(name).talks != "all"  # few move in a round, so more rounds and longer steps
+    alone = (
+        traits_of(name).activation != "all"
+    )  # few move in a round, so more rounds and longer steps
     step = 0.15 if alone else 0.04 if name == "frost" else 0.1  # the tracker of FROST is a sum
-    step = 0.3 if traits_of(name).remembers else step  # only what stays of a tracker moves a model
+    step = (
+        0.3 if traits_of(name).uses_stale_models else step
+    )  # only what stays of a tracker moves a model
     rounds = 2600 if alone else 1000 if name == "relay-sum" else 700  # what is relayed comes late
     assert distance(name, rounds, step, Always()).max() < 1e-10
 
@@ -197,7 +205,7 @@ def test_exact_methods_reach_the_optimum(name: str) -> None:
 def test_exact_methods_do_not_drift_in_single_precision(name: str) -> None:
     problem = Quadratic.random(5, 3, seed=1, condition=3, spread=2.0)
     step = 0.02 if name == "frost" else 0.05  # the tracker of FROST is a sum
-    step = 0.2 if traits_of(name).talks != "all" or traits_of(name).remembers else step
+    step = 0.2 if traits_of(name).activation != "all" or traits_of(name).uses_stale_models else step
     algorithm = build(name, step_size=step, **fields_of(name))
     world = Simulation([make_run(algorithm, problem, world_of(name, 1))], dtype=torch.float32)
     state, away = world.init(), []
@@ -294,7 +302,7 @@ def test_trackers_keep_the_total_whoever_is_active(name: str, clients: int, seed
     )  # an old gradient must not be redrawn
     availability = trace.draw(network, seed)  # raw, whatever the method would make of it
     if two:
-        availability = two_way(availability, network)
+        availability = symmetric_links(availability, network)
     run = Run(seed, method(name, step_size=0.1), network, availability, problem, problem.start(0))
     for state in states([run], 8):
         assert_close(state.y.sum(0), state.g.sum(0), rtol=0, atol=1e-12)
@@ -342,7 +350,7 @@ def test_a_pair_has_one_draw_and_one_probability() -> None:
     network = Network.random_geometric(6, 0.6, seed=1)
     base = Bernoulli(0.5, np.linspace(0.1, 0.9, network.links)).draw(network, 3)
     assert network.reverse is not None
-    pairs = two_way(base, network)
+    pairs = symmetric_links(base, network)
     pull, push = pairs.links(range(200))
     assert push is None
     assert np.array_equal(pull, pull[:, network.reverse])
@@ -356,7 +364,7 @@ def test_a_pair_has_one_draw_and_one_probability() -> None:
 def test_one_client_wakes_and_all_get_their_turn(pairs: bool) -> None:
     network = ring_of(5) if pairs else Network.erdos_renyi(5, 0.5, seed=2)
     base = Bernoulli(0.3, 0.3).draw(network, 1)
-    woken = Woken(base, network, pairs)
+    woken = RandomActivation(base, network, pairs)
     rounds = range(1, 4001)
     links, computes = woken.links(rounds), woken.computes(rounds)
     pull, push = links.pull, links.pushing
@@ -383,9 +391,9 @@ def test_what_methods_make_of_an_availability() -> None:
     base = participation.draw(network, 0)
     for name in NAMES:
         traits = traits_of(name)
-        used = build(name, **fields_of(name)).fit(base).uses(base, network)
+        used = build(name, **fields_of(name)).fit(base).adapt_availability(base, network)
         rounds = range(1, 61)
-        if traits.talks == "all" and traits.mixing not in ("none", "server"):
+        if traits.activation == "all" and traits.mixing not in ("none", "server"):
             assert used.computes(rounds).all() == (traits.sporadic_clients == "waits"), name
             links = used.links(rounds)[0]
             busy = links[2::3].all() if traits.local_steps else links.all()
@@ -393,5 +401,7 @@ def test_what_methods_make_of_an_availability() -> None:
         if traits.mixing in ("none", "server"):
             assert not used.links(rounds)[0].any()
         assert used.seed == base.seed
-    assert (method("sgd").uses(base, network).p == 1).all()
-    assert isinstance(method("k-gt").fit(base).uses(base, network), Overlay)
+    assert (method("sgd").adapt_availability(base, network).p == 1).all()
+    assert isinstance(
+        method("k-gt").fit(base).adapt_availability(base, network), AvailabilityOverride
+    )

@@ -119,7 +119,7 @@ def test_d2_needs_eigenvalues_above_minus_a_third() -> None:
         == "d2 needs a W with eigenvalues above -1/3, got -0.333; use lazy=True or gt-dsgd."
     )
     check(method("d2", lazy=True), square, always)
-    lazy = method("d2", lazy=True).weighs(square)
+    lazy = method("d2", lazy=True).with_mixing_weights(square)
     assert_close(torch.from_numpy(lazy.W), torch.from_numpy((np.eye(4) + square.W) / 2))
     large = Network.random_geometric(150, 0.3, seed=1)
     assert smallest_eigenvalue(large) == pytest.approx(np.linalg.eigvalsh(large.W)[0], abs=1e-9)
@@ -291,5 +291,5 @@ def test_the_default_hooks_change_nothing() -> None:
     availability: Availability = Always().draw(TWO_WAY, 0)
     algorithm = Lazy()
     assert algorithm.fit(availability) is algorithm
-    assert algorithm.uses(availability, TWO_WAY) is availability
-    assert algorithm.weighs(TWO_WAY) is TWO_WAY
+    assert algorithm.adapt_availability(availability, TWO_WAY) is availability
+    assert algorithm.with_mixing_weights(TWO_WAY) is TWO_WAY

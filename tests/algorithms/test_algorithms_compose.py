@@ -42,7 +42,9 @@ def traits_of(name: str) -> Any:
 
 def slow_if_alone(name: str) -> Any:
     """Where few move in a round, many rounds are needed."""
-    return name if traits_of(name).talks == "all" else pytest.param(name, marks=pytest.mark.slow)
+    return (
+        name if traits_of(name).activation == "all" else pytest.param(name, marks=pytest.mark.slow)
+    )
 
 
 def bench(
@@ -104,7 +106,7 @@ def test_trackers_are_exact_with_a_step_of_their_own(name: str) -> None:
     fields: dict[str, Any] = {"local_steps": 2} if name == "k-gt" else {}
     problem = Quadratic.random(5, 2, seed=1, condition=3)
     run = make_run(method(name, step_size=rates.tolist(), **fields), problem, ring_of(5))
-    x = final(run, 700 if traits_of(name).talks == "all" else 3000).x
+    x = final(run, 700 if traits_of(name).activation == "all" else 3000).x
     assert_close(x, problem.optimum().expand(5, 2), rtol=0, atol=1e-8)
 
 
@@ -134,9 +136,9 @@ def test_exact_methods_stay_exact_with_momentum(name: str) -> None:
         {"local_steps": 3} if name == "k-gt" else {"lazy": True} if name == "d2" else {}
     )
     problem = Quadratic.random(5, 2, seed=1, condition=3)
-    step = 0.02 if name == "frost" else 0.15 if traits_of(name).remembers else 0.05
+    step = 0.02 if name == "frost" else 0.15 if traits_of(name).uses_stale_models else 0.05
     run = make_run(method(name, step_size=step, momentum=0.5, **fields), problem, ring_of(5))
-    x = final(run, 600 if traits_of(name).talks == "all" else 4000).x
+    x = final(run, 600 if traits_of(name).activation == "all" else 4000).x
     assert_close(x, problem.optimum().expand(5, 2), rtol=0, atol=1e-8)
 
 

@@ -19,10 +19,11 @@ from spodgt.errors import Incompatible
 from spodgt.experiment import Experiment
 from spodgt.network import Network
 from spodgt.participation import Always, Bernoulli
+from spodgt.participation.roles import HasRoles
 from spodgt.problems import Quadratic
 from spodgt.runtimes.simulator import Simulation
-from spodgt.types import HasRoles
 from tests.helpers import FAMILY, NAMES, final, make_run, ring_of, states
+from tests.kernels.test_loops import needs_loops, toy_problem
 from tests.strategies import networks, participations
 
 EACH: dict[str, dict[str, Any]] = {
@@ -192,14 +193,17 @@ def test_who_stands_still_keeps_its_moments() -> None:
             assert torch.equal(getattr(kept[k], name)[idle], getattr(kept[k - 1], name)[idle])
 
 
+@needs_loops
 def test_local_steps_use_links_in_every_kth_round() -> None:
     network = ring_of(5)
     algorithm = method("spod-gt-memory", step_size=0.1, local_steps=3)
-    links = algorithm.uses(Always().draw(network, 0), network).links(range(1, 10)).used
+    links = (
+        algorithm.adapt_availability(Always().draw(network, 0), network).links(range(1, 10)).used
+    )
     assert links.any(1).tolist() == [False, False, True] * 3
-    run = make_run(algorithm, problem_of(), network, Bernoulli(0.6, 0.6))
+    run = make_run(algorithm, toy_problem(clients=5), network, Bernoulli(0.6, 0.6))
     world = Simulation([run], dtype=torch.float64)
-    assert world.step is not None  # the step is the method's own
+    assert world.step is not None
     for plain, fast in zip(states([run], 12), states([run], 12, compiled=True), strict=True):
         assert_close(plain.x, fast.x, rtol=0, atol=1e-12)
 
@@ -215,8 +219,8 @@ def test_weights_follow_the_links_that_work() -> None:
             told = working[network.senders == network.senders[link]].sum()
             assert roles.a[k, link] == 1 / (1 + heard)
             assert roles.b[k, link] == 1 / (1 + told)
-    assert roles.lead.all()
-    assert not roles.restarts.any()
+    assert roles.step_weight.all()
+    assert not roles.reset_tracker.any()
 
 
 def test_with_all_links_at_work_weights_are_those_by_degree() -> None:
@@ -229,10 +233,12 @@ def test_with_all_links_at_work_weights_are_those_by_degree() -> None:
 
 
 # --- declarations ------------------------------------------------------------------------------------
+@needs_loops
 @pytest.mark.parametrize("layers", BOTH)
 def test_compiled_steps_with_layers_are_those_of_the_method(layers: str) -> None:
     """Layers that are linear in the state are traced with the step; others have no compiled step."""
-    run = make_run(method("spod-gt-memory", **BOTH[layers]), problem_of(), ring_of(5))
+    algorithm = method("spod-gt-memory", **BOTH[layers])
+    run = make_run(algorithm, toy_problem(clients=5), ring_of(5))
     after = []
     for compiled in (True, False):
         simulation = Simulation([run], dtype=torch.float64, compiled=compiled)
@@ -258,7 +264,7 @@ def test_every_method_steps_along_one_direction_a_round(name: str) -> None:
     )
     traits = ALGORITHMS[name].traits
     if (
-        traits.talks == "all" and not traits.root and not traits.two_way
+        traits.activation == "all" and not traits.root and not traits.two_way
     ):  # trees take some rounds to stand
         assert after(adam=True).adam_left[:, 0].numpy() == pytest.approx(0.9**4)
 

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 import spodgt
 from spodgt.algorithms import describe, method
 from spodgt.algorithms.checks import check
-from spodgt.algorithms.compose.codes import Int8, Intervals, Sparse
+from spodgt.algorithms.compose.codecs import Int8Codec, Int8Intervals, SparseCodec
 from spodgt.errors import Incompatible, InvalidInput
 from spodgt.kernels.links import move_into_intervals
 from spodgt.network import Network
@@ -51,9 +51,9 @@ def rows(draw: st.DrawFn) -> torch.Tensor:
 # --- codes -----------------------------------------------------------------------------------------------
 @given(rows())
 def test_int8_says_what_it_rounds_to(x: torch.Tensor) -> None:
-    code, columns = Int8(), x.shape[1]
-    said = code.rounded(x)
-    assert torch.equal(code.rounded(said), said)
+    code, columns = Int8Codec(), x.shape[1]
+    said = code.quantize(x)
+    assert torch.equal(code.quantize(said), said)
     data = code.pack(said)
     assert data.dtype == torch.uint8
     assert data.shape == (len(x), code.size(columns, x.element_size()))
@@ -68,16 +68,16 @@ def test_int8_says_what_it_rounds_to(x: torch.Tensor) -> None:
 
 def test_int8_edges() -> None:
     x = torch.tensor([[0.0, 0.0], [1e-45, -1e-44], [127.5, -127.0], [3e38, -1.0]])
-    said = Int8().rounded(x)
+    said = Int8Codec().quantize(x)
     assert said[:2].abs().max() == 0
     assert said[2].tolist() == [128.0, -128.0]
     assert said[3, 0] == pytest.approx(3e38, rel=0.01)
-    assert torch.isnan(Int8().rounded(torch.tensor([[float("nan"), 1.0]]))[0, 0])
+    assert torch.isnan(Int8Codec().quantize(torch.tensor([[float("nan"), 1.0]]))[0, 0])
 
 
 @given(rows(), st.integers(1, 30))
 def test_sparse_rows_come_back(x: torch.Tensor, count: int) -> None:
-    code, columns = Sparse(count), x.shape[1]
+    code, columns = SparseCodec(count), x.shape[1]
     kept = x.abs().topk(min(count, columns), 1).indices
     said = torch.zeros_like(x).scatter(1, kept, x.gather(1, kept))
     data = code.pack(said)
@@ -89,7 +89,7 @@ def test_sparse_rows_come_back(x: torch.Tensor, count: int) -> None:
 def test_intervals_hold_what_they_are_of(x: torch.Tensor, first: int, width: int) -> None:
     columns = x.shape[1]
     exact = slice(first % columns, min(first % columns + width, columns))
-    code = Intervals(exact)
+    code = Int8Intervals(exact)
     data = code.pack(x)
     assert data.shape == (len(x), code.size(columns, x.element_size()))
     middle, half = code.unpack(data, columns, x.dtype)

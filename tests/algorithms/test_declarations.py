@@ -35,7 +35,7 @@ WRAPPED: dict[str, dict[str, Any]] = {
 class Recording:
     """A round that writes down which fields of the state it was given to mix, in order."""
 
-    round: Round
+    round: Any
     state: State
     kinds: set[str] = field(default_factory=set)
     mixed: list[tuple[str, str]] = field(default_factory=list)
@@ -93,7 +93,7 @@ def test_state_and_mixes_are_declared(name: str, wrapped: str) -> None:
     mixed = [
         mix for mix in recording.mixed if mix[0] != "average"
     ]  # a server's work is not sent on links
-    assert mixed == list(traits.mixes)
+    assert mixed == list(traits.mixed_fields)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -127,7 +127,7 @@ def test_a_wrapped_step_is_not_the_compiled_one(wrapped: str) -> None:
 
 def test_a_subclass_with_a_step_of_its_own_gives_up_the_compiled_one() -> None:
     class Same(SpodGT):
-        def weighs(self, network: Any) -> Any:
+        def with_mixing_weights(self, network: Any) -> Any:
             return network
 
     class Halved(SpodGT):
@@ -184,8 +184,10 @@ def test_the_hooks_follow_the_traits() -> None:
     """One draw per pair for gossip, all of them for who waits, no links without mixing."""
     network = ring_of(5)
     availability = Always().draw(network, 0)
-    assert method("dsgd").uses(availability, network) is not availability
-    assert method("extra").uses(availability, network) is availability
-    assert not method("sgd").uses(availability, network).links(range(1, 9)).used.any()
-    waiting = method("g-push-pull").uses(Bernoulli(0.5, 0.5).draw(network, 0), network)
+    assert method("dsgd").adapt_availability(availability, network) is not availability
+    assert method("extra").adapt_availability(availability, network) is availability
+    assert not method("sgd").adapt_availability(availability, network).links(range(1, 9)).used.any()
+    waiting = method("g-push-pull").adapt_availability(
+        Bernoulli(0.5, 0.5).draw(network, 0), network
+    )
     assert (waiting.idle_clients, waiting.idle_links) == (False, True)

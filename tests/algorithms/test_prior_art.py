@@ -72,11 +72,11 @@ class TreeRound:
         )
 
     @property
-    def restarts(self) -> Tensor:
+    def reset_tracker(self) -> Tensor:
         return torch.zeros(len(self.R), 1, dtype=torch.bool)
 
     @property
-    def lead(self) -> Tensor:
+    def step_weight(self) -> Tensor:
         lead = torch.zeros(len(self.R), 1, dtype=torch.float64)
         lead[0] = 1 / len(self.R)
         return lead

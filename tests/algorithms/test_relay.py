@@ -18,8 +18,8 @@ from spodgt.algorithms import method
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
 from spodgt.participation import Bernoulli, Trace
-from spodgt.participation.availability import Patient
-from spodgt.participation.relayed import Relayed
+from spodgt.participation.availability import WaitForClients
+from spodgt.participation.tree_routing import TreeRouting
 from spodgt.problems import Quadratic
 from spodgt.record.record import Record
 from spodgt.report.tables import final_table
@@ -31,8 +31,8 @@ ROUNDS, STEP, RHO = 40, 0.1, 3.0
 NETWORKS = [Network.erdos_renyi(6, 0.35, seed=1), ring_of(6)]
 
 
-def relayed(run: Any) -> Relayed:
-    assert isinstance(run.availability, Relayed)
+def relayed(run: Any) -> TreeRouting:
+    assert isinstance(run.availability, TreeRouting)
     return run.availability
 
 
@@ -316,8 +316,8 @@ def test_links_are_the_trees_only_where_prices_are_known(world: Any, start: int)
     if epoch.flood.ready.max() <= first and len(used.epochs) == 1:
         assert not (links.pull & ~epoch.trees.down).any()
         assert not (links.pushing & ~epoch.trees.up).any()
-        assert (roles.lead.sum(1) == 1 / network.clients).all()
-        assert (roles.lead[:, epoch.trees.root] > 0).all()
+        assert (roles.step_weight.sum(1) == 1 / network.clients).all()
+        assert (roles.step_weight[:, epoch.trees.root] > 0).all()
         assert (roles.a == 1).all()
         assert (roles.b == 1).all()
 
@@ -325,7 +325,7 @@ def test_links_are_the_trees_only_where_prices_are_known(world: Any, start: int)
 def test_patience_is_a_rate_between_as_available_and_always() -> None:
     network = Network.complete(3)
     base = Bernoulli([1.0, 0.25, 0.0004], 0.25).draw(network, 0)
-    drawn = Patient(base, 0.5)
+    drawn = WaitForClients(base, 0.5)
     rates = drawn.computes(range(20000)).mean(0)
     np.testing.assert_allclose(
         rates, [1.0, 0.5, 0.004], atol=0.02
@@ -336,7 +336,7 @@ def test_patience_is_a_rate_between_as_available_and_always() -> None:
     run = make_run(
         method("relay"), Quadratic.random(3, 2), network, Trace(np.ones((9, 3)), np.ones((8, 6)))
     )
-    assert not isinstance(relayed(run).base, Patient)  # a record is what it is
+    assert not isinstance(relayed(run).base, WaitForClients)  # a record is what it is
 
 
 def test_the_root_is_named_in_the_tables_and_the_report(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 import spodgt
 from spodgt.algorithms import ALGORITHMS
 from spodgt.errors import InvalidInput
-from spodgt.network.recipes import RECIPES
+from spodgt.network.graphs import RECIPES
 from spodgt.problems import Quadratic
 from spodgt.record import METRICS
 from tests.conftest import Cli

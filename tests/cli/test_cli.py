@@ -24,13 +24,13 @@ from spodgt.cli import app
 from spodgt.cli.app import Changes
 from spodgt.cli.compare import folded, free_folder
 from spodgt.experiment import PAPER_METHODS, Experiment
-from spodgt.network.recipes import RECIPES
+from spodgt.network.graphs import RECIPES
 from spodgt.participation import PARTICIPATIONS
 from spodgt.problems.data import PARTITIONS
 from spodgt.problems.models import MODELS
 from spodgt.record.record import short_bytes, short_count
 from spodgt.training import Progress
-from spodgt.training.display import Display
+from spodgt.training.progress import Display
 from tests.conftest import Cli
 
 if sys.version_info >= (3, 11):
@@ -341,7 +341,7 @@ def test_progress_bars_fit_80_columns() -> None:
         for name in ("spod-gt-importance", "k-gt step_size=0.123456789"):
             display.show(Progress(name, 1, 2, 1_234_567, 1_234_567.0, 0.5, 0.7123))
         display.show(Progress("spod-gt", 1, 2, 5, 5.0, 0.5, float("nan")))
-        display.progress.refresh()
+        display.bars.refresh()
     lines = screen.getvalue().splitlines()
     last = [line for line in lines if "spod-gt-importance" in line][-1]
     for part in ("spod-gt-importance", "━", "50%", "1,234,567", "acc 0.712"):

@@ -19,7 +19,7 @@ import spodgt
 from spodgt.errors import InvalidConfig, InvalidData, InvalidInput, InvalidNetwork
 from spodgt.experiment import Classification, Experiment, RandomQuadratic, RunOptions
 from spodgt.network import GraphFile
-from spodgt.network.recipes import RECIPES, KOut, RandomGeometric, Ring
+from spodgt.network.graphs import RECIPES, KOut, RandomGeometric, Ring
 from spodgt.participation import PARTICIPATIONS, Beta, Trace, TraceFile
 from spodgt.problems import Quadratic
 from spodgt.problems.data import PARTITIONS, Dirichlet, Explicit, LabelsPerClient

@@ -77,7 +77,11 @@ def runs_of(
         method = spodgt.method(name, step_size=step_size * (seed + 1)).fit(available)
         draws = torch.Generator().manual_seed(seed)
         start = torch.randn(problem.clients, problem.parameters, generator=draws)
-        runs.append(Run(seed, method, network, method.uses(available, network), problem, start))
+        runs.append(
+            Run(
+                seed, method, network, method.adapt_availability(available, network), problem, start
+            )
+        )
     return runs
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spodgt.network import recipes as graphs
-from spodgt.network.recipes import RECIPES, Graph, Recipe
+from spodgt.network import graphs
+from spodgt.network.graphs import RECIPES, Graph, Recipe
 from spodgt.types import Bools
 from tests.strategies import SEEDS
 

@@ -15,7 +15,7 @@ from scipy import sparse
 import spodgt
 from spodgt.errors import InvalidNetwork
 from spodgt.network import Network, as_network
-from spodgt.network.recipes import Graph
+from spodgt.network.graphs import Graph
 from tests.strategies import SEEDS, graph, networks
 
 

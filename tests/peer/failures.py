@@ -42,7 +42,8 @@ from spodgt.peer.manifest import Manifest, SignedManifest
 from spodgt.peer.options import Deployment, Options
 from spodgt.peer.protocol import Incarnation, Message
 from spodgt.peer.work import manifest_problem
-from spodgt.types import HasOptimum, Problem
+from spodgt.problems.protocols import HasOptimum
+from spodgt.types import Problem
 from tests.peer.proxy import Proxies
 from tests.peer.world import Noisy
 

@@ -84,7 +84,7 @@ def test_a_root_stays_until_it_leaves_and_a_newcomer_never_leads(tmp_path: Path)
     other = next(name for name in first.names if name != first.root)
     moved = changes.changed(made, Change(root=other))
     assert Manifest.parse(moved.to_text()).root == other
-    leads = [moved.seats(name).part.lead for name in moved.names]
+    leads = [moved.seats(name).part.step_weight for name in moved.names]
     assert [name for name, lead in zip(moved.names, leads, strict=True) if lead] == [other]
     with pytest.raises(InvalidInput, match=r"root='p9' must be one of p0, "):
         changes.changed(made, Change(root="p9"))

@@ -88,7 +88,7 @@ def test_relay_reaches_the_optimum_and_loses_nothing(
     exact(world)
     assert far(world) < (0.2 if "adam" in fields else 1e-6)
     (root,) = roots(world)
-    assert [node.member.lead for node in world.nodes if node.member.lead] == [1 / 5]
+    assert [node.member.step_weight for node in world.nodes if node.member.step_weight] == [1 / 5]
     used = sum(len(node.part.sends) for node in world.nodes)
     idle = [
         link

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from spodgt.algorithms.compose.codes import Int8
+from spodgt.algorithms.compose.codecs import Int8Codec
 from spodgt.peer import wire
 from spodgt.peer import wire_pb2 as pb
 from spodgt.peer.protocol import NO_ROOT, Ack, Incarnation, Message, Refused
@@ -43,7 +43,7 @@ def test_a_message_survives_the_wire(n: int) -> None:
 def test_a_short_message_survives_the_wire(n: int) -> None:
     a, b = (wire.Context("run", b"\1" * 32, n, name, short=True) for name in "ab")
     sent, assembler = message(n), wire.Assembler(b, "a")
-    sent = sent._replace(total=Int8().rounded(sent.total[None])[0])
+    sent = sent._replace(total=Int8Codec().quantize(sent.total[None])[0])
     chunks = list(wire.pack(a, "b", sent, 5))
     got = [assembler.add(chunk) for chunk in chunks][-1]
     assert isinstance(got, Message)

@@ -181,7 +181,7 @@ def models_of(problem: Learning, dtype: torch.dtype) -> Tensor:
 
 def literal_gradients(module: nn.Module, problem: Learning, x: Tensor) -> Tensor:
     """(clients, parameters) by nothing but torch: copy the weights, call, differentiate."""
-    noise = rng.words(*minibatches()[1:2], 3, minibatches().places, 2**32)
+    noise = rng.words(*minibatches()[1:2], 3, minibatches().client_index, 2**32)
     rows = []
     for client in range(CLIENTS):
         own = copy.deepcopy(module).to(x.dtype).train()

@@ -143,8 +143,8 @@ def simulate(
     algorithm = spodgt.method(name, **fields)
     availability = (participation or Always()).draw(network, 0)
     fitted = algorithm.fit(availability)
-    uses = fitted.uses(availability, network)
-    run = Run(0, fitted, fitted.weighs(network), uses, problem, problem.start(0))
+    uses = fitted.adapt_availability(availability, network)
+    run = Run(0, fitted, fitted.with_mixing_weights(network), uses, problem, problem.start(0))
     snapshot = begin(Simulation([run], dtype=torch.float64, statistics=statistics))
     world: Any = snapshot.world
     state = snapshot.state

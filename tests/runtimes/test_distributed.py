@@ -18,13 +18,12 @@ from hypothesis import strategies as st
 from spodgt.algorithms import ALGORITHMS
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.network.recipes import DirectedGeometric, RandomGeometric
+from spodgt.network.graphs import DirectedGeometric, RandomGeometric
 from spodgt.participation import Bernoulli
 from spodgt.problems import Learning, Quadratic, fashion_mnist_svm
-from spodgt.runtimes.distributed import group as distributed_group
-from spodgt.runtimes.distributed import shared_memory as distributed_shared
-from spodgt.runtimes.distributed.blocks import blocks
-from spodgt.runtimes.distributed.group import Group
+from spodgt.runtimes.distributed import process_group as distributed_group
+from spodgt.runtimes.distributed.client_blocks import blocks
+from spodgt.runtimes.distributed.process_group import Group
 from spodgt.runtimes.distributed.world import Distributed
 from spodgt.runtimes.loop import EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Simulation
@@ -115,50 +114,6 @@ def test_trajectory_is_the_simulators(pool: Pool, name: str, size: int) -> None:
 @pytest.mark.parametrize("name", SOME)
 def test_any_number_of_processes(pool: Pool, name: str, size: int) -> None:
     assert max(pool(size, farthest, name, Stop(rounds=20))) <= 1e-12
-
-
-def farthest_by_memory(group: Group, name: str, stop: Stop) -> tuple[float, int, bool]:
-    """As `farthest`, with all messages through shared memory; how many segments, and whether all are read."""
-    assert group.shared is not None
-    least, distributed_shared.LEAST = distributed_shared.LEAST, 1
-    try:
-        worst = farthest(group, name, stop)
-        group.sum(torch.zeros(1))  # all have read all
-    finally:
-        distributed_shared.LEAST = least
-    segments = [segment for some in group.shared.own.values() for segment in some]
-    return worst, len(segments), all(segment.free for segment in segments)
-
-
-@pytest.mark.skipif(
-    not hasattr(os, "memfd_create"), reason="shared memory without a name is Linux's"
-)
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("name", SOME[:-1])
-def test_messages_through_shared_memory_are_the_same(pool: Pool, name: str, size: int) -> None:
-    for worst, segments, read in pool(size, farthest_by_memory, name, Stop(rounds=20)):
-        assert worst <= 1e-12
-        assert 0 < segments <= 24  # some sizes for each of three others, used again and again
-        assert read
-
-
-@pytest.mark.skipif(
-    not hasattr(os, "memfd_create"), reason="shared memory without a name is Linux's"
-)
-def test_memory_is_written_again_only_when_it_was_read() -> None:
-    shared = distributed_shared.Shared(0, [os.getpid()] * 2, [[False, False], [True, False]])
-    messages = [torch.full((300_000,), float(n)) for n in range(3)]
-    assert shared.fits(0, 1, messages[0])
-    assert not shared.fits(1, 0, messages[0])
-    assert not shared.fits(0, 1, messages[0][:10])
-    notes = [shared.put(1, message) for message in messages[:2]]
-    target = torch.empty(300_000)
-    shared.take(0, notes[0], target)
-    notes.append(shared.put(1, messages[2]))
-    assert len(shared.own[1]) == 2
-    for number in (1, 2):
-        shared.take(0, notes[number], target)
-        assert torch.equal(target, messages[number])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from spodgt import report
 from spodgt.cli import app
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment import Classification
-from spodgt.network.recipes import RandomGeometric
+from spodgt.network.graphs import RandomGeometric
 from spodgt.participation import Beta
 from spodgt.problems.data import LabelsPerClient
 from spodgt.sweeps import grid as experiments

@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 from spodgt import theory
 from spodgt.errors import InvalidNetwork
 from spodgt.network import Network
-from spodgt.network.recipes import KOut, Recipe, Ring
+from spodgt.network.graphs import KOut, Recipe, Ring
 from spodgt.types import Floats
 from tests.theory.coverings import greedy_covering
 

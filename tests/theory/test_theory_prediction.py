@@ -11,7 +11,7 @@ import torch
 from spodgt import Always, Beta, EveryK, Network, Quadratic, compare, method, theory
 from spodgt.algorithms.base import Algorithm
 from spodgt.participation import Bernoulli, Participation
-from spodgt.participation.availability import Overlay
+from spodgt.participation.availability import AvailabilityOverride
 from spodgt.runtimes.world import Draw
 
 NETWORK = Network.ring(3)
@@ -131,10 +131,13 @@ def test_independent_participation(participation: Participation) -> None:
     assert found is not None
     assert found[0] == pytest.approx(available.p)
     assert found[1] == pytest.approx(available.p_hat)
-    ones = theory.independent(Overlay(available, all_clients=True, all_links=True))
+    ones = theory.independent(AvailabilityOverride(available, all_clients=True, all_links=True))
     assert ones is not None
     assert ones[0].tolist() == ones[1].tolist() == [1, 1, 1]
-    (half, links) = theory.independent(Overlay(available, all_clients=True)) or (None, None)
+    (half, links) = theory.independent(AvailabilityOverride(available, all_clients=True)) or (
+        None,
+        None,
+    )
     assert half is not None
     assert links is not None
     assert half.tolist() == [1, 1, 1]
@@ -144,8 +147,8 @@ def test_independent_participation(participation: Participation) -> None:
 def test_dependent_participation() -> None:
     for dependent in (
         EveryK(3).draw(NETWORK, 0),
-        Overlay(SPORADIC.draw(NETWORK, 0), every=2),
-        Overlay(SPORADIC.draw(NETWORK, 0), pairs=np.arange(3)),
-        Overlay(EveryK(3).draw(NETWORK, 0), all_links=True),
+        AvailabilityOverride(SPORADIC.draw(NETWORK, 0), every=2),
+        AvailabilityOverride(SPORADIC.draw(NETWORK, 0), pairs=np.arange(3)),
+        AvailabilityOverride(EveryK(3).draw(NETWORK, 0), all_links=True),
     ):
         assert theory.independent(dependent) is None

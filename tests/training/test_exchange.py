@@ -115,7 +115,7 @@ def test_a_run_that_ends_by_delay_shows_its_last_exchange() -> None:
 def test_a_run_resumed_or_extended_between_exchanges_shows_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._REPORT_SECONDS", 0.0)
     method, participation = METHODS[name]
     common: dict[str, Any] = {"every": 1, "seeds": [0, 1]}
     whole = spodgt.train(method, PROBLEM, RECIPE, participation, rounds=33, **common)

@@ -113,7 +113,7 @@ class StopAt:
 def test_ctrl_c_leaves_a_valid_part_and_resume_completes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Any, method: str, k: int, number: int
 ) -> None:
-    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._REPORT_SECONDS", 0.0)
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     out = tmp_path / "run"
     part = run(out, progress=StopAt(method, k, number), checkpoint_every=1e9)
@@ -132,7 +132,7 @@ def test_ctrl_c_leaves_a_valid_part_and_resume_completes_it(
 
 
 def test_stopped_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Any) -> None:
-    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._REPORT_SECONDS", 0.0)
     out, tries = tmp_path / "run", 0
     while True:
         count = 0
@@ -160,7 +160,7 @@ def test_a_second_ctrl_c_does_not_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Any
 ) -> None:
     """Even then the folder holds a valid part, and what the last checkpoint had is not lost."""
-    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._REPORT_SECONDS", 0.0)
 
     def impatient(now: Progress) -> None:
         if now.algorithm == "spod-gt-memory" and now.k == 5:
@@ -320,7 +320,7 @@ FILES |= {"accuracy.png", "network.png"}
 # --- what a checkpoint can hold --------------------------------------------------------------------
 def test_every_kind_of_state_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """States in which two parts are one tensor, momentum, schedules, statistics of none."""
-    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._REPORT_SECONDS", 0.0)
     methods = [
         spodgt.method("spod-gt", momentum=0.5),
         spodgt.method("spod-gt-memory", adam={"amsgrad": True}, clip_tracker=1.0, local_steps=2),
@@ -338,7 +338,7 @@ def test_every_kind_of_state_comes_back(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.filterwarnings("ignore::spodgt.errors.DivergenceWarning")
 def test_a_diverged_method_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._REPORT_SECONDS", 0.0)
     methods = [spodgt.method("spod-gt", step_size=1e6), spodgt.method("spod-gt-memory")]
     options = {"methods": methods, "delay": None, "rounds": 60}
     whole = run(None, **options)
@@ -353,7 +353,7 @@ def test_a_diverged_method_is_told_once(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_run_that_diverges_after_it_was_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._REPORT_SECONDS", 0.0)
     methods = [spodgt.method("spod-gt", step_size=8.0)]
     options = {
         "methods": methods,
@@ -389,7 +389,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped in the middle; copy it."""
     out = tmp_path_factory.mktemp("half") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+        patch.setattr("spodgt.training.observer._REPORT_SECONDS", 0.0)
         run(out, progress=StopAt("spod-gt-memory", 5))
     return out
 
@@ -503,7 +503,7 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path, half: Path) -> N
 
 def test_two_runs_cannot_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fcntl")
-    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._REPORT_SECONDS", 0.0)
     seen: list[str] = []
 
     def intrude(now: Progress) -> None:
@@ -563,7 +563,7 @@ def test_an_extended_run_is_an_unbroken_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: int
 ) -> None:
     """Seeds end in other rounds; each goes on from its own. Evaluations keep their spacing."""
-    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._REPORT_SECONDS", 0.0)
     whole = run(None, delay=180.0, evaluations=21)
     out = tmp_path / "run"
     run(out)
@@ -588,7 +588,7 @@ def test_an_extended_run_is_an_unbroken_one(
 def test_what_was_too_large_to_keep_cannot_be_extended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spodgt.training.observer.STATES", 0)
+    monkeypatch.setattr("spodgt.training.api.MAX_STATE_BYTES", 0)
     run(tmp_path / "run")
     with pytest.raises(InvalidInput, match="spod-gt cannot be extended: its states take more than"):
         run(tmp_path / "run", resume=True, delay=90.0)
@@ -611,7 +611,7 @@ def test_a_checkpoint_is_a_zip_of_plain_formats(half: Path) -> None:
     with zipfile.ZipFile(half / CHECKPOINT) as archive:
         names = set(archive.namelist())
         assert names <= {"notes.json", "tensors.safetensors", "metrics.parquet", "clients.parquet"}
-        assert json.loads(archive.read("notes.json"))["format"] == 4
+        assert json.loads(archive.read("notes.json"))["format"] == 5
         assert b"torch._utils" not in archive.read("tensors.safetensors"), "nothing is pickled"
 
 
@@ -830,7 +830,7 @@ def test_an_interrupted_run_that_is_extended_is_an_unbroken_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extended: Any, method: str, share: float
 ) -> None:
     """Wherever the interrupted method is in the list; by delay, some of its seeds had ended by then."""
-    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._REPORT_SECONDS", 0.0)
     kind, whole = extended
     out = tmp_path / "run"
     k = share * rounds_of(whole, method) * (0.5 if kind == "delay" else 40 / 72)
@@ -857,7 +857,7 @@ def test_a_crash_during_the_extension_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extended: Any, first: str, second: str
 ) -> None:
     """Interrupted in one method, extended, killed in another or in the same, and extended once more."""
-    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._REPORT_SECONDS", 0.0)
     kind, whole = extended
     out = tmp_path / "run"
     stop = StopAt(first, rounds_of(whole, first) // 4)
@@ -895,7 +895,7 @@ def test_an_interrupted_method_runs_first_and_only_it_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state of an interrupted method is never given to the one that comes first in the list."""
-    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._REPORT_SECONDS", 0.0)
     options = OPTIONS | SHORT["rounds"] | {"methods": THREE, "checkpoint_every": 1e9}
     run(tmp_path / "run", progress=StopAt("spod-gt-memory", 21), **options)
     seen: list[tuple[str, int]] = []
@@ -916,7 +916,7 @@ def test_an_interrupted_method_runs_first_and_only_it_continues(
 def test_virtual_time_interrupted_and_extended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spodgt.training.observer._SHOW_EVERY", 0.0)
+    monkeypatch.setattr("spodgt.training.observer._REPORT_SECONDS", 0.0)
     time = spodgt.Time(compute=0.01, latency=0.02)
     common: dict[str, Any] = {
         "methods": THREE,

@@ -20,7 +20,7 @@ from spodgt.cli import compare as commands
 from spodgt.errors import Failed, InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.record.folder import SINGLE_RUNS
-from spodgt.training.observer import Progress
+from spodgt.training import Progress
 
 METHODS: list[str | Algorithm[Any]] = ["spod-gt", spodgt.method("spod-gt-memory", step_size=0.02)]
 NETWORK = spodgt.Network.random_geometric(4, radius=0.9, seed=0)

@@ -1,13 +1,13 @@
 """The methods, one file each, and the list of them: `registry.METHODS`."""
 
 from spodgt.algorithms.base import Algorithm, Rate, Schedule, Traits
+from spodgt.algorithms.compose.active_degree_weights import Working
 from spodgt.algorithms.compose.adam import Adam
 from spodgt.algorithms.compose.clipping import ClipGradient, ClipTracker
-from spodgt.algorithms.compose.decay import L2, WeightDecay
-from spodgt.algorithms.compose.local import Local
+from spodgt.algorithms.compose.local_steps import Local
 from spodgt.algorithms.compose.momentum import Momentum
 from spodgt.algorithms.compose.schedules import Constant, Cosine, Inverse, InverseSqrt, Scheduled
-from spodgt.algorithms.compose.working import Working
+from spodgt.algorithms.compose.weight_decay import L2, WeightDecay
 from spodgt.algorithms.registry import (
     ALGORITHMS,
     LAYERS,

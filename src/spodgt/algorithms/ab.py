@@ -20,7 +20,7 @@ class AB(Algorithm[TrackingState]):
         mixing="pull+push",
         sporadic_clients="no",
         sporadic_links="yes",
-        mixes=(("pull", "x"), ("push", "y")),
+        mixed_fields=(("pull", "x"), ("push", "y")),
         tracking=True,
         exact="yes",
         vectors=2,

@@ -22,8 +22,8 @@ class ADPSGD(Algorithm[GradientState]):
         mixing="gossip",
         sporadic_clients="waits",
         sporadic_links="waits",
-        mixes=(("gossip", "x"),),
-        talks="waker",
+        mixed_fields=(("gossip", "x"),),
+        activation="edge-initiator",
         asynchronous=True,
     )
     step_size: Rate = 0.01  # γ

@@ -11,9 +11,11 @@ all clients act together, and a link that does not work leaves its weight with t
 """
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 from spodgt.algorithms.ab import AB
 from spodgt.algorithms.base import Round, TrackingState
+from spodgt.algorithms.rounds import PushRound
 
 
 @dataclass(frozen=True)
@@ -22,15 +24,15 @@ class AsySONATA(AB):
     traits = replace(
         AB.traits,
         source="tian2020achieving",
-        mixes=(("push", "y"),),
+        mixed_fields=(("push", "y"),),
         steps="common",
         asynchronous=True,
-        remembers=True,
+        uses_stale_models=True,
         compiled=None,
     )
 
     def step(self, state: TrackingState, round: Round) -> TrackingState:
-        v = state.x - self.step_size * (round.kept * state.y)
+        v = state.x - self.step_size * (cast(PushRound, round).push_self_weight * state.y)
         x = round.pull(v)
         g = round.grad(x)
         y = round.push(state.y) + g - state.g

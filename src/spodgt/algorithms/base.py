@@ -21,7 +21,7 @@ from typing_extensions import TypeVar
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
 from spodgt.network.names import values_by_client
-from spodgt.participation.availability import Overlay, Served, Woken
+from spodgt.participation.availability import AvailabilityOverride, NoLinks, RandomActivation
 from spodgt.types import Availability, Round
 
 # With the words of other rooms that method files need, so that one import line serves them.
@@ -45,6 +45,7 @@ class State(Protocol):
 
 
 S = TypeVar("S", bound=State, default=Any)
+R = TypeVar("R", bound=Round, default=Any)  # `Round`, or a round of `algorithms.rounds`
 
 
 class GradientState(NamedTuple):
@@ -221,13 +222,15 @@ class Traits:
     sporadic_clients: Sporadic
     sporadic_links: Sporadic
     state: tuple[str, ...] = ()  # the fields of its state, in order; `Algorithm[State]` fills it in
-    mixes: tuple[tuple[Mixing, str], ...] = ()  # fields that a step mixes as they are, in its order
+    mixed_fields: tuple[
+        tuple[Mixing, str], ...
+    ] = ()  # fields that a step mixes as they are, in its order
     tracking: bool = False  # follows the global gradient, not the client's own
     local_steps: bool = False  # several gradients between two exchanges
     exact: Literal["yes", "all active", "no"] = "no"  # reaches the optimum with a constant step
     vectors: int = 1  # parameter vectors in one message
     # in a round: everybody, a random pair, a random pair of which the one that woke computes, a random client
-    talks: Literal["all", "pair", "waker", "client"] = "all"
+    activation: Literal["all", "edge", "edge-initiator", "node"] = "all"
     steps: Literal["per client", "common", "constant", "none"] = (
         "common"  # the freest step size it allows
     )
@@ -240,14 +243,16 @@ class Traits:
     )
     two_way: bool = False  # needs the reverse of every link, as gossip does
     root: bool = False  # one client leads: all gradients go to it, and all models come from it
-    reweighs: bool = False  # links weigh by how many of them work in a round
-    short: bool = False  # messages are in a short form, which not every runtime has
+    degree_reweighting: bool = False  # links weigh by how many of them work in a round
+    compressed: bool = False  # messages are in a short form, which not every runtime has
     # how compiled loops may run `step`: "linear", if it is linear in the rows of the state
     # (`kernels.compiled_rounds`); "gradient-tracking", if it is Spod-GT's, in virtual time, too
     compiled: str | None = None
     # in virtual time: a client goes on with what has arrived; others begin every round together
     asynchronous: bool = False
-    remembers: bool = False  # in virtual time: a client weighs the last models it knows, new or old
+    uses_stale_models: bool = (
+        False  # in virtual time: a client weighs the last models it knows, new or old
+    )
 
     @property
     def waits(self) -> bool:
@@ -260,7 +265,7 @@ class Traits:
         return self.mixing != "gossip" and not self.two_way
 
 
-class Algorithm(ABC, Generic[S]):
+class Algorithm(ABC, Generic[S, R]):
     """A method: a frozen dataclass whose fields are hyperparameters; `init` and `step` are pure.
 
     It never loops over rounds, counts, logs or draws randomness. Its methods take:
@@ -279,7 +284,12 @@ class Algorithm(ABC, Generic[S]):
     def __init_subclass__(cls) -> None:
         """Fill in `traits.state`. A step of its own gives up an inherited compiled one."""
         super().__init_subclass__()
-        hooks = {"fit", "uses", "weighs", "message"}  # these set the scene and leave the step alone
+        hooks = {
+            "fit",
+            "adapt_availability",
+            "with_mixing_weights",
+            "message",
+        }  # these set the scene and leave the step alone
         own = {
             key
             for key, value in vars(cls).items()
@@ -301,11 +311,11 @@ class Algorithm(ABC, Generic[S]):
         _check_fields(self)
 
     @abstractmethod
-    def init(self, x: Tensor, round: Round) -> S:
+    def init(self, x: Tensor, round: R) -> S:
         """The state after round 0, in which clients only compute."""
 
     @abstractmethod
-    def step(self, state: S, round: Round) -> S:
+    def step(self, state: S, round: R) -> S:
         """The state after a round."""
 
     @property
@@ -324,7 +334,7 @@ class Algorithm(ABC, Generic[S]):
         """The same method with the fields that depend on a run filled in, such as K of `k-gt`."""
         return self
 
-    def uses(self, availability: Availability, network: Network) -> Availability:
+    def adapt_availability(self, availability: Availability, network: Network) -> Availability:
         """What the method makes of the availability, by default what its traits say.
 
         A server or no mixing: no links. "waits": everybody, in every round. Gossip: one draw per pair.
@@ -332,10 +342,15 @@ class Algorithm(ABC, Generic[S]):
         """
         traits = self.traits
         if traits.mixing in ("none", "server"):
-            return Served(availability)
-        if traits.talks != "all":
-            two, who = traits.talks in ("pair", "waker"), traits.talks != "waker"
-            return Woken(availability, network, two, computing=traits.steps != "none", partner=who)
+            return NoLinks(availability)
+        if traits.activation != "all":
+            two, who = (
+                traits.activation in ("edge", "edge-initiator"),
+                traits.activation != "edge-initiator",
+            )
+            return RandomActivation(
+                availability, network, two, computing=traits.steps != "none", partner=who
+            )
         clients, links = traits.sporadic_clients == "waits", traits.sporadic_links == "waits"
         pairs = (
             network.reverse
@@ -344,11 +359,11 @@ class Algorithm(ABC, Generic[S]):
         )
         if not clients and not links and pairs is None:
             return availability
-        return Overlay(availability, all_clients=clients, all_links=links, pairs=pairs)
+        return AvailabilityOverride(availability, all_clients=clients, all_links=links, pairs=pairs)
 
-    def weighs(self, network: Network) -> Network:
+    def with_mixing_weights(self, network: Network) -> Network:
         """The network with the method's own mixing weights, such as ½ where two random clients meet."""
-        if self.traits.talks == "all":
+        if self.traits.activation == "all":
             return network
         half = np.full(network.links, 0.5)
         return replace(network, a=half, b=half, w=None if network.w is None else half)
@@ -363,11 +378,13 @@ class LocalSteps(Algorithm[S]):
     def period(self) -> int:
         return self.local_steps or 1
 
-    def uses(self, availability: Availability, network: Network) -> Availability:
-        return Overlay(super().uses(availability, network), every=self.local_steps or 1)
+    def adapt_availability(self, availability: Availability, network: Network) -> Availability:
+        return AvailabilityOverride(
+            super().adapt_availability(availability, network), every=self.local_steps or 1
+        )
 
 
-def exchanges(k: int, K: int | Tensor) -> Tensor:
+def exchanges(k: int | Tensor, K: int | Tensor) -> Tensor:
     """Whether round k ends K local steps: a scalar, or (clients, 1) where K differs between runs."""
     due = k % K == 0
     return torch.tensor(due) if isinstance(due, bool) else due

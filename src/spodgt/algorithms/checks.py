@@ -45,7 +45,7 @@ def check(algorithm: Algorithm, network: Network, availability: Availability) ->
             raise Incompatible(f"{algorithm.name} {why}")
         layer = layer.base
     _check_steps(algorithm, network)
-    algorithm.weighs(network)
+    algorithm.with_mixing_weights(network)
 
 
 def _check_steps(algorithm: Algorithm, network: Network) -> None:
@@ -81,7 +81,7 @@ def _instead(refused: Traits, network: Network, availability: Availability) -> s
 
     def runs(traits: Traits) -> bool:
         mixes = traits.mixing not in ("none", "server")
-        plain = traits.talks == "all" and not traits.local_steps and not traits.root and mixes
+        plain = traits.activation == "all" and not traits.local_steps and not traits.root and mixes
         clients = bears(traits.sporadic_clients, availability.idle_clients)
         links = bears(traits.sporadic_links, availability.idle_links)
         return plain and clients and links and not _one_way(traits, network)

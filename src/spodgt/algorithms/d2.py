@@ -14,19 +14,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from spodgt.algorithms.base import Network, Rate, Round
+from spodgt.algorithms.base import Network, Rate
 from spodgt.algorithms.extra import Extra, ExtraState
+from spodgt.algorithms.rounds import GossipRound
 from spodgt.errors import Incompatible
 
 
 @dataclass(frozen=True)
 class D2(Extra):
     name = "d2"
-    traits = replace(Extra.traits, source="tang2018d", mixes=())
+    traits = replace(Extra.traits, source="tang2018d", mixed_fields=())
     step_size: Rate = 0.01  # γ
     lazy: bool = False
 
-    def weighs(self, network: Network) -> Network:
+    def with_mixing_weights(self, network: Network) -> Network:
         if self.lazy and network.w is not None:
             return replace(network, w=network.w / 2)
         if (least := smallest_eigenvalue(network)) <= -1 / 3 + 1e-9:
@@ -35,7 +36,7 @@ class D2(Extra):
             )
         return network
 
-    def step(self, state: ExtraState, round: Round) -> ExtraState:
+    def step(self, state: ExtraState, round: GossipRound) -> ExtraState:
         h = state.x - self.step_size * state.g - state.s
         d = round.gossip_difference(h)
         x = h + d

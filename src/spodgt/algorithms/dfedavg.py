@@ -21,7 +21,7 @@ class DFedAvg(LocalSteps[GradientState], DSGD):
         DSGD.traits,
         source="sun2022decentralized",
         sporadic_links="no",
-        mixes=(),
+        mixed_fields=(),
         local_steps=True,
         momentum="restarted",
     )

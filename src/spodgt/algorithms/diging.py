@@ -20,7 +20,7 @@ class DIGing(AB):
         AB.traits,
         source="nedic2017achieving",
         mixing="gossip",
-        mixes=(("gossip", "x"), ("gossip", "y")),
+        mixed_fields=(("gossip", "x"), ("gossip", "y")),
     )
 
     def step(self, state: TrackingState, round: Round) -> TrackingState:

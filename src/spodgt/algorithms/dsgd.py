@@ -19,7 +19,7 @@ class DSGD(Algorithm[GradientState]):
         mixing="gossip",
         sporadic_clients="no",
         sporadic_links="yes",
-        mixes=(("gossip", "x"),),
+        mixed_fields=(("gossip", "x"),),
         compiled="linear",
     )
     step_size: Rate = 0.01  # γ

@@ -13,8 +13,9 @@ constant: what has been summed up cannot be rescaled.
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from spodgt.algorithms.base import Algorithm, Rate, Round, Tensor
+from spodgt.algorithms.base import Algorithm, Rate, Tensor
 from spodgt.algorithms.dsgd import DSGD
+from spodgt.algorithms.rounds import GossipRound
 
 
 class ExtraState(NamedTuple):
@@ -24,7 +25,7 @@ class ExtraState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Extra(Algorithm[ExtraState]):
+class Extra(Algorithm[ExtraState, GossipRound]):
     name = "extra"
     traits = replace(
         DSGD.traits, source="shi2015extra", sporadic_links="no", tracking=True, exact="yes",
@@ -32,10 +33,10 @@ class Extra(Algorithm[ExtraState]):
     )  # fmt: skip
     step_size: Rate = 0.01  # α
 
-    def init(self, x: Tensor, round: Round) -> ExtraState:
+    def init(self, x: Tensor, round: GossipRound) -> ExtraState:
         return ExtraState(x, round.grad(x), x.new_zeros(x.shape))
 
-    def step(self, state: ExtraState, round: Round) -> ExtraState:
+    def step(self, state: ExtraState, round: GossipRound) -> ExtraState:
         d = round.gossip_difference(state.x)
         x = state.x + d - self.step_size * state.g - state.s
         return ExtraState(x, round.grad(x), state.s - d / 2)

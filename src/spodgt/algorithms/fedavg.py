@@ -16,7 +16,7 @@ import torch
 
 from spodgt.algorithms.base import GradientState, Round, exchanges
 from spodgt.algorithms.dfedavg import DFedAvg
-from spodgt.types import ServerRound
+from spodgt.algorithms.rounds import ServerRound
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,9 @@ class FedAvg(DFedAvg):
     )
 
     def step(self, state: GradientState, round: Round) -> GradientState:
-        w = cast(ServerRound, round).client_weight  # with mean 1; g is scaled by it
+        server = cast(ServerRound, round)
+        w = server.client_weight  # with mean 1; g is scaled by it
         z = state.x - self.step_size * (state.g / w)
         if (exchange := exchanges(round.k, self.local_steps)).any():
-            z = torch.where(exchange, round.average(w * z), z)
+            z = torch.where(exchange, server.average(w * z), z)
         return GradientState(z, round.grad(z))

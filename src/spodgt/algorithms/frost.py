@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 
 from spodgt.algorithms.ab import AB
-from spodgt.algorithms.base import Algorithm, Rate, Round, Tensor
+from spodgt.algorithms.base import Algorithm, Rate, Tensor
+from spodgt.algorithms.rounds import IndexedRound
 
 
 class FrostState(NamedTuple):
@@ -25,25 +26,27 @@ class FrostState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Frost(Algorithm[FrostState]):
+class Frost(Algorithm[FrostState, IndexedRound]):
     name = "frost"
     traits = replace(
         AB.traits,
         source="xin2019frost",
         mixing="pull",
         sporadic_links="no",
-        mixes=(("pull", "x"), ("pull", "e"), ("pull", "z")),
+        mixed_fields=(("pull", "x"), ("pull", "e"), ("pull", "z")),
         compiled=None,
     )
     step_size: Rate = 0.01  # α
 
-    def init(self, x: Tensor, round: Round) -> FrostState:
+    def init(self, x: Tensor, round: IndexedRound) -> FrostState:
         g = round.grad(x)
-        width = max(round.clients, int(round.place.max()) + 1)  # runs of a batch may differ in size
-        return FrostState(x, g, g, torch.nn.functional.one_hot(round.place, width).to(x))
+        width = max(
+            round.clients, int(round.client_index.max()) + 1
+        )  # runs of a batch may differ in size
+        return FrostState(x, g, g, torch.nn.functional.one_hot(round.client_index, width).to(x))
 
-    def step(self, state: FrostState, round: Round) -> FrostState:
-        i = round.place[:, None]
+    def step(self, state: FrostState, round: IndexedRound) -> FrostState:
+        i = round.client_index[:, None]
         x = round.pull(state.x) - self.step_size * state.z
         e = round.pull(state.e)
         g = round.grad(x)

@@ -27,7 +27,7 @@ class GossipPushPull(AB):
         sporadic_clients="waits",
         sporadic_links="waits",
         vectors=1,
-        talks="client",
+        activation="node",
     )
 
     def step(self, state: TrackingState, round: Round) -> TrackingState:

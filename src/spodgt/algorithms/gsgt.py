@@ -24,7 +24,7 @@ class GSGT(DIGing):
         source="pu2021distributed",
         sporadic_clients="waits",
         sporadic_links="waits",
-        talks="pair",
+        activation="edge",
     )
 
     def step(self, state: TrackingState, round: Round) -> TrackingState:

@@ -23,7 +23,7 @@ class GTDSGDState(NamedTuple):
 @dataclass(frozen=True)
 class GTDSGD(Algorithm[GTDSGDState]):
     name = "gt-dsgd"
-    traits = replace(DIGing.traits, source="xin2021improved", sporadic_links="no", mixes=())
+    traits = replace(DIGing.traits, source="xin2021improved", sporadic_links="no", mixed_fields=())
     step_size: Rate = 0.01  # α
 
     def init(self, x: Tensor, round: Round) -> GTDSGDState:

@@ -41,7 +41,7 @@ class KGT(LocalSteps[KGTState]):
     name = "k-gt"
     traits = replace(
         AB.traits, source="liu2025decentralized", sporadic_clients="waits", sporadic_links="waits",
-        mixes=(), local_steps=True, direction=False
+        mixed_fields=(), local_steps=True, direction=False
     )  # fmt: skip
     step_size: Rate = 0.01  # η
     local_steps: Count | None = None  # K

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import torch
 
-from spodgt.algorithms.base import Algorithm, GradientState, Rate, Round, Tensor, Traits
+from spodgt.algorithms.base import Algorithm, GradientState, Rate, Tensor, Traits
+from spodgt.algorithms.rounds import ServerRound
 
 
 @dataclass(frozen=True)
-class MIFA(Algorithm[GradientState]):
+class MIFA(Algorithm[GradientState, ServerRound]):
     name = "mifa"
     traits = Traits(
         source="gu2021fast",
@@ -28,10 +29,10 @@ class MIFA(Algorithm[GradientState]):
     )
     step_size: Rate = 0.01  # η
 
-    def init(self, x: Tensor, round: Round) -> GradientState:
+    def init(self, x: Tensor, round: ServerRound) -> GradientState:
         x = round.average(x)
         return GradientState(x, round.grad(x))
 
-    def step(self, state: GradientState, round: Round) -> GradientState:
+    def step(self, state: GradientState, round: ServerRound) -> GradientState:
         x = state.x - self.step_size * round.average(state.g)
         return GradientState(x, torch.where(round.computes, round.grad(x), state.g))

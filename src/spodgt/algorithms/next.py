@@ -18,7 +18,7 @@ from spodgt.algorithms.diging import DIGing
 @dataclass(frozen=True)
 class Next(DIGing):
     name = "next"
-    traits = replace(DIGing.traits, source="di2016next", mixes=(("gossip", "y"),))
+    traits = replace(DIGing.traits, source="di2016next", mixed_fields=(("gossip", "y"),))
     step_size: Rate = 0.01  # η
     averaging: Rate = 1.0  # α
 

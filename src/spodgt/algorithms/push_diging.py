@@ -27,7 +27,10 @@ class PushDIGingState(NamedTuple):
 class PushDIGing(Algorithm[PushDIGingState]):
     name = "push-diging"
     traits = replace(
-        AB.traits, source="nedic2017achieving", mixing="push", mixes=(("push", "v"), ("push", "y"))
+        AB.traits,
+        source="nedic2017achieving",
+        mixing="push",
+        mixed_fields=(("push", "v"), ("push", "y")),
     )
     step_size: Rate = 0.01  # α
 

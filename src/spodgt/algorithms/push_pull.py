@@ -16,7 +16,7 @@ from spodgt.algorithms.base import Round, TrackingState
 @dataclass(frozen=True)
 class PushPull(AB):
     name = "push-pull"
-    traits = replace(AB.traits, source="pu2020push", mixes=(("push", "y"),))
+    traits = replace(AB.traits, source="pu2020push", mixed_fields=(("push", "y"),))
 
     def step(self, state: TrackingState, round: Round) -> TrackingState:
         x = round.pull(state.x - self.step_size * state.y)

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, ByClient, HasStepSize, Schedule
+from spodgt.algorithms.compose.active_degree_weights import Working
 from spodgt.algorithms.compose.adam import Adam
 from spodgt.algorithms.compose.clipping import ClipGradient, ClipTracker
-from spodgt.algorithms.compose.compress import Compress
-from spodgt.algorithms.compose.decay import L2, WeightDecay
-from spodgt.algorithms.compose.local import Local
+from spodgt.algorithms.compose.compression import Compress
+from spodgt.algorithms.compose.local_steps import Local
 from spodgt.algorithms.compose.momentum import Momentum
 from spodgt.algorithms.compose.running_mean import RunningMean
 from spodgt.algorithms.compose.schedules import Scheduled, check_names, schedule
-from spodgt.algorithms.compose.working import Working
+from spodgt.algorithms.compose.weight_decay import L2, WeightDecay
 from spodgt.algorithms.compose.wrapper import Layer, Wrapper
 from spodgt.errors import InvalidConfig
 from spodgt.network import Network

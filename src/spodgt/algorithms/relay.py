@@ -21,12 +21,12 @@ from spodgt.algorithms.base import (
     Network,
     NotNegative,
     Rate,
-    Round,
     Tensor,
     Traits,
 )
-from spodgt.participation.availability import patient
-from spodgt.participation.relayed import Relayed
+from spodgt.algorithms.rounds import TreeRound
+from spodgt.participation.availability import wait_for_clients
+from spodgt.participation.tree_routing import TreeRouting
 from spodgt.types import Availability
 
 
@@ -39,11 +39,11 @@ class RelayState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Relay(Algorithm[RelayState]):
+class Relay(Algorithm[RelayState, TreeRound]):
     name = "relay"
     traits = Traits(
         source="spodgt", mixing="pull+push", compiled="linear", sporadic_clients="yes", sporadic_links="yes",
-        mixes=(("push", "y"), ("pull", "x")), tracking=True, exact="yes", vectors=2, root=True,
+        mixed_fields=(("push", "y"), ("pull", "x")), tracking=True, exact="yes", vectors=2, root=True,
     )  # fmt: skip
     step_size: Rate = 0.01  # η
     proximal: NotNegative = 0.0  # ρ
@@ -51,20 +51,20 @@ class Relay(Algorithm[RelayState]):
         0.5  # clients and links are used at the rate p^(1 - patience); 0: never waits
     )
 
-    def uses(self, availability: Availability, network: Network) -> Availability:
-        return Relayed(patient(availability, self.patience), network)
+    def adapt_availability(self, availability: Availability, network: Network) -> Availability:
+        return TreeRouting(wait_for_clients(availability, self.patience), network)
 
-    def init(self, x: Tensor, round: Round) -> RelayState:
+    def init(self, x: Tensor, round: TreeRound) -> RelayState:
         zero = torch.zeros_like(x)
         return self._renewed(RelayState(x, zero, zero, zero, zero[:, :1]), zero, x, round)
 
-    def step(self, state: RelayState, round: Round) -> RelayState:
+    def step(self, state: RelayState, round: TreeRound) -> RelayState:
         y = round.push(state.y)
-        x = round.pull(state.x) - self.step_size * (round.lead * y)
+        x = round.pull(state.x) - self.step_size * (round.step_weight * y)
         return self._renewed(state, y, x, round)
 
-    def _renewed(self, state: RelayState, y: Tensor, x: Tensor, round: Round) -> RelayState:
+    def _renewed(self, state: RelayState, y: Tensor, x: Tensor, round: TreeRound) -> RelayState:
         slope = torch.where(round.computes, self.proximal, state.slope)
         fixed = torch.where(round.computes, round.grad(x) - slope * x, state.fixed)
         g = fixed + slope * x
-        return RelayState(x, torch.where(round.restarts, g, y + g - state.g), g, fixed, slope)
+        return RelayState(x, torch.where(round.reset_tracker, g, y + g - state.g), g, fixed, slope)

@@ -19,12 +19,12 @@ from spodgt.algorithms.base import (
     Fraction,
     Network,
     Rate,
-    Round,
     Tensor,
     Traits,
 )
-from spodgt.participation.availability import patient, two_way
-from spodgt.participation.relayed import Relayed
+from spodgt.algorithms.rounds import TreeRound
+from spodgt.participation.availability import symmetric_links, wait_for_clients
+from spodgt.participation.tree_routing import TreeRouting
 from spodgt.tensors import widened
 
 
@@ -36,34 +36,43 @@ class RelaySumState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RelaySum(Algorithm[RelaySumState]):
+class RelaySum(Algorithm[RelaySumState, TreeRound]):
     name = "relay-sum"
     traits = Traits(
         source="vogels2021relaysum", mixing="pull+push", sporadic_clients="yes", sporadic_links="yes",
-        two_way=True, mixes=(("pull", "total"),), tracking=True, exact="yes", vectors=2,
+        two_way=True, mixed_fields=(("pull", "total"),), tracking=True, exact="yes", vectors=2,
     )  # fmt: skip
     step_size: Rate = 0.01  # η
     averaging: Fraction = 1.0  # β
     patience: Fraction = 0.5  # rates p^(1 - patience); 0: never waits
 
-    def uses(self, availability: Availability, network: Network) -> Availability:
-        return Relayed(two_way(patient(availability, self.patience), network), network, leads=False)
+    def adapt_availability(self, availability: Availability, network: Network) -> Availability:
+        return TreeRouting(
+            symmetric_links(wait_for_clients(availability, self.patience), network),
+            network,
+            leads=False,
+        )
 
-    def init(self, x: Tensor, round: Round) -> RelaySumState:
+    def init(self, x: Tensor, round: TreeRound) -> RelaySumState:
         return RelaySumState(x, g := round.grad(x), z := _stacked(x, g), torch.zeros_like(z))
 
-    def step(self, state: RelaySumState, round: Round) -> RelaySumState:
+    def step(self, state: RelaySumState, round: TreeRound) -> RelaySumState:
         x, h, t, e = state
-        works, above = round.pull(place := round.place[:, None].to(t)) != place, round.pull(t)
+        works, above = (
+            round.pull(place := round.client_index[:, None].to(t)) != place,
+            round.pull(t),
+        )
         below = round.push(t - e) - torch.where(works, 0, t - e)
         t, e = t + below + torch.where(works, above - e, 0), torch.where(works, t + above - e, e)
         X, H, n = t[:, : x.shape[1]], t[:, x.shape[1] : -1], t[:, -1:]
         x = (
-            x + self.averaging * round.lead * (X / n - x) - self.step_size * (round.lead * H / n)
+            x
+            + self.averaging * round.step_weight * (X / n - x)
+            - self.step_size * (round.step_weight * H / n)
         ).to(x)
         z = _stacked(x, g := torch.where(round.computes, round.grad(x), h))
-        t = torch.where(round.restarts, z, t + z - _stacked(state.x, h))
-        return RelaySumState(x, g, t, torch.where(round.restarts, 0, e))
+        t = torch.where(round.reset_tracker, z, t + z - _stacked(state.x, h))
+        return RelaySumState(x, g, t, torch.where(round.reset_tracker, 0, e))
 
 
 def _stacked(x: Tensor, h: Tensor) -> Tensor:

@@ -10,14 +10,15 @@ mean loss of all samples, as of one data set; by default each client counts the 
 
 from dataclasses import dataclass
 
-from spodgt.algorithms.base import Algorithm, GradientState, Rate, Round, Tensor, Traits
+from spodgt.algorithms.base import Algorithm, GradientState, Rate, Tensor, Traits
+from spodgt.algorithms.rounds import ServerRound
 from spodgt.network import Network
-from spodgt.participation.availability import Served
+from spodgt.participation.availability import NoLinks
 from spodgt.types import Availability
 
 
 @dataclass(frozen=True)
-class SGD(Algorithm[GradientState]):
+class SGD(Algorithm[GradientState, ServerRound]):
     name = "sgd"
     traits = Traits(
         source="robbins1951stochastic",
@@ -28,13 +29,13 @@ class SGD(Algorithm[GradientState]):
     )
     step_size: Rate = 0.01  # η
 
-    def uses(self, availability: Availability, network: Network) -> Availability:
-        return Served(availability, alone=True)
+    def adapt_availability(self, availability: Availability, network: Network) -> Availability:
+        return NoLinks(availability, alone=True)
 
-    def init(self, x: Tensor, round: Round) -> GradientState:
+    def init(self, x: Tensor, round: ServerRound) -> GradientState:
         x = round.average(x)
         return GradientState(x, round.average(round.grad(x)))
 
-    def step(self, state: GradientState, round: Round) -> GradientState:
+    def step(self, state: GradientState, round: ServerRound) -> GradientState:
         x = state.x - self.step_size * state.g
         return GradientState(x, round.average(round.grad(x)))

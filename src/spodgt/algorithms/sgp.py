@@ -26,7 +26,9 @@ class SGPState(NamedTuple):
 @dataclass(frozen=True)
 class SGP(Algorithm[SGPState]):
     name = "sgp"
-    traits = replace(SubgradientPush.traits, source="assran2019stochastic", mixes=(("push", "s"),))
+    traits = replace(
+        SubgradientPush.traits, source="assran2019stochastic", mixed_fields=(("push", "s"),)
+    )
     step_size: Rate = 0.01  # γ
 
     def init(self, x: Tensor, round: Round) -> SGPState:

@@ -21,7 +21,7 @@ class SpodGT(Algorithm[TrackingState]):
         mixing="pull+push",
         sporadic_clients="yes",
         sporadic_links="yes",
-        mixes=(("push", "y"), ("pull", "x")),
+        mixed_fields=(("push", "y"), ("pull", "x")),
         tracking=True,
         exact="all active",
         vectors=2,

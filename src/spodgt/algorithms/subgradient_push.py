@@ -29,7 +29,7 @@ class SubgradientPush(Algorithm[SubgradientPushState]):
         mixing="push",
         sporadic_clients="no",
         sporadic_links="yes",
-        mixes=(("push", "u"), ("push", "s")),
+        mixed_fields=(("push", "u"), ("push", "s")),
         compiled="linear",
     )
     step_size: Rate = 0.01  # α

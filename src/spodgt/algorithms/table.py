@@ -50,7 +50,7 @@ def refreshed(page: str) -> str:
 
 def _row(name: str, traits: Traits) -> dict[str, str]:
     messages = {"server": "2 per client", "none": "0"}.get(traits.mixing)
-    messages = messages or ("1 per link" if traits.talks == "all" else "2")
+    messages = messages or ("1 per link" if traits.activation == "all" else "2")
     return {
         "method": name,
         "source": traits.source,

@@ -84,7 +84,7 @@ def run(
 def carry_out(experiment: Experiment, name: str, keeping: Keeping) -> None:
     """Run an experiment, fill its folder, and show what came out."""
     with many_imports():
-        from spodgt.runtimes.distributed.group import main_process, restarted
+        from spodgt.runtimes.distributed.process_group import main_process, restarted
 
     runs, main = Path("runs"), main_process()  # of several processes, the main one writes and shows
     again = restarted() and (runs / name / "config.toml").exists()
@@ -120,8 +120,8 @@ def _run(
     from spodgt.engine import announce_compilation
     from spodgt.experiment import value_of
     from spodgt.record.folder import CHECKPOINT
-    from spodgt.training.display import COMPILING, Display
     from spodgt.training.loggers import TensorBoard
+    from spodgt.training.progress import COMPILING, Display
 
     if keeping.resume and main and not (folder / "config.toml").exists():
         raise InvalidInput(
@@ -201,9 +201,8 @@ def results_table(result: Record) -> Table:
             quality[name] = partial(_value, name)
     time = "seconds" if "seconds" in rows else "delay"
     costs = {"rounds": "rounds", time: time, "grads": "gradients", "msgs": "messages"}
-    for name in ("bytes", "joules"):
-        if name in rows:
-            costs[name] = name
+    if "bytes" in rows:
+        costs["bytes"] = "bytes"
 
     table = plain_table(caption="\n".join(_caption(result, has_accuracy, seeds)))
     table.padding = 0  # one space between columns
@@ -240,7 +239,7 @@ def _cost(name: str, value: float) -> str:
         return "–"
     if name == "bytes":
         return short_bytes(value)
-    if name in ("seconds", "joules"):
+    if name == "seconds":
         return f"{value:.4g}"
     return short_count(value) if name in ("gradients", "messages") else f"{value:,.0f}"
 

@@ -271,7 +271,7 @@ def _tune(
 ) -> Tuned:
     """A search under a display."""
     from spodgt.sweeps.tune import tune_experiment
-    from spodgt.training.display import Display as Bars
+    from spodgt.training.progress import Display as Bars
 
     options = working.options()
     if options.pop("forget") is not None:

@@ -203,7 +203,7 @@ def _exact(found: Overview) -> Iterator[str | Table]:
 
 def _idle(found: Overview) -> str:
     """How far idle clients move the limit of the method that counts their gradients as zero."""
-    from spodgt.types import HasOptimum
+    from spodgt.problems.protocols import HasOptimum
 
     zero, problem = found.outlooks[0], found.setting.draw.problem
     if isinstance(problem, HasOptimum):

@@ -31,7 +31,8 @@ from spodgt.experiment.text import Speeches
 from spodgt.network import NETWORKS, WEIGHTS, GraphFile, Network, Recipe
 from spodgt.participation import PARTICIPATIONS, Participation
 from spodgt.problems.data import PARTITIONS, BySpeaker
-from spodgt.types import HasIdentity, Problem
+from spodgt.problems.protocols import HasIdentity
+from spodgt.types import Problem
 from spodgt.validation import choices, from_table, to_table
 
 if sys.version_info >= (3, 11):

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from pydantic import BeforeValidator
 from torch import Tensor
 
+from spodgt._util.text import first_line
 from spodgt.algorithms import ALGORITHMS, LAYERS, algorithms, describe, installed, method
 from spodgt.algorithms.base import Algorithm
 from spodgt.engine import ENGINES
@@ -27,7 +28,7 @@ from spodgt.experiment.config import SECTIONS, Table, checksum
 from spodgt.experiment.join import join_clients
 from spodgt.experiment.problems import Classification, ProblemRecipe
 from spodgt.network import Network, Recipe, as_network, check_network
-from spodgt.network.recipes import RandomGeometric
+from spodgt.network.graphs import RandomGeometric
 from spodgt.participation import (
     Always,
     Beta,
@@ -37,11 +38,21 @@ from spodgt.participation import (
     check_participation,
 )
 from spodgt.problems.learning import Learning
+from spodgt.problems.protocols import HasValidation
 from spodgt.problems.python_problem import PythonProblem
-from spodgt.runtimes.virtual.times import Time
+from spodgt.runtimes.events.durations import Time
 from spodgt.runtimes.world import Draw
-from spodgt.types import Availability, HasValidation, Problem
-from spodgt.validation import Field, Number, Whole, choices, from_table, only, recipe, to_table
+from spodgt.types import Availability, Problem
+from spodgt.validation import (
+    Field,
+    Number,
+    Whole,
+    choices,
+    from_table,
+    recipe,
+    reject_unknown_keys,
+    to_table,
+)
 
 PAPER_METHODS = (
     "spod-gt",
@@ -199,7 +210,7 @@ class RunOptions:
                 raise TypeError("it has no float64, in which sums are kept")
             torch.zeros(1, dtype=self.torch_dtype, device=device).item()
         except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-            reason = str(error).strip().splitlines()[0].split(". ")[0].rstrip(".")
+            reason = first_line(error).split(". ")[0].rstrip(".")
             raise InvalidInput(
                 f"device={self.device!r} cannot be used: {reason}; use cpu."
             ) from None
@@ -351,7 +362,7 @@ class Experiment:
 
     def _with(self, tables: Mapping[str, object]) -> Experiment:
         """The experiment with some of its sections replaced."""
-        only(tables, SECTIONS, "the config")
+        reject_unknown_keys(tables, SECTIONS, "the config")
         parts: Table = {}
         for name, table in tables.items():
             if name == "run":

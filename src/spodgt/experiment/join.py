@@ -9,7 +9,8 @@ import numpy as np
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
 from spodgt.network.names import describe_difference
-from spodgt.types import HasClientNames, Problem
+from spodgt.problems.protocols import HasClientNames
+from spodgt.types import Problem
 
 
 def client_names(problem: Problem) -> tuple[str, ...] | None:

@@ -14,7 +14,7 @@ from spodgt.problems.data.datasets import IMAGES as DATA
 from spodgt.problems.models import MODELS
 from spodgt.problems.python_problem import PythonProblem
 from spodgt.types import Problem
-from spodgt.validation import Field, Must, Number, Whole, choices, one_of, recipe
+from spodgt.validation import Field, FieldHint, Number, Whole, choices, one_of, recipe
 
 
 @runtime_checkable
@@ -31,12 +31,12 @@ _AT_LEAST_1 = Field(ge=1)
 Validation = Annotated[
     Number | None,
     Field(gt=0, lt=1),
-    Must("a fraction above 0 and below 1", 0.2, use="validation = 0.2"),
+    FieldHint("a fraction above 0 and below 1", 0.2, use="validation = 0.2"),
 ]
 
 
-def _count(key: str, least: int, example: int) -> Must:
-    return Must(f"a whole number of at least {least}", example, use=f"{key} = {example}")
+def _count(key: str, least: int, example: int) -> FieldHint:
+    return FieldHint(f"a whole number of at least {least}", example, use=f"{key} = {example}")
 
 
 def check_partition(value: object) -> object:
@@ -77,7 +77,9 @@ class Classification:
     model: Annotated[str, one_of(MODELS)] = "svm"
     batch_size: Annotated[Whole, Field(ge=0), _count("batch_size", 0, 16)] = 16
     partition: Annotated[
-        Partition, BeforeValidator(check_partition), Must("a partition", use="LabelsPerClient(1)")
+        Partition,
+        BeforeValidator(check_partition),
+        FieldHint("a partition", use="LabelsPerClient(1)"),
     ] = LabelsPerClient(1)
     client_weights: Annotated[str | None, BeforeValidator(check_weighting)] = None
     augment: bool = False

@@ -13,7 +13,7 @@ from spodgt.problems.data.client_weights import EQUAL
 from spodgt.problems.data.datasets import TEXTS
 from spodgt.problems.text import speeches
 from spodgt.types import Problem
-from spodgt.validation import Field, Must, Whole, one_of, recipe
+from spodgt.validation import Field, FieldHint, Whole, one_of, recipe
 
 _SOME = Field(ge=1)
 
@@ -41,7 +41,7 @@ class Speeches:
     context: Annotated[Whole, _SOME] = 32
     batch_size: Annotated[Whole, Field(ge=0)] = 16
     partition: Annotated[
-        Partition, BeforeValidator(check_partition), Must("a partition", use="BySpeaker()")
+        Partition, BeforeValidator(check_partition), FieldHint("a partition", use="BySpeaker()")
     ] = BySpeaker()
     client_weights: Annotated[str | None, BeforeValidator(check_weighting)] = None
     test_samples: Annotated[Whole | None, _SOME] = None

@@ -19,7 +19,7 @@ from spodgt.kernels.tracing import Column, Given
 from spodgt.types import Array, Bools, Floats
 
 STEP_SIZE = Column("input", ("step_size",))
-_CHANGING = ("lead", "computes", "restarts")  # inputs that differ between rounds
+_CHANGING = ("step_weight", "computes", "reset_tracker")  # inputs that differ between rounds
 
 
 def _parts(column: Column) -> list[Column]:
@@ -124,8 +124,8 @@ class CoefficientTables:
         found = {
             "p": self.batch.p.double().numpy().T,
             "computes": activity.computes[1:],
-            "lead": ones if roles is None else roles.lead,
-            "restarts": 0 * ones if roles is None else roles.restarts,
+            "step_weight": ones if roles is None else roles.step_weight,
+            "reset_tracker": 0 * ones if roles is None else roles.reset_tracker,
             "k": np.asarray(activity.rounds)[:, None],
         }
         if self.constant is None and self.rate is not None:

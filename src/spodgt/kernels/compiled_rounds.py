@@ -23,8 +23,9 @@ from spodgt.kernels.links import columns_per_block
 from spodgt.kernels.program import Program, trace
 from spodgt.kernels.steps import Activity, Batch, State, rebuild
 from spodgt.kernels.tracing import NotLinear
+from spodgt.problems.protocols import CompiledGradient, LinearData
 from spodgt.thread_pool import run_tasks
-from spodgt.types import Array, Bools, CompiledGradient, Floats, Ints, LinearData
+from spodgt.types import Array, Bools, Floats, Ints
 
 if TYPE_CHECKING:
     from spodgt.kernels.run_program import Coefficients, Draws, Operations, RunLinks, RunMemory
@@ -150,8 +151,9 @@ class CompiledRounds:
         low, high = self._span(run)
         sizes = self.batch_sizes[low:high]
         chunks = np.array([chunk_length(stride, size) for size in sizes.tolist()], np.int64)
-        keys, places = self.batch.keys[low:high], self.batch.places[low:high]
-        return Draws(np.arange(low, high), keys, places, sizes, chunks, rounds.activity.first)
+        keys = self.batch.keys[low:high]
+        client_index = self.batch.client_index[low:high]
+        return Draws(np.arange(low, high), keys, client_index, sizes, chunks, rounds.activity.first)
 
     def _run_memory(self, run: int, stride: int) -> tuple[RunMemory, Scratch]:
         """Memory of a run, with padded rows; kept for the next call."""

@@ -3,8 +3,8 @@
     y ← B̂ y;  x ← Â x - η y;  y ← y - g, g ← 0 where the gradient of an idle client counts as zero
     y ← y + w g⁺ - g, g ← w g⁺ for the clients that compute
 
-See `runtimes.virtual.plan` for what a turn is, and `runtimes.virtual.lot.Lot` for the arrays. The plain
-equivalent is the method's own `step` on the rows of a batch of turns.
+`runtimes.events.schedule` defines the turns (activations), `runtimes.events.batch_arrays` the arrays.
+The plain equivalent is the method's own `step` on the rows of a batch of turns.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ _CACHED = 2**18  # numbers of the scratch memory of a batch of turns, about
 
 
 @compiled_loop
-def advance_turns(state, pools, lot, inbox, rule, data, stride, batch, weights, scratch):  # type: ignore[no-untyped-def]
-    """All batches of a lot, with the gradients of a linear problem; further arguments as for
+def advance_turns(state, pools, arrays, inbox, rule, data, stride, batch, weights, scratch):  # type: ignore[no-untyped-def]
+    """All batches of some arrays, with the gradients of a linear problem; further arguments as for
     `exchange_turns`.
 
     Args:
         data: a `LinearData`.
         stride: of padded rows.
         batch: (samples of a mini-batch, its `chunk_length`).
-        weights: (draws,) what multiplies each gradient.
+        weights: (gradients,) factor of each gradient.
         scratch: a `Scratch`.
     """
     x, y, g = state
     models, trackers, gradients = x.reshape(-1), y.reshape(-1), g.reshape(-1)
     gradient = np.empty(x.shape[1], x.dtype)
     zero = UINT(0)
-    for turn in range(len(lot.starts.rows) - 1):
-        exchange_turns(state, pools, lot, inbox, rule, turn)
-        for n in range(lot.starts.draws[turn], lot.starts.draws[turn + 1]):
-            client = lot.draws.clients[n]
+    for turn in range(len(arrays.offsets.clients) - 1):
+        exchange_turns(state, pools, arrays, inbox, rule, turn)
+        for n in range(arrays.offsets.gradients[turn], arrays.offsets.gradients[turn + 1]):
+            client = arrays.gradients.client[n]
             at = UINT(client) * UINT(x.shape[1])
             copy_padded(models, at, scratch.model, zero, data, UINT(stride), False)
-            draw = client, lot.draws.keys[n], client, 0, batch[0], batch[1]
+            draw = client, arrays.gradients.key[n], client, 0, batch[0], batch[1]
             minibatch_gradient(
                 scratch.model, zero, scratch.gradient, data, UINT(stride), draw, scratch
             )
@@ -48,22 +48,22 @@ def advance_turns(state, pools, lot, inbox, rule, data, stride, batch, weights, 
 
 
 @compiled_loop
-def exchange_turns(state, pools, lot, inbox, rule, batch):  # type: ignore[no-untyped-def]
+def exchange_turns(state, pools, arrays, inbox, rule, batch):  # type: ignore[no-untyped-def]
     """The exchange of one batch of turns, block of columns by block of columns.
 
     Args:
         state: x, y, g (clients, parameters); changed in place.
         pools: copies of x and of y that are in flight, by slot.
-        lot: a `Lot`.
+        arrays: a `BatchArrays`.
         inbox: (clients, parameters) mass that the next turns take; no rows where it is not used.
         rule: ((clients,) step sizes, whether the gradient of an idle client counts as zero).
-        batch: its number in the lot.
+        batch: its number in the arrays.
     """
     x, y, g = state
     pool_x, pool_y = pools
     step_sizes, drops = rule
-    first = lot.starts.rows[batch]
-    count = lot.starts.rows[batch + 1] - first
+    first = arrays.offsets.clients[batch]
+    count = arrays.offsets.clients[batch + 1] - first
     width = UINT(x.shape[1])
     columns = UINT(max(32, min(512, _CACHED // max(1, count))))
     new_x = np.empty(count * int(columns), x.dtype)
@@ -72,30 +72,52 @@ def exchange_turns(state, pools, lot, inbox, rule, batch):  # type: ignore[no-un
     flat_pool_x, flat_pool_y, flat_inbox = pool_x.reshape(-1), pool_y.reshape(-1), inbox.reshape(-1)
     for left in range(UINT(0), width, columns):
         size = min(columns, width - left)
-        clients = lot.clients
+        clients = arrays.clients
         rows = first, count
         block = left, width, size
-        models = lot.starts.models[batch], lot.starts.models[batch + 1]
-        mass = lot.starts.mass[batch], lot.starts.mass[batch + 1]
-        _receive(flat_x, flat_pool_x, clients, lot.kept_x, rows, lot.models, models, new_x, block)
-        _receive(flat_y, flat_pool_y, clients, lot.kept_y, rows, lot.mass, mass, new_y, block)
+        models = arrays.offsets.model_reads[batch], arrays.offsets.model_reads[batch + 1]
+        mass = arrays.offsets.tracker_reads[batch], arrays.offsets.tracker_reads[batch + 1]
+        _receive(
+            flat_x,
+            flat_pool_x,
+            clients,
+            arrays.model_self_weight,
+            rows,
+            arrays.model_reads,
+            models,
+            new_x,
+            block,
+        )
+        _receive(
+            flat_y,
+            flat_pool_y,
+            clients,
+            arrays.tracker_self_weight,
+            rows,
+            arrays.tracker_reads,
+            mass,
+            new_y,
+            block,
+        )
         # after all have read: a slot may be used again
-        for n in range(lot.starts.copies[batch], lot.starts.copies[batch + 1]):
-            client = clients[first + lot.copies.rows[n]]
-            _copy(flat_pool_x, lot.copies.slots[n], flat_x, client, left, width, size)
-        for n in range(lot.starts.trackers[batch], lot.starts.trackers[batch + 1]):
-            client = clients[first + lot.trackers.rows[n]]
-            _copy(flat_pool_y, lot.trackers.slots[n], flat_y, client, left, width, size)
+        for n in range(arrays.offsets.model_copies[batch], arrays.offsets.model_copies[batch + 1]):
+            client = clients[first + arrays.model_copies.row[n]]
+            _copy(flat_pool_x, arrays.model_copies.slot[n], flat_x, client, left, width, size)
+        for n in range(
+            arrays.offsets.tracker_copies[batch], arrays.offsets.tracker_copies[batch + 1]
+        ):
+            client = clients[first + arrays.tracker_copies.row[n]]
+            _copy(flat_pool_y, arrays.tracker_copies.slot[n], flat_y, client, left, width, size)
         if len(inbox):
             for r in range(count):
                 _take_inbox(
                     flat_inbox, clients[first + r], new_y, UINT(r) * size, left, width, size
                 )
             # what the next turns of other clients take, of trackers as they were
-            for n in range(lot.starts.ahead[batch], lot.starts.ahead[batch + 1]):
-                to = UINT(lot.ahead.receivers[n]) * width + left
-                source = UINT(clients[first + lot.ahead.rows[n]]) * width + left
-                weight = x.dtype.type(lot.ahead.weights[n])
+            for n in range(arrays.offsets.deliveries[batch], arrays.offsets.deliveries[batch + 1]):
+                to = UINT(arrays.deliveries.receiver[n]) * width + left
+                source = UINT(clients[first + arrays.deliveries.row[n]]) * width + left
+                weight = x.dtype.type(arrays.deliveries.weight[n])
                 for c in range(size):
                     flat_inbox[to + c] += weight * flat_y[source + c]
         for r in range(count):
@@ -118,14 +140,14 @@ def _receive(own, pool, clients, kept, rows, messages, span, new, block):  # typ
         for c in range(size):
             new[to + c] = weight * own[source + c]
     for n in range(span[0], span[1]):
-        weight = kind(messages.weights[n])
-        to = UINT(messages.rows[n]) * size
-        if messages.is_here[n]:  # the copy was sent in this batch
-            source = UINT(clients[first + messages.where[n]]) * width + left
+        weight = kind(messages.weight[n])
+        to = UINT(messages.row[n]) * size
+        if messages.in_batch[n]:  # the copy was sent in this batch
+            source = UINT(clients[first + messages.source[n]]) * width + left
             for c in range(size):
                 new[to + c] += weight * own[source + c]
         else:
-            source = UINT(messages.where[n]) * width + left
+            source = UINT(messages.source[n]) * width + left
             for c in range(size):
                 new[to + c] += weight * pool[source + c]
 

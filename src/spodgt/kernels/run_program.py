@@ -68,7 +68,7 @@ class Draws(NamedTuple):
 
     rows: Ints  # (clients,) in the problem
     keys: Words  # (clients,)
-    places: Ints  # (clients,)
+    client_index: Ints  # (clients,)
     batch_sizes: Ints  # (clients,)
     chunks: Ints  # (clients,) `linear_model.chunk_length` of these
     first_round: int
@@ -156,7 +156,7 @@ def advance_run(  # type: ignore[no-untyped-def]
                 draw = (
                     draws.rows[i],
                     draws.keys[i],
-                    draws.places[i],
+                    draws.client_index[i],
                     k,
                     draws.batch_sizes[i],
                     draws.chunks[i],

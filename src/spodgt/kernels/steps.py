@@ -9,7 +9,8 @@ from typing import Protocol
 from torch import Tensor
 
 from spodgt.kernels.links import Links
-from spodgt.types import ActiveLinks, Bools, Floats, Ints, Problem, Roles, Words
+from spodgt.participation.roles import Roles
+from spodgt.types import ActiveLinks, Bools, Floats, Ints, Problem, Words
 
 State = tuple[Tensor, ...]  # a method's NamedTuple, which begins with x
 
@@ -64,6 +65,6 @@ class Batch(Protocol):
     @property
     def keys(self) -> Words: ...  # (clients,) of each client's mini-batches
     @property
-    def places(self) -> Ints: ...  # (clients,) number in its own run
+    def client_index(self) -> Ints: ...  # (clients,) number in its own run
     @property
     def p(self) -> Tensor: ...  # (clients, 1)

@@ -269,8 +269,10 @@ class TracedRound:
     """Records the calls of a step to its round."""
 
     k = Moment()
-    computes, restarts = Column("input", ("computes",)), Column("input", ("restarts",))
-    p, lead = Column("input", ("p",)), Column("input", ("lead",))
+    computes = Column("input", ("computes",))
+    reset_tracker = Column("input", ("reset_tracker",))
+    p = Column("input", ("p",))
+    step_weight = Column("input", ("step_weight",))
 
     def __init__(self) -> None:
         self.at: Node | None = None  # where gradients are taken

@@ -1,10 +1,10 @@
 """Who can talk: graph recipes, networks with their mixing weights, graph files."""
 
 from spodgt.network.files import GraphFile
-from spodgt.network.links import Named
+from spodgt.network.graph import Named
+from spodgt.network.graphs import RECIPES, Recipe
+from spodgt.network.mixing_weights import WEIGHTS
 from spodgt.network.network import DENSE_LIMIT, Network, as_network, check_network
-from spodgt.network.recipes import RECIPES, Recipe
-from spodgt.network.weights import WEIGHTS
 
 NETWORKS: dict[str, type[Recipe]] = {
     **RECIPES,

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import csv
-import os
 import warnings
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 import numpy as np
-import platformdirs
 
+from spodgt._util.files import find_data_file
 from spodgt.errors import InvalidConfig, InvalidNetwork
-from spodgt.network.given import graph_of_matrix, graph_of_networkx
+from spodgt.network.conversion import graph_of_matrix, graph_of_networkx
+from spodgt.network.graphs import Graph
 from spodgt.network.network import check_connected
-from spodgt.network.recipes import Graph
-from spodgt.validation import Must, recipe
+from spodgt.validation import FieldHint, recipe
 
 _SUFFIXES = (".graphml", ".gml", ".txt", ".edgelist", ".csv")
-
-
-def data_directory() -> Path:
-    """`SPODGT_DATA` where it is set, else the user's cache directory."""
-    chosen = os.environ.get("SPODGT_DATA")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("spodgt"))
-
-
-def located(path: str) -> Path:
-    """The file itself, or the one of that name below the data directory, where only that is there."""
-    below = data_directory() / path
-    return below if not Path(path).exists() and below.is_file() else Path(path)
 
 
 @recipe(InvalidNetwork)
@@ -47,7 +34,7 @@ class GraphFile:
     """
 
     name: ClassVar[str] = "file"
-    path: Annotated[str, Must("text in quotes", "file.csv")]
+    path: Annotated[str, FieldHint("text in quotes", "file.csv")]
 
     @property
     def clients(self) -> int:
@@ -63,7 +50,7 @@ class GraphFile:
         if suffix not in _SUFFIXES:
             raise InvalidConfig(f"network.path={self.path!r} must end in {', '.join(_SUFFIXES)}.")
         try:
-            graph = _read(str(located(self.path)), suffix)
+            graph = _read(str(find_data_file(self.path)), suffix)
             check_connected(graph)
         except InvalidNetwork as error:
             raise InvalidNetwork(f"network.path={self.path!r} is no network: {error}") from None

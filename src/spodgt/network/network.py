@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
+from spodgt._util.text import short_repr
 from spodgt.errors import InvalidNetwork
-from spodgt.network import recipes as graphs
-from spodgt.network.given import graph_of_matrix, graph_of_networkx
-from spodgt.network.links import Named, check_ends, check_names, order_of, shown
-from spodgt.network.recipes import Graph, Recipe
-from spodgt.network.weights import (
+from spodgt.network import graphs
+from spodgt.network.conversion import graph_of_matrix, graph_of_networkx
+from spodgt.network.graph import Named, check_ends, check_names, order_of
+from spodgt.network.graphs import Graph, Recipe
+from spodgt.network.mixing_weights import (
     WEIGHTS,
     checked,
     degree,
@@ -403,7 +404,7 @@ def _link_weights(value: Floats | None, name: str, links: int) -> Floats | None:
         array = np.empty((0, 0))
     if array.shape != (links,) or not ((array > 0) & np.isfinite(array)).all():
         raise InvalidNetwork(
-            f"{name} must be {links} finite numbers above 0, one per link, got {shown(value)}."
+            f"{name} must be {links} finite numbers above 0, one per link, got {short_repr(value)}."
         )
     return array
 

@@ -1,6 +1,13 @@
 """Who takes part in a round, and what a round costs: recipes, availability, the delay clock."""
 
-from spodgt.participation.bursts import Bursts, DayNight, GilbertElliott, Markov, Outages, Together
+from spodgt.participation.correlated import (
+    Bursts,
+    DayNight,
+    GilbertElliott,
+    Intersection,
+    Markov,
+    Outages,
+)
 from spodgt.participation.recipes import (
     PARTICIPATIONS,
     Always,
@@ -23,11 +30,11 @@ __all__ = [
     "DayNight",
     "EveryK",
     "GilbertElliott",
+    "Intersection",
     "Markov",
     "OneLink",
     "Outages",
     "Participation",
-    "Together",
     "Trace",
     "TraceFile",
     "as_availability",

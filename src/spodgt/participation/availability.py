@@ -1,7 +1,6 @@
 """Who computes and which links work, drawn for one network and one seed: a pure function of the round.
 
-Arrays are (rounds, clients) and (rounds, links); `Overlay`, `Woken` and `Served` are what methods make of
-the availability they are given.
+Arrays are (rounds, clients) and (rounds, links).
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ import numpy as np
 
 from spodgt import rng
 from spodgt.network import Network
-from spodgt.types import ActiveLinks, Availability, Bools, Floats, Ints, Roles
+from spodgt.participation.roles import Roles
+from spodgt.types import ActiveLinks, Availability, Bools, Floats, Ints
 
 _MOST_PATIENT = 10.0  # times as often as it is there
 NEVER = 2**62  # a round that no run reaches
 
 
-class Drawn:
+class HasProbabilities:
     """Who may be idle, told by the probabilities."""
 
     p: Floats
@@ -35,7 +35,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, eq=False)
-class Independent(Drawn):
+class BernoulliAvailability(HasProbabilities):
     """Every client computes with its own p, every link works with its own p̂, all independent."""
 
     p: Floats
@@ -57,7 +57,7 @@ class Independent(Drawn):
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
+class AvailabilityTrace:
     """Availability read from arrays, round by round; `repeat` begins again at the end."""
 
     p: Floats
@@ -109,7 +109,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class RandomEdge:
     """One link a round, drawn uniformly; only its two ends compute. A two-way link carries both ways."""
 
     p: Floats
@@ -142,7 +142,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, eq=False)
-class Derived:
+class AvailabilityWrapper:
     """What a method makes of an availability; `p` and `p_hat` stay, so the clock still charges them."""
 
     base: Availability
@@ -161,7 +161,7 @@ class Derived:
 
 
 @dataclass(frozen=True, eq=False)
-class Overlay(Derived):
+class AvailabilityOverride(AvailabilityWrapper):
     """Everybody computes, all links work, or links only now and then or both ways at once."""
 
     all_clients: bool = False
@@ -211,7 +211,7 @@ class Overlay(Derived):
 
 
 @dataclass(frozen=True, eq=False)
-class Patient(Derived):
+class WaitForClients(AvailabilityWrapper):
     """Clients and links take part more often than they are there, by waiting: at the rate p^(1 - patience).
 
     The clock charges 1/p for every use, waited for or not. Nobody is used more than ten times as often.
@@ -234,22 +234,22 @@ class Patient(Derived):
         )
 
 
-def patient(availability: Availability, patience: float) -> Availability:
+def wait_for_clients(availability: Availability, patience: float) -> Availability:
     """The availability with waiting, where clients and links come by themselves; a record is what it is."""
     return (
-        Patient(availability, patience)
-        if isinstance(availability, Independent) and patience
+        WaitForClients(availability, patience)
+        if isinstance(availability, BernoulliAvailability) and patience
         else availability
     )
 
 
-def two_way(availability: Availability, network: Network) -> Availability:
+def symmetric_links(availability: Availability, network: Network) -> Availability:
     """One draw for each pair of clients: a symmetric exchange needs both directions or none."""
-    return Overlay(availability, pairs=network.reverse)
+    return AvailabilityOverride(availability, pairs=network.reverse)
 
 
 @dataclass(frozen=True, eq=False)
-class Reweighted(Derived):
+class ActiveDegreeWeights(AvailabilityWrapper):
     """The same clients and links with weights 1/(1 + links that work) at the end that weighs."""
 
     network: Network
@@ -286,7 +286,7 @@ class Reweighted(Derived):
 
 
 @dataclass(frozen=True, eq=False)
-class Woken(Derived):
+class RandomActivation(AvailabilityWrapper):
     """One client wakes in every round, drawn uniformly, and draws one in- and one out-neighbour.
 
     It pulls from the first and pushes to the second; as a pair, it and the first exchange both ways.
@@ -346,7 +346,7 @@ class Woken(Derived):
 
 
 @dataclass(frozen=True, eq=False)
-class Served(Derived):
+class NoLinks(AvailabilityWrapper):
     """No links are used: models meet at a server, which the clock does not charge for.
 
     With `alone` one machine that never idles does all the work, so every client computes at p = 1.

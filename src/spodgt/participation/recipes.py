@@ -12,13 +12,17 @@ from typing import Annotated, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from spodgt import rng
+from spodgt._util.text import short_repr
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.network.links import shown
 from spodgt.network.names import values_by_client, values_by_link
-from spodgt.participation.availability import Chosen, Independent, Overlay
+from spodgt.participation.availability import (
+    AvailabilityOverride,
+    BernoulliAvailability,
+    RandomEdge,
+)
 from spodgt.types import Availability, Floats
-from spodgt.validation import Field, Must, Number, Whole, recipe
+from spodgt.validation import Field, FieldHint, Number, Whole, recipe
 
 
 @runtime_checkable
@@ -31,7 +35,7 @@ class Participation(Protocol):
 
 
 PARTICIPATIONS: dict[str, type[Participation]] = {}  # all kinds a config knows, by name
-Shape = Annotated[Number, Field(gt=0, allow_inf_nan=False), Must("a number above 0")]
+Shape = Annotated[Number, Field(gt=0, allow_inf_nan=False), FieldHint("a number above 0")]
 
 
 @recipe(InvalidInput, PARTICIPATIONS)
@@ -41,8 +45,10 @@ class Always:
     name: ClassVar[str] = "always"
 
     def draw(self, network: Network, seed: int) -> Availability:
-        return Overlay(
-            Independent(np.ones(network.clients), np.ones(network.links), seed), True, True
+        return AvailabilityOverride(
+            BernoulliAvailability(np.ones(network.clients), np.ones(network.links), seed),
+            True,
+            True,
         )
 
 
@@ -64,7 +70,7 @@ class Bernoulli:
         p = probabilities(self.p, network.clients, "p", "client", network.label)
         given = on_links(self.p_hat, network)
         p_hat = probabilities(given, network.links, "p_hat", "link", network.link_label)
-        return Independent(p, p_hat, seed)
+        return BernoulliAvailability(p, p_hat, seed)
 
 
 @recipe(InvalidInput, PARTICIPATIONS)
@@ -82,13 +88,13 @@ class Beta:
     name: ClassVar[str] = "beta"
     alpha: Shape = 0.5
     beta: Shape = 0.5
-    floor: Annotated[Number, Field(ge=0, lt=1), Must("in [0, 1)", 0.05)] = 0.0
+    floor: Annotated[Number, Field(ge=0, lt=1), FieldHint("in [0, 1)", 0.05)] = 0.0
 
     def draw(self, network: Network, seed: int) -> Availability:
         least = max(self.floor, float(np.finfo(float).tiny))  # a draw may underflow to zero
         p = rng.generator(seed, "beta:p").beta(self.alpha, self.beta, network.clients)
         p_hat = rng.generator(seed, "beta:p_hat").beta(self.alpha, self.beta, network.links)
-        return Independent(np.maximum(p, least), np.maximum(p_hat, least), seed)
+        return BernoulliAvailability(np.maximum(p, least), np.maximum(p_hat, least), seed)
 
 
 @recipe(InvalidInput, PARTICIPATIONS)
@@ -100,10 +106,10 @@ class EveryK:
     """
 
     name: ClassVar[str] = "every-k"
-    rounds: Annotated[Whole, Field(ge=1, le=2**62), Must("a whole number of at least 1")] = 5
+    rounds: Annotated[Whole, Field(ge=1, le=2**62), FieldHint("a whole number of at least 1")] = 5
 
     def draw(self, network: Network, seed: int) -> Availability:
-        return Overlay(Always().draw(network, seed), every=self.rounds)
+        return AvailabilityOverride(Always().draw(network, seed), every=self.rounds)
 
 
 @recipe(InvalidInput, PARTICIPATIONS)
@@ -125,7 +131,7 @@ class OneLink:
         degree = network.in_degree + network.out_degree
         both = network.reverse is not None and self.pairs
         p_hat = np.full(network.links, (2 if both else 1) / network.links)
-        return Chosen(degree / network.links, p_hat, network, seed, both)
+        return RandomEdge(degree / network.links, p_hat, network, seed, both)
 
 
 def check_participation(participation: object) -> None:
@@ -156,7 +162,9 @@ def _numbers(value: object, name: str) -> Floats:
             return array.astype(float)
     except (TypeError, ValueError, RuntimeError):
         pass
-    raise InvalidInput(f"{name} must be numbers in (0, 1], got {shown(value)}; use {name}=0.5.")
+    raise InvalidInput(
+        f"{name} must be numbers in (0, 1], got {short_repr(value)}; use {name}=0.5."
+    )
 
 
 def on_links(p_hat: object, network: Network) -> Floats:

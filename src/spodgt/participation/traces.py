@@ -17,14 +17,15 @@ from numpy.typing import ArrayLike
 from pydantic import BeforeValidator
 from typing_extensions import Unpack
 
+from spodgt._util.files import find_data_file
+from spodgt._util.text import short_repr
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.network.files import located
-from spodgt.network.links import by_name, shown
-from spodgt.participation.availability import Recorded
+from spodgt.network.graph import by_name
+from spodgt.participation.availability import AvailabilityTrace
 from spodgt.participation.recipes import PARTICIPATIONS, on_links, probabilities
 from spodgt.types import Availability, Bools, Floats, Ints
-from spodgt.validation import Field, Must, Number, one_of, recipe
+from spodgt.validation import Field, FieldHint, Number, one_of, recipe
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,7 +118,7 @@ class Trace:
             frame = pd.DataFrame(table)
         except (TypeError, ValueError) as error:
             raise InvalidInput(
-                f"table must be a pandas table, got {shown(table)} ({error})."
+                f"table must be a pandas table, got {short_repr(table)} ({error})."
             ) from None
         return TraceFile("table", **options).convert(frame)  # type: ignore[arg-type]
 
@@ -143,7 +144,7 @@ class Trace:
             p_hat = probabilities(given, network.links, "p_hat", "link", network.link_label)
         elif not p_hat.all():
             self._never(p_hat, "link", network.link_label, "links")
-        return Recorded(p, p_hat, computes, links, seed, self.repeat)
+        return AvailabilityTrace(p, p_hat, computes, links, seed, self.repeat)
 
     def column(self, client: int, name: str = "") -> Bools:
         """(rounds + 1,): in which rounds one client computes.
@@ -236,7 +237,7 @@ class Trace:
         if not numbers or ((ends < 0) | (ends >= len(names))).any():
             raise InvalidInput(
                 f"ends must be (links, 2) receivers and senders, each the place of one of the {len(names)} "
-                f"names, got {shown(self.ends)}."
+                f"names, got {short_repr(self.ends)}."
             )
         return ends.astype(np.int64)
 
@@ -257,7 +258,7 @@ class Trace:
                 )
         if len(set(places)) < len(places):
             raise InvalidInput(
-                f"names must differ from each other, got {shown(labels)}; rename one."
+                f"names must differ from each other, got {short_repr(labels)}; rename one."
             )
         return np.array(places, np.int64)
 
@@ -286,7 +287,7 @@ def _flags(value: object, name: str) -> Bools:
         return array
     good = (array == 0) | (array == 1) if array.dtype.kind in "iuf" else np.zeros(1, bool)
     if not np.all(good):
-        got = shown(value) if array.dtype.kind not in "iuf" else f"{array[~good][0]:.3g}"
+        got = short_repr(value) if array.dtype.kind not in "iuf" else f"{array[~good][0]:.3g}"
         raise InvalidInput(f"{name} must be an array of 0 and 1, or of false and true, got {got}.")
     return np.asarray(array, bool)
 
@@ -317,13 +318,13 @@ class TraceFile:
     """
 
     name: ClassVar[str] = "trace"
-    path: Annotated[str, Must("text in quotes", "file.csv")]
+    path: Annotated[str, FieldHint("text in quotes", "file.csv")]
     round_length: Annotated[Number | None, Field(gt=0, allow_inf_nan=False, examples=[60.0])] = None
     start: float | str | None = None
     end: float | str | None = None
-    cover: Annotated[Number, Field(gt=0, le=1), Must("in (0, 1]", 0.5)] = 0.5
+    cover: Annotated[Number, Field(gt=0, le=1), FieldHint("in (0, 1]", 0.5)] = 0.5
     clients: Annotated[
-        tuple[str, ...] | None, BeforeValidator(_tuple), Must("a list of names", ["a", "b"])
+        tuple[str, ...] | None, BeforeValidator(_tuple), FieldHint("a list of names", ["a", "b"])
     ] = None
     computes: Annotated[str, one_of((_RECORDED, _ALWAYS))] = _RECORDED
     links: Annotated[str, one_of((_RECORDED, _BOTH, _ALWAYS))] = _RECORDED
@@ -335,7 +336,7 @@ class TraceFile:
         import pandas as pd
 
         try:
-            where = located(self.path)
+            where = find_data_file(self.path)
             if where.suffix == ".parquet":
                 table = pd.read_parquet(where)
             else:  # as text: a client may be called NA or 007

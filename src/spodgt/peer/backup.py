@@ -14,9 +14,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from spodgt._util.files import replace_file
 from spodgt.errors import InvalidInput
 from spodgt.peer import store
-from spodgt.peer.identity import write_file, write_secret
+from spodgt.peer.identity import write_secret
 from spodgt.peer.protocol import Incarnation
 from spodgt.peer.states import meta_of, restored, state_from, vectors_of
 from spodgt.peer.store import Store
@@ -53,7 +54,7 @@ def restore(file: Path, folder: Path) -> dict[str, object]:
     meta = json.loads(notes["meta"])
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, mode in _FILES.items():
-        write_file(folder / name, notes[name].encode(), mode=mode)
+        replace_file(folder / name, notes[name].encode(), mode=mode)
     with closing(Store(folder / "state")) as made:
         made.commit(vectors, meta)
     return {"folder": str(folder)} | _told(meta)

@@ -23,6 +23,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
+from spodgt._util.files import replace_file
 from spodgt.algorithms import describe
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment, PythonProblem
@@ -37,7 +38,8 @@ from spodgt.peer.options import Deployment, Table, check_address
 from spodgt.peer.states import state_from
 from spodgt.peer.work import capacity, manifest_problem, own_problem, problem_of, row_of
 from spodgt.problems import refuse_statistics
-from spodgt.types import HasLayout, Problem
+from spodgt.problems.protocols import HasLayout
+from spodgt.types import Problem
 
 
 def create(folder: Path, experiment: Experiment, deployment: Deployment = Deployment()) -> Manifest:  # noqa: B008
@@ -75,15 +77,6 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     if parts < network.clients:
         must = f"at least {network.clients}, one part per client"
         raise InvalidInput(f"divided_into must be {must}, got {parts}; use {network.clients}.")
-    if len(experiment.methods) != 1:
-        several = ", ".join(each.name for each in experiment.methods)
-        raise InvalidInput(
-            f"run.methods must be one method, got {several}; use --method spod-gt-memory."
-        )
-    fields = describe(experiment.methods[0])
-    if "patience" in fields:
-        fields["patience"] = 0.0  # of the simulated clock; real devices and links wait for nobody
-    method = Method(fields.pop("name"), _common(fields.pop("step_size", None)), fields)
     make = deployment.problem
     if make:
         problem = own_problem(make, names[0])  # for its layout
@@ -119,7 +112,7 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         ),
         layout=layout_of(problem),
         parameters=problem.parameters,
-        method=method,
+        method=_method_of(experiment),
         problem=experiment.to_dict()["problem"],
         seed=seed,
         weights=experiment.weights or "degree",
@@ -127,6 +120,21 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         rounds_per_second=deployment.rounds_per_second,
         max_alone=deployment.max_alone,
     )
+
+
+def _method_of(experiment: Experiment) -> Method:
+    """The method of the run as the manifest holds it."""
+    if len(experiment.methods) != 1:
+        several = ", ".join(each.name for each in experiment.methods)
+        raise InvalidInput(
+            f"run.methods must be one method, got {several}; use --method spod-gt-memory."
+        )
+    fields = describe(experiment.methods[0])
+    if "patience" in fields:
+        fields["patience"] = 0.0  # waiting is simulated; real clients and links do not wait
+    name = fields.pop("name")
+    step_size = _common(fields.pop("step_size", None))
+    return Method(name, step_size, fields)
 
 
 def _clients_of(network: Network, deployment: Deployment) -> tuple[list[str], list[str]]:
@@ -238,11 +246,11 @@ def issue(folder: Path, name: str, *, days: float = identity.DAYS) -> Path:
     made = identity.issue(_authority_key(folder), authority, name, days=days)
     home = folder / name
     home.mkdir(mode=0o700, exist_ok=True)
-    identity.write_file(home / "ca.pem", authority, mode=0o644)
+    replace_file(home / "ca.pem", authority, mode=0o644)
     signed.write(home)
     # a running client takes the two together once they belong to each other
     identity.write_secret(home / "key.pem", made.key)
-    identity.write_file(home / "cert.pem", made.certificate, mode=0o644)
+    replace_file(home / "cert.pem", made.certificate, mode=0o644)
     return home
 
 

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from spodgt._util.files import replace_file
 from spodgt.errors import InvalidInput
 
 DAYS = 30
@@ -161,27 +162,9 @@ def verified(authority: bytes, text: bytes, signature: bytes) -> bool:
     return True
 
 
-def write_file(path: Path, data: bytes, *, mode: int) -> None:
-    """Replace a file at once and durably; after a loss of power the old or the new one is there."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(file, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(file)
-    temporary.replace(path)
-    if hasattr(os, "O_DIRECTORY"):  # where folders can be opened
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
 def write_secret(path: Path, data: bytes) -> None:
     """Replace a file, for its owner only, whoever could read what was there."""
-    write_file(path, data, mode=0o600)
+    replace_file(path, data, mode=0o600)
 
 
 def _names(certificate: x509.Certificate) -> list[str]:

@@ -21,6 +21,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import tomli_w
 
+from spodgt._util.files import replace_file
 from spodgt.algorithms import describe, method
 from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.errors import Incompatible, InvalidConfig, InvalidInput
@@ -28,8 +29,9 @@ from spodgt.network import Network
 from spodgt.peer import identity
 from spodgt.peer.options import Table, check_address
 from spodgt.peer.seats import Seats
-from spodgt.types import HasLayout, Problem
-from spodgt.validation import Field, Must, Number, Whole, from_table, one_of, recipe
+from spodgt.problems.protocols import HasLayout
+from spodgt.types import Problem
+from spodgt.validation import Field, FieldHint, Number, Whole, from_table, one_of, recipe
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -41,8 +43,8 @@ RESETS = 2**32  # epochs that one version has room for
 DIAL = ("sender", "receiver")
 _SIGNED = b"# signature: "  # begins the last line of the file
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")  # TLS compares names without case
-_Text = Annotated[str, Must("text in quotes", "…")]
-_Count = Annotated[Whole, Must("a whole number", 1)]
+_Text = Annotated[str, FieldHint("text in quotes", "…")]
+_Count = Annotated[Whole, FieldHint("a whole number", 1)]
 
 
 @recipe(InvalidConfig)
@@ -63,7 +65,7 @@ class Link:
 
     sender: _Text
     receiver: _Text
-    p_hat: Annotated[Number, Field(gt=0, le=1), Must("in (0, 1]")] = 1.0
+    p_hat: Annotated[Number, Field(gt=0, le=1), FieldHint("in (0, 1]")] = 1.0
     dial: Annotated[str, one_of(DIAL)] = "sender"
 
     def __str__(self) -> str:
@@ -75,7 +77,9 @@ class Method:
     """The method that all clients run."""
 
     name: _Text
-    step_size: Annotated[Number | Table, Must("a number or a schedule", 0.01)]  # of local rounds
+    step_size: Annotated[
+        Number | Table, FieldHint("a number or a schedule", 0.01)
+    ]  # of local rounds
     more: Table = field(default_factory=dict)  # other fields and layers: {momentum = 0.9}
 
     @property
@@ -99,8 +103,8 @@ class Method:
         traits = (
             built.traits
         )  # links that work, or a pair that talks, would have to be known to all
-        agreed = traits.reweighs or traits.talks != "all"
-        if not needs <= set(traits.state) or set(traits.mixes) != links or agreed:
+        agreed = traits.degree_reweighting or traits.activation != "all"
+        if not needs <= set(traits.state) or set(traits.mixed_fields) != links or agreed:
             fix = "use spod-gt-memory, spod-gt, spod-gt-importance, relay or ab"
             raise Incompatible(f"method {built.name} cannot run between peers; {fix}.")
         return built
@@ -319,4 +323,4 @@ class SignedManifest(NamedTuple):
 
     def write(self, folder: Path) -> None:
         """Replace a folder's manifest at once."""
-        identity.write_file(folder / "manifest.toml", self.file, mode=0o644)
+        replace_file(folder / "manifest.toml", self.file, mode=0o644)

@@ -83,7 +83,7 @@ class Node:
         self.bad_gradients = self.bad_in_a_row = 0  # that were not finite
         self.epochs = FollowedEpochs()
         self.part = seats.part
-        self.member = member._replace(lead=self.part.lead)
+        self.member = member._replace(step_weight=self.part.step_weight)
         self.use(algorithm)
 
     def use(self, algorithm: Algorithm[TrackingState]) -> None:
@@ -171,7 +171,7 @@ class Node:
 
     def _up_to_date(self) -> bool:
         """Whether the own model may be passed on: that of a root's epoch has come, or there is no root."""
-        if self.part.lead > 0:
+        if self.part.step_weight > 0:
             return not self.state.is_outdated
         into = self.state.into
         return any(into[name].number for name, weight in self.part.into.items() if weight)
@@ -305,9 +305,9 @@ class Node:
         """Take the links of another manifest, in a new epoch."""
         self.seats = seats
         self.part = seats.part
-        self.member = self.member._replace(lead=self.part.lead)
+        self.member = self.member._replace(step_weight=self.part.step_weight)
         is_outdated = (
-            self.state.is_outdated and self.part.lead > 0
+            self.state.is_outdated and self.part.step_weight > 0
         )  # another root's model comes by itself
         self.state = self.state._replace(out={}, into={}, is_outdated=is_outdated)
         self.inbox = {}
@@ -367,7 +367,7 @@ class Node:
                 epoch = max(self.state.epoch, frame.epoch) + 1
                 why = f"{name}: {error}; state was set back, epoch {epoch} begins"
                 self._restart(before, epoch, why)
-                leads = bool(self.seats.root) and self.part.lead > 0
+                leads = bool(self.seats.root) and self.part.step_weight > 0
                 self.state = self.state._replace(is_outdated=leads)
                 self.notify("rolled back", f"{name}: {error}")
                 return {}

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.compose.codes import Int8
+from spodgt.algorithms.compose.codecs import Int8Codec
 from spodgt.tensors import is_finite
 
 BOUND = 2**62  # of every number: it must fit into a frame, also after many steps
@@ -168,7 +168,7 @@ def put(link: OutLink, y: Tensor, short: bool = False) -> tuple[OutLink, Tensor]
     """
     if short:
         wish = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)
-        new = Int8().rounded(wish[None])[0]
+        new = Int8Codec().quantize(wish[None])[0]
         mass = new.to(y.dtype).sub_(link.total)
     else:
         new = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)

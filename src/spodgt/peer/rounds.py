@@ -105,7 +105,9 @@ class Rounds:
         if limit is not None and k - node.state.heard_at + node.exchange_every >= limit:
             return list(node.state.out)
         manifest = self.membership.manifest
-        return active_links(manifest.probabilities(self.name), manifest.seed, node.member.place, k)
+        return active_links(
+            manifest.probabilities(self.name), manifest.seed, node.member.client_index, k
+        )
 
     def _rest(self) -> None:
         """After the last round: take what neighbours send and acknowledge it."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spodgt.network import Network
-from spodgt.network.trees import Trees, cheapest_trees
+from spodgt.network.spanning_trees import Trees, cheapest_trees
 from spodgt.peer.protocol import NO_ROOT
 from spodgt.types import Floats
 
@@ -27,7 +27,7 @@ class Part(NamedTuple):
     into: Mapping[str, float]  # a of every in-link, 0 where its models are not taken
     sends: frozenset[str]  # the out-links in use
     hears: frozenset[str]  # the in-links in use
-    lead: float = 1.0  # its part of the step
+    step_weight: float = 1.0  # its part of the step
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,13 +72,13 @@ class Seats:
             a = network.a
             b = network.b
             used = np.ones(network.links, bool)
-            lead = 1.0
+            step_weight = 1.0
         else:
             trees = self._trees(self.prices)
             a = trees.down.astype(float)
             b = trees.up.astype(float)
             used = trees.up | trees.down
-            lead = 1 / int(trees.members.sum()) if self.root == self.name else 0.0
+            step_weight = 1 / int(trees.members.sum()) if self.root == self.name else 0.0
         names = list(self.places)
         out = {}
         into = {}
@@ -94,7 +94,7 @@ class Seats:
             {name: float(a[link]) for link, name in into.items()},
             frozenset(name for link, name in out.items() if used[link]),
             frozenset(name for link, name in into.items() if used[link]),
-            lead,
+            step_weight,
         )
 
     def _trees(self, prices: Floats) -> Trees:

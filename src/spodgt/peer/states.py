@@ -42,10 +42,10 @@ class State(NamedTuple):
 class Member(NamedTuple):
     """What a client is in its run."""
 
-    place: int = 0  # its number
+    client_index: int = 0  # its number
     clients: int = 1  # how many clients the run has
     p: float = 1.0  # the probability that it computes in a round
-    lead: float = 1.0  # its part of the step; only the root's is not 0 where there is one
+    step_weight: float = 1.0  # its part of the step; only the root's is not 0 where there is one
 
 
 class News(NamedTuple):
@@ -79,12 +79,11 @@ class PeerRound:
 
     def __post_init__(self) -> None:
         self.computes = torch.tensor([[self.active_client]])
-        self.p, self.place = torch.tensor([[self.member.p]]), torch.tensor([self.member.place])
+        self.p = torch.tensor([[self.member.p]])
+        self.client_index = torch.tensor([self.member.client_index])
         self.clients = self.member.clients
-        self.lead, self.restarts = (
-            torch.tensor([[self.member.lead]]),
-            torch.zeros(1, 1, dtype=torch.bool),
-        )
+        self.step_weight = torch.tensor([[self.member.step_weight]])
+        self.reset_tracker = torch.zeros(1, 1, dtype=torch.bool)
 
     def grad(self, x: Tensor) -> Tensor:
         if not self.active_client:
@@ -112,7 +111,7 @@ class PeerRound:
         return y
 
     @property
-    def kept(self) -> Tensor:
+    def push_self_weight(self) -> Tensor:
         raise Incompatible(
             "peers step along all of a tracker, the method along a part; use spod-gt-memory."
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from spodgt._util.files import replace_file
 from spodgt.peer.audit import local_error
 from spodgt.peer.epochs import STEP
 from spodgt.peer.good import GoodModels
@@ -304,10 +305,8 @@ class Reporter:
             yield f"gradients that were not finite, and not used: {status.bad_gradients}"
 
     def _write(self, body: dict[str, object], evaluated: bool) -> None:
-        temporary = self.path.with_suffix(".tmp")
         try:
-            temporary.write_text(json.dumps(body))
-            temporary.replace(self.path)
+            replace_file(self.path, json.dumps(body).encode())
         except OSError as error:  # what is only shown must not end what is done
             self.journal.event("status", f"{self.path} cannot be written: {error.strerror}")
         if evaluated:

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spodgt._util.text import first_line
 from spodgt.errors import Failed, InvalidInput
 from spodgt.peer.faults import crash_point
 
@@ -327,4 +328,4 @@ def _reason(error: Exception) -> str:
         return "the disk is full"
     if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES):
         return f"it is read-only ({error.strerror})"
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return first_line(error)

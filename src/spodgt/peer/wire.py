@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from google.protobuf.message import DecodeError
 
-from spodgt.algorithms.compose.codes import Int8, Intervals
+from spodgt.algorithms.compose.codecs import Int8Codec, Int8Intervals
 from spodgt.peer import wire_pb2 as pb
 from spodgt.peer.protocol import BOUND, NO_ROOT, Ack, Incarnation, Message, Refused
 
@@ -53,7 +53,9 @@ class Context:
         """Bytes of a message: model and total."""
         item = _FLOATS.itemsize
         if self.short:
-            return Intervals.of(self.n, 0).size(self.n, item) + Int8().size(self.n, item)
+            return Int8Intervals.of_round(self.n, 0).size(self.n, item) + Int8Codec().size(
+                self.n, item
+            )
         return 2 * self.n * item
 
 
@@ -122,8 +124,8 @@ def _whole(message: Message) -> tuple[memoryview, memoryview]:
 
 def _short(message: Message) -> tuple[memoryview, memoryview]:
     """8 bits a number: the model in intervals, with some columns of it exactly, and the total as it is."""
-    x = Intervals.of(len(message.x), message.number).pack(message.x[None])
-    return x.numpy()[0].data, Int8().pack(message.total[None]).numpy()[0].data
+    x = Int8Intervals.of_round(len(message.x), message.number).pack(message.x[None])
+    return x.numpy()[0].data, Int8Codec().pack(message.total[None]).numpy()[0].data
 
 
 class Repeat(NamedTuple):
@@ -207,10 +209,10 @@ class Assembler:
         if not self.context.short:
             numbers = torch.from_numpy(self.data.view(_FLOATS).astype(np.float32, copy=False))
             return numbers[:n], None, numbers[n:]
-        data, code = torch.from_numpy(self.data)[None], Intervals.of(n, number)
+        data, code = torch.from_numpy(self.data)[None], Int8Intervals.of_round(n, number)
         cut = code.size(n, _FLOATS.itemsize)
         middle, half = code.unpack(data[:, :cut], n, torch.float32)
-        return middle[0], half[0], Int8().unpack(data[:, cut:], n, torch.float32)[0]
+        return middle[0], half[0], Int8Codec().unpack(data[:, cut:], n, torch.float32)[0]
 
 
 def check_header(header: pb.Header, context: Context, sender: str) -> None:

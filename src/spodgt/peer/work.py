@@ -29,7 +29,8 @@ from spodgt.participation import DayNight, Markov, Participation, TraceFile
 from spodgt.peer.manifest import Manifest, layout_of
 from spodgt.peer.options import Table
 from spodgt.problems import refuse_statistics
-from spodgt.types import HasClientWeights, Minibatches, Problem
+from spodgt.problems.protocols import HasClientWeights
+from spodgt.types import Minibatches, Problem
 from spodgt.validation import from_table
 
 _KEYS = {"bernoulli": "p", "budget": "share", "trace": "path"}

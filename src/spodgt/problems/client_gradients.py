@@ -16,8 +16,9 @@ from spodgt.problems.evaluation import block_size
 from spodgt.problems.gradients import Many
 from spodgt.problems.losses import LOSSES
 from spodgt.problems.models.trainable_model import TrainableModel
+from spodgt.problems.protocols import LinearData
 from spodgt.problems.user_code import user_code_errors
-from spodgt.types import Ints, LinearData, Minibatches
+from spodgt.types import Ints, Minibatches
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,6 @@ method can put them into a tracker or a step.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from spodgt._util.deprecation import warn_renamed
 from spodgt.errors import InvalidInput
 from spodgt.problems.client_gradients import ClientGradients
 from spodgt.problems.data import Dataset, Partition
@@ -40,11 +40,8 @@ from spodgt.problems.models.initialization import Init
 from spodgt.problems.models.parameters import ModelOptions, Patterns
 from spodgt.problems.models.trainable_model import TrainableModel
 from spodgt.problems.objective import Objective, check_loss
-from spodgt.types import (
-    Better,
+from spodgt.problems.protocols import (
     CompiledGradient,
-    Evaluation,
-    Floats,
     HasClientNames,
     HasClientWeights,
     HasIdentity,
@@ -52,11 +49,9 @@ from spodgt.types import (
     HasModel,
     HasSamples,
     HasValidation,
-    Ints,
     LinearData,
-    Minibatches,
-    Problem,
 )
+from spodgt.types import Better, Evaluation, Floats, Ints, Minibatches, Problem
 
 Metrics = Mapping[str, MetricFunction | tuple[MetricFunction, Better]]
 
@@ -495,7 +490,7 @@ class Learning(
     @property
     def holdings(self) -> ClientIndices:
         """Deprecated: `client_indices`."""
-        _warn_renamed("Learning.holdings", "Learning.client_indices")
+        warn_renamed("Learning.holdings", "Learning.client_indices")
         return self.client_indices
 
     def with_holdings(self, holdings: ClientIndices) -> Learning:
@@ -504,9 +499,5 @@ class Learning(
         Args:
             holdings: samples of each client.
         """
-        _warn_renamed("Learning.with_holdings", "Learning.with_client_indices")
+        warn_renamed("Learning.with_holdings", "Learning.with_client_indices")
         return self.with_client_indices(holdings)
-
-
-def _warn_renamed(old: str, new: str) -> None:
-    warnings.warn(f"{old} is deprecated; use {new}.", DeprecationWarning, stacklevel=3)

@@ -13,7 +13,6 @@ import inspect
 import os
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,10 +22,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator
 
+from spodgt._util.deprecation import warn_renamed
 from spodgt.errors import InvalidInput, SpodgtError
 from spodgt.problems.data.pytree import seeded
 from spodgt.types import Problem
-from spodgt.validation import Must, choices, recipe
+from spodgt.validation import FieldHint, choices, recipe
 
 _PROVIDED = {  # parameters of the function that are not `arguments`
     "clients": "the network says how many",
@@ -81,10 +81,10 @@ class PythonProblem:
     """
 
     name: ClassVar[str] = "python"
-    build: Annotated[str, Must("text in quotes", "problem.py:build")]
-    arguments: Annotated[dict[str, object], BeforeValidator(_check_arguments), Must("a table")] = (
-        field(default_factory=dict)
-    )
+    build: Annotated[str, FieldHint("text in quotes", "problem.py:build")]
+    arguments: Annotated[
+        dict[str, object], BeforeValidator(_check_arguments), FieldHint("a table")
+    ] = field(default_factory=dict)
     folder: str | None = None
 
     def __post_init__(self) -> None:
@@ -231,11 +231,7 @@ class PythonProblem:
         Args:
             folder: Folder of the config file.
         """
-        warnings.warn(
-            "PythonProblem.beside is deprecated; use PythonProblem.resolve_relative_to.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        warn_renamed("PythonProblem.beside", "PythonProblem.resolve_relative_to")
         return self.resolve_relative_to(folder)
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from spodgt import rng
 from spodgt.errors import InvalidInput
-from spodgt.types import Better, Evaluation, HasIdentity, HasOptimum, Ints, Minibatches, Problem
+from spodgt.problems.protocols import HasIdentity, HasOptimum
+from spodgt.types import Better, Evaluation, Ints, Minibatches, Problem
 
 Numbers = Tensor | ArrayLike
 _ROUNDING = 1e-6  # relative to the largest number: how symmetric and how positive H must be
@@ -197,7 +198,7 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
         if self.noise:  # normal draws by Box and Muller
             count = self.parameters
             draw = np.arange(2 * count)[None]
-            u = rng.uniform(batches.keys[:, None], batches.k, batches.places[:, None], draw)
+            u = rng.uniform(batches.keys[:, None], batches.k, batches.client_index[:, None], draw)
             radius = np.sqrt(-2 * np.log1p(-u[:, :count]))
             angle = 2 * np.pi * u[:, count:]
             g = g + self.noise * torch.from_numpy(radius * np.cos(angle)).to(g)

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
+from spodgt._util.deprecation import renamed_attribute
 
-from spodgt.problems.data import sampling
-
+_SAMPLING = "spodgt.problems.data.sampling"
 _RENAMED = {
-    "Holdings": "ClientIndices",
-    "Samples": "Samples",
-    "without_replacement": "sample_without_replacement",
+    "Holdings": f"{_SAMPLING}.ClientIndices",
+    "Samples": f"{_SAMPLING}.Samples",
+    "without_replacement": f"{_SAMPLING}.sample_without_replacement",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new_name = _RENAMED[name]
-    warnings.warn(
-        f"spodgt.problems.samples.{name} is deprecated; use spodgt.problems.data.sampling.{new_name}.",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return getattr(sampling, new_name)
+    return renamed_attribute(__name__, name, _RENAMED)

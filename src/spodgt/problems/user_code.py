@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from spodgt._util.text import first_line
 from spodgt.errors import InvalidInput
-
-
-def first_line(error: BaseException | Warning | str) -> str:
-    """The first line of an error message, or the type of the error if it has no message."""
-    text = str(error).strip()
-    if not text:
-        return type(error).__name__
-    return text.splitlines()[0]
 
 
 @contextmanager

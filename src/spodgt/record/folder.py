@@ -27,6 +27,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from spodgt._util.files import replace_file, temporary_name
 from spodgt.errors import Failed, InvalidInput
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 CHECKPOINT = "checkpoint.zip"
 FINISHED = "finished"  # the folder of the methods that have finished, one checkpoint each
 SINGLE_RUNS = "running"  # the folder of runs in worker processes, one checkpoint each
-_FORMAT = 4
+_FORMAT = 5
 _TENSORS, _NOTES = "tensors.safetensors", "notes.json"
 
 
@@ -69,24 +70,12 @@ def refuse_other_kind(folder: Path, kind: str) -> None:
         )
 
 
-def _beside(name: str) -> str:
-    """The name under which a file is written before it takes its place."""
-    return f".{name}.part"
-
-
 def write(path: Path, data: bytes) -> None:
     """Write a file beside its target, flush, rename: `path` is the old file or the new one, never a part."""
-    beside = path.with_name(_beside(path.name))
     try:
         path.parent.mkdir(exist_ok=True)
-        with open(beside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
+        replace_file(path, data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
         raise Failed(
             f"{path} could not be written: {error.strerror or error}; "
             "free some space or choose another folder, then run again with --resume."
@@ -140,7 +129,7 @@ def locked(path: Path, busy: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Checkpoint:
+class CheckpointFile:
     """What is needed to go on with a run: tensors and tables by name, and facts that JSON can hold."""
 
     notes: dict[str, Any]
@@ -161,17 +150,17 @@ class Checkpoint:
         return buffer.getvalue()
 
     @staticmethod
-    def from_bytes(data: bytes) -> Checkpoint:
+    def from_bytes(data: bytes) -> CheckpointFile:
         """The checkpoint that `to_bytes` wrote."""
-        return Checkpoint._read(io.BytesIO(data), "a message of a worker")
+        return CheckpointFile._read(io.BytesIO(data), "a message of a worker")
 
     @staticmethod
-    def read(path: Path) -> Checkpoint:
+    def read(path: Path) -> CheckpointFile:
         """A checkpoint from its file, or one sentence about what is wrong with it."""
-        return Checkpoint._read(path, str(path))
+        return CheckpointFile._read(path, str(path))
 
     @staticmethod
-    def _read(source: Path | IO[bytes], path: str) -> Checkpoint:
+    def _read(source: Path | IO[bytes], path: str) -> CheckpointFile:
         import pandas as pd
 
         try:
@@ -193,7 +182,7 @@ class Checkpoint:
                 "begin anew in another folder."
             )
         tensors = {name: tensor.clone() for name, tensor in loaded.items()}
-        return Checkpoint(
+        return CheckpointFile(
             notes, tensors, {n.removesuffix(".parquet"): t for n, t in tables.items()}
         )
 
@@ -240,17 +229,17 @@ class RunFolder:
             )
         with locked(self.path, f"{name} is in use by a run that is still going; wait for it."):
             for part in self.path.rglob(
-                _beside("*")
+                temporary_name("*")
             ):  # of a process that was killed while it wrote
                 part.unlink(missing_ok=True)
             if not old.exists():
                 write(self.path / "config.toml", config().encode())
             yield
 
-    def save(self, checkpoint: Checkpoint, name: str = CHECKPOINT) -> None:
+    def save(self, checkpoint: CheckpointFile, name: str = CHECKPOINT) -> None:
         """Replace a checkpoint: one rename moves everything on."""
         write(self.path / name, checkpoint.to_bytes())
 
-    def load(self, name: str = CHECKPOINT) -> Checkpoint | None:
+    def load(self, name: str = CHECKPOINT) -> CheckpointFile | None:
         path = self.path / name
-        return Checkpoint.read(path) if path.exists() else None
+        return CheckpointFile.read(path) if path.exists() else None

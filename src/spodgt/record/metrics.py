@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from spodgt.errors import InvalidInput
+from spodgt.problems.protocols import HasOptimum
 from spodgt.runtimes.world import RunState
 from spodgt.tensors import imbalance, mean, spread
-from spodgt.types import Better, Evaluation, HasOptimum, Problem
+from spodgt.types import Better, Evaluation, Problem
 
 Evaluations = Sequence[Evaluation]
 # What a metric may be drawn against: columns of a frame, and what axes call them.
@@ -28,7 +29,6 @@ AXES = {
     "delay": "total delay",
     "round": "round",
     "seconds": "virtual seconds",
-    "joules": "joules of all clients",
     "bytes": "bytes sent by all clients",
 }
 

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from spodgt.errors import InvalidInput
+from spodgt.problems.protocols import HasModel
 from spodgt.record.folder import slug, write
 from spodgt.tensors import mean
-from spodgt.types import HasModel
 
 FOLDER = "models"
 RUNNING_MEAN = ", running mean"  # behind the label of a method

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tomli_w
 
+from spodgt._util.text import first_line
 from spodgt.errors import InvalidInput
 from spodgt.experiment.config import rerunnable
 from spodgt.network import Named, Network
@@ -217,7 +218,7 @@ class Record:
     def summary(self) -> pd.DataFrame:
         """One row per algorithm: metrics (mean over seeds; sigma of the first), costs, seeds.
 
-        The costs are means per seed: delay, in virtual time also seconds (and joules), rounds, gradients
+        The costs are means per seed: delay, in virtual time also seconds, rounds, gradients
         and messages of all clients, bytes. Gradients and messages of a method that has not finished are NaN.
         `diverged` counts the seeds that left the finite numbers; there is no mean where one did.
         """
@@ -226,7 +227,7 @@ class Record:
         first, *others = [
             name for name in statistics.known(self.frame) if METRICS[name].column
         ] or ["loss"]
-        measured = [name for name in ("seconds", "joules", "bytes") if _has_values(last, name)]
+        measured = [name for name in ("seconds", "bytes") if _has_values(last, name)]
         table = statistics.summary(
             last, [first, *others, "delay", "round", *measured]
         ).reset_index()
@@ -372,7 +373,7 @@ class Record:
                 engine=str(facts.get("engine", "")),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = first_line(error)
             raise InvalidInput(
                 f"{folder} is not a whole run directory ({reason}); run it again."
             ) from None

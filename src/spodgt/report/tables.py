@@ -21,7 +21,6 @@ _COSTS = (
     "rounds",
     "delay",
     "seconds",
-    "joules",
     "gradients",
     "messages",
     "bytes",
@@ -121,7 +120,7 @@ def _cost(name: str, value: float) -> str:
         return "–"
     if name == "bytes":
         return short_bytes(value)
-    return f"{value:,.4g}" if name in ("seconds", "joules") else f"{value:,.0f}"
+    return f"{value:,.4g}" if name == "seconds" else f"{value:,.0f}"
 
 
 def _roots(record: Record) -> list[str]:

@@ -6,6 +6,7 @@ Algorithm code does not change: several seeds, networks or partitions of one met
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from functools import cached_property
 
 import numpy as np
@@ -18,10 +19,19 @@ from spodgt.algorithms.base import Algorithm
 from spodgt.kernels.links import Links
 from spodgt.kernels.steps import Activity
 from spodgt.participation import delay
+from spodgt.participation.roles import HasRoles, Roles
 from spodgt.runtimes.world import Run
-from spodgt.types import ActiveLinks, Bools, Floats, HasRoles, Ints, Problem, Roles, Words
+from spodgt.types import ActiveLinks, Bools, Floats, Ints, Problem, Words
 
 _CHUNK = 2**20  # draws made at once
+
+
+class MixingMatrix(Enum):
+    """The matrix of a mixing call; values are the keys of `RunBatch.weights`."""
+
+    PULL = "a"  # row-stochastic
+    PUSH = "b"  # column-stochastic: the sender keeps the weight that it does not send
+    GOSSIP = "w"  # doubly stochastic
 
 
 class RunBatch:
@@ -98,7 +108,7 @@ class RunBatch:
         return np.repeat([rng.key(run.seed, "batch") for run in self.live], self.sizes)
 
     @cached_property
-    def places(self) -> Ints:
+    def client_index(self) -> Ints:
         """(clients,): each client's number in its own run."""
         return np.concatenate([np.arange(size) for size in self.sizes])
 

@@ -15,34 +15,24 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, Schedule
+from spodgt.algorithms.compose.codecs import Codec, IntervalQuantizer
 from spodgt.kernels.compiled_rounds import CompiledRounds
 from spodgt.kernels.links import move_into_intervals
 from spodgt.kernels.steps import Activity, State, rebuild
+from spodgt.participation.roles import Roles
+from spodgt.problems.protocols import HasClientWeights
 from spodgt.runtimes.batch import RunBatch
 from spodgt.runtimes.world import (
-    EXCHANGED_STATISTICS,
-    EXCHANGED_X,
+    CheckpointBatch,
     Exchanged,
     Run,
+    RunCheckpoint,
     RunState,
-    Saved,
     Snapshot,
     Tally,
     with_average,
 )
-from spodgt.types import (
-    ActiveLinks,
-    Bools,
-    Code,
-    Evaluation,
-    Floats,
-    HasClientWeights,
-    IntervalCode,
-    Ints,
-    Minibatches,
-    Problem,
-    Roles,
-)
+from spodgt.types import ActiveLinks, Bools, Evaluation, Floats, Ints, Minibatches, Problem
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Algorithm | Schedule)
@@ -133,8 +123,8 @@ class Simulation:
         return self.batch.p[torch.from_numpy(self.own).to(self.batch.device)]
 
     @cached_property
-    def place(self) -> Tensor:
-        return torch.from_numpy(self.batch.places[self.own]).to(self.batch.device)
+    def client_index(self) -> Tensor:
+        return torch.from_numpy(self.batch.client_index[self.own]).to(self.batch.device)
 
     @cached_property
     def counted(self) -> tuple[Ints | slice, Ints | slice]:
@@ -175,7 +165,7 @@ class Simulation:
     # --- World -----------------------------------------------------------------------------------
     def start(self) -> Tensor:
         """The initial models x."""
-        parts = np.split(self.batch.places[self.own], np.cumsum(self.sizes)[:-1])
+        parts = np.split(self.batch.client_index[self.own], np.cumsum(self.sizes)[:-1])
         return torch.cat(
             [
                 run.start[rows].to(self.batch.device, self.batch.dtype)
@@ -356,17 +346,19 @@ class SimulatedRound:
         return self.world.p
 
     @property
-    def place(self) -> Tensor:
-        return self.world.place
+    def client_index(self) -> Tensor:
+        return self.world.client_index
 
     @cached_property
     def computes(self) -> Tensor:
         return torch.from_numpy(self.active[self.world.own]).to(self.world.batch.device)[:, None]
 
     @cached_property
-    def lead(self) -> Tensor:
+    def step_weight(self) -> Tensor:
         here = (
-            np.ones(len(self.world.own)) if self.roles is None else self.roles.lead[self.world.own]
+            np.ones(len(self.world.own))
+            if self.roles is None
+            else self.roles.step_weight[self.world.own]
         )
         return torch.from_numpy(here).to(self.world.batch.device, self.world.batch.dtype)[:, None]
 
@@ -378,9 +370,9 @@ class SimulatedRound:
         return torch.from_numpy(here).to(batch.device, batch.dtype)[:, None]
 
     @cached_property
-    def restarts(self) -> Tensor:
+    def reset_tracker(self) -> Tensor:
         own = self.world.own
-        here = np.zeros(len(own), bool) if self.roles is None else self.roles.restarts[own]
+        here = np.zeros(len(own), bool) if self.roles is None else self.roles.reset_tracker[own]
         return torch.from_numpy(here).to(self.world.batch.device)[:, None]
 
     def weights(self, which: str) -> Floats:
@@ -395,7 +387,7 @@ class SimulatedRound:
         rows = np.arange(len(self.active))[world.held]
         rows = rows[self.active[rows]]  # in the order of clients, whatever that of rows is
         here = world.row[rows]
-        batches = Minibatches(rows, world.batch.keys[rows], world.batch.places[rows], self.k)
+        batches = Minibatches(rows, world.batch.keys[rows], world.batch.client_index[rows], self.k)
         if world.statistics.shape[1]:
             return self._refresh(x, batches, torch.from_numpy(here).to(x.device))
         if len(here) == len(x):
@@ -406,21 +398,21 @@ class SimulatedRound:
             g[index] = world.batch.problem.grad(x[index], batches)
         return g
 
-    def pull(self, x: Tensor, code: Callable[[int], IntervalCode] | None = None) -> Tensor:
-        if code is not None:
-            return self._lean(x, code(self.k))
+    def pull(self, x: Tensor, codec: Callable[[int], IntervalQuantizer] | None = None) -> Tensor:
+        if codec is not None:
+            return self._lean(x, codec(self.k))
         return self._mix(x, "a", self.links.pull, self.world.batch.links.receivers)
 
-    def push(self, y: Tensor, code: Code | None = None) -> Tensor:
-        return self._mix(y, "b", self.links.pushing, self.world.batch.links.senders, code)
+    def push(self, y: Tensor, codec: Codec | None = None) -> Tensor:
+        return self._mix(y, "b", self.links.pushing, self.world.batch.links.senders, codec)
 
-    def some(self, x: Tensor, how: str, columns: Callable[[int], slice]) -> Tensor:
+    def mix_columns(self, x: Tensor, how: str, columns: Callable[[int], slice]) -> Tensor:
         which, mix, out = columns(self.k), self.pull if how == "pull" else self.push, x.clone()
         out[:, which] = mix(x[:, which].contiguous())
         return out
 
     @property
-    def kept(self) -> Tensor:
+    def push_self_weight(self) -> Tensor:
         batch = self.world.batch
         sent = np.bincount(
             batch.links.senders, self.links.pushing * self.weights("b"), batch.links.clients
@@ -471,29 +463,31 @@ class SimulatedRound:
         world.statistics = torch.cat([exchanged, world.statistics[:, world.travelling :]], 1)
 
     def _mix(
-        self, x: Tensor, weights: str, active: Bools, keeper: Ints, code: Code | None = None
+        self, x: Tensor, weights: str, active: Bools, keeper: Ints, codec: Codec | None = None
     ) -> Tensor:
-        self._count(active, x, code)
+        self._count(active, x, codec)
         self._carry(weights, active)
         return self.world.batch.links.mix(x, self.weights(weights), active, keeper=keeper)
 
-    def _lean(self, x: Tensor, code: IntervalCode) -> Tensor:
+    def _lean(self, x: Tensor, codec: IntervalQuantizer) -> Tensor:
         """Move every model towards the intervals that its working in-links say."""
         world, links, active = self.world, self.world.batch.links, self.links.pull
-        self._count(active, x, code)
+        self._count(active, x, codec)
         self._carry("a", active)
-        data, place = self._said(x, code)
+        data, place = self._said(x, codec)
         on = np.flatnonzero(active)
         on = on[np.isin(links.receivers[on], world.own)]
         rows, weights = world.row[links.receivers[on]], self.weights("a")[on]
-        intervals = code.unpack(data, x.shape[1], x.dtype)
+        intervals = codec.unpack(data, x.shape[1], x.dtype)
         return move_into_intervals(x, *intervals, rows, place[links.senders[on]], weights)
 
-    def _said(self, x: Tensor, code: IntervalCode) -> tuple[Tensor, Ints]:
+    def _said(self, x: Tensor, codec: IntervalQuantizer) -> tuple[Tensor, Ints]:
         """The bytes of those who send to the clients here, and (clients of the batch,) whose row is where."""
-        return code.pack(x), self.world.row
+        return codec.pack(x), self.world.row
 
-    def _count(self, active: Bools, x: Tensor, code: Code | IntervalCode | None = None) -> None:
+    def _count(
+        self, active: Bools, x: Tensor, codec: Codec | IntervalQuantizer | None = None
+    ) -> None:
         """Put messages along `active` links on the tally: of those, the links into this process."""
         counts, rows, before, into = (
             self.world.counts,
@@ -505,7 +499,9 @@ class SimulatedRound:
             counts.messages[rows] += (active if before is None else active & ~before)[into]
             self.sent = active if before is None else active | before
         columns, item = x.shape[1], x.element_size()
-        counts.bytes[rows] += active[into] * (code.size(columns, item) if code else columns * item)
+        counts.bytes[rows] += active[into] * (
+            codec.size(columns, item) if codec else columns * item
+        )
 
 
 @dataclass(frozen=True)
@@ -532,25 +528,38 @@ class Simulator:
     def world(self, runs: Sequence[Run], dtype: torch.dtype) -> Simulation:
         return Simulation(runs, dtype=dtype, device=self.device)
 
-    def going(self, runs: Sequence[Run], dtype: torch.dtype, saved: Saved) -> Simulation:
-        """The world of runs that were saved."""
+    def restored_world(
+        self,
+        runs: Sequence[Run],
+        dtype: torch.dtype,
+        checkpoints: Mapping[int, RunCheckpoint],
+        batch: CheckpointBatch,
+    ) -> Simulation:
+        """The world of runs that continue from checkpoints; `batch` holds the same, joined."""
         return Simulation(
             runs,
             dtype=dtype,
             device=self.device,
-            runs=saved.runs,
-            counts=saved.tally,
-            statistics=saved.statistics.to(self.device),
+            runs=np.array(list(checkpoints)),
+            counts=batch.counts,
+            statistics=batch.statistics.to(self.device),
         )
 
-    def restore(self, runs: Sequence[Run], dtype: torch.dtype, saved: Saved | None) -> Snapshot:
-        assert saved is not None
-        world = self.going(runs, dtype, saved)
+    def restore(
+        self,
+        runs: Sequence[Run],
+        dtype: torch.dtype,
+        checkpoints: Mapping[int, RunCheckpoint] | None,
+    ) -> Snapshot:
+        assert checkpoints is not None
+        batch = CheckpointBatch.join(runs, checkpoints)
+        world = self.restored_world(runs, dtype, checkpoints, batch)
         kind = self.world(runs[:1], dtype).init()  # tells the state's type
         names = world.algorithm.traits.state
-        state = rebuild(kind, [saved.state[name].to(self.device) for name in names])
-        exchanged = saved.state.get(EXCHANGED_X)
-        if exchanged is not None:
-            statistics = saved.state[EXCHANGED_STATISTICS].to(self.device)
-            world.restore_exchanged(saved.k, exchanged.to(self.device), statistics)
-        return Snapshot(saved.k, saved.delay, world, state)
+        state = rebuild(kind, [batch.state[name].to(self.device) for name in names])
+        points = list(checkpoints.values())
+        k = points[0].k
+        if batch.exchanged is not None:
+            x, statistics = batch.exchanged
+            world.restore_exchanged(k, x.to(self.device), statistics.to(self.device))
+        return Snapshot(k, np.array([point.delay for point in points]), world, state)

@@ -55,8 +55,15 @@ class Run:
         method = with_step_sizes_of(method, draw.network)
         check(method, draw.network, draw.availability)
         fitted = method.fit(draw.availability)
-        used = fitted.uses(draw.availability, draw.network)
-        return Run(draw.seed, fitted, fitted.weighs(draw.network), used, draw.problem, draw.start)
+        used = fitted.adapt_availability(draw.availability, draw.network)
+        return Run(
+            draw.seed,
+            fitted,
+            fitted.with_mixing_weights(draw.network),
+            used,
+            draw.problem,
+            draw.start,
+        )
 
 
 class Tally(NamedTuple):
@@ -81,6 +88,9 @@ class Tally(NamedTuple):
         clients = slice(first_client, first_client + runs[number].network.clients)
         links = slice(first_link, first_link + runs[number].network.links)
         return Tally(self.gradients[clients], self.messages[links], self.bytes[links])
+
+    def copy(self) -> Tally:
+        return Tally(self.gradients.copy(), self.messages.copy(), self.bytes.copy())
 
 
 class RunState(NamedTuple):
@@ -107,38 +117,46 @@ class Exchanged(NamedTuple):
     statistics: Tensor  # (clients, columns)
 
 
-# Names of the same in the state of a `Saved`: of all its runs, those of the last exchange.
-EXCHANGED_X = "exchanged"
-EXCHANGED_STATISTICS = "exchanged_statistics"
+class RunCheckpoint(NamedTuple):
+    """One run between two rounds: enough to continue it on any runtime and number of processes."""
+
+    k: int  # the last round
+    delay: float  # when x[k] was available
+    state: Mapping[str, Tensor]  # (clients, columns) of every field of the method's state
+    statistics: Tensor  # (clients, columns): running statistics
+    counts: Tally  # of this run
+    in_flight: Mapping[str, Tensor]  # what `World.under_way` gave
+    exchanged: Exchanged | None = None  # models of the last exchange, between local steps
 
 
-class Saved(NamedTuple):
-    """Where a batch stands, whole: enough to go on from, on any runtime and any number of processes."""
+class CheckpointBatch(NamedTuple):
+    """The tensors of the checkpoints of several runs in the same round, one run after the other."""
 
-    k: int
-    delay: Floats  # (runs still going,)
-    runs: Ints  # which are still going
-    # by field, all clients of these runs; with `EXCHANGED_X` and `EXCHANGED_STATISTICS` between local steps
-    state: dict[str, Tensor]
+    state: dict[str, Tensor]  # copies: a world writes to the memory of its state
     statistics: Tensor
-    tally: Tally
-    under_way: Sequence[Mapping[str, Tensor]] = ()  # of each run what `World.under_way` gave
+    counts: Tally  # of all runs of the method; zeros for those without a checkpoint
+    exchanged: Exchanged | None
 
-    def of_run(self, runs: Sequence[Run], number: int) -> Saved | None:
-        """The part of one run, as a batch of that run alone; None if the run is not in it."""
-        positions = np.flatnonzero(self.runs == number)
-        if not len(positions):
-            return None
-        at = int(positions[0])
-        first = sum(runs[run].network.clients for run in self.runs[:at])
-        rows = slice(first, first + runs[number].network.clients)
-        state = {name: tensor[rows].clone() for name, tensor in self.state.items()}
-        tally = Tally(*(counts.copy() for counts in self.tally.of_run(runs, number)))
-        statistics = self.statistics[rows].clone()
-        under_way = self.under_way[at : at + 1]
-        return Saved(
-            self.k, self.delay[at : at + 1], np.zeros(1, int), state, statistics, tally, under_way
-        )
+    @staticmethod
+    def join(runs: Sequence[Run], checkpoints: Mapping[int, RunCheckpoint]) -> CheckpointBatch:
+        """Join the checkpoints of some of `runs`, by the number of the run."""
+        points = list(checkpoints.values())
+        state = {
+            name: torch.cat([point.state[name] for point in points]) for name in points[0].state
+        }
+        statistics = torch.cat([point.statistics for point in points])
+        counts = Tally.zeros(runs)
+        for number, point in checkpoints.items():
+            for total, count in zip(counts.of_run(runs, number), point.counts, strict=True):
+                total[:] = count
+        exchanged = None
+        if any(point.exchanged is not None for point in points):
+            models = [p.exchanged or Exchanged(p.state["x"], p.statistics) for p in points]
+            exchanged = Exchanged(
+                torch.cat([each.x for each in models]),
+                torch.cat([each.statistics for each in models]),
+            )
+        return CheckpointBatch(state, statistics, counts, exchanged)
 
 
 class World(Protocol):
@@ -211,8 +229,17 @@ class Runtime(Protocol):
         self, data: Callable[[], bytes]
     ) -> bytes: ...  # the bytes of the process that records
     def world(self, runs: Sequence[Run], dtype: torch.dtype) -> World: ...  # at the beginning
-    def restore(self, runs: Sequence[Run], dtype: torch.dtype, saved: Saved | None) -> Snapshot:
-        """Where a saved batch stands; `saved` is None on processes that do not record."""
+    def restore(
+        self,
+        runs: Sequence[Run],
+        dtype: torch.dtype,
+        checkpoints: Mapping[int, RunCheckpoint] | None,
+    ) -> Snapshot:
+        """Continue some of `runs`, which are in the same round, from their checkpoints.
+
+        Args:
+            checkpoints: by the number of the run; None on processes that do not record.
+        """
         ...
 
 

@@ -33,6 +33,7 @@ from spodgt.experiment.config import Table
 from spodgt.network import Network, Recipe
 from spodgt.participation import Always, Participation
 from spodgt.problems import Quadratic
+from spodgt.problems.protocols import HasValidation
 from spodgt.record import Record, statistics
 from spodgt.record.folder import SEARCH, plain, refuse_other_kind, write
 from spodgt.runtimes.world import Run
@@ -42,7 +43,7 @@ from spodgt.sweeps.executors.inline import Inline
 from spodgt.sweeps.sweep import Cell, alone, fingerprint, slug, terminable
 from spodgt.theory.limits import stable_steps
 from spodgt.training.api import Method, labels
-from spodgt.types import HasValidation, Problem
+from spodgt.types import Problem
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,7 +14,7 @@ from torch import Tensor
 from spodgt.algorithms import ALGORITHMS
 from spodgt.algorithms.base import Rule, Schedule
 from spodgt.errors import Failed, InvalidInput
-from spodgt.participation.availability import Independent, Overlay
+from spodgt.participation.availability import AvailabilityOverride, BernoulliAvailability
 from spodgt.problems import Quadratic
 from spodgt.record.folder import plain
 from spodgt.runtimes.world import Draw
@@ -100,9 +100,9 @@ def independent(availability: Availability) -> tuple[Floats, Floats] | None:
     Args:
         availability: as drawn, or what a method makes of it; a method that uses all links has p̂ = 1.
     """
-    if isinstance(availability, Independent):
+    if isinstance(availability, BernoulliAvailability):
         return availability.p, availability.p_hat
-    if not isinstance(availability, Overlay) or availability.every > 1:
+    if not isinstance(availability, AvailabilityOverride) or availability.every > 1:
         return None
     clients, links = availability.all_clients, availability.all_links
     found = (

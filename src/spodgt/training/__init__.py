@@ -1,7 +1,7 @@
 """Train one method, compare several, or run an experiment."""
 
 from spodgt.training.api import Method, compare, run, train
-from spodgt.training.observer import Progress
+from spodgt.training.progress import Progress
 from spodgt.training.result import Result
 
 __all__ = ["Method", "Progress", "Result", "compare", "run", "train"]

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,20 @@ from spodgt.experiment import Experiment, ProblemRecipe, RunOptions
 from spodgt.network import Network, Recipe
 from spodgt.participation import Always, Participation
 from spodgt.record.folder import RunFolder, plain
-from spodgt.runtimes.distributed.group import join, launched
+from spodgt.runtimes.distributed.process_group import join, launched
 from spodgt.runtimes.distributed.runtime import Processes, check_runs
+from spodgt.runtimes.events.durations import Time
+from spodgt.runtimes.events.world import VirtualTime, check_run
 from spodgt.runtimes.loop import EvaluationSchedule, Stop
 from spodgt.runtimes.simulator import Simulator
-from spodgt.runtimes.virtual.times import Time
-from spodgt.runtimes.virtual.world import VirtualTime, check_run
 from spodgt.runtimes.world import Run, Runtime
-from spodgt.training.display import Display, watched
-from spodgt.training.executor import Executor, Settings
+from spodgt.training.checkpoint import MAX_STATE_BYTES
+from spodgt.training.executor import Executor
 from spodgt.training.loggers import Logger
-from spodgt.training.observer import Progress
+from spodgt.training.progress import Display, Progress, interactive_console
 from spodgt.training.result import Result
-from spodgt.training.tables import identity
+from spodgt.training.resume import identify
+from spodgt.training.settings import ExecutionSettings
 from spodgt.training.workers import count_workers
 from spodgt.types import Problem
 
@@ -217,23 +219,22 @@ def _run(
     bar = _bar(progress)
     where = _runtime(distributed, device, batches, experiment.time)
     stop = _stop(batches, options, experiment.rounds)
-    workers = count_workers(
-        options.workers, batches, where, stop, options.torch_dtype, keep_states=keep_states
+    settings = ExecutionSettings(
+        stop=stop,
+        schedule=_schedule(options, experiment.rounds),
+        dtype=options.torch_dtype,
+        device=device,
+        keep_states=keep_states,
+        gradient_norm=options.gradient_norm,
+        progress=bar.show if isinstance(bar, Display) else bar,
+        callbacks=tuple(callbacks),
+        checkpoint_every=checkpoint_every,
+        max_state_bytes=0 if out is None else MAX_STATE_BYTES // len(draws),
     )
-    settings = Settings(
-        stop,
-        _schedule(options, experiment.rounds),
-        options.torch_dtype,
-        device,
-        keep_states,
-        options.gradient_norm,
-        bar.show if isinstance(bar, Display) else bar,
-        tuple(callbacks),
-        checkpoint_every,
-        workers,
-    )
+    workers = count_workers(options.workers, batches, where, settings)
+    settings = replace(settings, workers=workers)
     tables = experiment.to_dict()
-    known = identity(next(iter(batches.values()))) if distributed or out is not None else {}
+    known = identify(next(iter(batches.values()))) if distributed or out is not None else {}
     known |= experiment.sources
     folder = None if out is None else RunFolder(Path(out))
     executor = Executor(batches, draws, settings, where, tables, known, folder)
@@ -264,7 +265,7 @@ def _check_callbacks(callbacks: object) -> None:
 
 def _bar(progress: object) -> Display | Callable[[Progress], None] | None:
     if progress is None:
-        console = watched()
+        console = interactive_console()
         return Display(console) if console and not launched() else None
     if isinstance(progress, bool):
         return Display(Console(file=sys.stderr)) if progress else None

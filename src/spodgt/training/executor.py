@@ -6,89 +6,54 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from spodgt.engine import describe_engine
-from spodgt.errors import Failed, InvalidInput
+from spodgt.errors import Failed
 from spodgt.experiment.config import checksum
 from spodgt.kernels.steps import State
-from spodgt.record.folder import FINISHED, SINGLE_RUNS, Checkpoint, RunFolder, parquet, slug, write
+from spodgt.problems.protocols import HasModel
+from spodgt.record.folder import (
+    FINISHED,
+    SINGLE_RUNS,
+    CheckpointFile,
+    RunFolder,
+    parquet,
+    slug,
+    write,
+)
 from spodgt.record.metrics import declare
 from spodgt.record.models import MODELS, RUNNING_MEAN, write_models
 from spodgt.record.record import Diverged, networks_table, versions
-from spodgt.runtimes.loop import MEETING, STRIDE, EvaluationSchedule, Stop, begin, run_rounds
-from spodgt.runtimes.world import Draw, Run, Runtime, Saved, Snapshot, Tally
-from spodgt.training.log import STATES, MethodLog
-from spodgt.training.observer import Observer, Progress
+from spodgt.runtimes.loop import MEETING, STRIDE, EvaluationSchedule, begin, run_rounds
+from spodgt.runtimes.world import Draw, Run, RunCheckpoint, Runtime, Snapshot
+from spodgt.training.checkpoint import MAX_STATE_BYTES, MethodLog, with_statistics
+from spodgt.training.observer import Observer, ObserverCallbacks
 from spodgt.training.result import Result
+from spodgt.training.resume import ResumeGroup, group_by_round, is_extension, update_if_newer
+from spodgt.training.settings import ExecutionSettings, Interrupt
 from spodgt.training.tables import (
     clients_table,
-    difference,
     method_traits,
     metrics_table,
     objective_of,
     participation_table,
 )
 from spodgt.training.workers import WorkerPool
-from spodgt.types import Better, HasModel
+from spodgt.types import Better
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-@dataclass(frozen=True)
-class Settings:
-    """How to run, as opposed to what."""
-
-    stop: Stop
-    schedule: EvaluationSchedule
-    dtype: torch.dtype
-    device: torch.device
-    keep_states: bool = False
-    gradient_norm: bool | None = None  # None: where affordable
-    progress: Callable[[Progress], None] | None = None
-    callbacks: tuple[Callable[[dict[str, Any]], None], ...] = ()
-    checkpoint_every: float = 30.0  # seconds
-    workers: int = 1  # processes; 1: all runs in this process
-
-
-class Interrupt:
-    """Ctrl-C and SIGTERM wait for the end of the round, so that it is saved; a second one does not wait."""
-
-    def __init__(self) -> None:
-        self.requested = False
-
-    @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
-        before = {}
-        if threading.current_thread() is threading.main_thread():  # only there do signals arrive
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    before[number] = signal.signal(number, self._request)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _request(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-
-
-class RunPoint(NamedTuple):
-    """One run of a method, numbered 0: its log, and where it continues if it has not ended."""
-
-    log: MethodLog
-    point: Saved | None
+_FIELDS_OF_STATE = 5  # at most, for an estimate of the disk space
+_TABLE_BYTES = 10_000_000  # of tables and figures, for the same
 
 
 @dataclass(eq=False)
@@ -99,368 +64,334 @@ class Executor:
         batches: the runs of every method, by its label.
         draws: the draws they were made from, by seed.
         settings: how to run.
-        runtime: where.
+        runtime: creates the worlds in which runs advance.
         config: the experiment as plain tables.
-        identity: what the config only names, such as check sums of data, for resuming.
-        folder: where the work is kept; None keeps nothing.
+        identity: what the config only names, such as checksums of data, for resuming.
+        folder: for checkpoints and results; None: nothing is written.
     """
 
     batches: dict[str, list[Run]]
     draws: dict[int, Draw]
-    settings: Settings
+    settings: ExecutionSettings
     runtime: Runtime
     config: dict[str, Any]
     identity: dict[str, Any] = field(default_factory=dict)
     folder: RunFolder | None = None
 
     def __post_init__(self) -> None:
+        self.labels = list(self.batches)
         self.interrupt = Interrupt()
         self.scores: dict[str, Better] = dict(next(iter(self.draws.values())).problem.metrics)
         declare(self.scores)
-        self.logs: dict[str, MethodLog] = {}  # label → what is known of it
-        self.states: dict[int, State] = {}
-        self.in_progress: dict[
-            str, Saved
-        ] = {}  # label → where its unfinished runs stand; one method at most
-        self.single_runs: dict[
-            tuple[str, int], RunPoint
-        ] = {}  # (label, run) → what workers had saved
-        self.finished: list[str] = []
-        self.began, self.before = time.monotonic(), 0.0  # seconds of earlier sittings
-
-    @property
-    def labels(self) -> list[str]:
-        return list(self.batches)
-
-    @property
-    def kept(self) -> bool:
-        return self.folder is not None
-
-    @property
-    def state_bytes(self) -> int:
-        if not self.kept:
-            return 0  # a run without a folder is never resumed
-        return STATES // len(self.draws)
+        self.logs = {label: MethodLog(label) for label in self.labels}
+        self.states: dict[int, State] = {}  # of all rounds, with keep_states
+        self.finished: list[str] = []  # labels
+        self.started_at = time.monotonic()
+        self.seconds_before_resume = 0.0
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The whole experiment, as JSON gives it back."""
-        found: dict[str, Any] = json.loads(json.dumps(self.config | self.identity, default=str))
-        return found
-
-    @property
-    def fingerprint(self) -> str:
-        return hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()
-
-    def footprint(self) -> int:
-        """Bytes that the folder may take: two checkpoints, and the last states and models of every method."""
-        runs = next(iter(self.batches.values()))
-        numbers = sum(run.start.numel() for run in runs)
-        size = self.settings.dtype.itemsize
-        state, models = 5 * numbers * size, numbers * size
-        kept = (
-            min(state, STATES)
-            + min(models, MODELS * len(runs))
-            + sum(run.start.shape[1] for run in runs) * size
-        )
-        return 2 * state + kept * len(self.batches) + 10_000_000
+        """The whole experiment, as JSON returns it."""
+        facts: dict[str, Any] = json.loads(json.dumps(self.config | self.identity, default=str))
+        return facts
 
     # --- running ---------------------------------------------------------------------------------
     def execute(self, config_text: Callable[[], str], *, resume: bool) -> Result:
-        """Run everything; every process gets the same result, states and models only where it is recorded.
+        """Run all methods.
 
         Args:
-            config_text: gives the text of config.toml.
-            resume: go on with what the folder holds.
+            config_text: returns the text of config.toml.
+            resume: continue the run in the folder.
+
+        Returns:
+            The same result in every process; states and models only in the one that records.
         """
-        facts = {"settings": self.fingerprint, **versions()}
-        if (
-            self.runtime.processes > 1
-        ):  # a module made without a seed starts elsewhere in each of them
-            starts = [draw.start[client] for draw in self.draws.values() for client in (0, -1)]
-            facts["initial models"] = checksum(*starts)
-        self.runtime.check_alike(facts)
+        self._check_processes()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.runtime.working())
-
-            def prepare() -> tuple[list[str], list[str], dict[str, Any]]:
-                if self.folder:
-                    again = resume or self.runtime.restarted
-                    stack.enter_context(
-                        self.folder.opened(config_text, self.footprint(), resume=again)
-                    )
-                    if self._restore(self.folder):
-                        write(self.folder.path / "config.toml", config_text().encode())
-                return self.finished, self._pending(), dataclasses.asdict(self.settings.schedule)
-
+            prepare = partial(self._prepare, stack, config_text, resume)
             self.finished, pending, schedule = self.runtime.first(prepare)
             self.settings = dataclasses.replace(
                 self.settings, schedule=EvaluationSchedule(**schedule)
             )
-            work = self._methods
-            if self.settings.workers > 1 or self.single_runs:
-                work = self._run_in_workers
-            if not self.folder:  # Ctrl-C is the caller's to catch
-                work(pending)
-                return self._shared()
-            with self.interrupt.heard():
-                with contextlib.suppress(KeyboardInterrupt):  # what is saved is on disk by then
-                    work(pending)
+            if self.folder is None:  # Ctrl-C is handled by the caller
+                self._run_methods(pending)
+                return self._broadcast_result()
+            with self.interrupt.installed():
+                with contextlib.suppress(KeyboardInterrupt):  # checkpoints are written by then
+                    self._run_methods(pending)
                 if self.runtime.records:
                     self.result().write(self.folder.path)
-            return self._shared()
+            return self._broadcast_result()
 
-    def _pending(self) -> list[str]:
-        """The methods that are left to run, in their order, but one that was interrupted first.
+    def _check_processes(self) -> None:
+        """Check that all processes run the same experiment with the same versions."""
+        text = json.dumps(self.facts, sort_keys=True)
+        facts = {"settings": hashlib.sha256(text.encode()).hexdigest(), **versions()}
+        if self.runtime.processes > 1:  # a module made without a seed differs between processes
+            starts = []
+            for draw in self.draws.values():
+                starts += [draw.start[0], draw.start[-1]]
+            facts["initial models"] = checksum(*starts)
+        self.runtime.check_alike(facts)
 
-        A checkpoint holds the state of one method, so an interrupted method must reach its end before
-        another method writes a checkpoint.
+    def _prepare(
+        self, stack: contextlib.ExitStack, config_text: Callable[[], str], resume: bool
+    ) -> tuple[list[str], list[str], dict[str, Any]]:
+        """Open the folder and read its checkpoints, in the process that records.
+
+        Returns:
+            The finished methods, those that are left to run, and the schedule of evaluations.
         """
-        waiting = [label for label in self.labels if label not in self.finished]
-        return sorted(waiting, key=lambda label: label not in self.in_progress)
+        if self.folder is not None:
+            resume = resume or self.runtime.restarted
+            opened = self.folder.opened(config_text, self._disk_space(), resume=resume)
+            stack.enter_context(opened)
+            if self._restore(self.folder):
+                write(self.folder.path / "config.toml", config_text().encode())
+        return self.finished, self._pending_labels(), dataclasses.asdict(self.settings.schedule)
 
-    def _methods(self, pending: Sequence[str]) -> None:
-        """Run the methods that are left, one after the other."""
-        for label in pending:
-            runs = self.batches[label]
-            points: list[Saved | None] = []  # stays empty on processes that do not record
-            starts_fresh = self.runtime.first(
-                partial(self._collect_resume_points, label, runs, points)
-            )
-            log = self.logs.setdefault(label, MethodLog(label))
-            observer = Observer(self, log, runs)
-            tally: Tally | None = None
-            for number, fresh in enumerate(starts_fresh):
-                point = points[number] if points else None
-                if point is not None:
-                    if tally is not None:
-                        point = point._replace(
-                            tally=tally
-                        )  # counts go on from one point to the next
-                    for run in point.runs.tolist():
-                        log.finite_at[run] = min(log.finite_at.get(run, 0), point.k)
-                        log.ended.pop(run, None)
-                start = self._start(runs, point, fresh=fresh)
-                stride = (
-                    1
-                    if self.settings.keep_states
-                    else STRIDE
-                    if start.world.processes == 1
-                    else MEETING
-                )
-                world = run_rounds(
-                    start, self.settings.stop, self.settings.schedule, observer, stride
-                ).world
-                tally = world.tally()
-                world.close()
-            observer.close(tally)
+    def _disk_space(self) -> int:
+        """Bytes of two checkpoints and of the final states and models of every method, at most."""
+        runs = next(iter(self.batches.values()))
+        itemsize = self.settings.dtype.itemsize
+        model_bytes = sum(run.start.numel() for run in runs) * itemsize
+        average_bytes = sum(run.start.shape[1] for run in runs) * itemsize
+        state_bytes = _FIELDS_OF_STATE * model_bytes
+        final_bytes = min(state_bytes, MAX_STATE_BYTES)
+        final_bytes += min(model_bytes, MODELS * len(runs)) + average_bytes
+        return 2 * state_bytes + final_bytes * len(self.batches) + _TABLE_BYTES
 
-    def _collect_resume_points(
-        self, label: str, runs: Sequence[Run], points: list[Saved | None]
-    ) -> list[bool]:
-        """Fill `points`; returns for each whether it is round 0, which other processes need to know."""
-        points += self._resume_points(label, runs)
-        return [point is None for point in points]
+    def _pending_labels(self) -> list[str]:
+        """The methods that are left to run, an interrupted one first.
 
-    def _resume_points(self, label: str, runs: Sequence[Run]) -> list[Saved | None]:
-        """Where the runs of a method continue: those a checkpoint interrupted, then those that ended earlier.
-
-        The runs of one entry are in the same round. None: all runs start at round 0.
+        checkpoint.zip holds one method, so an interrupted method must finish before another method
+        writes a checkpoint.
         """
-        if label not in self.logs:
-            return [None]
-        fields = runs[0].algorithm.traits.state
-        ended = self.logs[label].pieces(self.settings.stop, fields)
-        if ended is None:
-            raise InvalidInput(_cannot_be_extended(label))
-        interrupted = self.in_progress.pop(label, None)
-        if interrupted is None:
-            return [*ended]
-        return [interrupted, *ended]
+        interrupted: list[str] = []
+        others: list[str] = []
+        for label in self.labels:
+            if label in self.finished:
+                continue
+            log = self.logs[label]
+            if any(log.is_interrupted(run) for run in log.checkpoints):
+                interrupted.append(label)
+            else:
+                others.append(label)
+        return interrupted + others
 
-    def _run_in_workers(self, pending: Sequence[str]) -> None:
-        """Run the methods that are left, every run in a process of its own."""
+    def _run_methods(self, labels: list[str]) -> None:
+        """Run the methods that are left."""
+        if self.settings.workers == 1:
+            for label in labels:
+                self._run_method(label)
+            return
         try:
-            WorkerPool(self).run(pending)
+            WorkerPool(self).run(labels)
         except Failed:
-            if self.folder:
+            if self.folder is not None:
                 with contextlib.suppress(Failed):  # the first failure is reported
                     self.result().write(self.folder.path)
             raise
 
-    def resume_run(self, label: str, number: int) -> RunPoint:
-        """What is known of one run, and where it continues; the run has the number 0 there."""
+    def _run_method(self, label: str) -> None:
+        """Run one method to its end, in groups of runs that continue in the same round."""
         runs = self.batches[label]
-        known = self.single_runs.get((label, number))
-        if known is None:
-            log = self.logs.get(label, MethodLog(label)).of_run(runs, number)
-            interrupted = self.in_progress.get(label)
-            known = RunPoint(log, interrupted and interrupted.of_run(runs, number))
-        if known.point is not None:
-            return known
-        ended = known.log.pieces(self.settings.stop, runs[number].algorithm.traits.state)
-        if ended is None:
-            raise InvalidInput(_cannot_be_extended(label))
-        return known._replace(point=ended[0] if ended else None)
+        log = self.logs[label]
+        observer = Observer(
+            log,
+            runs,
+            self.settings,
+            ObserverCallbacks(
+                stop_requested=lambda: self.interrupt.requested,
+                save=None if self.folder is None else partial(self.save, label),
+                labels=self.labels,
+            ),
+            records=self.runtime.records,
+        )
+        groups = self.runtime.first(partial(group_by_round, log, runs, self.settings.stop))
+        for group in groups:
+            start = self._start(label, ResumeGroup(*group))
+            stride = STRIDE if start.world.processes == 1 else MEETING
+            if self.settings.keep_states:
+                stride = 1
+            end = run_rounds(start, self.settings.stop, self.settings.schedule, observer, stride)
+            end.world.close()
+        self.states |= observer.close()
+        self.finish(label)
 
-    def _start(self, runs: Sequence[Run], point: Saved | None, *, fresh: bool) -> Snapshot:
-        """Round 0, or where a point stands."""
-        if fresh:
-            return begin(self.runtime.world(runs, self.settings.dtype))
-        return self.runtime.restore(runs, self.settings.dtype, point)
+    def _start(self, label: str, group: ResumeGroup) -> Snapshot:
+        """The runs of a group at round 0, or as their checkpoints hold them."""
+        runs = self.batches[label]
+        if not group.is_new:
+            checkpoints = None
+            if self.runtime.records:
+                log = self.logs[label]
+                checkpoints = {number: log.take_checkpoint(number) for number in group.runs}
+            return self.runtime.restore(runs, self.settings.dtype, checkpoints)
+        start = begin(self.runtime.world(runs, self.settings.dtype))
+        is_in_group = np.isin(np.arange(len(runs)), group.runs)
+        if is_in_group.all():
+            return start
+        world, state = start.world.keep(is_in_group, start.state)
+        return Snapshot(start.k, start.delay[is_in_group], world, state)
 
-    def finish(self, log: MethodLog, runs: Sequence[Run], states: dict[int, State]) -> None:
-        """Take in what a finished method leaves, and write its models."""
-        self.finished.append(log.label)
-        self.states |= states
-        if self.folder and self.runtime.records:
-            self.folder.save(log.checkpoint(self.notes()), self._file(log.label))
-            for number, run in enumerate(runs):
-                if isinstance(run.problem, HasModel) and not log.ended[number].diverged:
-                    end, to = log.ended[number], self.folder.path
-                    facts = run.seed, run.problem, not end.averaged
-                    write_models(to, log.label, end.models, *facts)
-                    if end.means is not None:
-                        write_models(to, log.label + RUNNING_MEAN, end.means, *facts)
-            self.save(None)
+    def finish(self, label: str) -> None:
+        """Write the checkpoints and models of a finished method."""
+        self.finished.append(label)
+        if self.folder is None or not self.runtime.records:
+            return
+        log = self.logs[label]
+        self.folder.save(log.to_file(self.notes()), self._method_file(label))
+        for number, run in enumerate(self.batches[label]):
+            self._write_models(log, number, run)
+        self.save(None)
+        for number in range(len(self.batches[label])):
+            (self.folder.path / self.run_file(label, number)).unlink(missing_ok=True)
+
+    def _write_models(self, log: MethodLog, number: int, run: Run) -> None:
+        """Write the final models of a run, and their running means if there are any."""
+        ending = log.endings[number]
+        if self.folder is None or not isinstance(run.problem, HasModel) or ending.diverged:
+            return
+        checkpoint = log.checkpoints[number]
+        for name, label in (("x", log.label), ("mean", log.label + RUNNING_MEAN)):
+            if name in checkpoint.state:
+                models = with_statistics(checkpoint, name)
+                write_models(
+                    self.folder.path, label, models, run.seed, run.problem, not ending.averaged
+                )
 
     # --- results ---------------------------------------------------------------------------------
     @property
     def seconds(self) -> float:
-        return round(self.before + time.monotonic() - self.began, 3)
+        """Time of this call and of those that it continues."""
+        return round(self.seconds_before_resume + time.monotonic() - self.started_at, 3)
 
     def result(self) -> Result:
-        """What there is so far."""
-        drawn = ((d.seed, d.network, d.availability) for d in self.draws.values())
-        logs = [self.logs[label] for label in self.labels if label in self.logs]
-        done = [
-            (log.label, self.batches[log.label], log.tally)
-            for log in logs
-            if log.label in self.finished
-        ]
+        """The result so far; all tables are in the order of methods and seeds."""
+        rows: list[dict[str, Any]] = []
+        clients: list[pd.DataFrame] = []
+        diverged: list[Diverged] = []
+        models = {}
+        for label, runs in self.batches.items():
+            log = self.logs[label]
+            rows += log.rows.values()
+            for number, run in enumerate(runs):
+                diverged += [each for each in log.diverged if each.seed == run.seed]
+                if run.seed in log.clients:
+                    clients.append(log.clients[run.seed])
+                if number in log.endings:
+                    models[label, run.seed] = with_statistics(log.checkpoints[number])
         return Result(
-            metrics_table([row for log in logs for row in log.rows.values()], self.labels),
-            participation_table((label, runs, tally) for label, runs, tally in done if tally),
-            networks_table(drawn),
+            metrics_table(rows, self.labels),
+            self._participation(),
+            networks_table((d.seed, d.network, d.availability) for d in self.draws.values()),
             self.config,
             versions(),
-            [each for log in logs for each in log.diverged],
+            diverged,
             complete=len(self.finished) == len(self.batches),
             seconds=self.seconds,
             scores=self.scores,
-            clients=clients_table(log.clients.values() for log in logs),
+            clients=clients_table(clients),
             traits=method_traits(self.batches),
             objective=objective_of(next(iter(self.draws.values())).problem),
             states=self.states,
             draws=self.draws,
             engine=describe_engine(),
-            models={
-                (log.label, self.batches[log.label][run].seed): end.models
-                for log in logs
-                for run, end in log.ended.items()
-            },
+            models=models,
         )
 
-    def _shared(self) -> Result:
-        """The recorded result, for all processes."""
+    def _participation(self) -> pd.DataFrame:
+        """The table of participation of all finished methods."""
+        counts = []
+        for label in self.labels:
+            if label in self.finished:
+                for number, checkpoint in sorted(self.logs[label].checkpoints.items()):
+                    counts.append((label, self.batches[label][number], checkpoint.counts))
+        return participation_table(counts)
+
+    def _broadcast_result(self) -> Result:
+        """The result of the process that records, in all processes."""
         import pandas as pd
 
-        here = self.result()
-        if self.runtime.processes == 1:  # nobody to send tables to
-            return here
-        own: dict[str, Any] = {
-            "diverged": [dataclasses.asdict(each) for each in here.diverged],
-            "complete": here.complete,
-            "seconds": here.seconds,
+        result = self.result()
+        if self.runtime.processes == 1:
+            return result
+        facts: dict[str, Any] = {
+            "diverged": [dataclasses.asdict(each) for each in result.diverged],
+            "complete": result.complete,
+            "seconds": result.seconds,
         }
-        facts = self.runtime.first(lambda: own)
-        tables = [
-            self.runtime.share(lambda table=table: parquet(table))  # type: ignore[misc]
-            for table in (here.frame, here.participation, here.clients)
-        ]
+        facts = self.runtime.first(partial(dict, facts))
+        tables = []
+        for table in (result.frame, result.participation, result.clients):
+            tables.append(self.runtime.share(partial(parquet, table)))
         if self.runtime.records:
-            return here
-        here.frame, here.participation, here.clients = (pd.read_parquet(BytesIO(t)) for t in tables)
-        here.diverged = [Diverged(**each) for each in facts["diverged"]]
-        here.complete, here.seconds = facts["complete"], facts["seconds"]
-        return here
+            return result
+        result.frame = pd.read_parquet(BytesIO(tables[0]))
+        result.participation = pd.read_parquet(BytesIO(tables[1]))
+        result.clients = pd.read_parquet(BytesIO(tables[2]))
+        result.diverged = [Diverged(**each) for each in facts["diverged"]]
+        result.complete = facts["complete"]
+        result.seconds = facts["seconds"]
+        return result
 
     # --- checkpoints -----------------------------------------------------------------------------
-    def _file(self, label: str) -> str:
-        return f"{FINISHED}/{self.labels.index(label):02d}-{slug(label)}.zip"
+    def _method_file(self, label: str) -> str:
+        """The file of a finished method."""
+        return f"{FINISHED}/{self.file_stem(label)}.zip"
 
     def run_file(self, label: str, number: int) -> str:
-        """The checkpoint of one run, which is there until its method has finished."""
+        """The file of a run that a worker computes; it exists until the method has finished."""
         seed = self.batches[label][number].seed
-        return f"{SINGLE_RUNS}/{self.labels.index(label):02d}-{slug(label)}-seed-{seed}.zip"
+        return f"{SINGLE_RUNS}/{self.file_stem(label)}-seed-{seed}.zip"
+
+    def file_stem(self, label: str) -> str:
+        return f"{self.labels.index(label):02d}-{slug(label)}"
 
     def notes(self) -> dict[str, Any]:
+        """Facts that every checkpoint holds."""
         schedule = dataclasses.asdict(self.settings.schedule)
         return {"config": self.facts, "schedule": schedule, "seconds": self.seconds}
 
-    def save(self, log: MethodLog | None, where: Saved | None = None) -> None:
-        """Write a checkpoint; with a log and `where`, the method that is running."""
-        if self.folder:
-            found = log.checkpoint(self.notes(), where) if log else Checkpoint(self.notes())
-            self.folder.save(found)
+    def save(self, label: str | None, running: Mapping[int, RunCheckpoint] | None = None) -> None:
+        """Write checkpoint.zip, with the method that is running, if any, and the state of its runs."""
+        if self.folder is None:
+            return
+        if label is None:
+            self.folder.save(CheckpointFile(self.notes()))
+        else:
+            self.folder.save(self.logs[label].to_file(self.notes(), running))
 
     def _restore(self, folder: RunFolder) -> bool:
-        """Take up the work that the folder holds, if any; tells whether the run is extended."""
-        found = folder.load()
-        if found is None:
+        """Read the checkpoints of the folder, if there are any; returns whether the run is extended."""
+        current = folder.load()
+        if current is None:
             return False
-        extended = self._extends(found.notes["config"], str(folder.path))
-        schedule = EvaluationSchedule(
-            **found.notes["schedule"]
-        )  # its spacing stays when a run is extended
+        extended = is_extension(current.notes["config"], self.facts, str(folder.path))
+        # The spacing of evaluations does not change when a run is extended.
+        schedule = EvaluationSchedule(**current.notes["schedule"])
         self.settings = dataclasses.replace(self.settings, schedule=schedule)
-        self.before = float(found.notes["seconds"])
+        self.seconds_before_resume = float(current.notes["seconds"])
         for label in self.labels:
-            part = folder.load(self._file(label))
-            if part is not None:
-                self.logs[label], _ = MethodLog.read(part)
-                if not self.logs[label].waiting(self.settings.stop):
-                    self.finished.append(label)
-        running = found.notes.get("label")  # the method that was running, if any
-        if running is not None and running not in self.finished:
-            self.logs[running], interrupted = MethodLog.read(found)
-            if interrupted is not None:
-                self.in_progress[running] = interrupted
-        self._restore_single_runs(folder)
+            self._restore_method(folder, label, current)
         return extended
 
-    def _restore_single_runs(self, folder: RunFolder) -> None:
-        """Read what worker processes had saved of methods that are not finished."""
-        for label in self.labels:
-            for number in range(len(self.batches[label])):
-                part = folder.load(self.run_file(label, number))
-                if part is not None and label not in self.finished:
-                    self.single_runs[label, number] = RunPoint(*MethodLog.read(part))
-        if self.single_runs and self.runtime.processes > 1:
-            raise InvalidInput(
-                f"{folder.path} holds unfinished runs of worker processes, but several processes were "
-                "started; resume it without torchrun."
-            )
-
-    def _extends(self, old: dict[str, Any], where: str) -> bool:
-        """Whether this is the run in the folder with a later end; raises where it is another run."""
-        new = self.facts
-        keys = ("rounds", "delay", "seconds")
-        ends = [{key: tables["run"].pop(key, None) for key in keys} for tables in (old, new)]
-        if old != new:
-            raise InvalidInput(difference(old, new, where))
-        for key, was in ends[0].items():
-            now = ends[1][key]
-            if was != now and now is not None and (was is None or now < was):
-                raise InvalidInput(
-                    f"{where} holds another run: {key} is {was!r} there and {now!r} here; a run can be "
-                    "extended but not shortened, so use a later end or another folder."
-                )
-        return ends[0] != ends[1]
-
-
-def _cannot_be_extended(label: str) -> str:
-    return (
-        f"{label} cannot be extended: its states take more than {STATES // 2**20} MiB, so they were "
-        "not kept at its end; run it again with the new limits in another folder."
-    )
+    def _restore_method(self, folder: RunFolder, label: str, current: CheckpointFile) -> None:
+        """Read the newest checkpoints of a method: when it finished, while it ran, and of workers."""
+        runs = self.batches[label]
+        file = folder.load(self._method_file(label))
+        if file is not None:
+            self.logs[label] = MethodLog.from_file(file)
+            stop = self.settings.stop
+            if all(self.logs[label].is_finished(number, stop) for number in range(len(runs))):
+                self.finished.append(label)
+                return
+        if current.notes.get("label") == label:
+            self.logs[label] = MethodLog.from_file(current)
+        for number, run in enumerate(runs):
+            file = folder.load(self.run_file(label, number))
+            if file is not None:
+                part = MethodLog.from_file(file)
+                update_if_newer(self.logs[label], number, run.seed, part)

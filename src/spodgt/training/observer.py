@@ -1,393 +1,470 @@
-"""The observer of one method's batch: evaluates, records, checks for NaN, saves and reports progress.
+"""The observer of one method: evaluates, records and saves its runs, and reports their progress.
 
-It runs in every process that holds clients. All of them call it at the same rounds; where it needs others,
-it asks the world. Only the process that records fills tables and writes files.
+It runs in every process that holds clients. All of them call it in the same rounds; collective operations
+belong to the world. Only the process that records fills tables and writes files.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from spodgt.algorithms import describe
 from spodgt.engine import fits_loops
 from spodgt.kernels.steps import State, rebuild
+from spodgt.problems.protocols import CompiledGradient
 from spodgt.record import metrics
 from spodgt.record.record import Diverged
 from spodgt.runtimes.loop import MEETING, STRIDE
 from spodgt.runtimes.world import (
-    EXCHANGED_STATISTICS,
-    EXCHANGED_X,
+    Exchanged,
     Run,
+    RunCheckpoint,
     RunState,
-    Runtime,
-    Saved,
     Snapshot,
     Tally,
+    World,
 )
 from spodgt.tensors import is_finite
-from spodgt.training.log import Ended, MethodLog
+from spodgt.training.checkpoint import Ending, MethodLog, limit_size, to_cpu
+from spodgt.training.progress import Progress
+from spodgt.training.settings import ExecutionSettings
 from spodgt.training.tables import client_rows
-from spodgt.types import Bools, CompiledGradient, Problem
+from spodgt.types import Bools, Evaluation, Problem
 
-if TYPE_CHECKING:
-    from spodgt.training.executor import Interrupt, Settings
-
-_REPORTED = (
-    "x",
-    "mean",
-)  # fields of a state that are models to report; the second where it is kept
-_SHOW_EVERY = 0.1  # seconds between two reports of progress
-_SMALL = 2**22  # numbers of a state that is copied, so that it is evaluated while rounds go on
-_AHEAD = 4  # evaluations that may be under way
-_CHEAP, _AFFORDABLE = (
-    1e6,
-    1e9,
-)  # multiplications for a global gradient: at every evaluation, at the last only
+_MODEL_FIELDS = ("x", "mean")  # fields of a state that are evaluated, if the method has them
+_REPORT_SECONDS = 0.1  # between two reports of progress
+_MAX_COPIED = 2**22  # elements of a state that is copied and evaluated in the background
+_MAX_PENDING = 4  # evaluations in the background
+# Cost of a global gradient, in multiplications, up to which it is evaluated.
+_MAX_GRADIENT_COST = 1e6  # at every evaluation
+_MAX_FINAL_GRADIENT_COST = 1e9  # at the last evaluation of a run
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a comparison is; what a progress callback is given.
+class ObserverCallbacks:
+    """What an observer calls: functions of the executor, or of a worker process.
 
     Args:
-        algorithm: the method that is running.
-        number: its number among `total` methods, from 1.
-        total: how many methods there are.
-        k: the round.
-        delay: of the run that is furthest behind.
-        fraction: of this method's work that is done, 0 to 1.
-        accuracy: mean over runs at their last evaluation, NaN before the first.
+        stop_requested: whether the runs are to be saved and stopped.
+        save: writes a checkpoint, given the checkpoints of the runs in progress; None: no checkpoints.
+        labels: of all methods, in their order, for reports of progress.
     """
 
-    algorithm: str
-    number: int
-    total: int
-    k: int
-    delay: float
-    fraction: float
-    accuracy: float
-
-
-class Recorder(Protocol):
-    """Takes what observers record: the executor of a comparison, or a worker process of one run."""
-
-    @property
-    def settings(self) -> Settings: ...
-    @property
-    def runtime(self) -> Runtime: ...
-    @property
-    def interrupt(self) -> Interrupt: ...
-    @property
-    def labels(self) -> list[str]: ...
-    @property
-    def kept(self) -> bool: ...  # whether checkpoints are written
-    @property
-    def state_bytes(self) -> int: ...  # bytes of the last state of one run that may be kept
-    def save(self, log: MethodLog | None, where: Saved | None = None) -> None: ...
-    def finish(self, log: MethodLog, runs: Sequence[Run], states: dict[int, State]) -> None: ...
+    stop_requested: Callable[[], bool]
+    save: Callable[[Mapping[int, RunCheckpoint]], None] | None
+    labels: Sequence[str]
 
 
 class Observer:
-    """Watches the runs of one method; `run_rounds` calls it."""
+    """Observes the runs of one method; `run_rounds` calls it."""
 
-    def __init__(self, executor: Recorder, log: MethodLog, runs: Sequence[Run]) -> None:
-        self.executor, self.log, self.runs, self.label = executor, log, runs, log.label
-        self.settings, self.records = executor.settings, executor.runtime.records
-        self.background = Background()
-        self.history: dict[int, list[State]] = {n: [] for n in range(len(runs))}
+    def __init__(
+        self,
+        log: MethodLog,
+        runs: Sequence[Run],
+        settings: ExecutionSettings,
+        callbacks: ObserverCallbacks,
+        *,
+        records: bool = True,
+    ) -> None:
+        self.log = log
+        self.runs = runs
+        self.settings = settings
+        self.callbacks = callbacks
+        self.records = records  # whether this process fills the log
+        self.background = BackgroundEvaluations()
+        self.history: dict[int, list[State]] = {run: [] for run in range(len(runs))}
         self.accuracy = np.full(len(runs), np.nan)
-        self.told: deque[dict[str, Any]] = deque()  # evaluations that the callbacks have not seen
-        self.saved = self.shown = time.monotonic()
+        self.pending_rows: deque[dict[str, Any]] = deque()  # not yet given to user callbacks
+        self.saved_at = time.monotonic()
+        self.reported_at = time.monotonic()
 
-    def __call__(self, snapshot: Snapshot, due: Bools, last: Bools) -> Bools:
-        """Evaluate, record and save the runs of a batch after a round.
+    def __call__(self, snapshot: Snapshot, evaluation_due: Bools, is_last: Bools) -> Bools:
+        """Evaluate, record and checkpoint the runs of a batch after one round.
 
-        Evaluated are the models of the last exchange, kept are those of this round: they differ for methods
-        with local steps.
+        Methods with local steps are evaluated with the models of the last exchange; checkpoints hold the
+        models of this round.
 
         Args:
-            snapshot: where the batch stands.
-            due: (runs,) to evaluate now.
-            last: (runs,) that end with this round.
+            evaluation_due: (runs,) runs to evaluate now.
+            is_last: (runs,) runs that stop after this round.
 
         Returns:
-            (runs,) that have left the finite numbers and must be stopped.
+            (runs,) runs that diverged (NaN or infinite models) and must be stopped.
+        """
+        if not self._is_synchronization_round(snapshot, evaluation_due):
+            return np.zeros_like(evaluation_due)
+
+        world = snapshot.world
+        keep_states = self.settings.keep_states
+        diverged = self._synchronize(snapshot, evaluation_due)
+        is_evaluated = evaluation_due & ~diverged
+        is_finished = is_last | diverged
+        needs_state = is_finished | keep_states
+        exchange = _at_exchange(snapshot)
+        if exchange is snapshot:
+            states = _gather_states(snapshot, needs_state | is_evaluated)
+            exchanged_states = states
+        else:
+            states = _gather_states(snapshot, needs_state)
+            exchanged_states = _gather_states(exchange, is_evaluated)
+        counts: Tally | None = None
+        if is_finished.any():
+            counts = world.tally()  # collective: every process must call it
+
+        for index, run in enumerate(world.runs.tolist()):
+            state = states.get(index)  # None on processes that do not record
+            if is_evaluated[index]:
+                evaluated_state = exchanged_states.get(index)
+                self._evaluate(exchange, index, evaluated_state, final=bool(is_last[index]))
+                self.background.wait(_MAX_PENDING)
+            if state is not None and keep_states:  # copies: the world reuses the memory of a state
+                copies = [tensor.clone() for tensor in state.state]
+                self.history[run].append(rebuild(state.state, copies))
+            if diverged[index]:
+                self._record_divergence(snapshot, index)
+            if state is not None and is_finished[index]:
+                assert counts is not None
+                exchanged = None if exchange is snapshot else exchanged_states.get(index)
+                checkpoint = self._capture(snapshot, index, state, exchanged, counts)
+                self._finish_run(
+                    run,
+                    checkpoint,
+                    diverged=bool(diverged[index]),
+                    copy=not is_finished.all(),
+                )
+        self._report(snapshot, is_over=bool(is_last.all()))
+        self._flush_callbacks()
+        return diverged
+
+    def close(self) -> dict[int, State]:
+        """Wait for evaluations; returns the states of all rounds by seed, with `keep_states`."""
+        self.background.close()
+        self._flush_callbacks()
+        states: dict[int, State] = {}
+        if self.settings.keep_states and self.records:
+            for number, run in enumerate(self.runs):
+                history = self.history[number]
+                fields = [torch.stack(tensors) for tensors in zip(*history, strict=True)]
+                states[run.seed] = rebuild(history[0], fields)
+        return states
+
+    # --- synchronization of processes ------------------------------------------------------------
+    def _is_synchronization_round(self, snapshot: Snapshot, evaluation_due: Bools) -> bool:
+        """Whether processes communicate after this round; the same answer in every process."""
+        if snapshot.world.processes == 1 or snapshot.k % MEETING == 0:
+            return True
+        return bool(evaluation_due.any()) or self.settings.keep_states
+
+    def _synchronize(self, snapshot: Snapshot, evaluation_due: Bools) -> Bools:
+        """Find diverged runs, write a checkpoint if one is due, and stop if that is requested.
+
+        Raises:
+            KeyboardInterrupt: in all processes, if a stop was requested in one of them.
         """
         world = snapshot.world
-        keep = self.settings.keep_states
-        if world.processes > 1 and snapshot.k % MEETING and not due.any() and not keep:
-            return np.zeros_like(due)  # processes meet only where all of them do
-        broken = self._meet(snapshot, due)
-        evaluated = due & ~broken
-        exchange = self._at_exchange(snapshot)
-        if exchange is snapshot:
-            states = _gather(snapshot, evaluated | last | broken | keep)
-            exchanged = states
-        else:
-            states = _gather(snapshot, last | broken | keep)
-            exchanged = _gather(exchange, evaluated)
-        for at, run in enumerate(world.runs.tolist()):
-            whole = states.get(at)  # None where nothing is recorded
-            if evaluated[at]:
-                self._evaluate(exchange, at, exchanged.get(at), final=bool(last[at]))
-                self.background.wait(_AHEAD)
-            if whole and keep:  # copies: a world uses the memory of a state again
-                self.history[run].append(rebuild(whole.state, [t.clone() for t in whole.state]))
-            meters = world.meters(at) if broken[at] else None  # all processes count together
-            if whole and (last[at] or broken[at]):
-                shown = None if exchange is snapshot else exchanged.get(at)
-                self._end(snapshot, at, whole, shown, meters, copy=not (last | broken).all())
-        self._report(snapshot, over=bool(last.all()))
-        self._tell()
-        return broken
-
-    def _at_exchange(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with the models of the last exchange; itself where no run is between local steps."""
-        world, state = snapshot.world.at_exchange(snapshot.state)
-        if world is snapshot.world:
-            return snapshot
-        return replace(snapshot, world=world, state=state)
-
-    def close(self, tally: Tally | None) -> None:
-        """Fold a finished method into the tables; `tally` is None where nothing was left to run."""
-        self.background.wait()
-        self.background.threads.shutdown()
-        self._tell()
-        states = {}
-        self.log.tally = tally or self.log.tally
-        for n, run in enumerate(self.runs if self.settings.keep_states and self.records else ()):
-            columns = zip(*self.history[n], strict=True)
-            states[run.seed] = rebuild(
-                self.history[n][0], [torch.stack(column) for column in columns]
-            )
-        self.executor.finish(self.log, self.runs, states)
-
-    def _end(
-        self,
-        snapshot: Snapshot,
-        at: int,
-        whole: RunState,
-        exchanged: RunState | None,
-        broken: dict[str, float] | None,
-        *,
-        copy: bool,
-    ) -> None:
-        """Keep what a run is at its end: a copy, where the memory of the batch would be held for it.
-
-        Args:
-            snapshot: where the batch stands.
-            at: the run's number in it.
-            whole: the run's state.
-            exchanged: the same with the models of its last exchange, where these may be others.
-            broken: the meters of a run that has left the finite numbers.
-            copy: whether to copy.
-        """
-        run, delay = int(snapshot.world.runs[at]), float(snapshot.delay[at])
-        most = self.executor.state_bytes
-        fields = self.runs[run].algorithm.traits.state
-        self.log.ended[run] = Ended.of(
-            fields,
-            whole,
-            most,
-            exchanged,
-            copy=copy,
-            under_way=snapshot.world.under_way(at) if most else {},
-            k=snapshot.k,
-            delay=delay,
-            stop=self.settings.stop,
-            diverged=broken is not None,
+        save = self.callbacks.save
+        is_checked = evaluation_due
+        if snapshot.k % STRIDE == 0:
+            is_checked = np.ones_like(evaluation_due)
+        has_diverged = np.zeros_like(evaluation_due)
+        for index, x in enumerate(world.split(snapshot.state[0])):
+            has_diverged[index] = bool(is_checked[index]) and not is_finite(x)
+        seconds = time.monotonic() - self.saved_at
+        save_due = save is not None and self.records and seconds >= self.settings.checkpoint_every
+        stop_requested = self.callbacks.stop_requested()
+        *diverged_flags, save_now, stop_now = world.agree(
+            np.array([*has_diverged, save_due, stop_requested])
         )
-        if (
-            broken is not None
-        ):  # a row without numbers: the last finite model is not what the run came to
-            self._record(run, {"round": snapshot.k, "delay": delay, **broken})
-
-    # --- what all processes do together ----------------------------------------------------------
-    def _meet(self, snapshot: Snapshot, due: Bools) -> Bools:
-        """Save and stop where it is time to; returns the runs that have left the finite numbers."""
-        world, executor = snapshot.world, self.executor
-        suspects = due if snapshot.k % STRIDE else np.ones_like(due)
-        models = zip(suspects, world.split(snapshot.state[0]), strict=True)
-        odd = [bool(suspect) and not is_finite(x) for suspect, x in models]
-        wait = time.monotonic() - self.saved < self.settings.checkpoint_every
-        save = executor.kept and self.records and not wait
-        flags = world.agree(np.array([*odd, save, executor.interrupt.requested]))
-        broken, stop = flags[:-2], bool(flags[-1])
-        if flags[-2] or (stop and executor.kept):
-            self._save(snapshot)
-        if stop:
+        if save is not None and (save_now or stop_now):
+            self._save(snapshot, save)
+        if stop_now:
             world.close()
             raise KeyboardInterrupt
-        for run in world.runs[broken].tolist():
-            step = str(describe(self.runs[run].algorithm).get("step_size"))
-            finite_at = self.log.finite_at.get(run, 0)
-            found = Diverged(self.label, self.runs[run].seed, snapshot.k, finite_at, step)
-            self.log.diverged.append(found)
-        for run in world.runs[suspects & ~broken].tolist():
+        diverged = np.array(diverged_flags, bool)
+        for run in world.runs[is_checked & ~diverged].tolist():
             self.log.finite_at[run] = snapshot.k
-        return broken
+        return diverged
 
-    def _save(self, snapshot: Snapshot) -> None:
+    def _save(
+        self, snapshot: Snapshot, save: Callable[[Mapping[int, RunCheckpoint]], None]
+    ) -> None:
+        """Write the checkpoints of all runs of the batch; collective."""
         self.background.wait()
-        world, names = snapshot.world, self.runs[0].algorithm.traits.state
-        everything = np.ones(len(world.runs), bool)
-        parts = world.gather(snapshot.state, everything)
-        exchange = self._at_exchange(snapshot)
-        exchanged = None
+        all_runs = np.ones(len(snapshot.world.runs), bool)
+        states = _gather_states(snapshot, all_runs)
+        exchange = _at_exchange(snapshot)
+        exchanged_states: dict[int, RunState] = {}
         if exchange is not snapshot:
-            exchanged = exchange.world.gather(exchange.state, everything)
-        tally = world.tally()
-        if parts:
-            fields = [
-                _joined(tensors) for tensors in zip(*(part.state for part in parts), strict=True)
-            ]
-            statistics = _joined([part.statistics for part in parts])
-            state = dict(zip(names, fields, strict=True))
-            if exchanged:
-                state[EXCHANGED_X] = _joined([part.state[0] for part in exchanged])
-                state[EXCHANGED_STATISTICS] = _joined([part.statistics for part in exchanged])
-            under_way = [world.under_way(at) for at in range(len(world.runs))]
-            where = Saved(
-                snapshot.k, snapshot.delay, world.runs, state, statistics, tally, under_way
-            )
-            self.executor.save(self.log, where)
-        self.saved = time.monotonic()
+            exchanged_states = _gather_states(exchange, all_runs)
+        counts = snapshot.world.tally()
+        checkpoints: dict[int, RunCheckpoint] = {}
+        for index, state in states.items():
+            run = int(snapshot.world.runs[index])
+            exchanged = exchanged_states.get(index)
+            checkpoints[run] = self._capture(snapshot, index, state, exchanged, counts)
+        if self.records:
+            save(checkpoints)
+        self.saved_at = time.monotonic()
+
+    # --- checkpoints and ends --------------------------------------------------------------------
+    def _capture(
+        self,
+        snapshot: Snapshot,
+        index: int,
+        state: RunState,
+        exchanged: RunState | None,
+        counts: Tally,
+    ) -> RunCheckpoint:
+        """The checkpoint of one run; its tensors are those of `state`, not copies.
+
+        Args:
+            index: of the run in the batch.
+            exchanged: the state with the models of the last exchange, if these may differ.
+            counts: of all runs.
+        """
+        run = int(snapshot.world.runs[index])
+        fields = self.runs[run].algorithm.traits.state
+        models: Exchanged | None = None
+        if exchanged is not None:
+            models = Exchanged(exchanged.state[0], exchanged.statistics)
+        in_flight: Mapping[str, torch.Tensor] = {}
+        if self.callbacks.save is not None:  # else no run is ever continued
+            in_flight = snapshot.world.under_way(index)
+        return RunCheckpoint(
+            k=snapshot.k,
+            delay=float(snapshot.delay[index]),
+            state=dict(zip(fields, state.state, strict=True)),
+            statistics=state.statistics,
+            counts=counts.of_run(self.runs, run).copy(),
+            in_flight=in_flight,
+            exchanged=models,
+        )
+
+    def _finish_run(
+        self, run: int, checkpoint: RunCheckpoint, *, diverged: bool, copy: bool
+    ) -> None:
+        """Keep the final checkpoint of a run.
+
+        Args:
+            copy: whether to copy tensors, because the memory of the whole batch would be held otherwise.
+        """
+        reduced, averaged = limit_size(checkpoint, self.settings.max_state_bytes)
+        self.log.checkpoints[run] = to_cpu(reduced, copy=copy)
+        self.log.endings[run] = Ending(self.settings.stop, diverged, averaged)
+
+    def _record_divergence(self, snapshot: Snapshot, index: int) -> None:
+        """Record a diverged run, with a row that has no metrics; collective."""
+        run = int(snapshot.world.runs[index])
+        step_size = str(describe(self.runs[run].algorithm).get("step_size"))
+        finite_at = self.log.finite_at.get(run, 0)
+        seed = self.runs[run].seed
+        self.log.diverged.append(Diverged(self.log.label, seed, snapshot.k, finite_at, step_size))
+        counters = snapshot.world.meters(index)
+        if self.records:
+            delay = float(snapshot.delay[index])
+            self._record(run, {"round": snapshot.k, "delay": delay, **counters})
 
     # --- evaluation ------------------------------------------------------------------------------
     def _evaluate(
-        self, snapshot: Snapshot, at: int, whole: RunState | None, *, final: bool
+        self, snapshot: Snapshot, index: int, state: RunState | None, *, final: bool
     ) -> None:
-        world, k, delay = snapshot.world, snapshot.k, float(snapshot.delay[at])
-        number, meters = int(world.runs[at]), snapshot.world.meters(at)
-        problem = self.runs[number].problem.to(self.settings.device, self.settings.dtype)
-        wish = self.settings.gradient_norm
-        gradient = (problem.work <= (_AFFORDABLE if final else _CHEAP)) if wish is None else wish
+        """Evaluate one run, in the background if possible; collective."""
+        world = snapshot.world
+        run = int(world.runs[index])
+        problem = self.runs[run].problem.to(self.settings.device, self.settings.dtype)
+        row = {"round": snapshot.k, "delay": float(snapshot.delay[index]), **world.meters(index)}
+        task = EvaluationTask(
+            world=world,
+            state=snapshot.state,
+            index=index,
+            run_state=state,
+            fields=self.runs[run].algorithm.traits.state,
+            problem=problem,
+            gradient=self._evaluates_gradient(problem, final),
+        )
+        if state is None or world.processes > 1 or not _fits_background(problem, state.state):
+            self._record_evaluation(run, row, task, final)
+            return
+        task = replace(task, run_state=_copy_state(state))
+        self.background.add(partial(self._record_evaluation, run, row, task, final))
 
-        fields = self.runs[number].algorithm.traits.state
-        reported = [name for name in fields if name in _REPORTED]
+    def _evaluates_gradient(self, problem: Problem, final: bool) -> bool:
+        """Whether the global gradient is evaluated, too."""
+        if self.settings.gradient_norm is not None:
+            return self.settings.gradient_norm
+        if final:
+            return problem.work <= _MAX_FINAL_GRADIENT_COST
+        return problem.work <= _MAX_GRADIENT_COST
 
-        def evaluate(whole: RunState | None) -> None:
-            quality = []
-            for name in reported:  # the models, and their running means where the method keeps them
-                there = whole and whole._replace(state=_first(whole.state, fields, name))
-                found = world.evaluate(_first(snapshot.state, fields, name), at, there)
-                quality += [] if found is None else [found]
-            if quality and whole is not None:
-                taken = metrics.RunSnapshot.take(problem, fields, whole, quality, gradient)
-                self._record(
-                    number, {"round": k, "delay": delay, **meters, **metrics.measure(taken)}
-                )
-                if final:
-                    self.log.clients[self.runs[number].seed] = client_rows(
-                        self.label, self.runs[number], taken
-                    )
+    def _record_evaluation(
+        self, run: int, row: dict[str, float], task: EvaluationTask, final: bool
+    ) -> None:
+        evaluated = task.evaluate()
+        if evaluated is None:
+            return
+        self._record(run, {**row, **metrics.measure(evaluated)})
+        if final:
+            seed = self.runs[run].seed
+            self.log.clients[seed] = client_rows(self.log.label, self.runs[run], evaluated)
 
-        if whole and world.processes == 1 and _beside(problem, whole.state):
-            # Rounds go on with the original. numpy copies on this thread; torch would wait for a busy one.
-            copies = [
-                torch.from_numpy(tensor.numpy().copy())
-                for tensor in (*whole.state, whole.statistics)
-            ]
-            copy = whole._replace(state=rebuild(whole.state, copies[:-1]), statistics=copies[-1])
-            self.background.add(partial(evaluate, copy))
-        else:
-            evaluate(whole)
+    def _record(self, run: int, values: dict[str, float]) -> None:
+        """Add one evaluation to the log; an extended run has one of its last round already."""
+        seed = self.runs[run].seed
+        key = (seed, int(values["round"]))
+        self.accuracy[run] = values.get("accuracy", np.nan)
+        row = {**self.log.rows.get(key, {}), "algorithm": self.log.label, "seed": seed, **values}
+        self.log.rows[key] = row
+        self.pending_rows.append(row)
 
-    def _record(self, number: int, values: dict[str, float]) -> None:
-        """Put one evaluation on the log, in place of one of the same round (a run that was extended)."""
-        seed = self.runs[number].seed
-        self.accuracy[number] = values.get("accuracy", np.nan)
-        before = self.log.rows.get((seed, int(values["round"])), {})
-        row = {**before, "algorithm": self.label, "seed": seed, **values}
-        self.log.rows[seed, int(values["round"])] = row
-        self.told.append(row)
-
-    def _tell(self) -> None:
-        """Give the callbacks what was recorded, on this thread and in order."""
-        while self.told:
-            row = self.told.popleft()
-            for callback in self.settings.callbacks if self.records else ():
-                callback(dict(row))
+    def _flush_callbacks(self) -> None:
+        """Call the user's callbacks with new evaluations, on this thread and in order."""
+        while self.pending_rows:
+            row = self.pending_rows.popleft()
+            if self.records:
+                for callback in self.settings.callbacks:
+                    callback(dict(row))
 
     # --- progress --------------------------------------------------------------------------------
-    def _report(self, snapshot: Snapshot, *, over: bool) -> None:
-        now, tell = time.monotonic(), self.settings.progress
-        if tell is None or not self.records or (now - self.shown < _SHOW_EVERY and not over):
+    def _report(self, snapshot: Snapshot, *, is_over: bool) -> None:
+        report = self.settings.progress
+        if report is None or not self.records:
             return
-        self.shown = now
-        self.background.wait(0 if over else _AHEAD)  # what is shown last is what came out
-        stop, labels, behind = self.settings.stop, self.executor.labels, float(snapshot.delay.min())
-        parts = [behind / stop.delay] if stop.delay else []
-        parts += [snapshot.k / stop.rounds] if stop.rounds else []
-        known = self.accuracy[~np.isnan(self.accuracy)]
-        tell(
+        now = time.monotonic()
+        if now - self.reported_at < _REPORT_SECONDS and not is_over:
+            return
+        self.reported_at = now
+        if is_over:
+            self.background.wait()  # the last report has the final accuracy
+        evaluated = self.accuracy[~np.isnan(self.accuracy)]
+        accuracy = float(evaluated.mean()) if len(evaluated) else float("nan")
+        labels = self.callbacks.labels
+        report(
             Progress(
-                self.label,
-                labels.index(self.label) + 1,
-                len(labels),
-                snapshot.k,
-                behind,
-                1.0 if over else min(1.0, max(parts, default=0.0)),
-                float(known.mean()) if len(known) else float("nan"),
+                algorithm=self.log.label,
+                number=labels.index(self.log.label) + 1,
+                total=len(labels),
+                k=snapshot.k,
+                delay=float(snapshot.delay.min()),
+                fraction=1.0 if is_over else self._fraction_done(snapshot),
+                accuracy=accuracy,
             )
         )
 
+    def _fraction_done(self, snapshot: Snapshot) -> float:
+        """The part of the work that is done: by the limit that will be reached first."""
+        stop = self.settings.stop
+        fraction = 0.0
+        if stop.delay:
+            fraction = float(snapshot.delay.min()) / stop.delay
+        if stop.rounds:
+            fraction = max(fraction, snapshot.k / stop.rounds)
+        return min(1.0, fraction)
 
-class Background:
-    """Evaluates models on background threads while training goes on.
 
-    Each evaluation has one thread, so that none waits for the other half of an operation (OpenMP barriers).
+@dataclass(frozen=True, eq=False)
+class EvaluationTask:
+    """The evaluation of one run after one round."""
+
+    world: World
+    state: State  # of the clients that this process holds
+    index: int  # of the run in the world
+    run_state: RunState | None  # None on processes that do not record
+    fields: Sequence[str]  # of the state
+    problem: Problem
+    gradient: bool  # whether the global gradient is evaluated
+
+    def evaluate(self) -> metrics.RunSnapshot | None:
+        """Evaluate the models, and their running means if there are any; collective.
+
+        Returns:
+            None on processes that do not record.
+        """
+        evaluations: list[Evaluation] = []
+        for name in _MODEL_FIELDS:
+            if name not in self.fields:
+                continue
+            run_state = self.run_state
+            if run_state is not None:
+                run_state = run_state._replace(state=self._with_models(run_state.state, name))
+            state = self._with_models(self.state, name)
+            evaluation = self.world.evaluate(state, self.index, run_state)
+            if evaluation is not None:
+                evaluations.append(evaluation)
+        if self.run_state is None or not evaluations:
+            return None
+        return metrics.RunSnapshot.take(
+            self.problem, self.fields, self.run_state, evaluations, self.gradient
+        )
+
+    def _with_models(self, state: State, name: str) -> State:
+        """The state with the field `name` as its models."""
+        return rebuild(state, (state[self.fields.index(name)], *state[1:]))
+
+
+class BackgroundEvaluations:
+    """Evaluates models on threads of their own while training continues.
+
+    Every evaluation uses one thread: with several, it would wait for threads that training uses.
     """
 
     def __init__(self) -> None:
-        alone = partial(torch.set_num_threads, 1)  # of the thread that says it
-        self.threads = ThreadPoolExecutor(torch.get_num_threads(), "evaluation", alone)
-        self.waiting: deque[Future[None]] = deque()
+        use_one_thread = partial(torch.set_num_threads, 1)  # of the calling thread
+        self.threads = ThreadPoolExecutor(torch.get_num_threads(), "evaluation", use_one_thread)
+        self.pending: deque[Future[None]] = deque()
 
     def add(self, evaluate: Callable[[], None]) -> None:
-        self.waiting.append(self.threads.submit(evaluate))
+        self.pending.append(self.threads.submit(evaluate))
 
     def wait(self, most: int = 0) -> None:
-        """Until at most so many are under way; what failed there fails here."""
-        while len(self.waiting) > most:
-            self.waiting.popleft().result()
+        """Wait until at most `most` evaluations are pending; raises their errors."""
+        while len(self.pending) > most:
+            self.pending.popleft().result()
+
+    def close(self) -> None:
+        self.wait()
+        self.threads.shutdown()
 
 
-def _beside(problem: Problem, state: State) -> bool:
-    """Whether evaluation may go on beside the rounds.
+def _fits_background(problem: Problem, state: State) -> bool:
+    """Whether models may be evaluated while training continues.
 
-    Modules may draw random numbers or share memory with those that train; linear models do neither.
+    Modules may draw random numbers, or share memory with those that are trained; linear models do neither.
     """
-    linear = (
-        isinstance(problem, CompiledGradient) and problem.linear_data(state[0].dtype) is not None
-    )
-    return linear and fits_loops(*state) and state[0].numel() * len(state) <= _SMALL
+    if not isinstance(problem, CompiledGradient) or problem.linear_data(state[0].dtype) is None:
+        return False
+    return fits_loops(*state) and state[0].numel() * len(state) <= _MAX_COPIED
 
 
-def _gather(snapshot: Snapshot, wanted: Bools) -> dict[int, RunState]:
-    """The whole states of some runs, by their number in the batch; empty where nothing is recorded."""
-    if not wanted.any():
+def _copy_state(run_state: RunState) -> RunState:
+    """A copy, made by NumPy: torch would wait for threads that are busy."""
+    copies = [torch.from_numpy(tensor.numpy().copy()) for tensor in run_state.state]
+    statistics = torch.from_numpy(run_state.statistics.numpy().copy())
+    return run_state._replace(state=rebuild(run_state.state, copies), statistics=statistics)
+
+
+def _at_exchange(snapshot: Snapshot) -> Snapshot:
+    """The snapshot with the models of the last exchange; itself if no run is between local steps."""
+    world, state = snapshot.world.at_exchange(snapshot.state)
+    if world is snapshot.world:
+        return snapshot
+    return replace(snapshot, world=world, state=state)
+
+
+def _gather_states(snapshot: Snapshot, needs_state: Bools) -> dict[int, RunState]:
+    """States by index in the batch; empty in processes that do not record."""
+    if not needs_state.any():
         return {}
-    found = snapshot.world.gather(snapshot.state, wanted)
-    if found is None:
+    gathered = snapshot.world.gather(snapshot.state, needs_state)
+    if gathered is None:
         return {}
-    return dict(zip(np.flatnonzero(wanted).tolist(), found, strict=True))
-
-
-def _first(state: State, fields: Sequence[str], name: str) -> State:
-    """The state with the field `name` in the place of the models."""
-    return rebuild(state, (state[fields.index(name)], *state[1:]))
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+    return dict(zip(np.flatnonzero(needs_state).tolist(), gathered, strict=True))

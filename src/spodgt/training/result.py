@@ -12,24 +12,26 @@ from torch import Tensor, nn
 from spodgt import figures
 from spodgt.errors import InvalidInput
 from spodgt.network.names import client_number
+from spodgt.problems.protocols import HasModel
 from spodgt.record.models import MODELS
 from spodgt.record.record import Record
 from spodgt.runtimes.world import Draw
 from spodgt.tensors import mean
-from spodgt.types import HasModel
 
 
 @dataclass(eq=False, repr=False)
 class Result(Record):
-    """A record with the states that were kept and the draws of every seed."""
+    """A record with the states that were kept and the draws of every seed.
 
-    states: dict[int, Any] = field(
-        default_factory=dict
-    )  # of the (last) method, with keep_states=True
-    draws: dict[int, Draw] = field(default_factory=dict)  # by seed
-    models: dict[tuple[str, int], Tensor] = field(
-        default_factory=dict
-    )  # (method, seed) → (clients, columns)
+    Args:
+        states: by seed, the states of the (last) method; only with `keep_states=True`.
+        draws: by seed, the network, participation and problem of the run.
+        models: by method and seed, the trained models (clients, columns).
+    """
+
+    states: dict[int, Any] = field(default_factory=dict)
+    draws: dict[int, Draw] = field(default_factory=dict)
+    models: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
     def model(
         self, method: str | None = None, seed: int | None = None, client: int | str = "average"
@@ -100,7 +102,7 @@ class Result(Record):
         Args:
             path: the picture to write; its suffix picks the format: png, svg or pdf.
             metric: a column of `frame`; accuracy where something is classified, else the loss, unless given.
-            against: "delay", "round" or "bytes", or, of virtual time, "seconds" or "joules"; seconds where
+            against: "delay", "round" or "bytes", or, in virtual time, "seconds"; seconds where
                 there are any, else the delay, unless given.
         """
         figures.check_suffix(path)

@@ -7,20 +7,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spodgt.experiment.config import checksum
+from spodgt.participation.roles import HasRoles
+from spodgt.problems.protocols import HasClientWeights, HasSamples
 from spodgt.record.metrics import RunSnapshot
 from spodgt.record.record import no_clients, with_names
 from spodgt.runtimes.world import Run, Tally
-from spodgt.types import HasClientWeights, HasIdentity, HasRoles, HasSamples, Ints, Problem
+from spodgt.types import Ints, Problem
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _BASE = ("algorithm", "seed", "round", "delay", "bytes", "loss")
-_PARTICIPATION: tuple[str, ...] = ("algorithm", "seed", "kind", "receiver", "sender")
-_PARTICIPATION += ("probability", "gradients", "messages", "bytes", "root")
+_PARTICIPATION = (
+    "algorithm",
+    "seed",
+    "kind",
+    "receiver",
+    "sender",
+    "probability",
+    "gradients",
+    "messages",
+    "bytes",
+    "root",
+)
 _MOST_LABELS = 10  # classes of a client that are listed
-_TRIED = 2**22  # draws that are tried to tell one participation from another
 
 
 def metrics_table(rows: list[dict[str, Any]], labels: Sequence[str]) -> pd.DataFrame:
@@ -38,41 +48,40 @@ def metrics_table(rows: list[dict[str, Any]], labels: Sequence[str]) -> pd.DataF
     )
 
 
-def participation_table(done: Iterable[tuple[str, Sequence[Run], Tally]]) -> pd.DataFrame:
-    """One row per client and per link of every run: its probability, what it really did, was it a root.
+def participation_table(counts: Iterable[tuple[str, Run, Tally]]) -> pd.DataFrame:
+    """One row per client and per link of every run.
+
+    Columns are the probability, the number of gradients, messages and bytes, and whether a client is a root.
 
     Args:
-        done: for every finished method its label, its runs, and what they did, one run after the other.
+        counts: for every run the label of its method, the run, and what was counted.
     """
     import pandas as pd
 
-    tables = []
-    for label, runs, tally in done:
-        client = link = 0
-        for run in runs:
-            net, av = run.network, run.availability
-            own, out = slice(client, client + net.clients), slice(link, link + net.links)
-            client, link = own.stop, out.stop
-            everyone, none = np.arange(net.clients), np.zeros(net.clients, np.int64)
-            values = (
-                label,
-                run.seed,
-                ["client"] * net.clients + ["link"] * net.links,
-                np.r_[everyone, net.receivers],
-                np.r_[everyone, net.senders],
-                np.r_[av.p, av.p_hat],
-                np.r_[tally.gradients[own], np.zeros(net.links, np.int64)],
-                np.r_[none, tally.messages[out]],
-                np.r_[none, tally.bytes[out]],
-                np.isin(
-                    np.r_[everyone, -1 - net.receivers],
-                    av.roots if isinstance(av, HasRoles) else (),
-                ),
-            )
-            tables.append(
-                with_names(pd.DataFrame(dict(zip(_PARTICIPATION, values, strict=True))), net)
-            )
-    return pd.concat(tables or [pd.DataFrame(columns=_PARTICIPATION)], ignore_index=True)
+    tables = [pd.DataFrame(columns=_PARTICIPATION)]
+    for label, run, tally in counts:
+        network = run.network
+        availability = run.availability
+        clients = np.arange(network.clients)
+        no_messages = np.zeros(network.clients, np.int64)
+        no_gradients = np.zeros(network.links, np.int64)
+        is_root = np.zeros(network.clients + network.links, bool)
+        if isinstance(availability, HasRoles):
+            is_root[list(availability.roots)] = True
+        columns = {
+            "algorithm": label,
+            "seed": run.seed,
+            "kind": ["client"] * network.clients + ["link"] * network.links,
+            "receiver": np.concatenate([clients, network.receivers]),
+            "sender": np.concatenate([clients, network.senders]),
+            "probability": np.concatenate([availability.p, availability.p_hat]),
+            "gradients": np.concatenate([tally.gradients, no_gradients]),
+            "messages": np.concatenate([no_messages, tally.messages]),
+            "bytes": np.concatenate([no_messages, tally.bytes]),
+            "root": is_root,
+        }
+        tables.append(with_names(pd.DataFrame(columns), network))
+    return pd.concat(tables[1:] or tables, ignore_index=True)
 
 
 def method_traits(batches: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, Any]]:
@@ -127,57 +136,8 @@ def _counts(row: Ints) -> str:
     return f"{shown}, {len(held) - _MOST_LABELS} more" if len(held) > _MOST_LABELS else shown
 
 
-def clients_table(tables: Iterable[Iterable[pd.DataFrame]]) -> pd.DataFrame:
-    """The client tables of all methods, one below the other."""
+def clients_table(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The tables of clients of all runs, one below the other."""
     import pandas as pd
 
-    return pd.concat(
-        [each for method in tables for each in method] or [no_clients()], ignore_index=True
-    )
-
-
-# --- resuming ----------------------------------------------------------------------------------------
-def identity(runs: Sequence[Run]) -> dict[str, Any]:
-    """What a config only names: the data, the network in a file, who was there in a trace."""
-    told = [run.problem.identity for run in runs if isinstance(run.problem, HasIdentity)]
-    numbers = {
-        id(array): array for _, arrays in told for array in arrays
-    }  # seeds share most of them
-    happens = []
-    for world in (run.availability for run in runs):
-        most = _TRIED // (len(world.p) + len(world.p_hat)) if world.length is None else world.length
-        span = range(1, 1 + (min(max(most, 1), 256) if world.length is None else most))
-        links = world.links(span)
-        happens += [world.computes(span), links.pull, links.pushing]
-    nets = [run.network for run in runs]
-    arrays = [
-        a
-        for net in nets
-        for a in (net.receivers, net.senders, net.a, net.b, net.w)
-        if a is not None
-    ]
-    return {
-        "links": checksum(*arrays),
-        "problem's settings": told[0][0] if told else {},
-        "data": checksum(*numbers.values()),
-        "who takes part": checksum(*happens),
-    }
-
-
-def difference(old: Mapping[str, Any], new: Mapping[str, Any], where: str) -> str:
-    """A sentence with the first key in which two configurations differ."""
-
-    def walk(a: Any, b: Any, path: str) -> tuple[str, Any, Any] | None:
-        if isinstance(a, dict) and isinstance(b, dict):
-            for key in dict.fromkeys([*a, *b]):  # what a user sets comes before check sums
-                found = walk(a.get(key), b.get(key), f"{path}.{key}" if path else key)
-                if found:
-                    return found
-            return None
-        return None if a == b else (path, a, b)
-
-    found = walk(old, new, "")
-    assert found is not None, "they differ"
-    key, was, now = found
-    differ = f"{key} is {was!r} there and {now!r} here"
-    return f"{where} holds another run: {differ}; use the same settings or another folder."
+    return pd.concat(tables or [no_clients()], ignore_index=True)

@@ -1,8 +1,8 @@
-"""Worker processes for independent runs: every run (method, seed) in a forked process, some at a time.
+"""Worker processes for independent runs: every run (method, seed) is computed in a forked process.
 
-A forked process shares the memory of data and models with its parent. It sends evaluations, progress and
-checkpoints through a pipe; the parent alone writes the run folder. Nothing is pickled: checkpoints have the
-format of their files, the rest is JSON.
+A forked process shares the memory of data and models with its parent, and needs no pickling of the user's
+code. It sends evaluations, progress and checkpoints through a pipe; the parent alone writes the run folder.
+Sweeps use other processes (`spodgt.sweeps.executors`), which read their experiments from files.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -31,53 +33,53 @@ import torch.multiprocessing as mp
 
 from spodgt import errors
 from spodgt.errors import Failed, InvalidInput, SpodgtError
-from spodgt.kernels.steps import State
-from spodgt.record.folder import Checkpoint, slug, write
+from spodgt.problems.protocols import CompiledGradient
+from spodgt.record.folder import CheckpointFile, write
 from spodgt.runtimes.loop import STRIDE, Stop, begin, run_rounds
-from spodgt.runtimes.simulator import Simulator
-from spodgt.runtimes.world import Run, Runtime, Saved
+from spodgt.runtimes.world import Run, RunCheckpoint, Runtime
 from spodgt.thread_pool import thread_count
-from spodgt.training.log import MethodLog
-from spodgt.training.observer import Observer, Progress
-from spodgt.types import CompiledGradient, Problem
+from spodgt.training.checkpoint import MethodLog
+from spodgt.training.observer import Observer, ObserverCallbacks
+from spodgt.training.progress import Progress
+from spodgt.training.resume import group_by_round
+from spodgt.training.settings import ExecutionSettings, Interrupt
+from spodgt.types import Problem
 
 if TYPE_CHECKING:
-    from spodgt.training.executor import Executor, RunPoint, Settings
+    from spodgt.training.executor import Executor
 
 LOGS = "workers"  # the folder of the workers' logs, in the run folder
-_POLL = 0.2  # seconds between two checks for Ctrl-C
-_SAVE_SECONDS = 120.0  # seconds that workers get to send their last checkpoints
-_LONG = 2e8  # gradients times parameters from which workers pay for their start: some seconds
-_FIXED_COST = 10_000  # parameters whose gradient costs as much as calling the module
+_POLL_SECONDS = 0.2  # between two checks for Ctrl-C
+_SAVE_SECONDS = 120.0  # for workers to send their last checkpoints
+_MIN_WORK = 2e8  # gradients times parameters that justify workers: some seconds
+_CALL_COST = 10_000  # parameters with a gradient as expensive as the call of a module
 
 # First byte of a message from a worker.
 _ROW = b"r"  # an evaluation, JSON
 _PROGRESS = b"p"  # JSON
-_SAVED = b"s"  # a checkpoint
-_FINISHED = b"f"  # the last checkpoint
+_CHECKPOINT = b"c"  # the log of the run, with a checkpoint
+_FINISHED = b"f"  # the log of the run, with its final checkpoint
 _ERROR = b"e"  # type and text of an exception, JSON
 
 
-# --- how many ------------------------------------------------------------------------------------
+# --- number of workers ---------------------------------------------------------------------------
 def count_workers(
     requested: int | None,
     batches: Mapping[str, Sequence[Run]],
     runtime: Runtime,
-    stop: Stop,
-    dtype: torch.dtype,
-    *,
-    keep_states: bool,
+    settings: ExecutionSettings,
 ) -> int:
-    """The number of worker processes; 1 means that this process computes all runs.
+    """The number of worker processes; 1: this process computes all runs.
 
     Args:
-        requested: the option `workers`. None: one per thread of torch if there are several runs of a network
-            on a CPU, which together take more than some seconds.
+        requested: the option `workers`. None: one per thread of torch if there are several runs of a
+            network on a CPU, and together they take more than some seconds.
     """
-    obstacle = _find_obstacle(runtime, keep_states)
+    obstacle = _find_obstacle(runtime, settings)
     runs = sum(map(len, batches.values()))
     if requested is None:
-        if obstacle is None and sys.platform == "linux" and _is_long(batches, stop, dtype):
+        is_long = _is_long(batches, settings.stop, settings.dtype)
+        if obstacle is None and sys.platform == "linux" and is_long:
             return min(thread_count(), runs)
         return 1
     if requested > 1 and obstacle is not None:
@@ -85,54 +87,51 @@ def count_workers(
     return min(requested, runs)
 
 
-def _find_obstacle(runtime: Runtime, keep_states: bool) -> str | None:
-    """Why worker processes cannot be used here; None if they can."""
-    if not isinstance(runtime, Simulator):
+def _find_obstacle(runtime: Runtime, settings: ExecutionSettings) -> str | None:
+    """Why worker processes cannot be used; None if they can."""
+    if runtime.processes > 1:
         return "with several processes of torchrun"
-    if runtime.device.type != "cpu":
-        return f"with device={str(runtime.device)!r}"
-    if keep_states:
+    if settings.device.type != "cpu":
+        return f"with device={str(settings.device)!r}"
+    if settings.keep_states:
         return "with keep_states=True"
     if "fork" not in mp.get_all_start_methods():
         return "on a system without fork"
     if torch.accelerator.is_available():
-        return "on a machine with an accelerator, whose driver does not survive a fork"
+        return "on a machine with an accelerator: its driver does not work in forked processes"
     if mp.current_process().daemon:
         return "inside a daemonic process"
     return None
 
 
 def _is_long(batches: Mapping[str, Sequence[Run]], stop: Stop, dtype: torch.dtype) -> bool:
-    """Whether the work on networks, in gradients times parameters, is worth the start of workers."""
-    rounds = min(
-        stop.rounds or math.inf, stop.delay or math.inf
-    )  # a round takes a delay of at least 1
+    """Whether the work without compiled loops takes longer than the start of workers."""
+    rounds = min(stop.rounds or math.inf, stop.delay or math.inf)  # each has a delay of at least 1
     work = 0.0
     for runs in batches.values():
         for run in runs:
-            if not _has_loops(run.problem, dtype):
+            if not _is_compiled(run.problem, dtype):
                 clients, parameters = run.start.shape
-                work += rounds * clients * (parameters + _FIXED_COST)
-    return work >= _LONG
+                work += rounds * clients * (parameters + _CALL_COST)
+    return work >= _MIN_WORK
 
 
-def _has_loops(problem: Problem, dtype: torch.dtype) -> bool:
-    """Whether compiled loops compute the gradients, on several threads already."""
+def _is_compiled(problem: Problem, dtype: torch.dtype) -> bool:
+    """Whether gradients are cheap or computed by compiled loops, which use several threads."""
     if not isinstance(problem, CompiledGradient):
-        return True  # quadratics: rounds are short
+        return True  # quadratics
     return problem.linear_data(dtype) is not None
 
 
-# --- the parent ----------------------------------------------------------------------------------
+# --- the parent process --------------------------------------------------------------------------
 @dataclass(eq=False)
-class Job:
+class RunJob:
     """One run of one method, and the process that computes it."""
 
     label: str
     number: int  # of the run among those of the method
     run: Run
-    known: RunPoint
-    log_file: Path
+    log_file: Path  # output of the process
     process: ForkProcess | None = None
     progress: Progress | None = None
     finished: bool = False
@@ -144,272 +143,281 @@ class Job:
 
 @dataclass(eq=False)
 class WorkerPool:
-    """Runs the methods of an executor in worker processes, and writes what they send."""
+    """Computes the methods of an executor in worker processes, and writes what they send."""
 
     executor: Executor
-    jobs: list[Job] = field(default_factory=list)
-    running: dict[Connection, Job] = field(default_factory=dict)  # by the pipe from its process
+    jobs: list[RunJob] = field(default_factory=list)
+    running: dict[Connection, RunJob] = field(default_factory=dict)  # by the pipe from the process
 
     def run(self, labels: Sequence[str]) -> None:
-        """Run methods to their end; raises KeyboardInterrupt after Ctrl-C, when all workers have saved."""
-        executor = self.executor
-        logs = (
-            executor.folder.path / LOGS
-            if executor.folder
-            else Path(tempfile.mkdtemp("-spodgt-workers"))
-        )
-        logs.mkdir(exist_ok=True)
-        self._create_jobs(labels, logs)
-        waiting = [job for job in self.jobs if not job.finished]
-        failed = True
+        """Run methods to their end.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, when all workers have saved.
+            Failed: if a worker died; the other workers have saved.
+        """
+        logs = self._create_log_folder()
+        succeeded = False
         try:
-            for label in labels:
-                self._finish_method(label)  # nothing may be left to run
-            while waiting or self.running:
-                if executor.interrupt.requested:
-                    break
-                while waiting and len(self.running) < executor.settings.workers:
-                    self._start(waiting.pop(0))
-                self._receive(_POLL)
-            self._stop_all()
-            if executor.interrupt.requested:
-                raise KeyboardInterrupt
-            failed = False
-        except SpodgtError:
-            self._stop_all()
+            self._create_jobs(labels, logs)
+            self._run_jobs()
+            succeeded = True
+        except (SpodgtError, KeyboardInterrupt):
+            self._stop_workers()
             raise
         finally:
-            self._kill_all()
-            self._join_logs(labels)
-            executor.save(None)
-            if not executor.folder and not failed:
+            self._kill_workers()
+            self.executor.save(None)
+            if self.executor.folder is None and succeeded:
                 shutil.rmtree(logs, ignore_errors=True)
-            with contextlib.suppress(OSError):  # some logs have text
+            with contextlib.suppress(OSError):  # some logs are not empty
                 logs.rmdir()
 
+    def _create_log_folder(self) -> Path:
+        if self.executor.folder is None:
+            return Path(tempfile.mkdtemp("-spodgt-workers"))
+        logs = self.executor.folder.path / LOGS
+        logs.mkdir(exist_ok=True)
+        return logs
+
     def _create_jobs(self, labels: Sequence[str], logs: Path) -> None:
-        """Make a job of every run, from what the folder holds; its checkpoint becomes one for each run."""
+        """Create a job for every run, and write the checkpoint of every run to a file of its own."""
         executor = self.executor
         for label in labels:
-            for number, run in enumerate(executor.batches[label]):
-                known = executor.resume_run(label, number)
-                log_file = (
-                    logs / f"{executor.labels.index(label):02d}-{slug(label)}-seed-{run.seed}.log"
-                )
-                job = Job(label, number, run, known, log_file)
-                job.finished = known.point is None and 0 in known.log.ended
+            runs = executor.batches[label]
+            log = executor.logs[label]
+            group_by_round(log, runs, executor.settings.stop)  # raises if one cannot be continued
+            for number, run in enumerate(runs):
+                log_file = logs / f"{executor.file_stem(label)}-seed-{run.seed}.log"
+                job = RunJob(label, number, run, log_file)
+                job.finished = log.is_finished(number, executor.settings.stop)
                 self.jobs.append(job)
-                if executor.folder and (known.point is not None or job.finished):
-                    checkpoint = known.log.checkpoint(executor.notes(), known.point)
-                    executor.folder.save(checkpoint, executor.run_file(label, number))
+                if executor.folder is not None and number in log.checkpoints:
+                    file = log.extract(number, run.seed).to_file(executor.notes())
+                    executor.folder.save(file, executor.run_file(label, number))
         executor.save(None)
+        for label in labels:
+            self._finish_method(label)  # all its runs may have ended already
 
-    def _start(self, job: Job) -> None:
-        receiver, sender = mp.get_context("fork").Pipe(duplex=False)
-        worker = Worker(self.executor, job, sender)
-        job.process = mp.get_context("fork").Process(
-            target=worker.run, args=(receiver,), daemon=True
+    def _run_jobs(self) -> None:
+        interrupt = self.executor.interrupt
+        waiting = deque(job for job in self.jobs if not job.finished)
+        while waiting or self.running:
+            if interrupt.requested:
+                raise KeyboardInterrupt
+            while waiting and len(self.running) < self.executor.settings.workers:
+                self._start(waiting.popleft())
+            self._receive()
+
+    def _start(self, job: RunJob) -> None:
+        executor = self.executor
+        context = mp.get_context("fork")
+        receiver, sender = context.Pipe(duplex=False)
+        log = executor.logs[job.label].extract(job.number, job.run.seed)
+        worker = Worker(
+            run=job.run,
+            log=log,
+            log_file=job.log_file,
+            settings=executor.settings,
+            runtime=executor.runtime,
+            interrupt=executor.interrupt,
+            labels=executor.labels,
+            notes=executor.notes() if executor.folder is not None else None,
+            sender=sender,
         )
-        with (
-            warnings.catch_warnings()
-        ):  # Python 3.12: threads of this process do not exist in the new one
+        pipes = [receiver, *self.running]  # of the parent
+        job.process = context.Process(target=worker.main, args=(pipes,), daemon=True)
+        with warnings.catch_warnings():
+            # Python 3.12 warns that threads of this process do not exist in the new one.
             warnings.filterwarnings(
                 "ignore", "This process .* is multi-threaded", DeprecationWarning
             )
             job.process.start()
         sender.close()
         self.running[receiver] = job
+        if job.number in executor.logs[job.label].checkpoints:
+            executor.logs[job.label].take_checkpoint(job.number)  # it is in the worker's memory
 
-    def _receive(self, timeout: float) -> None:
-        """Handle the messages that are there, and processes that have ended."""
-        for receiver in wait(list(self.running), timeout):
+    def _receive(self) -> None:
+        """Handle one message of every worker that has sent some, and workers that have ended."""
+        for receiver in wait(list(self.running), _POLL_SECONDS):
             assert isinstance(receiver, Connection)
             try:
                 message = receiver.recv_bytes()
             except (EOFError, OSError):
                 receiver.close()
-                self._check_end(self.running.pop(receiver))
+                self._check_exit(self.running.pop(receiver))
             else:
                 self._handle(self.running[receiver], message[:1], message[1:])
 
-    def _handle(self, job: Job, kind: bytes, data: bytes) -> None:
-        executor = self.executor
+    def _handle(self, job: RunJob, kind: bytes, data: bytes) -> None:
         if kind == _ROW:
-            for callback in executor.settings.callbacks:
-                callback(json.loads(data))
+            row = json.loads(data)
+            for callback in self.executor.settings.callbacks:
+                callback(dict(row))
         elif kind == _PROGRESS:
             job.progress = Progress(**json.loads(data))
             self._show_progress(job.label)
         elif kind == _ERROR:
             _raise_error(job, **json.loads(data))
         else:
-            job.finished = kind == _FINISHED
-            job.known = job.known._replace(log=_read_log(data))
-            if executor.folder:
-                write(executor.folder.path / executor.run_file(job.label, job.number), data)
-            if job.finished:
-                self._finish_method(job.label)
+            self._record(job, data, finished=kind == _FINISHED)
 
-    def _check_end(self, job: Job) -> None:
-        """Raise if a process ended without a result and without being stopped."""
+    def _record(self, job: RunJob, data: bytes, *, finished: bool) -> None:
+        """Write the log of a run, and add it to that of its method."""
+        executor = self.executor
+        if executor.folder is not None:
+            write(executor.folder.path / executor.run_file(job.label, job.number), data)
+        part = MethodLog.from_file(CheckpointFile.from_bytes(data))
+        if not finished:
+            part.checkpoints.clear()  # it is in the file, and in the worker's memory
+        executor.logs[job.label].update(job.number, job.run.seed, part)
+        job.finished = finished
+        if finished:
+            self._finish_method(job.label)
+
+    def _finish_method(self, label: str) -> None:
+        """Finish a method if all its runs have ended."""
+        jobs = [job for job in self.jobs if job.label == label]
+        if label not in self.executor.finished and all(job.finished for job in jobs):
+            self.executor.finish(label)
+
+    def _check_exit(self, job: RunJob) -> None:
+        """Raise if a process ended without a result and without a request."""
         assert job.process is not None
         job.process.join()
         code = job.process.exitcode or 0
-        if code == 0:
-            if job.finished and not job.log_file.stat().st_size:
+        if job.finished and code == 0:
+            if job.log_file.stat().st_size == 0:
                 job.log_file.unlink()
             return
-        how = f"exit code {code}"
+        cause = f"exit code {code}"
         if code < 0:
-            how = signal.Signals(-code).name
+            cause = signal.Signals(-code).name
         if code == -signal.SIGKILL:
-            how += " (often out of memory: use fewer workers)"
+            cause += " (often out of memory: use fewer workers)"
         raise Failed(
-            f"the worker of {job.name} ended with {how}; see {job.log_file}, and run again with --resume."
+            f"the worker of {job.name} ended with {cause}; see {job.log_file}, and run again with --resume."
         )
 
-    def _stop_all(self) -> None:
-        """Ask all workers to send a last checkpoint and to end."""
+    def _stop_workers(self) -> None:
+        """Request a last checkpoint from every worker, and wait until it has ended."""
+        if self.executor.folder is None:
+            return
         for job in self.running.values():
             assert job.process is not None
             job.process.terminate()
         deadline = time.monotonic() + _SAVE_SECONDS
         while self.running and time.monotonic() < deadline:
-            with contextlib.suppress(Failed):  # the first failure is reported
-                self._receive(_POLL)
+            with contextlib.suppress(SpodgtError):  # the first failure is reported
+                self._receive()
 
-    def _kill_all(self) -> None:
-        for job in self.running.values():
+    def _kill_workers(self) -> None:
+        for receiver, job in self.running.items():
             assert job.process is not None
             job.process.kill()
             job.process.join()
+            receiver.close()
         self.running.clear()
-
-    def _finish_method(self, label: str) -> None:
-        """Record a method all of whose runs have ended."""
-        executor = self.executor
-        jobs = [job for job in self.jobs if job.label == label]
-        if label in executor.finished or not all(job.finished for job in jobs):
-            return
-        self._join_logs([label])
-        executor.finish(executor.logs[label], executor.batches[label], {})
-        if executor.folder:
-            for job in jobs:
-                (executor.folder.path / executor.run_file(label, job.number)).unlink(
-                    missing_ok=True
-                )
-
-    def _join_logs(self, labels: Sequence[str]) -> None:
-        for label in labels:
-            parts = {job.number: job.known.log for job in self.jobs if job.label == label}
-            self.executor.logs[label] = MethodLog.join(label, self.executor.batches[label], parts)
 
     def _show_progress(self, label: str) -> None:
         """Report the progress of a method: means over its runs, and the round of the slowest run."""
         show = self.executor.settings.progress
         if show is None:
             return
+        reports = []
+        fraction = 0.0
         jobs = [job for job in self.jobs if job.label == label]
-        reports = [job.progress for job in jobs if job.progress is not None]
-        fraction = sum(report.fraction for report in reports) / len(jobs)
+        for job in jobs:
+            if job.progress is not None:
+                reports.append(job.progress)
+                fraction += job.progress.fraction / len(jobs)
+            elif job.finished:
+                fraction += 1 / len(jobs)
         accuracies = [report.accuracy for report in reports if not math.isnan(report.accuracy)]
         accuracy = sum(accuracies) / len(accuracies) if accuracies else math.nan
         slowest = min(reports, key=lambda report: report.fraction)
-        show(replace(slowest, fraction=fraction, accuracy=accuracy))
+        show(replace(slowest, fraction=min(1.0, fraction), accuracy=accuracy))
 
 
-def _read_log(data: bytes) -> MethodLog:
-    log, _ = MethodLog.read(Checkpoint.from_bytes(data))
-    return log
-
-
-def _raise_error(job: Job, kind: str, text: str) -> NoReturn:
-    """Raise what a worker could not handle: errors of this package as they are, others with the log."""
+def _raise_error(job: RunJob, kind: str, text: str) -> NoReturn:
+    """Raise an exception of a worker: one of this package as it is, others with the log."""
     error = getattr(errors, kind, None)
     if isinstance(error, type) and issubclass(error, SpodgtError):
         raise error(text)
     raise Failed(f"{job.name} failed with {kind}: {text}; see {job.log_file}.")
 
 
-# --- the worker ----------------------------------------------------------------------------------
+# --- the worker process --------------------------------------------------------------------------
+@dataclass(eq=False)
 class Worker:
-    """The `Recorder` of one run in a process of its own: sends what the executor would write."""
+    """Computes one run in a process of its own, and sends what the parent writes."""
 
-    def __init__(self, executor: Executor, job: Job, sender: Connection) -> None:
-        self.job = job
-        self.sender = sender
-        self.notes = executor.notes()
-        self.runtime = executor.runtime
-        self.interrupt = executor.interrupt
-        self.labels = executor.labels
-        self.kept = executor.kept
-        self.state_bytes = executor.state_bytes
-        callbacks = (self._send_row,)
-        self.settings: Settings = replace(
-            executor.settings, callbacks=callbacks, progress=self._send_progress
-        )
+    run: Run
+    log: MethodLog  # of this run alone, with the number 0
+    log_file: Path
+    settings: ExecutionSettings
+    runtime: Runtime
+    interrupt: Interrupt
+    labels: Sequence[str]
+    notes: Mapping[str, Any] | None  # facts for checkpoints; None: the run is not saved
+    sender: Connection
 
-    def run(self, receiver: Connection) -> None:
-        """The main function of the process."""
-        receiver.close()
+    def main(self, pipes: Sequence[Connection]) -> None:
+        """The main function of the process; `pipes` are those of the parent."""
+        for pipe in pipes:
+            pipe.close()  # so that a worker gets an error when it sends to a parent that has died
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and sends SIGTERM
-        self._open_log()
-        torch.set_num_threads(
-            1
-        )  # before any other operation: threads of the parent do not exist here
+        self._open_log_file()
+        torch.set_num_threads(1)  # before any operation: threads of the parent do not exist here
         try:
-            with self.interrupt.heard():
+            with self.interrupt.installed():
                 self._compute()
         except KeyboardInterrupt:
             pass
-        except BrokenPipeError:  # the parent is gone
+        except BrokenPipeError:  # the parent has ended
             os._exit(1)
         except Exception as error:
             traceback.print_exc()
-            self._send(
-                _ERROR, json.dumps({"kind": type(error).__name__, "text": str(error)}).encode()
-            )
+            self._send_json(_ERROR, {"kind": type(error).__name__, "text": str(error)})
         sys.stderr.flush()
 
-    def _open_log(self) -> None:
-        """Write to the log file what this process prints; the parent's streams may hold locks."""
-        file = open(self.job.log_file, "w", encoding="utf-8", buffering=1)  # noqa: SIM115 (until the end)
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
+    def _open_log_file(self) -> None:
+        """Redirect the output of this process; locks of the parent's streams may be held."""
+        file = open(self.log_file, "w", encoding="utf-8", buffering=1)  # noqa: SIM115 (until the end)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
         sys.stdout = file
         sys.stderr = file
         faulthandler.enable(file)
 
     def _compute(self) -> None:
-        log, point = self.job.known
-        runs = [self.job.run]
-        dtype = self.settings.dtype
-        if point is None:
-            start = begin(self.runtime.world(runs, dtype))
+        settings = replace(
+            self.settings,
+            callbacks=(partial(self._send_json, _ROW),),
+            progress=lambda progress: self._send_json(_PROGRESS, asdict(progress)),
+        )
+        callbacks = ObserverCallbacks(
+            stop_requested=lambda: self.interrupt.requested,
+            save=None if self.notes is None else self._send_checkpoint,
+            labels=self.labels,
+        )
+        observer = Observer(self.log, [self.run], settings, callbacks)
+        if 0 in self.log.checkpoints:
+            checkpoints = {0: self.log.take_checkpoint(0)}
+            start = self.runtime.restore([self.run], settings.dtype, checkpoints)
         else:
-            log.finite_at[0] = min(log.finite_at.get(0, 0), point.k)
-            log.ended.pop(0, None)
-            start = self.runtime.restore(runs, dtype, point)
-        observer = Observer(self, log, runs)
-        world = run_rounds(
-            start, self.settings.stop, self.settings.schedule, observer, STRIDE
-        ).world
-        tally = world.tally()
-        world.close()
-        observer.close(tally)
+            start = begin(self.runtime.world([self.run], settings.dtype))
+        run_rounds(start, settings.stop, settings.schedule, observer, STRIDE).world.close()
+        observer.close()
+        self._send(_FINISHED, self.log.to_file(self.notes or {}).to_bytes())
 
-    def save(self, log: MethodLog | None, where: Saved | None = None) -> None:
-        if log is not None:
-            self._send(_SAVED, log.checkpoint(self.notes, where).to_bytes())
+    def _send_checkpoint(self, checkpoints: Mapping[int, RunCheckpoint]) -> None:
+        file = self.log.to_file(self.notes or {}, checkpoints)
+        self._send(_CHECKPOINT, file.to_bytes())
 
-    def finish(self, log: MethodLog, runs: Sequence[Run], states: dict[int, State]) -> None:
-        self._send(_FINISHED, log.checkpoint(self.notes).to_bytes())
-
-    def _send_row(self, row: dict[str, Any]) -> None:
-        self._send(_ROW, json.dumps(row, default=float).encode())
-
-    def _send_progress(self, progress: Progress) -> None:
-        self._send(_PROGRESS, json.dumps(asdict(progress)).encode())
+    def _send_json(self, kind: bytes, value: Mapping[str, Any]) -> None:
+        self._send(kind, json.dumps(value, default=float).encode())
 
     def _send(self, kind: bytes, data: bytes) -> None:
         self.sender.send_bytes(kind + data)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,7 +77,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
 _SCHEDULE_FIELDS = {field.name for cls in SCHEDULES.values() for field in dataclasses.fields(cls)}
 
 
-def check_names(given: dict[str, Any], owner: str, known: list[str]) -> None:
+def check_names(given: Mapping[str, object], owner: str, known: list[str]) -> None:
     names = ", ".join(known)
     for key, value in given.items():
         if key not in known:
@@ -132,7 +133,7 @@ class Scheduled(Wrapper[S]):
         return now.step(state, round)
 
 
-def rate_at(schedule: Schedule, k: int, K: int | Tensor | None) -> Number:
+def rate_at(schedule: Schedule, k: int | Tensor, K: int | Tensor | None) -> Number:
     """The step size of round k, which K local steps hold."""
     held: int | Tensor = k if K is None else (k - 1) // K * K + 1
     return schedule.warmed(widened(held) if isinstance(held, Tensor) else held)

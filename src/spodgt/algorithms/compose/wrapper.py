@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, HasStepSize, LocalSteps, Rate, S, State
+from spodgt.algorithms.rounds import TreeRound
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
 from spodgt.types import Availability, Round
@@ -64,11 +65,11 @@ class Wrapper(Algorithm[S]):
     def fit(self, availability: Availability) -> Wrapper[S]:
         return dataclasses.replace(self, base=self.base.fit(availability))
 
-    def uses(self, availability: Availability, network: Network) -> Availability:
-        return self.base.uses(availability, network)
+    def adapt_availability(self, availability: Availability, network: Network) -> Availability:
+        return self.base.adapt_availability(availability, network)
 
-    def weighs(self, network: Network) -> Network:
-        return self.base.weighs(network)
+    def with_mixing_weights(self, network: Network) -> Network:
+        return self.base.with_mixing_weights(network)
 
 
 # --- directions --------------------------------------------------------------------------------------
@@ -192,7 +193,7 @@ class LinkLayer(Layer[S]):
     """Changes which links are used or how they weigh, in `uses`; the step is the inner method's own."""
 
     @abstractmethod
-    def uses(self, availability: Availability, network: Network) -> Availability: ...
+    def adapt_availability(self, availability: Availability, network: Network) -> Availability: ...
 
     def init(self, x: Tensor, round: Round) -> S:
         return self.base.init(x, round)
@@ -272,7 +273,7 @@ class DirectionLayer(Layer[S]):
         while isinstance(method, Wrapper):
             method = method.base
         traits = method.traits
-        return traits.talks == "all" and not traits.tracking and traits.exact == "no"
+        return traits.activation == "all" and not traits.tracking and traits.exact == "no"
 
     def declares(self, suffix: str, *more: str, **changes: object) -> None:
         if self.along_own_gradients:
@@ -341,10 +342,10 @@ class _Turned:
         """(clients, 1) bool: the clients that take a step."""
         traits = self.layer.traits
         round = self.round.round
-        if traits.talks != "all":
+        if traits.activation != "all":
             return round.computes
         if self.layer.along_own_gradients:
             return self.round.active
         if traits.root or traits.two_way:
-            return round.lead != 0
+            return cast(TreeRound, round).step_weight != 0
         return torch.ones_like(round.computes)

@@ -1,6 +1,6 @@
 """Data: the sets, how to get them, and how they are dealt out to clients."""
 
-from spodgt.network.files import data_directory
+from spodgt._util.files import data_directory
 from spodgt.problems.data.datasets import Dataset, Row, Split, available, load
 from spodgt.problems.data.download import get, import_
 from spodgt.problems.data.partitions import (

@@ -275,7 +275,9 @@ class ClientData:
             among all samples.
         """
         sizes = self.client_indices.sizes[batches.rows]
-        positions = sample_without_replacement(batches.keys, batches.places, batches.k, sizes, size)
+        positions = sample_without_replacement(
+            batches.keys, batches.client_index, batches.k, sizes, size
+        )
         starts = self.client_indices.offsets[batches.rows, None]
         return positions, self.client_indices.indices[starts + positions]
 
@@ -300,7 +302,7 @@ class ClientData:
         rows = torch.from_numpy(indices).to(device)
         images = self.samples.inputs[rows]
         if self.augment:
-            windows = Windows.draw(batches.keys, batches.places, batches.k, positions)
+            windows = Windows.draw(batches.keys, batches.client_index, batches.k, positions)
             images = crop_and_flip(images, windows)
         targets = self.samples.targets[rows]
         return (

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from spodgt._util.files import data_directory
 from spodgt.errors import InvalidData
-from spodgt.network.files import data_directory
 from spodgt.problems.data.image_formats import Bytes, file_error, read_cifar, read_names, read_pair
 from spodgt.problems.data.sampling import Samples
 

@@ -25,8 +25,8 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from spodgt._util.files import data_directory
 from spodgt.errors import InvalidData
-from spodgt.network.files import data_directory
 from spodgt.problems.data import datasets, network_datasets, text_corpora
 from spodgt.problems.data.datasets import CIFAR_CLASSES, CIFAR_FILES, CIFAR_NAMES, FILES, OFFLINE
 from spodgt.problems.data.image_formats import (

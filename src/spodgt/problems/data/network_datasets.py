@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from spodgt.problems.data.image_formats import file_error, require
 
@@ -165,7 +165,7 @@ def _parse_topohub_graph(text: str) -> nx.Graph:
     """A graph from JSON, with the names of nodes, which get their key added if not unique."""
     import networkx as nx
 
-    data: Any = json.loads(text)
+    data = json.loads(text)
     nodes = {node["id"]: node for node in data["nodes"]}
     names = {key: str(node.get("name") or key) for key, node in nodes.items()}
     if len(set(names.values())) < len(names):

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator
 
 from spodgt.errors import InvalidData, InvalidInput, UnusedDataWarning
 from spodgt.rng import generator
-from spodgt.validation import Field, Must, Number, Whole, recipe
+from spodgt.validation import Field, FieldHint, Number, Whole, recipe
 
 Indices = NDArray[np.int64]
 
@@ -38,11 +38,13 @@ class Partition(Protocol):
 PARTITIONS: dict[str, type[Partition]] = {}  # by their names in a config
 
 
-def _each(what: str) -> Must:
-    return Must(f"a whole number of {what} for each client from 1 on", 1, got="but is", use="1")
+def _each(what: str) -> FieldHint:
+    return FieldHint(
+        f"a whole number of {what} for each client from 1 on", 1, got="but is", use="1"
+    )
 
 
-_ALPHA = Must(
+_ALPHA = FieldHint(
     "a number above 0 and at most 1000000",
     0.5,
     got="but is",
@@ -164,7 +166,7 @@ class Explicit:
 
     name: ClassVar[str] = "explicit"
     indices: Annotated[
-        Sequence[Sequence[int]], BeforeValidator(_indices), Must("a list", [[0, 1], [2]])
+        Sequence[Sequence[int]], BeforeValidator(_indices), FieldHint("a list", [[0, 1], [2]])
     ]
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:

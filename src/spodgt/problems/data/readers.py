@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils import data as torch_data
 
+from spodgt._util.text import first_line
 from spodgt.errors import InvalidData
 from spodgt.problems.data.pytree import Tree, leaves, seeded, tree_map
 from spodgt.problems.data.sampling import AnySamples, Collate, LazySamples, Readable, Samples
-from spodgt.problems.user_code import first_line
 
 Source = torch_data.Dataset[object] | Sequence[object] | Mapping[str, object]
 Clients = Sequence[Source] | Mapping[str, Source]

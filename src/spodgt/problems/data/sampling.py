@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils import data as torch_data
 
 from spodgt import rng
+from spodgt._util.text import first_line
 from spodgt.engine import loops_enabled
 from spodgt.errors import InvalidData
 from spodgt.problems.data.pytree import Tree, copy_to, leaves, seeded, tensor_leaves, tree_map
-from spodgt.problems.user_code import first_line
 from spodgt.types import Ints, Minibatches, Words
 
 MAX_BLOCK_NUMBERS = 2**24  # numbers in one evaluated block: 64 MB of float32
@@ -331,7 +331,7 @@ def _is_finite(leaf: object) -> bool:
 
 def client_seeds(batches: Minibatches, stream: int) -> list[int]:
     """One seed per client for other random numbers of a mini-batch; see `DROPOUT_STREAM`."""
-    words = rng.words(batches.keys, batches.k, batches.places, stream)
+    words = rng.words(batches.keys, batches.k, batches.client_index, stream)
     return (words >> np.uint64(1)).tolist()  # type: ignore[no-any-return]
 
 

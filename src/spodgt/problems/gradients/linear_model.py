@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from spodgt.engine import compiled_dot_product, compiled_loop
+from spodgt.problems.protocols import LinearData
 from spodgt.random_draws import draw_without_replacement
-from spodgt.types import Array, Ints, LinearData
+from spodgt.types import Array, Ints
 
 UINT = np.uint64
 _CACHE_LINE = 64  # bytes
@@ -293,6 +294,6 @@ def linear_gradients(x, gradients, data, stride, draws, rows, batch, chunk, scra
     for n in range(len(rows)):
         at = UINT(rows[n]) * UINT(x.shape[1])
         copy_padded(flat_x, at, scratch.model, zero, data, UINT(stride), False)
-        draw = draws.rows[n], draws.keys[n], draws.places[n], draws.k, batch, chunk
+        draw = draws.rows[n], draws.keys[n], draws.client_index[n], draws.k, batch, chunk
         minibatch_gradient(scratch.model, zero, scratch.gradient, data, UINT(stride), draw, scratch)
         copy_padded(flat_gradients, at, scratch.gradient, zero, data, UINT(stride), True)

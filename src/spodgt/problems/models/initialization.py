@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from spodgt import rng
+from spodgt._util.text import first_line
 from spodgt.errors import InvalidInput
 from spodgt.problems.data.pytree import seeded
 from spodgt.problems.models.torch_internals import reset_method
-from spodgt.problems.user_code import first_line
 
 Init = Literal["given", "fresh"] | Callable[[nn.Module, int], object]
 

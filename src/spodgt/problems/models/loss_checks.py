@@ -9,11 +9,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from spodgt._util.text import first_line
 from spodgt.errors import InvalidInput
 from spodgt.problems.data.pytree import Tree, call, clone, concat, seeded
 from spodgt.problems.losses import Loss
 from spodgt.problems.objective import Objective, compares_classes, compares_elements
-from spodgt.problems.user_code import first_line, user_code_errors
+from spodgt.problems.user_code import user_code_errors
 
 
 def evaluate_once(

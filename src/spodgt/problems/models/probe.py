@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from spodgt._util.text import first_line
 from spodgt.errors import InvalidData, InvalidInput
 from spodgt.problems.data.client_data import ClientData, InvalidLabel
 from spodgt.problems.data.pytree import Tree, call, clone, random_state, seeded, tensor_leaves
@@ -22,7 +23,7 @@ from spodgt.problems.models.carried_state import TRACKING_NORMS, refuse_carried_
 from spodgt.problems.models.loss_checks import check_gradient, evaluate_once, refuse_sum
 from spodgt.problems.models.torch_internals import has_gradient_hooks
 from spodgt.problems.objective import Objective, compares_classes, ignore_index_of
-from spodgt.problems.user_code import first_line, user_code_errors
+from spodgt.problems.user_code import user_code_errors
 from spodgt.types import Ints
 
 CONVOLUTIONS = (

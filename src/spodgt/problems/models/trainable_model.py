@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from spodgt._util.text import first_line
 from spodgt.engine import current_engine
 from spodgt.errors import InvalidInput
 from spodgt.problems.data.client_data import ClientData
@@ -29,7 +30,6 @@ from spodgt.problems.models.probe import (
     find_side_effects,
 )
 from spodgt.problems.objective import Objective
-from spodgt.problems.user_code import first_line
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from spodgt.runtimes.distributed.blocks import Traffic, spans
-from spodgt.runtimes.distributed.group import Group, Work
+from spodgt.runtimes.distributed.client_blocks import Traffic, spans
+from spodgt.runtimes.distributed.process_group import Group, Work
 from spodgt.types import Ints
 
 Key = tuple[

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,10 +21,10 @@ from torch import Tensor
 from spodgt.errors import Failed, InvalidInput, SpodgtError
 from spodgt.kernels.steps import rebuild
 from spodgt.problems import refuse_statistics
-from spodgt.runtimes.distributed.blocks import blocks, effort
-from spodgt.runtimes.distributed.group import Group, restarted
+from spodgt.runtimes.distributed.client_blocks import blocks, effort
+from spodgt.runtimes.distributed.process_group import Group, restarted
 from spodgt.runtimes.distributed.world import Distributed
-from spodgt.runtimes.world import EXCHANGED_STATISTICS, EXCHANGED_X, Run, Saved, Snapshot, Tally
+from spodgt.runtimes.world import CheckpointBatch, Run, RunCheckpoint, Snapshot, Tally
 
 T = TypeVar("T")
 _CPU = torch.device("cpu")
@@ -101,18 +101,29 @@ class Processes:
     def world(self, runs: Sequence[Run], dtype: torch.dtype) -> Distributed:
         return Distributed(runs, self.group, dtype=dtype)
 
-    def restore(self, runs: Sequence[Run], dtype: torch.dtype, saved: Saved | None) -> Snapshot:
-        head = saved and {
-            "k": saved.k,
-            "delay": saved.delay.tolist(),
-            "runs": saved.runs.tolist(),
-            "exchanged": EXCHANGED_X in saved.state,
-        }
+    def restore(
+        self,
+        runs: Sequence[Run],
+        dtype: torch.dtype,
+        checkpoints: Mapping[int, RunCheckpoint] | None,
+    ) -> Snapshot:
+        batch: CheckpointBatch | None = None
+        head: dict[str, Any] = {}
+        counts = Tally.zeros(runs)
+        if checkpoints is not None:
+            batch = CheckpointBatch.join(runs, checkpoints)
+            counts = batch.counts
+            points = list(checkpoints.values())
+            head = {
+                "k": points[0].k,
+                "delay": [point.delay for point in points],
+                "runs": list(checkpoints),
+                "exchanged": batch.exchanged is not None,
+            }
         head = json.loads(self.share(lambda: json.dumps(head).encode()))
         fresh = self.world(runs, dtype)
         like = fresh.init()  # round 0 tells what a state looks like
         fresh.close()
-        counts = saved.tally if saved else Tally.zeros(runs)
         live = np.asarray(head["runs"], np.int64)
         world = Distributed(
             runs, self.group, dtype=dtype, runs=live, counts=counts, mail=fresh.mail
@@ -130,15 +141,16 @@ class Processes:
 
         names = world.algorithm.traits.state
         fields = [
-            dealt(saved and saved.state[name], tensor)
+            dealt(batch and batch.state[name], tensor)
             for name, tensor in zip(names, like, strict=True)
         ]
         if world.statistics.shape[1]:
-            world.statistics = dealt(saved and saved.statistics, world.statistics)
+            world.statistics = dealt(batch and batch.statistics, world.statistics)
         if head["exchanged"]:
-            x = dealt(saved and saved.state[EXCHANGED_X], like[0])
+            exchanged = batch and batch.exchanged
+            x = dealt(exchanged and exchanged.x, like[0])
             statistics = world.statistics
             if statistics.shape[1]:
-                statistics = dealt(saved and saved.state[EXCHANGED_STATISTICS], statistics)
+                statistics = dealt(exchanged and exchanged.statistics, statistics)
             world.restore_exchanged(head["k"], x, statistics)
         return Snapshot(head["k"], np.asarray(head["delay"]), world, rebuild(like, fields))

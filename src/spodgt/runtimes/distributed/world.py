@@ -2,9 +2,9 @@
 
 Every process draws the active links of a round by itself, so nothing is agreed upon by messages. A
 round sends each pair of processes one message at most, with the rows that active links need: the fields
-that a method declares to mix as they are (`Traits.mixes`) go together at the start of the step, and where
-that is x alone, already while the last gradients are computed. What a method derives first is sent when it
-asks for it. The trajectory is the simulator's.
+that a method declares to mix as they are (`Traits.mixed_fields`) go together at the start of the step,
+and where that is x alone, already while the last gradients are computed. What a method derives first is
+sent when it asks for it. The trajectory is the simulator's.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm
+from spodgt.algorithms.compose.codecs import Codec, IntervalQuantizer
 from spodgt.kernels.steps import State, rebuild
 from spodgt.problems import refuse_statistics
-from spodgt.runtimes.distributed.blocks import Block, Traffic, blocks, effort
-from spodgt.runtimes.distributed.group import Group
+from spodgt.runtimes.distributed.client_blocks import Block, Traffic, blocks, effort
 from spodgt.runtimes.distributed.messages import Flight, Item, Key, Mail, Parcel
+from spodgt.runtimes.distributed.process_group import Group
 from spodgt.runtimes.simulator import SimulatedRound, Simulation, cut
 from spodgt.runtimes.world import Run, RunState, Tally, with_average
-from spodgt.types import Bools, Code, Evaluation, IntervalCode, Ints
+from spodgt.types import Bools, Evaluation, Ints
 
 
 class Distributed(Simulation):
@@ -102,7 +103,7 @@ class Distributed(Simulation):
     @cached_property
     def planned(self) -> tuple[Key, ...]:
         """What every step mixes as it is: over which links, and which field of the state."""
-        mixes = self.algorithm.traits.mixes
+        mixes = self.algorithm.traits.mixed_fields
         return tuple(
             dict.fromkeys(("push" if kind == "push" else "pull", name) for kind, name in mixes)
         )
@@ -269,18 +270,23 @@ class DistributedRound(SimulatedRound):
         return self._mix(x, "w", self.links.pull, None)
 
     def _mix(
-        self, x: Tensor, weights: str, active: Bools, keeper: Ints | None, code: Code | None = None
+        self,
+        x: Tensor,
+        weights: str,
+        active: Bools,
+        keeper: Ints | None,
+        codec: Codec | None = None,
     ) -> Tensor:
         """As in one process; without a `keeper` of what is not sent, the difference to x."""
         world, kind = self.world, "push" if weights == "b" else "pull"
-        self._count(active, x, code)
+        self._count(active, x, codec)
         self.calls += 1
         key = next(
             (key for key, sent in self.left.items() if sent is x and key[0] == kind), (kind, None)
         )
         traffic, values, parcels = self.traffic(kind), self.weights(weights), self.parcels
         if key[1] is None:
-            parcels = self.send(self.calls, {key: x if code is None else code.pack(x)})
+            parcels = self.send(self.calls, {key: x if codec is None else codec.pack(x)})
             self.posted.extend(parcels.values())
         # While messages are on their way:
         if keeper is None:
@@ -291,13 +297,13 @@ class DistributedRound(SimulatedRound):
             out = world.block.mix_own(x, values, active, keeper)
         for peer, clients in traffic.receives.items():
             rows = parcels[peer].rows(key)
-            rows = rows if code is None else code.unpack(rows, x.shape[1], x.dtype)
+            rows = rows if codec is None else codec.unpack(rows, x.shape[1], x.dtype)
             world.block.add(out, rows, clients, values, active, own)
         return out
 
-    def _said(self, x: Tensor, code: IntervalCode) -> tuple[Tensor, Ints]:
+    def _said(self, x: Tensor, codec: IntervalQuantizer) -> tuple[Tensor, Ints]:
         self.calls += 1
-        place, said, key = self.world.block.row.copy(), [code.pack(x)], ("pull", None)
+        place, said, key = self.world.block.row.copy(), [codec.pack(x)], ("pull", None)
         parcels = self.send(self.calls, {key: said[0]})
         self.posted.extend(parcels.values())
         for peer, clients in self.traffic("pull").receives.items():

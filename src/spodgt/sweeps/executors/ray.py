@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from spodgt._util.text import first_line
 from spodgt.errors import Failed, InvalidInput
 from spodgt.experiment.config import Table
 from spodgt.sweeps.cell import Event, Job, Outcome, Tell, from_line, perform, to_line
@@ -48,7 +49,7 @@ class RayTasks:
                     num_cpus=workers, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet
                 )
         except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = first_line(error)
             where = f"at {address!r}" if address else "of this machine"
             raise Failed(f"no Ray cluster {where}: {reason}; start one with ray start.") from None
         self.threads = 1 if address else max(1, cores() // workers)
@@ -89,7 +90,7 @@ class RayTasks:
         try:
             outcome = from_line(self.ray.get(reference))
         except self.ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = first_line(error)
             return Outcome(
                 job.name, False, f"its worker was lost {RETRIES + 1} times: {reason}; run again."
             )

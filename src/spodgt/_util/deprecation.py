@@ -1,0 +1,36 @@
+"""Deprecated names: they work for one release and warn with the new name."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from importlib import import_module
+
+
+def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
+    """Warn that `old` is deprecated.
+
+    Args:
+        old: Deprecated name.
+        new: What to use instead.
+        stacklevel: Frames up to the line to show; 3 is the caller of the function that warns.
+    """
+    warnings.warn(f"{old} is deprecated; use {new}.", DeprecationWarning, stacklevel=stacklevel)
+
+
+def renamed_attribute(module: str, name: str, renamed: Mapping[str, str]) -> object:
+    """The value of a deprecated attribute of a module, for the module's `__getattr__`.
+
+    Args:
+        module: `__name__` of the module.
+        name: Attribute that was not found.
+        renamed: New dotted name ("package.module.name") of each deprecated attribute.
+
+    Raises:
+        AttributeError: `name` is not a deprecated attribute.
+    """
+    if name not in renamed:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    warn_renamed(f"{module}.{name}", renamed[name], stacklevel=4)
+    new_module, new_name = renamed[name].rsplit(".", 1)
+    return getattr(import_module(new_module), new_name)

@@ -1,0 +1,71 @@
+"""How a comparison is executed, as opposed to what is run."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+
+from spodgt.runtimes.loop import EvaluationSchedule, Stop
+from spodgt.training.progress import Progress
+
+
+@dataclass(frozen=True)
+class ExecutionSettings:
+    """Limits, evaluations, numbers and reports of all runs.
+
+    Args:
+        gradient_norm: whether the global gradient is evaluated; None: where it is affordable.
+        progress: called with reports of the progress, about ten times a second.
+        callbacks: called with every evaluation.
+        checkpoint_every: seconds between two checkpoints.
+        max_state_bytes: size of the final state of one run that is kept for an extension.
+        workers: number of processes; 1: all runs are computed in this process.
+    """
+
+    stop: Stop
+    schedule: EvaluationSchedule
+    dtype: torch.dtype
+    device: torch.device
+    keep_states: bool = False
+    gradient_norm: bool | None = None
+    progress: Callable[[Progress], None] | None = None
+    callbacks: tuple[Callable[[dict[str, Any]], None], ...] = ()
+    checkpoint_every: float = 30.0
+    max_state_bytes: int = 0
+    workers: int = 1
+
+
+class Interrupt:
+    """Delays Ctrl-C and SIGTERM until the end of a round, so that its state is saved.
+
+    A second signal raises KeyboardInterrupt immediately.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle both signals in this block; does nothing outside the main thread."""
+        previous_handlers = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    previous_handlers[number] = signal.signal(number, self._request)
+        try:
+            yield
+        finally:
+            for number, handler in previous_handlers.items():
+                signal.signal(number, handler)
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
