@@ -555,9 +555,7 @@ def test_memory_that_no_machine_has(cli: Cli, folder: Path) -> None:
         "compare", "--set", "problem.kind=quadratic", "--set", "problem.parameters=1000000"
     )
     assert (code, out) == (1, "")
-    assert err == (
-        "spodgt: error: the memory of this machine is not enough; use fewer clients, seeds or parameters.\n"
-    )
+    assert err == ("spodgt: error: out of memory; use fewer clients, seeds or parameters.\n")
     assert not (folder / "runs").exists()
 
 

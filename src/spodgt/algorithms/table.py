@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """Properties of all methods, from their declarations: `spodgt algorithms`, docs/reference/methods.md."""
+=======
+"""The properties of all methods, from their declarations, for `spodgt methods` and docs/methods.md."""
+>>>>>>> main
 
 from __future__ import annotations
 

@@ -504,12 +504,15 @@ class TraceFile:
         return int(rounds)
 
     def _numbers(self, column: pd.Series, name: str) -> Floats:
-        """A column of numbers, or of dates and times in seconds; NaN where nothing is written."""
+        """A column of numbers, or of dates or durations in seconds; NaN where nothing is written."""
         import pandas as pd
 
         if pd.api.types.is_datetime64_any_dtype(column.dtype):
             self._require(np.full(len(column), name != "round"), column, "round must be numbers")
             return _seconds(column)
+        if pd.api.types.is_timedelta64_dtype(column.dtype):
+            self._require(np.full(len(column), name != "round"), column, "round must be numbers")
+            return np.asarray(column.dt.total_seconds(), np.float64)
         try:
             numbers = pd.to_numeric(column)
             if numbers.dtype.kind in "biuf":
