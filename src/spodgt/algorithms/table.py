@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Properties of all methods, from their declarations: `spodgt algorithms`, docs/reference/methods.md."""
-=======
-"""The properties of all methods, from their declarations, for `spodgt methods` and docs/methods.md."""
->>>>>>> main
+"""Properties of all methods, from their declarations: `spodgt methods`, docs/reference/methods.md."""
 
 from __future__ import annotations
 
