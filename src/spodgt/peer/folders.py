@@ -80,7 +80,7 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     if isinstance(experiment.problem, PythonProblem):
         problem = problem_of(experiment.problem, parts, names[0])
     else:
-        _, problem = join_clients(network, experiment.undivided.draw(seed))
+        _, problem = join_clients(network, experiment.base_problem.draw(seed))
     refuse_statistics(problem, "peers")
     if deployment.names is None and network.names is None and problem.clients == len(names):
         names = list(client_names(problem) or names)

@@ -20,8 +20,8 @@ from torch import Tensor
 from spodgt import rng
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment import ProblemRecipe, PythonProblem
-from spodgt.experiment.config import read_problem
 from spodgt.experiment.join import client_names
+from spodgt.experiment.toml import read_problem
 from spodgt.network import Network
 from spodgt.network.names import list_names
 from spodgt.participation import DayNight, Markov, Participation, TraceFile
