@@ -146,8 +146,8 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "not strongly connected": (
         "[network]\nkind = 'file'\npath = 'line.txt'",
-        "network.path='line.txt' is no network: the graph must be strongly connected, but client 0 receives "
-        "from nobody; give it an in-link.",
+        "network.path='line.txt' is no network: the graph must be strongly connected, but client 0 has "
+        "no in-link; add a link to it.",
     ),
     # --- run
     "negative delay": (
@@ -327,7 +327,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     # --- problem
     "unknown problem": (
         "[problem]\nkind = 'ranking'",
-        "problem.kind='ranking' is not known; choose from classification, quadratic, python, text.",
+        "problem.kind='ranking' is not known; choose from classification, text, quadratic, python.",
     ),
     "unknown model": (
         "[problem]\nmodel = 'svn'",

@@ -120,7 +120,7 @@ def test_steps_beyond_the_first_ones_are_tried_where_they_may_be_better(tmp_path
     found = spodgt.tune(
         [spodgt.method("spod-gt-memory", momentum=0.1)],
         steep,
-        spodgt.Network.complete(4),
+        spodgt.Network.draw(spodgt.graphs.Complete(4)),
         rounds=80,
         search=FEW,
     )
@@ -139,7 +139,7 @@ def test_a_method_that_always_diverges_is_a_failure() -> None:
     ):
         spodgt.tune(
             [spodgt.method("spod-gt", momentum=0.1)], spodgt.Quadratic(steep.H * 1e12, steep.c),
-            spodgt.Network.complete(4), rounds=80, search=FEW,
+            spodgt.Network.draw(spodgt.graphs.Complete(4)), rounds=80, search=FEW,
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from spodgt._util.files import find_data_file
 from spodgt._util.text import short_repr
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.network.graph import by_name
+from spodgt.network.names import sort_by_name
 from spodgt.participation.availability import AvailabilityTrace
 from spodgt.participation.recipes import PARTICIPATIONS, on_links, probabilities
 from spodgt.types import Availability, Bools, Floats, Ints
@@ -358,7 +358,7 @@ class TraceFile:
     def convert(self, table: pd.DataFrame) -> Trace:
         """The rounds of a log."""
         columns, receivers, senders = self._columns(table), *self._who(table)
-        labels = [str(label) for label in by_name({*receivers, *senders})]
+        labels = [str(label) for label in sort_by_name({*receivers, *senders})]
         index = {label: n for n, label in enumerate(labels)}
         code = np.array(
             [index[i] * len(labels) + index[j] for i, j in zip(receivers, senders, strict=True)]
