@@ -104,7 +104,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {cls.name: cls for cls in map(_imported
 
 # --- the register ------------------------------------------------------------------------------------
 def register(cls: A) -> A:
-    """Add a method from outside the package: the command line, configurations and tables then know its name.
+    """Register a method of your own: this process then accepts its name in configurations and tables.
 
     Args:
         cls: the method's class, a frozen dataclass derived from `Algorithm`.
@@ -164,7 +164,7 @@ def method(name: str | Algorithm, **fields: Any) -> Algorithm:
             order of the network's clients, or a dict by name), a schedule or its configuration
             `{"schedule": "inverse-sqrt", "start": 0.1}`. Every method also takes the layers of `LAYERS`:
             momentum, adam, clip_gradient, clip_tracker, weight_decay, l2, local_steps, weights,
-            running_mean.
+            running_mean, compress.
     """
     if isinstance(name, Algorithm):
         if not fields and not (
