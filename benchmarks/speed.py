@@ -253,7 +253,7 @@ def geometric(clients: int) -> Callable[[int], spodgt.Network]:
 
 
 def sparse(clients: int, degree: int = 8) -> Callable[[int], spodgt.Network]:
-    return lambda seed: spodgt.Network.k_regular(clients, degree, seed=seed)
+    return lambda seed: spodgt.Network.draw(spodgt.graphs.KRegular(clients, degree), seed=seed)
 
 
 # --- sections ----------------------------------------------------------------------------------------

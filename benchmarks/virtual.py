@@ -48,8 +48,10 @@ def memory(clients: int = 10_000, features: int = 400) -> None:
     problem = spodgt.Learning(
         torch.nn.Linear(features, 10), torch.nn.CrossEntropyLoss(), own, own[0], batch_size=2
     )
-    run = run_of(problem, spodgt.Network.k_regular(clients, 3))
-    small = run_of(spodgt.problems.fashion_mnist_svm(clients=4), spodgt.Network.complete(4))
+    run = run_of(problem, spodgt.Network.draw(spodgt.graphs.KRegular(clients, 3)))
+    small = run_of(
+        spodgt.problems.fashion_mnist_svm(clients=4), spodgt.Network.draw(spodgt.graphs.Complete(4))
+    )
     speed(VirtualWorld([small], LATE), 0.1)  # compile
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     world = VirtualWorld([run], LATE)

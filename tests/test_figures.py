@@ -80,7 +80,7 @@ def test_an_svg_has_every_client_and_link() -> None:
     assert f"{network.senders[0]} → {network.receivers[0]}: p̂ 0.5" in text
     numbers = [float(n) for n in re.findall(r'c[xy]="([-\d.]+)"', text)]
     assert 0 < min(numbers) < max(numbers) < 480
-    lone = spodgt.Network.complete(1)
+    lone = spodgt.Network.draw(spodgt.graphs.Complete(1))
     assert "nan" not in figures.network_svg(lone, np.ones(1), np.ones(lone.links))
 
 

@@ -87,7 +87,10 @@ def test_train_takes_what_compare_takes() -> None:
 
 def test_networks_and_problems_are_one_line() -> None:
     assert repr(spodgt.Network.ring(4)) == "<Network: 4 clients, 4 links, not all two-way>"
-    assert repr(spodgt.Network.complete(4)) == "<Network: 4 clients, 12 links, all two-way>"
+    assert (
+        repr(spodgt.Network.draw(spodgt.graphs.Complete(4)))
+        == "<Network: 4 clients, 12 links, all two-way>"
+    )
     assert repr(spodgt.Quadratic.random(4, 2)) == "<Quadratic: 4 clients, 2 parameters, noise 0>"
     digits = (torch.zeros(6, 3), torch.zeros(6, dtype=torch.long))
     problem = spodgt.Learning(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), [digits, digits])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from spodgt.algorithms import ALGORITHMS, Cosine, method
-from spodgt.network import Network
+from spodgt.network import Network, graphs
 from spodgt.participation import Always, Bernoulli, Trace
 from spodgt.participation.availability import (
     AvailabilityOverride,
@@ -63,7 +63,7 @@ def world_of(name: str, seed: int = 0, clients: int = 5) -> Network:
     """A network on which the method may run: one-way wherever it can."""
     if not traits_of(name).directed:
         return Network.random_geometric(clients, 0.7, seed=seed)
-    return Network.erdos_renyi(clients, 0.4, seed=seed)
+    return Network.draw(graphs.ErdosRenyi(clients, 0.4), seed=seed)
 
 
 def hardest(name: str) -> Any:
@@ -144,7 +144,9 @@ def test_one_gradient_a_round_and_only_where_active(name: str) -> None:
 def test_one_client_is_gradient_descent(name: str) -> None:
     problem = Quadratic.random(1, 3, seed=2)
     x, descent = torch.tensor([[1.0, -2.0, 3.0]]).double(), []
-    kept = states([make_run(build(name, step_size=0.3), problem, Network.complete(1), x0=x)], 12)
+    kept = states(
+        [make_run(build(name, step_size=0.3), problem, Network.draw(graphs.Complete(1)), x0=x)], 12
+    )
     for _ in range(13):
         descent.append(x)
         x = x - 0.3 * problem.full(x, np.arange(1))[1]
@@ -259,7 +261,7 @@ def test_k_gt_goes_on_after_a_schedule_that_ends_with_zero() -> None:
 def test_spod_gt_leans_towards_busy_clients() -> None:
     """Its limit is near the minimiser of Σ p_i F_i; importance weights and memory go to the true one."""
     problem, p = Quadratic.random(4, 2, seed=5, condition=3), np.array([1.0, 0.2, 0.6, 0.9])
-    network, participation = Network.erdos_renyi(4, 0.6, seed=1), Bernoulli(p, 0.8)
+    network, participation = Network.draw(graphs.ErdosRenyi(4, 0.6), seed=1), Bernoulli(p, 0.8)
     mean = {}
     for name in ("spod-gt", "spod-gt-importance", "spod-gt-memory"):
         runs = [
@@ -293,7 +295,9 @@ def test_gossip_reaches_the_average_and_keeps_it() -> None:
 def test_trackers_keep_the_total_whoever_is_active(name: str, clients: int, seed: int) -> None:
     draws = np.random.default_rng(seed)
     two = traits_of(name).mixing == "gossip"
-    network = ring_of(clients) if two else Network.erdos_renyi(clients, 0.5, seed=seed % 1000)
+    network = (
+        ring_of(clients) if two else Network.draw(graphs.ErdosRenyi(clients, 0.5), seed=seed % 1000)
+    )
     trace = Trace(
         draws.random((9, clients)) < 0.5, draws.random((8, network.links)) < 0.5, 0.5, 0.5
     )
@@ -312,7 +316,7 @@ def test_frost_and_gt_dsgd_track_in_their_own_way() -> None:
     """FROST: Perron-weighted; GT-DSGD: the gradients one round old."""
     problem, network = (
         Quadratic.random(5, 2, seed=4, noise=0.5),
-        Network.erdos_renyi(5, 0.5, seed=2),
+        Network.draw(graphs.ErdosRenyi(5, 0.5), seed=2),
     )
     left = np.linalg.matrix_power(network.A, 200)[0]
     state = final(make_run(method("frost"), problem, network), 200)
@@ -362,7 +366,7 @@ def test_a_pair_has_one_draw_and_one_probability() -> None:
 
 @pytest.mark.parametrize("pairs", [False, True])
 def test_one_client_wakes_and_all_get_their_turn(pairs: bool) -> None:
-    network = ring_of(5) if pairs else Network.erdos_renyi(5, 0.5, seed=2)
+    network = ring_of(5) if pairs else Network.draw(graphs.ErdosRenyi(5, 0.5), seed=2)
     base = Bernoulli(0.3, 0.3).draw(network, 1)
     woken = RandomActivation(base, network, pairs)
     rounds = range(1, 4001)

@@ -26,7 +26,7 @@ from spodgt.algorithms.base import Algorithm
 from spodgt.algorithms.compose.schedules import SCHEDULES
 from spodgt.algorithms.spod_gt import SpodGT
 from spodgt.errors import InvalidConfig, InvalidInput
-from spodgt.network import Network
+from spodgt.network import Network, graphs
 from spodgt.participation import Always, Bernoulli
 from spodgt.problems import Quadratic
 from spodgt.runtimes.simulator import Simulation
@@ -116,7 +116,7 @@ def test_momentum_on_one_client_is_the_heavy_ball(name: str) -> None:
     problem, x = Quadratic.random(1, 3, seed=2), torch.tensor([[1.0, -2.0, 3.0]]).double()
     fields: dict[str, Any] = {"local_steps": 5} if ALGORITHMS[name].traits.local_steps else {}
     algorithm = method(name, step_size=0.2, momentum=0.8, **fields)
-    kept = states([make_run(algorithm, problem, Network.complete(1), x0=x)], 12)
+    kept = states([make_run(algorithm, problem, Network.draw(graphs.Complete(1)), x0=x)], 12)
     ball, before, restarts = [x], x, ALGORITHMS[name].traits.momentum == "restarted"
     for k in range(1, 13):
         if restarts and k > 1 and (k - 1) % 5 == 0:

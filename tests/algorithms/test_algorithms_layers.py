@@ -17,7 +17,7 @@ from spodgt.algorithms.checks import check
 from spodgt.algorithms.compose.clipping import norms
 from spodgt.errors import Incompatible
 from spodgt.experiment import Experiment
-from spodgt.network import Network
+from spodgt.network import Network, graphs
 from spodgt.participation import Always, Bernoulli
 from spodgt.participation.roles import HasRoles
 from spodgt.problems import Quadratic
@@ -143,7 +143,9 @@ def test_local_steps_keep_trackers_exact(name: str) -> None:
 def test_one_client_is_torchs_adamw(name: str, amsgrad: bool) -> None:
     problem, x = Quadratic.random(1, 3, seed=2), torch.tensor([[1.0, -2.0, 3.0]]).double()
     fields = {"adam": {"amsgrad": amsgrad, "beta2": 0.9}, "weight_decay": 0.2}
-    run = make_run(method(name, step_size=0.05, **fields), problem, Network.complete(1), x0=x)
+    run = make_run(
+        method(name, step_size=0.05, **fields), problem, Network.draw(graphs.Complete(1)), x0=x
+    )
     model = torch.nn.Parameter(x.clone())
     theirs = torch.optim.AdamW(
         [model], lr=0.05, betas=(0.9, 0.9), weight_decay=0.2, amsgrad=amsgrad
@@ -158,7 +160,10 @@ def test_clipping_by_hand() -> None:
     problem, x = Quadratic.random(1, 3, seed=2), torch.tensor([[10.0, -20.0, 30.0]]).double()
     for key in ("clip_gradient", "clip_tracker"):
         run = make_run(
-            method("ab", step_size=0.5, **{key: 2.0}), problem, Network.complete(1), x0=x
+            method("ab", step_size=0.5, **{key: 2.0}),
+            problem,
+            Network.draw(graphs.Complete(1)),
+            x0=x,
         )
         first, second, *_ = states([run], 2)
         assert float((second.x - first.x).norm()) == pytest.approx(1.0)

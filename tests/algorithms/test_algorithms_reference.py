@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spodgt.network import Network
+from spodgt.network import Network, graphs
 from spodgt.participation import Bernoulli
 from spodgt.problems import Quadratic
 from spodgt.runtimes.world import Run
@@ -23,7 +23,7 @@ class Bench:
     def __init__(self, name: str, p: float, p_hat: float, **fields: Any) -> None:
         self.network = Network.random_geometric(5, 0.7, seed=3)
         if name == "gossip-push-pull":
-            self.network = Network.erdos_renyi(5, 0.5, seed=3)
+            self.network = Network.draw(graphs.ErdosRenyi(5, 0.5), seed=3)
         self.problem = Quadratic.random(5, 2, seed=1)
         self.x0 = np.random.default_rng(1).standard_normal((5, 2))
         algorithm = build(name, step_size=STEP, **fields)

@@ -20,7 +20,7 @@ from spodgt.algorithms.checks import check
 from spodgt.algorithms.compose.codecs import Int8Codec, Int8Intervals, SparseCodec
 from spodgt.errors import Incompatible, InvalidInput
 from spodgt.kernels.links import move_into_intervals
-from spodgt.network import Network
+from spodgt.network import Network, graphs
 from spodgt.participation import Bernoulli
 from spodgt.problems import Quadratic
 from tests.helpers import FAMILY, final, make_run, ring_of, states
@@ -211,7 +211,7 @@ def test_exact_methods_stay_exact(name: str, kind: str) -> None:
 
 
 def test_top_k_of_a_run_with_local_steps_does_not_depend_on_the_rest_of_its_batch() -> None:
-    problem, network = Quadratic.random(6, 20, seed=1), Network.complete(6)
+    problem, network = Quadratic.random(6, 20, seed=1), Network.draw(graphs.Complete(6))
     algorithm = method("k-gt", step_size=0.02, compress="top-k")
     alone, batch = (
         spodgt.train(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms import method
-from spodgt.network import Network
+from spodgt.network import Network, graphs
 from spodgt.participation import Bernoulli
 from spodgt.problems import Quadratic
 from spodgt.types import Floats
@@ -142,7 +142,7 @@ def test_spod_gt_memory_is_push_pull_with_device_sampling_but_for_the_order() ->
     w is Âx and y is B̂y of `spod-gt-memory`. What differs is where gradients are taken: at w - η y, before
     models are mixed; push-pull with device sampling takes them at w⁺.
     """
-    network = Network.erdos_renyi(6, 0.5, seed=2, weights="random")
+    network = Network.draw(graphs.ErdosRenyi(6, 0.5), seed=2, weights="random")
     problem = Quadratic.random(6, 3, seed=1)
     x = np.random.default_rng(1).standard_normal((6, 3))
     algorithm = method("spod-gt-memory", step_size=STEP)

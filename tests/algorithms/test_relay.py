@@ -16,7 +16,7 @@ from torch.testing import assert_close
 import spodgt
 from spodgt.algorithms import method
 from spodgt.errors import InvalidInput
-from spodgt.network import Network
+from spodgt.network import Network, graphs
 from spodgt.participation import Bernoulli, Trace
 from spodgt.participation.availability import WaitForClients
 from spodgt.participation.tree_routing import TreeRouting
@@ -28,7 +28,7 @@ from tests.helpers import final, make_run, ring_of, states
 from tests.strategies import SEEDS, worlds
 
 ROUNDS, STEP, RHO = 40, 0.1, 3.0
-NETWORKS = [Network.erdos_renyi(6, 0.35, seed=1), ring_of(6)]
+NETWORKS = [Network.draw(graphs.ErdosRenyi(6, 0.35), seed=1), ring_of(6)]
 
 
 def relayed(run: Any) -> TreeRouting:
@@ -122,7 +122,9 @@ def literally(run: Any, problem: Any, x0: Floats, rho: float) -> tuple[Any, Any,
 @pytest.mark.parametrize("rho", [0.0, RHO])
 @pytest.mark.parametrize("patience", [0.0, 0.5])
 @pytest.mark.parametrize(
-    "network", [Network.erdos_renyi(5, 0.4, seed=2), ring_of(6)], ids=["one-way", "two-way"]
+    "network",
+    [Network.draw(graphs.ErdosRenyi(5, 0.4), seed=2), ring_of(6)],
+    ids=["one-way", "two-way"],
 )
 def test_relay_client_by_client(network: Network, patience: float, rho: float) -> None:
     m, rng = network.clients, np.random.default_rng(3)
@@ -208,7 +210,9 @@ def test_relay_sum_knows_all_sums_once_nothing_changes() -> None:
 # --- exact --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rho", [0.0, 1.0])
 @pytest.mark.parametrize(
-    "network", [Network.erdos_renyi(6, 0.35, seed=1), ring_of(6)], ids=["one-way", "two-way"]
+    "network",
+    [Network.draw(graphs.ErdosRenyi(6, 0.35), seed=1), ring_of(6)],
+    ids=["one-way", "two-way"],
 )
 def test_exact_on_quadratics(network: Network, rho: float) -> None:
     problem = Quadratic.random(6, 3, seed=2, condition=3)
@@ -234,7 +238,11 @@ def leaving(network: Network, who: int, when: int, rounds: int, seed: int = 0) -
 
 @pytest.mark.parametrize("directed", [True, False])
 def test_a_root_that_leaves_is_replaced_and_the_others_reach_their_optimum(directed: bool) -> None:
-    network = Network.erdos_renyi(6, 0.7, seed=3) if directed else Network.complete(6)
+    network = (
+        Network.draw(graphs.ErdosRenyi(6, 0.7), seed=3)
+        if directed
+        else Network.draw(graphs.Complete(6))
+    )
     problem = Quadratic.random(6, 2, seed=2, condition=3)
     algorithm = method("relay", step_size=0.1)
     first = (
@@ -264,7 +272,7 @@ def test_a_root_that_leaves_is_replaced_and_the_others_reach_their_optimum(direc
 
 @pytest.mark.parametrize("name", ["relay", "relay-sum"])
 def test_a_client_on_the_way_that_leaves_is_left_out(name: str) -> None:
-    network = Network.complete(5)
+    network = Network.draw(graphs.Complete(5))
     problem = Quadratic.random(5, 2, seed=1, condition=3)
     run = make_run(method(name, step_size=0.1), problem, network, leaving(network, 3, 100, 1500))
     assert relayed(run).epochs[-1].trees.members.tolist() == [True, True, True, False, True]
@@ -323,7 +331,7 @@ def test_links_are_the_trees_only_where_prices_are_known(world: Any, start: int)
 
 
 def test_patience_is_a_rate_between_as_available_and_always() -> None:
-    network = Network.complete(3)
+    network = Network.draw(graphs.Complete(3))
     base = Bernoulli([1.0, 0.25, 0.0004], 0.25).draw(network, 0)
     drawn = WaitForClients(base, 0.5)
     rates = drawn.computes(range(20000)).mean(0)
@@ -341,7 +349,7 @@ def test_patience_is_a_rate_between_as_available_and_always() -> None:
 
 def test_the_root_is_named_in_the_tables_and_the_report(tmp_path: Path) -> None:
     network, problem, half = (
-        Network.erdos_renyi(5, 0.5, seed=2),
+        Network.draw(graphs.ErdosRenyi(5, 0.5), seed=2),
         Quadratic.random(5, 2),
         Bernoulli(0.5, 0.5),
     )

@@ -146,8 +146,8 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "not strongly connected": (
         "[network]\nkind = 'file'\npath = 'line.txt'",
-        "network.path='line.txt' is no network: the graph must be strongly connected, but client 0 receives "
-        "from nobody; give it an in-link.",
+        "network.path='line.txt' is no network: the graph must be strongly connected, but client 0 has "
+        "no in-link; add a link to it.",
     ),
     # --- run
     "negative delay": (
@@ -555,9 +555,7 @@ def test_memory_that_no_machine_has(cli: Cli, folder: Path) -> None:
         "compare", "--set", "problem.kind=quadratic", "--set", "problem.parameters=1000000"
     )
     assert (code, out) == (1, "")
-    assert err == (
-        "spodgt: error: the memory of this machine is not enough; use fewer clients, seeds or parameters.\n"
-    )
+    assert err == ("spodgt: error: out of memory; use fewer clients, seeds or parameters.\n")
     assert not (folder / "runs").exists()
 
 

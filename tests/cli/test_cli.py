@@ -21,8 +21,8 @@ from rich.console import Console
 import spodgt
 from spodgt.algorithms import ALGORITHMS
 from spodgt.cli import app
-from spodgt.cli.app import Changes
-from spodgt.cli.compare import folded, free_folder
+from spodgt.cli.app import ExperimentOptions
+from spodgt.cli.compare import free_folder, wrap_label
 from spodgt.experiment import PAPER_METHODS, Experiment
 from spodgt.network.graphs import RECIPES
 from spodgt.participation import PARTICIPATIONS
@@ -170,7 +170,7 @@ def test_json_is_json_and_nothing_else(cli: Cli, tmp_path: Path) -> None:
     assert len(answer["algorithms"]) == len(PAPER_METHODS)
     assert "accuracy" not in answer["algorithms"][0], "a quadratic has none"
     assert (tmp_path / "here" / "loss.png").exists()
-    for command in (("algorithms",), ("data", "list"), ("network",)):
+    for command in (("methods",), ("data", "list"), ("network",)):
         code, out, err = cli(*command, "--json")
         assert (code, err) == (0, "")
         json.loads(out)
@@ -200,7 +200,7 @@ def test_resume_says_when_there_is_nothing_yet(cli: Cli) -> None:
     Path("new/config.toml").touch()  # a run that was killed before its first checkpoint
     code, _, err = cli("compare", *options, "--out", "new", "--resume")
     assert code == 0
-    assert err == "spodgt: no checkpoint in new yet; beginning at round 0.\n"
+    assert err == "spodgt: no checkpoint in new yet; starting at round 0.\n"
 
 
 @pytest.mark.usefixtures("quick")
@@ -229,7 +229,7 @@ def test_a_diverging_method_is_named_and_the_others_finish(cli: Cli, tmp_path: P
 
 
 def test_tables_fit_80_columns_whatever_the_numbers(cli: Cli) -> None:
-    code, out, _ = cli("algorithms")
+    code, out, _ = cli("methods")
     assert code == 0
     fits(out)
     assert all(name in out for name in ALGORITHMS)
@@ -308,10 +308,14 @@ def test_results_of_long_names_and_long_runs_are_not_cut() -> None:
 
 
 def test_labels_are_broken_before_a_layer_or_between_words() -> None:
-    assert folded("spod-gt-importance") == "spod-gt-importance"
-    assert folded("spod-gt-memory+top-k") == "spod-gt-memory\n+top-k"
-    assert folded("spod-gt-memory+local+momentum+int8") == "spod-gt-memory\n+local+momentum\n+int8"
-    assert folded("k-gt local_steps=3, step_size=0.05") == "k-gt\nlocal_steps=3,\nstep_size=0.05"
+    assert wrap_label("spod-gt-importance") == "spod-gt-importance"
+    assert wrap_label("spod-gt-memory+top-k") == "spod-gt-memory\n+top-k"
+    assert (
+        wrap_label("spod-gt-memory+local+momentum+int8") == "spod-gt-memory\n+local+momentum\n+int8"
+    )
+    assert (
+        wrap_label("k-gt local_steps=3, step_size=0.05") == "k-gt\nlocal_steps=3,\nstep_size=0.05"
+    )
 
 
 def test_a_problems_own_score_stands_beside_the_loss() -> None:
@@ -418,18 +422,18 @@ def test_set_reaches_every_key(cli: Cli) -> None:
 def test_delay_or_rounds_given_alone_replaces_the_other() -> None:
     both = Experiment.parse({"run": {"delay": 10.0, "rounds": 5}})
     for options, expected in (
-        (Changes(rounds="7"), (None, 7)),
-        (Changes(delay="70"), (70.0, None)),
-        (Changes(delay="70", rounds="7"), (70.0, 7)),
-        (Changes(), (10.0, 5)),
+        (ExperimentOptions(rounds="7"), (None, 7)),
+        (ExperimentOptions(delay="70"), (70.0, None)),
+        (ExperimentOptions(delay="70", rounds="7"), (70.0, 7)),
+        (ExperimentOptions(), (10.0, 5)),
     ):
-        run = both.override(options.keys()).run
+        run = both.override(options.config_changes()).run
         assert (run.delay, run.rounds) == expected
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes of a shell")
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
-    command = f"{sys.executable} -m spodgt algorithms --json | head -n 1"
+    command = f"{sys.executable} -m spodgt methods --json | head -n 1"
     done = subprocess.run(
         command, shell=True, capture_output=True, text=True, timeout=60, check=False
     )
@@ -503,7 +507,7 @@ def test_export_writes_a_model_by_name(cli: Cli, tmp_path: Path) -> None:
     )
     assert all((found[name] == whole[name][2]).all() for name in found)
     for more, sentence in (
-        ((), "--method=None is not one of this run; choose from spod-gt, k-gt."),
+        ((), "--method is required, because the run has several; choose from spod-gt, k-gt."),
         (("--method", "k-gt", "--seed", "7"), "--seed=7 is not one of this run; choose from 0, 1."),
         (
             ("--method", "k-gt", "--client", "all"),

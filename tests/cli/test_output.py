@@ -76,7 +76,7 @@ def test_a_narrow_terminal_shows_method_and_accuracy(tmp_path: Path, columns: st
 
 
 def test_a_closed_and_a_full_output(tmp_path: Path) -> None:
-    command = " ".join([sys.executable, "-m", "spodgt", "algorithms"])
+    command = " ".join([sys.executable, "-m", "spodgt", "methods"])
     closed = subprocess.run(
         ["sh", "-c", f"{command} >&-"], capture_output=True, check=False, cwd=tmp_path
     )

@@ -232,7 +232,7 @@ def test_objects_are_described_so_that_another_can_be_told() -> None:
     assert tomllib.loads(tomli_w.dumps(tables)) == tables
     assert given_experiment().to_dict() == tables
     for changes in (
-        {"network": spodgt.Network.star(4)},
+        {"network": spodgt.Network.draw(spodgt.graphs.Star(4))},
         {"network": spodgt.Network.ring(4, weights="random")},
         {"problem": Quadratic.random(4, 2, seed=2)},
         {"problem": Quadratic.random(4, 2, seed=1, noise=0.1)},

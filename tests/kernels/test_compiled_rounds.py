@@ -52,7 +52,7 @@ def runs_of(
         [],
     )
     for seed in range(count):
-        network = spodgt.Network.erdos_renyi(6, 0.6, seed=seed, weights="random")
+        network = spodgt.Network.draw(spodgt.graphs.ErdosRenyi(6, 0.6), seed=seed, weights="random")
         if not traits.directed:
             network = spodgt.Network.random_geometric(6, 0.7, seed=seed)
         p, p_hat = (

@@ -72,7 +72,9 @@ def runs_of(
 ) -> list[Run]:
     runs = []
     for seed in range(count):
-        network = spodgt.Network.erdos_renyi(problem.clients, 0.6, seed=seed, weights="random")
+        network = spodgt.Network.draw(
+            spodgt.graphs.ErdosRenyi(problem.clients, 0.6), seed=seed, weights="random"
+        )
         available = spodgt.Bernoulli(chance, chance).draw(network, seed)
         method = spodgt.method(name, step_size=step_size * (seed + 1)).fit(available)
         draws = torch.Generator().manual_seed(seed)

@@ -32,7 +32,7 @@ def make(name: str, clients: int) -> Any:
         "k-out": {"out": max(1, clients // 2)},
         "k-regular": {"degree": max(1, clients // 2)},
     }
-    return RECIPES[name](clients, **wide.get(name, {}))  # type: ignore[call-arg]
+    return RECIPES[name](clients, **wide.get(name, {}))
 
 
 @given(st.sampled_from(list(RECIPES)), st.integers(1, 12), SEEDS)

@@ -14,7 +14,7 @@ from scipy import sparse
 
 import spodgt
 from spodgt.errors import InvalidNetwork
-from spodgt.network import Network, as_network
+from spodgt.network import Network, as_network, graphs
 from spodgt.network.graphs import Graph
 from tests.strategies import SEEDS, graph, networks
 
@@ -75,10 +75,10 @@ def test_directions_of_networkx_and_of_adjacency() -> None:
 
 @given(st.integers(2, 8), SEEDS)
 def test_random_weights_differ_between_links(clients: int, seed: int) -> None:
-    network = Network.complete(clients, weights="random", seed=seed)
+    network = Network.draw(graphs.Complete(clients), weights="random", seed=seed)
     assert len(np.unique(network.a)) == network.links
     np.testing.assert_array_equal(
-        network.a, Network.complete(clients, weights="random", seed=seed).a
+        network.a, Network.draw(graphs.Complete(clients), weights="random", seed=seed).a
     )
 
 
@@ -97,11 +97,11 @@ def test_a_recipe_is_drawn_anew_and_a_network_is_held() -> None:
         Network.directed_geometric(6, 0.5, 0.9),
         Network.ring(6),
         Network.exponential(6),
-        Network.complete(6),
-        Network.star(6),
-        Network.erdos_renyi(6, 0.6),
-        Network.k_out(6, 4),
-        Network.k_regular(6, 2),
+        Network.draw(graphs.Complete(6)),
+        Network.draw(graphs.Star(6)),
+        Network.draw(graphs.ErdosRenyi(6, 0.6)),
+        Network.draw(graphs.KOut(6, 4)),
+        Network.draw(graphs.KRegular(6, 2)),
     ],
     ids=lambda network: f"{network.links} links",
 )
@@ -131,11 +131,11 @@ def changed(matrix: Any, i: int, j: int, value: float) -> Any:
 BAD: dict[str, tuple[Any, str]] = {
     "no path": (
         lambda: graph(3, [(0, 1), (1, 0), (1, 2)]),
-        "the graph must be strongly connected, but client 2 sends to nobody; give it an out-link.",
+        "the graph must be strongly connected, but client 2 has no out-link; add a link from it.",
     ),
     "unheard": (
         lambda: graph(3, [(0, 1), (1, 0), (2, 1)]),
-        "the graph must be strongly connected, but client 2 receives from nobody; give it an in-link.",
+        "the graph must be strongly connected, but client 2 has no in-link; add a link to it.",
     ),
     "two groups": (
         lambda: graph(4, [(0, 1), (1, 0), (2, 3), (3, 2)]),
@@ -255,7 +255,7 @@ BAD: dict[str, tuple[Any, str]] = {
         "clients must be at most 1,000,000,000, got about 10^5000; use clients=10.",
     ),
     "too large": (
-        lambda: Network.complete(10**8),
+        lambda: Network.draw(graphs.Complete(10**8)),
         "Complete(clients=100000000) does not fit into memory; use fewer clients or links.",
     ),
     "link out of range": (
@@ -340,7 +340,7 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: Network.from_networkx(
             nx.DiGraph([("lima", "oslo"), ("oslo", "lima"), ("bern", "oslo")])
         ),
-        "the graph must be strongly connected, but client bern receives from nobody; give it an in-link.",
+        "the graph must be strongly connected, but client bern has no in-link; add a link to it.",
     ),
     "no W by name": (
         lambda: Network.from_networkx(nx.DiGraph([("c", "a"), ("a", "b"), ("b", "c")])).W,
@@ -349,13 +349,13 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "weighted edges": (
         lambda: Network.from_networkx(weighted({("b", "a"): 1, ("a", "b"): 2.5})),
-        "weights must say what the weights of the edges are for (edge a → b has 2.5); "
-        "use weights='given' to use them or weights='degree' to leave them out.",
+        "the graph has edge weights (edge a → b has 2.5); "
+        "use weights='given' to use them or weights='degree' to ignore them.",
     ),
     "weighted adjacency": (
         lambda: Network.from_adjacency([[0, 2], [1, 0]]),
-        "weights must say what the weights of the edges are for (edge 1 → 0 has 2); "
-        "use weights='given' to use them or weights='degree' to leave them out.",
+        "the graph has edge weights (edge 1 → 0 has 2); "
+        "use weights='given' to use them or weights='degree' to ignore them.",
     ),
     "weight zero": (
         lambda: Network.from_networkx(weighted({("b", "a"): 1, ("a", "b"): 0}), weights="given"),
@@ -401,15 +401,15 @@ BAD: dict[str, tuple[Any, str]] = {
         "clients must be a whole number of at least 1, got True; use clients=10.",
     ),
     "probability": (
-        lambda: Network.erdos_renyi(5, 1.5),
+        lambda: Network.draw(graphs.ErdosRenyi(5, 1.5)),
         "probability must be in (0, 1], got 1.5; use probability=0.4.",
     ),
     "out": (
-        lambda: Network.k_out(3, 3),
+        lambda: Network.draw(graphs.KOut(3, 3)),
         "out must be a whole number from 1 to clients - 1 = 2, got 3; use out=2.",
     ),
     "degree": (
-        lambda: Network.k_regular(5, 2.5),  # type: ignore[arg-type]
+        lambda: Network.draw(graphs.KRegular(5, 2.5)),  # type: ignore[arg-type]
         "degree must be a whole number from 1 to clients - 1 = 4, got 2.5; use degree=3.",
     ),
     "seed": (
@@ -426,3 +426,20 @@ def test_bad_networks_are_refused_in_one_sentence(case: str) -> None:
         build()
     assert str(caught.value) == sentence
     assert isinstance(caught.value, InvalidNetwork) or case == "seed"
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        ("complete", spodgt.graphs.Complete(4)),
+        ("star", spodgt.graphs.Star(4)),
+        ("erdos_renyi", spodgt.graphs.ErdosRenyi(4, 0.7)),
+        ("k_out", spodgt.graphs.KOut(4, 2)),
+        ("k_regular", spodgt.graphs.KRegular(4, 2)),
+    ],
+)
+def test_network_graph_methods_are_deprecated_for_recipes(name: str, recipe: Any) -> None:
+    fields = [value for value in vars(recipe).values() if isinstance(value, int | float)]
+    with pytest.warns(DeprecationWarning, match=rf"draw\(spodgt\.graphs\.{type(recipe).__name__}"):
+        network = getattr(Network, name)(*fields, seed=1)
+    np.testing.assert_array_equal(network.A, Network.draw(recipe, seed=1).A)

@@ -11,32 +11,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spodgt.errors import InvalidNetwork
-from spodgt.network import Network
-from spodgt.network.spanning_trees import Trees, cheapest_trees
+from spodgt.network import Network, graphs
+from spodgt.network.spanning_trees import SpanningTrees, cheapest_trees
 from tests.strategies import SEEDS, networks
 
 
-def path_price(network: Network, chosen: Any, prices: Any, i: int, root: int, up: bool) -> float:
-    """The price of the way between client i and the root along chosen links, step by step."""
+def path_cost(network: Network, chosen: Any, costs: Any, i: int, root: int, up: bool) -> float:
+    """The cost of the way between client i and the root along chosen links, step by step."""
     total, here = 0.0, i
     for _ in range(network.clients):
         if here == root:
             return total
         ends = (network.senders, network.receivers) if up else (network.receivers, network.senders)
         (link,) = np.flatnonzero(chosen & (ends[0] == here))
-        total, here = total + prices[link], int(ends[1][link])
+        total, here = total + costs[link], int(ends[1][link])
     raise AssertionError(f"the way of client {i} is a circle")
 
 
-def brute_force(network: Network, prices: Any, alive: Any) -> dict[int, dict[int, float]]:
-    """Distances by networkx, from every client alive."""
+def brute_force(network: Network, costs: Any, present: Any) -> dict[int, dict[int, float]]:
+    """Distances by networkx, from every client present."""
     graph = nx.DiGraph()
-    graph.add_nodes_from(np.flatnonzero(alive).tolist())
-    for j, i, price in zip(
-        network.senders.tolist(), network.receivers.tolist(), prices, strict=True
-    ):
-        if alive[i] and alive[j]:
-            graph.add_edge(j, i, weight=price)
+    graph.add_nodes_from(np.flatnonzero(present).tolist())
+    for j, i, cost in zip(network.senders.tolist(), network.receivers.tolist(), costs, strict=True):
+        if present[i] and present[j]:
+            graph.add_edge(j, i, weight=cost)
     return dict(nx.all_pairs_dijkstra_path_length(graph))
 
 
@@ -45,10 +43,10 @@ def test_trees_are_cheapest_and_so_is_the_root(
     network: Network, seed: int, some_gone: bool
 ) -> None:
     rng = np.random.default_rng(seed)
-    prices = 1 / rng.uniform(0.01, 1, network.links)
-    alive = rng.random(network.clients) < (0.7 if some_gone else 1.1)
-    alive[rng.integers(network.clients)] = True
-    trees, far = cheapest_trees(network, prices, alive), brute_force(network, prices, alive)
+    costs = 1 / rng.uniform(0.01, 1, network.links)
+    present = rng.random(network.clients) < (0.7 if some_gone else 1.1)
+    present[rng.integers(network.clients)] = True
+    trees, far = cheapest_trees(network, costs, present), brute_force(network, costs, present)
     groups = {i: [j for j in far if j in far[i] and i in far[j]] for i in far}
     members = set(np.flatnonzero(trees.members).tolist())
     assert members == set(groups[trees.root])
@@ -58,13 +56,13 @@ def test_trees_are_cheapest_and_so_is_the_root(
     assert sums[trees.root] <= min(rivals) * (1 + 1e-12)
     assert trees.up.sum() == trees.down.sum() == len(members) - 1
     for i in members:
-        up = path_price(network, trees.up, prices, i, trees.root, up=True)
-        down = path_price(network, trees.down, prices, i, trees.root, up=False)
+        up = path_cost(network, trees.up, costs, i, trees.root, up=True)
+        down = path_cost(network, trees.down, costs, i, trees.root, up=False)
         np.testing.assert_allclose([up, down], [far[i][trees.root], far[trees.root][i]], rtol=1e-12)
 
 
-def test_equal_prices_take_the_first_and_tiny_probabilities_do_no_harm() -> None:
-    network = Network.complete(5)
+def test_equal_costs_take_the_first_and_tiny_probabilities_do_no_harm() -> None:
+    network = Network.draw(graphs.Complete(5))
     everyone = np.ones(5, bool)
     trees = cheapest_trees(network, np.ones(network.links), everyone)
     assert trees.root == 0
@@ -79,14 +77,19 @@ def test_equal_prices_take_the_first_and_tiny_probabilities_do_no_harm() -> None
 
 
 def test_the_root_is_chosen_among_those_who_may_lead() -> None:
-    network = Network.complete(5)
-    prices, everyone = np.ones(network.links), np.ones(5, bool)
-    assert cheapest_trees(network, prices, everyone, leaders=np.arange(5) == 3).root == 3
-    assert cheapest_trees(network, prices, np.arange(5) != 1, leaders=np.arange(5) >= 1).root == 2
+    network = Network.draw(graphs.Complete(5))
+    costs, everyone = np.ones(network.links), np.ones(5, bool)
+    assert cheapest_trees(network, costs, everyone, eligible_roots=np.arange(5) == 3).root == 3
+    assert (
+        cheapest_trees(network, costs, np.arange(5) != 1, eligible_roots=np.arange(5) >= 1).root
+        == 2
+    )
 
 
 def test_one_client_is_its_own_root() -> None:
-    trees: Trees = cheapest_trees(Network.complete(1), np.empty(0), np.ones(1, bool))
+    trees: SpanningTrees = cheapest_trees(
+        Network.draw(graphs.Complete(1)), np.empty(0), np.ones(1, bool)
+    )
     assert trees.root == 0
     assert trees.members.all()
 

@@ -19,7 +19,7 @@ import spodgt
 from spodgt import rng
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
-from spodgt.network import Network
+from spodgt.network import Network, graphs
 from spodgt.participation import delay
 from spodgt.participation.correlated import _cut
 from spodgt.peer.work import capacity
@@ -288,7 +288,9 @@ def test_memory_removes_the_bias_of_bursts() -> None:
         "dtype": torch.float64,
         "every": 6_000,
     }
-    result = spodgt.compare(methods, problem, Network.complete(6), participation, **options)
+    result = spodgt.compare(
+        methods, problem, Network.draw(graphs.Complete(6)), participation, **options
+    )
     last = result.frame.groupby("algorithm")["gradient_norm"].last()
     assert last["spod-gt-memory"] < 1e-9
     assert last["spod-gt"] > 1e-2

@@ -186,6 +186,22 @@ def test_columns_of_python_datetimes_give_the_rounds_of_the_same_strings() -> No
     np.testing.assert_array_equal(rounds_of(dated(dates)), rounds_of(pd.DataFrame(DATED)))
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_timedelta_columns_are_read_in_their_own_unit(unit: Unit) -> None:
+    seconds = pd.DataFrame(
+        {
+            "client": ["a", "a", "b"],
+            "start": [0.0, 18000.0, 3600.0],
+            "end": [12600.0, 25200.0, np.nan],
+        }
+    )
+    times = ["start", "end"]
+    durations = seconds.assign(
+        **{name: pd.to_timedelta(seconds[name], unit="s").dt.as_unit(unit) for name in times}
+    )
+    np.testing.assert_array_equal(rounds_of(durations), rounds_of(seconds))
+
+
 def test_rounds_that_are_dates_are_refused() -> None:
     table = pd.DataFrame({"client": ["a"], "round": pd.to_datetime(["2026-03-29"]), "up": [1]})
     with pytest.raises(InvalidInput, match="round must be numbers, but row 0 of trace table has"):

@@ -39,7 +39,7 @@ from spodgt.peer.fleet import Fleet
 from spodgt.peer.folders import create
 from spodgt.peer.identity import Identity
 from spodgt.peer.manifest import Manifest, SignedManifest
-from spodgt.peer.options import Deployment, Options
+from spodgt.peer.options import Change, Deployment, Options
 from spodgt.peer.protocol import Incarnation, Message
 from spodgt.peer.work import manifest_problem
 from spodgt.problems.protocols import HasOptimum
@@ -745,7 +745,7 @@ def row_41(times: int = 10) -> str:
         told.append(f"{f.kills - 4} kill -9 of the root {root}, then of all: {exact(f.audit())}")
         begin_anew(f, *f.names)
         second = next(n for n in f.names if n != root)
-        folders.publish_next(f.run, lambda m: changes.changed(m, changes.Change(root=second)))
+        folders.publish_next(f.run, lambda m: changes.changed(m, Change(root=second)))
         took = f.wait(lambda: is_led(f.names, second), 60, "another root")
         f.wait(lambda: farthest(f, best(f.names)) < 1e-6, 60, "at the optimum")
         told.append(

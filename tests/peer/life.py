@@ -13,11 +13,11 @@ from typing import Any
 
 from spodgt.experiment import Experiment
 from spodgt.peer import folders
-from spodgt.peer.changes import Change, changed, joined, without
+from spodgt.peer.changes import changed, joined, without
 from spodgt.peer.fleet import Fleet
 from spodgt.peer.folders import create, free_addresses
 from spodgt.peer.manifest import Manifest
-from spodgt.peer.options import Deployment, Options
+from spodgt.peer.options import Change, Deployment, Options
 from tests.peer.proxy import Proxies
 
 CONFIG: dict[str, Any] = {

@@ -19,10 +19,9 @@ from spodgt.errors import InvalidConfig, InvalidInput, InvalidNetwork
 from spodgt.experiment import Experiment
 from spodgt.peer import changes, folders, identity, store
 from spodgt.peer.backup import backup, restore, restore_model
-from spodgt.peer.changes import Change
 from spodgt.peer.folders import create
 from spodgt.peer.manifest import Client, Link, Manifest, SignedManifest
-from spodgt.peer.options import Deployment, Options
+from spodgt.peer.options import Change, Deployment, Options
 from spodgt.peer.run import Peer
 from spodgt.peer.store import Store
 from tests.peer.life import changing, renewals
@@ -226,8 +225,8 @@ def test_of_two_manifests_of_one_version_the_first_stays_in_force(
     first, second, third = (
         SignedManifest.verify(SignedManifest.sign(made, key).file, authority)
         for made in (
-            changes.changed(folders.load(run), changes.Change(max_alone=201)),
-            changes.changed(folders.load(run), changes.Change(max_alone=202)),
+            changes.changed(folders.load(run), Change(max_alone=201)),
+            changes.changed(folders.load(run), Change(max_alone=202)),
             replace(folders.load(run), version=3, max_alone=203),
         )
     )

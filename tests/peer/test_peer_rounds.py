@@ -11,8 +11,7 @@ import pytest
 
 from spodgt.experiment import Experiment
 from spodgt.peer import changes, folders
-from spodgt.peer.changes import Change
-from spodgt.peer.options import Deployment, Options
+from spodgt.peer.options import Change, Deployment, Options
 from spodgt.peer.protocol import Ack, Message
 from spodgt.peer.run import Peer
 

@@ -18,7 +18,7 @@ DATA = [
     for _ in range(3)
 ]
 ENTROPY = nn.CrossEntropyLoss()
-NETWORK = spodgt.Network.complete(3)
+NETWORK = spodgt.Network.draw(spodgt.graphs.Complete(3))
 
 
 class WarmUp(nn.Module):

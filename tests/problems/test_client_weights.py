@@ -58,7 +58,9 @@ def test_all_methods_minimise_the_weighted_mean(name: str, weights: Any, optimum
     data = [constant(900, 0.0), constant(9, 1.0)]
     problem = spodgt.Learning(Bias(), nn.MSELoss(), data, batch_size=None, client_weights=weights)
     method = spodgt.method(name, step_size=0.04)
-    result = spodgt.train(method, problem, spodgt.Network.complete(2), rounds=400, every=400)
+    result = spodgt.train(
+        method, problem, spodgt.Network.draw(spodgt.graphs.Complete(2)), rounds=400, every=400
+    )
     assert float(result.state_dict()["b"]) == pytest.approx(optimum, abs=1e-4)
     last = result.frame.iloc[-1]
     assert last["train_loss"] == pytest.approx(optimum * (1 - optimum), abs=1e-4)
@@ -70,7 +72,9 @@ def test_local_steps_of_fedavg_have_no_bias() -> None:
     data = [constant(900, 0.0), constant(9, 1.0)]
     problem = spodgt.Learning(Bias(), nn.MSELoss(), data, batch_size=None, client_weights="samples")
     method = spodgt.method("fedavg", step_size=0.3, local_steps=7)
-    result = spodgt.train(method, problem, spodgt.Network.complete(2), rounds=70, every=70)
+    result = spodgt.train(
+        method, problem, spodgt.Network.draw(spodgt.graphs.Complete(2)), rounds=70, every=70
+    )
     assert float(result.state_dict()["b"]) == pytest.approx(9 / 909, abs=1e-6)
 
 
@@ -114,7 +118,7 @@ def test_seeds_in_a_batch_are_weighted_as_alone(name: str) -> None:
     problem = spodgt.problems.classification(
         clients=4, partition=Dirichlet(0.3), client_weights="samples", batch_size=4
     )
-    network = spodgt.Network.complete(4)
+    network = spodgt.Network.draw(spodgt.graphs.Complete(4))
     both = spodgt.train(
         name, problem, network, rounds=6, seeds=[1, 2], gradient_norm=True, dtype=torch.float64
     )
@@ -140,7 +144,7 @@ def test_a_part_of_the_samples_keeps_the_weights_of_all() -> None:
 
 # --- said, written, refused -----------------------------------------------------------------------------
 def test_the_objective_is_recorded(tmp_path: Path) -> None:
-    network = spodgt.Network.complete(3)
+    network = spodgt.Network.draw(spodgt.graphs.Complete(3))
     for weighting, words in (
         ("equal", "every client weighs the same"),
         ("samples", "numbers of samples"),

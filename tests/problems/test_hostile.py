@@ -154,7 +154,9 @@ def test_a_forward_that_works_in_place_changes_no_data(module: nn.Module, data: 
         torch.stack(losses), torch.full((2, 3), true, dtype=torch.float64), rtol=1e-5, atol=1e-6
     )
     problem.full(problem.start(0).contiguous(), np.arange(len(data)))
-    spodgt.train("spod-gt", problem, spodgt.Network.complete(len(data)), rounds=3)
+    spodgt.train(
+        "spod-gt", problem, spodgt.Network.draw(spodgt.graphs.Complete(len(data))), rounds=3
+    )
     assert torch.equal(problem.samples.inputs, samples)
     assert torch.equal(samples, torch.cat([inputs for inputs, _ in before]))
     for (inputs, targets), (ours, theirs) in zip(data, before, strict=True):

@@ -296,7 +296,7 @@ def test_shipped_models_learn(model: str) -> None:
     result = spodgt.train(
         spodgt.method("spod-gt", step_size=0.05),
         problem,
-        spodgt.Network.complete(3),
+        spodgt.Network.draw(spodgt.graphs.Complete(3)),
         rounds=30,
         evaluations=1,
     )

@@ -17,6 +17,7 @@ import spodgt
 from spodgt import Learning, Network, Trace, rng
 from spodgt.algorithms import ALGORITHMS
 from spodgt.errors import InvalidData, InvalidInput
+from spodgt.network import graphs
 from spodgt.participation import Always, Bernoulli, Participation
 from spodgt.problems import classification
 from spodgt.problems.data import IID, load
@@ -175,7 +176,9 @@ def test_trackers_still_sum_to_gradients() -> None:
 
 def test_a_complete_graph_brings_statistics_to_consensus_in_one_pull() -> None:
     (_, statistics, world), *_ = list(simulate("spod-gt", 0))
-    complete = dataclasses.replace(world.batch.live[0], network=Network.complete(CLIENTS))
+    complete = dataclasses.replace(
+        world.batch.live[0], network=Network.draw(graphs.Complete(CLIENTS))
+    )
     availability = Always().draw(complete.network, 0)
     world = Simulation(
         [dataclasses.replace(complete, availability=availability)],
@@ -444,7 +447,7 @@ def test_resnet_learns_cifar(norm: str) -> None:
     seen = EvaluationData(Samples(problem.samples.inputs[:64], problem.samples.targets[:64]))
     few_data = dataclasses.replace(problem.data, client_indices=few, partition=None, test=seen)
     problem = problem._with(few_data)  # a few images, which the model can memorise
-    method, network = spodgt.SpodGT(step_size=0.05), Network.complete(2)
+    method, network = spodgt.SpodGT(step_size=0.05), Network.draw(graphs.Complete(2))
     losses = spodgt.train(method, problem, network, rounds=30, every=30, gradient_norm=False).frame[
         "loss"
     ]

@@ -14,7 +14,7 @@ from spodgt import report
 from spodgt.errors import StalledWarning
 from spodgt.record.stalled import Stalled, find_stalled
 
-NETWORK = spodgt.Network.complete(4)
+NETWORK = spodgt.Network.draw(spodgt.graphs.Complete(4))
 PROBLEM = spodgt.Quadratic.random(4, 3, seed=1)
 
 

@@ -27,7 +27,7 @@ from spodgt.report.page import toml
 from spodgt.report.render import duration
 from spodgt.sweeps import grid as experiments
 from spodgt.sweeps import sweep
-from spodgt.sweeps.cell import Job, perform
+from spodgt.sweeps.cell import Job, run_job
 
 CONFIG = Experiment.parse(
     {
@@ -47,7 +47,7 @@ CONFIG = Experiment.parse(
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small comparison on the embedded data."""
     folder = tmp_path_factory.mktemp("runs") / "small"
-    assert perform(Job("small", CONFIG.to_dict(), str(folder)), lambda event: None).complete
+    assert run_job(Job("small", CONFIG.to_dict(), str(folder)), lambda event: None).complete
     report.write(folder)
     return folder
 

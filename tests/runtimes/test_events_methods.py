@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spodgt import rng
-from spodgt.network import Network
+from spodgt.network import Network, graphs
 from spodgt.problems import Quadratic
 from spodgt.runtimes.events.durations import NANO, Time
 from spodgt.runtimes.events.world import VirtualWorld
@@ -36,7 +36,7 @@ class Events:
         if two_way:
             self.network = Network.random_geometric(CLIENTS, 0.9, seed=3)
         else:
-            self.network = Network.erdos_renyi(CLIENTS, 0.6, seed=2)
+            self.network = Network.draw(graphs.ErdosRenyi(CLIENTS, 0.6), seed=2)
         self.problem, self.time = Quadratic.random(CLIENTS, 2, seed=1), time
         self.x0 = np.random.default_rng(1).standard_normal((CLIENTS, 2))
         self.run = make_run(

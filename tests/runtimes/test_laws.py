@@ -49,7 +49,7 @@ def test_a_client_that_never_comes_breaks_nothing() -> None:
     computes[:, 2] = 0
     tiny_p = np.where(computes.any(0), 1.0, np.finfo(float).tiny)
     trace = spodgt.Trace(computes, np.ones((8, 4, 4)), p=tiny_p)
-    network, problem = spodgt.Network.complete(4), Quadratic.random(4, 2)
+    network, problem = spodgt.Network.draw(spodgt.graphs.Complete(4)), Quadratic.random(4, 2)
     result = spodgt.compare(METHODS, problem, network, trace, rounds=8, dtype=torch.float32)
     assert not result.diverged
     assert np.isfinite(result.frame[["delay", "loss"]]).all(axis=None)
@@ -105,7 +105,7 @@ def test_gossip_is_doubly_stochastic(network: Any, seed: int) -> None:
 @given(st.integers(2, 9), st.integers(1, 3), SEEDS)
 def test_dense_sparse_and_compiled_mixing_agree(clients: int, runs: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    network = spodgt.Network.erdos_renyi(clients, 0.6, seed=seed)
+    network = spodgt.Network.draw(spodgt.graphs.ErdosRenyi(clients, 0.6), seed=seed)
     offsets = np.repeat(np.arange(runs) * clients, network.links)
     receivers = np.tile(network.receivers, runs) + offsets
     senders = np.tile(network.senders, runs) + offsets
@@ -361,7 +361,7 @@ def test_data_of_idle_clients_are_never_touched(model: str) -> None:
         result = spodgt.train(
             "spod-gt",
             sick,
-            spodgt.Network.complete(4),
+            spodgt.Network.draw(spodgt.graphs.Complete(4)),
             trace,
             rounds=12,
             seeds=[seed],

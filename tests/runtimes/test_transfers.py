@@ -56,7 +56,7 @@ def problem(name: str) -> Learning:
 
 
 def world(given: Learning, method: Algorithm, **options: object) -> Simulation:
-    network = spodgt.Network.complete(CLIENTS)
+    network = spodgt.Network.draw(spodgt.graphs.Complete(CLIENTS))
     available = spodgt.Bernoulli(0.5, 0.5).draw(network, 0)
     part = given.draw(0)
     run = Run.of(Draw(0, network, available, part, part.start(0)), method)

@@ -50,7 +50,7 @@ def tasks_of(ancestor: int) -> list[int]:
             parents[int(folder.name)] = int(
                 (folder / "stat").read_text().rsplit(")", 1)[1].split()[1]
             )
-            if (folder / "cmdline").read_bytes().startswith(b"ray::_perform"):
+            if (folder / "cmdline").read_bytes().startswith(b"ray::_run_job"):
                 found.append(int(folder.name))
         except OSError:
             continue

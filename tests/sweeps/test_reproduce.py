@@ -22,7 +22,7 @@ from spodgt.participation import Beta
 from spodgt.problems.data import LabelsPerClient
 from spodgt.sweeps import grid as experiments
 from spodgt.sweeps import sweep
-from spodgt.sweeps.grid import at
+from spodgt.sweeps.grid import value_at
 from spodgt.training.loggers import TensorBoard
 
 NAMES = [
@@ -102,7 +102,7 @@ def test_a_laptop_has_fashion_mnist_at_full_size() -> None:
 
 def test_figures_of_many_cells_are_smaller_on_a_laptop() -> None:
     one, many = (experiments.load(name, "laptop") for name in ("cifar-noniid", "cifar-labels"))
-    assert [at(each.experiment, "problem.width") for each in (one, many)] == [16, 8]
+    assert [value_at(each.experiment, "problem.width") for each in (one, many)] == [16, 8]
     assert "width 8 (paper 64)" in str(many.scale)
     assert one.experiment.run.evaluations > many.experiment.run.evaluations
     assert many.experiment.run.delay == one.experiment.run.delay == 5000
@@ -112,7 +112,7 @@ def test_figures_of_many_cells_are_smaller_on_a_laptop() -> None:
 def test_what_a_scale_changes_is_said() -> None:
     spec = experiments.load("cifar-iid", "laptop")
     assert "width 16 (paper 64)" in str(spec.scale)
-    assert at(spec.experiment, "problem.width") == 16
+    assert value_at(spec.experiment, "problem.width") == 16
 
 
 def test_figures_share_the_cells_they_have_in_common() -> None:

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from spodgt.cli import app
-from spodgt.cli.experiments import Display
+from spodgt.cli.sweep_display import SweepDisplay
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.sweeps import executors, sweep
 from spodgt.sweeps import grid as experiments
@@ -123,7 +123,7 @@ def test_a_cell_is_named_by_its_configalone(spec: experiments.Spec) -> None:
 # --- running ----------------------------------------------------------------------------------------
 def test_a_sweep_fills_tidy_tables(spec: experiments.Spec, tmp_path: Path) -> None:
     heard: list[object] = []
-    done = sweep.run(spec, tmp_path / "out", workers=1, display=heard.append)
+    done = sweep.run(spec, tmp_path / "out", workers=1, on_event=heard.append)
     assert done.complete
     assert not done.failures
     table = pd.read_csv(tmp_path / "out/results.csv")
@@ -148,7 +148,7 @@ def test_experiments_share_the_cells_they_have_in_common(
     spec: experiments.Spec, tmp_path: Path
 ) -> None:
     home = tmp_path / "cells"
-    sweep.run(spec, tmp_path / "one", home=home, workers=1)
+    sweep.run(spec, tmp_path / "one", cells_folder=home, workers=1)
     other = spec.override({"run.step_size": 0.02})
     assert [cell.complete for cell in sweep.plan(other, tmp_path / "two", home)] == [True]
 
@@ -189,7 +189,10 @@ def test_the_command_shows_failures_at_the_end(tmp_path: Path) -> None:
 
 
 def test_a_folder_holds_one_sweep_at_a_time(spec: experiments.Spec, tmp_path: Path) -> None:
-    with sweep.alone(tmp_path / "out"), pytest.raises(InvalidInput, match="still going"):
+    with (
+        sweep.exclusive(tmp_path / "out"),
+        pytest.raises(InvalidInput, match="in use by a running sweep"),
+    ):
         sweep.run(spec, tmp_path / "out", workers=1)
 
 
@@ -312,13 +315,13 @@ def test_fresh_forgets_nothing_before_everything_is_checked(
     before = [stamps(cell) for cell in cells]
     later = time.time() + 1
     with pytest.raises(InvalidInput, match="--backend='nope' is not known"):
-        sweep.run(spec, tmp_path / "out", backend="nope", forget=later)
-    with sweep.alone(tmp_path / "out"), pytest.raises(InvalidInput, match="is in use"):
-        sweep.run(spec, tmp_path / "out", workers=1, forget=later)
+        sweep.run(spec, tmp_path / "out", backend="nope", rerun_before=later)
+    with sweep.exclusive(tmp_path / "out"), pytest.raises(InvalidInput, match="is in use"):
+        sweep.run(spec, tmp_path / "out", workers=1, rerun_before=later)
     assert [stamps(cell) for cell in cells] == before
-    sweep.run(spec, tmp_path / "out", workers=1, forget=1.0)  # all were begun after that
+    sweep.run(spec, tmp_path / "out", workers=1, rerun_before=1.0)  # all were begun after that
     assert [stamps(cell) for cell in cells] == before
-    done = sweep.run(spec, tmp_path / "out", workers=1, forget=later)
+    done = sweep.run(spec, tmp_path / "out", workers=1, rerun_before=later)
     assert done.complete
     assert all(stamps(cell) != old for cell, old in zip(cells, before, strict=True))
 
@@ -362,7 +365,7 @@ def test_options_that_cannot_be_meant(tmp_path: Path, option: list[str], message
 
 def test_an_interrupted_cell_is_not_shown_as_done(tmp_path: Path, spec: experiments.Spec) -> None:
     cells = sweep.plan(spec, tmp_path / "out")
-    with Display("Sweep", cells) as display:
+    with SweepDisplay("Sweep", cells) as display:
         display.show(CellProgress(cells[0].name, 0.4, ""))
         display.show(Outcome(cells[0].name, complete=False))
         assert display.fractions[cells[0].name] == 0.4

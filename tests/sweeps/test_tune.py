@@ -20,7 +20,8 @@ from spodgt.errors import Failed, InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.record import Record
 from spodgt.record.record import Diverged, is_complete
-from spodgt.sweeps.tune import BUDGETS, Candidate, Search, Tuned, _Race, tune_experiment
+from spodgt.sweeps.successive_halving import BUDGETS, Candidate, MethodSearch, Search
+from spodgt.sweeps.tune import Tuned, tune_experiment
 from spodgt.theory import Dynamics
 from spodgt.theory.limits import stable_steps
 from spodgt.types import Evaluation
@@ -119,7 +120,7 @@ def test_steps_beyond_the_first_ones_are_tried_where_they_may_be_better(tmp_path
     found = spodgt.tune(
         [spodgt.method("spod-gt-memory", momentum=0.1)],
         steep,
-        spodgt.Network.complete(4),
+        spodgt.Network.draw(spodgt.graphs.Complete(4)),
         rounds=80,
         search=FEW,
     )
@@ -138,7 +139,7 @@ def test_a_method_that_always_diverges_is_a_failure() -> None:
     ):
         spodgt.tune(
             [spodgt.method("spod-gt", momentum=0.1)], spodgt.Quadratic(steep.H * 1e12, steep.c),
-            spodgt.Network.complete(4), rounds=80, search=FEW,
+            spodgt.Network.draw(spodgt.graphs.Complete(4)), rounds=80, search=FEW,
         )  # fmt: skip
 
 
@@ -356,29 +357,29 @@ def test_models_that_are_finite_did_not_diverge() -> None:
 
 
 # --- candidates that are lost late -------------------------------------------------------------------
-def race(steps: list[float]) -> _Race:
-    found = _Race("m", spodgt.method("spod-gt"), 8.0, Search(candidates=len(steps), seeds=1))
-    assert [one.step for one in found.trying] == steps
+def method_search(steps: list[float]) -> MethodSearch:
+    found = MethodSearch("m", spodgt.method("spod-gt"), 8.0, Search(candidates=len(steps), seeds=1))
+    assert [one.step for one in found.candidates] == steps
     return found
 
 
-def taken(one: _Race, losses: dict[float, float]) -> list[float]:
-    """Give a race the losses of what it tries, NaN for what diverged; returns what it tries next."""
-    names = [f"step {candidate.step:g}" for candidate in one.trying]
-    values = [losses.get(candidate.step, math.nan) for candidate in one.trying]
+def taken(one: MethodSearch, losses: dict[float, float]) -> list[float]:
+    """Add the losses of the current candidates, NaN for diverged ones; returns the next step sizes."""
+    names = [f"step {candidate.step:g}" for candidate in one.candidates]
+    values = [losses.get(candidate.step, math.nan) for candidate in one.candidates]
     frame = pd.DataFrame({"algorithm": names, "seed": 0, "round": 1, "delay": 1.0, "loss": values})
     gone = [
         Diverged(name, 0, 1, 0, "")
         for name, value in zip(names, values, strict=True)
         if math.isnan(value)
     ]
-    one.take(Record(frame, pd.DataFrame(), pd.DataFrame(), {}, {}, gone), names)
-    return [candidate.step for candidate in one.trying]
+    one.add_results(Record(frame, pd.DataFrame(), pd.DataFrame(), {}, {}, gone), names)
+    return [candidate.step for candidate in one.candidates]
 
 
 @pytest.mark.parametrize("lost_at", [1, 2])
 def test_smaller_steps_follow_where_all_were_lost(lost_at: int) -> None:
-    one = race([8.0, 4.0, 2.0, 1.0])
+    one = method_search([8.0, 4.0, 2.0, 1.0])
     assert taken(one, {8.0: 2.0, 4.0: 1.0, 2.0: 3.0, 1.0: 4.0}) == [4.0, 8.0]
     if lost_at == 2:
         assert taken(one, {8.0: 2.0, 4.0: 1.0}) == [4.0]
@@ -394,7 +395,7 @@ def test_smaller_steps_follow_where_all_were_lost(lost_at: int) -> None:
 
 @pytest.mark.parametrize(("lost_at", "part"), [(0, "12.5%"), (1, "25%"), (2, "50%")])
 def test_a_method_that_is_lost_with_every_step_says_where(lost_at: int, part: str) -> None:
-    one = race([8.0, 4.0, 2.0, 1.0])
+    one = method_search([8.0, 4.0, 2.0, 1.0])
     good = {8.0: 2.0, 4.0: 1.0, 2.0: 3.0, 1.0: 4.0}
     for _ in range(lost_at):
         taken(one, good)

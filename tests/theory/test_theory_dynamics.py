@@ -10,7 +10,7 @@ from scipy.sparse.linalg import ArpackNoConvergence
 
 from spodgt.algorithms.base import Rule
 from spodgt.errors import InvalidInput
-from spodgt.network import Network
+from spodgt.network import Network, graphs
 from spodgt.theory import Dynamics
 from spodgt.theory.moments import spectral_radius, stationary_moment
 from spodgt.types import Bools, Floats, Ints
@@ -220,7 +220,7 @@ def test_one_client_is_gradient_descent() -> None:
 
 def test_effective_step_size() -> None:
     """For small η the mean follows descent with step m η φᵀπ on the average gradient."""
-    network = Network.erdos_renyi(5, 0.4, seed=3, weights="random")
+    network = Network.draw(graphs.ErdosRenyi(5, 0.4), seed=3, weights="random")
     p_hat = np.random.default_rng(0).uniform(0.3, 1, network.links)
     from spodgt.theory import perron_vectors
 
@@ -359,7 +359,9 @@ def simulated_rate(
 
 @pytest.fixture(scope="module", params=range(2))
 def network(request: pytest.FixtureRequest) -> Network:
-    return Network.erdos_renyi(4 + request.param, 0.4, seed=request.param, weights="random")
+    return Network.draw(
+        graphs.ErdosRenyi(4 + request.param, 0.4), seed=request.param, weights="random"
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)

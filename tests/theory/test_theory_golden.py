@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from spodgt import theory
 from spodgt.errors import InvalidInput
-from spodgt.network import Network
+from spodgt.network import Network, graphs
 from spodgt.record.folder import plain
 from spodgt.theory import Constants, Data, Infeasible, Start
 from spodgt.theory.constants import Variant
@@ -111,10 +111,14 @@ def test_what_is_infeasible_says_why() -> None:
 )
 def test_thresholds_beyond_the_floats(m: int, log_A: float, log_B: float) -> None:
     ones = np.ones(m)
-    found = theory.constants(Network.complete(m), 1, 1, Data(ones, 0, 0, 0, 0, 1, 1), 0.1)
+    found = theory.constants(
+        Network.draw(graphs.Complete(m)), 1, 1, Data(ones, 0, 0, 0, 0, 1, 1), 0.1
+    )
     assert math.exp(found.log_one_minus_r_A) == pytest.approx(log_A, rel=0.05)
     assert math.exp(found.log_one_minus_r_B) == pytest.approx(log_B, rel=0.05)
-    almost = theory.constants(Network.complete(m), 1, 1 - 2**-53, Data(ones, 0, 0, 0, 0, 1, 1), 0.1)
+    almost = theory.constants(
+        Network.draw(graphs.Complete(m)), 1, 1 - 2**-53, Data(ones, 0, 0, 0, 0, 1, 1), 0.1
+    )
     assert almost.p_hat_ge_r_A == (m == 4)
 
 
@@ -155,7 +159,7 @@ def test_no_exception_and_no_nan(
     run: dict[str, Any],
 ) -> None:
     network = (
-        Network.erdos_renyi(clients, 0.7, seed=seed)
+        Network.draw(graphs.ErdosRenyi(clients, 0.7), seed=seed)
         if clients > 1
         else Network.from_adjacency([[0]])
     )

@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 
 from spodgt import theory
 from spodgt.errors import InvalidNetwork
-from spodgt.network import Network
+from spodgt.network import Network, graphs
 from spodgt.network.graphs import KOut, Recipe, Ring
 from spodgt.types import Floats
 from tests.theory.coverings import greedy_covering
@@ -32,7 +32,9 @@ def residuals(network: Network, p_hat: Floats) -> tuple[float, float, float, flo
 
 
 networks = st.builds(
-    lambda clients, seed, weights: Network.erdos_renyi(clients, 0.5, seed=seed, weights=weights),
+    lambda clients, seed, weights: Network.draw(
+        graphs.ErdosRenyi(clients, 0.5), seed=seed, weights=weights
+    ),
     st.integers(2, 5),
     st.integers(0, 10_000),
     st.sampled_from(["degree", "random"]),
@@ -85,7 +87,7 @@ def best_utility(network: Network) -> tuple[int, int]:
 @settings(deadline=None, max_examples=30)
 @given(clients=st.integers(2, 4), seed=st.integers(0, 10_000))
 def test_edge_utility_by_brute_force(clients: int, seed: int) -> None:
-    network = Network.erdos_renyi(clients, 0.5, seed=seed)
+    network = Network.draw(graphs.ErdosRenyi(clients, 0.5), seed=seed)
     found, (largest, smallest) = theory.edge_utility(network), best_utility(network)
     assert found.diameter == nx.diameter(network.graph)
     assert found.edge_utility == largest <= found.upper_bound
@@ -95,8 +97,8 @@ def test_edge_utility_by_brute_force(clients: int, seed: int) -> None:
 @pytest.mark.parametrize("m", [3, 6, 9])
 def test_edge_utility_of_known_graphs(m: int) -> None:
     assert theory.edge_utility(Network.ring(m)).edge_utility == m * (m - 1) // 2
-    assert theory.edge_utility(Network.complete(m)).edge_utility == 1
-    assert theory.edge_utility(Network.star(m)).edge_utility == m - 1
+    assert theory.edge_utility(Network.draw(graphs.Complete(m))).edge_utility == 1
+    assert theory.edge_utility(Network.draw(graphs.Star(m))).edge_utility == m - 1
     path = Network.from_networkx(nx.path_graph(m))
     assert theory.edge_utility(path).edge_utility == m**2 // 4
     bottleneck = nx.DiGraph(
@@ -131,7 +133,7 @@ def has_doubly_stochastic_weights(network: Network, self_loops: bool) -> bool:
 @settings(deadline=None, max_examples=60)
 @given(clients=st.integers(2, 6), density=st.floats(0.3, 0.9), seed=st.integers(0, 10_000))
 def test_doubly_stochasticable(clients: int, density: float, seed: int) -> None:
-    network = Network.erdos_renyi(clients, density, seed=seed)
+    network = Network.draw(graphs.ErdosRenyi(clients, density), seed=seed)
     for self_loops in (False, True):
         expected = has_doubly_stochastic_weights(network, self_loops)
         assert theory.doubly_stochasticable(network, self_loops) == expected
@@ -142,7 +144,7 @@ def test_doubly_stochasticable(clients: int, density: float, seed: int) -> None:
 
 def test_doubly_stochasticable_of_known_graphs() -> None:
     assert theory.doubly_stochasticable(Network.ring(5), self_loops=False)
-    assert not theory.doubly_stochasticable(Network.star(5), self_loops=False)
+    assert not theory.doubly_stochasticable(Network.draw(graphs.Star(5)), self_loops=False)
     # perfect matchings exist, but the chord 0 -> 2 is on none
     chord = Network.from_adjacency([[0, 0, 0, 1], [1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0]])
     assert not theory.doubly_stochasticable(chord, self_loops=False)

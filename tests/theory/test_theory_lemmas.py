@@ -9,13 +9,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from spodgt import theory
-from spodgt.network import Network
+from spodgt.network import Network, graphs
 from spodgt.theory import Constants
 from spodgt.theory.constants import Variant
 from spodgt.types import Floats
 
 networks = st.builds(
-    lambda clients, seed, weights: Network.erdos_renyi(clients, 0.5, seed=seed, weights=weights),
+    lambda clients, seed, weights: Network.draw(
+        graphs.ErdosRenyi(clients, 0.5), seed=seed, weights=weights
+    ),
     st.integers(2, 4),
     st.integers(0, 10_000),
     st.sampled_from(["degree", "random"]),
@@ -157,7 +159,9 @@ def test_tracking_lemma_as_printed_is_false(clients: int) -> None:
     y = g = ξ; x⁺ = -η mean(ξ) on every client; g⁺ = x⁺ + ξ⁺.
     """
     eta = 0.2
-    network = Network.complete(clients) if clients > 1 else Network.from_adjacency([[0]])
+    network = (
+        Network.draw(graphs.Complete(clients)) if clients > 1 else Network.from_adjacency([[0]])
+    )
     data = {"sigma0": 2**0.5, "samples": 2, "batch": 1, "step_size": eta}  # s σ₀² = 1
     moved = eta**2 / clients
     change = clients * (1 + 1 + 2 * eta / clients + eta**2 / clients)
@@ -259,7 +263,9 @@ class OneRound:
 
 def random_round(seed: int) -> OneRound:
     rng = np.random.default_rng(seed)
-    network = Network.erdos_renyi(3, 0.5, seed=seed, weights=("degree", "random")[seed % 2])
+    network = Network.draw(
+        graphs.ErdosRenyi(3, 0.5), seed=seed, weights=("degree", "random")[seed % 2]
+    )
     p_hat = 1 - 10 ** rng.uniform(-6, -2.5, network.links)
     p, L, c = rng.uniform(0.2, 1, 3), rng.uniform(0.3, 3, 3), rng.normal(size=3)
     return OneRound(network, p, p_hat, L=L, c=c, seed=seed, spread=10 ** rng.uniform(-2, 1))

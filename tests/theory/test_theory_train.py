@@ -8,6 +8,7 @@ import torch
 
 from spodgt import Bernoulli, Network, Quadratic, method, train
 from spodgt.algorithms.base import Rule
+from spodgt.network import graphs
 from spodgt.theory import Dynamics
 from spodgt.types import Floats
 
@@ -21,7 +22,7 @@ RULES: dict[Rule, str] = {
 
 def setting(rule: Rule, *, centred: bool = False, noise: float = 0.0, seed: int = 0) -> Work:
     """Random quadratics on a random digraph, as a problem and as its dynamics."""
-    network = Network.erdos_renyi(4, 0.5, seed=seed, weights="random")
+    network = Network.draw(graphs.ErdosRenyi(4, 0.5), seed=seed, weights="random")
     draw = np.random.default_rng(seed)
     p, p_hat = draw.uniform(0.6, 1, 4), draw.uniform(0.6, 1, network.links)
     H, c = draw.uniform(0.5, 2, 4), draw.normal(size=4) * (not centred)
@@ -97,7 +98,7 @@ def test_stability_limit_of_train(rule: Rule) -> None:
     (`test_simulated_stability_limit` copies them instead); so here everything is active but one client,
     almost always.
     """
-    network = Network.erdos_renyi(4, 0.5, seed=0, weights="random")
+    network = Network.draw(graphs.ErdosRenyi(4, 0.5), seed=0, weights="random")
     H = np.random.default_rng(1).uniform(0.5, 2, 4)
     p = np.array([1.0, 1.0, 0.999, 1.0])
     problem = Quadratic(

@@ -278,7 +278,7 @@ def test_the_command_line_survives(tmp_path: Path, number: int) -> None:
     if number == signal.SIGINT:
         assert process.returncode == 1, stderr
         assert not json.loads(stdout)["complete"]
-        assert f"stopped early; go on with --out {out} --resume." in stderr
+        assert f"stopped early; continue with --out {out} --resume." in stderr
         assert {path.name for path in out.iterdir()} >= FILES
         assert not json.loads((out / "summary.json").read_text())["complete"]
         pd.read_parquet(out / "metrics.parquet")
@@ -655,7 +655,7 @@ def test_other_data_under_the_same_name_are_not_taken_up(
 
 
 def test_a_network_without_links_is_saved_like_any_other(tmp_path: Path) -> None:
-    problem, alone = Quadratic.random(1, 3, seed=0), spodgt.Network.complete(1)
+    problem, alone = Quadratic.random(1, 3, seed=0), spodgt.Network.draw(spodgt.graphs.Complete(1))
     result = spodgt.train(
         "spod-gt", problem, alone, rounds=30, out=tmp_path / "run", checkpoint_every=0
     )
@@ -663,7 +663,7 @@ def test_a_network_without_links_is_saved_like_any_other(tmp_path: Path) -> None
 
 
 def test_a_clock_that_stands_still_is_said() -> None:
-    problem, alone = Quadratic.random(1, 3, seed=0), spodgt.Network.complete(1)
+    problem, alone = Quadratic.random(1, 3, seed=0), spodgt.Network.draw(spodgt.graphs.Complete(1))
     with pytest.raises(InvalidInput, match="delay=100 is never reached: "):
         spodgt.train("gossip", problem, alone, delay=100)
 

@@ -1,4 +1,4 @@
-"""The properties of all methods, from their declarations, for `spodgt algorithms` and docs/methods.md."""
+"""The properties of all methods, from their declarations, for `spodgt methods` and docs/methods.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The command line: `spodgt compare` and its neighbours, one file per group of commands.
+"""The command line, one module per group of commands.
 
-Exit codes: 0 done, 1 failed on the way, 2 bad input (one sentence, no traceback).
+Exit codes: 0 success, 1 the run failed or was stopped, 2 invalid input (one sentence, no
+traceback).
 """
 
 from __future__ import annotations
@@ -17,97 +18,132 @@ from typing import Any
 
 import typer
 
-from spodgt.cli import compare, data, doctor, experiments, export, lookup, peer, project, theory  # noqa: F401  (importing them adds their commands)
-from spodgt.cli.app import app
+# Importing these modules registers their commands.
+from spodgt.cli import (  # noqa: F401  # noqa: F401
+    compare,
+    data,
+    doctor,
+    export,
+    init,
+    methods,
+    network,
+    peer,
+    report,
+    sweep,
+    theory,
+    tune,
+)
+from spodgt.cli.app import app, print_message
 from spodgt.errors import InvalidInput, SpodgtError, UnusedDataWarning
 
 __all__ = ["app", "main"]
 
-_WAIT_FOR_MAIN = (
-    2.0  # seconds: torchrun ends all processes with the first, and rank 0 must print its error
-)
+_INTERRUPTED = 130  # returned by typer after Ctrl-C
 
-# Every usage error has this ancestor, in typer's own copy of click and in click itself.
+# torchrun stops all processes as soon as one exits; the others wait for rank 0 to print its error.
+_WAIT_FOR_MAIN_PROCESS = 2.0  # seconds
+
+# The base class of usage errors, which typer does not export.
 _UsageError: Any = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
 
 
 def main() -> None:
-    """Entry point: turn what went wrong into one sentence and an exit code."""
-    # OpenMP reads this when torch starts its threads. Threads that spin while they wait for each other make
-    # many small operations eight times slower as soon as anything else runs on the machine.
+    """Entry point: run the command, report an error in one sentence, and exit."""
+    # OpenMP reads this variable when torch starts its threads. Threads that spin while they wait
+    # make many small operations eight times slower as soon as other processes use the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    atexit.register(gc.freeze)  # at the end of the process nobody needs anything collected
+    atexit.register(gc.freeze)  # skips the garbage collection at exit
     _prepare_output()
     warnings.formatwarning = _format_warning
+    code = _run_command()
+    if code == _INTERRUPTED:
+        print_message("stopped.")
+        code = 1
+    sys.exit(code)
+
+
+def _run_command() -> int:
+    """Run the command of `sys.argv`; returns the exit code."""
     try:
         code = app(prog_name="spodgt", standalone_mode=False)
         sys.stdout.flush()
     except SpodgtError as error:
-        code = 2 if isinstance(error, InvalidInput) else 1
-        if (
-            code == 1 or os.environ.get("RANK", "0") == "0"
-        ):  # under torchrun all find the same bad input
-            _say(f"error: {error}")
-        else:
-            time.sleep(_WAIT_FOR_MAIN)
+        return _report_error(error)
     except _UsageError as error:
-        if text := error.format_message():  # empty where help was shown instead
-            command = error.ctx.command_path if getattr(error, "ctx", None) else "spodgt"
-            _say(f"error: {text.rstrip('.?')}{_given(error)}; see {command} --help.")
-        code = 2
+        return _report_usage_error(error)
     except KeyboardInterrupt:
-        code = 130
-    except BrokenPipeError:  # the reader of our output went away, such as head
-        _close_output()
-        code = 1
-    except OSError as error:  # of a path that no file can have, or of a full or closed output
-        _say(f"error: {_reason(error)}; give another path, or free some space.")
-        _close_output()
-        code = 2 if error.filename else 1
+        return _INTERRUPTED
+    except OSError as error:
+        return _report_os_error(error)
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "allocate memory" not in str(
-            error
-        ):  # torch has no own class
+        if not _is_out_of_memory(error):
             raise
-        _say(
-            "error: the memory of this machine is not enough; use fewer clients, seeds or parameters."
-        )
-        code = 1
-    if code == 130:  # how typer reports Ctrl-C
-        _say("stopped.")
-        code = 1
-    sys.exit(code if isinstance(code, int) else 0)
+        print_message("error: out of memory; use fewer clients, seeds or parameters.")
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def _report_error(error: SpodgtError) -> int:
+    code = 2 if isinstance(error, InvalidInput) else 1
+    if code == 2 and os.environ.get("RANK", "0") != "0":
+        time.sleep(_WAIT_FOR_MAIN_PROCESS)  # every process of torchrun finds the same bad input
+    else:
+        print_message(f"error: {error}")
+    return code
+
+
+def _report_usage_error(error: Any) -> int:
+    text = error.format_message()
+    if text:  # empty if the help was printed instead
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "spodgt"
+        print_message(f"error: {text.rstrip('.?')}{_given_value(error)}; see {command} --help.")
+    return 2
+
+
+def _report_os_error(error: OSError) -> int:
+    """Report an invalid path, or a full or closed output."""
+    if isinstance(error, BrokenPipeError):  # the reader of the output, such as head, has ended
+        _close_output()
+        return 1
+    path = ""
+    if error.filename is not None:
+        path = f"{str(error.filename)[:60]!r}: "
+    reason = error.strerror or error
+    print_message(f"error: {path}{reason}; give another path, or free some space.")
+    _close_output()
+    return 2 if error.filename else 1
+
+
+def _is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """Whether memory could not be allocated; torch raises a RuntimeError on the CPU."""
+    return isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
 def _prepare_output() -> None:
-    """Letters that a terminal or a pipe cannot show become question marks, and a closed output is none."""
+    """Replace characters that the output cannot encode, and a closed output by the null device."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by who started us
+        if stream is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def _close_output() -> None:
-    """Nothing more is written, not even what is still in memory."""
+    """Discard buffered output, so that the interpreter does not flush it at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _reason(error: OSError) -> str:
-    where = "" if error.filename is None else f"{str(error.filename)[:60]!r}: "
-    return f"{where}{error.strerror or error}"
-
-
-def _given(error: Any) -> str:
-    """What was typed for the option that an error is about."""
+def _given_value(error: Any) -> str:
+    """ ", got 'VALUE'" for the option that an error is about, as given on the command line."""
     for option in getattr(getattr(error, "param", None), "opts", []):
-        for word, after in zip(sys.argv, [*sys.argv[1:], None], strict=True):
-            if word == option and after is not None:
-                return f", got {after!r}"
+        for position, word in enumerate(sys.argv):
+            if word == option and position + 1 < len(sys.argv):
+                return f", got {sys.argv[position + 1]!r}"
             if word.startswith(f"{option}="):
                 return f", got {word.partition('=')[2]!r}"
     return ""
@@ -123,11 +159,7 @@ def _format_warning(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """A warning about the user's input in one sentence, others with their line of source."""
+    """Format a warning about the input as one sentence, and others with their line of source."""
     if issubclass(category, UnusedDataWarning):
         return f"spodgt: warning: {message}\n"
     return _format_with_source(message, category, filename, lineno, line)
-
-
-def _say(text: str) -> None:
-    print(f"spodgt: {text}", file=sys.stderr)

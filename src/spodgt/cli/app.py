@@ -1,6 +1,7 @@
-"""The application object, and the options that commands share.
+"""The application object, and the options and helpers that commands share.
 
-Commands import what they need inside their functions: `spodgt --help` loads neither torch nor pandas.
+Commands import what they need inside their functions: `spodgt --help` loads neither torch nor
+pandas.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from spodgt.experiment import Experiment
 
 app = typer.Typer(
-    help="Decentralized federated learning over directed graphs, when clients and links come and go.",
+    help="Decentralized federated learning over directed graphs, with clients and links that are "
+    "only intermittently available.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -36,23 +38,26 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"spodgt {metadata.version('spodgt')}")
         raise typer.Exit
 
 
 @app.callback()
-def _start(
+def _global_options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
-    """Options of no command."""
+    """Options of `spodgt` without a command."""
 
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", help="A TOML file; omitted keys take their defaults.")
+    Path | None, typer.Option("--config", help="A TOML file; missing keys have their defaults.")
 ]
 OutOption = Annotated[
     Path | None, typer.Option(help="Folder for results. [dim]default: runs/NAME, numbered[/]")
@@ -61,53 +66,51 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="Set any config key: --set network.radius=0.6", metavar="KEY=VALUE"),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
 
 
-def unchecked(text: str, metavar: str = "NUMBER") -> Any:
-    """An option taken as text: the config checks it, so that the error names its key."""
-    return typer.Option(help=text, metavar=metavar)
+def text_option(help_text: str, metavar: str = "NUMBER") -> Any:
+    """An option that is read as text; the config checks it, so that the error names its key."""
+    return typer.Option(help=help_text, metavar=metavar)
 
 
 @dataclass(frozen=True)
-class Changes:
-    """The options that change an experiment; each stands for a key of the config."""
+class ExperimentOptions:
+    """Options that change an experiment; each sets a key of the config."""
 
-    methods: Annotated[str | None, unchecked("Methods, comma-separated.", "NAMES")] = None
-    seeds: Annotated[str | None, unchecked("How many seeds, or which: [0, 3, 7]")] = None
-    delay: Annotated[str | None, unchecked("Stop before this delay.")] = None
-    rounds: Annotated[str | None, unchecked("Stop after this many rounds.")] = None
-    seconds: Annotated[str | None, unchecked("Stop after this much virtual time.")] = None
-    labels_per_client: Annotated[str | None, unchecked("Classes each client holds; 10 is IID.")] = (
-        None
-    )
-    device: Annotated[str | None, unchecked("cpu, cuda or cuda:1.", "DEVICE")] = None
-    engine: Annotated[str | None, unchecked("auto, or plain: no compiled loops.", "NAME")] = None
-    problem: Annotated[str | None, unchecked("Your own: problem.py:FUNCTION.", "CODE")] = None
+    methods: Annotated[str | None, text_option("Methods, comma-separated.", "NAMES")] = None
+    seeds: Annotated[str | None, text_option("Number of seeds, or a list: [0, 3, 7]")] = None
+    delay: Annotated[str | None, text_option("Stop before this delay.")] = None
+    rounds: Annotated[str | None, text_option("Stop after this many rounds.")] = None
+    seconds: Annotated[str | None, text_option("Stop after this much virtual time.")] = None
+    labels_per_client: Annotated[
+        str | None, text_option("Number of classes per client; 10 is IID.")
+    ] = None
+    device: Annotated[str | None, text_option("cpu, cuda or cuda:1.", "DEVICE")] = None
+    engine: Annotated[str | None, text_option("auto, or plain: no compiled loops.", "NAME")] = None
+    problem: Annotated[
+        str | None, text_option("A model and data of your own: problem.py:FUNCTION.", "CODE")
+    ] = None
     assign: SetOption = None
 
-    def keys(self) -> dict[str, object]:
-        """The changes by dotted config keys; None drops a key."""
-        with many_imports():
+    def config_changes(self) -> dict[str, object]:
+        """The options by dotted config keys; the value None removes a key."""
+        with fast_imports():
             from spodgt.experiment import value_of
 
         changes: dict[str, object] = {}
         if self.methods is not None:
             changes["run.methods"] = [name.strip() for name in self.methods.split(",")]
-        ends = {"rounds": self.rounds, "delay": self.delay, "seconds": self.seconds}
-        if any(ends.values()) and not all(
-            (self.delay, self.rounds)
-        ):  # these replace those of the config
-            changes |= {f"run.{key}": None for key in ends}
-        for key, text in {"seeds": self.seeds, **ends}.items():
-            if text is not None:
-                changes[f"run.{key}"] = value_of(text)
+        if self.seeds is not None:
+            changes["run.seeds"] = value_of(self.seeds)
+        changes |= self._stop_conditions()
         if self.labels_per_client is not None:
             changes["problem.partition.kind"] = "labels-per-client"
             changes["problem.partition.labels"] = value_of(self.labels_per_client)
         if self.problem is not None:
-            changes |= {"problem.kind": "python", "problem.build": self.problem}
+            changes["problem.kind"] = "python"
+            changes["problem.build"] = self.problem
         if self.device is not None:
             changes["run.device"] = self.device
         if self.engine is not None:
@@ -119,40 +122,62 @@ class Changes:
             changes[key.strip()] = value_of(text.strip())
         return changes
 
+    def _stop_conditions(self) -> dict[str, object]:
+        """Stop conditions replace those of the config, unless both rounds and delay are given."""
+        from spodgt.experiment import value_of
 
-def experiment_of(config: Path | None, changes: Mapping[str, object]) -> Experiment:
-    """The experiment of a file, or the default one, with some keys changed."""
+        options = {"rounds": self.rounds, "delay": self.delay, "seconds": self.seconds}
+        given = {key: text for key, text in options.items() if text is not None}
+        changes: dict[str, object] = {}
+        if given and not ("rounds" in given and "delay" in given):
+            changes = {f"run.{key}": None for key in options}
+        for key, text in given.items():
+            changes[f"run.{key}"] = value_of(text)
+        return changes
+
+
+def load_experiment(config: Path | None, changes: Mapping[str, object]) -> Experiment:
+    """The experiment of a config file, or the default experiment, with some keys changed."""
     from spodgt.experiment import Experiment
 
-    return (Experiment.read(config) if config else Experiment()).override(changes)
+    experiment = Experiment.read(config) if config else Experiment()
+    return experiment.override(changes)
 
 
 @contextmanager
-def many_imports() -> Iterator[None]:
-    """Import much, quickly: imports make a million objects and no garbage.
+def fast_imports() -> Iterator[None]:
+    """Disable garbage collection during imports, which saves a fifth of their time.
 
-    The collector rests meanwhile and never looks at these objects again, which saves a fifth of the time.
-    Ctrl-C ends the process at once: libraries that are half loaded turn it into errors of their own.
+    Imports create a million objects and no garbage; these objects are frozen, so that later
+    collections skip them. Ctrl-C ends the process at once, because half-imported libraries would
+    raise errors of their own.
     """
     gc.disable()
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, _leave) if main else None
+    previous_handler = None
+    if threading.current_thread() is threading.main_thread():
+        previous_handler = signal.signal(signal.SIGINT, _exit_at_once)
     try:
         yield
     finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
+        if previous_handler is not None:
+            signal.signal(signal.SIGINT, previous_handler)
         gc.freeze()
         gc.enable()
 
 
-def _leave(*_: object) -> None:
-    print("spodgt: stopped.", file=sys.stderr, flush=True)
+def _exit_at_once(*_: object) -> None:
+    print_message("stopped.")
+    sys.stderr.flush()
     os._exit(1)
 
 
-def seed_of(text: str) -> int:
-    """The number after --seed."""
+def print_message(text: str) -> None:
+    """Print an error, a warning or a remark to standard error."""
+    print(f"spodgt: {text}", file=sys.stderr)
+
+
+def parse_seed(text: str) -> int:
+    """The value of --seed."""
     if not (text.isascii() and text.isdecimal() and int(text) < 2**63):
         raise InvalidInput(
             f"--seed must be a whole number of at least 0, got {text[:40]!r}; use --seed 0."
@@ -161,7 +186,7 @@ def seed_of(text: str) -> int:
 
 
 def plain_table(**options: Any) -> Table:
-    """A table without frames: words and numbers get the width."""
+    """A table without a frame, which leaves more columns of the terminal to its cells."""
     return Table(
         box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left", **options
     )

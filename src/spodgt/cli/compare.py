@@ -6,53 +6,62 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from spodgt.cli.app import (
-    Changes,
     ConfigOption,
+    ExperimentOptions,
     JsonOption,
     OutOption,
     ResumeOption,
     app,
-    experiment_of,
-    many_imports,
+    fast_imports,
+    load_experiment,
     plain_table,
-    unchecked,
+    print_message,
+    text_option,
 )
-from spodgt.cli.groups import grouped
+from spodgt.cli.option_groups import with_option_groups
 from spodgt.errors import InvalidInput, no_divergence_warnings
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from spodgt.experiment import Experiment
     from spodgt.record import Record
     from spodgt.training.result import Result
 
+_RUNS = Path("runs")
+_MIN_TABLE_WIDTH = 72  # a narrower terminal wraps lines, which loses no column
+
 
 @dataclass(frozen=True)
-class Keeping:
-    """Where a run is kept, and how it is shown."""
+class OutputOptions:
+    """Options for the folder and the display of a run."""
 
     out: OutOption = None
     resume: ResumeOption = False
-    checkpoint_every: Annotated[str, unchecked("Seconds between checkpoints.")] = "30"
+    checkpoint_every: Annotated[str, text_option("Seconds between checkpoints.")] = "30"
     workers: Annotated[
-        str | None, unchecked("Processes for independent runs. [dim]default: as many as pay off[/]")
+        str | None,
+        text_option("Processes for independent runs. [dim]default: one per core if faster[/]"),
     ] = None
-    tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard event files.")] = False
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")
+    ] = False
     as_json: JsonOption = False
 
-    def keys(self) -> dict[str, object]:
-        """The options that are keys of the config, by their dotted names."""
+    def config_changes(self) -> dict[str, object]:
+        """The options that are config keys, by their dotted names."""
         from spodgt.experiment import value_of
 
         if self.workers is None:
@@ -63,95 +72,115 @@ class Keeping:
 @app.command(
     epilog="Example: [bold]spodgt compare --labels-per-client 10 --seeds 3 --out runs/iid[/]"
 )
-@grouped
-def compare(config: ConfigOption = None, *, keeping: Keeping, changes: Changes) -> None:
-    """Compare methods on the same networks, clients and data: a table, two pictures, a folder of results."""
-    carry_out(experiment_of(config, changes.keys() | keeping.keys()), "compare", keeping)
+@with_option_groups
+def compare(
+    config: ConfigOption = None, *, output: OutputOptions, changes: ExperimentOptions
+) -> None:
+    """Compare methods on the same networks, clients and data.
+
+    Prints a table and writes results, figures and report.html to a folder.
+    """
+    experiment = load_experiment(config, changes.config_changes() | output.config_changes())
+    run_and_report(experiment, "compare", output)
 
 
 @app.command(epilog="Example: [bold]spodgt run experiment.toml --out runs/mine[/]")
-@grouped
+@with_option_groups
 def run(
     config: Annotated[Path, typer.Argument(help="A TOML file.")],
     *,
-    keeping: Keeping,
-    changes: Changes,
+    output: OutputOptions,
+    changes: ExperimentOptions,
 ) -> None:
     """Run the experiment of a config file."""
-    carry_out(experiment_of(config, changes.keys() | keeping.keys()), config.stem, keeping)
+    experiment = load_experiment(config, changes.config_changes() | output.config_changes())
+    run_and_report(experiment, config.stem, output)
 
 
-def carry_out(experiment: Experiment, name: str, keeping: Keeping) -> None:
-    """Run an experiment, fill its folder, and show what came out."""
-    with many_imports():
+def run_and_report(experiment: Experiment, name: str, output: OutputOptions) -> None:
+    """Run an experiment, write figures and a report to its folder, and print the results.
+
+    Of several processes (torchrun), only the main process writes and prints.
+    """
+    with fast_imports():
         from spodgt.runtimes.distributed.process_group import main_process, restarted
 
-    runs, main = Path("runs"), main_process()  # of several processes, the main one writes and shows
-    again = restarted() and (runs / name / "config.toml").exists()
-    folder = keeping.out or (free_folder(runs, name, keeping.resume or again) if main else runs)
-    console = Console(stderr=keeping.as_json)
-    result = _run(experiment, folder, keeping, console, main)
-    if not main:
+    is_main = main_process()
+    folder = output.out or _RUNS
+    if output.out is None and is_main:
+        continues = restarted() and (_RUNS / name / "config.toml").exists()
+        folder = free_folder(_RUNS, name, output.resume or continues)
+    console = Console(stderr=output.as_json)
+    result = _run(experiment, folder, output, console, is_main)
+    if not is_main:
         raise typer.Exit(0 if result.complete else 1)
     if len(result.frame):
-        _fill(experiment, result, folder)
-    if keeping.as_json:
+        _write_figures_and_report(experiment, result, folder)
+    if output.as_json:
         print(json.dumps(result.as_dict() | {"out": str(folder)}, indent=2))
     else:
-        whole = Console(
-            width=max(console.width, 72)
-        )  # a narrower terminal folds lines, and loses nothing
-        whole.print(results_table(result))
-        console.print(
-            f"Results, pictures and report.html: {folder}", soft_wrap=True, highlight=False
-        )
-    for each in (*result.diverged, *result.stalled):
-        print(f"spodgt: warning: {each}", file=sys.stderr)
+        Console(width=max(console.width, _MIN_TABLE_WIDTH)).print(results_table(result))
+        text = f"Results, pictures and report.html: {folder}"
+        console.print(text, soft_wrap=True, highlight=False)
+    for warning in (*result.diverged, *result.stalled):
+        print_message(f"warning: {warning}")
     if not result.complete:
-        print(f"spodgt: stopped early; go on with --out {folder} --resume.", file=sys.stderr)
+        print_message(f"stopped early; continue with --out {folder} --resume.")
         raise typer.Exit(1)
 
 
 def _run(
-    experiment: Experiment, folder: Path, keeping: Keeping, console: Console, main: bool
+    experiment: Experiment, folder: Path, output: OutputOptions, console: Console, is_main: bool
 ) -> Result:
-    """Run the experiment under a progress bar, if this process shows one."""
+    """Run the experiment, with progress bars unless the output is JSON."""
     from spodgt import figures, training
     from spodgt.engine import announce_compilation
     from spodgt.experiment import value_of
-    from spodgt.record.folder import CHECKPOINT
     from spodgt.training.loggers import TensorBoard
     from spodgt.training.progress import COMPILING, Display
 
-    if keeping.resume and main and not (folder / "config.toml").exists():
-        raise InvalidInput(
-            f"--resume found no run in --out {folder}; check the folder, or drop --resume to start a new run."
-        )
-    if keeping.resume and main and not (folder / CHECKPOINT).exists():
-        print(f"spodgt: no checkpoint in {folder} yet; beginning at round 0.", file=sys.stderr)
-    display = Display(console) if main and not keeping.as_json else None
+    if output.resume and is_main:
+        _check_resume(folder)
+    display = None
+    if is_main and not output.as_json:
+        display = Display(console)
     figures.prepare()
-    callbacks = [TensorBoard(folder / "tensorboard")] if keeping.tensorboard and main else []
+    callbacks = []
+    if output.tensorboard and is_main:
+        callbacks.append(TensorBoard(folder / "tensorboard"))
 
     def announce() -> None:
         if display:
             display.announce_compilation()
-        elif main:
+        elif is_main:
             print(COMPILING, file=sys.stderr)
 
     with no_divergence_warnings(), display or nullcontext(), announce_compilation(announce):
         return training.run(
             experiment,
             out=folder,
-            resume=keeping.resume,
-            checkpoint_every=value_of(keeping.checkpoint_every),
+            resume=output.resume,
+            checkpoint_every=value_of(output.checkpoint_every),
             progress=display.show if display else False,
             callbacks=callbacks,
         )
 
 
-def _fill(experiment: Experiment, result: Result, folder: Path) -> None:
-    """The theory's prediction, where the optimum is known; the pictures and the report."""
+def _check_resume(folder: Path) -> None:
+    """Reject a folder without a run; a run without a checkpoint is mentioned."""
+    from spodgt.record.folder import CHECKPOINT
+
+    if not (folder / "config.toml").exists():
+        raise InvalidInput(
+            f"--resume found no run in --out {folder}; check the folder, "
+            "or drop --resume to start a new run."
+        )
+    if not (folder / CHECKPOINT).exists():
+        print_message(f"no checkpoint in {folder} yet; starting at round 0.")
+
+
+def _write_figures_and_report(experiment: Experiment, result: Result, folder: Path) -> None:
+    """Write figures and report.html; if the optimum is known, also the prediction of the theory."""
     from spodgt import report
 
     if "distance" in result.frame:
@@ -165,74 +194,94 @@ def _fill(experiment: Experiment, result: Result, folder: Path) -> None:
 
 
 def free_folder(parent: Path, name: str, resume: bool) -> Path:
-    """The next free folder; the last one there is, to resume."""
+    """The first of NAME, NAME-2, … without results; if `resume`, the last one with a run.
+
+    Raises:
+        InvalidInput: if there is no run to resume.
+    """
     from spodgt.record.folder import RUN, other_kind
 
-    names = (parent / (name if n == 1 else f"{name}-{n}") for n in range(1, 10**6))
-    last = None
-    for folder in names:
+    last_run = None
+    for number in count(1):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
         if other_kind(folder, RUN) is not None:
             continue
         if not (folder / "config.toml").exists():
-            if resume and last is None:
-                raise InvalidInput(
-                    f"--resume found no run in {folder}; give its folder with --out."
-                )
-            return last if resume and last else folder
-        last = folder
-    raise InvalidInput(f"{parent} is full of runs called {name}; give a folder with --out.")
+            break
+        last_run = folder
+    if not resume:
+        return folder
+    if last_run is None:
+        raise InvalidInput(f"--resume found no run in {folder}; give its folder with --out.")
+    return last_run
+
+
+_COST_HEADINGS = {"gradients": "grads", "messages": "msgs"}
 
 
 def results_table(result: Record) -> Table:
-    """The end of a comparison, best first; 80 columns hold it. All numbers are means over seeds."""
-    rows = result.summary()
-    has_accuracy = result.judged == "accuracy"
-    rows = rows.sort_values("accuracy" if has_accuracy else "loss", ascending=not has_accuracy)
-    seeds = int(rows["seeds"].max()) if len(rows) else 0
-    quality: dict[str, Callable[[dict[Hashable, Any]], str]] = {}
-    if has_accuracy:
-        quality["mean"] = lambda row: f"{row['accuracy']:.3f}"
-        quality["± σ"] = lambda row: f"{row['accuracy_std']:.3f}" if row["seeds"] > 1 else ""
-        quality["average"] = lambda row: f"{row['accuracy_average']:.3f}"
-        quality["worst"] = lambda row: f"{row['accuracy_worst']:.3f}"
-    else:
-        more = [name for name in result.scores if name in rows][:1]  # such as perplexity; one fits
-        for name in ("loss", *more):
-            quality[name] = partial(_value, name)
-    time = "seconds" if "seconds" in rows else "delay"
-    costs = {"rounds": "rounds", time: time, "grads": "gradients", "msgs": "messages"}
-    if "bytes" in rows:
-        costs["bytes"] = "bytes"
+    """The last evaluation of every method, best first, in 80 columns.
 
-    table = plain_table(caption="\n".join(_caption(result, has_accuracy, seeds)))
+    All numbers are means over seeds.
+    """
+    summary = result.summary()
+    has_accuracy = result.judged == "accuracy"
+    if has_accuracy:
+        summary = summary.sort_values("accuracy", ascending=False)
+        quality = ["mean", "± σ", "average", "worst"]
+    else:
+        summary = summary.sort_values("loss")
+        other_scores = [name for name in result.scores if name in summary]
+        quality = ["loss", *other_scores[:1]]  # such as perplexity; one fits
+    costs = _cost_columns(summary)
+    table = plain_table(caption=_caption(result, summary, has_accuracy))
     table.padding = 0  # one space between columns
     table.add_column("method", overflow="fold")
-    for heading in (*quality, *costs):
+    for heading in (*quality, *(_COST_HEADINGS.get(name, name) for name in costs)):
         table.add_column(heading, justify="right", no_wrap=True)
-    diverged = {each.algorithm for each in result.diverged}
-    for row in rows.to_dict("records"):
-        label = f"{row['name']} (diverged)" if row["name"] in diverged else str(row["name"])
-        cells = [show(row) for show in quality.values()]
-        spent = [_cost(name, row[name]) for name in costs.values()]
-        table.add_row(folded(label), *cells, *spent)
+    diverged = {run.algorithm for run in result.diverged}
+    for row in summary.to_dict("records"):
+        label = str(row["name"])
+        if label in diverged:
+            label += " (diverged)"
+        if has_accuracy:
+            quality_cells = _format_accuracy(row)
+        else:
+            quality_cells = [f"{row[name]:.4g}" for name in quality]
+        cost_cells = [_format_cost(name, row[name]) for name in costs]
+        table.add_row(wrap_label(label), *quality_cells, *cost_cells)
     return table
 
 
-def _caption(result: Record, has_accuracy: bool, seeds: int) -> list[str]:
-    """What the columns are, and what a reader should know of the methods."""
-    lines = []
+def _format_accuracy(row: Mapping[Hashable, float]) -> list[str]:
+    """Mean over clients, σ over seeds, accuracy of the average model, of the worst client."""
+    sigma = f"{row['accuracy_std']:.3f}" if row["seeds"] > 1 else ""
+    average = f"{row['accuracy_average']:.3f}"
+    return [f"{row['accuracy']:.3f}", sigma, average, f"{row['accuracy_worst']:.3f}"]
+
+
+def _cost_columns(summary: pd.DataFrame) -> list[str]:
+    """The columns of costs; those of virtual time and of compression only where they exist."""
+    time = "seconds" if "seconds" in summary else "delay"
+    costs = ["rounds", time, "gradients", "messages"]
+    if "bytes" in summary:
+        costs.append("bytes")
+    return costs
+
+
+def _caption(result: Record, summary: pd.DataFrame, has_accuracy: bool) -> str:
+    """The meaning of the columns, and remarks on the methods."""
+    lines: list[str] = []
     if has_accuracy:
         lines.append("accuracy: mean over clients, of the average model, of the worst client")
-    over = f"means of {seeds} seeds; " if seeds > 1 else ""
-    lines.append(f"{over}grads, msgs (gradients, messages) and bytes are of all clients")
-    return lines + result.notes()
+    costs = "grads, msgs (gradients, messages) and bytes are of all clients"
+    seeds = int(summary["seeds"].max()) if len(summary) else 0
+    if seeds > 1:
+        costs = f"means of {seeds} seeds; {costs}"
+    return "\n".join([*lines, costs, *result.notes()])
 
 
-def _value(name: str, row: dict[Hashable, Any]) -> str:
-    return f"{row[name]:.4g}"
-
-
-def _cost(name: str, value: float) -> str:
+def _format_cost(name: str, value: float) -> str:
     from spodgt.record.record import short_bytes, short_count
 
     if not math.isfinite(value):
@@ -241,13 +290,16 @@ def _cost(name: str, value: float) -> str:
         return short_bytes(value)
     if name == "seconds":
         return f"{value:.4g}"
-    return short_count(value) if name in ("gradients", "messages") else f"{value:,.0f}"
+    if name in ("gradients", "messages"):
+        return short_count(value)
+    return f"{value:,.0f}"
 
 
-def folded(label: str, width: int = 18) -> str:
-    """A method's label in lines of at most `width` letters, broken before a layer or between words."""
+def wrap_label(label: str, width: int = 18) -> str:
+    """Wrap a method's label at `width` characters, before a layer ("+…") or between words."""
     lines = [""]
-    for part in re.findall(r"\+?[^+ ]+ ?", label):
+    parts: Sequence[str] = re.findall(r"\+?[^+ ]+ ?", label)
+    for part in parts:
         if lines[-1] and len(lines[-1] + part.rstrip()) > width:
             lines.append("")
         lines[-1] += part

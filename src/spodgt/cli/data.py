@@ -19,14 +19,13 @@ app.add_typer(data_app, name="data")
 
 @data_app.command("list", epilog="Example: [bold]spodgt data list[/]")
 def data_list(as_json: JsonOption = False) -> None:
-    """Which data sets, networks and contacts are here, their licences, and how to get the others."""
+    """List data sets, networks and contact logs: where they are, licences, how to get them."""
     from spodgt.problems.data import available
 
     rows = available()
     if as_json:
-        print(
-            json.dumps([{**r._asdict(), "found": r.found and str(r.found)} for r in rows], indent=2)
-        )
+        facts = [{**row._asdict(), "found": row.found and str(row.found)} for row in rows]
+        print(json.dumps(facts, indent=2))
         return
     table = plain_table()
     table.add_column("data set", no_wrap=True)
@@ -44,7 +43,7 @@ def data_get(
     name: Annotated[str, typer.Argument(help="fashion-mnist or cifar-10")],
     directory: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
 ) -> None:
-    """Download a data set and check its sums."""
+    """Download a data set and verify its checksums."""
     from spodgt.problems.data import get
     from spodgt.problems.data.datasets import check_name
 
@@ -75,7 +74,7 @@ def data_import(
     source: Annotated[Path, typer.Argument(help="A folder or archive.")],
     directory: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
 ) -> None:
-    """Check and convert a data set you already have."""
+    """Verify and convert a data set that you already have."""
     from spodgt.problems.data import import_
 
     print(import_(name, source, directory))

@@ -11,7 +11,7 @@ from importlib import metadata
 from rich.console import Console
 from rich.text import Text
 
-from spodgt.cli.app import JsonOption, app, many_imports, plain_table
+from spodgt.cli.app import JsonOption, app, fast_imports, plain_table
 
 _PACKAGES = ("spodgt", "torch", "numba", "numpy")
 _EXTRAS = {  # by the module that each one needs
@@ -34,7 +34,7 @@ _VARIABLES = (
 
 @app.command(epilog="Example: [bold]spodgt doctor --json[/]")
 def doctor(as_json: JsonOption = False) -> None:
-    """Report what a run here uses: engine, versions, CPU, threads, cache, data and extras."""
+    """Show the engine, versions, CPU, threads, cache, data and extras of this installation."""
     facts = examine()
     if as_json:
         print(json.dumps(facts, indent=2))
@@ -49,7 +49,7 @@ def doctor(as_json: JsonOption = False) -> None:
 
 def examine() -> dict[str, object]:
     """Everything that `spodgt doctor` prints, by name."""
-    with many_imports():
+    with fast_imports():
         import torch
 
         from spodgt.engine import cache_directory, describe_engine
@@ -57,14 +57,14 @@ def examine() -> dict[str, object]:
         from spodgt.thread_pool import thread_count
 
     directory = cache_directory()
-    state = (
-        "filled" if any(directory.rglob("*.nbi")) else "empty: loops are compiled by the first run"
-    )
+    state = "empty: loops are compiled by the first run"
+    if any(directory.rglob("*.nbi")):
+        state = "filled"
     return {
         "engine": describe_engine(),
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         **{name: _version(name) for name in _PACKAGES},
-        "cpu": f"{torch.backends.cpu.get_cpu_capability()} (as torch uses it), {os.cpu_count()} cores",
+        "cpu": f"{torch.backends.cpu.get_cpu_capability()} (used by torch), {os.cpu_count()} cores",
         "accelerator": _accelerator(),
         "threads": thread_count(),
         "cache of compiled loops": f"{directory} ({state})",
@@ -86,12 +86,14 @@ def _accelerator() -> str:
 
     if torch.cuda.is_available():
         return f"cuda: {torch.cuda.get_device_name()}"
-    return "mps" if torch.backends.mps.is_available() else "none"
+    if torch.backends.mps.is_available():
+        return "mps"
+    return "none"
 
 
 def _text(value: object) -> str:
     if isinstance(value, dict):
-        return "\n".join(f"{key}: {each}" for key, each in value.items()) or "none"
+        return "\n".join(f"{key}: {item}" for key, item in value.items()) or "none"
     if isinstance(value, list):
         return ", ".join(value) or "none"
     return str(value)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from spodgt.cli.app import JsonOption, app
 from spodgt.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from spodgt.record import Record
 
 
 @app.command(
@@ -19,16 +22,20 @@ def export(
     folder: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     file: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
     method: Annotated[
-        str | None, typer.Option(help="Whose model; needed where there are several.")
+        str | None, typer.Option(help="Method of the model; required if the run has several.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of which run; the first unless given.")] = None,
-    client: Annotated[str, typer.Option(help="A client's name or number, or average.")] = "average",
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the run. [dim]default: the first one[/]")
+    ] = None,
+    client: Annotated[
+        str, typer.Option(help="Name or number of a client, or average.")
+    ] = "average",
     mean: Annotated[
-        bool, typer.Option("--mean", help="The running mean, where it was kept.")
+        bool, typer.Option("--mean", help="Export the running mean; needs layer running_mean.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a trained model, tensor by tensor under the names of torch's state_dict."""
+    """Write a trained model as safetensors, with the tensor names of torch's state_dict."""
     from safetensors.torch import save
 
     from spodgt.network.names import client_number
@@ -37,41 +44,54 @@ def export(
     from spodgt.record.models import RUNNING_MEAN, read_model
 
     record = Record.read(folder)
-    methods, seeds = record.algorithms, [int(seed) for seed in dict.fromkeys(record.frame["seed"])]
+    method = _choose_method(record, method)
+    seed = _choose_seed(record, seed)
+    if file.suffix != ".safetensors":
+        raise InvalidInput(f"FILE={str(file)!r} must end in .safetensors; use model.safetensors.")
+    number = None
+    if client != "average":
+        network = record.drawn()[seed]
+        number = client_number(client, network.names, network.clients, "--client")
+        client = network.label(number)
+    label = method + RUNNING_MEAN if mean else method
+    tensors = read_model(folder, label, seed, number)
+    write(file, save(tensors, {"method": method, "seed": str(seed), "client": client}))
+    numbers = sum(tensor.numel() for tensor in tensors.values())
+    if not as_json:
+        print(f"{len(tensors)} tensors, {numbers:,} numbers: {file}")
+        return
+    facts = {
+        "method": method,
+        "seed": seed,
+        "client": client,
+        "file": str(file),
+        "tensors": len(tensors),
+        "numbers": numbers,
+    }
+    print(json.dumps(facts))
+
+
+def _choose_method(record: Record, method: str | None) -> str:
+    methods = record.algorithms
     if method is None and len(methods) == 1:
-        (method,) = methods
+        return methods[0]
+    if method is None:
+        raise InvalidInput(
+            f"--method is required, because the run has several; choose from {', '.join(methods)}."
+        )
     if method not in methods:
         raise InvalidInput(
             f"--method={method!r} is not one of this run; choose from {', '.join(methods)}."
         )
-    if seed is not None and seed not in seeds:
+    return method
+
+
+def _choose_seed(record: Record, seed: int | None) -> int:
+    seeds = [int(value) for value in record.frame["seed"].unique()]
+    if seed is None:
+        return seeds[0]
+    if seed not in seeds:
         raise InvalidInput(
             f"--seed={seed} is not one of this run; choose from {', '.join(map(str, seeds))}."
         )
-    if file.suffix != ".safetensors":
-        raise InvalidInput(f"FILE={str(file)!r} must end in .safetensors; use model.safetensors.")
-    chosen = seeds[0] if seed is None else seed
-    label = method + RUNNING_MEAN if mean else method
-    number = None
-    if client != "average":
-        network = record.drawn()[chosen]
-        number = client_number(client, network.names, network.clients, "--client")
-        client = network.label(number)
-    tensors = read_model(folder, label, chosen, number)
-    facts = {"method": method, "seed": str(chosen), "client": client}
-    write(file, save(tensors, facts))
-    numbers = sum(tensor.numel() for tensor in tensors.values())
-    if as_json:
-        print(
-            json.dumps(
-                {
-                    **facts,
-                    "seed": chosen,
-                    "file": str(file),
-                    "tensors": len(tensors),
-                    "numbers": numbers,
-                }
-            )
-        )
-    else:
-        print(f"{len(tensors)} tensors, {numbers:,} numbers: {file}")
+    return seed

@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from spodgt.cli.app import (
-    Changes,
     ConfigOption,
+    ExperimentOptions,
     JsonOption,
     SetOption,
     app,
-    experiment_of,
+    load_experiment,
+    parse_seed,
     plain_table,
-    seed_of,
 )
 from spodgt.errors import InvalidInput
 
@@ -49,8 +49,10 @@ def theory(
     """Show the theory's conditions and bounds for an experiment, and exact or modelled rates."""
     from spodgt.theory import overview
 
-    number = seed_of(seed)
-    asked = setting_of(experiment_of(config, Changes(assign=assign).keys()), number)
+    number = parse_seed(seed)
+    asked = setting_of(
+        load_experiment(config, ExperimentOptions(assign=assign).config_changes()), number
+    )
     if (step := float(asked.step_size.max())) > _LARGEST_STEP:
         raise InvalidInput(
             f"step_size={step:g} is too large to compute with; use --set run.step_size=0.01."

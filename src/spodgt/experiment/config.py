@@ -28,7 +28,7 @@ from torch import Tensor, uint8
 from spodgt.errors import InvalidConfig
 from spodgt.experiment.problems import PROBLEMS, Classification, ProblemRecipe
 from spodgt.experiment.text import Speeches
-from spodgt.network import NETWORKS, WEIGHTS, GraphFile, Network, Recipe
+from spodgt.network import NETWORKS, WEIGHT_RULES, GraphFile, Network, Recipe
 from spodgt.participation import PARTICIPATIONS, Participation
 from spodgt.problems.data import PARTITIONS, BySpeaker
 from spodgt.problems.protocols import HasIdentity
@@ -95,9 +95,9 @@ def read_network(table: object) -> tuple[Recipe, str | None]:
     fields = _with_defaults(table, "network")
     default = None if fields["kind"] == GraphFile.name else "degree"
     weights = fields.pop("weights", default)
-    if weights is not default and weights not in WEIGHTS:
+    if weights is not default and weights not in WEIGHT_RULES:
         raise InvalidConfig(
-            f"network.weights={weights!r} is not known; choose from {', '.join(WEIGHTS)}."
+            f"network.weights={weights!r} is not known; choose from {', '.join(WEIGHT_RULES)}."
         )
     return _recipe(NETWORKS, fields, "network"), weights
 

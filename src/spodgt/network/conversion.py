@@ -1,4 +1,4 @@
-"""Graphs that the user has: networkx graphs and adjacency matrices."""
+"""Graphs from networkx graphs and adjacency matrices."""
 
 from __future__ import annotations
 
@@ -6,23 +6,31 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from spodgt._util.text import short_repr
 from spodgt.errors import InvalidNetwork
-from spodgt.network.graph import by_name, check_names
-from spodgt.network.graphs import Graph
-from spodgt.network.mixing_weights import HasArray, square
+from spodgt.network.graph import Graph
+from spodgt.network.mixing_weights import SparseMatrix, as_square_matrix
+from spodgt.network.names import check_names, sort_by_name
 from spodgt.types import Floats
 
 if TYPE_CHECKING:
     import networkx
 
+_POSITION_KEYS = (("x", "y"), ("Longitude", "Latitude"))  # node attributes, in this order
 
-def graph_of_networkx(graph: networkx.Graph, nodelist: Sequence[Hashable] | None = None) -> Graph:
-    """Nodes 0 … m-1 are clients of these numbers, others are sorted by their names, which are kept.
 
-    An edge (u, v) means that u sends to v. Its `weight` is kept as well; NaN where it is no number. Positions
-    are the nodes' attributes x, y or Longitude, Latitude, where all have them, scaled to the unit square.
+def graph_from_networkx(graph: networkx.Graph, nodelist: Sequence[Hashable] | None = None) -> Graph:
+    """Convert a networkx graph; an edge (u, v) is the link from u to v.
+
+    Nodes 0 … m-1 become the clients with these numbers; other nodes are sorted by name, and their
+    names are kept.
+
+    Args:
+        graph: Edge attributes `weight` become edge weights. Node attributes x, y or Longitude,
+            Latitude become positions, scaled to the unit square, if all nodes have them.
+        nodelist: All nodes, in the order of the clients.
     """
     import networkx as nx
 
@@ -35,76 +43,103 @@ def graph_of_networkx(graph: networkx.Graph, nodelist: Sequence[Hashable] | None
         raise InvalidNetwork(
             "graph must be a Graph or DiGraph, got a multigraph; use networkx.DiGraph(graph)."
         )
-    nodes = by_name(graph.nodes)
-    if nodelist is not None:
-        order = list(nodelist) if isinstance(nodelist, Iterable) else []
-        if len(order) != len(nodes) or any(node not in order for node in nodes):
-            raise InvalidNetwork(f"nodelist must hold every node once, got {short_repr(nodelist)}.")
-        nodes = order
-    index = {node: i for i, node in enumerate(nodes)}
-    names = tuple(map(str, nodes))
-    edges = [(index[u], index[v], weight) for u, v, weight in graph.edges(data="weight")]
+    nodes = _ordered_nodes(graph, nodelist)
+    client_of = {node: client for client, node in enumerate(nodes)}
+    senders = []
+    receivers = []
+    weights = []
+    for sender, receiver, weight in graph.edges(data="weight"):
+        senders.append(client_of[sender])
+        receivers.append(client_of[receiver])
+        weights.append(weight)
+    has_weights = any(weight is not None for weight in weights)
+    edge_weights = np.array([_float_or_nan(weight) for weight in weights])
     if not graph.is_directed():
-        edges += [(v, u, weight) for u, v, weight in edges]
+        senders, receivers = senders + receivers, receivers + senders
+        edge_weights = np.tile(edge_weights, 2)
+    names = tuple(str(node) for node in nodes)
+    are_numbers = names == tuple(str(client) for client in range(len(nodes)))
     return Graph.of(
         len(nodes),
-        np.array([v for _, v, _ in edges], np.int64),
-        np.array([u for u, _, _ in edges], np.int64),
+        np.array(receivers, np.int64),
+        np.array(senders, np.int64),
         positions=_positions([graph.nodes[node] for node in nodes]),
-        names=None if names == tuple(map(str, range(len(nodes)))) else names,
-        weights=None
-        if all(weight is None for *_, weight in edges)
-        else np.array([_number(weight) for *_, weight in edges]),
+        names=None if are_numbers else names,
+        weights=edge_weights if has_weights else None,
     )
 
 
+def _ordered_nodes(
+    graph: networkx.Graph, nodelist: Sequence[Hashable] | None
+) -> Sequence[Hashable]:
+    nodes = sort_by_name(graph.nodes)
+    if nodelist is None:
+        return nodes
+    order = list(nodelist) if isinstance(nodelist, Iterable) else []
+    if len(order) != len(nodes) or any(node not in order for node in nodes):
+        raise InvalidNetwork(f"nodelist must hold every node once, got {short_repr(nodelist)}.")
+    return order
+
+
 def _positions(nodes: Sequence[Mapping[str, object]]) -> Floats | None:
-    for keys in (("x", "y"), ("Longitude", "Latitude")):
-        found = np.array([[_number(node.get(key)) for key in keys] for node in nodes]).reshape(
-            -1, 2
-        )
-        if len(found) and np.isfinite(found).all():
-            found -= found.min(0)
-            return found / (found.max() or 1.0)
+    """(clients, 2) positions in the unit square; None if a node has none."""
+    if not nodes:
+        return None
+    for x_key, y_key in _POSITION_KEYS:
+        pairs = [(_float_or_nan(node.get(x_key)), _float_or_nan(node.get(y_key))) for node in nodes]
+        positions = np.array(pairs)
+        if np.isfinite(positions).all():
+            positions -= positions.min(0)
+            return positions / (positions.max() or 1.0)
     return None
 
 
-def _number(weight: object) -> float:
+def _float_or_nan(value: object) -> float:
     try:
-        return float(weight)  # type: ignore[arg-type]
+        return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return float("nan")
 
 
-def graph_of_matrix(adjacency: object, names: Sequence[str] | None = None) -> Graph:
-    """Link j → i where [i, j] is not 0; other entries than 0 and 1 are weights of edges.
+def graph_from_matrix(
+    adjacency: ArrayLike | SparseMatrix, names: Sequence[str] | None = None
+) -> Graph:
+    """Convert an adjacency matrix.
 
-    adjacency: square, an array or a sparse matrix of scipy. names: of the clients.
+    Args:
+        adjacency: (clients, clients), an array or a sparse matrix of scipy; link j → i where
+            [i, j] is not 0. Entries other than 0 and 1 are edge weights.
+        names: One name per client.
     """
-    if isinstance(adjacency, HasArray):
+    if isinstance(adjacency, SparseMatrix):
         from scipy.sparse import coo_array
 
         matrix = coo_array(adjacency)
         matrix.sum_duplicates()
         matrix.eliminate_zeros()
-        shape, (receivers, senders), values = matrix.shape, matrix.coords, matrix.data
-        if values.dtype.kind not in "biuf":
-            raise InvalidNetwork(f"adjacency must be a matrix of real numbers, got {values.dtype}.")
+        if matrix.data.dtype.kind not in "biuf":
+            raise InvalidNetwork(
+                f"adjacency must be a matrix of real numbers, got {matrix.data.dtype}."
+            )
+        shape = matrix.shape
+        receivers, senders = matrix.coords
+        entries = matrix.data
     else:
-        array = square(adjacency, "adjacency")
+        array = as_square_matrix(adjacency, "adjacency")
+        shape = array.shape
         receivers, senders = np.nonzero(array)
-        shape, values = array.shape, array[receivers, senders]
+        entries = array[receivers, senders]
     if shape[0] != shape[1]:
         raise InvalidNetwork(
             f"adjacency must be a square (clients, clients) matrix, got shape {shape}."
         )
-    numbers = values.astype(np.float64)
-    if not np.isfinite(numbers).all():
-        at = int(np.isfinite(numbers).argmin())
+    weights = entries.astype(np.float64)
+    is_finite = np.isfinite(weights)
+    if not is_finite.all():
+        first = int(is_finite.argmin())
         raise InvalidNetwork(
-            f"adjacency must be finite, but [{receivers[at]}, {senders[at]}] is {numbers[at]:.3g}; "
-            "set it to 0 or 1."
+            f"adjacency must be finite, but [{receivers[first]}, {senders[first]}] is "
+            f"{weights[first]:.3g}; set it to 0 or 1."
         )
-    return Graph.of(
-        shape[0], receivers, senders, names=check_names(names, shape[0]), weights=numbers
-    )
+    clients = shape[0]
+    return Graph.of(clients, receivers, senders, names=check_names(names, clients), weights=weights)

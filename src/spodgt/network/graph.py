@@ -1,120 +1,256 @@
-"""Links and names: what is checked of every graph, and in which order clients and links stand."""
+"""Digraphs stored as lists of links, and the checks of these links."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from spodgt._util.text import short_repr
 from spodgt.errors import InvalidNetwork
-from spodgt.types import Ints
+from spodgt.network.names import ClientNames, check_names
+from spodgt.types import Floats, Ints
 
-MOST_CLIENTS = 10**9  # a link is one number below clients², which must fit into 64 bits
-
-
-class Named:
-    """Clients with names, or without: then they are called by their numbers."""
-
-    names: tuple[str, ...] | None
-
-    def label(self, client: int) -> str:
-        """What client number `client` is called."""
-        return str(client) if self.names is None else self.names[client]
+MAX_CLIENTS = 10**9  # the code of a link, receiver * clients + sender, must fit into 64 bits
 
 
-def check_names(names: Iterable[str] | None, clients: int) -> tuple[str, ...] | None:
-    """The names as a tuple, one for each client and no two the same."""
-    if names is None:
-        return None
-    found = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else (names,)
-    if len(found) != clients or not all(isinstance(name, str) for name in found):
-        raise InvalidNetwork(
-            f"names must be {clients} texts, one per client, got {short_repr(found)}."
-        )
-    if len(set(found)) < clients:
-        twice = next(name for name in found if found.count(name) > 1)
-        raise InvalidNetwork(
-            f"names must differ, but {twice!r} is there twice; rename one of them."
-        )
-    return found
+class Digraph(ClientNames):
+    """Degrees, reverse links and labels of a digraph; base of `Graph` and `Network`.
 
-
-def by_name(nodes: Iterable[Hashable]) -> list[Hashable]:
-    """Nodes by their names, numbers in them by value: 2 before 10, n2 before n10.
-
-    The order depends on the names alone, so a graph in memory and the same graph in a file agree.
+    Links are sorted by receiver, then sender, without self-loops and duplicates.
     """
-    given = list(nodes)
-    found = {str(node): node for node in given}
-    if len(found) < len(given):
-        twice = next(node for node in given if found[str(node)] is not node)
-        raise InvalidNetwork(
-            f"nodes {twice!r} and {found[str(twice)]!r} have the same name; rename one of them."
-        )
-    return [found[name] for name in sorted(found, key=_natural)]
+
+    clients: int
+    receivers: Ints  # (links,)
+    senders: Ints  # (links,)
+
+    @property
+    def links(self) -> int:
+        """Number of links."""
+        return len(self.receivers)
+
+    @cached_property
+    def in_degree(self) -> Ints:
+        """(clients,) number of in-links."""
+        return np.bincount(self.receivers, minlength=self.clients)
+
+    @cached_property
+    def out_degree(self) -> Ints:
+        """(clients,) number of out-links."""
+        return np.bincount(self.senders, minlength=self.clients)
+
+    @cached_property
+    def reverse(self) -> Ints | None:
+        """(links,) index of the reverse of each link; None if a link has no reverse."""
+        codes = self.receivers * self.clients + self.senders  # sorted, as the links are
+        reverse_codes = self.senders * self.clients + self.receivers
+        index = np.searchsorted(codes, reverse_codes)
+        if (index == len(codes)).any() or (codes[index] != reverse_codes).any():
+            return None
+        return np.asarray(index, np.int64)
+
+    @property
+    def two_way(self) -> bool:
+        """Whether each link has its reverse."""
+        return self.reverse is not None
+
+    def one_way_link(self) -> tuple[int, int]:
+        """(sender, receiver) of the first link without its reverse.
+
+        Raises:
+            ValueError: Each link has its reverse.
+        """
+        links = set(zip(self.receivers.tolist(), self.senders.tolist(), strict=True))
+        for receiver, sender in sorted(links):
+            if (sender, receiver) not in links:
+                return sender, receiver
+        raise ValueError("each link has its reverse")
+
+    def link_label(self, link: int) -> str:
+        """Label of a link, "sender → receiver".
+
+        Args:
+            link: Index of the link.
+        """
+        return f"{self.label(self.senders[link])} → {self.label(self.receivers[link])}"
 
 
-def _natural(name: str) -> tuple[list[tuple[bool, int, str]], str]:
-    """Texts and numbers of a name in turn; a number comes before a text."""
-    parts = re.split(r"([0-9]+)", name)
-    return [
-        (bool(at % 2 == 0), int(part) if at % 2 else 0, part)
-        for at, part in enumerate(parts)
-        if part
-    ], name
+@dataclass(frozen=True, eq=False)
+class Graph(Digraph):
+    """A digraph, with edge weights if these were given.
 
+    Args:
+        clients: Number of clients.
+        receivers: (links,) receiver of each link, in any order.
+        senders: (links,) sender of each link.
+        positions: (clients, 2) in the unit square, for geometric graphs.
+        names: One name per client; None: clients are labelled by their numbers.
+        weights: (links,) edge weights; NaN: not a number. None: the graph has no edge weights.
+        loops: (clients,) weights of self-loops; NaN: the client has none.
+    """
 
-def check_ends(clients: int, receivers: ArrayLike, senders: ArrayLike) -> tuple[Ints, Ints]:
-    """Both ends of every link as numbers of clients, or what is wrong with them."""
-    known = isinstance(clients, int | np.integer) and not isinstance(clients, bool)
-    if not known or not 0 <= clients <= MOST_CLIENTS:
-        raise InvalidNetwork(
-            f"clients must be a whole number of at most {MOST_CLIENTS:,}, got {clients!r:.60}; use 10."
-        )
-    found = []
-    for name, given in (("receivers", receivers), ("senders", senders)):
-        try:
-            array = np.asarray(given)
-        except (TypeError, ValueError, RuntimeError):
-            array = np.array("?")
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+    clients: int
+    receivers: Ints
+    senders: Ints
+    positions: Floats | None = None
+    names: tuple[str, ...] | None = None
+    weights: Floats | None = None
+    loops: Floats | None = None
+
+    def __post_init__(self) -> None:
+        receivers, senders = check_links(self.clients, self.receivers, self.senders)
+        order = sorted_order(self.clients, receivers, senders)
+        weights = self.weights
+        if order is not None:
+            receivers = receivers[order]
+            senders = senders[order]
+            weights = None if weights is None else np.asarray(weights)[order]
+        object.__setattr__(self, "receivers", receivers)
+        object.__setattr__(self, "senders", senders)
+        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "names", check_names(self.names, self.clients))
+
+    @staticmethod
+    def of(
+        clients: int,
+        receivers: ArrayLike,
+        senders: ArrayLike,
+        positions: Floats | None = None,
+        names: tuple[str, ...] | None = None,
+        weights: Floats | None = None,
+    ) -> Graph:
+        """Build a graph from links that may contain self-loops and duplicates.
+
+        The weights of self-loops become `loops`; of duplicates the first one counts.
+
+        Args:
+            clients: Number of clients.
+            receivers: (links,) receiver of each link.
+            senders: (links,) sender of each link.
+            positions: (clients, 2) in the unit square.
+            names: One name per client.
+            weights: (links,) edge weights.
+        """
+        link_receivers, link_senders = check_links(clients, receivers, senders)
+        links = len(link_receivers)
+        if weights is not None and np.shape(weights) != (links,):
             raise InvalidNetwork(
-                f"{name} must be a list of whole numbers, one per link, got {short_repr(given)}."
+                f"weights must be {links}, one per link, got {short_repr(weights)}."
             )
-        bad = (array < 0) | (array >= clients)
-        if bad.any():
-            raise InvalidNetwork(
-                f"{name} must be clients from 0 to {clients - 1}, but link {int(bad.argmax())} has "
-                f"{array[bad.argmax()]}; correct it or use more clients."
-            )
-        found.append(array.astype(np.int64))
-    if len(found[0]) != len(found[1]):
-        raise InvalidNetwork(
-            f"receivers and senders must have one entry per link, got {len(found[0])} and {len(found[1])}."
-        )
-    return found[0], found[1]
+        codes = link_receivers * clients + link_senders
+        first = None
+        if weights is None:
+            codes = np.unique(codes)
+        else:
+            codes, first = np.unique(codes, return_index=True)
+        link_receivers, link_senders = np.divmod(codes, max(1, clients))
+        is_link = link_receivers != link_senders
+        ends = (link_receivers[is_link], link_senders[is_link])
+        if weights is None:
+            return Graph(clients, *ends, positions, names)
+        weights = np.asarray(weights, float)[first]
+        loops = np.full(clients, np.nan)
+        loops[link_receivers[~is_link]] = weights[~is_link]
+        return Graph(clients, *ends, positions, names, weights[is_link], loops)
+
+    def components(self) -> tuple[int, Ints]:
+        """Number of strongly connected components, and (clients,) the component of each client."""
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        ones = np.ones(self.links, dtype=bool)
+        shape = (self.clients, self.clients)
+        adjacency = coo_array((ones, (self.receivers, self.senders)), shape=shape)
+        count, labels = connected_components(adjacency.tocsr(), directed=True, connection="strong")
+        return int(count), labels.astype(np.int64)
 
 
-def order_of(clients: int, receivers: Ints, senders: Ints) -> Ints | None:
-    """What sorts the links by receiver, then sender; None where they are sorted. No loops, no repeats."""
-    loop = receivers == senders
-    if loop.any():
+def check_links(clients: int, receivers: ArrayLike, senders: ArrayLike) -> tuple[Ints, Ints]:
+    """Receivers and senders as (links,) arrays.
+
+    Raises:
+        InvalidNetwork: `clients` or the number of a client is out of range.
+    """
+    is_integer = isinstance(clients, int | np.integer) and not isinstance(clients, bool)
+    if not is_integer or not 0 <= clients <= MAX_CLIENTS:
         raise InvalidNetwork(
-            f"links must join two clients, but link {int(loop.argmax())} goes from "
-            f"{senders[loop.argmax()]} to itself; leave it out, or use Graph.of."
+            f"clients must be a whole number of at most {MAX_CLIENTS:,}, "
+            f"got {clients!r:.60}; use 10."
         )
-    code = receivers * clients + senders
-    if (np.diff(code) > 0).all():
+    receivers = _check_clients("receivers", receivers, clients)
+    senders = _check_clients("senders", senders, clients)
+    if len(receivers) != len(senders):
+        raise InvalidNetwork(
+            "receivers and senders must have one entry per link, "
+            f"got {len(receivers)} and {len(senders)}."
+        )
+    return receivers, senders
+
+
+def _check_clients(name: str, values: ArrayLike, clients: int) -> Ints:
+    """(links,) numbers of clients."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError):
+        array = np.array("?")
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise InvalidNetwork(
+            f"{name} must be a list of whole numbers, one per link, got {short_repr(values)}."
+        )
+    out_of_range = (array < 0) | (array >= clients)
+    if out_of_range.any():
+        link = int(out_of_range.argmax())
+        raise InvalidNetwork(
+            f"{name} must be clients from 0 to {clients - 1}, but link {link} has "
+            f"{array[link]}; correct it or use more clients."
+        )
+    return array.astype(np.int64)
+
+
+def sorted_order(clients: int, receivers: Ints, senders: Ints) -> Ints | None:
+    """(links,) permutation that sorts links by receiver, then sender; None: they are sorted.
+
+    Raises:
+        InvalidNetwork: There is a self-loop or a duplicate.
+    """
+    is_loop = receivers == senders
+    if is_loop.any():
+        link = int(is_loop.argmax())
+        raise InvalidNetwork(
+            f"links must join two clients, but link {link} goes from "
+            f"{senders[link]} to itself; leave it out, or use Graph.of."
+        )
+    codes = receivers * clients + senders
+    if (np.diff(codes) > 0).all():
         return None
-    order = np.argsort(code, kind="stable")
-    again = np.flatnonzero(np.diff(code[order]) == 0)
-    if len(again):
-        link = order[again[0]]
+    order = np.argsort(codes, kind="stable")
+    duplicates = np.flatnonzero(np.diff(codes[order]) == 0)
+    if len(duplicates):
+        link = order[duplicates[0]]
         raise InvalidNetwork(
             f"links must differ, but link {senders[link]} → {receivers[link]} is there twice; "
             "leave one out, or use Graph.of."
         )
     return np.asarray(order, np.int64)
+
+
+def check_connected(graph: Graph) -> None:
+    """Raise `InvalidNetwork` if the graph is not strongly connected."""
+    count, component = graph.components()
+    if count == 1:
+        return
+    if not graph.in_degree.all():
+        client = graph.label(int(np.argmin(graph.in_degree)))
+        reason = f"client {client} has no in-link"
+        fix = "add a link to it"
+    elif not graph.out_degree.all():
+        client = graph.label(int(np.argmin(graph.out_degree)))
+        reason = f"client {client} has no out-link"
+        fix = "add a link from it"
+    else:
+        outside = graph.label(int(np.argmax(component != component[0])))
+        reason = f"clients {graph.label(0)} and {outside} cannot reach each other both ways"
+        fix = "add links between their groups"
+    raise InvalidNetwork(f"the graph must be strongly connected, but {reason}; {fix}.")

@@ -1,6 +1,6 @@
-"""Mixing weights of a digraph: rules that make them, and checks of matrices that are given.
+"""Mixing weights of a digraph: rules that compute them, and checks of matrices that are given.
 
-Weights are (links,) in the order of the graph's links; diagonals are not stored.
+Weights are (links,) arrays in the order of the graph's links; diagonals are not stored.
 """
 
 from __future__ import annotations
@@ -12,118 +12,151 @@ from numpy.typing import ArrayLike, NDArray
 
 from spodgt._util.text import short_repr
 from spodgt.errors import InvalidNetwork
-from spodgt.network.graphs import Graph
+from spodgt.network.graph import Graph
 from spodgt.rng import generator
 from spodgt.types import Floats, Ints
 
-WEIGHTS = ("degree", "random", "given")
-_TOLERANCE = 1e-9
+WEIGHT_RULES = ("degree", "random", "given")
+_TOLERANCE = 1e-9  # of row and column sums
 
 
-def degree(end: Ints, graph: Graph) -> Floats:
-    """1/(1 + degree) of the end that weighs: in-degree of receivers for A, out-degree of senders for B."""
-    degree = np.bincount(end, minlength=graph.clients)
-    return np.asarray(1.0 / (1 + degree[end]))
+# --- rules ---------------------------------------------------------------------------------------
+def pull_and_push_weights(
+    graph: Graph, rule: str | None, edge_weights: Floats | None, seed: int
+) -> tuple[Floats, Floats]:
+    """Row-stochastic weights A and column-stochastic weights B, (links,) each.
 
-
-def random(end: Ints, graph: Graph, seed: int, which: str) -> Floats:
-    """Weights proportional to uniform(0.5, 1.5) draws, the self-weight drawn with them."""
-    draws = generator(seed, f"weights:{which}")
-    link, own = draws.uniform(0.5, 1.5, len(end)), draws.uniform(0.5, 1.5, graph.clients)
-    total = own + np.bincount(end, link, minlength=graph.clients)
-    return np.asarray(link / total[end])
-
-
-def given(end: Ints, graph: Graph, weights: Floats) -> Floats:
-    """Edge weights divided by their sum over the end that weighs, itself included (see `_totals`)."""
-    return np.asarray(weights / _totals(end, graph, weights)[end])
-
-
-def _totals(end: Ints, graph: Graph, weights: Floats) -> Floats:
-    """(clients,) sums of edge weights at one end and of the client's own.
-
-    A client's own weight is that of its self-loop, or else the mean of its links: with equal weights this is
-    the rule by degree.
+    Args:
+        graph: The links.
+        rule: One of `WEIGHT_RULES`; None: "given" if there are edge weights, else "degree".
+        edge_weights: (links,) positive weights to normalize.
+        seed: Of random weights.
     """
-    sums, count = (
-        np.bincount(end, weights, graph.clients),
-        np.bincount(end, minlength=graph.clients),
+    if edge_weights is not None:
+        return (
+            _normalized(graph.receivers, graph, edge_weights),
+            _normalized(graph.senders, graph, edge_weights),
+        )
+    if rule == "random":
+        return (
+            _random_weights(graph.receivers, graph.clients, seed, "A"),
+            _random_weights(graph.senders, graph.clients, seed, "B"),
+        )
+    return (
+        1.0 / (1 + graph.in_degree[graph.receivers]),
+        1.0 / (1 + graph.out_degree[graph.senders]),
     )
-    mean = sums / np.maximum(count, 1)
-    own = mean if graph.loops is None else np.where(np.isnan(graph.loops), mean, graph.loops)
-    return np.asarray(sums + own)
 
 
-def metropolis(graph: Graph, weights: Floats | None = None) -> Floats | None:
-    """1/(1 + the larger degree of the two ends); None unless every link has its reverse.
+def _random_weights(ends: Ints, clients: int, seed: int, matrix: str) -> Floats:
+    """Weights proportional to uniform(0.5, 1.5) draws, including a draw for the self-weight."""
+    draws = generator(seed, f"weights:{matrix}")
+    link_draws = draws.uniform(0.5, 1.5, len(ends))
+    self_draws = draws.uniform(0.5, 1.5, clients)
+    total = self_draws + np.bincount(ends, link_draws, minlength=clients)
+    return np.asarray(link_draws / total[ends])
 
-    With edge weights: the mean of both directions, over the larger total of the two ends.
+
+def _normalized(ends: Ints, graph: Graph, edge_weights: Floats) -> Floats:
+    """Edge weights divided by their sum over the links with the same end."""
+    return np.asarray(edge_weights / _weight_sums(ends, graph, edge_weights)[ends])
+
+
+def _weight_sums(ends: Ints, graph: Graph, edge_weights: Floats) -> Floats:
+    """(clients,) sums of the edge weights at one end of the links, plus the client's self-weight.
+
+    The self-weight is the weight of the self-loop, or else the mean weight of the client's links:
+    equal edge weights give the same matrix as the rule "degree".
     """
-    reverse = reverse_links(graph.clients, graph.receivers, graph.senders)
-    if reverse is None:
+    sums = np.bincount(ends, edge_weights, graph.clients)
+    degree = np.bincount(ends, minlength=graph.clients)
+    self_weights = sums / np.maximum(degree, 1)
+    if graph.loops is not None:
+        self_weights = np.where(np.isnan(graph.loops), self_weights, graph.loops)
+    return np.asarray(sums + self_weights)
+
+
+def metropolis_weights(graph: Graph, edge_weights: Floats | None = None) -> Floats | None:
+    """Metropolis weights, 1/(1 + the larger degree of both ends); None if a link has no reverse.
+
+    With edge weights: the mean weight of both directions, over the larger sum of both ends.
+    """
+    if graph.reverse is None:
         return None
-    if weights is None:
-        degree = np.bincount(graph.receivers, minlength=graph.clients)
-        return np.asarray(1.0 / (1 + np.maximum(degree[graph.receivers], degree[graph.senders])))
-    mean = (weights + weights[reverse]) / 2
-    totals = _totals(graph.receivers, graph, mean)
-    return np.asarray(mean / np.maximum(totals[graph.receivers], totals[graph.senders]))
+    if edge_weights is None:
+        degree = graph.in_degree
+        larger_degree = np.maximum(degree[graph.receivers], degree[graph.senders])
+        return np.asarray(1.0 / (1 + larger_degree))
+    mean = (edge_weights + edge_weights[graph.reverse]) / 2
+    sums = _weight_sums(graph.receivers, graph, mean)
+    return np.asarray(mean / np.maximum(sums[graph.receivers], sums[graph.senders]))
 
 
-def edge_weights(graph: Graph, rule: str | None) -> Floats | None:
-    """The weights of the edges where the rule is "given"; weights are used or refused, never ignored."""
+# --- edge weights --------------------------------------------------------------------------------
+def select_edge_weights(graph: Graph, rule: str | None) -> Floats | None:
+    """The edge weights that the rule uses; None if it uses none.
+
+    Raises:
+        InvalidNetwork: The graph has edge weights and `rule` is None, or the weights are not
+            positive, or the rule is "given" and there are none.
+    """
     if rule in ("degree", "random"):
         return None
-    weights, loops = graph.weights, np.empty(0) if graph.loops is None else graph.loops
-    if weights is None:
+    if graph.weights is None:
         if rule == "given":
             raise InvalidNetwork(
                 "weights='given' needs weights on the edges, got none; use weights='degree'."
             )
         return None
-    odd = weights != 1 if rule is None else ~((weights > 0) & np.isfinite(weights))
-    if odd.any():
-        link = int(odd.argmax())
-        edge = f"edge {graph.label(graph.senders[link])} → {graph.label(graph.receivers[link])}"
-        value = "no number" if np.isnan(weights[link]) else f"{weights[link]:.3g}"
-        if rule is None:
+    if rule is None:
+        is_one = graph.weights == 1
+        if not is_one.all():
             raise InvalidNetwork(
-                f"weights must say what the weights of the edges are for ({edge} has {value}); "
-                "use weights='given' to use them or weights='degree' to leave them out."
+                f"the graph has edge weights ({_describe_edge(graph, int(is_one.argmin()))}); "
+                "use weights='given' to use them or weights='degree' to ignore them."
             )
-        raise InvalidNetwork(
-            f"weights of edges must be finite and above 0, but {edge} has {value}; correct it."
-        )
-    if rule == "given" and (bad := ~(np.isnan(loops) | ((loops > 0) & np.isfinite(loops)))).any():
-        client = int(bad.argmax())
-        raise InvalidNetwork(
-            f"weights of self-loops must be finite and above 0, but client {graph.label(client)} has "
-            f"{loops[client]:.3g}; correct it or leave it out."
-        )
-    return weights if rule == "given" else None
-
-
-def reverse_links(clients: int, receivers: Ints, senders: Ints) -> Ints | None:
-    """For every link the index of its reverse; None if some link has none."""
-    code, mirrored = receivers * clients + senders, senders * clients + receivers
-    where = np.searchsorted(code, mirrored)  # codes are sorted: links are by receiver, then sender
-    found = where < len(code)
-    if not found.all() or (code[where] != mirrored).any():
         return None
-    return np.asarray(where, np.int64)
+    is_positive = (graph.weights > 0) & np.isfinite(graph.weights)
+    if not is_positive.all():
+        raise InvalidNetwork(
+            "weights of edges must be finite and above 0, "
+            f"but {_describe_edge(graph, int(is_positive.argmin()))}; correct it."
+        )
+    _check_loops(graph)
+    return graph.weights
 
 
+def _describe_edge(graph: Graph, link: int) -> str:
+    assert graph.weights is not None
+    weight = graph.weights[link]
+    value = "no number" if np.isnan(weight) else f"{weight:.3g}"
+    return f"edge {graph.link_label(link)} has {value}"
+
+
+def _check_loops(graph: Graph) -> None:
+    if graph.loops is None:
+        return
+    is_valid = np.isnan(graph.loops) | ((graph.loops > 0) & np.isfinite(graph.loops))
+    if not is_valid.all():
+        client = int(is_valid.argmin())
+        raise InvalidNetwork(
+            "weights of self-loops must be finite and above 0, but client "
+            f"{graph.label(client)} has {graph.loops[client]:.3g}; correct it or leave it out."
+        )
+
+
+# --- matrices ------------------------------------------------------------------------------------
 @runtime_checkable
-class HasArray(Protocol):
+class SparseMatrix(Protocol):
     """A sparse matrix of scipy."""
 
     def toarray(self) -> NDArray[np.generic]: ...
 
 
-def square(matrix: object, name: str) -> NDArray[np.generic]:
-    """The matrix as an array of real numbers, or what is wrong with its shape."""
+def as_square_matrix(matrix: ArrayLike | SparseMatrix, name: str) -> NDArray[np.generic]:
+    """The matrix as a square array of real numbers; `name` is its name in errors."""
     try:
-        array = np.asarray(matrix.toarray() if isinstance(matrix, HasArray) else matrix)
+        array = np.asarray(matrix.toarray() if isinstance(matrix, SparseMatrix) else matrix)
         if array.dtype.kind not in "biufc":
             array = array.astype(np.float64)
     except (TypeError, ValueError, RuntimeError):
@@ -141,15 +174,40 @@ def square(matrix: object, name: str) -> NDArray[np.generic]:
     return array
 
 
-def checked(matrix: ArrayLike, name: str, graph: Graph) -> Floats:
-    """Check a given mixing matrix against the graph and keep its link weights."""
-    M = square(matrix, name).astype(np.float64)
+def link_weights(matrix: ArrayLike | SparseMatrix, name: str, graph: Graph) -> Floats:
+    """(links,) link weights of a mixing matrix.
+
+    Args:
+        matrix: (clients, clients), [receiver, sender].
+        name: "A" (rows sum to one), "B" (columns sum to one) or "W" (symmetric, both).
+        graph: Links on which the matrix must be positive; it must be zero elsewhere.
+
+    Raises:
+        InvalidNetwork: The matrix does not have these properties.
+    """
+    M = as_square_matrix(matrix, name).astype(np.float64)
     if len(M) != graph.clients:
         raise InvalidNetwork(
             f"{name} must be ({graph.clients}, {graph.clients}) like the adjacency, got {M.shape}."
         )
-    if not np.isfinite(M).all() or (M < 0).any():
-        i, j = np.argwhere(~(np.isfinite(M) & (M >= 0)))[0]
+    _check_entries(M, name)
+    if name in "AW":
+        hint = "Row i weighs what client i receives; if columns sum to one, it is B."
+        _check_sums(M.sum(1), name, "row", hint)
+    if name in "BW":
+        hint = "Column j weighs what client j sends; if rows sum to one, it is A."
+        _check_sums(M.sum(0), name, "column", hint)
+    if name == "W":
+        _check_symmetric(M)
+    _check_support(M, name, graph)
+    return np.asarray(M[graph.receivers, graph.senders])
+
+
+def _check_entries(M: Floats, name: str) -> None:
+    """Entries must be finite and not negative, diagonal entries positive."""
+    is_valid = np.isfinite(M) & (M >= 0)
+    if not is_valid.all():
+        i, j = np.argwhere(~is_valid)[0]
         raise InvalidNetwork(
             f"{name} must be finite and non-negative, but {name}[{i}, {j}] is {M[i, j]:.3g}; "
             f"set it to 0 or remove link {j} → {i}."
@@ -160,48 +218,41 @@ def checked(matrix: ArrayLike, name: str, graph: Graph) -> Floats:
             f"{name} must have positive self-weights, but {name}[{i}, {i}] is {M[i, i]:.3g}; "
             f"leave client {i} some weight for itself."
         )
-    if name in "AW":
-        _check_sums(
-            M.sum(1),
-            name,
-            "row",
-            "Row i weighs what client i receives; if columns sum to one, it is B.",
-        )
-    if name in "BW":
-        _check_sums(
-            M.sum(0),
-            name,
-            "column",
-            "Column j weighs what client j sends; if rows sum to one, it is A.",
-        )
-    if name == "W" and not np.allclose(M, M.T, rtol=0, atol=_TOLERANCE):
-        i, j = np.unravel_index(np.abs(M - M.T).argmax(), M.shape)
-        raise InvalidNetwork(
-            f"W must be symmetric, but W[{i}, {j}] is {M[i, j]:.3g} and W[{j}, {i}] is {M[j, i]:.3g}; "
-            "use (W + W.T) / 2."
-        )
-    off = M.copy()
-    np.fill_diagonal(off, 0)
-    weights = off[graph.receivers, graph.senders]
-    if (weights == 0).any():
-        link = int(np.argmin(weights))
-        i, j = graph.label(graph.receivers[link]), graph.label(graph.senders[link])
-        raise InvalidNetwork(
-            f"{name} must weigh every link, but link {j} → {i} has weight 0; remove the link."
-        )
-    off[graph.receivers, graph.senders] = 0
-    if off.any():
-        i, j = np.argwhere(off)[0]
-        raise InvalidNetwork(
-            f"{name} must be zero where there is no link, but {name}[{i}, {j}] is {off[i, j]:.3g}; "
-            f"add link {j} → {i} or set it to 0."
-        )
-    return weights
 
 
 def _check_sums(sums: Floats, name: str, line: str, hint: str) -> None:
     worst = int(np.abs(sums - 1).argmax())
     if abs(sums[worst] - 1) > _TOLERANCE:
         raise InvalidNetwork(
-            f"{name} must have {line}s that sum to one, but {line} {worst} sums to {sums[worst]:.6g}. {hint}"
+            f"{name} must have {line}s that sum to one, but {line} {worst} sums to "
+            f"{sums[worst]:.6g}. {hint}"
+        )
+
+
+def _check_symmetric(W: Floats) -> None:
+    if np.allclose(W, W.T, rtol=0, atol=_TOLERANCE):
+        return
+    i, j = np.unravel_index(np.abs(W - W.T).argmax(), W.shape)
+    raise InvalidNetwork(
+        f"W must be symmetric, but W[{i}, {j}] is {W[i, j]:.3g} and W[{j}, {i}] is "
+        f"{W[j, i]:.3g}; use (W + W.T) / 2."
+    )
+
+
+def _check_support(M: Floats, name: str, graph: Graph) -> None:
+    """Entries off the diagonal must be positive on links and zero elsewhere."""
+    weights = M[graph.receivers, graph.senders]
+    if (weights == 0).any():
+        link = graph.link_label(int(np.argmin(weights)))
+        raise InvalidNetwork(
+            f"{name} must weigh every link, but link {link} has weight 0; remove the link."
+        )
+    elsewhere = M.copy()
+    np.fill_diagonal(elsewhere, 0)
+    elsewhere[graph.receivers, graph.senders] = 0
+    if elsewhere.any():
+        i, j = np.argwhere(elsewhere)[0]
+        raise InvalidNetwork(
+            f"{name} must be zero where there is no link, but {name}[{i}, {j}] is {M[i, j]:.3g}; "
+            f"add link {j} → {i} or set it to 0."
         )

@@ -1,57 +1,57 @@
 """A strongly connected digraph with its mixing weights.
 
-`A` pulls (rows sum to one: receivers weigh), `B` pushes (columns sum to one: senders weigh) and,
-where every link has its reverse, `W` gossips (symmetric, doubly stochastic). Only link weights are
-stored; each diagonal entry is one minus its row (A, W) or column (B) sum, recomputed when links fail.
+`A` is row-stochastic (pull: receivers weigh), `B` is column-stochastic (push: senders weigh) and,
+if each link has its reverse, `W` is symmetric and doubly stochastic (gossip). Only link weights are
+stored; a diagonal entry is one minus its row sum (A, W) or column sum (B), recomputed when links
+fail.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from spodgt._util.deprecation import warn_renamed
 from spodgt._util.text import short_repr
 from spodgt.errors import InvalidNetwork
 from spodgt.network import graphs
-from spodgt.network.conversion import graph_of_matrix, graph_of_networkx
-from spodgt.network.graph import Named, check_ends, check_names, order_of
-from spodgt.network.graphs import Graph, Recipe
+from spodgt.network.conversion import graph_from_matrix, graph_from_networkx
+from spodgt.network.graph import Digraph, Graph, check_connected, check_links, sorted_order
+from spodgt.network.graphs import Recipe
 from spodgt.network.mixing_weights import (
-    WEIGHTS,
-    checked,
-    degree,
-    edge_weights,
-    given,
-    metropolis,
-    random,
-    reverse_links,
+    WEIGHT_RULES,
+    SparseMatrix,
+    link_weights,
+    metropolis_weights,
+    pull_and_push_weights,
+    select_edge_weights,
 )
+from spodgt.network.names import check_names
 from spodgt.types import Bools, Floats, Ints
 
 if TYPE_CHECKING:
     import networkx
 
-DENSE_LIMIT = 2000  # above this many clients no (clients × clients) matrix is made
+DENSE_LIMIT = 2000  # clients above which no (clients, clients) matrix is computed
 
 
-@dataclass(frozen=True, eq=False)
-class Network(Named):
-    """The links between clients and their weights. Build one with the class methods below.
+@dataclass(frozen=True, eq=False, repr=False)
+class Network(Digraph):
+    """The links between clients and their mixing weights. Build one with the class methods below.
 
     Args:
-        clients: How many.
-        receivers: (links,) the receiver of each link; links are kept sorted by receiver, then sender.
-        senders: (links,) the sender of each link.
+        clients: Number of clients.
+        receivers: (links,) receiver of each link, in any order; stored by receiver, then sender.
+        senders: (links,) sender of each link.
         a: (links,) pull weights a_ij of link j → i.
         b: (links,) push weights b_ij.
-        w: (links,) gossip weights; None unless every link has its reverse.
-        positions: (clients, 2) in the unit square, where the graph has them.
-        names: The names of the clients; None where they are called by their numbers.
+        w: (links,) gossip weights; None unless each link has its reverse.
+        positions: (clients, 2) in the unit square, if the graph has positions.
+        names: One name per client; None: clients are labelled by their numbers.
     """
 
     clients: int
@@ -64,16 +64,20 @@ class Network(Named):
     names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        ends = check_ends(self.clients, self.receivers, self.senders)
-        order = order_of(self.clients, *ends)
-        values: dict[str, Ints | Floats | None] = {"receivers": ends[0], "senders": ends[1]}
-        values |= {
-            name: _link_weights(vars(self)[name], name, len(ends[0])) for name in ("a", "b", "w")
+        receivers, senders = check_links(self.clients, self.receivers, self.senders)
+        order = sorted_order(self.clients, receivers, senders)
+        links = len(receivers)
+        fields: dict[str, Ints | Floats | None] = {
+            "receivers": receivers,
+            "senders": senders,
+            "a": _check_link_weights(self.a, "a", links),
+            "b": _check_link_weights(self.b, "b", links),
+            "w": None if self.w is None else _check_link_weights(self.w, "w", links),
         }
-        for name, value in values.items():
-            object.__setattr__(
-                self, name, value if order is None or value is None else value[order]
-            )
+        for name, values in fields.items():
+            if order is not None and values is not None:
+                values = values[order]
+            object.__setattr__(self, name, values)
         object.__setattr__(self, "names", check_names(self.names, self.clients))
         if self.positions is not None and np.shape(self.positions) != (self.clients, 2):
             got = np.shape(self.positions)
@@ -84,7 +88,7 @@ class Network(Named):
     # --- from a recipe -----------------------------------------------------------------------
     @classmethod
     def draw(cls, recipe: Recipe, *, seed: int = 0, weights: str | None = None) -> Network:
-        """Draw a recipe's graph and weigh its links.
+        """Draw the graph of a recipe and compute its mixing weights.
 
         Args:
             recipe: A graph of `spodgt.graphs`.
@@ -105,7 +109,11 @@ class Network(Named):
     ) -> Network:
         """Clients at random in the unit square, linked both ways within a radius.
 
-        clients: how many. radius: the largest distance of a link. weights, seed: see `draw`.
+        Args:
+            clients: Number of clients.
+            radius: Largest distance of a link.
+            seed: See `draw`.
+            weights: See `from_graph`.
         """
         return cls.draw(graphs.RandomGeometric(clients, radius), seed=seed, weights=weights)
 
@@ -121,61 +129,38 @@ class Network(Named):
     ) -> Network:
         """Clients at random in the unit square, each with its own transmit radius.
 
-        clients: how many. low: the smallest radius. high: the largest radius. weights, seed: see `draw`.
+        Args:
+            clients: Number of clients.
+            low: Smallest transmit radius.
+            high: Largest transmit radius.
+            seed: See `draw`.
+            weights: See `from_graph`.
         """
         return cls.draw(graphs.DirectedGeometric(clients, low, high), seed=seed, weights=weights)
 
     @classmethod
     def ring(cls, clients: int, *, weights: str = "degree", seed: int = 0) -> Network:
-        """The directed ring: client i sends to i + 1. clients: how many. weights, seed: see `draw`."""
+        """The directed ring: client i sends to i + 1.
+
+        Args:
+            clients: Number of clients.
+            weights: See `from_graph`.
+            seed: Of random weights.
+        """
         return cls.draw(graphs.Ring(clients), seed=seed, weights=weights)
 
     @classmethod
     def exponential(cls, clients: int, *, weights: str = "degree", seed: int = 0) -> Network:
-        """Client i sends to i + 1, i + 2, i + 4, …. clients: how many. weights, seed: see `draw`."""
+        """The static exponential graph: client i sends to i + 1, i + 2, i + 4, ….
+
+        Args:
+            clients: Number of clients.
+            weights: See `from_graph`.
+            seed: Of random weights.
+        """
         return cls.draw(graphs.Exponential(clients), seed=seed, weights=weights)
 
-    @classmethod
-    def complete(cls, clients: int, *, weights: str = "degree", seed: int = 0) -> Network:
-        """Every client sends to every other. clients: how many. weights, seed: see `draw`."""
-        return cls.draw(graphs.Complete(clients), seed=seed, weights=weights)
-
-    @classmethod
-    def star(cls, clients: int, *, weights: str = "degree", seed: int = 0) -> Network:
-        """Client 0 in the middle, links both ways. clients: how many. weights, seed: see `draw`."""
-        return cls.draw(graphs.Star(clients), seed=seed, weights=weights)
-
-    @classmethod
-    def erdos_renyi(
-        cls, clients: int, probability: float = 0.4, *, seed: int = 0, weights: str = "degree"
-    ) -> Network:
-        """Every ordered pair of clients is a link with the same probability.
-
-        clients: how many. probability: of each link. weights, seed: see `draw`.
-        """
-        return cls.draw(graphs.ErdosRenyi(clients, probability), seed=seed, weights=weights)
-
-    @classmethod
-    def k_out(
-        cls, clients: int, out: int = 3, *, seed: int = 0, weights: str = "degree"
-    ) -> Network:
-        """Every client sends to the same number of others.
-
-        clients: how many. out: to how many others each client sends. weights, seed: see `draw`.
-        """
-        return cls.draw(graphs.KOut(clients, out), seed=seed, weights=weights)
-
-    @classmethod
-    def k_regular(
-        cls, clients: int, degree: int = 3, *, seed: int = 0, weights: str = "degree"
-    ) -> Network:
-        """Every client sends to and receives from the same number of others.
-
-        clients: how many. degree: to and from how many. weights, seed: see `draw`.
-        """
-        return cls.draw(graphs.KRegular(clients, degree), seed=seed, weights=weights)
-
-    # --- from what the user has --------------------------------------------------------------
+    # --- from a graph of the user ------------------------------------------------------------
     @classmethod
     def from_networkx(
         cls,
@@ -185,103 +170,97 @@ class Network(Named):
         seed: int = 0,
         nodelist: Sequence[Hashable] | None = None,
     ) -> Network:
-        """Take a `networkx` graph, in which an edge (u, v) means that u sends to v.
+        """Build a network from a `networkx` graph; an edge (u, v) means that u sends to v.
 
-        Nodes 0 … m-1 are the clients of these numbers. Nodes with other names are sorted by name (n2 before
-        n10), and the network keeps the names. The order in which nodes and edges were added means nothing.
+        Nodes 0 … m-1 are the clients with these numbers. Other nodes are sorted by name (n2 before
+        n10), and the network keeps their names. The order in which nodes and edges were added does
+        not matter.
 
         Args:
             graph: A `networkx.Graph` (links both ways) or `networkx.DiGraph`.
-            weights: "degree", "random" or "given", see `from_graph`. A graph with edge attributes `weight`
-                other than 1 needs one of them.
+            weights: "degree", "random" or "given", see `from_graph`. Required if the edges have
+                attributes `weight` other than 1.
             seed: Of random weights.
-            nodelist: All nodes in the order of the clients, if it is to be another.
+            nodelist: All nodes in the order of the clients; by name if None.
         """
-        return cls.from_graph(graph_of_networkx(graph, nodelist), weights=weights, seed=seed)
+        return cls.from_graph(graph_from_networkx(graph, nodelist), weights=weights, seed=seed)
 
     @classmethod
     def from_adjacency(
         cls,
-        adjacency: ArrayLike,
-        A: ArrayLike | None = None,
-        B: ArrayLike | None = None,
-        W: ArrayLike | None = None,
+        adjacency: ArrayLike | SparseMatrix,
+        A: ArrayLike | SparseMatrix | None = None,
+        B: ArrayLike | SparseMatrix | None = None,
+        W: ArrayLike | SparseMatrix | None = None,
         *,
         weights: str | None = None,
         seed: int = 0,
         names: Sequence[str] | None = None,
     ) -> Network:
-        """Take an adjacency matrix, an array or a sparse matrix of scipy.
+        """Build a network from an adjacency matrix.
 
         Args:
-            adjacency: (clients, clients); [i, j] is not 0 where i receives from j. Entries other than 0 and 1
-                are weights of edges; the diagonal is used with `weights="given"` only.
+            adjacency: (clients, clients), an array or a sparse matrix of scipy; [i, j] is not 0
+                where i receives from j. Entries other than 0 and 1 are edge weights; the diagonal
+                is used with `weights="given"` only.
             A, B, W, weights, seed: See `from_graph`.
-            names: The names of the clients.
+            names: One name per client.
         """
         if A is not None and B is not None and weights is None:
-            weights = "degree"  # of W only, which no entry of the adjacency is for
-        return cls.from_graph(
-            graph_of_matrix(adjacency, names), A, B, W, weights=weights, seed=seed
-        )
+            weights = "degree"  # for W only; A and B do not need the edge weights
+        graph = graph_from_matrix(adjacency, names)
+        return cls.from_graph(graph, A, B, W, weights=weights, seed=seed)
 
     @classmethod
     def from_graph(
         cls,
         graph: Graph,
-        A: ArrayLike | None = None,
-        B: ArrayLike | None = None,
-        W: ArrayLike | None = None,
+        A: ArrayLike | SparseMatrix | None = None,
+        B: ArrayLike | SparseMatrix | None = None,
+        W: ArrayLike | SparseMatrix | None = None,
         *,
         weights: str | None = None,
         seed: int = 0,
     ) -> Network:
-        """Check that the graph is strongly connected, take the weights given and make the others.
+        """Build a network from a graph, and compute the mixing weights that are not given.
 
         Args:
             graph: The links.
-            A: Row-stochastic (clients, clients) pull weights; made by the rule `weights` if None.
+            A: Row-stochastic (clients, clients) pull weights; by the rule `weights` if None.
             B: Column-stochastic push weights, likewise.
             W: Symmetric doubly stochastic gossip weights; Metropolis weights if None.
-            weights: "degree" (1/(1 + degree), the paper's rule), "random" rows and columns, or "given": the
-                edges' own weights, divided by their sum over the in-links of a client for A and over its
-                out-links for B. A client's own weight is that of its self-loop, or the mean of those links.
-                None: by degree, but a graph with weights other than 1 is refused.
+            weights: "degree" (1/(1 + degree), the paper's rule), "random", or "given": the edge
+                weights, divided by their sum over a client's in-links for A and over its out-links
+                for B. A client's self-weight is that of its self-loop, or the mean of those links.
+                None: "degree"; edge weights other than 1 are an error.
             seed: Of random weights.
+
+        Raises:
+            InvalidNetwork: The graph is not strongly connected, or weights are not stochastic.
         """
         if not isinstance(graph, Graph):
             raise InvalidNetwork(
                 f"graph must be a Graph, got {type(graph).__name__}; use spodgt.graphs.Graph.of."
             )
-        if weights is not None and not (isinstance(weights, str) and weights in WEIGHTS):
+        if weights is not None and not (isinstance(weights, str) and weights in WEIGHT_RULES):
             raise InvalidNetwork(
-                f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}; use degree."
+                f"weights must be one of {', '.join(WEIGHT_RULES)}, got {weights!r}; use degree."
             )
         if graph.clients < 1:
             raise InvalidNetwork("the graph must have at least one client, got none; add nodes.")
         check_connected(graph)
-        edges = edge_weights(graph, weights)
-        ends = {"A": graph.receivers, "B": graph.senders}
-        if edges is not None:
-            a, b = (given(end, graph, edges) for end in ends.values())
-        elif weights == "random":
-            a, b = (random(end, graph, seed, name) for name, end in ends.items())
-        else:
-            a, b = (degree(end, graph) for end in ends.values())
+        edge_weights = select_edge_weights(graph, weights)
+        a, b = pull_and_push_weights(graph, weights, edge_weights, seed)
         return cls(
             graph.clients,
             graph.receivers,
             graph.senders,
-            a if A is None else checked(A, "A", graph),
-            b if B is None else checked(B, "B", graph),
-            metropolis(graph, edges) if W is None else checked(W, "W", graph),
+            a if A is None else link_weights(A, "A", graph),
+            b if B is None else link_weights(B, "B", graph),
+            metropolis_weights(graph, edge_weights) if W is None else link_weights(W, "W", graph),
             graph.positions,
             graph.names,
         )
-
-    def link_label(self, link: int) -> str:
-        """What link number `link` is called."""
-        return f"{self.label(self.senders[link])} → {self.label(self.receivers[link])}"
 
     # --- views -------------------------------------------------------------------------------
     def __repr__(self) -> str:
@@ -289,41 +268,20 @@ class Network(Named):
         return f"<Network: {self.clients:,} clients, {self.links:,} links, {kind}>"
 
     @property
-    def links(self) -> int:
-        return len(self.receivers)
-
-    @cached_property
-    def in_degree(self) -> Ints:
-        return np.bincount(self.receivers, minlength=self.clients)
-
-    @cached_property
-    def out_degree(self) -> Ints:
-        return np.bincount(self.senders, minlength=self.clients)
-
-    @cached_property
-    def reverse(self) -> Ints | None:
-        """For every link the index of its reverse; None if some link is one-way."""
-        return reverse_links(self.clients, self.receivers, self.senders)
-
-    @property
-    def two_way(self) -> bool:
-        return self.reverse is not None
-
-    @property
     def graph(self) -> networkx.DiGraph:
-        """The `networkx.DiGraph` by names, edge (j, i) for link j → i, with its weights a and b."""
+        """A `networkx.DiGraph` with an edge (j, i) for link j → i, with its weights a and b."""
         import networkx as nx
 
-        graph, nodes = nx.DiGraph(), range(self.clients) if self.names is None else self.names
+        nodes = range(self.clients) if self.names is None else self.names
+        graph = nx.DiGraph()
         graph.add_nodes_from(nodes)
-        graph.add_edges_from(
-            (nodes[j], nodes[i], {"a": float(a), "b": float(b)})
-            for i, j, a, b in zip(self.receivers, self.senders, self.a, self.b, strict=True)
-        )
+        for i, j, a, b in zip(self.receivers, self.senders, self.a, self.b, strict=True):
+            graph.add_edge(nodes[j], nodes[i], a=float(a), b=float(b))
         return graph
 
     @property
     def adjacency(self) -> Bools:
+        """(clients, clients), [receiver, sender]."""
         return self._dense(np.ones(self.links)).astype(bool)
 
     @property
@@ -340,21 +298,15 @@ class Network(Named):
 
     @property
     def W(self) -> Floats:
-        """Symmetric and doubly stochastic (clients, clients); only where links are two-way."""
+        """Symmetric and doubly stochastic (clients, clients); only if links are two-way."""
         if self.w is None:
-            j, i = map(self.label, self.one_way_link())
+            sender, receiver = map(self.label, self.one_way_link())
             raise InvalidNetwork(
-                f"W exists only where every link has its reverse, and link {j} → {i} has none; "
-                f"add link {i} → {j} or use a method for directed graphs."
+                f"W exists only where every link has its reverse, and link {sender} → {receiver} "
+                f"has none; add link {receiver} → {sender} or use a method for directed graphs."
             )
         matrix = self._dense(self.w)
         return matrix + np.diag(1 - matrix.sum(1))
-
-    def one_way_link(self) -> tuple[int, int]:
-        """The first link without its reverse, as (sender, receiver); only where not all links are two-way."""
-        pairs = set(zip(self.receivers.tolist(), self.senders.tolist(), strict=True))
-        i, j = next((i, j) for i, j in sorted(pairs) if (j, i) not in pairs)
-        return j, i
 
     def _dense(self, values: Floats) -> Floats:
         if self.clients > DENSE_LIMIT:
@@ -368,66 +320,63 @@ class Network(Named):
 
 
 def check_network(network: object) -> None:
-    """Refuse what is neither a network nor a recipe; a class of recipes is none."""
-    if isinstance(network, Network | Recipe) and not isinstance(network, type):
-        return
-    got, fix = (
-        type(network).__name__,
-        "use spodgt.Network.from_networkx(graph) for a networkx graph.",
-    )
+    """Raise `InvalidNetwork` if `network` is neither a network nor an instance of a recipe."""
     if isinstance(network, type):
-        got, fix = (
-            f"the class {network.__name__}",
-            f"use spodgt.graphs.{network.__name__}(…) with its arguments.",
-        )
+        got = f"the class {network.__name__}"
+        fix = f"use spodgt.graphs.{network.__name__}(…) with its arguments."
+    elif isinstance(network, Network | Recipe):
+        return
+    else:
+        got = type(network).__name__
+        fix = "use spodgt.Network.from_networkx(graph) for a networkx graph."
     raise InvalidNetwork(
         f"network must be a spodgt.Network or a recipe of spodgt.graphs, got {got}; {fix}"
     )
 
 
 def as_network(network: Network | Recipe, seed: int, weights: str | None = None) -> Network:
-    """A fixed network is the same for every seed; a recipe is drawn anew."""
+    """The network itself, which is the same for every seed, or the network drawn from a recipe."""
     check_network(network)
-    return (
-        network
-        if isinstance(network, Network)
-        else Network.draw(network, seed=seed, weights=weights)
-    )
+    if isinstance(network, Network):
+        return network
+    return Network.draw(network, seed=seed, weights=weights)
 
 
-def _link_weights(value: Floats | None, name: str, links: int) -> Floats | None:
-    if value is None and name == "w":
-        return None
+def _check_link_weights(values: Floats, name: str, links: int) -> Floats:
     try:
-        array = np.asarray(value, np.float64)
+        array = np.asarray(values, np.float64)
     except (TypeError, ValueError):
         array = np.empty((0, 0))
     if array.shape != (links,) or not ((array > 0) & np.isfinite(array)).all():
         raise InvalidNetwork(
-            f"{name} must be {links} finite numbers above 0, one per link, got {short_repr(value)}."
+            f"{name} must be {links} finite numbers above 0, one per link, "
+            f"got {short_repr(values)}."
         )
     return array
 
 
-def check_connected(graph: Graph) -> None:
-    """Refuse a graph in which some client cannot reach another."""
-    count, component = graph.components()
-    if count == 1:
-        return
-    received = np.bincount(graph.receivers, minlength=graph.clients)
-    sent = np.bincount(graph.senders, minlength=graph.clients)
-    if not received.all():
-        why, fix = (
-            f"client {graph.label(int(np.argmin(received)))} receives from nobody",
-            "give it an in-link",
-        )
-    elif not sent.all():
-        why, fix = (
-            f"client {graph.label(int(np.argmin(sent)))} sends to nobody",
-            "give it an out-link",
-        )
-    else:
-        one, other = graph.label(0), graph.label(int(np.argmax(component != component[0])))
-        why = f"clients {one} and {other} cannot reach each other both ways"
-        fix = "add links between their groups"
-    raise InvalidNetwork(f"the graph must be strongly connected, but {why}; {fix}.")
+# --- deprecated class methods --------------------------------------------------------------------
+class _DeprecatedGraph:
+    """A former class method such as `Network.complete(clients)`."""
+
+    def __init__(self, name: str, recipe: type[Recipe]) -> None:
+        self.name = name
+        self.recipe = recipe
+
+    def __call__(
+        self, *args: float, seed: int = 0, weights: str = "degree", **fields: float
+    ) -> Network:
+        new = f"spodgt.Network.draw(spodgt.graphs.{self.recipe.__name__}(…))"
+        warn_renamed(f"Network.{self.name}", new)
+        return Network.draw(self.recipe(*args, **fields), seed=seed, weights=weights)
+
+
+_DEPRECATED_GRAPHS: dict[str, type[Recipe]] = {
+    "complete": graphs.Complete,
+    "star": graphs.Star,
+    "erdos_renyi": graphs.ErdosRenyi,
+    "k_out": graphs.KOut,
+    "k_regular": graphs.KRegular,
+}
+for _name, _recipe in _DEPRECATED_GRAPHS.items():
+    setattr(Network, _name, _DeprecatedGraph(_name, _recipe))

@@ -1,4 +1,4 @@
-"""Two spanning trees with one root: shortest paths to it and from it, by the prices of links."""
+"""Two spanning trees with one root: shortest paths to the root and from it, by the costs of links."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from spodgt.errors import InvalidNetwork
 from spodgt.network.network import DENSE_LIMIT, Network
 from spodgt.types import Bools, Floats, Ints
 
-_DEAREST = (
-    1e12  # a price above which all count the same: sums of prices stay exact enough to be ordered
-)
+_MAX_COST = 1e12  # larger costs count as this one, so that sums of costs keep their order
 
 
 @dataclass(frozen=True, eq=False)
-class Trees:
-    """A root, and the links of its two trees.
+class SpanningTrees:
+    """A root and the links of its two trees.
 
     Args:
-        root: The client.
-        up: (links,) where a link leads one step towards the root: one out-link of every other client.
-        down: (links,) where it leads one step away from the root: one in-link of every other client.
-        members: (clients,) who can reach the root and be reached by it.
+        root: Number of the root.
+        up: (links,) links of the tree towards the root: one out-link of each other member.
+        down: (links,) links of the tree away from the root: one in-link of each other member.
+        members: (clients,) clients that can reach the root and be reached from it.
     """
 
     root: int
@@ -34,55 +32,82 @@ class Trees:
 
 def cheapest_trees(
     network: Network,
-    prices: Floats,
-    alive: Bools,
+    costs: Floats,
+    present: Bools,
     *,
-    one: bool = False,
-    leaders: Bools | None = None,
-) -> Trees:
-    """The trees of the root with the least sum of prices to and from all others; the lowest number of equals.
+    single_tree: bool = False,
+    eligible_roots: Bools | None = None,
+) -> SpanningTrees:
+    """The trees of the root with the most members and, among these, the least total path cost.
+
+    Ties are broken by the lowest number.
 
     Args:
-        network: Who can talk.
-        prices: (links,) what the use of each link costs, at least 1.
-        alive: (clients,) who may be a root or pass on anything.
-        one: Both trees are one, of two-way links whose price is that of both ways; needs every reverse.
-        leaders: (clients,) who of them may be the root, at least one; None: everybody.
+        network: The links.
+        costs: (links,) cost of each link, at least 1.
+        present: (clients,) clients that may be a root or relay messages.
+        single_tree: Use one tree of two-way links in both directions, by the sum of both costs;
+            each link must have its reverse.
+        eligible_roots: (clients,) clients that may be the root, at least one; None: all.
+
+    Raises:
+        InvalidNetwork: There are too many clients for a matrix of distances.
     """
+    receivers = network.receivers
+    senders = network.senders
+    if network.clients > DENSE_LIMIT:
+        raise InvalidNetwork(
+            f"trees need the costs between all pairs of at most {DENSE_LIMIT} clients, got "
+            f"{network.clients}; use spod-gt-memory."
+        )
+    if single_tree:
+        assert network.reverse is not None, "links are two-way"
+        costs = costs + costs[network.reverse]
+    is_usable = present[receivers] & present[senders]
+    costs = np.where(is_usable, np.clip(costs, 1.0, _MAX_COST), np.inf)
+    distance = _distances(network, costs)
+    root, members = _choose_root(distance, present, eligible_roots)
+
+    is_inside = members[receivers] & members[senders]
+    cost_from_root = np.where(is_inside, distance[root][senders] + costs, np.inf)
+    down = _cheapest_link_per_client(cost_from_root, receivers, root)
+    if single_tree:
+        return SpanningTrees(root, down[network.reverse], down, members)
+    cost_to_root = np.where(is_inside, costs + distance[:, root][receivers], np.inf)
+    up = _cheapest_link_per_client(cost_to_root, senders, root)
+    return SpanningTrees(root, up, down, members)
+
+
+def _distances(network: Network, costs: Floats) -> Floats:
+    """[from, to]: cost of the cheapest path; infinite if there is none."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import dijkstra
 
-    m, receivers, senders = network.clients, network.receivers, network.senders
-    if m > DENSE_LIMIT:
-        raise InvalidNetwork(
-            f"trees need the prices between all pairs of at most {DENSE_LIMIT} clients, got {m}; "
-            "use spod-gt-memory."
-        )
-    if one:
-        assert network.reverse is not None, "links are two-way"
-        prices = prices + prices[network.reverse]
-    usable = alive[receivers] & alive[senders]
-    cost = np.where(usable, np.clip(prices, 1.0, _DEAREST), np.inf)
-    ends = senders[usable], receivers[usable]
-    far = dijkstra(csr_array((cost[usable], ends), shape=(m, m)))  # [from, to]
-    connected = np.isfinite(far) & np.isfinite(far.T)
-    most = connected.sum(1) * (alive if leaders is None else alive & leaders)
-    both = np.where(connected, far + far.T, 0.0).sum(1)
-    root = int(
-        np.lexsort((np.arange(m), both, -most))[0]
-    )  # of the largest group that can talk to itself
-    members = connected[root] & alive
-    away, to = far[root][senders] + cost, cost + far[:, root][receivers]
-    inside = members[receivers] & members[senders]
-    down = _first(np.where(inside, away, np.inf), receivers, root)
-    up = down[network.reverse] if one else _first(np.where(inside, to, np.inf), senders, root)
-    return Trees(root, up, down, members)
+    is_usable = np.isfinite(costs)
+    ends = (network.senders[is_usable], network.receivers[is_usable])
+    shape = (network.clients, network.clients)
+    return np.asarray(dijkstra(csr_array((costs[is_usable], ends), shape=shape)))
 
 
-def _first(prices: Floats, ends: Ints, root: int) -> Bools:
-    """(links,): the cheapest link at the end of every client but the root, the first of equals."""
-    order = np.lexsort((np.arange(len(ends)), prices, ends))
-    order = order[np.isfinite(prices[order]) & (ends[order] != root)]
-    chosen = np.zeros(len(ends), bool)
-    chosen[order[np.unique(ends[order], return_index=True)[1]]] = True
-    return chosen
+def _choose_root(
+    distance: Floats, present: Bools, eligible_roots: Bools | None
+) -> tuple[int, Bools]:
+    """The root, and (clients,) the clients connected with it in both directions."""
+    is_connected = np.isfinite(distance) & np.isfinite(distance.T)
+    may_lead = present if eligible_roots is None else present & eligible_roots
+    member_count = is_connected.sum(1) * may_lead
+    total_cost = np.where(is_connected, distance + distance.T, 0.0).sum(1)
+    number = np.arange(len(distance))
+    order = np.lexsort((number, total_cost, -member_count))  # the last key sorts first
+    root = int(order[0])
+    return root, is_connected[root] & present
+
+
+def _cheapest_link_per_client(costs: Floats, ends: Ints, root: int) -> Bools:
+    """(links,) the cheapest link at each client's end, except at the root's; the first of equals."""
+    order = np.lexsort((np.arange(len(ends)), costs, ends))
+    order = order[np.isfinite(costs[order]) & (ends[order] != root)]
+    _, first_of_client = np.unique(ends[order], return_index=True)
+    is_chosen = np.zeros(len(ends), bool)
+    is_chosen[order[first_of_client]] = True
+    return is_chosen

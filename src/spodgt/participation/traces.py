@@ -21,7 +21,7 @@ from spodgt._util.files import find_data_file
 from spodgt._util.text import short_repr
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.network.graph import by_name
+from spodgt.network.names import sort_by_name
 from spodgt.participation.availability import AvailabilityTrace
 from spodgt.participation.recipes import PARTICIPATIONS, on_links, probabilities
 from spodgt.types import Availability, Bools, Floats, Ints
@@ -358,7 +358,7 @@ class TraceFile:
     def convert(self, table: pd.DataFrame) -> Trace:
         """The rounds of a log."""
         columns, receivers, senders = self._columns(table), *self._who(table)
-        labels = [str(label) for label in by_name({*receivers, *senders})]
+        labels = [str(label) for label in sort_by_name({*receivers, *senders})]
         index = {label: n for n, label in enumerate(labels)}
         code = np.array(
             [index[i] * len(labels) + index[j] for i, j in zip(receivers, senders, strict=True)]
@@ -504,12 +504,15 @@ class TraceFile:
         return int(rounds)
 
     def _numbers(self, column: pd.Series, name: str) -> Floats:
-        """A column of numbers, or of dates and times in seconds; NaN where nothing is written."""
+        """A column of numbers, or of dates or durations in seconds; NaN where nothing is written."""
         import pandas as pd
 
         if pd.api.types.is_datetime64_any_dtype(column.dtype):
             self._require(np.full(len(column), name != "round"), column, "round must be numbers")
             return _seconds(column)
+        if pd.api.types.is_timedelta64_dtype(column.dtype):
+            self._require(np.full(len(column), name != "round"), column, "round must be numbers")
+            return np.asarray(column.dt.total_seconds(), np.float64)
         try:
             numbers = pd.to_numeric(column)
             if numbers.dtype.kind in "biuf":

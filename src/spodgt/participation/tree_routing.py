@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 
 from spodgt.network import Network
-from spodgt.network.spanning_trees import Trees, cheapest_trees
+from spodgt.network.spanning_trees import SpanningTrees, cheapest_trees
 from spodgt.participation.availability import NEVER, AvailabilityTrace, AvailabilityWrapper
 from spodgt.participation.roles import Roles
 from spodgt.types import ActiveLinks, Availability, Bools, Ints
@@ -42,7 +42,7 @@ class Flood:
     """
 
     network: Network
-    trees: Trees | None
+    trees: SpanningTrees | None
     among: Bools
     knows: Bools
     at: int
@@ -87,7 +87,7 @@ class Epoch:
     """
 
     first: int
-    trees: Trees
+    trees: SpanningTrees
     flood: Flood
     steps: bool
     restart: int = -1
@@ -138,8 +138,8 @@ class TreeRouting(AvailabilityWrapper):
     def roots(self) -> tuple[int, ...]:
         return tuple(epoch.trees.root for epoch in self.epochs) if self.leads else ()
 
-    def _trees(self, alive: Bools) -> Trees:
-        return cheapest_trees(self.network, 1 / self.p_hat, alive, one=not self.leads)
+    def _trees(self, alive: Bools) -> SpanningTrees:
+        return cheapest_trees(self.network, 1 / self.p_hat, alive, single_tree=not self.leads)
 
     @cached_property
     def _last(self) -> Ints:

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from spodgt.errors import Incompatible, InvalidInput
 from spodgt.peer.manifest import Client, Link, Manifest, check_name
-from spodgt.peer.options import Table
+from spodgt.peer.options import Change, Ends, Table
 from spodgt.peer.work import capacity
 from spodgt.validation import from_table
 
-Ends = tuple[str, str]  # sender, receiver
 _KEPT = ("run", "layout", "parameters", "problem", "seed", "divided_into")  # of every version
-
-
-@dataclass(frozen=True)
-class Change:
-    """What `spodgt peer set` changes; None and empty tables change nothing."""
-
-    step_size: float | Table | None = None  # a number or a schedule
-    rounds_per_second: float | None = None
-    max_alone: int | None = None
-    addresses: Mapping[str, str] = field(default_factory=dict)  # by client; "": it does not listen
-    compute: Mapping[str, Table] = field(default_factory=dict)  # by client
-    links: Mapping[Ends, Table] = field(default_factory=dict)  # new or changed: p_hat, dial
-    unlinked: frozenset[Ends] = frozenset()
-    root: str | None = None  # who leads, if the method has a root
 
 
 def changed(manifest: Manifest, change: Change) -> Manifest:

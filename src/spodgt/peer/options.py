@@ -1,33 +1,47 @@
-"""What is chosen when a run between peers is made, and when one peer is started."""
+"""Options of a run between peers, of one peer, and of a change to a running run.
+
+The text of `Annotated` is the help of the option of `spodgt peer` with the same name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from spodgt.errors import InvalidInput
 
 Table = Mapping[str, object]  # of the manifest
+Ends = tuple[str, str]  # sender, receiver
+
+_DEVICE = "Limits of a device: 'p0={kind = \"budget\", share = 0.25}'; repeatable."
+_ROUNDS_PER_SECOND = "Upper limit of a client's local rounds per second; 0: no limit."
+_MAX_ALONE = "Pause a client after this many local rounds without a new message; 0: never."
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """What a run between peers has beyond an experiment."""
+    """What a run between peers has in addition to an experiment."""
 
-    names: list[str] | None = (
-        None  # of the clients; None: those of the network or the data, or p0, p1, …
-    )
-    addresses: list[str] | None = None  # host:port of each, or "none"; None: free ports on loopback
-    compute: Mapping[str, Table] = field(default_factory=dict)  # what some devices can do, by name
-    limits_from_config: bool = (
-        False  # limit clients and links to the probabilities of [participation]
-    )
-    problem: Callable[[str], object] | None = (
-        None  # a client's problem from its name, for the experiment's
-    )
-    divided_into: int | None = None  # parts of the problem, more than clients if some join later
-    rounds_per_second: float = 0.0  # upper limit of a client's local rounds; 0: none
-    max_alone: int = 200  # rounds without news after which a client waits; 0: never
+    addresses: Annotated[
+        list[str] | None,
+        "host:port of each client, or none; comma-separated. Default: free local ports.",
+    ] = None
+    names: Annotated[
+        list[str] | None,
+        "Names of the clients, comma-separated. Default: names in the data, or p0, p1, …",
+    ] = None
+    compute: Annotated[Mapping[str, Table], _DEVICE] = field(default_factory=dict)
+    limits_from_config: Annotated[
+        bool,
+        "Limit clients and links to the participation probabilities of the config.",
+    ] = False
+    problem: Callable[[str], object] | None = None  # makes a client's problem from its name
+    divided_into: Annotated[
+        int | None, "Number of parts of the data; more than clients if some join later."
+    ] = None
+    rounds_per_second: Annotated[float, _ROUNDS_PER_SECOND] = 0.0
+    max_alone: Annotated[int, _MAX_ALONE] = 200
 
     def __post_init__(self) -> None:
         for key in ("rounds_per_second", "max_alone"):
@@ -37,24 +51,46 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Options:
-    """How one peer runs; none of it is agreed with others."""
+    """How one peer runs. These options are local: other peers may have different ones."""
 
-    durability: str = "power"
-    rounds: int | None = None  # stop after so many local rounds,
-    gradients: int | None = None  # gradients,
-    seconds: float | None = None  # or seconds; None: never
-    linger: bool = False  # stay reachable after the last round
+    durability: Annotated[str, "power (fsync) or process (survives kill -9 only)."] = "power"
+    rounds: Annotated[int | None, "Stop after this many local rounds."] = None
+    gradients: Annotated[int | None, "Stop after this many gradients."] = None
+    seconds: Annotated[float | None, "Stop after this many seconds."] = None
+    linger: Annotated[bool, "Remain reachable after the last round."] = False
     report_every: float = 1.0  # seconds
-    evaluate_every: float = 5.0  # seconds
-    commit_every: int = 1  # local rounds that share one commit
-    drop_after: float | None = (
-        None  # seconds of silence after which an epoch begins without a neighbour
+    evaluate_every: Annotated[float, "Seconds between evaluations."] = 5.0
+    commit_every: Annotated[int, "Number of local rounds per commit to disk."] = 1
+    drop_after: Annotated[
+        float | None, "Continue without a neighbour that is silent for this many seconds."
+    ] = None
+    compiled: Annotated[
+        bool, "Compiled loops: linear models ten times as fast, for 100 MB of memory."
+    ] = False
+    listen: Annotated[str | None, "host:port to listen on. Default: as in the manifest."] = None
+    problem: Callable[[str], object] | None = None  # makes the client's problem from its name
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the manifest by `spodgt peer set`; None and empty tables change nothing."""
+
+    step_size: Annotated[float | Table | None, "A number, or a schedule as in a config."] = None
+    rounds_per_second: Annotated[float | None, _ROUNDS_PER_SECOND] = None
+    max_alone: Annotated[int | None, _MAX_ALONE] = None
+    addresses: Annotated[Mapping[str, str], "NAME=host:port, or NAME=none; repeatable."] = field(
+        default_factory=dict
+    )  # by client; "": it does not listen
+    compute: Annotated[Mapping[str, Table], _DEVICE] = field(default_factory=dict)
+    links: Annotated[
+        Mapping[Ends, Table],
+        "Add or change a link: SENDER:RECEIVER, or 'p0:p3={p_hat = 0.5, dial = \"receiver\"}'; "
+        "repeatable.",
+    ] = field(default_factory=dict)
+    unlinked: Annotated[frozenset[Ends], "Remove a link: SENDER:RECEIVER; repeatable."] = (
+        frozenset()
     )
-    compiled: bool = (
-        False  # loops of numba: a linear model's gradient in a tenth of the time, for 100 MB
-    )
-    listen: str | None = None  # host:port, if other than the manifest's
-    problem: Callable[[str], object] | None = None  # makes the client's own problem from its name
+    root: Annotated[str | None, "The root client, for a method with a root."] = None
 
 
 def check_address(address: str, what: str) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spodgt.network import Network
-from spodgt.network.spanning_trees import Trees, cheapest_trees
+from spodgt.network.spanning_trees import SpanningTrees, cheapest_trees
 from spodgt.peer.protocol import NO_ROOT
 from spodgt.types import Floats
 
@@ -97,6 +97,8 @@ class Seats:
             step_weight,
         )
 
-    def _trees(self, prices: Floats) -> Trees:
+    def _trees(self, prices: Floats) -> SpanningTrees:
         leaders = np.array([name == self.root for name in self.places])
-        return cheapest_trees(self.network, prices, np.ones(len(leaders), bool), leaders=leaders)
+        return cheapest_trees(
+            self.network, prices, np.ones(len(leaders), bool), eligible_roots=leaders
+        )

@@ -23,7 +23,7 @@ import tomli_w
 from spodgt._util.text import first_line
 from spodgt.errors import InvalidInput
 from spodgt.experiment.config import rerunnable
-from spodgt.network import Named, Network
+from spodgt.network import Digraph, Network
 from spodgt.record import statistics
 from spodgt.record.folder import parquet, plain, write
 from spodgt.record.metrics import METRICS, declare
@@ -63,7 +63,7 @@ class Diverged:
 
 
 @dataclass(frozen=True, eq=False)
-class DrawnNetwork(Named):
+class DrawnNetwork(Digraph):
     """The network of one seed as a record keeps it."""
 
     p: Floats  # (clients,) the probability that a client computes in a round
@@ -76,12 +76,8 @@ class DrawnNetwork(Named):
     )
 
     @property
-    def clients(self) -> int:
+    def clients(self) -> int:  # type: ignore[override]
         return len(self.p)
-
-    @property
-    def links(self) -> int:
-        return len(self.senders)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,1 +1,1 @@
-"""Grids of experiments: every cell in its own run folder, none of them run twice."""
+"""Sweeps (grids of experiments) and tuning of step sizes."""

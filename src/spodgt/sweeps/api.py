@@ -1,8 +1,8 @@
-"""`spodgt.sweep`: a grid of comparisons from Python, by the machinery of the command."""
+"""`spodgt.sweep`: the sweeps of the command line, from Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,15 @@ from spodgt.experiment.config import Table, described, problem_table
 from spodgt.network import NETWORKS, Network, Recipe
 from spodgt.participation import PARTICIPATIONS, Always, Participation
 from spodgt.record.sweep import SweepRecord
-from spodgt.sweeps import sweep as machinery
-from spodgt.sweeps.cell import Event
+from spodgt.sweeps import sweep as sweeps
+from spodgt.sweeps.cell import OnEvent
 from spodgt.sweeps.grid import Spec, checked
 from spodgt.types import Problem
 from spodgt.validation import choices
 
 _ALWAYS = Always()
-_OPTIONS = [field.name for field in fields(RunOptions)]
-_PARTS: dict[str, Mapping[str, type]] = {
+_RUN_OPTIONS = [field.name for field in fields(RunOptions)]
+_RECIPES: dict[str, Mapping[str, type]] = {
     "network": NETWORKS,
     "participation": PARTICIPATIONS,
     "problem": PROBLEMS,
@@ -37,23 +37,24 @@ _EXAMPLES = {
 
 @dataclass(eq=False)
 class SweepResult(SweepRecord):
-    """The record of a sweep, which can be drawn."""
+    """The record of a sweep, with a plot."""
 
     def plot(self, path: str | Path, metric: str | None = None) -> Path:
-        """Draw the last value of a metric against the first key of the grid, a panel per value of the others.
+        """Plot the last value of a metric against the first key of the grid.
+
+        There is one panel for each combination of values of the other keys.
 
         Args:
-            path: the picture to write; its suffix picks the format: png, svg or pdf.
-            metric: a column of `results`; the one the sweep is judged by unless given.
+            path: The figure to write; its suffix selects the format: png, svg or pdf.
+            metric: A column of `results`. Default: the primary metric.
         """
         figures.check_suffix(path)
         if not len(self.results):
             raise InvalidInput(f"sweep {self.name} has no finished cell to draw; see its failures.")
         chosen = metric or self.judged
         if chosen not in self.results:
-            raise InvalidInput(
-                f"metric={chosen!r} is not a column of the results; {choices(chosen, map(str, self.results))}"
-            )
+            known = choices(chosen, map(str, self.results))
+            raise InvalidInput(f"metric={chosen!r} is not a column of the results; {known}")
         return figures.save(figures.bars(self.results, list(self.grid), chosen), Path(path))
 
 
@@ -67,82 +68,90 @@ def sweep(
     out: str | Path = "runs/sweep",
     workers: int | None = None,
     checkpoint_every: float = 60.0,
-    progress: Callable[[Event], None] | None = None,
+    progress: OnEvent | None = None,
     **options: Any,
 ) -> SweepResult:
-    """Run `compare` for every combination of the values in `grid`; what is finished in `out` is kept.
+    """Run `compare` for every combination of the values in `grid`.
 
-    The same call goes on after an interruption. Cells run in worker processes, which make the experiment
-    themselves; one that holds an object of this script (a `Learning`, a fixed network, a method that no
-    package has) runs in this process, cell by cell. Give own problems as
-    `spodgt.problems.python("problem.py:build")` to use all cores and to sweep over their arguments.
+    The same call continues after an interruption: finished cells in `out` are not run again. Cells
+    run in worker processes, which build the experiment themselves. An experiment that holds an
+    object of the calling script (a `Learning`, a fixed network, a method that is in no package)
+    runs in this process, cell by cell. Give a problem of your own as
+    `spodgt.problems.python("problem.py:build")` to use all cores and to sweep over its arguments.
 
     Args:
-        algorithms: methods or their names; `step_size` can be swept for methods that are given by name.
-        problem: as for `compare`.
-        network: as for `compare`.
-        participation: as for `compare`.
-        grid: keys and their values, such as {"step_size": [0.01, 0.1], "problem.arguments.hidden": [16, 32]}.
-            A key is that of a config ("network.radius"), an option of the run ("rounds", "seeds", …), or
-            "network", "participation" or "problem" with recipes as values.
-        out: a folder for the sweep: a run folder for every cell, the tables, and later the report.
-        workers: how many cells at a time, one per core unless given; of cells that run in this process, how
-            many runs at a time, as for `compare`.
-        checkpoint_every: seconds between two checkpoints of a cell.
-        progress: called with a `CellProgress` or an `Outcome` of `spodgt.sweeps.cell`.
-        options: others of `compare`: rounds, delay, seconds, time, seeds, x0, dtype, device, evaluations,
-            every, gradient_norm, weights, engine.
+        algorithms: Methods or their names; give names to sweep over `step_size`.
+        problem: As for `compare`.
+        network: As for `compare`.
+        participation: As for `compare`.
+        grid: Keys and their values: {"step_size": [0.01, 0.1], "problem.arguments.hidden": [16, 32]}.
+            A key is a config key ("network.radius"), an option of the run ("rounds", "seeds", …),
+            or "network", "participation" or "problem" with recipes as values.
+        out: The sweep folder, with a run folder for every cell, the tables, and later the report.
+        workers: Cells at a time, one per core by default. Of cells that run in this process:
+            processes for each cell, as for `compare`.
+        checkpoint_every: Seconds between two checkpoints of a cell.
+        progress: Called with a `CellProgress` or an `Outcome` of `spodgt.sweeps.cell`.
+        options: Other options of `compare`: rounds, delay, seconds, time, seeds, x0, dtype, device,
+            evaluations, every, gradient_norm, weights, engine.
+
+    Returns:
+        The results of all finished cells; failed cells are in its `failures`.
+
+    Raises:
+        InvalidInput: for an invalid grid, option or cell.
     """
-    named = [{"name": each} if isinstance(each, str) else each for each in _listed(algorithms)]
     if not isinstance(grid, Mapping) or not grid:
         raise InvalidInput(
             f"grid must name what is swept, got {grid!r}; use grid={{'step_size': [0.01, 0.1]}}."
         )
-    whole = dict(_key(key, values) for key, values in grid.items())
-    _refuse_fixed_steps(whole, named)
-    ends = {
-        key: whole[f"run.{key}"][0]
-        for key in ("rounds", "delay", "seconds")
-        if f"run.{key}" in whole
-    }
-    known = [
-        *dict.fromkeys([*(Experiment.of.__kwdefaults__ or {}), *_OPTIONS[1:]])
-    ]  # all but methods
+    config_grid = dict(_config_key(key, values) for key, values in grid.items())
+    methods = _method_tables(algorithms)
+    _refuse_fixed_steps(config_grid, methods)
+    _check_options(options)
+    # the experiment needs a stop condition, which every cell replaces
+    for key in ("rounds", "delay", "seconds"):
+        if f"run.{key}" in config_grid:
+            options.setdefault(key, config_grid[f"run.{key}"][0])
+    experiment = Experiment.of(methods, problem, network, participation, **options)
+    spec = checked(Spec(Path(out).name, experiment, config_grid))
+    record = sweeps.run(spec, out, workers=workers, save_every=checkpoint_every, on_event=progress)
+    return SweepResult(**vars(record))
+
+
+def _method_tables(algorithms: object) -> list[Any]:
+    """Methods as a list; names become tables of a config."""
+    if isinstance(algorithms, str | Algorithm) or not isinstance(algorithms, Iterable):
+        algorithms = [algorithms]
+    return [{"name": item} if isinstance(item, str) else item for item in algorithms]
+
+
+def _check_options(options: Mapping[str, object]) -> None:
+    known = list(dict.fromkeys([*(Experiment.of.__kwdefaults__ or {}), *_RUN_OPTIONS]))
+    known.remove("methods")
     for name, value in options.items():
         if name not in known:
             raise InvalidInput(
                 f"{name}={value!r} is not an option of sweep; {choices(name, known)}"
             )
-    experiment = Experiment.of(named, problem, network, participation, **{**ends, **options})
-    spec = checked(Spec(Path(out).name, experiment, whole))
-    record = machinery.run(
-        spec, out, workers=workers, save_every=checkpoint_every, display=progress
-    )
-    return SweepResult(**vars(record))
 
 
-def _listed(algorithms: object) -> list[Any]:
-    if isinstance(algorithms, str | Algorithm):
-        return [algorithms]
-    return list(algorithms) if isinstance(algorithms, Iterable) else [algorithms]
-
-
-def _key(key: str, values: object) -> tuple[str, list[Any]]:
-    """A key of the grid as a config has it, with values that a config can hold."""
-    if (
-        isinstance(values, str | Mapping)
-        or not isinstance(values, Iterable)
-        or not (listed := list(values))
-    ):
+def _config_key(key: str, values: object) -> tuple[str, list[Any]]:
+    """A key of the grid as a config key, with values that a config can hold."""
+    listed: list[Any] = []
+    if isinstance(values, Iterable) and not isinstance(values, str | Mapping):
+        listed = list(values)
+    if not listed:
         raise InvalidInput(
             f"grid[{key!r}] must be a list of values, got {values!r}; use [0.01, 0.1]."
         )
-    if key in _PARTS:
+    if key in _RECIPES:
         return key, [_table(key, value) for value in listed]
-    if key in _OPTIONS:
+    if key in _RUN_OPTIONS:
         return f"run.{key}", listed
     if "." not in str(key):
-        raise InvalidInput(f"grid key {key!r} is not known; {choices(key, [*_PARTS, *_OPTIONS])}")
+        known = choices(key, [*_RECIPES, *_RUN_OPTIONS])
+        raise InvalidInput(f"grid key {key!r} is not known; {known}")
     return key, listed
 
 
@@ -150,21 +159,23 @@ def _table(key: str, value: object) -> Table:
     """A recipe as the table of a config."""
     if isinstance(value, Mapping):
         return dict(value)
-    if type(value) not in _PARTS[key].values():
+    if type(value) not in _RECIPES[key].values():
         raise InvalidInput(
             f"grid[{key!r}] must hold recipes, which a config can name, got {type(value).__name__}; "
             f"use {_EXAMPLES[key]}."
         )
-    return (
-        problem_table(value) if isinstance(value, ProblemRecipe) else described(value, _PARTS[key])
-    )
+    if isinstance(value, ProblemRecipe):
+        return problem_table(value)
+    return described(value, _RECIPES[key])
 
 
 def _refuse_fixed_steps(grid: Mapping[str, object], methods: Iterable[object]) -> None:
-    """A method that was given with its step size would be run at it in every cell."""
-    fixed = next((each for each in methods if isinstance(each, Algorithm)), None)
-    if fixed is not None and grid.keys() & {"run.step_size", "run.layers"}:
-        raise InvalidInput(
-            f"step_size is swept, but {fixed.name} was given with one of its own; give it by name, "
-            f'"{fixed.name}".'
-        )
+    """Reject methods with a step size of their own, which every cell would use, if it is swept."""
+    if not grid.keys() & {"run.step_size", "run.layers"}:
+        return
+    for method in methods:
+        if isinstance(method, Algorithm):
+            raise InvalidInput(
+                f"step_size is swept, but {method.name} was given with one of its own; "
+                f'give it by name, "{method.name}".'
+            )

@@ -1,7 +1,7 @@
-"""Runs one cell of a sweep, in this process or in a worker that reads jobs and writes events as JSON lines.
+"""Runs one cell of a sweep, in this process or in a worker process.
 
-A worker is started with `python -m spodgt.sweeps.cell THREADS`, reads one job per line and ends when its
-input does. Events go to the original stdout; whatever a library prints goes to stderr.
+A worker, `python -m spodgt.sweeps.cell THREADS`, reads one job per line as JSON and ends with its
+input. It writes events as JSON lines to the original stdout; output of libraries goes to stderr.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Job:
     tables: dict[str, Table]
     out: str
     save_every: float = 60.0  # seconds between checkpoints
-    workers: int | None = None  # processes of this job, see `compare`
+    workers: int | None = None  # processes of this job, as for `compare`
 
 
 @dataclass(frozen=True)
 class CellProgress:
-    """How far a job is: a fraction from 0 to 1, and a few words."""
+    """Progress of a job: a fraction from 0 to 1, and a short note."""
 
     name: str
     fraction: float
@@ -47,7 +47,7 @@ class CellProgress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: complete, interrupted (neither complete nor an error), or with an error."""
+    """The end of a job: complete, failed (`error`), or else interrupted."""
 
     name: str
     complete: bool
@@ -55,32 +55,37 @@ class Outcome:
 
 
 Event = CellProgress | Outcome
-Tell = Callable[[Event], None]
-_EVENTS: dict[str, Callable[..., Event]] = {kind.__name__: kind for kind in (CellProgress, Outcome)}
+OnEvent = Callable[[Event], None]
+_EVENTS: dict[str, Callable[..., Event]] = {"CellProgress": CellProgress, "Outcome": Outcome}
 
 
-def perform(job: Job, tell: Tell, known: Experiment | None = None) -> Outcome:
-    """Run a job to its end; what goes wrong is its outcome and never an exception.
+def run_job(job: Job, on_event: OnEvent, experiment: Experiment | None = None) -> Outcome:
+    """Run a job to its end; errors are returned in the outcome, not raised.
 
-    `known` is its experiment, where the tables alone do not hold it.
+    Args:
+        job: The job.
+        on_event: Called with its progress.
+        experiment: Its experiment, if it holds objects that the tables do not.
     """
 
-    def show(now: training.Progress) -> None:
-        fraction = (now.number - 1 + now.fraction) / now.total
-        tell(CellProgress(job.name, fraction, f"{now.algorithm}, delay {now.delay:,.0f}"))
+    def show(progress: training.Progress) -> None:
+        fraction = (progress.number - 1 + progress.fraction) / progress.total
+        note = f"{progress.algorithm}, delay {progress.delay:,.0f}"
+        on_event(CellProgress(job.name, fraction, note))
 
     folder = Path(job.out)
     try:
-        experiment = known or Experiment.parse(job.tables)
+        if experiment is None:
+            experiment = Experiment.parse(job.tables)
         if job.workers is not None:
             experiment = experiment.override({"run.workers": job.workers})
-        with no_divergence_warnings():  # the record has them
+        with no_divergence_warnings():  # divergence is in the record
             result = training.run(
                 experiment, out=folder, resume=True, checkpoint_every=job.save_every, progress=show
             )
     except SpodgtError as error:
         return Outcome(job.name, False, str(error))
-    except BrokenPipeError:  # the parent that reads our events is gone
+    except BrokenPipeError:  # the parent process, which reads the events, has ended
         raise
     except Exception as error:
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,22 +106,23 @@ def from_line(line: str) -> Event:
 
 
 def main() -> None:
-    """Take jobs until the input ends."""
+    """Run the jobs of stdin."""
     torch.set_num_threads(max(1, int(sys.argv[1])))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends us with SIGTERM
+    # Ctrl-C is handled by the parent process, which ends this one with SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as channel:
         os.dup2(2, 1)
 
-        def tell(event: Event) -> None:
+        def send(event: Event) -> None:
             channel.write(to_line(event))
             channel.flush()
 
         for line in sys.stdin:
-            tell(perform(Job(**json.loads(line)), tell))
+            send(run_job(Job(**json.loads(line)), send))
 
 
 if __name__ == "__main__":
     try:
         main()
-    except BrokenPipeError:  # the parent is gone; the last checkpoint is where the next one goes on
+    except BrokenPipeError:  # the parent has ended; the last checkpoint is continued later
         os._exit(1)

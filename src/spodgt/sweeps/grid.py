@@ -1,15 +1,15 @@
-"""The figures of the paper, one TOML file each, and how such a file is read.
+"""Specifications of sweeps, and the TOML files that hold them; the paper's figures are shipped.
 
-    title = "Fashion-MNIST: radius"        what it is
-    figure = "3b"                          which figure of the paper
-    paper = "…"                            what the paper says about it
-    base = "fmnist-noniid"                 start from this file's config (its neighbour)
-    [run] [network] [participation] [problem]   what differs from it, as in any config
+    title = "Fashion-MNIST: radius"        title of the report
+    figure = "3b"                          number of the figure in the paper
+    paper = "…"                            statement of the paper about it
+    base = "fmnist-noniid"                 file in the same folder whose config is the base
+    [run] [network] [participation] [problem]   differences from the base, as in any config
     [sweep]
-    "network.radius" = [0.3, 0.4, 0.5]     config keys and their values; several keys make a grid
+    "network.radius" = [0.3, 0.4, 0.5]     config keys and their values; several keys form a grid
 
-A file of a sweep of your own has the same form; everything but a config section is optional. What a
-scale (smoke, laptop, paper) changes is in `scales.toml`, once for all experiments.
+Sweeps of users have the same form; all keys except a config section are optional. The changes of a
+scale (smoke, laptop, paper) are in `scales.toml`, for all experiments.
 """
 
 from __future__ import annotations
@@ -32,30 +32,35 @@ FOLDER = Path(__file__).parents[1] / "experiment" / "paper"
 SCALES = ("smoke", "laptop", "paper")
 Values = list[Any]  # of a key of the grid
 _TEXTS = ("title", "figure", "paper", "scale")
-_MOST_CELLS = 10_000
+_MAX_CELLS = 10_000
+_NOT_IN_FIGURES = ("run.gradient_norm",)  # changes of a scale that no figure shows
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a file describes: an experiment, and a grid of values for some of its keys."""
+    """A sweep: an experiment, and a grid of values for some of its config keys."""
 
     name: str
-    experiment: Experiment  # what all cells have in common
+    experiment: Experiment  # shared by all cells
     grid: dict[str, Values] = field(default_factory=dict)
     title: str = ""
-    figure: str = ""  # of the paper, where it reproduces one
-    paper: str = ""  # what the paper says about it
+    figure: str = ""  # number in the paper, if it reproduces a figure
+    paper: str = ""  # statement of the paper about it
     scale: Scale = field(default_factory=Scale)
-    changes: Table = field(default_factory=dict)  # made by hand since it was loaded
+    changes: Table = field(default_factory=dict)  # by the user, since it was loaded
 
     def points(self) -> list[Table]:
-        """Every combination of the grid's values; one empty one where there is no grid."""
+        """Every combination of the grid's values; a single empty one without a grid."""
         rows = itertools.product(*self.grid.values())
         return [dict(zip(self.grid, values, strict=True)) for values in rows]
 
     def override(self, changes: Mapping[str, object]) -> Spec:
-        """Change config keys; of a key of the grid, a list replaces the values, one value takes it out."""
-        grid, fixed = dict(self.grid), Table()
+        """Change config keys.
+
+        For a key of the grid, a list replaces its values, and a single value removes it from the grid.
+        """
+        grid = dict(self.grid)
+        fixed: Table = {}
         for key, value in changes.items():
             if key in grid and value in (None, []):
                 raise InvalidConfig(
@@ -66,24 +71,33 @@ class Spec:
             else:
                 grid.pop(key, None)
                 fixed[key] = value
-        changed = {**self.changes, **changes}
-        return checked(
-            replace(self, experiment=self.experiment.override(fixed), grid=grid, changes=changed)
+        changed = replace(
+            self,
+            experiment=self.experiment.override(fixed),
+            grid=grid,
+            changes={**self.changes, **changes},
         )
+        return checked(changed)
 
     def to_toml(self) -> str:
-        """The whole of it as a file that `spodgt sweep` reads; nothing if it holds objects of Python."""
+        """The sweep as a file for `spodgt sweep`; empty if it holds Python objects."""
         if not self.experiment.portable:
             return ""
-        texts = {key: str(getattr(self, key)) for key in _TEXTS if str(getattr(self, key))}
-        grid = {"sweep": self.grid} if self.grid else {}
-        return tomli_w.dumps({**texts, **self.experiment.to_dict(), **grid})
+        tables: Table = {}
+        for key in _TEXTS:
+            text = str(getattr(self, key))
+            if text:
+                tables[key] = text
+        tables |= self.experiment.to_dict()
+        if self.grid:
+            tables["sweep"] = self.grid
+        return tomli_w.dumps(tables)
 
 
 def names() -> list[str]:
-    """The experiments that come with the package, in the paper's order."""
-    found = [path.stem for path in FOLDER.glob("*.toml") if path.stem != "scales"]
-    return sorted(found, key=lambda name: read_toml(FOLDER / f"{name}.toml").get("figure", name))
+    """The shipped experiments, in the order of the paper."""
+    shipped = [path.stem for path in FOLDER.glob("*.toml") if path.stem != "scales"]
+    return sorted(shipped, key=lambda name: read_toml(FOLDER / f"{name}.toml").get("figure", name))
 
 
 def load(name: str, scale: str = "paper") -> Spec:
@@ -96,69 +110,81 @@ def load(name: str, scale: str = "paper") -> Spec:
         raise InvalidConfig(f"--scale={scale!r} is not known; choose from {', '.join(SCALES)}.")
     spec = read(FOLDER / f"{name}.toml")
     table = read_toml(FOLDER / "scales.toml").get(scale, {})
-    changes = dict(table.get(at(spec.experiment, "problem.data"), {}))
-    for_grids = changes.pop("grids", {})
-    changes |= for_grids if spec.grid else {}
-    most = table.get("values", math.inf)
-    grid = {key: _ends(values, most) for key, values in spec.grid.items()}
-    # A key of the grid belongs to the figure, whatever the scale.
-    changes = {key: value for key, value in changes.items() if key not in grid}
-    told = {
-        key: value for key, value in changes.items() if key != "run.gradient_norm"
-    }  # not in a figure
-    reduced = {key: (value, at(spec.experiment, key)) for key, value in told.items()}
-    kept = {
-        key: (len(grid[key]), len(spec.grid[key])) for key in grid if grid[key] != spec.grid[key]
-    }
+    max_values = table.get("values", math.inf)
+    grid = {key: _first_and_last(values, max_values) for key, values in spec.grid.items()}
+    changes = _scale_changes(table, spec)
     return replace(
         spec,
         experiment=spec.experiment.override(changes),
         grid=grid,
-        scale=Scale(scale, reduced, kept),
+        scale=_compare_with_paper(scale, spec, changes, grid),
     )
+
+
+def _scale_changes(table: Table, spec: Spec) -> Table:
+    """The config changes of a scale; keys of the grid are swept at every scale."""
+    data = str(value_at(spec.experiment, "problem.data"))
+    changes = dict(table.get(data, {}))
+    grid_changes = changes.pop("grids", {})
+    if spec.grid:
+        changes |= grid_changes
+    return {key: value for key, value in changes.items() if key not in spec.grid}
+
+
+def _compare_with_paper(scale: str, spec: Spec, changes: Table, grid: dict[str, Values]) -> Scale:
+    reduced = {}
+    for key, value in changes.items():
+        if key not in _NOT_IN_FIGURES:
+            reduced[key] = (value, value_at(spec.experiment, key))
+    kept = {}
+    for key, values in grid.items():
+        if values != spec.grid[key]:
+            kept[key] = (len(values), len(spec.grid[key]))
+    return Scale(scale, reduced, kept)
 
 
 def read(path: str | Path) -> Spec:
-    """An experiment from a file of the form above; any config of `spodgt run` is one, too."""
+    """The sweep of a file of the form above; any config of `spodgt run` is one of a single cell."""
     path = Path(path)
-    text = read_toml(path)
-    grid = text.get("sweep", {})
+    tables = read_toml(path)
+    _check_tables(tables, path.name)
+    experiment = Experiment.parse(_config(path)).beside(path.parent)
+    texts = {key: tables[key] for key in _TEXTS if key in tables and key != "scale"}
+    scale = Scale(note=tables.get("scale", ""))
+    return checked(Spec(path.stem, experiment, tables.get("sweep", {}), scale=scale, **texts))
+
+
+def _check_tables(tables: Table, file: str) -> None:
+    grid = tables.get("sweep", {})
     if not isinstance(grid, dict):
-        raise InvalidConfig(
-            f"sweep of {path.name} must be a table, got {grid!r}; write it as [sweep]."
-        )
+        raise InvalidConfig(f"sweep of {file} must be a table, got {grid!r}; write it as [sweep].")
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
             raise InvalidConfig(
-                f"sweep key {key!r} of {path.name} must have a list of values, got {values!r}; "
+                f"sweep key {key!r} of {file} must have a list of values, got {values!r}; "
                 'write it as "network.radius" = [0.3, 0.4].'
             )
     for key in _TEXTS:
-        if not isinstance(text.get(key, ""), str):
-            raise InvalidConfig(f"{key} of {path.name} must be text in quotes, got {text[key]!r}.")
-    unknown = [key for key in text if key not in (*_TEXTS, *SECTIONS, "base", "sweep")]
-    if unknown:
-        known = ", ".join((*_TEXTS, "base", "sweep", *SECTIONS))
-        raise InvalidConfig(f"{unknown[0]} is not a key of {path.name}; choose from {known}.")
-    texts = {key: text[key] for key in _TEXTS if key in text and key != "scale"}
-    texts["scale"] = Scale(note=text.get("scale", ""))
-    return checked(
-        Spec(path.stem, Experiment.parse(_config(path)).beside(path.parent), grid, **texts)
-    )
+        if not isinstance(tables.get(key, ""), str):
+            raise InvalidConfig(f"{key} of {file} must be text in quotes, got {tables[key]!r}.")
+    known = (*_TEXTS, "base", "sweep", *SECTIONS)
+    for key in tables:
+        if key not in known:
+            raise InvalidConfig(f"{key} is not a key of {file}; choose from {', '.join(known)}.")
 
 
 def has_grid(tables: Mapping[str, object]) -> bool:
-    """Whether the tables of a file name anything that is swept."""
+    """Whether a file has keys to sweep."""
     return bool(tables.get("sweep"))
 
 
 def is_plain(tables: Mapping[str, object]) -> bool:
-    """Whether the tables are those of a single experiment: none of the keys that only sweeps have."""
+    """Whether a file is the config of a single experiment, without keys of sweeps."""
     return not any(key in tables for key in (*_TEXTS, "base"))
 
 
-def at(experiment: Experiment, key: str) -> object:
-    """The value of a dotted key, None where it is left out."""
+def value_at(experiment: Experiment, key: str) -> object:
+    """The value of a dotted config key; None if it is not set."""
     value: object = experiment.to_dict()
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -166,45 +192,48 @@ def at(experiment: Experiment, key: str) -> object:
 
 
 def checked(spec: Spec) -> Spec:
-    """The same, or what is wrong with one of its cells."""
-    if math.prod(map(len, spec.grid.values())) > _MOST_CELLS:
+    """Return `spec`, or raise InvalidConfig if one of its cells is invalid."""
+    if math.prod(map(len, spec.grid.values())) > _MAX_CELLS:
         raise InvalidConfig(
-            f"sweep of {spec.name} has more than {_MOST_CELLS:,} cells; make it smaller."
+            f"sweep of {spec.name} has more than {_MAX_CELLS:,} cells; make it smaller."
         )
-    for point in spec.points():  # names that mean nothing are an error now, not after an hour
+    for point in spec.points():
         spec.experiment.override(point)
     return spec
 
 
 def _are_values(given: Values, before: Values) -> bool:
-    """Whether `given` is a list of values like those `before`: if these are lists, one list is one value."""
-    lists = isinstance(before[0], list)
-    return all(isinstance(one, list) == lists for one in given)
+    """Whether `given` is a list of values, and not a single value that is a list itself."""
+    values_are_lists = isinstance(before[0], list)
+    return all(isinstance(value, list) == values_are_lists for value in given)
 
 
-def _config(path: Path, above: tuple[Path, ...] = ()) -> Table:
-    """The config sections of a file on top of those of its base."""
-    text = read_toml(path)
-    sections = {key: text[key] for key in SECTIONS if key in text}
-    if "base" not in text:
+def _config(path: Path, parents: tuple[Path, ...] = ()) -> Table:
+    """The config sections of a file, merged into those of its base."""
+    tables = read_toml(path)
+    sections = {key: tables[key] for key in SECTIONS if key in tables}
+    if "base" not in tables:
         return sections
-    if not isinstance(text["base"], str):
-        raise InvalidConfig(f"base of {path.name} must be text in quotes, got {text['base']!r}.")
-    base = path.parent / (text["base"].removesuffix(".toml") + ".toml")
-    if base.resolve() in above:
+    if not isinstance(tables["base"], str):
+        raise InvalidConfig(f"base of {path.name} must be text in quotes, got {tables['base']!r}.")
+    base = path.parent / (tables["base"].removesuffix(".toml") + ".toml")
+    if base.resolve() in parents:
         raise InvalidConfig(f"base of {path.name} leads back to {base.name}; remove one of them.")
-    return _merge(_config(base, (*above, path.resolve())), sections)
+    return _merge(_config(base, (*parents, path.resolve())), sections)
 
 
-def _merge(below: Mapping[str, object], above: Mapping[str, object]) -> Table:
-    merged = dict(below)
-    for key, value in above.items():
+def _merge(base: Mapping[str, object], changes: Mapping[str, object]) -> Table:
+    merged = dict(base)
+    for key, value in changes.items():
         old = merged.get(key)
-        merged[key] = (
-            _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-        )
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = _merge(old, value)
+        merged[key] = value
     return merged
 
 
-def _ends(values: Values, most: float) -> Values:
-    return values if len(values) <= most else [values[0], values[-1]]
+def _first_and_last(values: Values, max_values: float) -> Values:
+    """All values, or only the first and the last one if there are more than `max_values`."""
+    if len(values) <= max_values:
+        return values
+    return [values[0], values[-1]]

@@ -1,8 +1,8 @@
-"""Sweeps: a grid of experiments, every cell in its own run folder, none of them run twice.
+"""Sweeps: a grid of experiments, every cell in its own run folder.
 
-A cell's folder is named after its experiment, so a sweep that was killed finds what is finished and goes
-on with the rest, and sweeps that share a folder of cells share the cells they have in common. All seeds
-of a cell run together as one batch; different cells go to worker processes.
+A cell's folder is named after a fingerprint of its experiment. A sweep that was killed therefore
+finds its finished cells and runs the rest, and sweeps that share a folder of cells share the cells
+that they have in common. All seeds of a cell run as one batch; cells run in worker processes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,17 +25,15 @@ from spodgt.experiment.config import Table
 from spodgt.record.folder import SWEEP, locked, plain, refuse_other_kind, write
 from spodgt.record.record import is_complete
 from spodgt.record.sweep import SOURCE, CellRecord, SweepRecord, collect, label
-from spodgt.sweeps.cell import Event, Job, Outcome
-from spodgt.sweeps.executors import check_backend, cores, executor
+from spodgt.sweeps.cell import Event, Job, OnEvent, Outcome
+from spodgt.sweeps.executors import Executor, check_backend, cores, executor
 from spodgt.sweeps.executors.inline import Inline
 from spodgt.sweeps.grid import Spec
-
-Display = Callable[[Event], None]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of the grid: its keys' values, its experiment, and the folder it is run in."""
+    """One point of the grid: the values of its keys, its experiment and its run folder."""
 
     keys: Table
     experiment: Experiment
@@ -50,8 +48,8 @@ class Cell:
         return is_complete(self.folder)
 
     @property
-    def begun(self) -> float:
-        """When it was first run, in seconds since 1970; infinity for one that was not."""
+    def start_time(self) -> float:
+        """Time of its first start, in seconds since 1970; infinity if it was never started."""
         try:
             return (self.folder / "config.toml").stat().st_mtime
         except OSError:
@@ -59,53 +57,59 @@ class Cell:
 
     @property
     def weight(self) -> float:
-        """How much work it is, roughly: for the time left, and to begin with the longest."""
-        table = self.experiment.to_dict()["network"]  # a file is not read for this
+        """Rough amount of work, for the remaining time and to start with the longest cells."""
+        table = self.experiment.to_dict()["network"]  # does not read a network file
         return float(table.get("clients", 10)) * len(self.experiment.run.seed_list)
 
     def job(self, save_every: float, workers: int | None = None) -> Job:
-        """What an executor is given."""
+        """The cell as a job of an executor."""
         return Job(self.name, self.experiment.to_dict(), str(self.folder), save_every, workers)
 
     def record(self, error: str = "") -> CellRecord:
-        """What the sweep's record keeps of it; `error` says what went wrong."""
+        """The cell as part of the sweep's record; `error` is the reason if it failed."""
         seconds = None
         with contextlib.suppress(OSError, ValueError, KeyError):
-            seconds = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))[
-                "seconds"
-            ]
+            summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+            seconds = summary["seconds"]
         return CellRecord(self.name, self.keys, self.folder, self.complete, seconds, error)
 
 
-def plan(spec: Spec, folder: Path, home: Path | None = None) -> list[Cell]:
-    """The cells of a sweep, in `home` or inside its folder; one that is already there is found again."""
+def plan(spec: Spec, folder: Path, cells_folder: Path | None = None) -> list[Cell]:
+    """The cells of a sweep.
+
+    Args:
+        spec: The sweep; points of the grid with equal experiments are one cell.
+        folder: The sweep folder.
+        cells_folder: The folder of the cells, existing or new. Default: `cells` in `folder`.
+    """
     refuse_other_kind(folder, SWEEP)
-    home = home or folder / "cells"
-    made: dict[str, Cell] = {}
+    if cells_folder is None:
+        cells_folder = folder / "cells"
+    cells: dict[str, Cell] = {}
     for keys in spec.points():
         experiment = spec.experiment.override(keys)
         mark = fingerprint(experiment)
-        found = next(iter(sorted(home.glob(f"*{mark}"))), None)
-        made.setdefault(
-            mark, Cell(keys, experiment, found or home / f"{slug(keys) or 'run-'}{mark}")
-        )
-    return list(made.values())
+        if mark in cells:
+            continue
+        existing = sorted(cells_folder.glob(f"*{mark}"))
+        name = f"{slug(keys) or 'run-'}{mark}"
+        cells[mark] = Cell(keys, experiment, existing[0] if existing else cells_folder / name)
+    return list(cells.values())
 
 
 def fingerprint(experiment: Experiment) -> str:
-    """Twelve letters that every process computes alike from the same experiment and the files it names."""
+    """Twelve hexadecimal digits of a hash of the experiment and of the files that it names."""
     tables = experiment.to_dict()
     text = json.dumps(plain(tables), sort_keys=True) + "".join(experiment.sources.values())
     for name in ("network", "participation"):
-        with contextlib.suppress(
-            OSError, KeyError
-        ):  # most name no file; `check` says which is missing
+        # most name no file; a missing file is reported by `check`
+        with contextlib.suppress(OSError, KeyError):
             text += hashlib.sha256(Path(tables[name]["path"]).read_bytes()).hexdigest()
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def check(spec: Spec) -> None:
-    """Build the first cell, and every other value of every key once: mistakes show before the work."""
+    """Build the first cell, and every other value of every key once, to find errors early."""
     first = spec.points()[0]
     spec.experiment.override(first).check()
     for key, values in spec.grid.items():
@@ -117,64 +121,90 @@ def run(
     spec: Spec,
     out: str | Path,
     *,
-    home: str | Path | None = None,
+    cells_folder: str | Path | None = None,
     workers: int | None = None,
     backend: str = "local",
     save_every: float = 60.0,
-    forget: float | None = None,
-    display: Display | None = None,
+    rerun_before: float | None = None,
+    on_event: OnEvent | None = None,
 ) -> SweepRecord:
-    """Run every cell that is not finished, and write the tables of all that are.
+    """Run the cells that are not finished, and write the results of all finished cells.
 
-    On Ctrl-C and SIGTERM the running cells save what they have, the tables are written, and the same call
-    goes on later. Cells begun before the time `forget`, in seconds since 1970, are run anew. `workers` are
-    cells at a time; where cells hold objects of this process, runs of a cell at a time.
+    On Ctrl-C and SIGTERM the running cells save a checkpoint and the results are written; the same
+    call continues later.
+
+    Args:
+        spec: The sweep.
+        out: The sweep folder.
+        cells_folder: The folder of the cells. Default: `cells` in `out`.
+        workers: Cells at a time. Default: one per core. Cells that hold objects of this process run
+            in it, one after the other; `workers` are then processes of each cell.
+        backend: Where cells run: "local", "ray" or another key of `BACKENDS`.
+        save_every: Seconds between checkpoints of a cell.
+        rerun_before: Cells that were started before this time, in seconds since 1970, run again.
+        on_event: Called with the progress and the outcome of every cell.
+
+    Returns:
+        The record of the sweep; failed cells are in its `failures`.
+
+    Raises:
+        InvalidInput: for invalid arguments or cells, before any cell is started.
     """
-    if workers is not None and workers < 1:
-        raise InvalidInput(f"--workers must be at least 1, got {workers}; use {cores()}.")
-    if not save_every >= 0:
-        raise InvalidInput(
-            f"--checkpoint-every must be seconds of at least 0, got {save_every}; use 60."
-        )
+    _check_execution(workers, save_every)
+    check_backend(backend)
     if workers is None:
         workers = spec.experiment.run.workers
-    check_backend(backend)
     folder = Path(out)
-    cells = plan(spec, folder, None if home is None else Path(home))
-    old = [cell for cell in cells if forget is not None and cell.begun < forget]
-    todo = sorted(
-        (cell for cell in cells if cell in old or not cell.complete), key=lambda cell: -cell.weight
-    )
-    if todo:
+    cells = plan(spec, folder, None if cells_folder is None else Path(cells_folder))
+    outdated: list[Cell] = []
+    if rerun_before is not None:
+        outdated = [cell for cell in cells if cell.start_time < rerun_before]
+    pending = [cell for cell in cells if cell in outdated or not cell.complete]
+    pending.sort(key=lambda cell: cell.weight, reverse=True)
+    if pending:
         check(spec)
     failures: dict[str, str] = {}
 
     def receive(event: Event) -> None:
         if isinstance(event, Outcome) and event.error:
             failures[event.name] = event.error
-        if display:
-            display(event)
+        if on_event:
+            on_event(event)
 
-    with alone(folder), terminable():
-        known = {cell.name: cell.experiment for cell in todo if not cell.experiment.portable}
-        pool = (
-            Inline(known)
-            if known
-            else executor(backend, min(workers or cores(), max(1, len(todo))))
-        )
+    with exclusive(folder), sigterm_as_interrupt():
+        is_portable = all(cell.experiment.portable for cell in pending)
+        pool: Executor
+        if is_portable:
+            pool = executor(backend, min(workers or cores(), max(1, len(pending))))
+        else:
+            pool = Inline({cell.name: cell.experiment for cell in pending})
         try:
-            for cell in old:  # now that nothing can go wrong any more
+            for cell in outdated:  # deleted only after all checks
                 shutil.rmtree(cell.folder, ignore_errors=True)
-            if source := spec.to_toml():
-                write(folder / SOURCE, source.encode())
-            for cell in todo:
-                pool.submit(cell.job(save_every, workers if known else None))
+            _write_source(spec, folder)
+            for cell in pending:
+                pool.submit(cell.job(save_every, None if is_portable else workers))
             pool.wait(receive)
         finally:
             pool.close()
             record = _record(spec, [cell.record(failures.get(cell.name, "")) for cell in cells])
             record.write(folder)
     return record
+
+
+def _check_execution(workers: int | None, save_every: float) -> None:
+    if workers is not None and workers < 1:
+        raise InvalidInput(f"--workers must be at least 1, got {workers}; use {cores()}.")
+    if not save_every >= 0:
+        raise InvalidInput(
+            f"--checkpoint-every must be seconds of at least 0, got {save_every}; use 60."
+        )
+
+
+def _write_source(spec: Spec, folder: Path) -> None:
+    source = spec.to_toml()
+    if source:
+        write(folder / SOURCE, source.encode())
 
 
 def _record(spec: Spec, cells: list[CellRecord]) -> SweepRecord:
@@ -193,14 +223,18 @@ def _record(spec: Spec, cells: list[CellRecord]) -> SweepRecord:
 
 
 def slug(keys: Mapping[str, object]) -> str:
-    """What a person sees in a cell's name: `radius-0.4-`."""
-    words = (f"{key.rsplit('.', 1)[-1]}-{label(value)}-" for key, value in keys.items())
+    """The readable part of a cell's name: `radius-0.4-`."""
+    words = [f"{key.rsplit('.', 1)[-1]}-{label(value)}-" for key, value in keys.items()]
     return re.sub(r"[^\w.+-]+", "_", "".join(words))[:80]
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Make the folder, and refuse it while another sweep works there."""
+def exclusive(folder: Path) -> Iterator[None]:
+    """Create the folder, and lock it against other sweeps.
+
+    Raises:
+        InvalidInput: if it cannot be created, or another sweep has locked it.
+    """
     name = f"out={str(folder)!r}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -208,22 +242,22 @@ def alone(folder: Path) -> Iterator[None]:
         raise InvalidInput(
             f"{name} cannot be written: {error.strerror}; choose another folder."
         ) from None
-    with locked(folder, f"{name} is in use by a sweep that is still going; wait for it."):
+    with locked(folder, f"{name} is in use by a running sweep; wait for it."):
         yield
 
 
 @contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM ends a sweep as Ctrl-C does."""
+def sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def stop(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    previous_handler = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)

@@ -1,8 +1,9 @@
-"""Where the cells of a sweep are run: in this process, in worker processes, or on a registered backend.
+"""Executors: cells run in this process, in worker processes, or on a registered backend.
 
-To add a backend, such as a cluster, put a function that makes an `Executor` into `BACKENDS`; sweeps and
-the command line then know it. Jobs and outcomes are plain values, and all results are files in the
-job's folder, so a backend needs no more than that folder and a way to call `spodgt.sweeps.cell.perform`.
+To add a backend, such as a cluster, add a function that creates an `Executor` to `BACKENDS`; it can
+then be named by sweeps and on the command line. Jobs and outcomes are plain values, and results are
+files in the job's folder: a backend only needs this folder and a way to call
+`spodgt.sweeps.cell.run_job`.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ BACKENDS: dict[str, Callable[[int], Executor]] = {"local": _local, "ray": RayTas
 
 
 def executor(backend: str, workers: int) -> Executor:
-    """Make an executor."""
+    """Create an executor."""
     check_backend(backend)
     return BACKENDS[backend](workers)
 
 
 def check_backend(backend: str) -> None:
-    """Refuse a backend that is not known."""
+    """Raise InvalidInput for an unknown backend."""
     if backend not in BACKENDS:
         raise InvalidInput(
             f"--backend={backend!r} is not known; choose from {', '.join(BACKENDS)}."

@@ -1,34 +1,36 @@
-"""What every executor can do."""
+"""The interface of executors."""
 
 from __future__ import annotations
 
 import os
 from typing import Protocol
 
-from spodgt.sweeps.cell import Job, Tell
+from spodgt.sweeps.cell import Job, OnEvent
 
-SAVE_SECONDS = 120.0  # seconds a cell gets to save what it has when its sweep ends
+SAVE_SECONDS = 120.0  # time for a cell to save a checkpoint when its sweep is interrupted
 
 
 class Executor(Protocol):
-    """Runs jobs, in any order, anywhere."""
+    """Runs jobs, in any order and place."""
 
     def submit(self, job: Job) -> None:
-        """Take a job; returns at once."""
+        """Queue a job; returns at once."""
         ...
 
-    def wait(self, tell: Tell) -> None:
-        """Tell the outcome of every job as it comes, and progress where there is any; then return.
+    def wait(self, on_event: OnEvent) -> None:
+        """Run all jobs; the callback receives their progress and outcomes.
 
-        Who is told may submit more jobs.
+        The callback may submit further jobs.
         """
         ...
 
     def close(self) -> None:
-        """End whatever still runs, letting it save first; called once, however the sweep ends."""
+        """Stop running jobs after they have saved a checkpoint; called once at the end."""
         ...
 
 
 def cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Cells one after the other in this process."""
+"""An executor that runs jobs in this process."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from collections import deque
 from collections.abc import Mapping
 
 from spodgt.experiment import Experiment
-from spodgt.sweeps.cell import Job, Tell, perform
+from spodgt.sweeps.cell import Job, OnEvent, run_job
 
 
 class Inline:
-    """One job after the other in this process, with all its threads.
+    """Runs one job after the other in this process, with all its threads.
 
-    `known` are the experiments of jobs, by name, that a config cannot hold: of objects made in Python.
+    Args:
+        experiments: Experiments by the names of their jobs, if they hold Python objects, which a
+            config cannot describe.
     """
 
-    def __init__(self, known: Mapping[str, Experiment] | None = None) -> None:
+    def __init__(self, experiments: Mapping[str, Experiment] | None = None) -> None:
         self.jobs: deque[Job] = deque()
-        self.known = {} if known is None else known
+        self.experiments = {} if experiments is None else experiments
 
     def submit(self, job: Job) -> None:
         self.jobs.append(job)
 
-    def wait(self, tell: Tell) -> None:
+    def wait(self, on_event: OnEvent) -> None:
         while self.jobs:
             job = self.jobs.popleft()
-            outcome = perform(job, tell, self.known.get(job.name))
-            tell(outcome)
-            if (
-                not outcome.complete and not outcome.error
-            ):  # Ctrl-C, after the run had saved its work
+            outcome = run_job(job, on_event, self.experiments.get(job.name))
+            on_event(outcome)
+            is_interrupted = not outcome.complete and not outcome.error
+            if is_interrupted:  # by Ctrl-C; the run has saved a checkpoint
                 raise KeyboardInterrupt
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spodgt.cli.project import STARTER
+from spodgt.cli.init import STARTER
 from tests.conftest import Cli
 
 COMMANDS, SCRIPT = re.findall(r"```\w*\n(.*?)```", (STARTER / "README.md").read_text(), re.DOTALL)

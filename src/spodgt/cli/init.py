@@ -16,15 +16,14 @@ _FILES = ("README.md", "experiment.toml", "problem.py", "sweep.toml")
 
 @app.command(epilog="Example: [bold]spodgt init mine[/]")
 def init(folder: Annotated[Path, typer.Argument(help="A new or an empty folder.")]) -> None:
-    """Write a small project to start from: an own model and data, an experiment, a sweep."""
+    """Create a small project: a model and data of your own, an experiment, a sweep."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise InvalidInput(f"{folder} is not empty; give a new folder.")
         for name in _FILES:
-            (folder / name).write_text(
-                (STARTER / name).read_text(encoding="utf-8"), encoding="utf-8"
-            )
+            text = (STARTER / name).read_text(encoding="utf-8")
+            (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidInput(
             f"{folder} cannot be written: {error.strerror}; give another folder."

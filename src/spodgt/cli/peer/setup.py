@@ -1,0 +1,156 @@
+"""`spodgt peer init`, `issue` and `renew`: a run, and the folders of its clients."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spodgt.cli.app import ConfigOption, ExperimentOptions, JsonOption, SetOption, load_experiment
+from spodgt.cli.option_groups import TextOption, with_option_groups
+from spodgt.cli.peer.app import (
+    DEFAULT_DAYS,
+    DEFAULT_RUN,
+    DaysOption,
+    RunOption,
+    parse_devices,
+    peer_app,
+    peer_extra,
+    split_commas,
+)
+from spodgt.errors import InvalidInput
+from spodgt.peer.options import Deployment
+
+if TYPE_CHECKING:
+    from spodgt.peer.manifest import Manifest
+
+_DEFAULTS: dict[str, object] = {  # without --config
+    "run.methods": ["spod-gt-memory"],
+    "network.kind": "exponential",
+    "network.clients": 5,
+    "participation.kind": "always",
+}
+_TEXT_OPTIONS = {
+    "names": TextOption(split_commas),
+    "addresses": TextOption(split_commas),
+    "compute": TextOption(parse_devices),
+}
+
+
+@peer_app.command(
+    "init",
+    epilog="Example: [bold]spodgt peer init --run peers --clients 5 --labels-per-client 1[/]",
+)
+@with_option_groups
+def peer_init(
+    run: RunOption = DEFAULT_RUN,
+    config: ConfigOption = None,
+    clients: Annotated[
+        int | None,
+        typer.Option(help="Number of clients. [dim]default: as many as --names, or 5[/]"),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="spod-gt-memory, relay, spod-gt, … or ab.")
+    ] = None,
+    labels_per_client: Annotated[
+        str | None, typer.Option(help="Number of classes per client.")
+    ] = None,
+    problem: Annotated[
+        str | None,
+        typer.Option(help="A model and data of your own: problem.py:FUNCTION."),
+    ] = None,
+    assign: SetOption = None,
+    as_json: JsonOption = False,
+    *,
+    deployment: Annotated[Deployment, _TEXT_OPTIONS],
+) -> None:
+    """Create a run: a certificate authority and a signed manifest."""
+    with peer_extra():
+        from spodgt.peer.folders import create
+
+    _check_participation(assign or [], deployment)
+    changes: dict[str, object] = {}
+    if config is None:
+        changes |= _DEFAULTS
+        if clients is None:
+            clients = _number_of_clients(deployment)
+    if clients is not None:
+        changes["network.clients"] = clients
+    options = ExperimentOptions(
+        methods=method, labels_per_client=labels_per_client, problem=problem, assign=assign
+    )
+    changes |= options.config_changes()
+    manifest = create(run, load_experiment(config, changes), deployment)
+    _print_manifest(run, manifest, as_json)
+
+
+def _check_participation(assignments: list[str], deployment: Deployment) -> None:
+    """Reject settings of [participation], which real clients do not use."""
+    if deployment.limits_from_config:
+        return
+    for text in assignments:
+        if text.startswith("participation."):
+            raise InvalidInput(
+                f"--set {text} has no effect: participation is simulated, real clients compute and "
+                "send as often as they can; add --limits-from-config to limit them."
+            )
+
+
+def _number_of_clients(deployment: Deployment) -> int | None:
+    """The number of names or addresses, if any are given."""
+    for values in (deployment.names, deployment.addresses):
+        if values:
+            return len(values)
+    return None
+
+
+def _print_manifest(run: Path, manifest: Manifest, as_json: bool) -> None:
+    from spodgt.peer.work import limits
+
+    sentences = limits(manifest)
+    if as_json:
+        facts = {
+            "run": manifest.run,
+            "clients": manifest.names,
+            "limits": sentences,
+            "folder": str(run),
+        }
+        print(json.dumps(facts, indent=2))
+        return
+    print(
+        f"run {manifest.run}: {len(manifest.clients)} clients, {len(manifest.links)} links, "
+        f"{manifest.parameters:,} parameters in {run}"
+    )
+    for sentence in sentences:
+        print(sentence)
+    if not sentences:
+        print("no limits: every client computes and sends as often as it can")
+    print(f"next: spodgt peer issue all --run {run}")
+
+
+@peer_app.command("issue", epilog="Example: [bold]spodgt peer issue p3 --run peers[/]")
+def peer_issue(
+    name: Annotated[str, typer.Argument(help="A client of the manifest, or all.")],
+    run: RunOption = DEFAULT_RUN,
+    days: DaysOption = DEFAULT_DAYS,
+) -> None:
+    """Create a client's folder: certificate, key and manifest, to be copied to its host."""
+    with peer_extra():
+        from spodgt.peer import folders
+    names = [name]
+    if name == "all":
+        names = folders.load(run).names
+    for client in names:
+        print(folders.issue(run, client, days=days))
+
+
+@peer_app.command("renew", epilog="Example: [bold]spodgt peer renew all --run peers[/]")
+def peer_renew(
+    name: Annotated[str, typer.Argument(help="A client of the manifest, or all.")],
+    run: RunOption = DEFAULT_RUN,
+    days: DaysOption = DEFAULT_DAYS,
+) -> None:
+    """Create new certificates; a running client loads key.pem and cert.pem from its folder."""
+    peer_issue(name, run, days)
