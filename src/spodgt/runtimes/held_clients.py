@@ -58,7 +58,11 @@ class HeldClients:
         self.in_links: Ints | slice = slice(None) if in_links is None else in_links
         self.row = np.full(batch.links.clients, -1)  # of each client of the batch; -1: not here
         self.row[self.clients] = np.arange(len(self.clients))
-        self.client_index = torch.from_numpy(batch.client_index[self.clients]).to(batch.device)
+
+    @cached_property
+    def client_index(self) -> Tensor:
+        """(clients,) number of each client in its run."""
+        return torch.from_numpy(self.batch.client_index[self.clients]).to(self.batch.device)
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -161,8 +165,11 @@ class ClientStatistics:
         runs = held.batch.live
         if values is None:
             drawn = torch.cat([run.problem.statistics(run.seed) for run in runs])
-            rows = torch.from_numpy(held.clients)
-            values = drawn[rows].to(held.batch.device, held.batch.dtype)
+            values = torch.empty(
+                len(held.clients), drawn.shape[1], dtype=held.batch.dtype, device=held.batch.device
+            )
+            if values.numel():
+                values.copy_(drawn[torch.from_numpy(held.clients)])
         return ClientStatistics(values, runs[0].problem.private)
 
     def __len__(self) -> int:

@@ -119,9 +119,7 @@ def run_rounds(
         snapshot = Snapshot(k + count, delays[count].copy(), world, state)
 
 
-def _rounds_to_next_event(
-    k: int, delays: Floats, stop: Stop, schedule: EvaluationSchedule
-) -> int:
+def _rounds_to_next_event(k: int, delays: Floats, stop: Stop, schedule: EvaluationSchedule) -> int:
     """Rounds after x[k] until an evaluation or an end of a run, at most len(delays) - 1.
 
     Args:

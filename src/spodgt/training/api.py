@@ -25,9 +25,9 @@ from spodgt.network import Network, Recipe
 from spodgt.participation import Always, Participation
 from spodgt.record.folder import RunFolder, plain
 from spodgt.runtimes.distributed.process_group import join, launched
-from spodgt.runtimes.distributed.runtime import Processes, check_runs
+from spodgt.runtimes.distributed.runtime import DistributedRuntime, check_runs
 from spodgt.runtimes.events.durations import Time
-from spodgt.runtimes.events.world import VirtualTime, check_run
+from spodgt.runtimes.events.world import EventRuntime, check_run
 from spodgt.runtimes.loop import EvaluationSchedule, Stop
 from spodgt.runtimes.simulator import Simulator
 from spodgt.runtimes.world import Run, Runtime
@@ -242,7 +242,7 @@ def _run(
         if isinstance(bar, Display):
             stack.enter_context(bar)
             stack.enter_context(announce_compilation(bar.announce_compilation))
-        for each in callbacks if where.records else ():
+        for each in callbacks if where.is_main else ():
             if isinstance(each, Logger):
                 stack.enter_context(each.logging(plain(tables)))
         return executor.execute(lambda: tomli_w.dumps(plain(tables)), resume=resume)
@@ -301,11 +301,11 @@ def _runtime(
             )
         for run in (run for runs in batches.values() for run in runs):
             check_run(run)
-        return VirtualTime(device, time=time)
+        return EventRuntime(device, time=time)
     if not distributed:
         return Simulator(device)
     check_runs(next(iter(batches.values())))
-    return Processes(join(device))
+    return DistributedRuntime(join(device))
 
 
 def _distributed(runtime: str | None) -> bool:

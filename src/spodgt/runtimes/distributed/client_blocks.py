@@ -99,12 +99,14 @@ class ClientBlock:
     @cached_property
     def inner_links(self) -> Ints:
         """Links within this block."""
-        return self.in_links[self.owner[self.senders[self.in_links]] == self.rank]
+        is_inner = self.owner[self.senders[self.in_links]] == self.rank
+        return np.asarray(self.in_links[is_inner])
 
     @cached_property
     def incoming_links(self) -> Ints:
         """Links from other processes into this block."""
-        return self.in_links[self.owner[self.senders[self.in_links]] != self.rank]
+        is_incoming = self.owner[self.senders[self.in_links]] != self.rank
+        return np.asarray(self.in_links[is_incoming])
 
     @cached_property
     def outgoing_links(self) -> Ints:

@@ -162,13 +162,12 @@ class Messenger:
 
     def _buffer(self, size: int, like: Tensor) -> Tensor:
         """The smallest free buffer that is large enough, or a new one."""
-        best: int | None = None
+        sizes = {}
         for index, buffer in enumerate(self.free_buffers):
             if buffer.numel() >= size and buffer.dtype == like.dtype:
-                if best is None or buffer.numel() < self.free_buffers[best].numel():
-                    best = index
-        if best is not None:
-            return self.free_buffers.pop(best)
+                sizes[index] = buffer.numel()
+        if sizes:
+            return self.free_buffers.pop(min(sizes, key=sizes.__getitem__))
         self.free_buffers = self.free_buffers[-2 * self.group.size :]  # others are too small
         return torch.empty(size, dtype=like.dtype, device=like.device)
 

@@ -87,9 +87,7 @@ class Group:
         operations = []
         for index, transfer in enumerate(transfers):
             call = dist.isend if index < len(sends) else dist.irecv
-            operations.append(
-                dist.P2POp(call, transfer.tensor, transfer.peer, self.members, tag)
-            )
+            operations.append(dist.P2POp(call, transfer.tensor, transfer.peer, self.members, tag))
         with self.errors_with_rank(transfers[0].peer):
             handles = dist.batch_isend_irecv(operations)
         if len(handles) < len(transfers):  # nccl returns one handle for the whole batch

@@ -113,13 +113,9 @@ class DistributedWorld:
         self.runs = self.batch.runs
         owners = []
         for run in self.batch.live:
-            owners.append(
-                assign_processes(client_costs(run.problem, run.availability), group.size)
-            )
+            owners.append(assign_processes(client_costs(run.problem, run.availability), group.size))
         links = self.batch.links
-        self.block = ClientBlock(
-            group.rank, np.concatenate(owners), links.receivers, links.senders
-        )
+        self.block = ClientBlock(group.rank, np.concatenate(owners), links.receivers, links.senders)
         self.held = HeldClients(self.batch, self.block.clients, self.block.in_links)
         self.sizes = self.held.sizes
         self.counts = Tally.zeros(every) if tally is None else tally  # of this process
