@@ -459,7 +459,7 @@ def test_bad_times_are_one_sentence(tables: dict[str, Any], sentence: str) -> No
 
 
 def test_what_virtual_time_cannot_run_is_refused() -> None:
-    for name, match in (("fedavg", "needs a server"), ("gsgt", "common rounds")):
+    for name, match in (("fedavg", "needs a server"), ("gsgt", "uses pairwise activation")):
         with pytest.raises(InvalidInput, match=match):
             check_run(run_of(build(name), Always()))
     with pytest.raises(InvalidInput, match="one number or 6, one per client, got 2"):
