@@ -1,4 +1,4 @@
-"""Write the table of methods in docs/methods.md anew; with --check, only say whether it is up to date."""
+"""Write the table of docs/reference/methods.md; with --check, only compare it with the declarations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spodgt.algorithms.table import refreshed
 
-PAGE = Path(__file__).parents[1] / "docs/methods.md"
+PAGE = Path(__file__).parents[1] / "docs/reference/methods.md"
 
 
 def main() -> int:
@@ -16,7 +16,7 @@ def main() -> int:
     if "--check" not in sys.argv:
         PAGE.write_text(new, encoding="utf-8")
     elif new != page:
-        print("the table of docs/methods.md is not up to date; run make docs")
+        print("the table of docs/reference/methods.md is not up to date; run make docs")
         return 1
     return 0
 

@@ -2,7 +2,7 @@
 
     python tools/relay.py run runs/relay              # everything; goes on where it was stopped
     python tools/relay.py run runs/relay svm-iid      # one setting
-    python tools/relay.py write runs/relay            # docs/results/relay.md, .csv; a table of docs/theory.md
+    python tools/relay.py write runs/relay  # docs/results/relay.md, .csv; table of docs/explanation/theory.md
 
 No number in the tables is typed by hand. Seeds 200 to 209 were used for nothing else; step sizes were chosen
 on others. docs/results/notes/relay.md is written by a person and goes into the page as it is.
@@ -253,10 +253,10 @@ def write(folder: Path) -> None:
     columns = ["setting", "algorithm", "seed", "round", "delay", "accuracy", "loss"]
     together = pd.concat(every)
     together[columns].to_csv(DOCS / "results/relay.csv", index=False, float_format="%.6g")
-    before, _, rest = (DOCS / "theory.md").read_text("utf-8").partition(_BEGIN)
+    before, _, rest = (DOCS / "explanation/theory.md").read_text("utf-8").partition(_BEGIN)
     drawn_table = seeds_table(together[together["setting"] == "svm-one"])
     text = f"{before}{_BEGIN}\n{drawn_table}\n{_END}{rest.partition(_END)[2]}"
-    (DOCS / "theory.md").write_text(text, "utf-8")
+    (DOCS / "explanation/theory.md").write_text(text, "utf-8")
 
 
 def main() -> None:

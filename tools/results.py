@@ -341,7 +341,7 @@ def recall_part(page: Page) -> Iterator[str]:
     config = record.config
     if config["problem"].get("partition", {}).get("labels") != 1:
         return
-    problem: Any = Experiment.parse(config).undivided
+    problem: Any = Experiment.parse(config).base_problem
     networks, found = record.drawn(), []
     methods = page.methods
     test = problem.data.test.samples

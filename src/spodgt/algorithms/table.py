@@ -1,4 +1,4 @@
-"""The properties of all methods, from their declarations, for `spodgt methods` and docs/methods.md."""
+"""Properties of all methods, from their declarations: `spodgt methods`, docs/reference/methods.md."""
 
 from __future__ import annotations
 
@@ -27,12 +27,22 @@ def table() -> list[dict[str, str]]:
     return [_row(name, cls.traits) for name, cls in algorithms().items()]
 
 
+# Columns of the page: as many as fit on a screen, the one that decides first.
+_PAGE = {
+    "exact": "exact limit?",
+    "directed": "one-way links?",
+    "sporadic_compute": "idle clients?",
+    "sporadic_links": "failing links?",
+}
+
+
 def refreshed(page: str) -> str:
-    """The text of docs/methods.md with the table between its marks made anew."""
-    lines = [list(COLUMNS.values()), ["---"] * len(COLUMNS)]
+    """The text of docs/reference/methods.md with a new table between its marks."""
+    lines = [["method", *_PAGE.values(), "messages × vectors"], ["---"] * (len(_PAGE) + 2)]
     for row in table():
-        method, source, *cells = row.values()
-        lines.append([f"`{method}`", f"[{source}](references.md#{source})", *cells])
+        source = f"[source](../references.md#{row['source']})"
+        cost = row["messages"] if row["vectors"] == "–" else f"{row['messages']} × {row['vectors']}"
+        lines.append([f"`{row['method']}` {source}", *(row[key] for key in _PAGE), cost])
     rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     before, _, rest = page.partition(_BEGIN)
     return f"{before}{_BEGIN}\n{rows}\n{_END}{rest.partition(_END)[2]}"

@@ -272,7 +272,7 @@ def _join(device: torch.device) -> Group:
         except (RuntimeError, ValueError) as error:
             reason = first_line(error)
             raise Failed(
-                f"the processes could not connect: {reason}; see docs/distributed.md."
+                f"the processes could not connect: {reason}; see docs/howto/processes.md."
             ) from error
     else:
         store = _default_store()
