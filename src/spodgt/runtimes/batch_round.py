@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.compose.codecs import Codec, IntervalQuantizer
+from spodgt.algorithms.deprecated import OldRoundNames
 from spodgt.kernels.links import matrix_diagonal, move_into_intervals
 from spodgt.participation.roles import Roles
 from spodgt.runtimes.batch import MixingMatrix
@@ -86,7 +87,7 @@ class RoundLinks:
         self.counted = active if self.counted is None else active | self.counted
 
 
-class BatchRound:
+class BatchRound(OldRoundNames):
     """Round k of the clients that this process holds.
 
     Args:

@@ -172,7 +172,7 @@ def run(
                 stack.enter_context(display)
                 stack.enter_context(announce_compilation(display.announce_compilation))
             for callback in callbacks:
-                if isinstance(callback, Logger) and executor.runtime.records:
+                if isinstance(callback, Logger) and executor.runtime.is_main:
                     stack.enter_context(callback.logging(tables))
             result = executor.execute(lambda: tomli_w.dumps(tables), resume=resume)
     _warn(result)
