@@ -6,7 +6,7 @@ from pathlib import Path
 
 from spodgt import figures
 from spodgt.record import statistics
-from spodgt.record.folder import write as write_file
+from spodgt.record.run_folder import write as write_file
 from spodgt.report.page import Page, read
 from spodgt.report.render import render
 
@@ -33,7 +33,7 @@ def draw(page: Page) -> None:
     """The figure for a paper: curves of one run, or values against the first key of a sweep."""
     if not len(page.results):
         return
-    metric, sweep = statistics.judged(page.results), page.sweep
+    metric, sweep = statistics.primary_metric(page.results), page.sweep
     note = "" if sweep.scale.full and not sweep.changes else page.setting
     title = page.title if sweep.figure else ""
     if sweep.grid:

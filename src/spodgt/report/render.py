@@ -93,7 +93,7 @@ def context(page: Page) -> dict[str, Any]:
         "references": [(name, name) for name in references],
         "keys": [(key, one["label"], list(enumerate(one["texts"]))) for key, one in keys.items()],
         "sweep": sweep_tables(page.results, list(keys), references) if keys else None,
-        "judged": METRICS[statistics.judged(page.results)].label,
+        "judged": METRICS[statistics.primary_metric(page.results)].label,
         "runs": runs,
         "axes": list(_axes(page).items()),
         "more": page.results["cell"].nunique() - len(page.records) if "cell" in page.results else 0,
@@ -173,7 +173,7 @@ def payload(page: Page, pictures: dict[str, int]) -> dict[str, Any]:
 
     `pictures` collects the networks that are drawn, each once: the cells of a sweep often share them.
     """
-    names, styles = statistics.known(page.results), figures.line_styles(page.methods)
+    names, styles = statistics.available_metrics(page.results), figures.line_styles(page.methods)
     shown = {name: METRICS[name] for name in names}
     points = _POINTS if len(page.records) == 1 else _FEWER
     return {

@@ -10,8 +10,9 @@ import numpy as np
 from spodgt.figures import words
 from spodgt.record import statistics
 from spodgt.record.metrics import METRICS
-from spodgt.record.record import Record, short_bytes
+from spodgt.record.record import Record
 from spodgt.record.statistics import Difference
+from spodgt.record.summary import short_bytes
 from spodgt.record.sweep import label
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Cell(NamedTuple):
 
     text: str = ""
     small: str = ""  # smaller text behind it
-    kind: str = ""  # a class of the style sheet: best, ahead, behind or open
+    kind: str = ""  # a class of the style sheet: best, better, worse or inconclusive
     forest: Forest | None = None  # a picture in place of text
 
 
@@ -92,8 +93,8 @@ def _value(row: dict[Hashable, Any], metric: str, kind: str = "") -> Cell:
 def final_table(record: Record) -> Table:
     """Value ± sigma of the last models, best first, and the work each method did."""
     last = statistics.final(record.frame)
-    judged = statistics.judged(last)
-    metrics = [name for name in statistics.known(last) if METRICS[name].column]
+    judged = statistics.primary_metric(last)
+    metrics = [name for name in statistics.available_metrics(last) if METRICS[name].column]
     if judged not in metrics:  # nothing has a value
         metrics.insert(0, judged)
     means = statistics.summary(last, metrics)
@@ -139,7 +140,7 @@ def _roots(record: Record) -> list[str]:
 
 def difference_table(last: pd.DataFrame, reference: str) -> Table | None:
     """How far the reference leads every other method at the end; None where there is no other."""
-    metric = statistics.judged(last)
+    metric = statistics.primary_metric(last)
     found = statistics.paired(last, metric, reference)
     if not found:
         return None
@@ -169,7 +170,7 @@ def difference_table(last: pd.DataFrame, reference: str) -> Table | None:
 
 
 def _kind(one: Difference) -> str:
-    return one.verdict if one.verdict in ("ahead", "behind") else "open"
+    return one.verdict if one.verdict in ("better", "worse") else "inconclusive"
 
 
 def _forest(one: Difference, reach: float) -> Forest:
@@ -181,7 +182,7 @@ def _forest(one: Difference, reach: float) -> Forest:
 
 def sweep_tables(results: pd.DataFrame, keys: list[str], references: list[str]) -> SweepTables:
     """The tables of the last evaluations of a sweep, whose cells are told apart by `keys`."""
-    metric, methods = statistics.judged(results), statistics.methods(results)
+    metric, methods = statistics.primary_metric(results), statistics.methods(results)
     means: list[list[Cell]] = []
     leads: dict[str, list[list[Cell]]] = {one: [] for one in references}
     for values, rows in results.groupby(keys, sort=False):
