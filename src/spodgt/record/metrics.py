@@ -45,7 +45,7 @@ class RunSnapshot:
     average: Evaluation  # of the average model
     gradient: bool  # whether the global gradient, a pass over all data, is evaluated
     means: Evaluation | None = None  # of the running means of the models, if there are any
-    flight: Tensor | None = None  # (parameters,): tracker mass in flight, in virtual time
+    mass_in_flight: Tensor | None = None  # (parameters,): tracker mass in flight, in virtual time
 
     @classmethod
     def take(
@@ -77,7 +77,7 @@ class RunSnapshot:
             average=evaluations[0].part(np.s_[-1:]),
             gradient=gradient,
             means=means,
-            flight=run_state.flight,
+            mass_in_flight=run_state.mass_in_flight,
         )
 
     @cached_property
@@ -145,8 +145,8 @@ def _tracking_error(snapshot: RunSnapshot) -> float | None:
     if snapshot.y is None or snapshot.g is None:
         return None
     trackers = snapshot.y
-    if snapshot.flight is not None:
-        trackers = torch.cat([trackers, snapshot.flight[None].to(trackers)])
+    if snapshot.mass_in_flight is not None:
+        trackers = torch.cat([trackers, snapshot.mass_in_flight[None].to(trackers)])
     return imbalance(trackers, snapshot.g)
 
 
