@@ -207,7 +207,7 @@ def drawn(seed: int) -> list[str]:
     used = spodgt.method("relay").adapt_availability(available, network)
     assert isinstance(used, TreeRouting)
     epoch = used.epochs[0]
-    epoch.flood.until(10_000, used.base)
+    epoch.flood.advance(10_000, used.base)
     trees = cheapest_trees(network, 1 / available.p_hat, np.ones(network.clients, bool))
     rates = np.minimum(np.sqrt(available.p_hat), 10 * available.p_hat)
     ways = slowest(network, available.p_hat), slowest(network, rates, trees.up | trees.down)
