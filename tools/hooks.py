@@ -6,6 +6,10 @@ such links become those of the site. Comments that only the site reads:
     <!-- include: examples/lora.py -->       the file, as a code block
     <!-- picture: accuracy.png, words -->    a picture that the page's own code has drawn
     <!-- commands -->                        all commands with their options
+    <!-- metrics -->                         all metrics
+    <!-- method classes -->                  all methods: their updates, hyperparameters, classes
+
+The site also gets llms.txt, a list of its pages for language models, and llms-full.txt with their text.
 """
 
 from __future__ import annotations
@@ -23,11 +27,13 @@ from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
 from commands import commands
+from tables import method_classes, metrics
 
 ROOT = pages.ROOT
 CACHE = ROOT / "build" / "pages"
@@ -54,6 +60,8 @@ _log = logging.getLogger(
     "mkdocs.hooks.pages"
 )  # warnings of mkdocs' own loggers fail a strict build
 _printed: dict[str, list[str]] = {}
+_order: list[str] = []  # of the pages in the navigation
+_texts: dict[str, tuple[str, str, str]] = {}  # of each page: its place on the site, title, text
 RUN_PAGES = os.environ.get("RUN", "1") != "0"  # make docs RUN=0: a fast build that runs no page
 
 
@@ -103,6 +111,8 @@ def ran(file: File) -> tuple[list[str], Path]:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Outputs, includes, pictures and links."""
     del config
+    if page.file.src_uri == "index.md":  # the home page has the whole width
+        page.meta["hide"] = ["navigation", "toc"]
     text = with_output(markdown, _printed.get(page.file.src_uri, []))
     text = re.sub(
         r"^( *)<!-- include: (\S+) -->", lambda found: code(found[2], found[1]), text, flags=re.M
@@ -110,7 +120,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if RUN_PAGES:  # pictures are drawn by the page's own code
         picture = rf"![\2]({page.file.name}-\1)"
         text = re.sub(r"<!-- picture: (\S+), (.*?) -->", picture, text)
-    text = re.sub(r"<!-- commands -->", lambda _: commands(), text)
+    for mark, made in (
+        ("commands", commands),
+        ("metrics", metrics),
+        ("method classes", method_classes),
+    ):
+        if f"<!-- {mark} -->" in text:
+            text = text.replace(f"<!-- {mark} -->", made())
     parts = _FENCE.split(text)
     parts[::2] = [
         _LINK.sub(lambda found: linked(found, page.file, files), part) for part in parts[::2]
@@ -121,10 +137,41 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> None:
     """Warn of a page that lost headings: a block of code that is not closed swallows them."""
     del config, files
+    _texts[page.file.src_uri] = (page.file.dest_uri, str(page.title), page.markdown or "")
     outside = "".join(_FENCE.split(page.markdown or "")[::2])
     written, shown = len(re.findall(r"^## ", outside, re.M)), html.count("<h2")
     if shown < written:
         _log.warning(f"{page.file.src_uri}: {shown} of {written} headings are shown.")
+
+
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:
+    """Remember the order of the pages."""
+    del config, files
+    _order.extend(page.file.src_uri for page in nav.pages)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write llms.txt and llms-full.txt."""
+    index = [f"# {config.site_name}", "", f"> {config.site_description}", ""]
+    texts = []
+    for source in _order:
+        place, title, text = _texts[source]
+        index.append(f"- [{title}]({place}): {summary(text)}")
+        if not source.startswith(("results/", "reference/api/")):
+            texts.append(f"<!-- {place} -->\n{text}")
+    folder = Path(config.site_dir)
+    (folder / "llms.txt").write_text("\n".join(index) + "\n", encoding="utf-8")
+    (folder / "llms-full.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+
+
+def summary(text: str) -> str:
+    """The first sentence of a page, without marks."""
+    plain = re.sub(r"<!--.*?-->", "", _FENCE.sub("", text), flags=re.DOTALL)
+    plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", plain)
+    paragraphs = [part.strip() for part in plain.split("\n\n")]
+    is_prose = (part for part in paragraphs if part and part[0] not in "#|!<:?-")
+    first = " ".join(next(is_prose, "").split())
+    return re.split(r"(?<=[.?!])\s", first)[0].strip("*")
 
 
 def with_output(markdown: str, printed: list[str]) -> str:

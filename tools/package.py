@@ -27,7 +27,7 @@ IN_WHEEL = (
 )
 IN_SDIST = (
     "tests/test_public.py",
-    "docs/methods.md",
+    "docs/reference/methods.md",
     "examples/lora.py",
     "mkdocs.yml",
     "README.md",

@@ -114,9 +114,8 @@ def run_blocks(page: str, name: str) -> list[str]:
             printed.append(done.stdout)
         else:
             out = io.StringIO()
-            code = compile(
-                "\n" * block.line + block.text, name, "exec"
-            )  # so that tracebacks have true lines
+            source = "\n" * block.line + block.text  # so that tracebacks have true lines
+            code = compile(source, name, "exec", dont_inherit=True)
             with contextlib.redirect_stdout(out):
                 exec(code, names)
             printed.append(out.getvalue() if block.language == "python" else "")

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 COPIED = (
     "src",
     "tests",
-    "docs/methods.md",
+    "docs/reference/methods.md",
     "docs/references.md",
     "CONTRIBUTING.md",
     "pyproject.toml",

@@ -327,7 +327,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     # --- problem
     "unknown problem": (
         "[problem]\nkind = 'ranking'",
-        "problem.kind='ranking' is not known; choose from classification, quadratic, python, text.",
+        "problem.kind='ranking' is not known; choose from classification, text, quadratic, python.",
     ),
     "unknown model": (
         "[problem]\nmodel = 'svn'",

@@ -466,7 +466,7 @@ def test_where_everything_diverges_the_table_and_the_advice_are_there(
 
 def test_the_page_about_the_configuration_is_true() -> None:
     """Its file is the default, and it names every kind there is with its keys."""
-    page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/reference/config.md").read_text(encoding="utf-8")
     block = page.split("```toml\n")[1].split("```")[0]
     assert Experiment.parse(tomllib.loads(block)) == Experiment()
     known: tuple[dict[str, Any], ...] = (RECIPES, PARTICIPATIONS, PARTITIONS)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from spodgt.participation import PARTICIPATIONS, Beta, Trace, TraceFile
 from spodgt.problems import Quadratic
 from spodgt.problems.data import PARTITIONS, Dirichlet, Explicit, LabelsPerClient
 from spodgt.problems.learning import Learning
+from spodgt.sweeps.api import SweepOptions
+from spodgt.training import ExecutionOptions, TrainOptions
 from tests.strategies import SEEDS
 
 if sys.version_info >= (3, 11):
@@ -270,7 +274,7 @@ def test_recipes_and_numbers_in_the_keyword_form_are_a_config() -> None:
         RandomQuadratic(3),
         RandomGeometric(6, 0.9),
         Beta(),
-        delay=np.float32(20),
+        delay=np.float32(20),  # type: ignore[arg-type]
         seeds=[3],
     )
     assert experiment.draw(3).start.shape == (6, 3)
@@ -400,3 +404,40 @@ def test_autocast_is_checked_and_reaches_the_gradients() -> None:
         InvalidInput, match=r"autocast='bf16' is for models of torch, and Quadratic has none"
     ):
         experiment.override({"problem.kind": "quadratic", "problem.parameters": 3}).draw(0)
+
+
+# --- one set of options --------------------------------------------------------------------------
+def test_options_of_compare_are_the_keys_of_run() -> None:
+    """A key of [run] that is missing in Python, or the other way round, is a mistake."""
+    keys = {slot.name for slot in dataclasses.fields(RunOptions)}
+    options = set(TrainOptions.__annotations__) - set(ExecutionOptions.__annotations__)
+    of_methods = {"methods", "step_size", "layers"}  # a method that Python passes has its own
+    assert options - {"x0", "weights", "time"} == keys - of_methods
+    assert set(SweepOptions.__annotations__) - {"x0", "weights", "time"} == keys - {
+        "methods",
+        "workers",
+    }
+
+
+def test_run_takes_the_execution_options_of_compare() -> None:
+    arguments = inspect.signature(spodgt.run).parameters
+    assert set(arguments) - {"experiment"} == set(ExecutionOptions.__annotations__)
+
+
+@pytest.mark.parametrize("function", ["compare", "sweep", "tune"])
+def test_compare_sweep_and_tune_reject_unknown_options(function: str) -> None:
+    options: dict[str, Any] = {"grid": {"step_size": [0.1]}} if function == "sweep" else {}
+    sentence = f"roundz=3 is not an option of {function}; did you mean 'rounds'?"
+    with pytest.raises(InvalidInput, match=re.escape(sentence)):
+        getattr(spodgt, function)(
+            ["spod-gt"], Quadratic.random(3, 2), spodgt.graphs.Ring(3), roundz=3, **options
+        )
+
+
+# --- deprecated names ----------------------------------------------------------------------------
+def test_experiment_warns_of_deprecated_names() -> None:
+    experiment = Experiment(problem=RandomQuadratic(3))
+    with pytest.warns(DeprecationWarning, match=r"Experiment\.undivided is .*\.base_problem"):
+        assert experiment.undivided is experiment.base_problem
+    with pytest.warns(DeprecationWarning, match=r"Experiment\.beside is .*\.resolve_relative_to"):
+        assert experiment.beside(Path(".")) is experiment

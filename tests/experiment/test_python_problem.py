@@ -114,7 +114,7 @@ def test_it_survives_toml_and_overrides(folder: Path) -> None:
         "arguments": {"hidden": 5},
     }
     wider = experiment.override({"problem.arguments.hidden": 7})
-    assert wider.undivided.parameters == 4 * 7 + 8 * 2
+    assert wider.base_problem.parameters == 4 * 7 + 8 * 2
     plain = Experiment().override({"problem.kind": "python", "problem.build": "mine.py:fixed"})
     assert plain.problem == spodgt.problems.python("mine.py:fixed")
 
@@ -148,7 +148,7 @@ def test_code_beside_the_config_is_found_from_anywhere(
     monkeypatch.chdir(folder / "elsewhere")
     experiment = Experiment.read("../mine.toml")
     assert experiment.to_dict()["problem"]["folder"] == ".."
-    assert Experiment.parse(experiment.to_dict()).undivided.clients == 4, (
+    assert Experiment.parse(experiment.to_dict()).base_problem.clients == 4, (
         "a written config says where it was"
     )
     monkeypatch.chdir(folder)

@@ -105,7 +105,7 @@ def test_a_graph_is_one_experiment_by_every_route(
     experiment = Experiment.parse(tables)
     ours = spodgt.run(experiment)
     theirs = spodgt.compare(
-        ["spod-gt"], experiment.undivided, Network.from_networkx(one, **rule),  # type: ignore[arg-type]
+        ["spod-gt"], experiment.base_problem, Network.from_networkx(one, **rule),  # type: ignore[arg-type]
         experiment.participation, rounds=4, seeds=[3],
     )  # fmt: skip
     for table in ("networks", "participation"):

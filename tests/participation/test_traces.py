@@ -242,7 +242,7 @@ def test_a_log_of_devices_with_dates(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/howto/participation.md").read_text(encoding="utf-8")
     (log,), tables_of = (
         re.findall(r"```csv[^\n]*\n(.*?)```", page, re.DOTALL),
         re.findall(r"```toml\n(.*?)```", page, re.DOTALL),

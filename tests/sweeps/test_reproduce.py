@@ -89,7 +89,7 @@ def test_every_smoke_cell_can_be_built(name: str) -> None:
     assert len(spec.points()) <= 2
     for point in spec.points():
         made = spec.experiment.override(point)
-        assert made.undivided.clients == made.network.clients
+        assert made.base_problem.clients == made.network.clients
 
 
 def test_a_laptop_has_fashion_mnist_at_full_size() -> None:

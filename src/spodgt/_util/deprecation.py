@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 
 def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
@@ -34,3 +35,20 @@ def renamed_attribute(module: str, name: str, renamed: Mapping[str, str]) -> obj
     warn_renamed(f"{module}.{name}", renamed[name], stacklevel=4)
     new_module, new_name = renamed[name].rsplit(".", 1)
     return getattr(import_module(new_module), new_name)
+
+
+class RenamedAttribute:
+    """A deprecated name of another attribute of the same class: `old = RenamedAttribute("new")`."""
+
+    def __init__(self, new: str) -> None:
+        self.new = new
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.old = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        class_name = type(instance).__name__
+        warn_renamed(f"{class_name}.{self.old}", f"{class_name}.{self.new}", stacklevel=3)
+        return getattr(instance, self.new)

@@ -1,8 +1,14 @@
 """What is run: `Experiment` and its options, TOML in and out, and the draw of a seed."""
 
-from spodgt.experiment.config import read_toml, value_of
-from spodgt.experiment.experiment import PAPER_METHODS, Experiment, RunOptions
-from spodgt.experiment.problems import PROBLEMS, Classification, ProblemRecipe, RandomQuadratic
+from spodgt.experiment.experiment import Experiment
+from spodgt.experiment.problem_recipes import (
+    PROBLEMS,
+    Classification,
+    ProblemRecipe,
+    RandomQuadratic,
+)
+from spodgt.experiment.run_options import PAPER_METHODS, ExperimentOptions, RunOptions
+from spodgt.experiment.toml import read_toml, value_of
 from spodgt.problems.python_problem import PythonProblem
 from spodgt.runtimes.world import Draw
 
@@ -12,6 +18,7 @@ __all__ = [
     "Classification",
     "Draw",
     "Experiment",
+    "ExperimentOptions",
     "ProblemRecipe",
     "PythonProblem",
     "RandomQuadratic",

@@ -22,7 +22,7 @@ import tomli_w
 
 from spodgt._util.text import first_line
 from spodgt.errors import InvalidInput
-from spodgt.experiment.config import rerunnable
+from spodgt.experiment.toml import is_rerunnable
 from spodgt.network import Digraph, Network
 from spodgt.record import statistics
 from spodgt.record.folder import parquet, plain, write
@@ -164,7 +164,7 @@ class Record:
     @property
     def rerunnable(self) -> bool:
         """Whether the settings say everything: no object of Python was given."""
-        return rerunnable(self.config)
+        return is_rerunnable(self.config)
 
     @property
     def source(self) -> str:

@@ -7,11 +7,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import Unpack
+
 from spodgt import figures
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import InvalidInput
-from spodgt.experiment import PROBLEMS, Experiment, ProblemRecipe, RunOptions
-from spodgt.experiment.config import Table, described, problem_table
+from spodgt.experiment import PROBLEMS, Experiment, ExperimentOptions, ProblemRecipe, RunOptions
+from spodgt.experiment.run_options import reject_unknown_options
+from spodgt.experiment.toml import Table, describe_recipe, problem_table
 from spodgt.network import NETWORKS, Network, Recipe
 from spodgt.participation import PARTICIPATIONS, Always, Participation
 from spodgt.record.sweep import SweepRecord
@@ -58,6 +61,18 @@ class SweepResult(SweepRecord):
         return figures.save(figures.bars(self.results, list(self.grid), chosen), Path(path))
 
 
+class SweepOptions(ExperimentOptions, total=False):
+    """Keyword arguments of `sweep`: those that describe an experiment, and two of all methods.
+
+    Args:
+        step_size: Of methods that are given by name.
+        layers: Of methods that are given by name: momentum, adam, clip_tracker, … with their values.
+    """
+
+    step_size: object
+    layers: dict[str, object] | None
+
+
 def sweep(
     algorithms: Sequence[Algorithm | str],
     problem: Problem | ProblemRecipe,
@@ -69,7 +84,7 @@ def sweep(
     workers: int | None = None,
     checkpoint_every: float = 60.0,
     progress: OnEvent | None = None,
-    **options: Any,
+    **options: Unpack[SweepOptions],
 ) -> SweepResult:
     """Run `compare` for every combination of the values in `grid`.
 
@@ -92,8 +107,8 @@ def sweep(
             processes for each cell, as for `compare`.
         checkpoint_every: Seconds between two checkpoints of a cell.
         progress: Called with a `CellProgress` or an `Outcome` of `spodgt.sweeps.cell`.
-        options: Other options of `compare`: rounds, delay, seconds, time, seeds, x0, dtype, device,
-            evaluations, every, gradient_norm, weights, engine.
+        options: See `SweepOptions`: the options of `compare` that describe an experiment, and
+            `step_size` and `layers`.
 
     Returns:
         The results of all finished cells; failed cells are in its `failures`.
@@ -108,12 +123,13 @@ def sweep(
     config_grid = dict(_config_key(key, values) for key, values in grid.items())
     methods = _method_tables(algorithms)
     _refuse_fixed_steps(config_grid, methods)
-    _check_options(options)
+    reject_unknown_options(options, SweepOptions.__annotations__, "sweep")
+    experiment_options: dict[str, Any] = dict(options)
     # the experiment needs a stop condition, which every cell replaces
     for key in ("rounds", "delay", "seconds"):
         if f"run.{key}" in config_grid:
-            options.setdefault(key, config_grid[f"run.{key}"][0])
-    experiment = Experiment.of(methods, problem, network, participation, **options)
+            experiment_options.setdefault(key, config_grid[f"run.{key}"][0])
+    experiment = Experiment.of(methods, problem, network, participation, **experiment_options)
     spec = checked(Spec(Path(out).name, experiment, config_grid))
     record = sweeps.run(spec, out, workers=workers, save_every=checkpoint_every, on_event=progress)
     return SweepResult(**vars(record))
@@ -124,16 +140,6 @@ def _method_tables(algorithms: object) -> list[Any]:
     if isinstance(algorithms, str | Algorithm) or not isinstance(algorithms, Iterable):
         algorithms = [algorithms]
     return [{"name": item} if isinstance(item, str) else item for item in algorithms]
-
-
-def _check_options(options: Mapping[str, object]) -> None:
-    known = list(dict.fromkeys([*(Experiment.of.__kwdefaults__ or {}), *_RUN_OPTIONS]))
-    known.remove("methods")
-    for name, value in options.items():
-        if name not in known:
-            raise InvalidInput(
-                f"{name}={value!r} is not an option of sweep; {choices(name, known)}"
-            )
 
 
 def _config_key(key: str, values: object) -> tuple[str, list[Any]]:
@@ -166,7 +172,7 @@ def _table(key: str, value: object) -> Table:
         )
     if isinstance(value, ProblemRecipe):
         return problem_table(value)
-    return described(value, _RECIPES[key])
+    return describe_recipe(value, _RECIPES[key])
 
 
 def _refuse_fixed_steps(grid: Mapping[str, object], methods: Iterable[object]) -> None:

@@ -20,7 +20,7 @@ import torch
 from spodgt import training
 from spodgt.errors import SpodgtError, no_divergence_warnings
 from spodgt.experiment import Experiment
-from spodgt.experiment.config import Table
+from spodgt.experiment.toml import Table
 
 ERROR = "error.txt"
 

@@ -25,7 +25,7 @@ import tomli_w
 
 from spodgt.errors import InvalidConfig
 from spodgt.experiment import Experiment, read_toml
-from spodgt.experiment.config import SECTIONS, Table
+from spodgt.experiment.toml import SECTIONS, Table
 from spodgt.record.sweep import Scale
 
 FOLDER = Path(__file__).parents[1] / "experiment" / "paper"
@@ -148,7 +148,7 @@ def read(path: str | Path) -> Spec:
     path = Path(path)
     tables = read_toml(path)
     _check_tables(tables, path.name)
-    experiment = Experiment.parse(_config(path)).beside(path.parent)
+    experiment = Experiment.parse(_config(path)).resolve_relative_to(path.parent)
     texts = {key: tables[key] for key in _TEXTS if key in tables and key != "scale"}
     scale = Scale(note=tables.get("scale", ""))
     return checked(Spec(path.stem, experiment, tables.get("sweep", {}), scale=scale, **texts))

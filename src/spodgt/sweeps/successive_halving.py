@@ -20,7 +20,7 @@ from spodgt.algorithms import describe
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
-from spodgt.experiment.config import Table
+from spodgt.experiment.toml import Table
 from spodgt.record import Record, statistics
 
 BUDGETS = (1 / 8, 1 / 4, 1 / 2)  # fraction of the experiment in each round of halving

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
-from spodgt.experiment.config import Table
+from spodgt.experiment.toml import Table
 from spodgt.record.folder import SWEEP, locked, plain, refuse_other_kind, write
 from spodgt.record.record import is_complete
 from spodgt.record.sweep import SOURCE, CellRecord, SweepRecord, collect, label

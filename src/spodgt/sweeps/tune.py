@@ -11,15 +11,17 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tomli_w
+from typing_extensions import Unpack
 
 from spodgt import figures
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import Failed
-from spodgt.experiment import Experiment
-from spodgt.experiment.config import Table
+from spodgt.experiment import Experiment, ExperimentOptions
+from spodgt.experiment.run_options import reject_unknown_options
+from spodgt.experiment.toml import Table
 from spodgt.network import Network, Recipe
 from spodgt.participation import Always, Participation
 from spodgt.problems import Quadratic
@@ -141,7 +143,7 @@ def tune(
     search: Search = Search(),  # noqa: B008 (frozen)
     out: str | Path | None = None,
     progress: OnProgress | None = None,
-    **options: Any,
+    **options: Unpack[ExperimentOptions],
 ) -> Tuned:
     """Find the best step size of each method, in this process.
 
@@ -155,8 +157,9 @@ def tune(
         search: Number of candidates and seeds, and one more field to vary.
         out: A folder for the short runs and the results, in which an interrupted search continues.
         progress: Called with a method, the fraction of its search, and a note.
-        options: As for `compare`: rounds or delay, seeds, x0, dtype, device, weights.
+        options: The options of `compare` that describe an experiment, see `ExperimentOptions`.
     """
+    reject_unknown_options(options, ExperimentOptions.__annotations__, "tune")
     experiment = Experiment.of(algorithms, problem, network, participation, **options)
     if out is not None:
         return tune_experiment(experiment, out, search, workers=1, progress=progress)
@@ -213,7 +216,7 @@ def _start_searches(experiment: Experiment, search: Search) -> list[MethodSearch
     """One search per method; raises InvalidInput if a run of its first candidates is invalid."""
     experiment.check()
     draw = experiment.draw(FIRST_SEED)
-    problem = experiment.undivided
+    problem = experiment.base_problem
     if isinstance(problem, HasValidation):
         problem.on_validation_data().draw(FIRST_SEED)  # raises if no samples can be held out
     methods = experiment.methods
@@ -303,7 +306,7 @@ def _collect(experiment: Experiment, searches: list[MethodSearch]) -> Tuned:
         steps=steps,
         limits={search.label: search.limit for search in searches},
         metric=next(search.metric for search in searches if search.metric),
-        chosen_on=_describe_evaluation(experiment.undivided),
+        chosen_on=_describe_evaluation(experiment.base_problem),
         failures=failures,
         experiment=replace(experiment, run=replace(experiment.run, methods=list(best.values()))),
     )

@@ -1,7 +1,16 @@
 """Train one method, compare several, or run an experiment."""
 
-from spodgt.training.api import Method, compare, run, train
+from spodgt.training.api import ExecutionOptions, Method, TrainOptions, compare, run, train
 from spodgt.training.progress import Progress
 from spodgt.training.result import Result
 
-__all__ = ["Method", "Progress", "Result", "compare", "run", "train"]
+__all__ = [
+    "ExecutionOptions",
+    "Method",
+    "Progress",
+    "Result",
+    "TrainOptions",
+    "compare",
+    "run",
+    "train",
+]

@@ -1,26 +1,26 @@
-"""`train` one method, `compare` several, or `run` an experiment: drawn, batched, observed, recorded."""
+"""`train` one method, `compare` several, or `run` an experiment."""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import tomli_w
 import torch
-from numpy.typing import ArrayLike
 from rich.console import Console
-from torch import Tensor
+from typing_extensions import Unpack
 
 from spodgt.algorithms import describe
 from spodgt.algorithms.base import Algorithm
 from spodgt.engine import announce_compilation, use_engine
-from spodgt.errors import DivergenceWarning, InvalidInput, StalledWarning
-from spodgt.experiment import Experiment, ProblemRecipe, RunOptions
+from spodgt.errors import DivergenceWarning, InvalidInput, StalledWarning, caller_level
+from spodgt.experiment import Experiment, ExperimentOptions, ProblemRecipe, RunOptions
+from spodgt.experiment.run_options import reject_unknown_options
 from spodgt.network import Network, Recipe
 from spodgt.participation import Always, Participation
 from spodgt.record.folder import RunFolder, plain
@@ -42,7 +42,44 @@ from spodgt.training.workers import count_workers
 from spodgt.types import Problem
 
 Method = Algorithm | str
+ProgressOption = bool | Callable[[Progress], None] | None
 _ALWAYS = Always()
+
+
+class ExecutionOptions(TypedDict, total=False):
+    """Keyword arguments of `run` that do not change its results.
+
+    Args:
+        out: a folder for checkpoints and results; None (default): results in memory only.
+        resume: continue the run in `out`, with the same numbers as an uninterrupted one. A finished run
+            continues, too, if `rounds`, `delay` or `seconds` is larger than before.
+        checkpoint_every: seconds between two checkpoints, 30 by default.
+        progress: True shows a progress bar, False none; None (default): one on a terminal or in a
+            notebook. A function is called with a `Progress` about ten times a second.
+        callbacks: functions that are called with every evaluation, a dict like a row of `result.frame`, such
+            as `spodgt.loggers.TensorBoard("folder")`.
+        keep_states: keep the states of all rounds in `result.states[seed]`, with tensors of
+            (rounds + 1, clients, parameters).
+        runtime: "simulator" or "distributed"; None (default): the latter under torchrun.
+    """
+
+    out: str | Path | None
+    resume: bool
+    checkpoint_every: float
+    progress: ProgressOption
+    callbacks: Sequence[Callable[[dict[str, Any]], None]]
+    keep_states: bool
+    runtime: str | None
+
+
+class TrainOptions(ExperimentOptions, ExecutionOptions, total=False):
+    """Keyword arguments of `train` and `compare`: what is run, and how.
+
+    Args:
+        workers: processes that compute independent runs, see `RunOptions`.
+    """
+
+    workers: int | None
 
 
 def train(
@@ -50,37 +87,14 @@ def train(
     problem: Problem | ProblemRecipe,
     network: Network | Recipe,
     participation: Participation = _ALWAYS,
-    *,
-    rounds: int | None = None,
-    delay: float | None = None,
-    seconds: float | None = None,
-    time: Time | None = None,
-    seeds: int | Iterable[int] = (0,),
-    x0: Tensor | ArrayLike | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: str | torch.device = "cpu",
-    autocast: str | None = None,
-    keep_states: bool = False,
-    evaluations: int = 25,
-    every: int | None = None,
-    gradient_norm: bool | None = None,
-    weights: str | None = None,
-    progress: bool | Callable[[Progress], None] | None = None,
-    callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
-    out: str | Path | None = None,
-    resume: bool = False,
-    checkpoint_every: float = 30.0,
-    runtime: str | None = None,
-    engine: str = "auto",
-    workers: int | None = None,
+    **options: Unpack[TrainOptions],
 ) -> Result:
     """Train with one method; all arguments but `algorithm` are those of `compare`.
 
     Args:
         algorithm: a method, or its name.
     """
-    options = {name: value for name, value in locals().items() if name != "algorithm"}
-    return compare([algorithm], **options)
+    return compare([algorithm], problem, network, participation, **options)
 
 
 def compare(
@@ -88,82 +102,32 @@ def compare(
     problem: Problem | ProblemRecipe,
     network: Network | Recipe,
     participation: Participation = _ALWAYS,
-    *,
-    rounds: int | None = None,
-    delay: float | None = None,
-    seconds: float | None = None,
-    time: Time | None = None,
-    seeds: int | Iterable[int] = (0,),
-    x0: Tensor | ArrayLike | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: str | torch.device = "cpu",
-    autocast: str | None = None,
-    keep_states: bool = False,
-    evaluations: int = 25,
-    every: int | None = None,
-    gradient_norm: bool | None = None,
-    weights: str | None = None,
-    progress: bool | Callable[[Progress], None] | None = None,
-    callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
-    out: str | Path | None = None,
-    resume: bool = False,
-    checkpoint_every: float = 30.0,
-    runtime: str | None = None,
-    engine: str = "auto",
-    workers: int | None = None,
+    **options: Unpack[TrainOptions],
 ) -> Result:
-    """Run every method on the same networks, participation, data and seeds, until `rounds` or `delay`.
+    """Run every method on the same networks, participation, data and seeds.
 
     Args:
         algorithms: methods or their names, such as ["spod-gt", spodgt.method("k-gt", local_steps=3)].
         problem: a `Learning` or `Quadratic`, or `spodgt.problems.python("problem.py:build")`, a function that
-            makes one; partitions are drawn anew for each seed.
-        network: a fixed network, held over all seeds, or a recipe of `spodgt.graphs`, drawn for each.
-        participation: who takes part in which round; drawn for each seed. Always, unless given.
-        rounds: stop after so many rounds. At least one of `rounds`, `delay` and `seconds` is needed.
-        delay: stop before this delay, in units of one gradient of a client that always computes.
-        seconds: stop after so many seconds of virtual time.
-        time: how long gradients and messages take, `spodgt.Time(compute=0.02, latency=0.1)`: then clients go
-            on with what has arrived, and results have virtual seconds. None: rounds without seconds.
-        seeds: how many (3: seeds 0, 1, 2), or a list of which ([3]: seed 3 alone); seed 0 unless given. All
-            seeds of a method run together.
-        x0: initial models, (parameters,) or (clients, parameters); the problem's own unless given.
-        dtype: torch.float32 or torch.float64.
-        device: where models are trained, such as "cpu" or "cuda".
-        autocast: "bf16" computes forward passes of gradients in bfloat16 where `torch.autocast` says so;
-            models and evaluations stay in float32. None (default) does not.
-        keep_states: keep all states in `result.states[seed]`, (rounds + 1, clients, parameters) each.
-        evaluations: about how many times a run is evaluated.
-        every: evaluate every so many rounds instead.
-        gradient_norm: compute the global training loss and gradient; None does where it is affordable.
-        weights: the rule for weights of drawn networks, "degree" (the default) or "random".
-        progress: True shows a progress bar, False none, None (default) one where somebody watches: on a
-            terminal or in a notebook. A function is called with a `Progress` about ten times a second.
-        callbacks: functions that are called with every evaluation, a dict like a row of `result.frame`, such
-            as `spodgt.loggers.TensorBoard("folder")`.
-        out: a folder for checkpoints and results; None keeps them in memory only.
-        resume: go on with the run in `out`, with the same numbers as an unbroken one. A finished run goes on,
-            too, if `rounds` or `delay` is larger than before.
-        checkpoint_every: seconds between two checkpoints.
-        runtime: "simulator" or "distributed"; None takes the latter under torchrun.
-        engine: "auto" (default) uses compiled loops where they apply; "plain" runs `step` and the model
-            as they are written, in PyTorch. The environment variable SPODGT_ENGINE=plain does the same for
-            all runs.
-        workers: processes that compute independent runs (methods × seeds), with one torch thread each;
-            results do not depend on their number. None (default): one per core if there are several runs of
-            a network on a CPU that take more than a few seconds, else 1: all runs in this process. What
-            workers print is in the folder `workers` of `out`.
+            returns one; partitions are drawn for each seed.
+        network: a fixed network for all seeds, or a recipe of `spodgt.graphs`, drawn for each seed.
+        participation: which clients and links are active in which round, drawn for each seed; default: all.
+        options: see `RunOptions`, `ExperimentOptions` and `ExecutionOptions`. The most frequent ones are the
+            limits `rounds`, `delay` and `seconds` (of virtual time), of which one is required; `seeds` (3:
+            seeds 0, 1, 2; [3]: seed 3 alone; default: seed 0); `every`, rounds between two evaluations;
+            `time` for virtual time; `device` and `dtype`; `x0`, initial models; `out`, a folder for
+            checkpoints and results, and `resume` to continue the run there; `progress` and `callbacks`.
     """
-    experiment = Experiment.of(
-        algorithms, problem, network, participation, rounds=rounds, delay=delay, seconds=seconds,
-        time=time, seeds=seeds, x0=x0,
-        dtype=dtype, device=device, autocast=autocast, evaluations=evaluations, every=every,
-        gradient_norm=gradient_norm, weights=weights, engine=engine, workers=workers,
-    )  # fmt: skip
-    return run(
-        experiment, out=out, resume=resume, checkpoint_every=checkpoint_every, progress=progress,
-        callbacks=callbacks, keep_states=keep_states, runtime=runtime,
-    )  # fmt: skip
+    reject_unknown_options(options, TrainOptions.__annotations__, "compare")
+    execution: dict[str, Any] = {}
+    described: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in ExecutionOptions.__annotations__:
+            execution[name] = value
+        else:
+            described[name] = value
+    experiment = Experiment.of(algorithms, problem, network, participation, **described)
+    return run(experiment, **execution)
 
 
 def run(
@@ -172,7 +136,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     checkpoint_every: float = 30.0,
-    progress: bool | Callable[[Progress], None] | None = None,
+    progress: ProgressOption = None,
     callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
     keep_states: bool = False,
     runtime: str | None = None,
@@ -181,102 +145,87 @@ def run(
 
     Args:
         experiment: what to run.
-        out: a folder for checkpoints and results; None keeps them in memory only.
-        resume: go on with the run in `out`.
+        out: a folder for checkpoints and results; None: results in memory only.
+        resume: continue the run in `out`.
         checkpoint_every: seconds between two checkpoints.
-        progress: True, False, None (where somebody watches) or a function, as for `compare`.
-        callbacks: functions that are called with every evaluation, as for `compare`.
-        keep_states: keep all states in `result.states`.
-        runtime: "simulator" or "distributed"; None takes the latter under torchrun.
+        progress: True, False, None (a progress bar on a terminal or in a notebook) or a function.
+        callbacks: functions that are called with every evaluation.
+        keep_states: keep the states of all rounds in `result.states`.
+        runtime: "simulator" or "distributed"; None: the latter under torchrun.
     """
-    _check(out, resume, checkpoint_every, keep_states)
+    _check_options(out, resume, checkpoint_every, keep_states, callbacks)
     with use_engine(experiment.run.engine):
-        result = _run(
-            experiment, out, resume, checkpoint_every, progress, callbacks, keep_states, runtime
+        executor = _create_executor(
+            experiment, runtime, None if out is None else RunFolder(Path(out)), keep_states
         )
+        display = _create_display(progress)
+        report = display.show if isinstance(display, Display) else display
+        executor.settings = replace(
+            executor.settings,
+            progress=report,
+            callbacks=tuple(callbacks),
+            checkpoint_every=checkpoint_every,
+        )
+        tables = plain(executor.config)
+        with ExitStack() as stack:
+            if isinstance(display, Display):
+                stack.enter_context(display)
+                stack.enter_context(announce_compilation(display.announce_compilation))
+            for callback in callbacks:
+                if isinstance(callback, Logger) and executor.runtime.records:
+                    stack.enter_context(callback.logging(tables))
+            result = executor.execute(lambda: tomli_w.dumps(tables), resume=resume)
     _warn(result)
     return result
 
 
-def _run(
-    experiment: Experiment,
-    out: str | Path | None,
-    resume: bool,
-    checkpoint_every: float,
-    progress: bool | Callable[[Progress], None] | None,
-    callbacks: Sequence[Callable[[dict[str, Any]], None]],
-    keep_states: bool,
-    runtime: str | None,
-) -> Result:
-    distributed, options = _distributed(runtime), experiment.run
+def _create_executor(
+    experiment: Experiment, runtime_name: str | None, folder: RunFolder | None, keep_states: bool
+) -> Executor:
+    """Draw all seeds, and choose runtime, limits and number of workers."""
+    is_distributed = _is_distributed(runtime_name)
+    options = experiment.run
     device = options.torch_device
     draws = {seed: experiment.draw(seed) for seed in options.seed_list}
-    batches = {
-        label: [Run.of(draw, method) for draw in draws.values()]
-        for label, method in zip(labels(experiment.methods), experiment.methods, strict=True)
-    }
-    _check_callbacks(callbacks)
-    bar = _bar(progress)
-    where = _runtime(distributed, device, batches, experiment.time)
-    stop = _stop(batches, options, experiment.rounds)
+    batches: dict[str, list[Run]] = {}
+    for label, method in zip(labels(experiment.methods), experiment.methods, strict=True):
+        batches[label] = [Run.of(draw, method) for draw in draws.values()]
+    runtime = _create_runtime(is_distributed, device, batches, experiment.time)
     settings = ExecutionSettings(
-        stop=stop,
+        stop=_stop(batches, options, experiment.rounds),
         schedule=_schedule(options, experiment.rounds),
         dtype=options.torch_dtype,
         device=device,
         keep_states=keep_states,
         gradient_norm=options.gradient_norm,
-        progress=bar.show if isinstance(bar, Display) else bar,
-        callbacks=tuple(callbacks),
-        checkpoint_every=checkpoint_every,
-        max_state_bytes=0 if out is None else MAX_STATE_BYTES // len(draws),
+        max_state_bytes=0 if folder is None else MAX_STATE_BYTES // len(draws),
     )
-    workers = count_workers(options.workers, batches, where, settings)
-    settings = replace(settings, workers=workers)
-    tables = experiment.to_dict()
-    known = identify(next(iter(batches.values()))) if distributed or out is not None else {}
-    known |= experiment.sources
-    folder = None if out is None else RunFolder(Path(out))
-    executor = Executor(batches, draws, settings, where, tables, known, folder)
-    with ExitStack() as stack:
-        if isinstance(bar, Display):
-            stack.enter_context(bar)
-            stack.enter_context(announce_compilation(bar.announce_compilation))
-        for each in callbacks if where.records else ():
-            if isinstance(each, Logger):
-                stack.enter_context(each.logging(plain(tables)))
-        return executor.execute(lambda: tomli_w.dumps(plain(tables)), resume=resume)
+    workers = count_workers(options.workers, batches, runtime, settings)
+    identity = experiment.sources
+    if is_distributed or folder is not None:
+        identity = {**identify(next(iter(batches.values()))), **identity}
+    return Executor(
+        batches,
+        draws,
+        replace(settings, workers=workers),
+        runtime,
+        experiment.to_dict(),
+        identity,
+        folder,
+    )
 
 
 def _warn(result: Result) -> None:
-    """Warn of runs that diverged and of runs whose models do not move, at the line that called `train`."""
+    """Warn of diverged runs and of runs whose models do not move, at the line that called `train`."""
     for diverged in result.diverged:
-        warnings.warn(str(diverged), DivergenceWarning, stacklevel=4)
+        warnings.warn(str(diverged), DivergenceWarning, stacklevel=caller_level())
     for stalled in result.stalled:
-        warnings.warn(str(stalled), StalledWarning, stacklevel=4)
+        warnings.warn(str(stalled), StalledWarning, stacklevel=caller_level())
 
 
-def _check_callbacks(callbacks: object) -> None:
-    if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
-        raise InvalidInput(
-            f"callbacks must be a list of functions, got {callbacks!r}; use callbacks=[print]."
-        )
-
-
-def _bar(progress: object) -> Display | Callable[[Progress], None] | None:
-    if progress is None:
-        console = interactive_console()
-        return Display(console) if console and not launched() else None
-    if isinstance(progress, bool):
-        return Display(Console(file=sys.stderr)) if progress else None
-    if not callable(progress):
-        raise InvalidInput(
-            f"progress must be True, False or a function, got {progress!r}; use True."
-        )
-    return progress
-
-
-def _check(out: object, resume: object, checkpoint_every: object, keep_states: object) -> None:
+def _check_options(
+    out: object, resume: object, checkpoint_every: object, keep_states: object, callbacks: object
+) -> None:
     if out is not None and (not isinstance(out, str | Path) or not str(out) or "\0" in str(out)):
         raise InvalidInput(f"out must be the path of a folder, got {out!r}; use out='runs/mine'.")
     for name, flag in (("resume", resume), ("keep_states", keep_states)):
@@ -286,29 +235,54 @@ def _check(out: object, resume: object, checkpoint_every: object, keep_states: o
         raise InvalidInput(
             f"checkpoint_every must be seconds of at least 0, got {checkpoint_every!r}; use 30."
         )
-    if resume and (out is None or keep_states):
-        why = "keep_states=True: its first states are gone" if out else "no out: nothing was kept"
-        raise InvalidInput(f"resume=True cannot go with {why}; use resume=False.")
+    if resume and out is None:
+        raise InvalidInput("resume=True cannot go with no out: nothing was kept; use resume=False.")
+    if resume and keep_states:
+        raise InvalidInput(
+            "resume=True cannot go with keep_states=True: its first states are gone; "
+            "use resume=False."
+        )
+    if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
+        raise InvalidInput(
+            f"callbacks must be a list of functions, got {callbacks!r}; use callbacks=[print]."
+        )
 
 
-def _runtime(
-    distributed: bool, device: torch.device, batches: Mapping[str, Sequence[Run]], time: Time | None
+def _create_display(progress: object) -> Display | Callable[[Progress], None] | None:
+    if progress is None:
+        console = interactive_console()
+        return None if console is None or launched() else Display(console)
+    if isinstance(progress, bool):
+        return Display(Console(file=sys.stderr)) if progress else None
+    if not callable(progress):
+        raise InvalidInput(
+            f"progress must be True, False or a function, got {progress!r}; use True."
+        )
+    return progress
+
+
+def _create_runtime(
+    is_distributed: bool,
+    device: torch.device,
+    batches: Mapping[str, Sequence[Run]],
+    time: Time | None,
 ) -> Runtime:
     if time is not None:
-        if distributed:
+        if is_distributed:
             raise InvalidInput(
                 "virtual time runs in one process, but several were started; drop torchrun."
             )
-        for run in (run for runs in batches.values() for run in runs):
-            check_run(run)
+        for runs in batches.values():
+            for run in runs:
+                check_run(run)
         return VirtualTime(device, time=time)
-    if not distributed:
+    if not is_distributed:
         return Simulator(device)
     check_runs(next(iter(batches.values())))
     return Processes(join(device))
 
 
-def _distributed(runtime: str | None) -> bool:
+def _is_distributed(runtime: str | None) -> bool:
     if runtime not in (None, "simulator", "distributed"):
         raise InvalidInput(
             f"runtime must be simulator or distributed, got {runtime!r}; leave it out."
@@ -320,23 +294,24 @@ def _distributed(runtime: str | None) -> bool:
     return runtime != "simulator" and launched()
 
 
-def _stop(batches: dict[str, list[Run]], options: RunOptions, rounds: int | None) -> Stop:
-    """The end, no later than a recorded trace ends."""
-    lengths = {
-        run.availability.length: label
-        for label, runs in batches.items()
-        for run in runs
-        if run.availability.length is not None
-    }
-    if not lengths:
+def _stop(batches: Mapping[str, Sequence[Run]], options: RunOptions, rounds: int | None) -> Stop:
+    """The limits of all runs; a recorded trace limits the number of rounds."""
+    shortest: int | None = None  # rounds of the shortest trace
+    method = ""
+    for label, runs in batches.items():
+        for run in runs:
+            length = run.availability.length
+            if length is not None and (shortest is None or length < shortest):
+                shortest = length
+                method = label
+    if shortest is None:
         return Stop(rounds, options.delay)
-    most = min(lengths)
-    if rounds is not None and rounds > most:
+    if rounds is not None and rounds > shortest:
         raise InvalidInput(
-            f"rounds={rounds} is more than the {most} rounds of the trace that {lengths[most]} needs; "
-            f"use rounds={most}."
+            f"rounds={rounds} is more than the {shortest} rounds of the trace that {method} needs; "
+            f"use rounds={shortest}."
         )
-    return Stop(most if rounds is None else rounds, options.delay)
+    return Stop(shortest if rounds is None else rounds, options.delay)
 
 
 def _schedule(options: RunOptions, rounds: int | None) -> EvaluationSchedule:
@@ -348,17 +323,18 @@ def _schedule(options: RunOptions, rounds: int | None) -> EvaluationSchedule:
 
 
 def labels(methods: Sequence[Algorithm]) -> list[str]:
-    """Names for the table; two of a name are told apart by the fields in which they differ."""
+    """Labels of the methods in tables: the name, and the fields in which methods of a name differ."""
     found = []
-    for each in methods:
-        same: list[dict[str, Any]] = [
-            describe(other) for other in methods if other.name == each.name
-        ]
-        own = describe(each)
-        differ = [key for key in own if any(other.get(key) != own[key] for other in same)]
-        found.append(
-            " ".join([each.name, ", ".join(f"{key}={own[key]}" for key in differ)]).strip()
-        )
-        if same.count(own) > 1:
-            raise InvalidInput(f"algorithms must differ, but {each.name} is there twice; drop one.")
+    for method in methods:
+        fields: dict[str, Any] = describe(method)
+        same_name = [describe(other) for other in methods if other.name == method.name]
+        if same_name.count(fields) > 1:
+            raise InvalidInput(
+                f"algorithms must differ, but {method.name} is there twice; drop one."
+            )
+        differences = []
+        for key, value in fields.items():
+            if any(other.get(key) != value for other in same_name):
+                differences.append(f"{key}={value}")
+        found.append(f"{method.name} {', '.join(differences)}".strip())
     return found

@@ -17,7 +17,7 @@ import numpy as np
 
 from spodgt.engine import describe_engine
 from spodgt.errors import Failed
-from spodgt.experiment.config import checksum
+from spodgt.experiment.toml import checksum
 from spodgt.kernels.steps import State
 from spodgt.problems.protocols import HasModel
 from spodgt.record.folder import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from spodgt.errors import InvalidInput
-from spodgt.experiment.config import checksum
+from spodgt.experiment.toml import checksum
 from spodgt.problems.protocols import HasIdentity
 from spodgt.runtimes.loop import Stop
 from spodgt.runtimes.world import Run

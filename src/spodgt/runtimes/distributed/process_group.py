@@ -227,7 +227,7 @@ def _join(device: torch.device) -> Group:
         except (RuntimeError, ValueError) as error:
             reason = first_line(error)
             raise Failed(
-                f"the processes could not meet: {reason}; see docs/distributed.md."
+                f"the processes could not meet: {reason}; see docs/howto/processes.md."
             ) from error
     else:
         store = dist.distributed_c10d._get_default_store()

@@ -17,7 +17,7 @@ from typing import Any
 
 from spodgt._util.text import first_line
 from spodgt.errors import Failed, InvalidInput
-from spodgt.experiment.config import Table
+from spodgt.experiment.toml import Table
 from spodgt.sweeps.cell import Event, Job, OnEvent, Outcome, from_line, run_job, to_line
 from spodgt.sweeps.executors.base import SAVE_SECONDS, cores
 

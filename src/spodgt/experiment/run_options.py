@@ -1,0 +1,309 @@
+"""The options of a run: `[run]` of a config, and the keyword arguments of `compare`, `sweep` and `tune`.
+
+A new option is a field of `RunOptions`, with its check and its description, and a line of
+`ExperimentOptions`, with the type that Python callers pass.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import field
+from numbers import Integral
+from typing import Annotated, Any, TypedDict
+
+import torch
+from numpy.typing import ArrayLike
+from pydantic import BeforeValidator
+from torch import Tensor
+
+from spodgt._util.text import first_line
+from spodgt.algorithms import LAYERS, describe
+from spodgt.algorithms.base import Algorithm
+from spodgt.engine import ENGINES
+from spodgt.errors import InvalidConfig, InvalidInput, caller_level
+from spodgt.experiment.toml import Table
+from spodgt.runtimes.events.durations import Time
+from spodgt.validation import Field, Number, Whole, choices, from_table, recipe, to_table
+
+PAPER_METHODS = (
+    "spod-gt",
+    "spod-gt-memory",
+    "ab-push-pull",
+    "g-push-pull",
+    "k-gt",
+    "sporadic-k-gt",
+)
+DEFAULT_DELAY = 5000.0
+MAX_ROUNDS = 2**53  # a float holds larger numbers inexactly
+_MAX_SEEDS = 1_000_000
+_TOO_MANY_SEEDS = f"seeds must be at most {_MAX_SEEDS:,}, got {{!r:.40}}; use seeds=5."
+_DTYPES = ("float32", "float64")
+_LIMITS = ("rounds", "delay", "seconds")
+
+
+class ExperimentOptions(TypedDict, total=False):
+    """Keyword arguments that describe an experiment, of `compare`, `train`, `sweep` and `tune`.
+
+    Those of `[run]` are described in `RunOptions`; all are optional but one of `rounds`, `delay` and
+    `seconds`.
+
+    Args:
+        x0: initial models, (parameters,) or (clients, parameters); those of the problem if None.
+        weights: the rule for weights of drawn networks, "degree" (default) or "random".
+        time: how long gradients and messages take, `spodgt.Time(compute=0.02, latency=0.1)`: clients
+            continue with what has arrived, and results have virtual seconds. None: rounds without seconds.
+    """
+
+    rounds: int | None
+    delay: float | None
+    seconds: float | None
+    seeds: int | Iterable[int]
+    evaluations: int
+    every: int | None
+    dtype: torch.dtype
+    device: str | torch.device
+    autocast: str | None
+    gradient_norm: bool | None
+    evaluate_on: str | None
+    engine: str
+    x0: Tensor | ArrayLike | None
+    weights: str | None
+    time: Time | None
+
+
+def reject_unknown_options(
+    options: Mapping[str, object], known: Iterable[str], function: str
+) -> None:
+    """Raise for keyword arguments that are not options of a function."""
+    known = list(known)
+    for name, value in options.items():
+        if name not in known:
+            raise InvalidInput(
+                f"{name}={value!r:.60} is not an option of {function}; {choices(name, known)}"
+            )
+
+
+# --- checks of fields ----------------------------------------------------------------------------
+def _check_methods(value: object) -> object:
+    if value == []:
+        raise InvalidConfig('methods must hold at least one, got []; use methods = ["spod-gt"].')
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _check_seeds(value: object) -> object:
+    if isinstance(value, range | list) and len(value):
+        return list(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidConfig(f"seeds must be how many, or a list of which, got {value!r}; use 5.")
+    return value
+
+
+def _check_layers(value: object) -> object:
+    if not isinstance(value, dict | None):
+        raise InvalidConfig(
+            f"layers must be a table, got {value!r}; use layers = {{ momentum = 0.9 }}."
+        )
+    for key, setting in (value or {}).items():
+        if key not in LAYERS:
+            raise InvalidConfig(f"{key}={setting!r} is not a layer; {choices(key, LAYERS)}")
+    return value
+
+
+def _check_dtype(value: object) -> object:
+    if value not in _DTYPES:
+        raise InvalidConfig(f"dtype={value!r} is not known; choose {' or '.join(_DTYPES)}.")
+    return value
+
+
+def _check_autocast(value: object) -> object:
+    if value not in (None, "bf16"):
+        raise InvalidConfig(f"autocast={value!r} is not known; use 'bf16', or leave it out.")
+    return value
+
+
+def _check_evaluate_on(value: object) -> object:
+    if value not in (None, "validation"):
+        raise InvalidConfig(
+            f"evaluate_on={value!r} is not known; use 'validation', or leave it out for the test data."
+        )
+    return value
+
+
+def _check_engine(value: object) -> object:
+    if value not in ENGINES:
+        raise InvalidConfig(f"engine={value!r} is not known; choose {' or '.join(ENGINES)}.")
+    return value
+
+
+@recipe(InvalidInput)
+class RunOptions:
+    """Methods, seeds, limits and evaluations: `[run]` of a config.
+
+    Args:
+        methods: Names, tables with a name and fields, or methods themselves.
+        step_size: Of methods that set none of their own: a number, one per client, or a schedule; None: the
+            default of each method.
+        layers: Of methods that set none of their own: momentum, adam, clip_tracker, … with their values.
+        seeds: The number of seeds (3: seeds 0, 1, 2), or a list of seeds ([3]: seed 3 alone). All seeds of a
+            method run together.
+        delay: Stop before this delay, in units of one gradient of a client that always computes.
+        rounds: Stop after this number of rounds. One of `delay`, `rounds` and `seconds` is required.
+        seconds: Stop after so many seconds of virtual time.
+        evaluations: The approximate number of evaluations of a run.
+        every: Evaluate after every so many rounds instead.
+        dtype: float32 or float64; in Python torch.float32 or torch.float64.
+        device: A device of torch for models and data, such as cpu or cuda.
+        autocast: "bf16" computes forward passes of gradients in bfloat16, by `torch.autocast`; models and
+            evaluations remain in float32. None: no autocast.
+        gradient_norm: Evaluate the global training loss and gradient always or never; None: where it is
+            affordable.
+        evaluate_on: "validation" evaluates on the validation data of the problem, or on samples that it holds
+            out of training, as `tune` does; None: on the test data.
+        engine: "auto" uses compiled loops where they apply; "plain" runs `step` and the model as they are
+            written, in PyTorch. The environment variable SPODGT_ENGINE=plain does the same for all runs.
+        workers: Processes that compute independent runs (methods × seeds), with one torch thread each;
+            results do not depend on their number. None: one per core if there are several runs of a network
+            on a CPU that take more than a few seconds, else 1: all runs in this process. The output of
+            workers is in the folder `workers` of `out`.
+    """
+
+    methods: Annotated[
+        list[object], BeforeValidator(_check_methods), Field(examples=[["spod-gt"]])
+    ] = field(default_factory=lambda: list(PAPER_METHODS))
+    step_size: object = None
+    layers: Annotated[dict[str, object] | None, BeforeValidator(_check_layers)] = None
+    seeds: Annotated[int | list[object], BeforeValidator(_check_seeds)] = 5
+    delay: Annotated[Number | None, Field(gt=0, allow_inf_nan=False, examples=[5000])] = None
+    rounds: Annotated[Whole | None, Field(gt=0, examples=[100])] = None
+    seconds: Annotated[Number | None, Field(gt=0, allow_inf_nan=False, examples=[60.0])] = None
+    evaluations: Annotated[Whole, Field(gt=0)] = 25
+    every: Annotated[Whole | None, Field(gt=0, examples=[100])] = None
+    dtype: Annotated[str, BeforeValidator(_check_dtype)] = "float32"
+    device: str = "cpu"
+    autocast: Annotated[str | None, BeforeValidator(_check_autocast), Field(examples=["bf16"])] = (
+        None
+    )
+    gradient_norm: Annotated[bool | None, Field(examples=[True])] = None
+    evaluate_on: Annotated[
+        str | None, BeforeValidator(_check_evaluate_on), Field(examples=["validation"])
+    ] = None
+    engine: Annotated[str, BeforeValidator(_check_engine)] = "auto"
+    workers: Annotated[Whole | None, Field(gt=0, examples=[2])] = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.seeds, list):
+            check_seeds(self.seeds)
+        for key in ("rounds", "every", "evaluations"):
+            value = getattr(self, key)
+            if value is not None and value >= MAX_ROUNDS:
+                raise InvalidInput(f"{key} must be below 2**53, got {value!r:.40}; use {key}=100.")
+        if isinstance(self.seeds, int) and self.seeds > _MAX_SEEDS:
+            raise InvalidInput(_TOO_MANY_SEEDS.format(self.seeds))
+        if self.autocast is not None and self.dtype != "float32":
+            raise InvalidInput(
+                f"autocast='bf16' needs dtype=float32, got {self.dtype}; leave one of them out."
+            )
+        if self.rounds is None and self.delay is None and self.seconds is None:
+            raise InvalidInput(
+                "rounds or delay must say when to stop, got neither; use delay=5000."
+            )
+
+    @property
+    def seed_list(self) -> list[int]:
+        """All seeds."""
+        if isinstance(self.seeds, int):
+            return list(range(self.seeds))
+        return check_seeds(self.seeds)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The type of all numbers of a model."""
+        return torch.float64 if self.dtype == "float64" else torch.float32
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device.
+
+        Raises:
+            InvalidInput: if a tensor cannot be created there.
+        """
+        try:
+            device = torch.device(self.device)
+            if device.type == "mps":
+                raise TypeError("it has no float64, in which sums are kept")
+            torch.zeros(1, dtype=self.torch_dtype, device=device).item()
+        except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+            reason = first_line(error).split(". ")[0].rstrip(".")
+            raise InvalidInput(
+                f"device={self.device!r} cannot be used: {reason}; use cpu."
+            ) from None
+        return device
+
+    @classmethod
+    def parse(cls, table: Mapping[str, object]) -> RunOptions:
+        """Read `[run]`; without a limit, runs stop before the default delay."""
+        if not any(key in table for key in _LIMITS):
+            table = {**table, "delay": DEFAULT_DELAY}
+        return from_table(cls, table, "run")
+
+    def to_dict(self) -> Table:
+        """The options as a table; methods are names or tables."""
+        table = to_table(self)
+        methods: list[object] = []
+        for entry in self.methods:
+            methods.append(describe(entry) if isinstance(entry, Algorithm) else entry)
+        table["methods"] = methods
+        if self.engine == "auto":  # configs of older versions do not have this key
+            del table["engine"]
+        return table
+
+
+# --- seeds ---------------------------------------------------------------------------------------
+def read_seeds(seeds: object) -> list[int]:
+    """The seeds of a Python caller: an integer is the number of seeds (0, 1, …), others are lists.
+
+    An integer was the number of one seed in older versions; it warns until the next release.
+    """
+    if not isinstance(seeds, int | Integral):
+        return check_seeds(seeds)
+    count = int(seeds)
+    if isinstance(seeds, bool) or count < 1:
+        raise InvalidInput(
+            f"seeds must be how many (at least 1) or a list of which, got {seeds!r}; use seeds=5, or "
+            "seeds=[0] for seed number 0."
+        )
+    if count > _MAX_SEEDS:
+        raise InvalidInput(_TOO_MANY_SEEDS.format(seeds))
+    meanings = {1: "one seed, 0", 2: "two seeds 0, 1", 3: "three seeds 0, 1, 2"}
+    meaning = meanings.get(count, f"{count} seeds 0, 1, …, {count - 1}")
+    warnings.warn(
+        f"seeds={count} now means {meaning}; "
+        f"it used to mean seed number {count}; write seeds=[{count}] for that one, seeds=range({count}) for "
+        "no warning.",
+        FutureWarning,
+        stacklevel=caller_level(),
+    )
+    return list(range(count))
+
+
+def check_seeds(seeds: Any) -> list[int]:
+    """Check a list of seeds: different whole numbers of at least 0."""
+    try:
+        given = list(seeds)
+        numbers = [operator.index(seed) for seed in given if not isinstance(seed, bool)]
+    except TypeError:
+        given = seeds
+        numbers = []
+    if isinstance(given, list) and len(numbers) < len(given):
+        numbers = []  # a bool is not a seed
+    if not numbers or min(numbers) < 0 or max(numbers) >= 2**63:
+        raise InvalidInput(
+            f"seeds must be whole numbers of at least 0, got {given!r}; use seeds=range(5)."
+        )
+    if len(set(numbers)) < len(numbers):
+        raise InvalidInput(
+            f"seeds must differ from each other, got {numbers!r}; use seeds=range(5)."
+        )
+    return numbers

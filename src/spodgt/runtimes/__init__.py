@@ -1,0 +1,1 @@
+"""Runtimes: the simulator, several processes, and discrete-event simulation (virtual time)."""

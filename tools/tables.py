@@ -1,0 +1,56 @@
+"""Tables of the reference that are made from the program itself, as Markdown."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from typing import Any
+
+from spodgt.algorithms import ALGORITHMS
+from spodgt.record.metrics import METRICS
+
+_COMMENT = re.compile(r"^    (?P<name>\w+):.*?  # (?P<text>.+)$", re.MULTILINE)
+_ENTRY = """### {name}
+
+```text
+{update}
+```
+
+{fields}
+
+::: {path}
+    options: {{ heading_level: 4, members: [], show_if_no_docstring: true, show_root_toc_entry: false }}
+"""
+
+
+def metrics() -> str:
+    """Every metric: its column, what it is, and which direction is better."""
+    lines = ["| column | meaning | better |", "|---|---|---|"]
+    for name, metric in METRICS.items():
+        text = metric.description.replace("|", "\\|")
+        lines.append(f"| `{name}` | {text} | {metric.better} |")
+    return "\n".join(lines)
+
+
+def method_classes() -> str:
+    """Every method: the update of its docstring, its hyperparameters and its class."""
+    return "\n".join(_entry(name, method) for name, method in ALGORITHMS.items())
+
+
+def _entry(name: str, method: type[Any]) -> str:
+    update = inspect.getdoc(sys.modules[method.__module__]) or ""
+    path = f"{method.__module__}.{method.__name__}"
+    return _ENTRY.format(name=name, update=update, fields=_fields(method), path=path)
+
+
+def _fields(method: type[Any]) -> str:
+    comments: dict[str, str] = {}
+    for each in reversed(method.__mro__[:-1]):
+        comments.update(_COMMENT.findall(inspect.getsource(each)))
+    lines = ["| field | default | meaning |", "|---|---|---|"]
+    for field in dataclasses.fields(method):
+        meaning = comments.get(field.name, "").replace("|", "\\|")
+        lines.append(f"| `{field.name}` | `{field.default!r}` | {meaning} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
