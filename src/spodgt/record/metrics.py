@@ -72,7 +72,7 @@ class RunSnapshot:
         means = quality[1].part(np.s_[:-1]) if len(quality) > 1 else None
         y, g = named.get("y"), named.get("g")
         models = named["x"], y, g, whole.statistics
-        return cls(problem, *models, clients, average, gradient, means, whole.flight)
+        return cls(problem, *models, clients, average, gradient, means, whole.mass_in_flight)
 
     @cached_property
     def full(self) -> tuple[float, float]:
