@@ -23,7 +23,7 @@ from spodgt.experiment import Experiment, ExperimentOptions, ProblemRecipe, RunO
 from spodgt.experiment.run_options import reject_unknown_options
 from spodgt.network import Network, Recipe
 from spodgt.participation import Always, Participation
-from spodgt.record.folder import RunFolder, plain
+from spodgt.record.run_folder import RunFolder, plain
 from spodgt.runtimes.distributed.process_group import join, launched
 from spodgt.runtimes.distributed.runtime import DistributedRuntime, check_runs
 from spodgt.runtimes.events.durations import Time

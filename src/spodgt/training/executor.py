@@ -20,7 +20,11 @@ from spodgt.errors import Failed
 from spodgt.experiment.toml import checksum
 from spodgt.kernels.steps import State
 from spodgt.problems.protocols import HasModel
-from spodgt.record.folder import (
+from spodgt.record.metrics import declare
+from spodgt.record.models import MODELS, RUNNING_MEAN, write_models
+from spodgt.record.networks import networks_table
+from spodgt.record.record import Diverged, versions
+from spodgt.record.run_folder import (
     FINISHED,
     SINGLE_RUNS,
     CheckpointFile,
@@ -29,9 +33,6 @@ from spodgt.record.folder import (
     slug,
     write,
 )
-from spodgt.record.metrics import declare
-from spodgt.record.models import MODELS, RUNNING_MEAN, write_models
-from spodgt.record.record import Diverged, networks_table, versions
 from spodgt.runtimes.loop import MEETING, STRIDE, EvaluationSchedule, begin, run_rounds
 from spodgt.runtimes.world import Draw, Run, RunCheckpoint, Runtime, Snapshot
 from spodgt.training.checkpoint import MAX_STATE_BYTES, MethodLog, with_statistics
