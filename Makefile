@@ -8,10 +8,13 @@ STAMP := $(VENV)/.installed
 CONSTRAINTS ?= constraints.txt
 # make docs RUN=0: build the site without running the code blocks of its pages
 RUN ?= 1
+# make simulate MINUTES=60 FIRST=1000: seeds from 1000 on, for an hour
+MINUTES ?= 10
+FIRST ?= 0
 SMOKE := tests/test_public.py tests/test_rng.py tests/network tests/kernels tests/participation tests/record tests/training \
 	tests/algorithms/test_golden.py tests/problems/test_learning.py tests/peer/test_peer_protocol.py tests/peer/test_peer_store.py
 
-.PHONY: demo test test-slow coverage lint docs package lowest bench clean
+.PHONY: demo test test-slow simulate coverage lint docs package lowest bench clean
 
 demo: $(STAMP)
 	$(VENV)/bin/spodgt compare
@@ -47,6 +50,9 @@ docs: $(STAMP)
 	$(VENV)/bin/python tools/methods.py
 	RUN=$(RUN) NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 	$(VENV)/bin/python tools/links.py site
+
+simulate: $(STAMP) # peers under random faults, for as long as MINUTES says
+	$(VENV)/bin/python -m tests.peer.simulation --minutes $(MINUTES) --first $(FIRST)
 
 bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/speed.py

@@ -22,10 +22,11 @@ import grpc
 import torch
 
 from spodgt.peer import folders, identity, wire
-from spodgt.peer.channel import OPTIONS, Local, secure_channel
+from spodgt.peer.channel import Local
 from spodgt.peer.demo import five_peers
 from spodgt.peer.fleet import Fleet
 from spodgt.peer.folders import create
+from spodgt.peer.grpc_wire import OPTIONS, secure_channel
 from spodgt.peer.options import Options
 from spodgt.peer.protocol import Ack, Incarnation, Message
 from spodgt.peer.transport import Transport

@@ -111,6 +111,8 @@ def ran(file: File) -> tuple[list[str], Path]:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Outputs, includes, pictures and links."""
     del config
+    if page.file.src_uri == "index.md":  # the home page has the whole width
+        page.meta["hide"] = ["navigation", "toc"]
     text = with_output(markdown, _printed.get(page.file.src_uri, []))
     text = re.sub(
         r"^( *)<!-- include: (\S+) -->", lambda found: code(found[2], found[1]), text, flags=re.M

@@ -34,9 +34,9 @@ from spodgt.peer import changes, faults, folders, store, wire
 from spodgt.peer import wire_pb2 as pb
 from spodgt.peer.audit import Audit
 from spodgt.peer.changes import without
-from spodgt.peer.channel import SERVICE, secure_channel
 from spodgt.peer.fleet import Fleet
 from spodgt.peer.folders import create
+from spodgt.peer.grpc_wire import SERVICE, secure_channel
 from spodgt.peer.identity import Identity
 from spodgt.peer.manifest import Manifest, SignedManifest
 from spodgt.peer.options import Change, Deployment, Options

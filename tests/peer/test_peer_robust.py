@@ -16,19 +16,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from spodgt.errors import Failed
 from spodgt.peer import channel, folders, gate, metrics_server, store, wire
 from spodgt.peer.audit import local_error
-from spodgt.peer.channel import SERVICE, Local, Traffic, fetch, secure_channel
-from spodgt.peer.diagnosis import NO_CONNECTION, probe
+from spodgt.peer.channel import Local, Traffic, fetch
 from spodgt.peer.display import serve_metrics
 from spodgt.peer.epochs import AT_ONCE, STEP
 from spodgt.peer.gate import Gate
+from spodgt.peer.grpc_wire import NO_CONNECTION, OPTIONS, SERVICE, probe, secure_channel
+from spodgt.peer.host import Rejected
 from spodgt.peer.norms import Norms
 from spodgt.peer.options import Options
 from spodgt.peer.protocol import JUMP, Ack, Incarnation, Refused
@@ -164,8 +163,8 @@ async def closed(
 def test_a_stranger_who_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC would keep a half-open handshake for two minutes; five seconds are enough, here a tenth of it."""
     key = "grpc.server_handshake_timeout_ms"
-    sooner = [(name, value // 10 if name == key else value) for name, value in channel.OPTIONS]
-    monkeypatch.setattr("spodgt.peer.transport.OPTIONS", sooner)
+    sooner = [(name, value // 10 if name == key else value) for name, value in OPTIONS]
+    monkeypatch.setattr("spodgt.peer.grpc_wire.OPTIONS", sooner)
 
     async def work() -> None:
         async with Server() as server:
@@ -347,7 +346,7 @@ def test_what_is_wrong_with_epochs_is_in_the_status_with_its_cure(home: Path) ->
     peer.node.epochs.ignored["p2"] = 7
     told = " ".join(peer.reporter._warnings())
     assert (
-        "p1 is 32768 epochs ahead, 64 of them are followed at a time: a new version of the manifest"
+        "p1 is 32768 epochs ahead, 64 of them are followed at a time: any spodgt peer set or remove"
         in told
     )
     assert "p2 is in epochs that are not followed, 7 so far: if p2 begins them, remove it" in told
@@ -390,7 +389,7 @@ def test_texts_of_others_bring_no_lines_and_no_terminal_codes_into_a_log(
     traffic = Traffic()
     with pytest.raises(Refused) as error:
         channel.agreed(
-            context("b"), "a", [("spodgt-protocols", "9"), ("spodgt-version", evil)], traffic
+            context("b"), "a", {"spodgt-protocols": "9", "spodgt-version": evil}, traffic
         )
     assert traffic.version.isprintable()
     assert str(error.value).isprintable()
@@ -434,7 +433,7 @@ def test_connections_without_a_stream_are_closed_and_full_is_logged(
 ) -> None:
     """A removed client held all connections of a peer with its certificate; no neighbour could come back."""
     monkeypatch.setattr("spodgt.peer.transport.CONNECTIONS", 4)
-    monkeypatch.setattr("spodgt.peer.transport.IDLE_MS", 3000)
+    monkeypatch.setattr("spodgt.peer.grpc_wire.IDLE_MS", 3000)
 
     async def work() -> None:
         async with Server() as server:  # with one neighbour: 4 + 2
@@ -467,7 +466,7 @@ def test_connections_without_a_stream_are_closed_and_full_is_logged(
 
 
 def test_an_idle_limit_ends_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.transport.IDLE_MS", 300)
+    monkeypatch.setattr("spodgt.peer.grpc_wire.IDLE_MS", 300)
 
     async def work() -> None:
         async with Server() as server:
@@ -491,9 +490,9 @@ def test_an_answer_that_comes_too_slowly_or_is_too_large_is_given_up(
 ) -> None:
     monkeypatch.setattr("spodgt.peer.channel.ANSWER_SECONDS", 0.5)
 
-    async def slow(self: Transport, requests: Any, context: Any) -> None:
+    async def slow(self: Transport, call: Any) -> None:
         while True:
-            await context.write(b"#")
+            await call.write(b"#")
             await asyncio.sleep(0.05)
 
     monkeypatch.setattr(Transport, "_manifest", slow)
@@ -514,7 +513,7 @@ def test_a_removed_client_reads_no_manifest() -> None:
         async with Server() as server:
             server.transport.manifest = lambda name: FILE if name == "a" else None
             assert await fetch("Manifest", who("a"), server.address, "b") == FILE
-            with pytest.raises(grpc.aio.AioRpcError, match="z is not in the manifest"):
+            with pytest.raises(Rejected, match="z is not in the manifest"):
                 await fetch("Manifest", who("z"), server.address, "b")
             async with secure_channel(who("a"), server.address, "b") as channel:
                 # a request that is never sent whole holds nothing: the answer comes first
@@ -548,7 +547,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_a_status_that_cannot_be_written_ends_nothing(home: Path) -> None:
-    (home / "status.tmp").mkdir()
+    (home / "status.json").mkdir()
     (home / "log.jsonl").mkdir()
     peer = Peer(home, "p0", Options(durability="process", rounds=5))
     peer.run()
@@ -626,44 +625,18 @@ def test_a_state_whose_numbers_contradict_each_other_is_not_taken(home: Path) ->
     peer.store.close()
 
 
-def test_the_last_good_models_are_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.good.EVERY_SECONDS", 0.0)
-    monkeypatch.setattr("spodgt.peer.good.KEPT", 3)
-    often = Options(durability="process", rounds=30, report_every=0.0, evaluate_every=1e-9)
-    peer = Peer(home, "p0", often)
-    peer.run()
-    kept = sorted((home / "good").glob("x-*.safetensors"))
-    assert [path.name for path in kept] == [f"x-{k:09d}.safetensors" for k in (29, 30, 31)]
-    assert torch.equal(load_file(kept[-1])["x"], peer.node.state.method.x[0])
-    peer = Peer(home, "p0", replace(often, rounds=60))
-    peer.node.norms["p1"] = Norms(flags=1, far=1e9)  # a neighbour has sent something huge
-    peer.run()
-    assert sorted((home / "good").glob("x-*.safetensors")) == kept
-    assert any(
-        warning.startswith("p1 sent 1 large messages") for warning in peer.reporter.status.warnings
-    )
-
-
-def test_good_models_are_kept_again_when_flags_end(
+def test_flags_of_a_neighbour_end_after_some_time(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spodgt.peer.good.EVERY_SECONDS", 0.0)
     peer = Peer(home, "p0", Options(durability="process", report_every=0.0, evaluate_every=0.0))
-    norms = peer.node.norms["p1"] = Norms(flags=1, far=1e9)
+    norms = peer.node.norms["p1"] = Norms(flags=1, far=1e9)  # it has sent something huge
     for _ in range(3):
         peer.reporter.report()
-    assert not (home / "good").exists()
-    assert peer.reporter.status.warnings
+    assert peer.reporter.status.warnings[0].startswith("p1 sent 1 large messages")
     monkeypatch.setattr("spodgt.peer.status.FLAG_SECONDS", 0.0)  # the time is over
     peer.reporter.report()
-    assert len(list((home / "good").iterdir())) == 1
     assert norms.flags == 0
     assert peer.reporter.status.warnings == []
-    monkeypatch.setattr("spodgt.peer.status.FLAG_SECONDS", 3600.0)
-    norms.flags = 1  # another one
-    peer.node.advance(True, [])
-    peer.reporter.report()
-    assert len(list((home / "good").iterdir())) == 1
     peer.store.close()
 
 

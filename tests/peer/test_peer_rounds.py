@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ class Network:
 
     def __init__(self, run: Path) -> None:
         self.run = run
-        self.options = Options(durability="process", report_every=1e9)
+        self.options = Options(durability="process")
         self.is_up = True
         self.peers: dict[str, Peer] = {}
 
@@ -34,6 +35,7 @@ class Network:
         for name, peer in self.peers.items():
             peer.transport.send_latest = self._link_from(name)  # type: ignore[method-assign]
             peer.transport.send_ack = self._link_from(name)  # type: ignore[method-assign]
+            peer.reporter.reported = math.inf  # no reports
 
     def _link_from(self, sender: str) -> Any:
         def send(receiver: str, frame: Message | Ack) -> None:
@@ -50,7 +52,7 @@ class Network:
         """Let every peer take `count` turns: a local round each, or a wait."""
         for _ in range(count):
             for peer in self.peers.values():
-                peer.rounds._round()
+                peer.rounds.step()
 
     def rounds(self) -> dict[str, int]:
         return {name: peer.node.state.k for name, peer in self.peers.items()}

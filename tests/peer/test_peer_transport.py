@@ -15,7 +15,8 @@ import torch
 
 from spodgt.peer import identity, wire
 from spodgt.peer import wire_pb2 as pb
-from spodgt.peer.channel import SERVICE, Local, secure_channel
+from spodgt.peer.channel import Local
+from spodgt.peer.grpc_wire import SERVICE, GrpcServer, secure_channel
 from spodgt.peer.identity import Identity
 from spodgt.peer.protocol import Ack, Incarnation, Message
 from spodgt.peer.transport import Transport
@@ -543,11 +544,12 @@ def test_handshakes_replace_the_certificate_only_if_it_is_another() -> None:
 
     async def work() -> None:
         async with Server() as server:
-            transport = server.transport
-            assert transport._renewed() is None
-            transport.renew(who("b"))
-            assert transport._renewed() is not None
-            assert transport._renewed() is None
+            listening = server.transport.server
+            assert isinstance(listening, GrpcServer)
+            assert listening.renewed() is None
+            server.transport.renew(who("b"))
+            assert listening.renewed() is not None
+            assert listening.renewed() is None
 
     run(work())
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sqlite3
 import subprocess
 import sys
 import time
@@ -14,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from spodgt.peer import folders
+from spodgt.peer import folders, store
 from spodgt.peer.options import Options
 from spodgt.peer.run import Peer
 from spodgt.peer.store import StoreFailed
 from tests.peer.failures import all_up, beyond, exact, fleet, resets
 from tests.peer.test_peer_changes import run as run  # noqa: PLC0414
+from tests.peer.test_peer_store import bodies, database
 
 # the next release: one more protocol, another number
 NEXT = """
@@ -33,23 +32,28 @@ LATER = ("crew", "heard_at", "more")  # numbers that the first states did not ha
 
 
 def rewrite(home: Path, number: int) -> None:
-    """Make the commits of a stopped client those of another version: its number, no sum, fewer keys."""
-    with contextlib.closing(sqlite3.connect(home / "state" / "state.db")) as db:
-        for generation, text in db.execute("SELECT generation, body FROM commits").fetchall():
-            body: dict[str, Any] = json.loads(text[text.index("{") :])
-            body["format"] = number
-            body["meta"] = {key: value for key, value in body["meta"].items() if key not in LATER}
-            db.execute(
-                "UPDATE commits SET body = ? WHERE generation = ?", (json.dumps(body), generation)
-            )
-        db.commit()
+    """Make the commits of a stopped client those of another format."""
+    for path in (home / "state").glob("commit.*"):
+        record = store._unsealed(path.read_bytes())
+        body: dict[str, Any] = json.loads(record.text)
+        body["format"] = number
+        path.write_bytes(store._sealed(record._replace(text=json.dumps(body).encode())))
+
+
+def as_release_0_2(home: Path) -> None:
+    """Make the state of a stopped client one of release 0.2.0: a database, and fewer keys."""
+    states = bodies(home / "state")
+    for body in states.values():
+        meta: Any = body["meta"]
+        body["meta"] = {key: value for key, value in meta.items() if key not in LATER}
+    database(home / "state", states)
 
 
 def test_a_state_of_the_version_before_is_read_and_goes_on(run: Path) -> None:
     home = folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process", rounds=20))
     peer.run()
-    rewrite(home, 1)
+    as_release_0_2(home)
     again = Peer(home, "p0", Options(durability="process", rounds=40))
     assert torch.equal(again.node.state.method.y, peer.node.state.method.y)
     assert again.node.state.k == 21
@@ -61,9 +65,9 @@ def test_a_state_of_the_version_before_is_read_and_goes_on(run: Path) -> None:
 def test_a_state_of_a_later_version_is_refused_with_a_sentence_and_kept(run: Path) -> None:
     home = folders.issue(run, "p0")
     Peer(home, "p0", Options(durability="process", rounds=5)).run()
-    rewrite(home, 3)
+    rewrite(home, 4)
     before = (home / "state" / "vectors.bin").read_bytes()
-    sentence = r"state has format 3, this version reads 1 and 2; use the version that wrote it\."
+    sentence = r"state has format 4, this version reads 2 and 3; use the version that wrote it\."
     with pytest.raises(StoreFailed, match=sentence):
         Peer(home, "p0", Options(durability="process", rounds=5))
     assert (home / "state" / "vectors.bin").read_bytes() == before

@@ -134,7 +134,7 @@ def test_who_was_named_first_sends_huge_numbers() -> None:
     said = (
         "p1 sends huge numbers, say p2, p3 (model: 1e9 times the median): spodgt peer quarantine p1"
     )
-    assert found[0].text == f"{said} --good-models"
+    assert found[0].text == said
     told = [
         {"time": 5.0, "event": "suspicious", "text": "p1: later"},
         {"time": 2.0, "event": "link up"},

@@ -129,7 +129,7 @@ def test_a_running_mean_is_of_the_clients_own_rounds(time: Time) -> None:
                 models[i].append(state.x[i].clone())
     assert (len({len(own) for own in models}) > 1) == (time.latency != 0.0)
     for own, mean in zip(models, state.mean, strict=True):
-        first, _ = layer.begins(len(own) - 1)
+        first, _ = layer.first_rounds(len(own) - 1)
         assert_close(mean, torch.stack(own[first:]).mean(0), rtol=0, atol=1e-12)
     if time.latency == 0.0:
         rounds = trajectory(Simulation([run], dtype=torch.float64, compiled=False), 40)

@@ -55,10 +55,10 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make a rename in the directory durable, on systems that can open directories."""
     if not hasattr(os, "O_DIRECTORY"):
         return

@@ -222,7 +222,7 @@ def _best_cells(record: SweepRecord) -> Table:
 
     metric = record.judged
     keys = list(record.grid)
-    table = plain_table(caption="Each method in its best cell of the sweep.")
+    table = plain_table(caption="each method in its best cell")
     table.add_column("method", overflow="fold")
     for heading in (*keys, metric):
         table.add_column(heading, justify="right", overflow="fold")

@@ -3,11 +3,12 @@
     protocol ◀─ states ◀─ node        the core: no clock, socket or file
     audit                             whether all mass is there
     store                             a client's state on disk
-    wire ◀─ gate, transport, diagnosis  its links: bytes, who is let in, sockets, why a link is down
+    host ◀─ clock, files, grpc_wire   what a peer uses of its host, and the real clock, disk and wire
+    wire ◀─ gate, channel, streams, transport  its links: frames as bytes, rate limits, streams
     identity, manifest, changes       who may take part, what all agree on, its next version
     work                              what the device can do, and its part of the problem
     options, membership, rounds, run  the process: its options, what it follows, its loop, all together
-    norms, good                       who sends what is unusual; models to go back to
+    norms                             outlier detection on message norms
     status, display, metrics_server, watch  what people and programs see of it, and of all
     folders, backup                   commands on folders: make a run, issue, publish, audit, export
     faults, fleet, demo               fault injection, and a demonstration of it

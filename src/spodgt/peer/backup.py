@@ -14,16 +14,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from spodgt._util.files import replace_file
 from spodgt.errors import InvalidInput
 from spodgt.peer import store
-from spodgt.peer.identity import write_secret
+from spodgt.peer.files import DISK, OWNER_ONLY, PUBLIC
 from spodgt.peer.protocol import Incarnation
 from spodgt.peer.states import meta_of, restored, state_from, vectors_of
 from spodgt.peer.store import Store
 
 _KIND = "spodgt peer backup 1"
-_FILES = {"ca.pem": 0o644, "cert.pem": 0o644, "manifest.toml": 0o644, "key.pem": 0o600}
+_FILES = {"ca.pem": PUBLIC, "cert.pem": PUBLIC, "manifest.toml": PUBLIC, "key.pem": OWNER_ONLY}
 
 
 def backup(folder: Path, target: Path) -> dict[str, object]:
@@ -36,9 +35,8 @@ def backup(folder: Path, target: Path) -> dict[str, object]:
             f"{error.filename} cannot be read: {error.strerror}; give a client's folder."
         ) from None
     notes = {"kind": _KIND, "meta": json.dumps(meta), **texts}
-    write_secret(
-        target, save({name: vector.contiguous() for name, vector in vectors.items()}, notes)
-    )
+    tensors = {name: vector.contiguous() for name, vector in vectors.items()}
+    DISK.replace(target, save(tensors, notes), mode=OWNER_ONLY)
     return {"file": str(target), "bytes": target.stat().st_size} | _told(meta)
 
 
@@ -54,14 +52,14 @@ def restore(file: Path, folder: Path) -> dict[str, object]:
     meta = json.loads(notes["meta"])
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, mode in _FILES.items():
-        replace_file(folder / name, notes[name].encode(), mode=mode)
+        DISK.replace(folder / name, notes[name].encode(), mode=mode)
     with closing(Store(folder / "state")) as made:
         made.commit(vectors, meta)
     return {"folder": str(folder)} | _told(meta)
 
 
 def restore_model(file: Path, folder: Path) -> dict[str, object]:
-    """Put the model of a backup, an export or a kept good model into a stopped client, in a new epoch.
+    """Put the model of a backup or an export into a stopped client, in a new epoch.
 
     Its gradient may be as bad as the model was: it begins at zero, and so does the tracker.
     """
@@ -82,12 +80,6 @@ def restore_model(file: Path, folder: Path) -> dict[str, object]:
         own = Incarnation(saved.meta["incarnation"])
         made.commit(vectors_of(state), {**saved.meta, **meta_of(state, own)})
     return {"folder": str(folder), "model": str(file)} | _told(saved.meta)
-
-
-def last_good_model(folder: Path) -> Tensor | None:
-    """(parameters,): the newest of the models that a running client keeps as good; None if there is none."""
-    kept = sorted((folder / "good").glob("x-*.safetensors"))
-    return _read(kept[-1], model=True)[0]["x"] if kept else None
 
 
 def _read(file: Path, *, model: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:

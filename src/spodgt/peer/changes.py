@@ -131,17 +131,13 @@ def without(manifest: Manifest, name: str) -> Manifest:
     return _next(after)
 
 
-def quarantined(manifest: Manifest, name: str, on: bool = True, *, good: bool = False) -> Manifest:
-    """The next version, in which a client stays a member but has no links, or has them again.
-
-    With `good`, all clients go back to their last good models when they take it.
-    """
+def quarantined(manifest: Manifest, name: str, on: bool = True) -> Manifest:
+    """The next version, in which a client stays a member but has no links, or has them again."""
     if manifest.client(name).quarantined == on:
         is_so = "is in quarantine already" if on else "is not in quarantine"
         raise InvalidInput(f"{name} {is_so}; nothing would change.")
     clients = tuple(replace(c, quarantined=on) if c.name == name else c for c in manifest.clients)
-    since = manifest.version + 1 if good else manifest.good_since
-    return _next(replace(manifest, clients=clients, good_since=since))
+    return _next(replace(manifest, clients=clients))
 
 
 def _next(changed: Manifest) -> Manifest:

@@ -1,46 +1,27 @@
-"""A connection between two clients: mutual TLS, what both ends say first, and questions with one answer."""
+"""What both ends of a stream have in common: its counters, its headers, and requests with one answer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
-
-import grpc
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from spodgt.peer import wire
 from spodgt.peer.faults import Hear
+from spodgt.peer.grpc_wire import GRPC, system_host
+from spodgt.peer.host import Ended, Headers, Host, Rejected, Wire, WireError
 from spodgt.peer.identity import Identity
 from spodgt.peer.protocol import Refused
 from spodgt.peer.text import printable
 
-SERVICE = "spodgt.peer.Links"
-CONNECT_SECONDS = 5.0
 CHUNK_SECONDS = 60.0  # a chunk of 1 MiB that takes longer is a dead link
 ANSWER_SECONDS = 5.0  # for an answer, beyond the time its bytes take at the slowest rate
 SLOWEST = 16_000.0  # bytes per second that a link must carry
-IDLE_MS = 5_000  # a connection without a stream is closed: whoever holds a certificate could keep all of them
 TEXT = 300  # characters of a reason that travel back to the sender
 ANSWER = 2**27  # bytes of a manifest at most: a complete graph of 1,000 clients
-_SAID = 40  # characters of a program's version, or of its protocols
-OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_receive_message_length", wire.LIMIT),
-    ("grpc.max_send_message_length", wire.LIMIT),
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
-    ("grpc.http2.max_ping_strikes", 0),  # members' keepalive is welcome
-    ("grpc.http2.lookahead_bytes", 4 * wire.CHUNK),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.so_reuseport", 0),
-    ("grpc.server_handshake_timeout_ms", 5_000),  # who says nothing is let go
-    ("grpc.max_concurrent_streams", 8),  # of one connection
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 3_000),
-]
+_HEADER = 40  # characters of a program's version, or of its protocols
+PROTOCOLS = "spodgt-protocols"
+VERSION = "spodgt-version"
 
 
 @dataclass
@@ -63,73 +44,66 @@ class Local:
     identity: Identity
     hear: Hear  # takes what arrives
     notify: Callable[[str, str], None]  # takes events: kind, text
+    host: Host = field(default_factory=system_host)
+
+    @property
+    def now(self) -> float:
+        """Seconds of the monotonic clock."""
+        return self.host.clock.monotonic()
+
+    async def cause(self, error: BaseException | None, address: str, name: str) -> str:
+        """One sentence on why the link to `name` is down."""
+        if isinstance(error, Ended):
+            return f"{name} ended the stream"
+        if isinstance(error, Rejected):
+            return f"{name} refuses: {error}"[:TEXT]
+        found = await self.host.wire.probe(self.identity, address, name)
+        if error is None or isinstance(error, WireError):
+            return found
+        if isinstance(error, asyncio.TimeoutError):
+            return f"{found}: no answer in time"[:TEXT]
+        return f"{found}: {type(error).__name__}: {error}"[:TEXT]
 
 
-class Wires(Protocol):
-    """One end of a stream, whoever has opened it."""
-
-    async def read(self) -> bytes: ...
-    async def write(self, data: bytes, /) -> None: ...
+def own_headers(own: wire.Context) -> Headers:
+    """The headers that a stream begins with at both ends."""
+    return {PROTOCOLS: " ".join(map(str, own.protocols)), VERSION: own.version or "?"}
 
 
-def secure_channel(identity: Identity, address: str, name: str) -> grpc.aio.Channel:
-    """A channel to the client `name`, and to nobody else who answers at its address."""
-    credentials = grpc.ssl_channel_credentials(
-        identity.authority, identity.key, identity.certificate
-    )
-    options = [
-        *OPTIONS,
-        ("grpc.ssl_target_name_override", name),
-        ("grpc.use_local_subchannel_pool", 1),
-    ]
-    return grpc.aio.secure_channel(address, credentials, options=options)
-
-
-def spoken(own: wire.Context) -> tuple[tuple[str, str], ...]:
-    """What a stream begins with at both ends, as metadata of the call."""
-    return (
-        ("spodgt-protocols", " ".join(map(str, own.protocols))),
-        ("spodgt-version", own.version or "?"),
-    )
-
-
-def agreed(
-    own: wire.Context,
-    name: str,
-    metadata: Iterable[tuple[str, str | bytes]] | None,
-    traffic: Traffic,
-) -> int:
-    """The protocol of a stream, from what the other end `name` says that it speaks; notes its version."""
-    said = {key: printable(str(value)[:_SAID]) for key, value in metadata or ()}
-    traffic.version = said.get("spodgt-version", "")
-    theirs = [int(word) for word in said.get("spodgt-protocols", "1").split() if word.isdecimal()]
+def agreed(own: wire.Context, name: str, headers: Headers, traffic: Traffic) -> int:
+    """The protocol of a stream, from the headers of the other end `name`; its version is noted."""
+    traffic.version = printable(headers.get(VERSION, "")[:_HEADER])
+    words = headers.get(PROTOCOLS, "1")[:_HEADER].split()
+    theirs = [int(word) for word in words if word.isdecimal()]
     return wire.agree(own, theirs, name, traffic.version)
 
 
 async def fetch(
-    what: str, identity: Identity, address: str, name: str, limit: int = ANSWER
+    what: str,
+    identity: Identity,
+    address: str,
+    name: str,
+    limit: int = ANSWER,
+    through: Wire = GRPC,
 ) -> bytes:
-    """Ask the client `name` for its "Manifest", not yet verified, or its "Status" as JSON.
+    """Request the "Manifest" of the client `name`, not yet verified, or its "Status" as JSON.
 
-    `Refused` if the answer has more than `limit` bytes or comes too slowly.
+    Raises:
+        Refused: the answer has more than `limit` bytes, or arrives too slowly.
     """
     file = bytearray()
-    async with secure_channel(identity, address, name) as channel:
-        await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
-        call = channel.stream_stream(f"/{SERVICE}/{what}")()
+    async with through.open(identity, address, name, what, {}) as call:
         begun = asyncio.get_running_loop().time()
         try:
-            await call.done_writing()
+            await call.close_writing()
             while True:
                 deadline = begun + ANSWER_SECONDS + len(file) / SLOWEST
                 left = deadline - asyncio.get_running_loop().time()
                 chunk = await asyncio.wait_for(call.read(), max(left, 0.0))
-                if chunk is grpc.aio.EOF:
+                if chunk is None:
                     return bytes(file)
                 file += chunk
                 if len(file) > limit:
                     raise Refused(f"the answer of {name} has more than {limit} bytes")
         except asyncio.TimeoutError:
             raise Refused(f"{name} answers too slowly: {len(file)} bytes so far") from None
-        finally:
-            call.cancel()

@@ -8,9 +8,10 @@ follow that client in steps of the same size, never reach it again.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
+
+from spodgt.peer.clock import SYSTEM_CLOCK
 
 STEP = 64  # epochs by which a client goes forward at once
 AT_ONCE = 4  # epochs of one neighbour that are followed without a pause
@@ -20,7 +21,7 @@ PAUSE = 60.0  # seconds, after which one more is followed
 class FollowedEpochs:
     """Counts the epochs of each neighbour that were followed, and those that were not; `clock` in seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = SYSTEM_CLOCK.monotonic) -> None:
         self.clock = clock
         self.ignored: Counter[str] = Counter()  # later epochs that were not followed, by neighbour
         self.ahead: dict[str, int] = {}  # epochs by which a neighbour was ahead at its last frame

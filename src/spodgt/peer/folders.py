@@ -23,7 +23,6 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-from spodgt._util.files import replace_file
 from spodgt.algorithms import describe
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment, PythonProblem
@@ -33,10 +32,11 @@ from spodgt.network.names import describe_difference
 from spodgt.peer import identity, store
 from spodgt.peer.audit import Audit, audit
 from spodgt.peer.changes import check_devices, with_root, without
+from spodgt.peer.files import DISK, OWNER_ONLY, PUBLIC
 from spodgt.peer.manifest import Client, Link, Manifest, Method, SignedManifest, is_name, layout_of
 from spodgt.peer.options import Deployment, Table, check_address
 from spodgt.peer.states import state_from
-from spodgt.peer.work import capacity, manifest_problem, own_problem, problem_of, row_of
+from spodgt.peer.work import capacity, manifest_problem, problem_of, row_of
 from spodgt.problems import refuse_statistics
 from spodgt.problems.protocols import HasLayout
 from spodgt.types import Problem
@@ -60,7 +60,7 @@ def create(folder: Path, experiment: Experiment, deployment: Deployment = Deploy
         raise InvalidInput(
             f"{folder} cannot be made: {error.strerror}; give another folder."
         ) from None
-    identity.write_secret(folder / "ca.key", key)
+    DISK.replace(folder / "ca.key", key, mode=OWNER_ONLY)
     (folder / "ca.pem").write_bytes(authority)
     publish(folder, manifest)
     return manifest
@@ -77,10 +77,7 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     if parts < network.clients:
         must = f"at least {network.clients}, one part per client"
         raise InvalidInput(f"divided_into must be {must}, got {parts}; use {network.clients}.")
-    make = deployment.problem
-    if make:
-        problem = own_problem(make, names[0])  # for its layout
-    elif isinstance(experiment.problem, PythonProblem):
+    if isinstance(experiment.problem, PythonProblem):
         problem = problem_of(experiment.problem, parts, names[0])
     else:
         _, problem = join_clients(network, experiment.base_problem.draw(seed))
@@ -116,7 +113,7 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         problem=experiment.to_dict()["problem"],
         seed=seed,
         weights=experiment.weights or "degree",
-        divided_into=0 if make else parts,
+        divided_into=parts,
         rounds_per_second=deployment.rounds_per_second,
         max_alone=deployment.max_alone,
     )
@@ -246,11 +243,11 @@ def issue(folder: Path, name: str, *, days: float = identity.DAYS) -> Path:
     made = identity.issue(_authority_key(folder), authority, name, days=days)
     home = folder / name
     home.mkdir(mode=0o700, exist_ok=True)
-    replace_file(home / "ca.pem", authority, mode=0o644)
+    DISK.replace(home / "ca.pem", authority, mode=PUBLIC)
     signed.write(home)
     # a running client takes the two together once they belong to each other
-    identity.write_secret(home / "key.pem", made.key)
-    replace_file(home / "cert.pem", made.certificate, mode=0o644)
+    DISK.replace(home / "key.pem", made.key, mode=OWNER_ONLY)
+    DISK.replace(home / "cert.pem", made.certificate, mode=PUBLIC)
     return home
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from spodgt.peer.clock import SYSTEM_CLOCK
 from spodgt.peer.protocol import Refused
 
 STREAMS = 2  # of a name at a time: the one in use, and one that takes over
@@ -17,7 +17,7 @@ BAN_SECONDS = 30.0
 class Gate:
     """Counts what each name holds and has done wrong; `clock` gives seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = SYSTEM_CLOCK.monotonic) -> None:
         self.clock = clock
         self.open: Counter[str] = Counter()
         self.refused: dict[str, list[float]] = {}  # when the latest bad frames of a name came

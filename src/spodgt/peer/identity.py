@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from spodgt._util.files import replace_file
 from spodgt.errors import InvalidInput
+from spodgt.peer.files import DISK, Files
 
 DAYS = 30
 OBSERVER = "observer"  # may ask clients for their status, and has no links; no client has this name
@@ -37,22 +37,30 @@ class Identity:
     folder: Path | None = None  # where the files are, if they are files
 
     @classmethod
-    def read(cls, folder: Path, name: str) -> Identity:
-        """From a client's folder; refused in one sentence if it would fail later in a handshake."""
+    def read(
+        cls, folder: Path, name: str, files: Files = DISK, now: float | None = None
+    ) -> Identity:
+        """From a client's folder; refused in one sentence if it would fail later in a handshake.
+
+        Args:
+            folder: of the client.
+            name: of the client, which the certificate must have, too.
+            files: the disk.
+            now: seconds of the wall clock; default: that of the system.
+        """
         try:
-            parts = [(folder / file).read_bytes() for file in ("key.pem", "cert.pem", "ca.pem")]
+            parts = [files.read(folder / file) for file in ("key.pem", "cert.pem", "ca.pem")]
+            mode = files.status(folder / "key.pem").mode
         except OSError as error:
-            why, fix = (
-                f"cannot be read: {error.strerror}",
-                f"make it with: spodgt peer issue {name}",
-            )
+            why = f"cannot be read: {error.strerror}"
+            fix = f"make it with: spodgt peer issue {name}"
             raise InvalidInput(f"{error.filename} {why}; {fix}.") from None
-        if (mode := (folder / "key.pem").stat().st_mode & 0o777) & 0o077 and os.name == "posix":
+        if mode & 0o077 and os.name == "posix":
             readable = f"{folder / 'key.pem'} has mode {mode:04o}, others could read it"
             raise InvalidInput(f"{readable}; run: chmod 600 {folder / 'key.pem'}")
         key, certificate, authority = parts
         identity = cls(name, key, certificate, authority, folder)
-        check(identity)
+        check(identity, now)
         return identity
 
 
@@ -69,7 +77,7 @@ def create_authority(run: str) -> tuple[bytes, bytes]:
     """A new authority: its key and its certificate, as PEM."""
     key, name = ec.generate_private_key(ec.SECP256R1()), _common_name(f"spodgt run {run}")
     usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
-    builder = _builder(name, name, key, _now(), _CA_DAYS).add_extension(usage, critical=True)
+    builder = _builder(name, name, key, _utc(None), _CA_DAYS).add_extension(usage, critical=True)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     builder = builder.add_extension(own, critical=False)
@@ -89,7 +97,7 @@ def issue(
     root = _certificate(authority, "ca.pem")
     key = ec.generate_private_key(ec.SECP256R1())
     both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-    builder = _builder(_common_name(name), root.subject, key, start or _now(), days)
+    builder = _builder(_common_name(name), root.subject, key, start or _utc(None), days)
     builder = builder.add_extension(
         x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False
     )
@@ -104,24 +112,25 @@ def issue(
     )
 
 
-def check(identity: Identity) -> None:
-    """Report now, in one sentence, what would fail later in a handshake."""
+def check(identity: Identity, now: float | None = None) -> None:
+    """Report in one sentence what would fail later in a handshake; `now` is as in `Identity.read`."""
     fix = f"issue a new one with: spodgt peer renew {identity.name}"
     again = f"copy it again, or {fix}"
     certificate = _certificate(identity.certificate, f"cert.pem of {identity.name}", again)
     key = _private(identity.key, f"key.pem of {identity.name}", again)
     authority = _certificate(identity.authority, f"ca.pem of {identity.name}")
-    now = _now()
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    time = _utc(now)
+    begin = certificate.not_valid_before_utc
+    end = certificate.not_valid_after_utc
     whose = f"the certificate of {identity.name}"
     names = _names(certificate)
     if names != [identity.name]:
         who = ", ".join(names) or "nobody"
         raise InvalidInput(f"the certificate names {who}, not {identity.name!r}; {fix}.")
-    if end < now:
+    if end < time:
         raise InvalidInput(f"{whose} expired on {end:%Y-%m-%d %H:%M} UTC; {fix}.")
-    if begin > now:
-        clock = f"this host's clock says {now:%Y-%m-%d %H:%M}"
+    if begin > time:
+        clock = f"this host's clock says {time:%Y-%m-%d %H:%M}"
         raise InvalidInput(
             f"{whose} begins on {begin:%Y-%m-%d %H:%M} UTC, but {clock}; set the clock."
         )
@@ -135,16 +144,15 @@ def check(identity: Identity) -> None:
         raise InvalidInput(f"{whose} is from another authority; {fix}.") from None
 
 
-def seconds_left(certificate: bytes) -> float:
+def seconds_left(certificate: bytes, now: float | None = None) -> float:
     """Until a certificate, given as PEM, ends; below 0 after that."""
-    return (
-        x509.load_pem_x509_certificate(certificate).not_valid_after_utc - _now()
-    ).total_seconds()
+    end = x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+    return (end - _utc(now)).total_seconds()
 
 
-def days_left(identity: Identity) -> float:
+def days_left(identity: Identity, now: float | None = None) -> float:
     """Until the certificate ends; below 0 after that."""
-    return seconds_left(identity.certificate) / 86400
+    return seconds_left(identity.certificate, now) / 86400
 
 
 def sign(authority_key: bytes, text: bytes) -> bytes:
@@ -160,11 +168,6 @@ def verified(authority: bytes, text: bytes, signature: bytes) -> bool:
     except InvalidSignature:
         return False
     return True
-
-
-def write_secret(path: Path, data: bytes) -> None:
-    """Replace a file, for its owner only, whoever could read what was there."""
-    replace_file(path, data, mode=0o600)
 
 
 def _names(certificate: x509.Certificate) -> list[str]:
@@ -217,5 +220,7 @@ def _common_name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _now() -> datetime:
-    return datetime.now(timezone.utc)
+def _utc(now: float | None) -> datetime:
+    if now is None:
+        return datetime.now(timezone.utc)
+    return datetime.fromtimestamp(now, timezone.utc)

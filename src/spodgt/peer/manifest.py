@@ -21,12 +21,12 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import tomli_w
 
-from spodgt._util.files import replace_file
 from spodgt.algorithms import describe, method
 from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.errors import Incompatible, InvalidConfig, InvalidInput
 from spodgt.network import Network
 from spodgt.peer import identity
+from spodgt.peer.files import DISK, PUBLIC, Files
 from spodgt.peer.options import Table, check_address
 from spodgt.peer.seats import Seats
 from spodgt.problems.protocols import HasLayout
@@ -126,9 +126,7 @@ class Manifest:
     weights: str = "degree"
     divided_into: Whole = 0  # parts of the problem; at least the clients at the beginning
     removed: tuple[str, ...] = ()  # names that were taken away; nobody gets them again
-    good_since: Whole = (
-        0  # the version with which all went back to their last good models; 0: never
-    )
+    good_since: Whole = 0  # of release 0.2.0, which could go back to earlier models; not used
     rounds_per_second: Number = 0.0  # 0: as fast as the device can
     max_alone: Whole = 200  # rounds without news after which a client waits; 0: never
     root: str = ""  # who leads, if the method has a root
@@ -312,15 +310,15 @@ class SignedManifest(NamedTuple):
         return cls(Manifest.parse(text), file)
 
     @classmethod
-    def read(cls, folder: Path, authority: bytes) -> SignedManifest:
+    def read(cls, folder: Path, authority: bytes, files: Files = DISK) -> SignedManifest:
         """A folder's manifest, checked against the authority."""
         try:
-            file = (folder / "manifest.toml").read_bytes()
+            file = files.read(folder / "manifest.toml")
         except FileNotFoundError as error:
             fix = "make it with spodgt peer init and spodgt peer issue"
             raise InvalidInput(f"{error.filename} does not exist; {fix}.") from None
         return cls.verify(file, authority)
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, files: Files = DISK) -> None:
         """Replace a folder's manifest at once."""
-        replace_file(folder / "manifest.toml", self.file, mode=0o644)
+        files.replace(folder / "manifest.toml", self.file, mode=PUBLIC)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from torch import Tensor
-
 from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.errors import InvalidInput, SpodgtError
 from spodgt.peer import identity
-from spodgt.peer.backup import last_good_model
 from spodgt.peer.changes import obstacle
 from spodgt.peer.channel import fetch
+from spodgt.peer.clock import SYSTEM_CLOCK, Clock
+from spodgt.peer.host import Host
 from spodgt.peer.identity import Identity
 from spodgt.peer.manifest import Manifest, SignedManifest
 from spodgt.peer.seats import Seats
@@ -39,14 +37,20 @@ class Terms(NamedTuple):
     seats: Seats
 
     @classmethod
-    def of(cls, signed: SignedManifest, name: str, old: Terms | None = None) -> Terms:
+    def of(
+        cls,
+        signed: SignedManifest,
+        name: str,
+        old: Terms | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> Terms:
         """What client `name` does under a manifest; a device that stays as it was keeps its account."""
         manifest = signed.manifest
         own = manifest.client(name)
         if old is not None and old.manifest.client(name).compute == own.compute:
             device = old.capacity
         else:
-            device = capacity(own.compute, manifest.seed, own.place, own.name)
+            device = capacity(own.compute, manifest.seed, own.place, own.name, clock)
         member = Member(own.place, len(manifest.linked), device.p)
         return cls(signed, manifest.method.build(), device, member, manifest.seats(name))
 
@@ -58,9 +62,15 @@ class Terms(NamedTuple):
 class Membership:
     """The terms in force, and newer ones once they are known: from the folder or from a neighbour."""
 
-    def __init__(self, folder: Path, own: Identity, notify: Callable[[str, str], None]) -> None:
-        self.folder, self.identity, self.notify = folder, own, notify
-        self.terms = Terms.of(SignedManifest.read(folder, own.authority), own.name)
+    def __init__(
+        self, folder: Path, own: Identity, notify: Callable[[str, str], None], host: Host
+    ) -> None:
+        self.folder = folder
+        self.identity = own
+        self.notify = notify
+        self.host = host
+        signed = SignedManifest.read(folder, own.authority, host.files)
+        self.terms = Terms.of(signed, own.name, clock=host.clock)
         self.update: Terms | None = None
         self.left = ""  # why this client is no member any more
         self._seen = self._stamp()
@@ -76,24 +86,6 @@ class Membership:
         """The manifest's file for a member or an observer; None for others, as for one that was removed."""
         return self.terms.signed.file if name in (*self.manifest.names, identity.OBSERVER) else None
 
-    def good_model(self, before: int) -> Tensor | None:
-        """(parameters,): what to go back to, if a version after `before` says so and there is something."""
-        since = self.manifest.good_since
-        if not before < since:
-            return None
-        try:
-            x = last_good_model(self.folder)
-        except InvalidInput as error:
-            self.notify("failed", str(error))
-            return None
-        told = (
-            "back to the last good model"
-            if x is not None
-            else "there is no good model to go back to"
-        )
-        self.notify("good model", f"version {since} of the manifest: {told}")
-        return x
-
     def adopt(self) -> Terms | None:
         """Put newer terms in force and keep them in the folder, if there are any."""
         update = self.update
@@ -101,7 +93,7 @@ class Membership:
         if update is None or update.manifest.version <= self.manifest.version:
             return None  # another one of this version may have been considered at the same time
         try:
-            update.signed.write(self.folder)
+            update.signed.write(self.folder, self.host.files)
         except OSError as error:  # it comes again with the neighbours' next frames
             self.notify("failed", f"manifest.toml cannot be written: {error.strerror}")
             return None
@@ -123,7 +115,7 @@ class Membership:
         return renewed
 
     def _read_manifest(self) -> None:
-        file = (self.folder / "manifest.toml").read_bytes()
+        file = self.host.files.read(self.folder / "manifest.toml")
         if file == self.terms.signed.file:
             self._told.pop("manifest", None)
             return
@@ -147,8 +139,8 @@ class Membership:
         stamp: list[int] = []
         with contextlib.suppress(OSError):
             for name in ("key.pem", "cert.pem"):
-                found = (self.folder / name).stat()
-                stamp += [found.st_mtime_ns, found.st_size]
+                status = self.host.files.status(self.folder / name)
+                stamp += [status.modified, status.size]
         return tuple(stamp)
 
     def _renewed(self) -> Identity | None:
@@ -156,19 +148,26 @@ class Membership:
         if stamp == self._seen:
             return None
         try:
-            self.identity = Identity.read(self.folder, self.identity.name)
+            self.identity = Identity.read(
+                self.folder, self.identity.name, self.host.files, self.host.clock.wall()
+            )
         except InvalidInput as error:  # one of two files is there, or half of one: read again later
             self._tell_once("certificate", f"the old one stays in use: {error}")
             return None
-        self._seen, self._warned = stamp, 0.0
+        self._seen = stamp
+        self._warned = 0.0
         self._told.pop("certificate", None)
-        self.notify(
-            "certificate", f"a new one, valid for {identity.days_left(self.identity):.1f} days"
-        )
+        self.notify("certificate", f"a new one, valid for {self.days_left:.1f} days")
         return self.identity
 
+    @property
+    def days_left(self) -> float:
+        """Until the own certificate ends."""
+        return identity.days_left(self.identity, self.host.clock.wall())
+
     def _warn(self) -> None:
-        left, now = identity.days_left(self.identity), time.monotonic()
+        left = self.days_left
+        now = self.host.clock.monotonic()
         if left < WARN_DAYS and (not self._warned or now - self._warned > _WARN_SECONDS):
             self._warned = now
             when = (
@@ -191,7 +190,9 @@ class Membership:
         try:
             address = self.manifest.client(neighbour).address
             if address:  # else it dials, and has to be told by somebody who listens
-                file = await fetch("Manifest", self.identity, address, neighbour)
+                file = await fetch(
+                    "Manifest", self.identity, address, neighbour, through=self.host.wire
+                )
                 self._consider(SignedManifest.verify(file, self.identity.authority))
         except Exception as error:  # the neighbour's next frame asks again
             self.notify("failed", f"the manifest of {neighbour} cannot be had: {error}"[:300])
@@ -224,6 +225,6 @@ class Membership:
             self.notify("refused", f"{version}: {why}")
             return
         try:
-            self.update = Terms.of(newer, name, self.terms)
+            self.update = Terms.of(newer, name, self.terms, self.host.clock)
         except SpodgtError as error:
             self.notify("refused", f"{version}: {error}")

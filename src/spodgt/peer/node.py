@@ -255,7 +255,7 @@ class Node:
     def commit(self) -> set[str]:
         """Make the round durable and show it; returns the in-links to acknowledge now."""
         vectors = states.vectors_of(self.state)
-        changed = {name: vectors[name] for name in self.dirty if name in vectors}
+        changed = {name: vector for name, vector in vectors.items() if name in self.dirty}
         for name, vector in changed.items():
             if not is_finite(vector):
                 raise Failed(
@@ -290,12 +290,6 @@ class Node:
         self.reset(self.state.epoch + 1)
         self.notify("epoch", f"{name}: {why}; epoch {self.state.epoch} begins without it")
         return True
-
-    def go_to(self, x: Tensor) -> None:
-        """Begin again from the model `x` (parameters,), in an epoch that is still to be named."""
-        self.state = states.restored(self.state, x)
-        self.use(self.algorithm)
-        self.touch()
 
     def touch(self) -> None:
         """Let the next commit write every vector."""

@@ -5,7 +5,7 @@ The text of `Annotated` is the help of the option of `spodgt peer` with the same
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -36,7 +36,6 @@ class Deployment:
         bool,
         "Limit clients and links to the participation probabilities of the config.",
     ] = False
-    problem: Callable[[str], object] | None = None  # makes a client's problem from its name
     divided_into: Annotated[
         int | None, "Number of parts of the data; more than clients if some join later."
     ] = None
@@ -68,7 +67,6 @@ class Options:
         bool, "Compiled loops: linear models ten times as fast, for 100 MB of memory."
     ] = False
     listen: Annotated[str | None, "host:port to listen on. Default: as in the manifest."] = None
-    problem: Callable[[str], object] | None = None  # makes the client's problem from its name
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
-"""The local rounds of a peer, in their own thread.
+"""The local rounds of a peer.
 
 take what has arrived ▶ step ▶ commit ▶ only now send and acknowledge ▶ again
+
+`Rounds.step` does one of them and returns how long to wait; `Rounds.run` calls it in a thread of its own.
 """
 
 from __future__ import annotations
@@ -8,13 +10,10 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-import time
 from dataclasses import dataclass
 
 from spodgt.errors import InvalidInput
 from spodgt.peer.faults import crash_point
-from spodgt.peer.identity import days_left
-from spodgt.peer.manifest import RESETS
 from spodgt.peer.membership import Membership
 from spodgt.peer.node import Node
 from spodgt.peer.options import Options
@@ -23,7 +22,7 @@ from spodgt.peer.transport import Transport
 from spodgt.peer.work import Work, active_links
 
 _CHECK_SECONDS = 10.0  # between two looks at the server's connections
-_WAIT = 0.2  # seconds, the longest pause before `halt` is checked again
+_WAIT = 0.2  # seconds, the longest pause of a client that waits for frames
 _SEND_AGAIN = 1.0  # seconds between two sends of the committed state while no local rounds are made
 
 
@@ -40,50 +39,82 @@ class Rounds:
 
     def __post_init__(self) -> None:
         self.name = self.membership.identity.name
+        self.clock = self.membership.host.clock
         self.halt = threading.Event()
-        self.begun = time.monotonic()
+        self.begun = self.clock.monotonic()
         self._checked = self.begun  # when the server's connections were looked at last
         self._next = 0.0  # when the next round is due, if their rate is limited
         self._sent_at = -math.inf  # monotonic time of the last send
 
     def run(self) -> None:
-        """Rounds until a limit is reached or `halt` is set."""
-        self._send_unacknowledged()  # after an outage every client may be waiting for a first message
-        while not self.halt.is_set() and not self._done():
-            self._round()
-        if self.node.dirty:
-            self._publish()
-        while self.options.linger and not self.halt.is_set():
+        """Rounds until a limit is reached or `stop` is called."""
+        while True:
+            seconds = self.step()
+            if seconds is None:
+                return
+            if seconds > 0:
+                self.node.arrived.wait(seconds)
+                self.node.arrived.clear()
+
+    def stop(self) -> None:
+        """Let `run` return after the current round; called from any thread."""
+        self.halt.set()
+        self.node.arrived.set()
+
+    def step(self) -> float | None:
+        """Make a local round, or what takes its place.
+
+        Returns:
+            Seconds to wait before the next call, less if a frame arrives; None: the rounds have ended.
+        """
+        if self._sent_at == -math.inf:
+            # after an outage every client may be waiting for a first message
+            self._send_unacknowledged()
+        if self.halt.is_set() or self._done():
+            if self.node.dirty:
+                self._publish()
+            if self.halt.is_set() or not self.options.linger:
+                return None
             self._rest()
+            return _WAIT
+        if self._follow_manifest():
+            return 0.0
+        early = self._pace(self.membership.manifest.rounds_per_second)
+        if early > 0:
+            return early
+        pause = self._round()
+        self._report()
+        return pause
 
     def _done(self) -> bool:
-        o, state = self.options, self.node.state
+        limits = self.options
+        state = self.node.state
         return (
-            (o.rounds is not None and state.k > o.rounds)
-            or (o.gradients is not None and state.gradients >= o.gradients)
-            or (o.seconds is not None and time.monotonic() - self.begun >= o.seconds)
+            (limits.rounds is not None and state.k > limits.rounds)
+            or (limits.gradients is not None and state.gradients >= limits.gradients)
+            or (limits.seconds is not None and self._elapsed() >= limits.seconds)
         )
 
-    def _round(self) -> None:
-        node, manifest, k = self.node, self.membership.manifest, self.node.state.k
-        if self._follow_manifest():
-            return
-        self._pace(manifest.rounds_per_second)
-        # theory wants bounded delays: without news from anybody a client drifts towards its own data
-        alone = k - node.state.heard_at
+    def _elapsed(self) -> float:
+        return self.clock.monotonic() - self.begun
+
+    def _round(self) -> float:
+        """A local round, or an exchange without one after many rounds without news; the seconds to wait."""
+        node = self.node
+        k = node.state.k
+        # theory requires bounded delays: without news from anybody a client drifts towards its own data
         limit = self._max_alone()
-        is_alone = limit is not None and alone >= limit
+        is_alone = limit is not None and k - node.state.heard_at >= limit
         waiting = is_alone and not node.inbox
         self.reporter.status.waiting = waiting
         if waiting:
-            self._wait()
-            self._exchange_without_round(bool(node.acks) and not node.inbox)
-        else:
-            node.advance(self.work.capacity.computes(k), self._active_links(k))
-            crash_point("frames taken")
-            if is_alone or k % self.options.commit_every == 0:
-                self._publish()
-        self._report()
+            self._exchange_without_round(bool(node.acks))
+            return _WAIT
+        node.advance(self.work.capacity.computes(k), self._active_links(k))
+        crash_point("frames taken")
+        if is_alone or k % self.options.commit_every == 0:
+            self._publish()
+        return 0.0
 
     def _max_alone(self) -> int | None:
         """Local rounds without news after which the client waits; None: it never waits."""
@@ -111,7 +142,6 @@ class Rounds:
 
     def _rest(self) -> None:
         """After the last round: take what neighbours send and acknowledge it."""
-        self._wait()
         if not self._follow_manifest():
             self._exchange_without_round(bool(self.node.inbox or self.node.acks))
         self._report()
@@ -122,35 +152,40 @@ class Rounds:
             self.node.absorb()
         if has_frames or self.node.dirty:  # rounds may share a commit that is not due yet
             self._publish()
-        elif time.monotonic() - self._sent_at >= _SEND_AGAIN:
+        elif self.clock.monotonic() - self._sent_at >= _SEND_AGAIN:
             self._send_unacknowledged()
 
-    def _wait(self) -> None:
-        self.node.arrived.wait(_WAIT)
-        self.node.arrived.clear()
-
-    def _pace(self, rate: float) -> None:
-        if rate:
-            self._next = max(self._next + 1 / rate, time.monotonic() - 1)
-            self.halt.wait(max(0.0, self._next - time.monotonic()))
+    def _pace(self, rate: float) -> float:
+        """Seconds until the next round is due; if it is due now, the one after it is scheduled."""
+        if not rate:
+            return 0.0
+        now = self.clock.monotonic()
+        if now < self._next:
+            return self._next - now
+        self._next = max(self._next, now - 1) + 1 / rate
+        return 0.0
 
     def _publish(self) -> None:
         """Commit, then send what others have not acknowledged, and acknowledge what was taken."""
-        owed = self.node.commit()
+        pending_acks = self.node.commit()
         self._send_unacknowledged()
-        for source in owed:
-            if ack := self.node.ack(source):
+        for source in sorted(pending_acks):
+            ack = self.node.ack(source)
+            if ack:
                 self.transport.send_ack(source, ack)
 
     def _send_unacknowledged(self) -> None:
         """Send the committed message of each out-link whose receiver has not acknowledged it."""
-        self._sent_at = time.monotonic()
+        self._sent_at = self.clock.monotonic()
         for target in self.node.state.out:
-            if self.node.waits(target) and (message := self.node.message(target)):
+            if not self.node.waits(target):
+                continue
+            message = self.node.message(target)
+            if message:
                 self.transport.send_latest(target, message)
 
     def _follow_manifest(self) -> bool:
-        """Ask a neighbour for the newer manifest it has; adopt one that is here: other links, a new epoch."""
+        """Request the newer manifest of a neighbour; adopt one that is here: other links, a new epoch."""
         if self.node.newer_manifest is not None:
             self.membership.ask(self.node.newer_manifest, self.transport.loop)
             self.node.newer_manifest = None
@@ -159,11 +194,10 @@ class Rounds:
         terms = self.membership.adopt()
         if terms is None:
             return False
-        manifest, node = terms.manifest, self.node
-        good = self.membership.good_model(node.state.epoch // RESETS)
-        if good is not None:
-            node.go_to(good)
-        node.member, node.last_epoch = terms.member, manifest.last_epoch
+        manifest = terms.manifest
+        node = self.node
+        node.last_epoch = manifest.last_epoch
+        node.member = terms.member
         node.use(terms.algorithm)
         self.work.capacity = terms.capacity
         node.relink(terms.seats, manifest.epoch)
@@ -176,24 +210,28 @@ class Rounds:
         return True
 
     def _report(self) -> None:
-        if self.reporter.due:
-            renewed = self.membership.check_folder()
-            loop, transport = self.transport.loop, self.transport
-            if renewed is not None:
-                loop.call_soon_threadsafe(transport.renew, renewed)
-            address = self.options.listen or self.membership.manifest.client(self.name).address
-            if address != transport.address:
-                asyncio.run_coroutine_threadsafe(transport.move(address), loop)
-            if time.monotonic() - self._checked >= _CHECK_SECONDS:
-                self._checked = time.monotonic()
-                asyncio.run_coroutine_threadsafe(transport.check_full(), loop)
-            self.reporter.status.days_left = days_left(self.membership.identity)
-            self._drop_silent()
-            self.reporter.report()
+        if not self.reporter.due:
+            return
+        transport = self.transport
+        renewed = self.membership.check_folder()
+        if renewed is not None:
+            transport.loop.call_soon_threadsafe(transport.renew, renewed)
+        address = self.options.listen or self.membership.manifest.client(self.name).address
+        if address != transport.address:
+            asyncio.run_coroutine_threadsafe(transport.move(address), transport.loop)
+        now = self.clock.monotonic()
+        if now - self._checked >= _CHECK_SECONDS:
+            self._checked = now
+            asyncio.run_coroutine_threadsafe(transport.check_full(), transport.loop)
+        self.reporter.status.days_left = self.membership.days_left
+        self._drop_silent()
+        self.reporter.report()
 
     def _drop_silent(self) -> None:
-        """Go on without neighbours that have been silent for too long, if that is wanted."""
+        """Begin an epoch without neighbours that have been silent for too long, if that is wanted."""
         limit = self.options.drop_after
-        for name, seconds in self.reporter.silence().items() if limit else ():
-            if seconds > (limit or 0) and self.node.drop(name, f"silent for {seconds:.0f} s"):
+        if limit is None:
+            return
+        for name, seconds in self.reporter.silence().items():
+            if seconds > limit and self.node.drop(name, f"silent for {seconds:.0f} s"):
                 self._publish()

@@ -1,4 +1,4 @@
-"""A client as a process: rounds in one thread, sockets in another, and both stop cleanly."""
+"""A client as a process: rounds in one thread, the wire in another, and both stop cleanly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import gc
 import json
 import os
-import secrets
 import signal
 from collections.abc import Callable
 from importlib import metadata
@@ -24,7 +23,10 @@ from spodgt.errors import Failed, InvalidInput, SpodgtError
 from spodgt.peer import wire
 from spodgt.peer.audit import local_error
 from spodgt.peer.channel import Local
+from spodgt.peer.epochs import FollowedEpochs
 from spodgt.peer.faults import Chaos
+from spodgt.peer.grpc_wire import system_host
+from spodgt.peer.host import Host
 from spodgt.peer.identity import OBSERVER, Identity
 from spodgt.peer.manifest import RESETS
 from spodgt.peer.membership import Membership
@@ -40,18 +42,36 @@ from spodgt.peer.work import Work
 
 
 class Peer:
-    """Client `name` of a run, put together from its folder of certificate, manifest and state."""
+    """Client `name` of a run, put together from its folder of certificate, manifest and state.
 
-    def __init__(self, folder: str | Path, name: str, options: Options = Options()) -> None:  # noqa: B008
+    Args:
+        folder: of the client.
+        name: of the client, as in its certificate.
+        options: how it runs.
+        host: its clocks, disk and wire; default: those of this process.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        name: str,
+        options: Options = Options(),  # noqa: B008
+        host: Host | None = None,
+    ) -> None:
         folder = Path(folder)
-        self.name, self.options = name, options
-        identity = Identity.read(folder, name)
-        self.journal = Journal(folder / "log.jsonl", name)
-        self.membership = Membership(folder, identity, self.journal.event)
+        host = host or system_host()
+        self.name = name
+        self.options = options
+        self.host = host
+        identity = Identity.read(folder, name, host.files, host.clock.wall())
+        self.journal = Journal(folder / "log.jsonl", name, host)
+        self.membership = Membership(folder, identity, self.journal.event, host)
         manifest = self.membership.manifest
-        self.work = Work(name, manifest, self.membership.terms.capacity, options.problem)
+        self.work = Work(name, manifest, self.membership.terms.capacity, host.clock)
         labels = {"run": manifest.run, "name": name, "layout": manifest.layout}
-        self.store = Store(folder / "state", durability=options.durability, labels=labels)
+        self.store = Store(
+            folder / "state", durability=options.durability, labels=labels, files=host.files
+        )
         try:
             self.node = restore(self.store, self.membership, self.work, self.journal)
         except SpodgtError:
@@ -61,7 +81,7 @@ class Peer:
         sizes = manifest.parameters, name, version, manifest.method.short
         self.context = wire.Context(manifest.run, layout, *sizes)
         hear = Chaos.parse(self.node.hear, os.environ.get("SPODGT_CHAOS", ""))
-        local = Local(self.context, identity, hear, self.journal.event)
+        local = Local(self.context, identity, hear, self.journal.event, host)
         self.transport = Transport(local, self.membership.shown_to, self._told)
         self.reporter = Reporter(
             folder, self.node, self.work, self.transport, self.journal, options
@@ -78,7 +98,8 @@ class Peer:
             {"time": at, "event": kind, "text": text}
             for at, kind, text in list(self.journal.recent)
         ]
-        return json.dumps({"status": self.reporter.status.to_dict(), "events": events}).encode()
+        status = self.reporter.status.to_dict(self.host.clock.wall())
+        return json.dumps({"status": status, "events": events}).encode()
 
     def run(self, view: Callable[[], None] = lambda: None) -> None:
         """Run in this process until the rounds are done, or SIGTERM or SIGINT ends them cleanly.
@@ -95,9 +116,8 @@ class Peer:
         finally:
             gc.unfreeze()
 
-    async def _run(self, view: Callable[[], None]) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self.rounds.halt.set)
+    async def start(self) -> None:
+        """Listen and connect to the neighbours."""
         manifest = self.membership.manifest
         address = self.options.listen or manifest.client(self.name).address
         try:
@@ -106,22 +126,33 @@ class Peer:
             raise Failed(
                 f"{self.name} cannot listen at {address}; is another process there?"
             ) from None
+
+    async def stop(self) -> None:
+        """Close all links, report for the last time, and close the state."""
+        await asyncio.sleep(0.05)  # the last frames leave
+        await self.transport.stop()
+        self.reporter.report(last=True)
+        self.store.close()
+
+    async def _run(self, view: Callable[[], None]) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.rounds.stop)
+        await self.start()
         rounds = asyncio.create_task(asyncio.to_thread(self.rounds.run))
         try:
             while not self.rounds.halt.is_set() and not rounds.done():
                 view()
                 await asyncio.wait({rounds}, timeout=0.5)
         finally:
-            self.rounds.halt.set()
-            self.node.arrived.set()
+            self.rounds.stop()
             await asyncio.wait({rounds})
-            await asyncio.sleep(0.05)  # the last frames leave
-            await self.transport.stop()
-            if failure := rounds.exception():
-                self.journal.event("failed", str(failure))
+            failure = rounds.exception()
+            if failure is None:
+                await self.stop()
             else:
-                self.reporter.report(last=True)
-            self.store.close()
+                self.journal.event("failed", str(failure))
+                await self.transport.stop()
+                self.store.close()
         rounds.result()
 
 
@@ -167,7 +198,7 @@ def restore(store: Store, membership: Membership, work: Work, journal: Journal) 
             raise InvalidInput(f"the state in {store.path} is of {known}; {fix}.")
         if store.damaged:
             journal.event("damaged", f"{store.damaged}; the newest commit that is whole is used")
-    incarnation, notify = Incarnation(number, secrets.randbits(63)), journal.event
+    incarnation, notify = Incarnation(number, journal.host.random.getrandbits(63)), journal.event
     node = Node(
         algorithm,
         work.gradient,
@@ -179,13 +210,11 @@ def restore(store: Store, membership: Membership, work: Work, journal: Journal) 
         short=manifest.method.short,
         notify=notify,
     )
+    node.epochs = FollowedEpochs(journal.host.clock.monotonic)
     node.last_epoch = manifest.last_epoch
     if saved is None:
         node.touch()
     elif state.epoch < manifest.epoch:
-        good = membership.good_model(state.epoch // RESETS)
-        if good is not None:
-            node.go_to(good)
         node.relink(seats, manifest.epoch)
     elif saved.meta.get("crew", [0])[
         0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from spodgt._util.files import replace_file
 from spodgt.peer.audit import local_error
 from spodgt.peer.epochs import STEP
-from spodgt.peer.good import GoodModels
+from spodgt.peer.files import OWNER_ONLY
+from spodgt.peer.grpc_wire import system_host
+from spodgt.peer.host import Host
 from spodgt.peer.manifest import RESETS
 from spodgt.peer.node import Node
 from spodgt.peer.norms import norm
@@ -40,8 +41,10 @@ _LOG_BYTES = 8_000_000  # then the log is moved to log.jsonl.1, and the one befo
 class Journal:
     """The log in a file, counts of events by kind, and the most recent events."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        self.path, self.name = path, name
+    def __init__(self, path: Path, name: str, host: Host | None = None) -> None:
+        self.path = path
+        self.name = name
+        self.host = host or system_host()
         self.told: dict[tuple[str, str], float] = {}
         self.recent: deque[tuple[float, str, str]] = deque(maxlen=4)
         self.counts: Counter[str] = Counter()
@@ -50,7 +53,7 @@ class Journal:
 
     def event(self, kind: str, text: str) -> None:
         """Count an event, and log it unless one of the same kind and neighbour was logged just now."""
-        now = time.monotonic()
+        now = self.host.clock.monotonic()
         text = printable(text[:_TEXT])
         key = kind, text.partition(":")[0]
         with self.lock:
@@ -60,19 +63,21 @@ class Journal:
             if len(self.told) > 1000:
                 self.told.clear()
             self.told[key] = now
-            self.recent.append((time.time(), kind, text))
+            self.recent.append((self.host.clock.wall(), kind, text))
         self.append({"event": kind, "text": text})
         self.logger.info("%s: %s", kind, text)
 
     def append(self, row: Mapping[str, object]) -> None:
         """Write one line; a log that cannot be written, as on a full disk, ends nothing."""
-        line = json.dumps(json_values({"time": time.time(), "client": self.name, **row})) + "\n"
+        body = {"time": self.host.clock.wall(), "client": self.name, **row}
+        line = json.dumps(json_values(body)) + "\n"
+        files = self.host.files
         try:
             with self.lock:
-                if self.path.exists() and self.path.stat().st_size > _LOG_BYTES:
-                    self.path.replace(self.path.with_name(self.path.name + ".1"))
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(line)
+                with contextlib.suppress(FileNotFoundError):
+                    if files.status(self.path).size > _LOG_BYTES:
+                        files.rename(self.path, self.path.with_name(self.path.name + ".1"))
+                files.append(self.path, line.encode())
         except OSError:
             self.logger.warning("log %s cannot be written", self.path)
 
@@ -120,9 +125,9 @@ class Status:
     warnings: list[str] = field(default_factory=list)  # what an operator must know, worst first
     neighbours: list[Neighbour] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, object]:
-        """JSON values; NaN and infinity become null."""
-        body = json_values(asdict(self) | {"time": time.time()})
+    def to_dict(self, time: float) -> dict[str, object]:
+        """JSON values, with the `time` of the wall clock; NaN and infinity become null."""
+        body = json_values(asdict(self) | {"time": time})
         assert isinstance(body, dict)
         return body
 
@@ -139,33 +144,36 @@ class Reporter:
         journal: Journal,
         options: Options,
     ) -> None:
-        self.path, self.node, self.work, self.transport = (
-            folder / "status.json",
-            node,
-            work,
-            transport,
-        )
-        self.journal, self.options, self.status = journal, options, Status(journal.name)
-        self.good = GoodModels(folder / "good")
+        self.path = folder / "status.json"
+        self.node = node
+        self.work = work
+        self.transport = transport
+        self.journal = journal
+        self.options = options
+        self.clock = journal.host.clock
+        self.status = Status(journal.name)
         self.flags: dict[str, int] = {}  # large messages of each neighbour at the last look
         self.flagged_at = -math.inf  # monotonic time at which there were more
         self.first: tuple[float, float] | None = None  # the first loss, and the norm of its model
-        self.begun = time.monotonic()
-        self.reported = self.evaluated = 0.0  # when last
+        self.begun = self.clock.monotonic()
+        self.reported = -math.inf  # when last
+        self.evaluated = -math.inf
 
     @property
     def due(self) -> bool:
-        return time.monotonic() - self.reported >= self.options.report_every
+        return self.clock.monotonic() - self.reported >= self.options.report_every
 
     def report(self, *, last: bool = False) -> None:
         """Write the status; the last one is evaluated. Raises if the local audit is not zero to rounding."""
-        now, status, state = time.monotonic(), self.status, self.node.state
+        now = self.clock.monotonic()
+        status = self.status
+        state = self.node.state
         evaluate = last or now - self.evaluated >= self.options.evaluate_every
         if evaluate:
             self._evaluate()
             self._look_for_ruin()
             self.evaluated = now
-        if self.reported and not last:
+        if math.isfinite(self.reported) and not last:
             status.rounds_per_second = (state.k - status.k) / max(now - self.reported, 1e-9)
         self._update_flags(now)
         self.reported, status.seconds = now, now - self.begun
@@ -182,9 +190,7 @@ class Reporter:
         for warning in status.warnings:
             if warning.split()[0] not in {known.split()[0] for known in before}:
                 self.journal.event("warning", warning)
-        self._write(status.to_dict(), evaluate)
-        if evaluate:
-            self._keep_good_model()
+        self._write(status.to_dict(self.clock.wall()), evaluate)
         if not status.audit <= SUSPECT:  # so it is for NaN, too
             raise StoreFailed(
                 f"the local audit of {status.name} is {status.audit:.1e}, it must be zero to rounding; "
@@ -230,17 +236,6 @@ class Reporter:
         if not loss - first_loss <= RUINED * max(abs(first_loss), 1e-9):
             self.node.name_who_ruined(length)
 
-    def _keep_good_model(self) -> None:
-        """Keep the model to go back to, unless a neighbour may have ruined it."""
-        state, status = self.node.state, self.status
-        if time.monotonic() - self.flagged_at < FLAG_SECONDS or not math.isfinite(status.loss):
-            return
-        notes = {"name": status.name, "k": str(state.k), "loss": f"{status.loss:.6g}"}
-        try:
-            self.good.keep(state.method.x[0], state.k, notes)
-        except OSError as error:
-            self.journal.event("status", f"{self.good.folder} cannot be written: {error.strerror}")
-
     def _neighbours(self, now: float) -> Iterator[Neighbour]:
         # copies: a manifest may change the links in the other thread
         state, out, into = self.node.state, dict(self.transport.out), dict(self.transport.into)
@@ -264,7 +259,8 @@ class Reporter:
 
         Those are left out whose links the method does not use, as far as they are there.
         """
-        now, heard = time.monotonic(), dict.fromkeys(sorted(self.transport.into), self.begun)
+        now = self.clock.monotonic()
+        heard = dict.fromkeys(sorted(self.transport.into), self.begun)
         for name, traffic in self.transport.traffic():
             heard[name] = max(heard.get(name, self.begun), traffic.heard)
         asked = self.node.part.sends | self.node.part.hears
@@ -305,8 +301,9 @@ class Reporter:
             yield f"gradients that were not finite, and not used: {status.bad_gradients}"
 
     def _write(self, body: dict[str, object], evaluated: bool) -> None:
+        text = json.dumps(body).encode()
         try:
-            replace_file(self.path, json.dumps(body).encode())
+            self.journal.host.files.replace(self.path, text, mode=OWNER_ONLY)
         except OSError as error:  # what is only shown must not end what is done
             self.journal.event("status", f"{self.path} cannot be written: {error.strerror}")
         if evaluated:

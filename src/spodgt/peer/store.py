@@ -1,12 +1,12 @@
 """A client's state on disk, written so that no crash can tear it apart.
 
-Every vector has two slots in `vectors.bin`. A commit writes changed vectors to the slots *not* in use,
-then one row of `state.db` (sqlite, WAL) that says which slots count, their checksums and all numbers:
-that row is the commit point. The row before it stays, so a damaged slot costs one commit, not the run.
-The row begins with the SHA-256 of the rest of it, so that no damage of it can be taken for a state.
+Every vector has two slots in `vectors.bin`. A commit writes changed vectors to the slots *not* in use, then
+a record to the older of the files `commit.0` and `commit.1`: which slots count, their checksums, and all
+numbers. That record is the commit point. The record before it stays, so a damaged slot costs one commit, not
+the run. A record begins with the SHA-256 of the rest of it: a torn or damaged one is not taken for a state.
 
-Durability `power` survives loss of power (fsync of both files in every commit); `process` survives
-kill -9 only, and does not wait for the disk.
+Durability `power` survives loss of power (two syncs in every commit); `process` survives kill -9 only, and
+does not wait for the disk.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import contextlib
 import errno
 import hashlib
 import json
-import os
 import shutil
 import sqlite3
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, BinaryIO, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -30,25 +30,19 @@ from torch import Tensor
 
 from spodgt._util.text import first_line
 from spodgt.errors import Failed, InvalidInput
+from spodgt.peer import files as disks
 from spodgt.peer.faults import crash_point
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
+from spodgt.peer.files import DISK, File, Files
 
 DURABILITY = ("power", "process")
-_FORMAT = 2
-_READ = (1, _FORMAT)  # 1 had no checksum of the row
+VECTORS = "vectors.bin"
+RECORDS = ("commit.0", "commit.1")  # of even and of odd generations
+DATABASE = "state.db"  # of release 0.2.0, in the place of the records
+_FORMAT = 3
+_READ = (2, _FORMAT)
 _ATTEMPTS = 20  # to read the state of a running client: it may overwrite a slot meanwhile
-_DAMAGE = (
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    OSError,
-)  # what reading spoilt data raises
-_UNREADABLE = (sqlite3.Error, UnicodeDecodeError)  # the latter quotes spoilt text of the database
+_DIGEST = 64  # hexadecimal digits
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError)  # what reading spoilt data raises
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 
 
@@ -74,8 +68,22 @@ class Saved(NamedTuple):
     meta: dict[str, Any]  # JSON values
 
 
+class Record(NamedTuple):
+    """The body of a commit, as it was written."""
+
+    generation: int
+    text: bytes
+
+
 class Store:
-    """One state directory, open in one process at a time; `labels` say whose state it is, in every commit."""
+    """One state directory, open in one process at a time.
+
+    Args:
+        directory: made if missing.
+        durability: "power" or "process".
+        labels: in every commit: run, client and layout that the state belongs to.
+        files: the disk.
+    """
 
     def __init__(
         self,
@@ -83,63 +91,79 @@ class Store:
         *,
         durability: str = "power",
         labels: Mapping[str, str] | None = None,
+        files: Files = DISK,
     ) -> None:
         if durability not in DURABILITY:
             raise InvalidInput(
                 f"durability must be power or process, got {durability!r}; use power."
             )
-        if fcntl is None:
+        if not disks.CAN_LOCK:
             raise StoreFailed(
                 "peers keep their state with POSIX file locks; run them on Linux or macOS."
             )
-        self.path, self.durability, self.labels = Path(directory), durability, dict(labels or {})
+        self.path = Path(directory)
+        self.durability = durability
+        self.labels = dict(labels or {})
         self._open = contextlib.ExitStack()
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fcntl.flock(self._file("lock"), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.file = self._file("vectors.bin")
-            fcntl.flock(
-                self.file, fcntl.LOCK_EX | fcntl.LOCK_NB
-            )  # somebody may remove the lock file
-            self._file("state.db")  # made here, with the mode of a secret
-            self.db = _database(self.path / "state.db", durability)
-            self._open.callback(self.db.close)
-        except (OSError, *_UNREADABLE) as error:
+            self.file = self._opened(files, VECTORS)
+            self.records = [self._opened(files, name) for name in RECORDS]
+            if (self.path / DATABASE).exists():
+                self._convert(read_database(self.path))
+        except OSError as error:
             self.close()
             why = f"cannot be used: {_reason(error)}"
             if isinstance(error, BlockingIOError):
                 why = "is in use by another process; stop that first"
             raise StoreFailed(f"state directory {self.path} {why}.") from None
+        except StoreFailed:
+            self.close()
+            raise
         self.slots: dict[str, Slot] = {}
         self.generation = 0
         self.damaged = ""  # why the newest commit could not be used, if so
 
+    def _opened(self, files: Files, name: str) -> File:
+        file = files.open(self.path / name)
+        self._open.callback(file.close)
+        return file
+
+    def _convert(self, records: list[Record]) -> None:
+        """Take over the commits of a state of release 0.2.0; its vectors are stored in the same way."""
+        for record in records:
+            self._write_record(record)
+        for path in self.path.glob(f"{DATABASE}*"):
+            path.unlink()
+
     # --- writing ---------------------------------------------------------------------------------
     def commit(self, vectors: Mapping[str, Tensor], meta: Mapping[str, object]) -> None:
         """Write changed vectors and all numbers atomically: after a crash all of it is there, or none."""
-        slots, generation = dict(self.slots), self.generation + 1
+        slots = dict(self.slots)
+        generation = self.generation + 1
         try:
             for name, vector in vectors.items():
                 slots[name] = self._write(vector, slots.get(name), generation)
             crash_point("vectors written")
             if self.durability == "power":
-                getattr(os, "fdatasync", os.fsync)(self.file)
+                self.file.sync()
             body = {"format": _FORMAT, "slots": slots, "meta": {**meta, **self.labels}}
-            text = json.dumps(body, separators=(",", ":"))
-            text = _digest(generation, text.encode()) + text
-            self.db.execute("BEGIN IMMEDIATE")
-            # the state before this one stays; older ones go, and later ones that were found damaged
-            self.db.execute("DELETE FROM commits WHERE generation != ?", (self.generation,))
-            self.db.execute("INSERT INTO commits VALUES (?, ?)", (generation, text))
+            text = json.dumps(body, separators=(",", ":")).encode()
             crash_point("before commit")
-            self.db.execute("COMMIT")
-        except (OSError, sqlite3.Error) as error:
+            self._write_record(Record(generation, text))
+        except OSError as error:
             raise StoreFailed(
                 f"state directory {self.path} could not be written: {_reason(error)}; nothing was sent. "
                 "Free the disk and start again."
             ) from None
         crash_point("after commit")
-        self.slots, self.generation = slots, generation
+        self.slots = slots
+        self.generation = generation
+
+    def _write_record(self, record: Record) -> None:
+        file = self.records[record.generation % 2]
+        file.write(memoryview(_sealed(record)), 0)
+        if self.durability == "power":
+            file.sync()
 
     def _write(self, vector: Tensor, old: Slot | None, generation: int) -> Slot:
         kind = str(vector.dtype).removeprefix("torch.")
@@ -149,19 +173,16 @@ class Store:
             old = Slot(at=at, n=len(data), dtype=kind, slot=1, crc=[0, 0], generation=0)
         slot = 1 - old["slot"]
         view = data.data.cast("B")
-        _pwrite(self.file, view, old["at"] + slot * data.nbytes)
+        self.file.write(view, old["at"] + slot * data.nbytes)
         crc = list(old["crc"])
         crc[slot] = zlib.crc32(view)
         return {**old, "slot": slot, "crc": crc, "generation": generation}
 
     def _allocate(self, size: int) -> int:
         """Space at the end of the file, taken now: a full disk shows here and not in the middle of a run."""
-        at = os.fstat(self.file).st_size
+        at = self.file.size()
         at += -at % 4096
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self.file, at, size)
-        else:
-            _pwrite(self.file, memoryview(bytes(size)), at)
+        self.file.allocate(at, size)
         return at
 
     # --- reading ---------------------------------------------------------------------------------
@@ -170,21 +191,16 @@ class Store:
 
         `check` raises ValueError for a state that cannot be; the one before it is taken then.
         """
-        found = _newest(self.db, self.path, check)
+        sealed = [file.read(0, file.size()) for file in self.records]
+        found = _newest(sealed, self.file.read, self.path, check)
         if found is None:
-            if os.fstat(self.file).st_size:
-                self.damaged = (
-                    "vectors.bin holds numbers, but state.db no commit: it or its log was lost"
-                )
+            if self.file.size():
+                self.damaged = f"{VECTORS} holds numbers, but no commit is left"
             return None
-        self.slots, self.generation, self.damaged = found.slots, found.generation, found.damaged
+        self.slots = found.slots
+        self.generation = found.generation
+        self.damaged = found.damaged
         return found.saved
-
-    def _file(self, name: str) -> int:
-        ways = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        file = os.open(self.path / name, ways, 0o600)
-        self._open.callback(os.close, file)
-        return file
 
     def close(self) -> None:
         self._open.close()
@@ -197,72 +213,99 @@ class _Found(NamedTuple):
     damaged: str  # why a later commit cannot be used, if there is one
 
 
-def _newest(db: sqlite3.Connection, path: Path, check: Callable[[Saved], None]) -> _Found | None:
+ReadAt = Callable[[int, int], bytes]  # position, size
+
+
+def _newest(
+    sealed: list[bytes], read_at: ReadAt, path: Path, check: Callable[[Saved], None]
+) -> _Found | None:
     """The newest commit that is whole; None if there is none at all."""
+    records = []
     damaged = ""
-    fix = "remove the directory: the client joins again with an epoch reset"
-    try:
-        rows = db.execute(
-            "SELECT generation, body FROM commits ORDER BY generation DESC"
-        ).fetchall()
-    except _UNREADABLE as error:
-        raise StoreFailed(f"{path}/state.db cannot be read: {_reason(error)}; {fix}.") from None
-    for generation, row in rows:
+    for content in filter(None, sealed):
         try:
-            body = _body(generation, row)
+            records.append(_unsealed(content))
+        except _DAMAGE as error:
+            damaged = f"{type(error).__name__}: {error}"[:200]
+    records.sort(reverse=True)
+    for record in records:
+        try:
+            body = json.loads(record.text)
             if body["format"] not in _READ:
                 known = f"has format {body['format']}, this version reads {' and '.join(map(str, _READ))}"
                 raise StoreFailed(f"{path} {known}; use the version that wrote it.")
-            vectors = {name: _read(path, name, slot) for name, slot in body["slots"].items()}
-            saved = Saved(vectors, body["meta"])
+            saved = Saved(_vectors(read_at, body["slots"]), body["meta"])
             check(saved)
         except _DAMAGE as error:
-            damaged = damaged or f"{type(error).__name__}: {error}"[:200]
+            damaged = f"{type(error).__name__}: {error}"[:200]
             continue
-        if len(rows) == 1 and generation > 1:  # there are always two
-            damaged = "one of the last two commits is missing"
-        return _Found(saved, body["slots"], generation, damaged)
-    if rows:
+        if len(records) == 1 and record.generation > 1:  # there are always two
+            damaged = damaged or "one of the last two commits is missing"
+        return _Found(saved, body["slots"], record.generation, damaged)
+    was_first = not records and not all(sealed)  # the first commit was torn: nothing was sent
+    if damaged and not was_first:
+        fix = "remove the directory: the client joins again with an epoch reset"
         raise StoreFailed(f"state in {path} is damaged ({damaged}); {fix}.")
     return None
 
 
-def _digest(generation: int, text: bytes) -> str:
-    return hashlib.sha256(b"%d " % generation + text).hexdigest()
+def _sealed(record: Record) -> bytes:
+    """A record as it is written: digest, generation and length, then the text."""
+    head = b"%20d %12d\n" % (record.generation, len(record.text))
+    digest = hashlib.sha256(head + record.text).hexdigest()
+    return digest.encode() + head + record.text
 
 
-def _body(generation: int, row: bytes) -> dict[str, Any]:
-    """The JSON of a row, if its checksum is right."""
-    text = row
-    if not row.startswith(b"{"):
-        text = row[64:]
-        if row[:64] != _digest(generation, text).encode():
-            raise ValueError(f"checksum of commit {generation} is wrong")
-    return json.loads(text)  # type: ignore[no-any-return]
+def _unsealed(content: bytes) -> Record:
+    """The inverse of `_sealed`; what an earlier, longer record left behind it is ignored."""
+    head, newline, rest = content[_DIGEST:].partition(b"\n")
+    generation, length = map(int, head.split())
+    text = rest[:length]
+    digest = hashlib.sha256(head + newline + text).hexdigest()
+    if content[:_DIGEST] != digest.encode():
+        raise ValueError("checksum of a commit is wrong")
+    return Record(generation, text)
 
 
-def _read(path: Path, name: str, slot: Slot) -> Tensor:
-    kind = _DTYPES[slot["dtype"]]
-    at = slot["at"] + slot["slot"] * slot["n"] * kind.itemsize
-    data = np.fromfile(path / "vectors.bin", kind, slot["n"], offset=at)
-    if len(data) != slot["n"] or zlib.crc32(data.data) != slot["crc"][slot["slot"]]:
-        raise ValueError(f"checksum of {name} is wrong")
-    return torch.from_numpy(data.astype(kind.newbyteorder("="), copy=False))
+def _vectors(read_at: ReadAt, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
+    vectors = {}
+    for name, slot in slots.items():
+        kind = _DTYPES[slot["dtype"]]
+        size = slot["n"] * kind.itemsize
+        at = slot["at"] + slot["slot"] * size
+        data = read_at(at, size)
+        if len(data) != size or zlib.crc32(data) != slot["crc"][slot["slot"]]:
+            raise ValueError(f"checksum of {name} is wrong")
+        numbers = np.frombuffer(data, kind).astype(kind.newbyteorder("="))  # a copy: it is writable
+        vectors[name] = torch.from_numpy(numbers)
+    return vectors
 
 
 def read(directory: str | Path, *, running: bool = False) -> Saved:
-    """The committed state of a directory, in which nothing is written; of a running client only if asked."""
+    """The committed state of a directory, in which nothing is written.
+
+    Args:
+        directory: of a `Store`.
+        running: whether a client may use the directory meanwhile; if not, that is refused.
+    """
     path = Path(directory)
-    if not (path / "state.db").exists():
+    has_database = (path / DATABASE).exists()
+    if not has_database and not any((path / name).exists() for name in RECORDS):
         raise InvalidInput(
             f"{directory} holds no peer state; give the state directory of a client."
         )
+    if not running and disks.is_locked(path / VECTORS):
+        raise StoreFailed(f"state directory {path} is in use by another process; stop that first.")
     for attempt in range(_ATTEMPTS):
         try:
-            with _unchanged(path, running) as db:
-                found = _newest(db, path, lambda saved: None)
+            if has_database:
+                sealed = [_sealed(record) for record in read_database(path)]
+            else:
+                sealed = [_content(path / name) for name in RECORDS]
+            with (path / VECTORS).open("rb") as file:
+                found = _newest(sealed, partial(_read_at, file), path, lambda saved: None)
             break
-        except (StoreFailed, *_UNREADABLE):
+        except StoreFailed:
             if not running or attempt == _ATTEMPTS - 1:
                 raise
     if found is None:
@@ -270,57 +313,38 @@ def read(directory: str | Path, *, running: bool = False) -> Saved:
     return found.saved
 
 
-@contextlib.contextmanager
-def _unchanged(path: Path, running: bool) -> Iterator[sqlite3.Connection]:
-    """The database of a directory that may be read-only: of a running client as it is, else a copy of it."""
-    with contextlib.ExitStack() as stack:
-        home = path
-        if not _in_use(path):  # after a kill the log must be played back, which writes
-            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spodgt-state-")))
-            for file in path.glob("state.db*"):
-                shutil.copyfile(file, home / file.name)
-        elif not running:
-            raise StoreFailed(
-                f"state directory {path} is in use by another process; stop that first."
-            )
-        way = "mode=ro" if home == path else "mode=rw"
-        db = sqlite3.connect(f"{(home / 'state.db').resolve().as_uri()}?{way}", uri=True, timeout=5)
-        db.text_factory = bytes
-        with contextlib.closing(db):
-            yield db
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
 
 
-def _in_use(path: Path) -> bool:
-    """Whether a process holds the lock of a state directory."""
-    if fcntl is None or not (path / "lock").exists():
-        return False
-    with (path / "lock").open("rb") as file:
+def _read_at(file: BinaryIO, at: int, size: int) -> bytes:
+    file.seek(at)
+    return file.read(size)
+
+
+def read_database(path: Path) -> list[Record]:
+    """The commits in the sqlite database of release 0.2.0; nothing is written in the directory."""
+    records = []
+    fix = "remove the directory: the client joins again with an epoch reset"
+    with tempfile.TemporaryDirectory(prefix="spodgt-state-") as copy:
+        for file in path.glob(f"{DATABASE}*"):  # after a kill its log is played back, which writes
+            shutil.copyfile(file, Path(copy) / file.name)
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
-def _database(path: Path, durability: str) -> sqlite3.Connection:
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
-    db.text_factory = bytes  # damaged text is no reason to give up the row before it
-    try:
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute(f"PRAGMA synchronous={'FULL' if durability == 'power' else 'OFF'}")
-        db.execute(
-            "CREATE TABLE IF NOT EXISTS commits (generation INTEGER PRIMARY KEY, body TEXT NOT NULL)"
-        )
-    except _UNREADABLE:
-        db.close()
-        raise
-    return db
-
-
-def _pwrite(file: int, data: memoryview, at: int) -> None:
-    while len(data):  # a write may be short
-        done = os.pwrite(file, data, at)
-        data, at = data[done:], at + done
+            with contextlib.closing(sqlite3.connect(Path(copy) / DATABASE)) as database:
+                database.text_factory = bytes
+                rows = database.execute("SELECT generation, body FROM commits").fetchall()
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter quotes spoilt text
+            raise StoreFailed(
+                f"{path}/{DATABASE} cannot be read: {_reason(error)}; {fix}."
+            ) from None
+    for generation, row in rows:
+        text = row[_DIGEST:]
+        digest = hashlib.sha256(b"%d " % generation + text).hexdigest()
+        if row[:_DIGEST] == digest.encode():
+            records.append(Record(generation, text))
+    if rows and not records:
+        raise StoreFailed(f"{path}/{DATABASE} cannot be read: its commits are damaged; {fix}.")
+    return records
 
 
 def _reason(error: Exception) -> str:

@@ -8,19 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import random
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
 
-import grpc
 import torch
 
 from spodgt.peer import channel, wire
-from spodgt.peer.channel import CHUNK_SECONDS, CONNECT_SECONDS, SLOWEST, TEXT, Local, Traffic, Wires
-from spodgt.peer.diagnosis import cause
+from spodgt.peer.channel import CHUNK_SECONDS, SLOWEST, TEXT, Local, Traffic
 from spodgt.peer.faults import crash_point
+from spodgt.peer.host import Call, Stream, WireError
 from spodgt.peer.identity import seconds_left
 from spodgt.peer.protocol import Ack, Incarnation, Message, Refused
 from spodgt.peer.text import printable
@@ -45,10 +42,13 @@ _EMPTY = torch.empty(0)
 class InStream:
     """The receiver's end of a stream: answers with the newest acknowledgement."""
 
-    def __init__(self, own: wire.Context, sender: Incarnation, wires: Wires) -> None:
-        self.own, self.incarnation, self.wires = own, sender, wires
+    def __init__(self, local: Local, sender: Incarnation, stream: Stream, protocol: int) -> None:
+        self.local = local
+        self.own = replace(local.context, protocols=(protocol,))
+        self.incarnation = sender
+        self.stream = stream
         self.ack: Ack | None = None
-        self.heard = time.monotonic()
+        self.heard = local.now
         self.answered = 0.0
         self.wake = asyncio.Event()
         handler = asyncio.current_task()
@@ -66,12 +66,14 @@ class InStream:
                 await self.wake.wait()
                 self.wake.clear()
                 ack, self.ack = self.ack, None
-                self.answered = time.monotonic()
+                self.answered = self.local.now
                 # nothing to acknowledge: an empty frame, the heartbeat
-                await self.wires.write(b"" if ack is None else wire.pack_ack(self.own, ack))
+                await self.stream.write(b"" if ack is None else wire.pack_ack(self.own, ack))
                 if ack is not None:
                     crash_point("ack sent")
-        except Exception:  # the stream has ended, whatever gRPC calls it; the sender connects again
+        except (
+            Exception
+        ):  # the stream has ended, whatever the wire calls it; the sender connects again
             self.handler.cancel()
 
 
@@ -90,7 +92,7 @@ class Dialled(ABC):
         return f"{self.local.context.name} → {self.name}"
 
     @abstractmethod
-    async def talk(self, call: grpc.aio.StreamStreamCall, protocol: int) -> None:
+    async def talk(self, call: Call, protocol: int) -> None:
         """Use a stream until it breaks."""
 
     def _begin(self) -> None:
@@ -113,10 +115,12 @@ class Dialled(ABC):
     async def _run(self) -> None:
         pause = _BACKOFF[0]
         while True:
-            begun = time.monotonic()
+            begun = self.local.now
             self.down(await self._attempt())
-            pause = _BACKOFF[0] if time.monotonic() - begun > 10 else min(2 * pause, _BACKOFF[1])
-            await asyncio.sleep(pause * random.uniform(0.5, 1))
+            pause = min(2 * pause, _BACKOFF[1])
+            if self.local.now - begun > 10:
+                pause = _BACKOFF[0]
+            await asyncio.sleep(pause * self.local.host.random.uniform(0.5, 1))
 
     def down(self, why: str) -> None:
         self.traffic.why = printable(why[:TEXT])  # it may hold what the other end has written
@@ -137,28 +141,28 @@ class Dialled(ABC):
             self.local.notify("refused", f"{self.name}: {error}"[:TEXT])
             return str(error)[:TEXT]
         try:
-            return await cause(error, self.local.identity, self.address, self.name)
+            return await self.local.cause(error, self.address, self.name)
         except Exception as failure:
             return f"{type(failure).__name__}: {failure}"[:TEXT]
 
     async def _connect(self) -> None:
-        own, person = self.local.context, self.local.identity
-        async with channel.secure_channel(person, self.address, self.name) as opened:
-            await asyncio.wait_for(opened.channel_ready(), CONNECT_SECONDS)
-            call = opened.stream_stream(f"/{channel.SERVICE}/{self.rpc}")(
-                metadata=channel.spoken(own)
-            )
-            # a dialling end is not told the other's certificate: it asks for it again now and then
-            left = max(0.0, min(seconds_left(person.certificate), STREAM_SECONDS))
+        context = self.local.context
+        identity = self.local.identity
+        host = self.local.host
+        headers = channel.own_headers(context)
+        async with host.wire.open(identity, self.address, self.name, self.rpc, headers) as call:
+            # a dialling end does not see the other's certificate: TLS checks it at a new connection
+            valid = seconds_left(identity.certificate, host.clock.wall())
+            left = max(0.0, min(valid, STREAM_SECONDS))
             last = asyncio.get_running_loop().call_later(left, call.cancel)
             try:
-                answer = await asyncio.wait_for(call.initial_metadata(), CONNECT_SECONDS)
-                if "spodgt-protocols" in dict(answer):  # else it refuses, and says why in a moment
-                    await self.talk(call, channel.agreed(own, self.name, answer, self.traffic))
+                answer = await call.headers()
+                if channel.PROTOCOLS in answer:  # else it refuses, and the reason follows
+                    protocol = channel.agreed(context, self.name, answer, self.traffic)
+                    await self.talk(call, protocol)
                 await call.read()
             finally:
                 last.cancel()
-                call.cancel()
 
 
 class OutStream(Dialled):
@@ -188,15 +192,15 @@ class OutStream(Dialled):
         if self.serving is not None:
             self.serving.cancel()
 
-    async def serve(self, receiver: str, wires: Wires, protocol: int) -> None:
+    async def serve(self, receiver: str, stream: Stream, protocol: int) -> None:
         """Talk on a stream that the receiver has opened; a later one replaces one that has fallen silent."""
         if self.serving is not None:
-            if time.monotonic() - self.traffic.heard < TAKEOVER_SECONDS:
+            if self.local.now - self.traffic.heard < TAKEOVER_SECONDS:
                 raise Refused(f"{receiver} is already connected; another process uses its name")
             self.serving.cancel()
         own = self.serving = asyncio.current_task()
         try:
-            await self.talk(wires, protocol)
+            await self.talk(stream, protocol)
         except asyncio.CancelledError:
             return  # the receiver went away, has come again, or we end
         except Exception as error:
@@ -206,11 +210,11 @@ class OutStream(Dialled):
                 self.serving = None
                 self.down(f"{self.name} has gone; it dials")
 
-    async def talk(self, wires: Wires, protocol: int) -> None:
+    async def talk(self, stream: Stream, protocol: int) -> None:
         """Send and listen until one of them ends."""
         parts = [
             asyncio.create_task(part)
-            for part in (self._listen(wires), self._send(wires, protocol), self._watch())
+            for part in (self._listen(stream), self._send(stream, protocol), self._watch())
         ]
         try:
             await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -219,7 +223,7 @@ class OutStream(Dialled):
                 part.cancel()
             ended = await asyncio.gather(*parts, return_exceptions=True)
         for error in ended:
-            if isinstance(error, grpc.aio.AioRpcError):  # tells more than what followed from it
+            if isinstance(error, WireError):  # tells more than what followed from it
                 raise error
         for error in ended:
             if isinstance(error, Exception):
@@ -231,12 +235,12 @@ class OutStream(Dialled):
         limit = SILENT_SECONDS + 8 * self.local.context.n / SLOWEST
         while True:
             await asyncio.sleep(1)
-            now = time.monotonic()
+            now = self.local.now
             stuck = self.writing and now - self.writing > CHUNK_SECONDS
             if stuck or (self.asked and now - self.asked > limit):
                 raise asyncio.TimeoutError
 
-    async def _send(self, call: Wires, protocol: int) -> None:
+    async def _send(self, call: Stream, protocol: int) -> None:
         """Send the newest message, each once on a stream, and repeat the header of one not acknowledged.
 
         A stream loses nothing, so the receiver still has the numbers. Its acknowledgement comes after its
@@ -251,7 +255,7 @@ class OutStream(Dialled):
         if repeats and self.latest is None and self.acknowledged is not None:
             # nothing to send: the receiver learns who has opened the stream, and answers
             await self._write(call, wire.pack_repeat(own, self.name, self.acknowledged, frame))
-            self.asked = time.monotonic()
+            self.asked = self.local.now
         self.wake.set()  # a new stream begins with what is newest
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
@@ -262,7 +266,7 @@ class OutStream(Dialled):
             if message is None:
                 continue
             frame += 1
-            is_due = time.monotonic() - sent_at >= RESEND_SECONDS
+            is_due = self.local.now - sent_at >= RESEND_SECONDS
             is_new = sent is None or message.content != sent.content
             if (is_new and self.under_way < WINDOW) or (is_due and not repeats):
                 sent = _without_vectors(message)
@@ -274,10 +278,10 @@ class OutStream(Dialled):
                 await self._write(call, wire.pack_repeat(own, self.name, repeated, frame))
             else:
                 continue
-            sent_at = time.monotonic()
+            sent_at = self.local.now
             self.asked = self.asked or sent_at
 
-    async def _write_message(self, call: Wires, chunks: Iterable[bytes]) -> None:
+    async def _write_message(self, call: Stream, chunks: Iterable[bytes]) -> None:
         for number, chunk in enumerate(chunks):
             if number:
                 crash_point("half sent")
@@ -285,19 +289,22 @@ class OutStream(Dialled):
         crash_point("message sent")
         self.traffic.messages += 1
 
-    async def _write(self, call: Wires, chunk: bytes) -> None:
-        self.writing = time.monotonic()
+    async def _write(self, call: Stream, chunk: bytes) -> None:
+        self.writing = self.local.now
         await call.write(chunk)
         self.writing = 0.0
         self.traffic.bytes += len(chunk)
 
-    async def _listen(self, call: Wires) -> None:
-        while (data := await call.read()) is not grpc.aio.EOF:
+    async def _listen(self, call: Stream) -> None:
+        while True:
+            data = await call.read()
+            if data is None:
+                return
             self.asked = 0.0
             if self.traffic.state != "up":
                 self.traffic.state, self.traffic.why = "up", ""
                 self.local.notify("link up", f"{self.local.context.name} → {self.name}")
-            self.traffic.heard = time.monotonic()
+            self.traffic.heard = self.local.now
             if not data:
                 continue
             try:

@@ -1,4 +1,4 @@
-"""Sockets: gRPC over mutual TLS, one stream for each directed link.
+"""All links of a client: one stream for each directed link.
 
 The sender writes messages, and acknowledgements come back. One end opens the stream, as the manifest says:
 the sender calls Talk, or the receiver calls Fetch, so a client behind NAT needs outgoing connections only.
@@ -10,28 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
-
-import grpc
 
 from spodgt.peer import wire
 from spodgt.peer.channel import (
     CHUNK_SECONDS,
-    IDLE_MS,
-    OPTIONS,
-    SERVICE,
     SLOWEST,
     TEXT,
     Local,
     Traffic,
-    Wires,
     agreed,
-    spoken,
+    own_headers,
 )
-from spodgt.peer.diagnosis import NO_CONNECTION, probe
 from spodgt.peer.gate import Gate
+from spodgt.peer.grpc_wire import NO_CONNECTION
+from spodgt.peer.host import Call, IncomingCall, Server, Stream
 from spodgt.peer.identity import Identity, seconds_left
 from spodgt.peer.protocol import Ack, Incarnation, Message, Refused
 from spodgt.peer.streams import TAKEOVER_SECONDS, Dialled, InStream, OutStream
@@ -42,9 +36,7 @@ FIRST_SECONDS = 10.0  # for the first whole message of a stream, beyond the time
 FILE_CHUNK = 2**16  # bytes: even at the slowest rate each arrives within the seconds for an answer
 CONNECTIONS = 256  # beyond those of the links: strangers cannot use up the descriptors
 
-Serve = Callable[
-    [str, Wires, int], Awaitable[None]
-]  # with whom, on which stream, by which protocol
+Serve = Callable[[str, Stream, int], Awaitable[None]]  # neighbour, stream, protocol
 Answer = Callable[[str], bytes | None]  # to whom asks, by its name; None: it may not know
 
 
@@ -59,12 +51,11 @@ class Transport:
         self.into: dict[str, Traffic] = {}
         self.fetching: dict[str, InDialled] = {}  # the in-links that this end dials
         self.streams: dict[str, InStream] = {}
-        self.gate = Gate()
-        self.server: grpc.aio.Server | None = None
+        self.gate = Gate(local.host.clock.monotonic)
+        self.server: Server | None = None
         self.address = ""  # where it listens
         self.port = 0
         self.is_full = False  # no more connections are accepted
-        self.shown = local.identity  # what the server shows in handshakes
 
     async def start(self, address: str, out: Mapping[str, str], into: Mapping[str, str]) -> int:
         """Listen at `address`, and take up the links as in `relink`; returns the port."""
@@ -84,9 +75,8 @@ class Transport:
             return False
         local = self.local
         host = self.address.rpartition(":")[0]
-        found = await asyncio.to_thread(
-            probe, local.identity, f"{host}:{self.port}", local.context.name
-        )
+        own_address = f"{host}:{self.port}"
+        found = await local.host.wire.probe(local.identity, own_address, local.context.name)
         was_full = self.is_full
         self.is_full = NO_CONNECTION in found
         if self.is_full and not was_full:
@@ -100,41 +90,22 @@ class Transport:
 
     async def _listen(self, address: str) -> int:
         """Open the server at `address`, and only then close the one before; RuntimeError if it cannot be."""
-        connections = ("grpc.max_allowed_incoming_connections", self.most_connections)
-        idle = ("grpc.max_connection_idle_ms", IDLE_MS)
-        server, port = grpc.aio.server(options=[*OPTIONS, connections, idle]), 0
         handlers = {
-            "Talk": grpc.stream_stream_rpc_method_handler(self._talk),
-            "Fetch": grpc.stream_stream_rpc_method_handler(self._fetch),
-            # as a stream the handler runs before a request is read: a half-sent one holds nothing
-            "Manifest": grpc.stream_stream_rpc_method_handler(self._manifest),
-            "Status": grpc.stream_stream_rpc_method_handler(self._status),
+            "Talk": self._talk,
+            "Fetch": self._fetch,
+            "Manifest": self._manifest,
+            "Status": self._status,
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        if address:
-            # asked again at every handshake, so that a renewed certificate needs no restart
-            credentials = grpc.dynamic_ssl_server_credentials(
-                self._certificates(), self._renewed, require_client_authentication=True
-            )
-            port = int(server.add_secure_port(address, credentials))
-        await server.start()
+        server = await self.local.host.wire.serve(
+            address, lambda: self.local.identity, handlers, self.most_connections
+        )
         before = self.server
         self.server = server
         self.address = address
-        self.port = port
+        self.port = server.port
         if before is not None:
-            await before.stop(0.2)
-        return port
-
-    def _certificates(self) -> grpc.ServerCertificateConfiguration:
-        own = self.shown = self.local.identity
-        return grpc.ssl_server_certificate_configuration(
-            [(own.key, own.certificate)], own.authority
-        )
-
-    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """The certificate for a handshake, if it is another: gRPC crashed when a flood replaced it in use."""
-        return None if self.local.identity is self.shown else self._certificates()
+            await before.stop()
+        return self.port
 
     async def move(self, address: str) -> None:
         """Listen elsewhere; if that cannot be, the old address is kept."""
@@ -168,7 +139,7 @@ class Transport:
             if name not in self.out:
                 self.out[name] = OutStream(self.local, name, address)
         self.into = {name: self.into.get(name, Traffic()) for name in into}
-        for name in set(self.streams) - set(into):
+        for name in sorted(set(self.streams) - set(into)):
             self.streams.pop(name).close()
         for name, address in into.items():
             if address and name not in self.fetching:
@@ -193,7 +164,7 @@ class Transport:
         if handlers:
             await asyncio.wait(handlers, timeout=1)
         if self.server is not None:
-            await self.server.stop(0.2)
+            await self.server.stop()
 
     # --- called from the thread in which rounds run ------------------------------------------------
     def send_latest(self, target: str, message: Message) -> None:
@@ -213,53 +184,42 @@ class Transport:
             self.loop.call_soon_threadsafe(stream.wake.set)
 
     # --- streams that others open ------------------------------------------------------------------
-    async def _talk(
-        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> None:
-        """A sender has come."""
-        name = await _certified_name(context)
+    async def _talk(self, call: IncomingCall) -> None:
+        """Serve a sender that has connected."""
+        name = call.caller
         traffic = None if name in self.fetching else self.into.get(name)
-        await self._serve(
-            name, traffic, f"{name} → {self.local.context.name}", self.receive, context
-        )
+        await self._serve(call, traffic, f"{name} → {self.local.context.name}", self.receive)
 
-    async def _fetch(
-        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> None:
-        """A receiver has come."""
-        name = await _certified_name(context)
+    async def _fetch(self, call: IncomingCall) -> None:
+        """Serve a receiver that has connected."""
+        name = call.caller
         stream = self.out.get(name)
         traffic = None if stream is None or stream.address else stream.traffic
         serve = self.receive if stream is None else stream.serve
-        await self._serve(name, traffic, f"{self.local.context.name} → {name}", serve, context)
+        await self._serve(call, traffic, f"{self.local.context.name} → {name}", serve)
 
     async def _serve(
-        self,
-        name: str,
-        traffic: Traffic | None,
-        link: str,
-        serve: Serve,
-        context: grpc.aio.ServicerContext,
+        self, call: IncomingCall, traffic: Traffic | None, link: str, serve: Serve
     ) -> None:
-        """Let in what the manifest knows, agree on a protocol, and tell a neighbour why it is refused."""
+        """Admit the links of the manifest, agree on a protocol, and tell a neighbour why it is refused."""
+        name = call.caller
         if traffic is None:
             why = f"link {link} is not in the manifest"
             self.local.notify("refused", why)
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
-            return
+            raise Refused(why)
         try:
-            with self.gate.stream(name), self._until_expiry(name, context):
-                protocol = agreed(self.local.context, name, context.invocation_metadata(), traffic)
-                await context.send_initial_metadata(spoken(self.local.context))
-                await serve(name, context, protocol)
+            with self.gate.stream(name), self._until_expiry(name, call.certificate):
+                protocol = agreed(self.local.context, name, call.headers, traffic)
+                await call.begin(own_headers(self.local.context))
+                await serve(name, call, protocol)
         except Refused as error:
             why = str(error)[:TEXT]
             self.local.notify("refused", f"{name}: {why}")
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+            raise Refused(why) from None
 
     @contextlib.contextmanager
-    def _until_expiry(self, name: str, context: grpc.aio.ServicerContext) -> Iterator[None]:
-        """End a stream with the certificate of either end; the dialling end comes again with its new one."""
+    def _until_expiry(self, name: str, certificate: bytes) -> Iterator[None]:
+        """End a stream with the certificate of either end; it is opened again with the new one."""
         task = asyncio.current_task()
         assert task is not None
         stop = task.cancel
@@ -269,9 +229,9 @@ class Transport:
             self.local.notify("certificate", why)
             stop()
 
-        left = min(
-            seconds_left(_certificate(context)), seconds_left(self.local.identity.certificate)
-        )
+        now = self.local.host.clock.wall()
+        own = self.local.identity.certificate
+        left = min(seconds_left(certificate, now), seconds_left(own, now))
         timer = self.loop.call_later(max(left, 0), end)
         try:
             yield
@@ -279,7 +239,7 @@ class Transport:
             timer.cancel()
 
     # --- the receiver's end of a stream ------------------------------------------------------------
-    async def receive(self, sender: str, wires: Wires, protocol: int) -> None:
+    async def receive(self, sender: str, frames: Stream, protocol: int) -> None:
         """Take the messages of one stream until it ends; `Refused` for a frame no honest peer sends."""
         assembler = wire.Assembler(self.local.context, sender)
         stream: InStream | None = None
@@ -289,19 +249,25 @@ class Transport:
         limit = FIRST_SECONDS + 8 * self.local.context.n / SLOWEST
         first = self.loop.call_later(limit, task.cancel)
         try:
-            while (chunk := await wires.read()) is not grpc.aio.EOF:
+            while True:
+                chunk = await frames.read()
+                if chunk is None:
+                    break
                 frame = self._assemble(assembler, chunk)
                 traffic.bytes += len(chunk)
                 if frame is None:
                     continue
                 if stream is None:
                     first.cancel()
-                    stream = self._register(sender, frame.sender, wires, protocol)
+                    stream = self._register(sender, frame.sender, frames, protocol)
                 message = frame.message if isinstance(frame, Repeat) else frame
                 traffic.messages += isinstance(frame, Message)
-                traffic.heard = stream.heard = time.monotonic()
-                traffic.state, traffic.why = "up", ""
-                if time.monotonic() - stream.answered > HEARTBEAT_SECONDS:
+                now = self.local.now
+                traffic.heard = now
+                stream.heard = now
+                traffic.state = "up"
+                traffic.why = ""
+                if now - stream.answered > HEARTBEAT_SECONDS:
                     stream.wake.set()  # tell the sender we are alive, however long the round takes
                 if message is not None:
                     self.local.hear(sender, message)
@@ -323,52 +289,43 @@ class Transport:
             raise
 
     def _register(
-        self, sender: str, incarnation: Incarnation, wires: Wires, protocol: int
+        self, sender: str, incarnation: Incarnation, frames: Stream, protocol: int
     ) -> InStream:
         """One stream for each sender; a later incarnation replaces an earlier one that has fallen silent."""
         old = self.streams.get(sender)
         if old is not None:
-            lively = (
-                old.incarnation != incarnation and time.monotonic() - old.heard < TAKEOVER_SECONDS
-            )
-            if lively or old.incarnation.supersedes(incarnation):
+            is_live = self.local.now - old.heard < TAKEOVER_SECONDS
+            is_other = old.incarnation != incarnation
+            if (is_other and is_live) or old.incarnation.supersedes(incarnation):
                 known = f"{sender} is already connected as incarnation {old.incarnation.number}"
                 raise Refused(f"{known}; another process uses its name")
             old.close()
-        stream = InStream(replace(self.local.context, protocols=(protocol,)), incarnation, wires)
+        stream = InStream(self.local, incarnation, frames, protocol)
         self.streams[sender] = stream
         return stream
 
-    async def _manifest(
-        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> None:
-        await self._answer(self.manifest, context)
+    async def _manifest(self, call: IncomingCall) -> None:
+        await self._answer(self.manifest, call)
 
-    async def _status(
-        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> None:
-        await self._answer(self.status, context)
+    async def _status(self, call: IncomingCall) -> None:
+        await self._answer(self.status, call)
 
-    async def _answer(self, answer: Answer, context: grpc.aio.ServicerContext) -> None:
+    async def _answer(self, answer: Answer, call: IncomingCall) -> None:
         """Send a file in chunks."""
-        name = await _certified_name(context)
+        name = call.caller
         file = answer(name)
         if file is None:
             why = f"{name} is not in the manifest"
             self.local.notify("refused", why)
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
-            return
+            raise Refused(why)
         task = asyncio.current_task()
         assert task is not None
-        late = self.loop.call_later(
-            CHUNK_SECONDS, task.cancel
-        )  # who asks and does not read is let go
+        # a client that asks and does not read is let go
+        late = self.loop.call_later(CHUNK_SECONDS, task.cancel)
         try:
             with self.gate.stream(f"{name} (files)"):
                 for start in range(0, len(file), FILE_CHUNK):
-                    await context.write(file[start : start + FILE_CHUNK])
-        except Refused as error:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+                    await call.write(file[start : start + FILE_CHUNK])
         finally:
             late.cancel()
 
@@ -386,23 +343,5 @@ class InDialled(Dialled):
     def link(self) -> str:
         return f"{self.name} → {self.local.context.name}"
 
-    async def talk(self, call: grpc.aio.StreamStreamCall, protocol: int) -> None:
+    async def talk(self, call: Call, protocol: int) -> None:
         await self.transport.receive(self.name, call, protocol)
-
-
-async def _certified_name(context: grpc.aio.ServicerContext) -> str:
-    names = [
-        name.decode() for name in context.auth_context().get("x509_subject_alternative_name", [])
-    ]
-    if len(names) != 1:
-        why = f"the certificate must hold one name, it has {names}"
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
-    if seconds_left(_certificate(context)) < 0:  # of a connection that was made before
-        why = f"the certificate of {names[0]} has expired"
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
-    return str(names[0])
-
-
-def _certificate(context: grpc.aio.ServicerContext) -> bytes:
-    (certificate,) = context.auth_context()["x509_pem_cert"]
-    return bytes(certificate)

@@ -449,7 +449,7 @@ def _huge(
         who = ", ".join(by[name])
         if number == 0:
             how = f" ({first[name].text})" if name in first else ""
-            advice = f"spodgt peer quarantine {name} --good-models"
+            advice = f"spodgt peer quarantine {name}"
             if len(by[name]) == 1:
                 advice = f"look at both, nobody else hears it; if it is so: {advice}"
             yield Finding(

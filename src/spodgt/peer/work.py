@@ -10,7 +10,6 @@ The table `compute` of a client in the manifest says what its device can do:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ from spodgt.experiment.toml import read_problem
 from spodgt.network import Network
 from spodgt.network.names import list_names
 from spodgt.participation import DayNight, Markov, Participation, TraceFile
+from spodgt.peer.clock import SYSTEM_CLOCK, Clock
 from spodgt.peer.manifest import Manifest, layout_of
 from spodgt.peer.options import Table
 from spodgt.problems import refuse_statistics
@@ -53,7 +53,7 @@ class Budget:
     """Computes as long as gradients have taken no more than a fraction `p` of the time."""
 
     p: float
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = SYSTEM_CLOCK.monotonic
     used: float = 0.0
     begun: float = -1.0
 
@@ -70,7 +70,9 @@ class Budget:
 Capacity = Scheduled | Budget
 
 
-def capacity(section: Table, seed: int, place: int, name: str = "") -> Capacity:
+def capacity(
+    section: Table, seed: int, place: int, name: str = "", clock: Clock = SYSTEM_CLOCK
+) -> Capacity:
     """The capacity of client number `place`, called `name`, from its table in the manifest."""
     kind = section.get("kind")
     if isinstance(kind, str) and kind in _BURSTS:
@@ -94,7 +96,7 @@ def capacity(section: Table, seed: int, place: int, name: str = "") -> Capacity:
     if not isinstance(value, int | float) or not 0 < value <= 1:
         raise InvalidConfig(f"compute.{key} must be in (0, 1], got {value!r}; use {key} = 0.5.")
     if kind == "budget":
-        return Budget(value)
+        return Budget(value, clock.monotonic)
     draws = rng.key(seed, "clients")  # the simulator's
     return Scheduled(value, lambda k: bool(rng.uniform(draws, k, place) < value))
 
@@ -137,16 +139,13 @@ def active_links(probabilities: Mapping[str, float], seed: int, place: int, k: i
 
 
 class Work:
-    """What client `name` computes; on the problem of the manifest unless `make` gives another."""
+    """What client `name` computes, on the problem of the manifest."""
 
     def __init__(
-        self,
-        name: str,
-        manifest: Manifest,
-        capacity: Capacity,
-        make: Callable[[str], object] | None = None,
+        self, name: str, manifest: Manifest, capacity: Capacity, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        problem = own_problem(make, name) if make else manifest_problem(manifest, name)
+        self.clock = clock
+        problem = manifest_problem(manifest, name)
         refuse_statistics(problem, "peers")
         self.problem = problem.to(torch.device("cpu"), torch.float32)
         own = manifest.client(name)
@@ -170,11 +169,11 @@ class Work:
 
     def gradient(self, x: Tensor, k: int) -> Tensor:
         """(1, parameters): the stochastic gradient of local round k; private columns of x are updated."""
-        begun = time.perf_counter()
+        begun = self.clock.monotonic()
         g = self.problem.grad(
             x, Minibatches(np.array([self.row]), self.keys, np.array([self.place]), k)
         )
-        self.capacity.spent(time.perf_counter() - begun)
+        self.capacity.spent(self.clock.monotonic() - begun)
         return g
 
 
@@ -213,19 +212,3 @@ def manifest_problem(manifest: Manifest, name: str | None = None) -> Problem:
 def problem_of(recipe: ProblemRecipe, clients: int, name: str | None) -> Problem:
     """The problem of a recipe; a function of the user's may load the data of client `name` alone."""
     return recipe.make(clients, name) if isinstance(recipe, PythonProblem) else recipe.make(clients)
-
-
-def own_problem(make: Callable[[str], object], name: str) -> Problem:
-    """What a user's function returns for a client, if it is a problem."""
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # a module it makes begins alike on every host
-            problem = make(name)
-    except Exception as error:
-        raise InvalidInput(
-            f"--problem failed for {name!r}: {type(error).__name__}: {error}."
-        ) from error
-    if not isinstance(problem, Problem):
-        got = type(problem).__name__
-        raise InvalidInput(f"--problem must return a spodgt.Learning for {name!r}, got {got}.")
-    return problem

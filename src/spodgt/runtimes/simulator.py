@@ -16,6 +16,7 @@ from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, Schedule
 from spodgt.algorithms.compose.codecs import Codec, IntervalQuantizer
+from spodgt.algorithms.deprecated import OldRoundNames
 from spodgt.kernels.compiled_rounds import CompiledRounds
 from spodgt.kernels.links import move_into_intervals
 from spodgt.kernels.steps import Activity, State, rebuild
@@ -325,7 +326,7 @@ class Simulation:
 
 
 @dataclass(eq=False)
-class SimulatedRound:
+class SimulatedRound(OldRoundNames):
     """Round k of the clients that this process holds, and what it sent."""
 
     k: int

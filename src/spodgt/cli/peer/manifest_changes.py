@@ -145,9 +145,6 @@ def peer_quarantine(
     name: Annotated[str, typer.Argument(help="The client.")],
     run: RunOption = DEFAULT_RUN,
     end: Annotated[bool, typer.Option("--end", help="Restore its links.")] = False,
-    good: Annotated[
-        bool, typer.Option("--good-models", help="Restore a good model on every client.")
-    ] = False,
 ) -> None:
     """Sign a manifest in which a client remains a member without links.
 
@@ -157,7 +154,7 @@ def peer_quarantine(
         from spodgt.peer import changes
 
     def quarantine(manifest: Manifest) -> Manifest:
-        return changes.quarantined(manifest, name, not end, good=good)
+        return changes.quarantined(manifest, name, not end)
 
     manifest = _publish(run, quarantine)
     print(f"version {manifest.version}: linked are {', '.join(manifest.linked)}")

@@ -1,0 +1,342 @@
+"""Hosts with peers, their operator, and the authority of the run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from spodgt.errors import SpodgtError
+from spodgt.experiment import Experiment
+from spodgt.peer import folders, identity
+from spodgt.peer.changes import check_devices, with_root
+from spodgt.peer.faults import Chaos
+from spodgt.peer.host import Disconnected, Host
+from spodgt.peer.manifest import Manifest, SignedManifest
+from spodgt.peer.options import Deployment, Options
+from spodgt.peer.run import Peer
+from tests.peer.simulation.checks import Checks, Violation
+from tests.peer.simulation.disk import ProcessFiles, SimulatedDisk
+from tests.peer.simulation.network import Network, ProcessWire
+from tests.peer.simulation.plan import Setup
+from tests.peer.simulation.virtual import SimulatedClock, VirtualLoop
+
+STEP_SECONDS = 0.02  # of a local round on an ordinary host
+RESTART_SECONDS = 3.0  # after which a supervisor starts a peer again that ended with an error
+FOLDER = Path("/peer")
+RUNNING: contextvars.ContextVar[PeerProcess | None] = contextvars.ContextVar("RUNNING")
+
+
+class Crashed(BaseException):
+    """The process is dead; the code that runs is unwound."""
+
+
+class SimulatedHost:
+    """A machine: its disk and clock outlive the processes on it."""
+
+    def __init__(self, name: str, address: str, clock: SimulatedClock) -> None:
+        self.name = name
+        self.address = address
+        self.clock = clock
+        self.disk = SimulatedDisk()
+        self.step_seconds = STEP_SECONDS
+        self.chaos: dict[str, float] = {}
+        self.process: PeerProcess | None = None
+        self.is_wanted = True  # whether the supervisor keeps a process running
+        self.end = ""  # the sentence with which the last process ended by itself
+
+
+class PeerProcess:
+    """A running peer; everything it does in the event loop is in its own context."""
+
+    def __init__(self, cluster: Cluster, host: SimulatedHost, options: Options) -> None:
+        self.cluster = cluster
+        self.host = host
+        self.name = host.name
+        self.clock = host.clock
+        self.is_alive = True
+        self.crash_in = 0  # operations on the disk or sends until it crashes; 0: never
+        self.crash_loses_power = False
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        self.context = contextvars.copy_context()
+        self.context.run(RUNNING.set, self)
+        self.files = ProcessFiles(host.disk, self.operates, cluster.checks.no_secret)
+        wire = ProcessWire(cluster.network, self)
+        world = Host(host.clock, cluster.random, self.files, wire)
+        try:
+            self.peer = Peer(FOLDER, host.name, options, world)
+        except BaseException:
+            self.is_alive = False
+            self.files.close()
+            raise
+        cluster.checks.watch(self.peer)
+        if host.chaos:
+            hear = Chaos(self.peer.node.hear, **host.chaos, seed=cluster.random.random())
+            self.peer.transport.local = replace(self.peer.transport.local, hear=hear)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start a task of this process."""
+        return self.context.run(asyncio.create_task, work)
+
+    def operates(self, operation: str) -> None:
+        """Called before every change of the disk."""
+        if not self.is_alive:
+            raise OSError("the process is dead")
+        if self._crashes():
+            self.kill(self.crash_loses_power)
+            raise Crashed(operation)
+
+    def sends(self, data: bytes) -> None:
+        """Called before every frame."""
+        self.cluster.checks.no_secret(data)
+        if not self.is_alive:
+            raise Disconnected("the process is dead")
+        if self._crashes():
+            self.kill(self.crash_loses_power)
+            raise Disconnected("the process is dead")
+
+    def _crashes(self) -> bool:
+        if self.crash_in:
+            self.crash_in -= 1
+            return self.crash_in == 0
+        return False
+
+    async def drive(self) -> None:
+        """The thread of the rounds."""
+        await self.peer.start()
+        while True:
+            pause = self.peer.rounds.step()
+            if pause is None:
+                return
+            early = self.cluster.random.uniform(0.3, 1.0)  # a frame may end a pause
+            await asyncio.sleep(self.host.step_seconds + pause * early)
+
+    def kill(self, loses_power: bool = False) -> None:
+        """End at once, as by kill -9; what was not synced is at risk if power is lost."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        self.host.process = None
+        transport = self.peer.transport
+        for stream in (*transport.out.values(), *transport.fetching.values()):
+            stream.closed = True  # a callback of the event loop would open it again
+        for task in list(self.tasks):
+            task.cancel()
+        self.cluster.network.process_ended(self)
+        self.files.close()
+        if loses_power:
+            self.host.disk.lose_power(self.cluster.random)
+
+    async def stop(self) -> None:
+        """End cleanly, as by SIGTERM."""
+        self.peer.rounds.stop()
+        self.peer.rounds.step()
+        await self.peer.stop()
+        self.kill()
+
+
+class Cluster:
+    """All hosts of a run."""
+
+    def __init__(self, setup: Setup, random: Random, loop: VirtualLoop) -> None:
+        self.setup = setup
+        self.random = random
+        self.loop = loop
+        self.network = Network(loop, random)
+        self.checks = Checks(loop)
+        self.hosts: dict[str, SimulatedHost] = {}
+        self.tasks: dict[asyncio.Task[None], None] = {}  # of the operator
+        self.failure: BaseException | None = None
+        self.started = 0
+        loop.set_task_factory(self._make_task)
+        loop.set_exception_handler(self._unhandled)
+        self.manifest = first_manifest(setup)
+        self.key, self.authority = identity.create_authority(self.manifest.run)
+        self.checks.manifest = self.manifest
+        for name in self.manifest.names:
+            self.add_host(name)
+
+    # --- the event loop ----------------------------------------------------------------------------
+    def _make_task(
+        self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any
+    ) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
+        process = RUNNING.get(None)
+        if process is not None:
+            process.tasks[task] = None
+            task.add_done_callback(lambda done: process.tasks.pop(done, None))
+            if not process.is_alive:
+                task.cancel()
+        return task
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Crashed | Disconnected | OSError | None):
+            return
+        self.fail(Violation(f"unhandled in a task: {type(error).__name__}: {error}"))
+
+    def fail(self, error: BaseException) -> None:
+        self.failure = self.failure or error
+
+    def after(self, seconds: float, work: Callable[[], object]) -> None:
+        """Do something later, as an operator or a supervisor."""
+
+        def do() -> None:
+            try:
+                work()
+            except Exception as error:
+                self.fail(error)
+
+        contextvars.Context().run(self.loop.call_later, seconds, do)
+
+    # --- the authority and the operator ------------------------------------------------------------
+    def add_host(self, name: str) -> SimulatedHost:
+        address = self.manifest.client(name).address
+        host = SimulatedHost(name, address, SimulatedClock(self.loop))
+        self.hosts[name] = host
+        self.issue(name)
+        self.give_manifest(name)
+        return host
+
+    def issue(self, name: str, days: float = 30.0) -> None:
+        """Put a new certificate into a client's folder."""
+        now = datetime.fromtimestamp(SimulatedClock(self.loop).wall(), timezone.utc)
+        made = identity.issue(self.key, self.authority, name, days=days, start=now)
+        disk = self.hosts[name].disk
+        disk.put(FOLDER / "ca.pem", self.authority)
+        disk.put(FOLDER / "key.pem", made.key, 0o600)
+        disk.put(FOLDER / "cert.pem", made.certificate)
+        self.checks.secrets.append(made.key.splitlines()[1])
+
+    def give_manifest(self, name: str) -> None:
+        """Put the newest manifest into a client's folder."""
+        signed = SignedManifest.sign(self.manifest, self.key)
+        self.hosts[name].disk.put(FOLDER / "manifest.toml", signed.file)
+
+    def publish(self, manifest: Manifest, name: str) -> None:
+        """Sign a version and give it to one client."""
+        self.manifest = manifest
+        self.checks.manifest = manifest
+        self.give_manifest(name)
+
+    # --- processes ---------------------------------------------------------------------------------
+    def start(self, name: str) -> None:
+        """Start the peer of a host, unless it runs or was removed."""
+        host = self.hosts[name]
+        if host.process is not None or not host.is_wanted:
+            return
+        options = Options(
+            durability=self.setup.durability,
+            report_every=2.0,
+            evaluate_every=20.0,
+            commit_every=self.setup.commit_every,
+            drop_after=self.setup.drop_after,
+        )
+        self.started += 1
+        try:
+            process = PeerProcess(self, host, options)
+        except SpodgtError as error:
+            self.ended(host, error)
+            return
+        except Crashed:
+            self._start_later(name)
+            return
+        host.process = process
+        process.spawn(process.drive()).add_done_callback(lambda task: self._done(process, task))
+
+    def _done(self, process: PeerProcess, task: asyncio.Task[None]) -> None:
+        """The rounds of a process have ended, for whatever reason."""
+        host = process.host
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, SpodgtError) and process.is_alive:
+            process.kill()
+            self.ended(host, error)
+        elif error is not None and not isinstance(error, Crashed | SpodgtError):
+            self.fail(error)
+        elif host.process is None:
+            self._start_later(host.name)
+
+    def ended(self, host: SimulatedHost, error: SpodgtError) -> None:
+        """A peer has ended with a sentence: the operator does as it says, and it is started again."""
+        host.end = str(error)
+        self.checks.note(f"{host.name} ended: {host.end}")
+        if "was removed from the run" in host.end:
+            host.is_wanted = False
+        elif "remove the directory" in host.end:
+            host.disk.remove(FOLDER / "state")
+            self.checks.lost_state(host.name)
+        elif "manifest.toml" in host.end:
+            self.give_manifest(host.name)
+        elif "peer renew" in host.end or "peer issue" in host.end or "set the clock" in host.end:
+            self.issue(host.name)
+        elif "the disk is full" not in host.end:
+            self.fail(Violation(f"{host.name} ended: {host.end}"))
+        self._start_later(host.name)
+
+    def _start_later(self, name: str) -> None:
+        host = self.hosts[name]
+        if host.is_wanted:
+            self.after(RESTART_SECONDS, lambda: self.start(name))
+
+    def kill(self, name: str, loses_power: bool = False) -> None:
+        process = self.hosts[name].process
+        if process is not None:
+            process.kill(loses_power)
+        elif loses_power:
+            self.hosts[name].disk.lose_power(self.random)
+
+    def running(self) -> dict[str, Peer]:
+        """The peers that run, by name."""
+        peers = {}
+        for name, host in self.hosts.items():
+            if host.process is not None:
+                peers[name] = host.process.peer
+        return peers
+
+    async def close(self) -> None:
+        for host in self.hosts.values():
+            host.is_wanted = False
+            self.kill(host.name)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks(self.loop):
+            if task is not asyncio.current_task():
+                task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+
+
+def first_manifest(setup: Setup) -> Manifest:
+    """The manifest with which a run begins."""
+    step_size = 0.3 if setup.method == "relay" else 0.1
+    config = Experiment.parse(
+        {
+            "run": {
+                "methods": [{"name": setup.method, **setup.layers}],
+                "step_size": step_size,
+                "seeds": 1,
+            },
+            "network": {"kind": setup.graph, "clients": setup.clients},
+            "participation": {"kind": "always"},
+            "problem": {"kind": "quadratic", "parameters": 3, "condition": 2.0, "seed": 1},
+        }
+    )
+    addresses = [f"10.0.0.{index}:7000" for index in range(setup.clients)]
+    deployment = Deployment(
+        addresses=addresses,
+        rounds_per_second=setup.rate,
+        max_alone=setup.max_alone,
+        divided_into=setup.clients + 2,
+    )
+    manifest = folders.plan(config, deployment)
+    dial = "receiver" if setup.dialled_by_receivers else "sender"
+    links = tuple(replace(link, p_hat=setup.p_hat, dial=dial) for link in manifest.links)
+    manifest = replace(manifest, run="simulation", links=links)
+    check_devices(manifest)
+    return with_root(manifest)

@@ -1,0 +1,157 @@
+"""One plan from its start to its verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+import torch
+
+from spodgt.engine import use_loops
+from tests.peer.simulation import faults
+from tests.peer.simulation.checks import Violation
+from tests.peer.simulation.cluster import Cluster
+from tests.peer.simulation.plan import FAULT_SECONDS, Plan, draw_plan
+from tests.peer.simulation.virtual import Stuck, VirtualLoop
+
+HEAL_SECONDS = 120.0  # of virtual time, within which everything must be well again
+MOVE_SECONDS = 8.0
+TOLERANCE = 0.05  # distance of models from the optimum, relative to that of the initial model
+
+
+@dataclass
+class Outcome:
+    """What came of a plan."""
+
+    plan: Plan
+    failure: str = ""  # the promise that was broken; "": none
+    digest: str = ""  # of all states at the end: equal for equal plans
+    virtual_seconds: float = 0.0
+    real_seconds: float = 0.0
+    rounds: int = 0
+    commits: int = 0
+    starts: int = 0
+    healed_after: float = 0.0  # virtual seconds
+    log: list[str] = field(default_factory=list)
+
+
+def plan_of(seed: int) -> Plan:
+    """What a seed draws."""
+    return draw_plan(seed, {name: weight for name, (_, weight) in faults.KINDS.items()})
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """One thread of torch, plain loops, no lines of log."""
+    threads = torch.get_num_threads()
+    disabled = logging.root.manager.disable
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
+    try:
+        with use_loops(False):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        logging.disable(disabled)
+
+
+def simulate(plan: Plan) -> Outcome:
+    """Run a plan; a broken promise is in the outcome, any other error is raised."""
+    outcome = Outcome(plan)
+    begun = time.perf_counter()
+    loop = VirtualLoop()
+    with quiet():
+        cluster = Cluster(plan.setup, Random(plan.seed), loop)
+        try:
+            loop.run_until_complete(_run(cluster, plan, outcome))
+        except (Violation, Stuck) as error:
+            outcome.failure = f"{type(error).__name__}: {error}"
+        except Exception as error:
+            outcome.failure = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            outcome.real_seconds = time.perf_counter() - begun
+            outcome.virtual_seconds = loop.now
+            outcome.commits = cluster.checks.commits
+            outcome.starts = cluster.started
+            outcome.log = cluster.checks.log
+            loop.run_until_complete(cluster.close())
+            loop.close()
+    return outcome
+
+
+async def _run(cluster: Cluster, plan: Plan, outcome: Outcome) -> None:
+    for name in cluster.hosts:
+        cluster.after(cluster.random.uniform(0, 0.5), lambda name=name: cluster.start(name))  # type: ignore[misc]
+    for fault in plan.faults:
+        kind, _ = faults.KINDS[fault.kind]
+        cluster.after(fault.at, lambda kind=kind, fault=fault: _inflict(cluster, kind, fault))  # type: ignore[misc]
+    await _pass(cluster, FAULT_SECONDS)
+    cluster.checks.note("faults end")
+    faults.heal(cluster)
+    await _until_well(cluster, outcome)
+    await _until_moved(cluster)
+    await _until_optimal(cluster)
+    cluster.checks.check_all()
+    outcome.digest = _digest(cluster)
+    outcome.rounds = sum(peer.node.state.k for peer in cluster.running().values())
+
+
+def _inflict(cluster: Cluster, kind: faults.Kind, fault: object) -> None:
+    cluster.checks.note(str(fault))
+    kind(cluster, fault)  # type: ignore[arg-type]
+
+
+async def _pass(cluster: Cluster, seconds: float) -> None:
+    """Let virtual time pass; raise what was broken meanwhile."""
+    end = cluster.loop.now + seconds
+    while cluster.loop.now < end:
+        await asyncio.sleep(min(1.0, end - cluster.loop.now) + 1e-9)
+        if cluster.failure is not None:
+            raise cluster.failure
+
+
+async def _until_well(cluster: Cluster, outcome: Outcome) -> None:
+    begun = cluster.loop.now
+    while True:
+        await _pass(cluster, 1.0)
+        found = cluster.checks.obstacles(cluster.running(), cluster.manifest)
+        outcome.healed_after = cluster.loop.now - begun
+        if not found:
+            return
+        if outcome.healed_after > HEAL_SECONDS:
+            raise Violation(f"{HEAL_SECONDS:.0f} s after the faults: {'; '.join(found)}")
+
+
+async def _until_moved(cluster: Cluster) -> None:
+    before = {name: peer.node.state.k for name, peer in cluster.running().items()}
+    await _pass(cluster, MOVE_SECONDS)
+    for name, peer in cluster.running().items():
+        if peer.node.state.k <= before[name]:
+            raise Violation(f"{name} makes no rounds")
+
+
+async def _until_optimal(cluster: Cluster) -> None:
+    begun = cluster.loop.now
+    while True:
+        distance = cluster.checks.distance(cluster.running(), cluster.manifest)
+        if distance <= TOLERANCE:
+            return
+        if cluster.loop.now - begun > HEAL_SECONDS:
+            raise Violation(f"models are {distance:.2g} from the optimum")
+        await _pass(cluster, 5.0)
+
+
+def _digest(cluster: Cluster) -> str:
+    digest = hashlib.sha256()
+    for name, state in sorted(cluster.checks.states.items()):
+        digest.update(f"{name} {state.k} {state.epoch} {state.heard_at}".encode())
+        for vector in (*state.method, state.z):
+            digest.update(vector.numpy().tobytes())
+    return digest.hexdigest()[:16]
