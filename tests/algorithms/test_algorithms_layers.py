@@ -208,7 +208,7 @@ def test_local_steps_use_links_in_every_kth_round() -> None:
     assert links.any(1).tolist() == [False, False, True] * 3
     run = make_run(algorithm, toy_problem(clients=5), network, Bernoulli(0.6, 0.6))
     world = Simulation([run], dtype=torch.float64)
-    assert world.step is not None
+    assert world.rounds.compiled_rounds is not None
     for plain, fast in zip(states([run], 12), states([run], 12, compiled=True), strict=True):
         assert_close(plain.x, fast.x, rtol=0, atol=1e-12)
 
@@ -250,7 +250,7 @@ def test_compiled_steps_with_layers_are_those_of_the_method(layers: str) -> None
         after.append(simulation.advance(simulation.init(), range(37))[0])
     assert_close(after[0], after[1], rtol=0, atol=1e-12)
     is_linear = layers in ("l2", "local", "warm-up")
-    assert (Simulation([run]).step is not None) == is_linear
+    assert (Simulation([run]).rounds.compiled_rounds is not None) == is_linear
 
 
 @pytest.mark.parametrize("name", TURNED)
