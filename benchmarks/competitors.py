@@ -4,7 +4,7 @@ The work: Fashion-MNIST (the tenth inside the package), ten clients with 600 ima
 graph, mini-batches of 16, float32, two cores; a linear model (7,850 parameters) and a perceptron (50,890).
 Client gradients per second count in steady state, without evaluations. The time to an accuracy (of the
 average of the clients' models) begins with training: imports, compilation and starting of actors are left
-out for everybody. Memory is the peak of all processes together, shared pages divided among them.
+out for all. Memory is the peak of all processes together, shared pages divided among them.
 
 Competitors run one after the other, and that again for every repeat. Their venvs are kept in the user's
 cache; decent-bench needs python3.13 on the PATH. Results: benchmarks/results/competitors.json,
