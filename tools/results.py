@@ -5,9 +5,9 @@
 
 For every experiment that was run: NAME.md with the figure, the command, the time, the tables and the
 statement of the paper; NAME.csv (every cell, method and seed), NAME-summary.csv,
-NAME-differences.csv; the figure as PNG and PDF. `notes/NAME.md` in the same folder is
-written by hand; the page includes it. A suffix makes pages of their own for a figure in another setting. The index keeps the rows of pages
-that are not written now.
+NAME-differences.csv; the figure as PNG and PDF. `notes/NAME.md` in the same folder is written by
+hand; the page includes it. A suffix makes separate pages for a figure in another setting. The index
+keeps the rows of pages that are not written now.
 """
 
 from __future__ import annotations
