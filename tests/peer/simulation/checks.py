@@ -88,6 +88,9 @@ class Checks:
             raise Violation(f"the local audit of {name} is {error:.1e} in round {state.k}")
         if name in self.set_back and state.epoch > self.set_back[name]:
             del self.set_back[name]
+        before = self.states.get(name)
+        if before is not None and name not in self.set_back and state.epoch < before.epoch:
+            raise Violation(f"{name} goes back from epoch {before.epoch} to {state.epoch}")
         self.states[name] = state
         if self.manifest is not None and name in self.manifest.names:
             self._check_links(name, state)

@@ -50,6 +50,7 @@ class SimulatedHost:
         self.chaos: dict[str, float] = {}
         self.process: PeerProcess | None = None
         self.is_wanted = True  # whether the supervisor keeps a process running
+        self.is_damaged = False  # a bit of its state was flipped
         self.end = ""  # the sentence with which the last process ended by itself
 
 
@@ -157,6 +158,7 @@ class Cluster:
         self.tasks: dict[asyncio.Task[None], None] = {}  # of the operator
         self.failure: BaseException | None = None
         self.clones: dict[str, PeerProcess] = {}
+        self.old_manifests: list[bytes] = []
         self.copies: dict[str, list[dict[Path, Inode]]] = {}  # of disks, by client, oldest first
         self.started = 0
         loop.set_task_factory(self._make_task)
@@ -222,6 +224,7 @@ class Cluster:
     def give_manifest(self, name: str) -> None:
         """Put the newest manifest into a client's folder."""
         signed = SignedManifest.sign(self.manifest, self.key)
+        self.old_manifests.append(signed.file)
         self.hosts[name].disk.put(FOLDER / "manifest.toml", signed.file)
 
     def publish(self, manifest: Manifest, name: str) -> None:
@@ -307,7 +310,8 @@ class Cluster:
         self.checks.note(f"{host.name} ended: {host.end}")
         if "was removed from the run" in host.end:
             host.is_wanted = False
-        elif "remove the directory" in host.end:
+        elif "remove the directory" in host.end and host.is_damaged:
+            host.is_damaged = False
             host.disk.remove(FOLDER / "state")
             self.checks.lost_state(host.name)
         elif "manifest.toml" in host.end:

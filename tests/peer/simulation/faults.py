@@ -170,6 +170,7 @@ def bit_flip(cluster: Cluster, fault: Fault) -> None:
     content[cluster.random.randrange(len(content))] ^= 1 << cluster.random.randrange(8)
     if "state" in path.parts:
         cluster.checks.lost_state(fault.target)
+        cluster.hosts[fault.target].is_damaged = True
     cluster.after(fault.seconds, lambda: cluster.start(fault.target))
 
 
@@ -228,6 +229,12 @@ def half_copy(cluster: Cluster, fault: Fault) -> None:
     content = bytes(whole.content)
     disk.put(FOLDER / name, content[: len(content) // 2], whole.mode)
     cluster.after(fault.seconds, lambda: disk.put(FOLDER / name, content, whole.mode))
+
+
+def old_manifest(cluster: Cluster, fault: Fault) -> None:
+    """An older version of the manifest is copied into the folder of a client."""
+    file = cluster.old_manifests[int(fault.number) % len(cluster.old_manifests)]
+    cluster.hosts[fault.target].disk.put(FOLDER / "manifest.toml", file)
 
 
 # --- versions of the manifest ----------------------------------------------------------------------
@@ -362,6 +369,7 @@ KINDS: dict[str, tuple[Kind, float]] = {  # with the weight of its draw
     "clock_step": (clock_step, 0.5),
     "expiry": (expiry, 1.0),
     "half_copy": (half_copy, 0.5),
+    "old_manifest": (old_manifest, 0.5),
     "change_settings": (change_settings, 1.0),
     "change_address": (change_address, 1.0),
     "change_links": (change_links, 1.0),
