@@ -89,7 +89,7 @@ def train(group: Any, model: str, rounds: int) -> dict[str, Any]:
     from spodgt.algorithms import method
     from spodgt.network import Network
     from spodgt.participation import Bernoulli
-    from spodgt.runtimes.distributed.world import Distributed
+    from spodgt.runtimes.distributed.world import DistributedWorld
     from spodgt.runtimes.world import Run
 
     clients = 10
@@ -97,16 +97,21 @@ def train(group: Any, model: str, rounds: int) -> dict[str, Any]:
     problem = problem_of(model, clients)
     availability = Bernoulli(0.5, 0.5).draw(network, 0)
     run = Run(0, method("spod-gt"), network, availability, problem, problem.start(0))
-    world = Distributed([run], group)
+    world = DistributedWorld([run], group)
+    owner = world.block.owner
     state = world.advance(world.init(), range(1, 2))  # compiled
-    before, bound, times = (world.mail.bytes, world.mail.messages), 0, []
+    before, bound, times = (world.messenger.bytes, world.messenger.messages), 0, []
     for k in range(2, rounds + 2):
-        now = world.round(k)
-        bound += 2 * world.block.crossing(now.links.pull) * problem.parameters * 4
+        activity = world.batch.activity.at(k)
+        pull = activity.links.pull[k - activity.first]
+        crossing = pull & (owner[network.receivers] != owner[network.senders])
+        bound += 2 * int(crossing.sum()) * problem.parameters * 4
         began = time.perf_counter()
         state = world.advance(state, range(k, k + 1))
         times.append(time.perf_counter() - began)
-    sent = group.sum(torch.tensor([world.mail.bytes - before[0], world.mail.messages - before[1]]))
+    sent = group.sum(
+        torch.tensor([world.messenger.bytes - before[0], world.messenger.messages - before[1]])
+    )
     return {
         "model": model,
         "parameters": problem.parameters,
@@ -122,17 +127,18 @@ def train(group: Any, model: str, rounds: int) -> dict[str, Any]:
 def exchange(group: Any, ways: int, repeats: int = 15) -> dict[str, Any]:
     """Vectors of 45 MB through the runtime's own messages, against a plain copy of as many bytes."""
     from spodgt.runtimes.distributed.client_blocks import Traffic
-    from spodgt.runtimes.distributed.messages import Item, Mail
+    from spodgt.runtimes.distributed.messages import FieldKey, Messenger, MixedTensor
 
     x, peer, row = torch.randn(1, LARGE // 4), 1 - group.rank, np.array([0])
     sends = {peer: row} if ways == 2 or group.rank == 0 else {}
     receives = {peer: row} if ways == 2 or group.rank == 1 else {}
-    mail, times, copies, target = Mail(group), [], [], torch.empty_like(x)
+    messenger, times, copies, target = Messenger(group), [], [], torch.empty_like(x)
+    item = MixedTensor(FieldKey("pull", None), x, Traffic(sends, receives))
     for k in range(repeats):
         group.sum(torch.zeros(1))  # start together
         began = time.perf_counter()
-        (parcel,) = mail.post(k, 0, [Item("pull", 0, x, Traffic(sends, receives))]).values()
-        parcel.close()
+        (message,) = messenger.send_receive(k, 0, [item]).values()
+        message.close()
         group.sum(torch.zeros(1))  # until both are done
         times.append(time.perf_counter() - began)
         if group.rank == 0:  # alone, while the other waits

@@ -193,7 +193,7 @@ def torch_loop(run: Run) -> Callable[[], None]:
 def eager(runs: list[Run]) -> Callable[[], None]:
     """All clients of all runs stacked, in plain torch: the recursion as written, no compiled code."""
     world = Simulation(runs, compiled=False)
-    x = world.start()
+    x = world.held.initial_models()
     batch = world.batch
     problem, links = batch.problem, batch.links
     engine: LinearEngine = problem.model.engine
@@ -210,10 +210,10 @@ def eager(runs: list[Run]) -> Callable[[], None]:
     def round() -> None:
         nonlocal x, y, g, k
         k += 1
-        now = world.round(k)
-        y = plain(y, batch.weights["b"], now.links.pushing, links.senders)
-        x = plain(x, batch.weights["a"], now.links.pull, links.receivers) - 0.01 * y
-        rows = np.flatnonzero(now.active)
+        now = world.rounds.start(k)
+        y = plain(y, batch.weights["b"], now.links.active.pushing, links.senders)
+        x = plain(x, batch.weights["a"], now.links.active.pull, links.receivers) - 0.01 * y
+        rows = np.flatnonzero(now.active_clients)
         new = torch.zeros_like(x)
         if len(rows):
             drawn = sample_without_replacement(

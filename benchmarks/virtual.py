@@ -14,9 +14,9 @@ from torch.utils.data import TensorDataset
 
 import spodgt
 from spodgt.experiment import Experiment
-from spodgt.runtimes.events.world import VirtualWorld
+from spodgt.runtimes.events.world import EventWorld
 from spodgt.runtimes.simulator import Simulation
-from spodgt.runtimes.world import Run
+from spodgt.runtimes.world import Run, World
 
 LATE = spodgt.Time({"kind": "lognormal", "median": 1.0, "sigma": 0.5}, latency=0.2)
 
@@ -26,7 +26,7 @@ def run_of(problem: object, network: object) -> Run:
     return Run.of(experiment.draw(0), experiment.methods[0])
 
 
-def speed(world: Simulation, seconds: float = 3.0) -> float:
+def speed(world: World, seconds: float = 3.0) -> float:
     """Gradients of all clients per second of this process."""
     state, k = world.init(), 0
     begun, before = 0.0, 0
@@ -52,17 +52,17 @@ def memory(clients: int = 10_000, features: int = 400) -> None:
     small = run_of(
         spodgt.problems.fashion_mnist_svm(clients=4), spodgt.Network.draw(spodgt.graphs.Complete(4))
     )
-    speed(VirtualWorld([small], LATE), 0.1)  # compile
+    speed(EventWorld([small], LATE), 0.1)  # compile
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    world = VirtualWorld([run], LATE)
+    world = EventWorld([run], LATE)
     state = world.init()
     for k in range(1, 7):
         world.costs(k)
         state = world.advance(state, range(k, k + 1))
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
         states = sum(tensor.numel() * tensor.element_size() for tensor in state)
-        engine, row = world.engines[0], state[0].shape[1] * state[0].element_size()
-        held = (engine.slots.capacity + engine.mass.capacity) * row
+        pool, row = world.executors[0].context.pool, state[0].shape[1] * state[0].element_size()
+        held = (pool.model_slots.capacity + pool.tracker_slots.capacity) * row
         print(
             f"tick {k}: states {states / 1e6:.0f} MB, copies {held / 1e6:.0f} MB, peak {used / states:.2f}×"
         )
@@ -75,8 +75,8 @@ def main() -> None:
         run = run_of(problem, spodgt.graphs.RandomGeometric(10, 0.4))
         worlds = {
             "rounds": Simulation([run]),
-            "virtual time, equal clients": VirtualWorld([run], spodgt.Time(1.0)),
-            "virtual time, stragglers and latency": VirtualWorld([run], LATE),
+            "virtual time, equal clients": EventWorld([run], spodgt.Time(1.0)),
+            "virtual time, stragglers and latency": EventWorld([run], LATE),
         }
         for name, world in worlds.items():
             print(f"{name}: {speed(world):,.0f} gradients per second", flush=True)

@@ -95,9 +95,9 @@ def final(runs: Run | Sequence[Run], rounds: int) -> Any:
     world = Simulation(
         [runs] if isinstance(runs, Run) else runs, dtype=torch.float64, compiled=False
     )
-    state = world.algorithm.init(world.start(), world.round(0))
+    state = world.held.algorithm.init(world.held.initial_models(), world.rounds.start(0))
     for k in range(1, rounds + 1):
-        state = world.algorithm.step(state, world.round(k))
+        state = world.held.algorithm.step(state, world.rounds.start(k))
     return state
 
 

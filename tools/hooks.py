@@ -7,6 +7,7 @@ such links become those of the site. Comments that only the site reads:
     <!-- picture: accuracy.png, words -->    a picture that the page's own code has drawn
     <!-- commands -->                        all commands with their options
     <!-- metrics -->                         all metrics
+    <!-- train options -->                   all options of train and compare
     <!-- method classes -->                  all methods: their updates, hyperparameters, classes
 
 The site also gets llms.txt, a list of its pages for language models, and llms-full.txt with their text.
@@ -33,7 +34,7 @@ from mkdocs.structure.pages import Page
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
 from commands import commands
-from tables import method_classes, metrics
+from tables import method_classes, metrics, train_options
 
 ROOT = pages.ROOT
 CACHE = ROOT / "build" / "pages"
@@ -111,6 +112,8 @@ def ran(file: File) -> tuple[list[str], Path]:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Outputs, includes, pictures and links."""
     del config
+    if page.file.src_uri == "index.md":  # the home page has the whole width
+        page.meta["hide"] = ["navigation", "toc"]
     text = with_output(markdown, _printed.get(page.file.src_uri, []))
     text = re.sub(
         r"^( *)<!-- include: (\S+) -->", lambda found: code(found[2], found[1]), text, flags=re.M
@@ -122,6 +125,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         ("commands", commands),
         ("metrics", metrics),
         ("method classes", method_classes),
+        ("train options", train_options),
     ):
         if f"<!-- {mark} -->" in text:
             text = text.replace(f"<!-- {mark} -->", made())

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from spodgt.algorithms.table import refreshed
+from spodgt.algorithms.table import update_page
 
 PAGE = Path(__file__).parents[1] / "docs/reference/methods.md"
 
 
 def main() -> int:
     page = PAGE.read_text(encoding="utf-8")
-    new = refreshed(page)
+    new = update_page(page)
     if "--check" not in sys.argv:
         PAGE.write_text(new, encoding="utf-8")
     elif new != page:

@@ -22,8 +22,6 @@ import torch
 
 import spodgt
 from spodgt import figures
-from spodgt.network.spanning_trees import cheapest_trees
-from spodgt.participation.tree_routing import TreeRouting
 from spodgt.problems import Learning, classification
 from spodgt.problems.data import IID, LabelsPerClient
 from spodgt.record import Record, statistics
@@ -181,61 +179,31 @@ def section(title: str, name: str, last: pd.DataFrame, rival: str) -> Iterator[s
         table([*heads, f"lead over {rival}: 95 % interval, seeds ahead", "smallest lead"], rows)
         + "\n"
     )
-    body = [
-        [str(seed), *("–" if np.isnan(value) else f"{value:.3f}" for value in row)]
-        for seed, row in wide[methods].iterrows()
-    ]
-    yield table(["seed", *methods], body) + "\n"
 
 
-# --- why ---------------------------------------------------------------------------------------------
-def slowest(network: spodgt.Network, rates: np.ndarray, links: np.ndarray | None = None) -> float:
-    """Expected rounds of the best way between two clients, the two that are farthest apart."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import dijkstra
-
-    chosen = np.ones(network.links, bool) if links is None else links
-    ends = network.senders[chosen], network.receivers[chosen]
-    return float(dijkstra(csr_array((1 / rates[chosen], ends), shape=(network.clients,) * 2)).max())
-
-
+# --- draws -------------------------------------------------------------------------------------------
 def drawn(seed: int) -> list[str]:
-    """What a seed drew, as it matters to each method."""
+    """A seed, the factor m φᵀπ on its step size, and its two smallest p."""
     network = spodgt.Network.draw(GRAPH, seed=seed)
     available = PARTICIPATION.draw(network, seed)
     phi, pi = perron_vectors(network, available.p_hat)
-    used = spodgt.method("relay").adapt_availability(available, network)
-    assert isinstance(used, TreeRouting)
-    epoch = used.epochs[0]
-    epoch.flood.until(10_000, used.base)
-    trees = cheapest_trees(network, 1 / available.p_hat, np.ones(network.clients, bool))
-    rates = np.minimum(np.sqrt(available.p_hat), 10 * available.p_hat)
-    ways = slowest(network, available.p_hat), slowest(network, rates, trees.up | trees.down)
-    return [
-        str(seed), f"{network.clients * float(phi @ pi):.2f}", f"{ways[0]:,.0f}", f"{ways[1]:,.0f}",
-        f"{int(epoch.flood.ready.max()):,}", f"{np.sort(available.p)[0]:.2g}, {np.sort(available.p)[1]:.2g}",
-    ]  # fmt: skip
+    smallest = np.sort(available.p)[:2]
+    factor = network.clients * float(phi @ pi)
+    return [str(seed), f"{factor:.2f}", f"{smallest[0]:.2g}, {smallest[1]:.2g}"]
 
 
 def seeds_table(last: pd.DataFrame) -> str:
-    """One row per seed: what it drew, and what came of it with one label per client."""
+    """One row per seed: its draw, and the accuracies with one label per client."""
     wide = last.pivot(index="seed", columns="algorithm", values="accuracy")
     every = ("spod-gt-memory step_size=0.03", "relay step_size=0.1", "relay-sum step_size=0.1")
     shown = [name for name in every if name in wide]
-    heads = [
-        "seed",
-        "m φᵀπ",
-        "slowest way",
-        "in the trees",
-        "trees stand in round",
-        "two smallest p",
-    ]
+    heads = ["seed", "m φᵀπ", "two smallest p"]
     rows = [[*drawn(seed), *(f"{wide.loc[seed, name]:.3f}" for name in shown)] for seed in SEEDS]
     return table([*heads, *(name.split(" ")[0] for name in shown)], rows)
 
 
 def write(folder: Path) -> None:
-    parts, every = ["# Relay, its leaderless relative and running means\n"], []
+    parts, every = ["# Relay at tuned step sizes\n"], []
     parts.append((DOCS / "results/notes/relay.md").read_text("utf-8"))
     for name, setting in SETTINGS.items():
         if any((folder / name).glob("*/summary.json")):
@@ -245,9 +213,7 @@ def write(folder: Path) -> None:
                 continue  # nothing to compare with yet
             draw(frame, rival, DOCS / f"results/relay-{name}.png")
             parts += section(setting.title, name, last, rival)
-            parts.append(
-                f"{duration(seconds)} on one core of a machine that did other work beside it.\n"
-            )
+            parts.append(f"Time on one core of a shared machine: {duration(seconds)}.\n")
             every.append(last.assign(setting=name))
     (DOCS / "results/relay.md").write_text("\n".join(parts), "utf-8")
     columns = ["setting", "algorithm", "seed", "round", "delay", "accuracy", "loss"]

@@ -78,7 +78,9 @@ def main() -> None:
             publish(stem, page, given.out, missing(name, page))
             rows[stem] = row(stem, name, page)
             print(f"{name}: {given.out / stem}.md")
-    (given.out / "README.md").write_text(index(rows), encoding="utf-8")
+    notes = given.out / "notes/README.md"
+    about = notes.read_text(encoding="utf-8") if notes.exists() else ""
+    (given.out / "README.md").write_text(index(rows, about), encoding="utf-8")
 
 
 def publish(name: str, page: Page, out: Path, absent: Sequence[str]) -> None:
@@ -95,42 +97,43 @@ def publish(name: str, page: Page, out: Path, absent: Sequence[str]) -> None:
 
 
 def text(name: str, page: Page, out: Path, absent: Sequence[str]) -> Iterator[str]:
-    metric = statistics.judged(page.results)
+    metric = statistics.primary_metric(page.results)
     yield f"# Figure {page.sweep.figure}: {page.title}\n"
     yield f"![{page.title}]({name}.png)\n"
-    yield f"**The paper:** {page.sweep.paper}\n"
-    yield f"**Ours:** {verdict(page)}\n"
-    yield f"```\n{page.command}\n```\n"
-    yield f"{page.setting[:1].upper()}{page.setting[1:]}. {cost(page)}"
-    yield f"As PDF: [{name}.pdf]({name}.pdf).\n"
+    yield f"**Claim of the paper:** {page.sweep.paper}\n"
+    yield f"**Result:** {verdict(page)}\n"
+    notes = out / "notes" / f"{name}.md"
+    if notes.exists():
+        yield f"{notes.read_text(encoding='utf-8').strip()}\n"
     if absent:
         keys = ", ".join(map(words, page.sweep.grid))
         yield f"**Not complete:** not run at {keys} = {'; '.join(absent)}.\n"
+    if any(learned(record) for record in page.records):
+        yield from tables(page, metric)
+    yield "## Repeat it\n"
+    yield f"```\n{page.command}\n```\n"
+    yield f"{page.setting[:1].upper()}{page.setting[1:]}. {cost(page)}\n"
+    files = [f"[{name}{part}.csv]({name}{part}.csv)" for part in ("", "-summary", "-differences")]
+    yield f"Numbers of every cell, method and seed: {', '.join(files)}. Figure: [PDF]({name}.pdf)."
+
+
+def tables(page: Page, metric: str) -> Iterator[str]:
+    yield f"## Final {metric}\n"
+    yield "Mean ± standard deviation over seeds, best in bold. Leads are paired over seeds."
     diverged = page.results[page.results["diverged"]]
     if len(diverged):
         runs = ", ".join(f"{row.algorithm} (seed {row.seed})" for row in diverged.itertuples())
-        yield f"**Diverged:** {runs}; their last finite evaluation is what counts.\n"
-    yield f"## {metric.capitalize()} at the end, mean ± sigma over seeds\n"
-    yield from mean_table(page, metric)
-    yield f"\n## Lead of {reference(page)} over the others, paired over seeds\n"
-    yield "Mean difference, Student's 95 % interval, and in how many seeds it is ahead.\n"
-    yield from lead_table(page)
+        yield f"Diverged: {runs}; the last finite evaluation counts."
+    yield ""
+    yield from grid_table(page, metric) if page.sweep.grid else method_table(page, metric)
+    yield ""
     if not page.sweep.grid:
-        yield "\n## Seed by seed\n"
-        yield from seed_table(page, metric)
-        yield "\n## What the seeds drew\n"
-        yield "A client that rarely computes weighs next to nothing in what Spod-GT learns: it settles where "
-        yield "Σ p_i F_i is least, not Σ F_i. K is that of K-GT, ⌈mean 1/p⌉.\n"
+        yield "## Draws of the seeds\n"
+        yield "K is the number of local steps of `k-gt`, ⌈mean 1/p⌉.\n"
         yield from draw_table(page)
+        yield ""
         yield from recall_part(page)
     yield from step_part(page, metric)
-    notes = out / "notes" / f"{name}.md"
-    if notes.exists():
-        yield f"\n## Where ours differs, and why\n\n{notes.read_text(encoding='utf-8').strip()}"
-    files = ", ".join(
-        f"[{name}{part}.csv]({name}{part}.csv)" for part in ("", "-summary", "-differences")
-    )
-    yield f"\nNumbers: {files}."
 
 
 def verdict(page: Page) -> str:
@@ -154,30 +157,27 @@ def verdict(page: Page) -> str:
         if not keys:
             one = here.iloc[0]
             sentences.append(
-                f"Spod-GT's lead over the best of the paper's baselines, {rival}, is {one['mean']:+.3f} "
-                f"in accuracy (95 % interval {one['low']:+.3f} to {one['high']:+.3f}, "
-                f"ahead in {one['ahead']} of {one['seeds']} seeds)."
+                f"Lead of Spod-GT over {rival}, the best baseline of the paper: {one['mean']:+.3f} "
+                f"[{one['low']:+.3f}, {one['high']:+.3f}], ahead in {one['ahead']} of {one['seeds']} seeds."
             )
     if keys:
         sentences.append(
-            f"Spod-GT has the highest mean of the paper's five methods in {first} of {len(cells)} settings."
+            f"Spod-GT is the best of the paper's five methods in {first} of {len(cells)} settings."
         )
     winners = [
         statistics.summary(rows, ["accuracy"])["accuracy"].idxmax() for _, rows in groups(page)
     ]
     if not keys:
-        sentences.append(f"First of all is {winners[0]}.")
+        sentences.append(f"Best of all methods: {winners[0]}.")
     else:
         best = max(winners, key=winners.count)
-        sentences.append(
-            f"Of all methods, {best} is first in {winners.count(best)} of {len(cells)}."
-        )
+        sentences.append(f"Best of all methods: {best}, in {winners.count(best)} of {len(cells)}.")
     idle = sum(not learned(record) for record in page.records)
+    if idle and not keys:
+        return f"No method learns: no final mean is {_LEARNED} above the start."
     if idle:
-        where = f" in {idle} of {len(cells)} settings" if keys else ""
-        sentences.append(
-            f"But nothing was learned{where}: at the end no method's mean is {_LEARNED} above the start."
-        )
+        where = f" in {idle} of {len(cells)} settings"
+        sentences.append(f"No method learns{where}: no final mean is {_LEARNED} above the start.")
     return " ".join(sentences)
 
 
@@ -211,7 +211,7 @@ def reference(page: Page) -> str:
 
 
 def summaries(page: Page) -> pd.DataFrame:
-    known = statistics.known(page.results)
+    known = statistics.available_metrics(page.results)
     tables = [
         statistics.summary(rows, [*known, "round", "delay"]).reset_index().assign(**point)
         for point, rows in groups(page)
@@ -221,7 +221,7 @@ def summaries(page: Page) -> pd.DataFrame:
 
 
 def differences(page: Page) -> pd.DataFrame:
-    metric = statistics.judged(page.results)
+    metric = statistics.primary_metric(page.results)
     rows = [
         {**point, **{key: getattr(one, key) for key in one.__dataclass_fields__}, "metric": metric}
         for point, part in groups(page)
@@ -237,44 +237,40 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield f"| {' | '.join(row)} |"
 
 
-def mean_table(page: Page, metric: str) -> Iterator[str]:
-    methods, rows = page.methods, []
+def shown(means: pd.DataFrame, method: str, metric: str) -> str:
+    """Mean ± standard deviation of a method, in bold if it is the best."""
+    if method not in means.index:
+        return "–"
+    one: Any = means.loc[method]
+    best = means[metric].max() if statistics.better(metric) > 0 else means[metric].min()
+    value = f"{one[metric]:.3f} ± {one[f'{metric}_std']:.3f}"
+    return f"**{value}**" if one[metric] == best else value
+
+
+def grid_table(page: Page, metric: str) -> Iterator[str]:
+    """One row per setting, one column per method."""
+    rows = []
     for point, part in groups(page):
         means = statistics.summary(part, [metric])
-        best = means[metric].max() if statistics.better(metric) > 0 else means[metric].min()
         cells = [label(value) for value in point.values()]
-        for method in methods:
-            one: Any = means.loc[method] if method in means.index else None
-            shown = "–" if one is None else f"{one[metric]:.3f} ± {one[f'{metric}_std']:.3f}"
-            cells.append(f"**{shown}**" if one is not None and one[metric] == best else shown)
-        rows.append(cells)
-    yield from table([*(words(key) for key in page.sweep.grid), *methods], rows)
+        rows.append([*cells, *(shown(means, method, metric) for method in page.methods)])
+    yield from table([*(words(key) for key in page.sweep.grid), *page.methods], rows)
 
 
-def lead_table(page: Page) -> Iterator[str]:
-    found = differences(page)
-    others, rows = list(dict.fromkeys(found["method"])), []
-    for point, _ in groups(page):
-        here = found
-        for key, value in point.items():
-            here = here[here[key] == value]
-        cells = [label(value) for value in point.values()]
-        for method in others:
-            one = here[here["method"] == method].iloc[0]
-            cells.append(
-                f"{one['mean']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}], {one['ahead']}/{one['seeds']}"
-            )
-        rows.append(cells)
-    yield from table([*(words(key) for key in page.sweep.grid), *others], rows)
-
-
-def seed_table(page: Page, metric: str) -> Iterator[str]:
-    methods = page.methods
-    wide = page.results.pivot_table(index="seed", columns="algorithm", values=metric)
-    rows = [
-        [str(seed), *(f"{row[method]:.3f}" for method in methods)] for seed, row in wide.iterrows()
-    ]
-    yield from table(["seed", *methods], rows)
+def method_table(page: Page, metric: str) -> Iterator[str]:
+    """One row per method: its mean, and the lead of the reference over it."""
+    means = statistics.summary(page.results, [metric])
+    leads = differences(page).set_index("method")
+    rows = []
+    for method in page.methods:
+        cells = ["", "", ""]
+        if method in leads.index:
+            one = leads.loc[method]
+            interval = f"[{one['low']:+.3f}, {one['high']:+.3f}]"
+            cells = [f"{one['mean']:+.3f}", interval, f"{one['ahead']} of {one['seeds']}"]
+        rows.append([method, shown(means, method, metric), *cells])
+    lead = f"lead of {reference(page)}"
+    yield from table(["method", metric, lead, "95 % interval", "seeds ahead"], rows)
 
 
 def draw_table(page: Page) -> Iterator[str]:
@@ -312,10 +308,9 @@ def step_part(page: Page, metric: str) -> Iterator[str]:
     keys = [key for key in page.sweep.grid if key.startswith("network.")]
     if not keys:
         return
-    yield "\n## What a step counts for, seed by seed\n"
-    yield "Gradients gather at clients by π̂, and models are heard by φ̂: on the average gradient a step "
-    yield "size counts for m φ̂ᵀπ̂ times itself, 1 where mixing is even, next to nothing where gradients "
-    yield f"gather at clients that nobody hears. In brackets the {metric} of {reference(page)} at the end.\n"
+    yield "## Effective step size\n"
+    yield "The average gradient is followed with step m φ̂ᵀπ̂ η, where φ̂ and π̂ are the Perron vectors."
+    yield f"The table has m φ̂ᵀπ̂ of each seed, and in brackets the final {metric} of {reference(page)}.\n"
     ends = page.results[page.results["algorithm"] == reference(page)].set_index(["cell", "seed"])[
         metric
     ]
@@ -333,6 +328,7 @@ def step_part(page: Page, metric: str) -> Iterator[str]:
     yield from table(
         [*map(words, keys), *(f"seed {seed}" for seed in ends.index.unique("seed"))], rows
     )
+    yield ""
 
 
 def recall_part(page: Page) -> Iterator[str]:
@@ -358,18 +354,16 @@ def recall_part(page: Page) -> Iterator[str]:
                 found.append((method, float(networks[seed].p[client]), right))
     known = pd.DataFrame(found, columns=["method", "p", "recall"])
     known["p of its client"] = pd.cut(known["p"], [0, 0.01, 0.1, 0.5, 1], labels=_PROBABILITIES)
-    yield "\n## Whose classes are known\n"
-    yield "Recall of a class by the average model at the end, mean over the classes whose client computes so "
-    yield "often, all seeds together.\n"
+    yield "## Recall of a class by the p of its client\n"
+    yield "Final recall of the average model, mean over the classes of these clients, all seeds.\n"
     wide = known.pivot_table(
-        index="p of its client", columns="method", values="recall", observed=True
+        index="method", columns="p of its client", values="recall", observed=True
     )
     count = known[known["method"] == methods[0]].groupby("p of its client", observed=True).size()
-    rows = [
-        [str(at), str(count[at]), *(f"{row[method]:.2f}" for method in methods)]
-        for at, row in wide.iterrows()
-    ]
-    yield from table(["p of its client", "classes", *methods], rows)
+    heads = [f"p {at} ({count[at]} classes)" for at in wide.columns]
+    rows = [[method, *(f"{value:.2f}" for value in wide.loc[method])] for method in methods]
+    yield from table(["method", *heads], rows)
+    yield ""
 
 
 def cost(page: Page) -> str:
@@ -381,7 +375,7 @@ def cost(page: Page) -> str:
     return f"{cells}{time} of computing; spodgt {made['spodgt']}, torch {made['torch']}. "
 
 
-_HEADS = ["figure", "experiment", "state", "what came out", "time"]
+_HEADS = ["figure", "experiment", "cells", "result", "time"]
 
 
 def row(stem: str, name: str, page: Page) -> list[str]:
@@ -389,7 +383,9 @@ def row(stem: str, name: str, page: Page) -> list[str]:
     spec = experiments.load(name)
     state = f"{len(page.records)} of {len(spec.points())} cells" if missing(name, page) else "done"
     seconds = duration(page.sweep.seconds) if page.sweep.seconds else ""
-    return [spec.figure, f"[{page.title}]({stem}.md)", state, verdict(page), seconds]
+    picture = f"![Figure {spec.figure}]({stem}.png)"
+    title = f"**{spec.figure}** [{page.title}]({stem}.md)"
+    return [picture, title, state, verdict(page), seconds]
 
 
 def known_rows(path: Path) -> dict[str, list[str]]:
@@ -401,23 +397,15 @@ def known_rows(path: Path) -> dict[str, list[str]]:
     return {one[1].rpartition("](")[2].removesuffix(".md)"): one for one in cells}
 
 
-def index(rows: dict[str, list[str]]) -> str:
+def index(rows: dict[str, list[str]], notes: str) -> str:
     """All figures of the paper, also those that are not there yet, each followed by its other settings."""
     ordered = []
     for name in experiments.names():
         spec = experiments.load(name)
         ordered.append(rows.get(name, [spec.figure, spec.title, "not run yet", "", ""]))
         ordered += [rows[stem] for stem in sorted(rows) if stem.startswith(f"{name}-")]
-    lines = [
-        "# The paper's experiments, rerun",
-        "",
-        "Made by `tools/results.py` from real runs; every page names its command. The time is that of all "
-        "cells of a figure, added up, also of cells that ran side by side; figures share cells, so all "
-        "together take less than the sum.",
-        "",
-        *table(_HEADS, ordered),
-    ]
-    return "\n".join(lines) + "\n"
+    heading = "# The paper's figures, rerun"
+    return "\n".join([heading, "", notes.strip(), "", *table(_HEADS, ordered)]) + "\n"
 
 
 if __name__ == "__main__":

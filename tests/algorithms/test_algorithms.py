@@ -111,10 +111,10 @@ def test_pure_and_true_to_shape_and_dtype(name: str, dtype: torch.dtype) -> None
     algorithm = build(name, step_size=0.1, **fields_of(name))
     run = make_run(algorithm, problem, world_of(name), hardest(name))
     world = Simulation([run], dtype=dtype, compiled=False)
-    state = world.algorithm.init(world.start(), world.round(0))
+    state = world.held.algorithm.init(world.held.initial_models(), world.rounds.start(0))
     for k in range(1, 8):
         before = [tensor.clone() for tensor in state]
-        after, again = (world.algorithm.step(state, world.round(k)) for _ in range(2))
+        after, again = (world.held.algorithm.step(state, world.rounds.start(k)) for _ in range(2))
         for old, kept, new, same in zip(before, state, after, again, strict=True):
             assert torch.equal(old, kept)
             assert torch.equal(new, same)
@@ -132,9 +132,9 @@ def test_one_gradient_a_round_and_only_where_active(name: str) -> None:
     problem = Quadratic.random(5, 2, seed=1, noise=0.1)
     run = make_run(build(name, **fields_of(name)), problem, world_of(name), hardest(name))
     world = Simulation([run], compiled=False)
-    state = world.algorithm.init(world.start(), world.round(0))
+    state = world.held.algorithm.init(world.held.initial_models(), world.rounds.start(0))
     for k in range(1, 21):
-        state = world.algorithm.step(state, world.round(k))
+        state = world.held.algorithm.step(state, world.rounds.start(k))
     first = 1 if name == "subgradient-push" else 0  # its first round only mixes
     expected = run.availability.computes(range(first, 21)).sum(0)
     assert np.array_equal(world.tally().gradients, expected)

@@ -20,11 +20,21 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import spodgt.algorithms.registry as package
-from spodgt.algorithms import ALGORITHMS, InverseSqrt, describe, method, register, table
+from spodgt.algorithms import (
+    ALGORITHMS,
+    ALIASES,
+    InverseSqrt,
+    describe,
+    method,
+    register,
+    stack,
+    table,
+)
 from spodgt.algorithms.base import Algorithm, GradientState, Rate, Traits
 from spodgt.algorithms.checks import check
 from spodgt.algorithms.d2 import smallest_eigenvalue
-from spodgt.algorithms.table import COLUMNS, refreshed
+from spodgt.algorithms.relay import Relay
+from spodgt.algorithms.table import COLUMNS, update_page
 from spodgt.errors import Incompatible, InvalidConfig, InvalidInput
 from spodgt.network import Network
 from spodgt.participation import Always, Bernoulli, EveryK, OneLink
@@ -130,17 +140,18 @@ def test_d2_needs_eigenvalues_above_minus_a_third() -> None:
     "path", sorted((ROOT / "src/spodgt/algorithms").glob("*.py")), ids=lambda p: p.stem
 )
 def test_one_paper_one_file(path: Path) -> None:
-    """Under 60 lines; file, class and CLI name agree; the docstring cites; the list has it."""
+    """Under 60 lines of code; file, class and CLI name agree; the docstring cites; the list has it."""
     text = path.read_text(encoding="utf-8")
     if not re.search(r'^    name = "', text, re.MULTILINE):
         return  # shared by methods, not one of them
-    assert len(text.splitlines()) < 60
+    _, docstring, code = text.split('"""', 2)
+    assert len(code.strip().splitlines()) < 60
     assert path.stem in package.METHODS, f'add "{path.stem}" to METHODS in registry.py'
     cls = ALGORITHMS[path.stem.replace("_", "-")]
     assert cls.__name__.lower() == path.stem.replace("_", "")
     assert cls.__module__ == f"spodgt.algorithms.{path.stem}"
     if cls.traits.source != "spodgt":
-        assert f"[{cls.traits.source}" in text.split('"""')[1]
+        assert f"[{cls.traits.source}" in docstring
 
 
 def test_every_method_of_the_design_is_there() -> None:
@@ -149,7 +160,16 @@ def test_every_method_of_the_design_is_there() -> None:
         gossip-push-pull frost push-diging subgradient-push sgp dsgd dspodfl dgd dfedavg extra d2 next
         diging gt-dsgd gsgt gossip fedavg sgd
     """
-    assert set(listed.split()) <= set(NAMES)
+    assert set(listed.split()) <= {*NAMES, *ALIASES}
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_aliases_name_one_method(alias: str) -> None:
+    assert alias not in ALGORITHMS
+    assert method(alias, step_size=0.1) == method(ALIASES[alias], step_size=0.1)
+    clash = type("Clash", (ALGORITHMS["dsgd"],), {"name": alias})
+    with pytest.raises(InvalidConfig, match=f"name '{alias}' of Clash is taken by"):
+        register(clash)
 
 
 def test_the_table_is_made_of_the_declarations() -> None:
@@ -179,7 +199,7 @@ def test_the_table_is_made_of_the_declarations() -> None:
 def test_the_page_says_what_is_declared() -> None:
     """No row is stale; that none is missing is for `make lint`, so that a new method needs no third edit."""
     page = (ROOT / "docs/reference/methods.md").read_text(encoding="utf-8")
-    new = refreshed(page)
+    new = update_page(page)
     assert new.count("\n| `") >= len(NAMES)
     for line in page.splitlines():
         assert line in new.splitlines(), f"run make docs: {line}"
@@ -293,3 +313,10 @@ def test_the_default_hooks_change_nothing() -> None:
     assert algorithm.fit(availability) is algorithm
     assert algorithm.adapt_availability(availability, TWO_WAY) is availability
     assert algorithm.with_mixing_weights(TWO_WAY) is TWO_WAY
+
+
+def test_stack_accepts_zeros_where_one_run_has_them() -> None:
+    """A field that may be 0 may be 0 in one run of a batch."""
+    batch = stack([method("relay", proximal=0.0), method("relay", proximal=0.5)], [1, 2])
+    assert isinstance(batch, Relay)
+    assert torch.as_tensor(batch.proximal).flatten().tolist() == [0.0, 0.5, 0.5]

@@ -81,11 +81,11 @@ def test_a_schedule_is_another_number_in_every_round(name: str, schedule: Any) -
     run = make_run(method(name, step_size=schedule, **fields), problem, network)
     ours = states([run], 9)[-1]
     world = Simulation([run], dtype=torch.float64, compiled=False)
-    state = method(name, **fields).init(world.start(), world.round(0))
+    state = method(name, **fields).init(world.held.initial_models(), world.rounds.start(0))
     for k in range(1, 10):
         held = (k - 1) // 3 * 3 + 1 if fields else k  # between two exchanges the step is held
         state = method(name, step_size=float(schedule.at(held)), **fields).step(
-            state, world.round(k)
+            state, world.rounds.start(k)
         )
     for a, b in zip(ours, state, strict=True):
         assert_close(a, b, rtol=1e-12, atol=1e-13)

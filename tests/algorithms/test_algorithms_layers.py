@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from spodgt.algorithms import ALGORITHMS, LAYERS, Constant, Cosine, Inverse, describe, method
 from spodgt.algorithms.checks import check
-from spodgt.algorithms.compose.clipping import norms
+from spodgt.algorithms.compose.clipping import row_norms
 from spodgt.errors import Incompatible
 from spodgt.experiment import Experiment
 from spodgt.network import Network, graphs
@@ -88,10 +88,10 @@ def test_a_batch_has_the_bits_of_its_runs(name: str, layers: str) -> None:
 @pytest.mark.parametrize("width", [1, 7, 1024, 1025, 70_000])
 def test_a_norm_does_not_depend_on_the_rows_beside_it(width: int) -> None:
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((9, width))).float()
-    together = norms(x)
+    together = row_norms(x)
     assert_close(together, x.norm(dim=1, keepdim=True))
     for n in range(9):
-        assert torch.equal(norms(x[n : n + 1]), together[n : n + 1])
+        assert torch.equal(row_norms(x[n : n + 1]), together[n : n + 1])
 
 
 # --- exactness on quadratics -------------------------------------------------------------------------
@@ -171,11 +171,11 @@ def test_clipping_by_hand() -> None:
 
 
 def test_a_warm_up_by_hand() -> None:
-    assert [float(Constant(0.6, warmup=3).warmed(k)) for k in (1, 2, 3, 4, 9)] == pytest.approx(
-        [0.2, 0.4, 0.6, 0.6, 0.6]
-    )
+    assert [
+        float(Constant(0.6, warmup=3).with_warmup(k)) for k in (1, 2, 3, 4, 9)
+    ] == pytest.approx([0.2, 0.4, 0.6, 0.6, 0.6])
     # after the warm-up a schedule begins at its start
-    assert [float(Inverse(0.6, warmup=2).warmed(k)) for k in (1, 2, 3, 4)] == pytest.approx(
+    assert [float(Inverse(0.6, warmup=2).with_warmup(k)) for k in (1, 2, 3, 4)] == pytest.approx(
         [0.3, 0.6, 0.6, 0.3]
     )
     assert method("ab", step_size={"schedule": "constant", "start": 0.6}) == method(
@@ -208,7 +208,7 @@ def test_local_steps_use_links_in_every_kth_round() -> None:
     assert links.any(1).tolist() == [False, False, True] * 3
     run = make_run(algorithm, toy_problem(clients=5), network, Bernoulli(0.6, 0.6))
     world = Simulation([run], dtype=torch.float64)
-    assert world.step is not None
+    assert world.rounds.compiled_rounds is not None
     for plain, fast in zip(states([run], 12), states([run], 12, compiled=True), strict=True):
         assert_close(plain.x, fast.x, rtol=0, atol=1e-12)
 
@@ -250,7 +250,7 @@ def test_compiled_steps_with_layers_are_those_of_the_method(layers: str) -> None
         after.append(simulation.advance(simulation.init(), range(37))[0])
     assert_close(after[0], after[1], rtol=0, atol=1e-12)
     is_linear = layers in ("l2", "local", "warm-up")
-    assert (Simulation([run]).step is not None) == is_linear
+    assert (Simulation([run]).rounds.compiled_rounds is not None) == is_linear
 
 
 @pytest.mark.parametrize("name", TURNED)

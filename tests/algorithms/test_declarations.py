@@ -70,11 +70,11 @@ def recorded(algorithm: Algorithm, rounds: int = 6) -> Recording:
     world = Simulation(
         [make_run(algorithm, Quadratic.random(5, 2, seed=1), ring_of(5))], compiled=False
     )
-    state = world.algorithm.init(world.start(), world.round(0))
+    state = world.held.algorithm.init(world.held.initial_models(), world.rounds.start(0))
     for k in range(1, rounds):
-        state = world.algorithm.step(state, world.round(k))
-    recording = Recording(world.round(rounds), state)
-    world.algorithm.step(state, recording)
+        state = world.held.algorithm.step(state, world.rounds.start(k))
+    recording = Recording(world.rounds.start(rounds), state)
+    world.held.algorithm.step(state, recording)
     return recording
 
 

@@ -29,7 +29,7 @@ from tests.helpers import NAMES, build, make_run, ring_of, states
 @given(st.integers(8, 10**6), st.sampled_from([0.05, 0.2, 0.5]))
 def test_the_mean_covers_about_the_share_that_is_asked_for(k: int, share: float) -> None:
     layer = RunningMean(method("spod-gt"), share)
-    before, last = layer.begins(k)
+    before, last = layer.first_rounds(k)
     assert 0 <= before < last <= k
     if k * share > 30:  # whole rounds matter no more
         assert 0.6 * share * k < k - before < 1.35 * share * k
@@ -45,7 +45,7 @@ def test_it_is_the_mean_of_the_models_and_changes_nothing_else(name: str) -> Non
     layer = RunningMean(method(name), 0.3)
     for k in (0, 1, 5, 37, 60):
         assert torch.equal(kept[k].x, plain[k].x)
-        models = torch.stack([state.x for state in plain[layer.begins(k)[0] : k + 1]])
+        models = torch.stack([state.x for state in plain[layer.first_rounds(k)[0] : k + 1]])
         assert_close(kept[k].mean, models.mean(0), rtol=0, atol=1e-12)
 
 

@@ -70,8 +70,8 @@ def runs_of(
 
 
 def compiled_rounds(world: Simulation) -> CompiledRounds:
-    assert world.step is not None
-    return world.step
+    assert world.rounds.compiled_rounds is not None
+    return world.rounds.compiled_rounds
 
 
 def equal(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
@@ -218,4 +218,4 @@ def test_what_no_program_can_say_is_refused() -> None:
     world = Simulation(runs_of("dsgd", {}), compiled=False)
     with pytest.raises(NotLinear):
         trace(Signs(), world.init())
-    assert trace(world.algorithm, world.init()).fields == ["x", "g"]
+    assert trace(world.held.algorithm, world.init()).fields == ["x", "g"]

@@ -91,7 +91,7 @@ def after(
     runs: Sequence[Run], rounds: int, *, compiled: bool, dtype: torch.dtype = torch.float64
 ) -> tuple[Any, Tally]:
     world = Simulation(runs, dtype=dtype, compiled=compiled)
-    assert (world.step is not None) == compiled
+    assert (world.rounds.compiled_rounds is not None) == compiled
     state = begin(world).state
     for k in range(1, rounds + 1):
         state = world.advance(state, range(k, k + 1))
@@ -127,7 +127,7 @@ def test_rounds_of_a_network_are_the_same_with_compiled_mixing(
     torch.set_num_threads(threads)
     try:
         world = Simulation(runs, dtype=torch.float64)
-        assert world.step is None  # networks run the method's own step
+        assert world.rounds.compiled_rounds is None  # networks run the method's own step
         state = world.advance(begin(world).state, range(1, 26))
         assert torch.get_num_threads() == threads
         with use_engine("plain"):
@@ -153,7 +153,7 @@ def test_gradients_of_a_subclass_are_its_own() -> None:
     model = torch.nn.Linear(3, 2)
     problem = Doubled(model, cross_entropy, data, batch_size=2)
     assert problem.linear_data(torch.float32) is None
-    assert Simulation(runs_of(problem, "spod-gt")).step is None
+    assert Simulation(runs_of(problem, "spod-gt")).rounds.compiled_rounds is None
     once = Learning(model, cross_entropy, data, batch_size=2)
     ours, _ = after(runs_of(problem, "sgd", step_size=0.1), 9, compiled=False)
     theirs, _ = after(runs_of(once, "sgd", step_size=0.2), 9, compiled=False)
@@ -219,7 +219,7 @@ def test_a_method_from_outside_gets_the_compiled_step_by_declaring_it(registered
 def test_a_method_with_a_step_of_its_own_is_never_given_another(registered: Register) -> None:
     registered(Changed)
     runs = runs_of(toy_problem(), "changed", step_size=0.1)
-    assert Simulation(runs, dtype=torch.float64).step is None
+    assert Simulation(runs, dtype=torch.float64).rounds.compiled_rounds is None
     twice = runs_of(toy_problem(), "spod-gt", step_size=0.2)
     (ours, _), (theirs, _) = after(runs, 9, compiled=False), after(twice, 9, compiled=False)
     for own, other in zip(ours, theirs, strict=True):
@@ -246,7 +246,7 @@ def test_a_stride_passes_no_evaluation_and_no_end(stop: Stop, schedule: Evaluati
         def observe(
             snapshot: Snapshot, due: Bools, last: Bools, looks: list[tuple[Any, ...]] = seen[stride]
         ) -> Bools:
-            parts = snapshot.world.split(snapshot.state[0])
+            parts = torch.split(snapshot.state[0], list(snapshot.world.sizes))
             for at in np.flatnonzero(due):
                 looks.append(
                     (

@@ -149,10 +149,10 @@ def simulate(
     snapshot = begin(Simulation([run], dtype=torch.float64, statistics=statistics))
     world: Any = snapshot.world
     state = snapshot.state
-    yield state, world.statistics, world
+    yield state, world.statistics.values, world
     for k in range(1, rounds + 1):
-        state = world.algorithm.step(state, world.round(k))
-        yield type(state)(*(tensor.clone() for tensor in state)), world.statistics, world
+        state = world.held.algorithm.step(state, world.rounds.start(k))
+        yield type(state)(*(tensor.clone() for tensor in state)), world.statistics.values, world
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -186,8 +186,8 @@ def test_a_complete_graph_brings_statistics_to_consensus_in_one_pull() -> None:
         statistics=statistics,
     )
     assert (statistics.std(0) > 0).any()
-    world.round(1).pull(world.start())
-    assert_close(world.statistics, statistics.mean(0).expand_as(statistics))
+    world.rounds.start(1).pull(world.held.initial_models())
+    assert_close(world.statistics.values, statistics.mean(0).expand_as(statistics))
 
 
 def test_statistics_of_idle_clients_reach_consensus_within_their_range() -> None:
@@ -223,13 +223,13 @@ def test_the_receiver_averages_once_a_round_whatever_the_method_mixes(
     name: str, weights: str
 ) -> None:
     (_, before, world), *_ = list(simulate(name, 0))
-    round = world.round(1)
-    round.refreshed = True  # look at the exchange alone
-    state = world.algorithm.init(world.start(), world.round(0))
-    before = world.statistics
-    world.algorithm.step(state, round)
+    round = world.rounds.start(1)
+    round.statistics_updated = True  # look at the exchange alone
+    state = world.held.algorithm.init(world.held.initial_models(), world.rounds.start(0))
+    before = world.statistics.values
+    world.held.algorithm.step(state, round)
     matrix = torch.from_numpy(getattr(world.batch.live[0].network, weights))
-    assert_close(world.statistics, matrix @ before)
+    assert_close(world.statistics.values, matrix @ before)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "sgd"])
@@ -262,15 +262,15 @@ def test_runs_side_by_side_keep_their_statistics_apart() -> None:
 
     def run(world: Simulation, rounds: range, state: Any) -> Any:
         for k in rounds:
-            state = world.algorithm.step(state, world.round(k))
+            state = world.held.algorithm.step(state, world.rounds.start(k))
         return state
 
     both, alone = world([1, 2]), world([2])
-    state = run(both, range(1, 4), both.algorithm.init(both.start(), both.round(0)))
-    kept, state = both.keep(np.array([False, True]), state)
+    state = run(both, range(1, 4), both.init())
+    kept, state = both.select_runs(np.array([False, True]), state)
     state = run(kept, range(4, 7), state)
-    other = run(alone, range(1, 7), alone.algorithm.init(alone.start(), alone.round(0)))
-    assert_close(kept.statistics, alone.statistics)
+    other = run(alone, range(1, 7), alone.init())
+    assert_close(kept.statistics.values, alone.statistics.values)
     assert_close(state.x, other.x)
 
 

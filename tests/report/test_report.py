@@ -145,7 +145,7 @@ def test_a_network_of_many_is_not_half_shown(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once there was an empty chart, and "not known" beside it."""
-    monkeypatch.setattr(sys.modules["spodgt.report.render"], "_MOST_CLIENTS", 2)
+    monkeypatch.setattr(sys.modules["spodgt.report.chart_data"], "MAX_CLIENTS", 2)
     page = report.write(Path(shutil.copytree(run, tmp_path / "run"))).read_text(encoding="utf-8")
     assert "Networks of more than 2 clients are not drawn here." in page
     assert 'id="participation"' not in page

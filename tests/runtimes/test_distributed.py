@@ -22,12 +22,12 @@ from spodgt.network.graphs import DirectedGeometric, RandomGeometric
 from spodgt.participation import Bernoulli
 from spodgt.problems import Learning, Quadratic, fashion_mnist_svm
 from spodgt.runtimes.distributed import process_group as distributed_group
-from spodgt.runtimes.distributed.client_blocks import blocks
+from spodgt.runtimes.distributed.client_blocks import assign_processes
 from spodgt.runtimes.distributed.process_group import Group
-from spodgt.runtimes.distributed.world import Distributed
+from spodgt.runtimes.distributed.world import DistributedWorld
 from spodgt.runtimes.loop import EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Simulation
-from spodgt.runtimes.world import Run, Snapshot
+from spodgt.runtimes.world import Run, Snapshot, World
 from spodgt.training import Progress, compare
 from spodgt.types import Bools
 from tests.distributed_pool import Pool
@@ -61,20 +61,15 @@ def runs_of(name: str, seeds: range = range(2), **fields: Any) -> list[Run]:
     return runs
 
 
-def trajectory(
-    world: Simulation, stop: Stop
-) -> list[tuple[int, list[int], list[list[torch.Tensor]]]]:
+def trajectory(world: World, stop: Stop) -> list[tuple[int, list[int], list[list[torch.Tensor]]]]:
     """After every round, the live runs and each field of the state, one tensor per run."""
     seen: list[Any] = []
 
     def observe(snapshot: Snapshot, due: Bools, last: Bools) -> Bools:
-        fields = [[part.clone() for part in world_of(snapshot).split(t)] for t in snapshot.state]
+        sizes = list(snapshot.world.sizes)
+        fields = [[part.clone() for part in torch.split(t, sizes)] for t in snapshot.state]
         seen.append((snapshot.k, snapshot.world.runs.tolist(), fields))
         return np.zeros(len(snapshot.world.runs), bool)
-
-    def world_of(snapshot: Snapshot) -> Simulation:
-        assert isinstance(snapshot.world, Simulation)
-        return snapshot.world
 
     run_rounds(begin(world), stop, EvaluationSchedule(), observe, stride=1)
     return seen
@@ -84,9 +79,9 @@ def farthest(group: Group, name: str, stop: Stop, **fields: Any) -> float:
     """The largest difference between this block and its rows in the simulator, over the whole run."""
     runs = runs_of(name, **fields)
     there = trajectory(Simulation(runs, dtype=torch.float64, compiled=False), stop)
-    world = Distributed(runs, group, dtype=torch.float64)
+    world = DistributedWorld(runs, group, dtype=torch.float64)
     here = trajectory(world, stop)
-    world.mail.drain()
+    world.close()
     owner = np.split(world.block.owner, len(runs))
     worst = 0.0
     assert [entry[:2] for entry in here] == [entry[:2] for entry in there]
@@ -158,10 +153,10 @@ def bytes_sent(group: Group, compress: str | None) -> tuple[int, int]:
     run = make_run(
         build("spod-gt-memory", compress=compress), problem, network, Bernoulli(0.6, 0.6)
     )
-    world = Distributed([run], group, dtype=torch.float32)
+    world = DistributedWorld([run], group, dtype=torch.float32)
     world.advance(world.init(), range(1, 21))
     world.close()
-    return world.mail.bytes, int(world.tally().bytes.sum())
+    return world.messenger.bytes, int(world.tally().bytes.sum())
 
 
 def test_compression_shrinks_the_wire(pool: Pool) -> None:
@@ -175,29 +170,29 @@ def test_compression_shrinks_the_wire(pool: Pool) -> None:
 def test_blocks_hold_everybody_and_nobody_is_idle(efforts: list[int], size: int) -> None:
     if size > len(efforts):
         with pytest.raises(InvalidInput, match="too many"):
-            blocks(np.array(efforts), size)
+            assign_processes(np.array(efforts), size)
         return
-    owner = blocks(np.array(efforts), size)
+    owner = assign_processes(np.array(efforts), size)
     assert (np.diff(owner) >= 0).all()
     assert set(owner.tolist()) == set(range(size))
 
 
 def test_blocks_are_balanced_by_effort_and_not_by_number() -> None:
-    owner = blocks(np.array([100, 1, 1, 1, 1, 1, 95]), 2)
+    owner = assign_processes(np.array([100, 1, 1, 1, 1, 1, 95]), 2)
     loads = np.bincount(owner, [100, 1, 1, 1, 1, 1, 95])
     assert abs(loads[0] - loads[1]) <= 10
-    assert np.bincount(blocks(np.array([300, 100, 100, 100]), 2)).tolist() == [1, 3]
+    assert np.bincount(assign_processes(np.array([300, 100, 100, 100]), 2)).tolist() == [1, 3]
 
 
 # --- what is sent ------------------------------------------------------------------------------------
 def sent(group: Group, name: str, rounds: int) -> dict[str, Any]:
     """What this process sent, and the bound: one vector for every active link to another process."""
     runs = runs_of(name, range(1))
-    world = Distributed(runs, group, dtype=torch.float64)
+    world = DistributedWorld(runs, group, dtype=torch.float64)
     bound, links, pairs = 0, 0, 0
     for k in range(1, rounds + 1):
-        now = world.round(k)
-        up = now.links
+        activity = world.batch.activity.at(k)
+        up = activity.links.at(k - activity.first)
         vectors = (up.pull, up.pushing) if name not in ("dsgd", "extra") else (up.pull,)
         ends = (
             world.block.owner[world.batch.links.receivers],
@@ -205,20 +200,20 @@ def sent(group: Group, name: str, rounds: int) -> dict[str, Any]:
         )
         out = (ends[1] == group.rank) & (ends[0] != group.rank)
         bound += sum(int((active & out).sum()) for active in vectors) * 5 * 8
-        links += int((now.links.pull & out).sum())
-        pairs += len(set(ends[0][(now.links.pull | now.links.pushing) & out].tolist()))
+        links += int((up.pull & out).sum())
+        pairs += len(set(ends[0][(up.pull | up.pushing) & out].tolist()))
     run_rounds(
         begin(world),
         Stop(rounds=rounds),
         EvaluationSchedule(),
         lambda snapshot, due, last: np.zeros(1, bool),
     )
-    mail = world.mail
-    early = mail.flight is not None
-    mail.drain()
+    messenger = world.messenger
+    early = messenger.prefetched is not None
+    messenger.drain()
     return {
-        "bytes": mail.bytes,
-        "messages": mail.messages,
+        "bytes": messenger.bytes,
+        "messages": messenger.messages,
         "bound": bound,
         "pairs": pairs,
         "early": early,

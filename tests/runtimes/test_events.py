@@ -25,9 +25,9 @@ from spodgt.participation import Always, Bernoulli, Participation
 from spodgt.problems import Quadratic
 from spodgt.record.record import Record
 from spodgt.runtimes.events.durations import NANO, Time
-from spodgt.runtimes.events.world import VirtualWorld, check_run
+from spodgt.runtimes.events.world import EventWorld, check_run
 from spodgt.runtimes.simulator import Simulation
-from spodgt.runtimes.world import Run
+from spodgt.runtimes.world import Run, World
 from tests.helpers import build, make_run
 from tests.strategies import SEEDS, networks
 
@@ -56,7 +56,7 @@ def run_of(
     return make_run(algorithm, problem, network, participation, seed=seed)
 
 
-def trajectory(world: Simulation, ticks: int) -> list[Any]:
+def trajectory(world: World, ticks: int) -> list[Any]:
     state: Any = world.init()
     kept = [type(state)(*(tensor.clone() for tensor in state))]
     for k in range(1, ticks + 1):
@@ -86,12 +86,12 @@ def test_equal_clients_and_instant_messages_are_rounds(name: str) -> None:
     participation = Always() if ALGORITHMS[name].traits.uses_stale_models else sporadic(name)
     runs = [run_of(algorithm, participation, seed=seed, noise=0.1) for seed in (0, 3)]
     rounds = Simulation(runs, dtype=torch.float64, compiled=False)
-    virtual = VirtualWorld(runs, Time(compute=0.1), dtype=torch.float64)
+    virtual = EventWorld(runs, Time(compute=0.1), dtype=torch.float64)
     for ours, theirs in zip(trajectory(virtual, 40), trajectory(rounds, 40), strict=True):
         for mine, other in zip(ours, theirs, strict=True):
             assert_close(mine, other, rtol=0, atol=1e-12)
     costs = rounds.costs(1)[:16]
-    again = VirtualWorld(runs, Time(compute=0.1), dtype=torch.float64)
+    again = EventWorld(runs, Time(compute=0.1), dtype=torch.float64)
     assert_close(torch.from_numpy(again.costs(1)[:16]), torch.from_numpy(costs), rtol=0, atol=1e-12)
     for mine, other in zip(virtual.tally(), rounds.tally(), strict=True):
         assert np.array_equal(mine, other)
@@ -105,7 +105,7 @@ def test_equal_clients_and_instant_messages_are_rounds(name: str) -> None:
 @pytest.mark.parametrize("time", [Time(compute=0.1), Time(compute=SLOW, latency=LATE)])
 def test_layers_and_steps_of_single_clients(layers: dict[str, Any], time: Time) -> None:
     run = run_of(spodgt.method("spod-gt-memory", **layers), Bernoulli(0.6, 0.7))
-    states = trajectory(VirtualWorld([run], time, dtype=torch.float64), 40)
+    states = trajectory(EventWorld([run], time, dtype=torch.float64), 40)
     assert torch.isfinite(states[-1].x).all()
     if time.latency == 0.0:
         rounds = trajectory(Simulation([run], dtype=torch.float64, compiled=False), 40)
@@ -117,8 +117,8 @@ def test_a_running_mean_is_of_the_clients_own_rounds(time: Time) -> None:
     """Clients are in different rounds: each one's mean is that of its own last models."""
     layer = spodgt.method("spod-gt-memory", step_size=0.05, running_mean=0.3)
     run = run_of(layer, Bernoulli(0.6, 0.7))
-    world = VirtualWorld([run], time, dtype=torch.float64)
-    (engine,), state = world.engines, cast(Any, world.init())
+    world = EventWorld([run], time, dtype=torch.float64)
+    (engine,), state = world.executors, cast(Any, world.init())
     assert isinstance(layer, RunningMean)
     models = [[row.clone()] for row in state.x]
     for k in range(1, 41):
@@ -129,7 +129,7 @@ def test_a_running_mean_is_of_the_clients_own_rounds(time: Time) -> None:
                 models[i].append(state.x[i].clone())
     assert (len({len(own) for own in models}) > 1) == (time.latency != 0.0)
     for own, mean in zip(models, state.mean, strict=True):
-        first, _ = layer.begins(len(own) - 1)
+        first, _ = layer.first_rounds(len(own) - 1)
         assert_close(mean, torch.stack(own[first:]).mean(0), rtol=0, atol=1e-12)
     if time.latency == 0.0:
         rounds = trajectory(Simulation([run], dtype=torch.float64, compiled=False), 40)
@@ -146,8 +146,8 @@ def test_short_messages_are_those_of_rounds(kind: Any) -> None:
         Bernoulli(0.6, 0.7),
         noise=0.1,
     )
-    worlds = [
-        VirtualWorld([run], Time(compute=0.1), dtype=torch.float64),
+    worlds: list[World] = [
+        EventWorld([run], Time(compute=0.1), dtype=torch.float64),
         Simulation([run], dtype=torch.float64),
     ]
     for ours, theirs in zip(*(trajectory(world, 40) for world in worlds), strict=True):
@@ -166,7 +166,7 @@ def test_short_messages_are_those_of_rounds(kind: Any) -> None:
 )
 def test_short_messages_reach_the_optimum_with_delays(kind: Any) -> None:
     run = run_of(spodgt.method("spod-gt-memory", step_size=0.1, compress=kind), Bernoulli(0.6, 0.7))
-    world = VirtualWorld(
+    world = EventWorld(
         [run], Time(compute=SLOW, latency=LATE, bandwidth=500.0), dtype=torch.float64
     )
     state = world.advance(world.init(), range(1, 3001))
@@ -201,8 +201,8 @@ def test_no_mass_is_lost_at_any_event(
         method = spodgt.method(name, step_size=0.02, compress=kind)
     run = make_run(method, problem, network, sporadic(name), seed=seed)
     compute = {"kind": "lognormal", "median": 0.1, "sigma": sigma}
-    world = VirtualWorld([run], Time(compute, latency, bandwidth, tick=0.1), dtype=torch.float64)
-    (engine,), state = world.engines, world.init()
+    world = EventWorld([run], Time(compute, latency, bandwidth, tick=0.1), dtype=torch.float64)
+    (engine,), state = world.executors, world.init()
     for k in range(1, 25):
         engine.costs(k)
         for batch in engine.ticks[k - engine.first_tick].batches:
@@ -226,7 +226,7 @@ def test_exact_methods_reach_the_optimum_with_delays(name: str, time: Time) -> N
         0.3 if ALGORITHMS[name].traits.uses_stale_models else 0.1
     )  # it steps along what stays of its tracker only
     run = run_of(build(name, step_size=step), sporadic(name))
-    world = VirtualWorld([run], time, dtype=torch.float64)
+    world = EventWorld([run], time, dtype=torch.float64)
     state = world.init()
     for k in range(1, 2001):
         world.costs(k)
@@ -244,20 +244,20 @@ def test_exact_methods_reach_the_optimum_with_delays(name: str, time: Time) -> N
 def test_compiled_turns_are_the_methods_own(name: str, time: Time) -> None:
     run = run_of(build(name, step_size=0.05), sporadic(name), noise=0.1)
     worlds = [
-        VirtualWorld([run], time, dtype=torch.float64, compiled=compiled)
+        EventWorld([run], time, dtype=torch.float64, compiled=compiled)
         for compiled in (True, False)
     ]
     ours, theirs = (trajectory(world, 60) for world in worlds)
-    assert worlds[0].engines[0].compiled is not None
-    assert worlds[1].engines[0].compiled is None
+    assert worlds[0].executors[0].compiled is not None
+    assert worlds[1].executors[0].compiled is None
     for mine, other in zip(ours, theirs, strict=True):
         for a, b in zip(mine, other, strict=True):
             assert_close(a, b, rtol=0, atol=1e-12)
     for a, b in zip(worlds[0].tally(), worlds[1].tally(), strict=True):
         assert np.array_equal(a, b)
     assert_close(
-        worlds[0].engines[0].in_flight_mass(),
-        worlds[1].engines[0].in_flight_mass(),
+        worlds[0].executors[0].in_flight_mass(),
+        worlds[1].executors[0].in_flight_mass(),
         rtol=0,
         atol=1e-12,
     )
@@ -270,11 +270,9 @@ def test_compiled_gradients_of_a_linear_model() -> None:
         Experiment.of("spod-gt-memory", problem, Network.ring(3), rounds=1).draw(0),
         build("spod-gt-memory"),
     )
-    worlds = [
-        VirtualWorld([run], Time(SLOW, LATE), compiled=compiled) for compiled in (True, False)
-    ]
+    worlds = [EventWorld([run], Time(SLOW, LATE), compiled=compiled) for compiled in (True, False)]
     ours, theirs = (trajectory(world, 12)[-1] for world in worlds)
-    compiled = worlds[0].engines[0].compiled
+    compiled = worlds[0].executors[0].compiled
     assert compiled is not None
     assert compiled.linear_data is not None
     for a, b in zip(ours, theirs, strict=True):
@@ -284,8 +282,8 @@ def test_compiled_gradients_of_a_linear_model() -> None:
 def test_who_waits_takes_as_long_as_the_slowest() -> None:
     """A round of dsgd ends when the slowest gradient and its message have come; spod-gt waits for nobody."""
     time = Time(compute=[0.1, 0.1, 0.1, 0.1, 0.1, 1.0], latency=0.5, tick=0.1)
-    waiting = VirtualWorld([run_of(build("dsgd"), Always())], time)
-    free = VirtualWorld([run_of(build("spod-gt"), Always())], time)
+    waiting = EventWorld([run_of(build("dsgd"), Always())], time)
+    free = EventWorld([run_of(build("spod-gt"), Always())], time)
     for world in (waiting, free):
         state = world.init()
         for k in range(1, 151):  # 15 s
@@ -300,10 +298,10 @@ def test_a_busy_link_sends_the_newest_total() -> None:
     network, problem = Network.ring(2), Quadratic.random(2, 2)
     run = make_run(build("spod-gt-memory"), problem, network)
     size = 2 * 2 * 8  # two vectors of two float64
-    world = VirtualWorld(
+    world = EventWorld(
         [run], Time([0.1, 1.0], bandwidth=float(size), tick=0.1), dtype=torch.float64
     )
-    (engine,), state = world.engines, world.init()
+    (engine,), state = world.executors, world.init()
     longest = 0
     for k in range(1, 301):
         engine.costs(k)
@@ -461,8 +459,8 @@ def test_bad_times_are_one_sentence(tables: dict[str, Any], sentence: str) -> No
 
 
 def test_what_virtual_time_cannot_run_is_refused() -> None:
-    for name, match in (("fedavg", "needs a server"), ("gsgt", "common rounds")):
+    for name, match in (("fedavg", "needs a server"), ("gsgt", "uses pairwise activation")):
         with pytest.raises(InvalidInput, match=match):
             check_run(run_of(build(name), Always()))
     with pytest.raises(InvalidInput, match="one number or 6, one per client, got 2"):
-        VirtualWorld([run_of(build("spod-gt"), Always())], Time([1.0, 2.0]))
+        EventWorld([run_of(build("spod-gt"), Always())], Time([1.0, 2.0]))

@@ -13,7 +13,7 @@ from spodgt import rng
 from spodgt.network import Network, graphs
 from spodgt.problems import Quadratic
 from spodgt.runtimes.events.durations import NANO, Time
-from spodgt.runtimes.events.world import VirtualWorld
+from spodgt.runtimes.events.world import EventWorld
 from spodgt.types import Floats
 from tests.helpers import build, make_run
 
@@ -105,7 +105,7 @@ class Events:
         return models
 
     def agrees(self, models: list[Floats]) -> None:
-        world = VirtualWorld([self.run], self.time, dtype=torch.float64)
+        world = EventWorld([self.run], self.time, dtype=torch.float64)
         state = world.init()
         for k in range(1, TICKS + 1):
             world.costs(k)

@@ -67,7 +67,7 @@ def test_mixing_matrices_are_stochastic_and_use_only_working_links(world: Any, k
     m = network.clients
     problem = Quadratic.random(m, m, seed=seed)
     simulation = Simulation([as_run(network, participation, problem, seed)], dtype=torch.float64)
-    round, identity = simulation.round(k), torch.eye(m, dtype=torch.float64)
+    round, identity = simulation.rounds.start(k), torch.eye(m, dtype=torch.float64)
     A, B = round.pull(identity).numpy(), round.push(identity).numpy()
     close(A.sum(1), np.ones(m), 1e-14)
     close(B.sum(0), np.ones(m), 1e-14)
@@ -94,7 +94,7 @@ def test_gossip_is_doubly_stochastic(network: Any, seed: int) -> None:
     problem = Quadratic.random(m, m)
     W = (
         Simulation([as_run(both, trace, problem)], dtype=torch.float64)
-        .round(3)
+        .rounds.start(3)
         .gossip(torch.eye(m).double())
     )
     close(W.sum(0), np.ones(m), 1e-14)

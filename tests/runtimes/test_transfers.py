@@ -89,7 +89,7 @@ def test_data_are_brought_once(given: tuple[str, Learning]) -> None:
     first = learning.draw(0).to(device, torch.float32)
     with Transfers() as seen:
         again = learning.draw(1).to(device, torch.float32)
-        world(learning, spodgt.SpodGT(), device=device).problem(0)
+        world(learning, spodgt.SpodGT(), device=device).batch.problem_of(0)
     assert not seen.sizes
     assert again.samples is first.samples
     assert again.model.engine is first.model.engine

@@ -19,7 +19,7 @@ from spodgt.algorithms.base import Algorithm
 from spodgt.cli import compare as commands
 from spodgt.errors import Failed, InvalidInput
 from spodgt.experiment import Experiment
-from spodgt.record.folder import SINGLE_RUNS
+from spodgt.record.run_folder import SINGLE_RUNS
 from spodgt.training import Progress
 
 METHODS: list[str | Algorithm[Any]] = ["spod-gt", spodgt.method("spod-gt-memory", step_size=0.02)]

@@ -4,7 +4,7 @@
     y⁺ = B y + ∇f(x⁺) - ∇f(x)      y⁰ = ∇f(x⁰), so Σy = Σ∇f in every round
 
 The paper has a fixed graph; the same recursion over changing links is TV-AB [saadatniaki2020decentralized].
-Steps may differ between clients, because y goes to zero.
+Steps may differ between clients, because y tends to zero.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""AB/Push-Pull [nedic2025ab]: Spod-GT's step with every client and every link active in every round.
+"""AB/Push-Pull [nedic2025ab]: Spod-GT's step with all clients and links in every round.
 
-Each use of a client or a link is charged.
+The clock charges every client and link in every round.
 """
 
 from dataclasses import dataclass, replace

@@ -1,10 +1,10 @@
-"""AD-PSGD: a client that has its gradient averages with one neighbour, then steps [lian2018asynchronous].
+"""AD-PSGD: clients average with one random neighbour, then step [lian2018asynchronous].
 
     x_i⁺ = (x_i + x_j)/2 - γ g_i(x̂_i)       j: a neighbour, drawn uniformly
-    x_j⁺ = (x_i + x_j)/2                    x̂_i: the model of i when its gradient was begun
+    x_j⁺ = (x_i + x_j)/2                    x̂_i: the model of i at the start of its gradient
 
-Others may have averaged with i since x̂_i. In rounds one client wakes in each; in virtual time a client wakes
-when its gradient is there and the neighbour's answer has come.
+Other clients may have averaged with i since x̂_i. In rounds one client is activated in each; in virtual
+time a client is activated when its gradient and the neighbour's answer are complete.
 """
 
 from dataclasses import dataclass

@@ -1,13 +1,17 @@
-"""ASY-SONATA: gradient tracking in which nobody waits, with running sums [tian2020achieving].
+"""ASY-SONATA: asynchronous gradient tracking with running sums [tian2020achieving].
 
-    v⁺ = x - γ z                            z: what of the tracker stays when its shares ρ are sent
-    x⁺ = w_ii v⁺ + Σ_j w_ij v_j             v_j: the last that is known of neighbour j
+    v⁺ = x - γ z                            z: the part of the tracker that is not sent
+    x⁺ = w_ii v⁺ + Σ_j w_ij v_j             v_j: the last one received from neighbour j
     z½ = z + Σ_j (ρ_ij - ρ̃_ij) + ∇f(x⁺) - ∇f(x)
     z⁺ = a_ii z½,  ρ_ji⁺ = ρ_ji + a_ji z½,  ρ̃_ij⁺ = ρ_ij
 
-ρ are totals, ρ̃ what was taken of them, so late and lost messages lose nothing. In our letters y is z½, and
-Σy + what is on its way = Σg: x⁺ = A (x - γ diag(B̂) y), y⁺ = B̂ y + g⁺ - g. Made for virtual time. In rounds
-all clients act together, and a link that does not work leaves its weight with the receiver.
+ρ are running sums, ρ̃ the parts received, so late and lost messages lose nothing. In our letters y is
+z½, and Σy + messages in flight = Σg: x⁺ = A (x - γ diag(B̂) y), y⁺ = B̂ y + g⁺ - g. Designed for virtual
+time. In rounds all clients act together, and the weight of an inactive link remains at the receiver.
+
+R-FAST [zhu2023rfast] has the same recursion with stochastic gradients, of which the old one is kept, not
+drawn again; `r-fast` is an alias. Its paper allows different graphs for W and A, if two spanning trees
+in them share a root; here both are the network's.
 """
 
 from dataclasses import dataclass, replace

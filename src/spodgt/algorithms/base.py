@@ -1,41 +1,74 @@
-"""What every method is: `Algorithm`, the `Traits` it declares, its state and its step sizes."""
+"""The interface of methods: `Algorithm`, its state, and the `Traits` that it declares."""
 
 from __future__ import annotations
 
-import contextlib
-import math
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from inspect import isfunction
-from numbers import Integral, Real
-from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from spodgt.errors import InvalidInput
+from spodgt.algorithms import deprecated
+from spodgt.algorithms.hyperparameters import (
+    ByClient,
+    Count,
+    Fraction,
+    NotNegative,
+    Number,
+    Positive,
+    Rate,
+    Schedule,
+    check_fields,
+    fraction,
+    positive,
+    positive_integer,
+)
 from spodgt.network import Network
-from spodgt.network.names import values_by_client
 from spodgt.participation.availability import AvailabilityOverride, NoLinks, RandomActivation
 from spodgt.types import Availability, Round
 
-# With the words of other rooms that method files need, so that one import line serves them.
+# With the names of other modules that method files need, so that one import line suffices there.
 __all__ = [
-    "Algorithm", "Availability", "ByClient", "Count", "Fraction", "GradientState", "HasOverlap",
-    "HasStepSize", "LocalSteps", "Mixing", "Network", "NotNegative", "Number", "Positive", "Rate", "Round",
-    "Rule", "S", "Schedule", "Sporadic", "State", "Tensor", "TrackingState", "Traits", "exchanges",
-    "fraction", "positive",
-]  # fmt: skip
+    "Algorithm",
+    "Availability",
+    "ByClient",
+    "Count",
+    "Fraction",
+    "GradientState",
+    "HasOverlap",
+    "HasStepSize",
+    "LocalSteps",
+    "Mixing",
+    "Network",
+    "NotNegative",
+    "Number",
+    "Positive",
+    "Rate",
+    "Round",
+    "Rule",
+    "S",
+    "Schedule",
+    "Sporadic",
+    "State",
+    "Tensor",
+    "TrackingState",
+    "Traits",
+    "exchanges",
+    "fraction",
+    "positive",
+    "positive_integer",
+]
 
 
-# --- states ------------------------------------------------------------------------------------------
+# --- states ----------------------------------------------------------------------------------------
 class State(Protocol):
-    """What a method carries from round to round: a NamedTuple of (clients, …) tensors that begins with x."""
+    """The state of a method between rounds: a NamedTuple of (clients, …) tensors, x first."""
 
     @property
     def x(self) -> Tensor: ...  # (clients, parameters): the models
@@ -49,214 +82,68 @@ R = TypeVar("R", bound=Round, default=Any)  # `Round`, or a round of `algorithms
 
 
 class GradientState(NamedTuple):
-    """Models and the gradients taken there."""
+    """Models and the gradients at these models."""
 
     x: Tensor
     g: Tensor
 
 
 class TrackingState(NamedTuple):
-    """Models, trackers of the global gradient, and the gradients that the trackers hold."""
+    """Models, trackers of the global gradient, and the gradients contained in the trackers."""
 
     x: Tensor
     y: Tensor
     g: Tensor
 
 
-# --- fields ------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class ByClient:
-    """Numbers by the name of a client, until a network tells the order of the clients."""
-
-    values: tuple[tuple[str, float], ...]
-
-    def resolve(self, network: Network, key: str) -> Tensor:
-        """(clients, 1) in the order of the network's clients; `key` names the field in errors."""
-        labels = [network.label(client) for client in range(network.clients)]
-        ordered = values_by_client(dict(self.values), labels, key)
-        return torch.tensor(ordered, dtype=torch.float64).reshape(-1, 1)
-
-    def to_dict(self) -> dict[str, float]:
-        return dict(self.values)
-
-    def __mul__(self, other: Tensor) -> typing.NoReturn:
-        raise InvalidInput(
-            f"{self} has no order outside a network; give it to spodgt.train or compare."
-        )
-
-    __rtruediv__ = __mul__
-
-
-def positive(
-    value: object, name: str, *, whole: bool = False, zero: bool = False, most: float = math.inf
-) -> Rate:
-    """A number above 0 and at most `most`; with `zero`, also 0. Or one per client, in order or by name.
-
-    `name` is the argument and its owner for the error message, such as "step_size of spod-gt".
-    """
-    if isinstance(value, Schedule | ByClient):
-        return value  # type: ignore[return-value]
-    if isinstance(value, Mapping) and value and not whole:
-        numbers = [(str(client), positive(each, name)) for client, each in value.items()]
-        if all(isinstance(number, float) for _, number in numbers):
-            return ByClient(tuple(numbers))  # type: ignore[arg-type, return-value]
-    if not isinstance(value, bool) and isinstance(value, Integral if whole else Real):
-        number = int(value) if isinstance(value, Integral) and whole else float(value)
-        if (0 < number < (2**53 + 1 if whole else math.inf) and number <= most) or (
-            zero and number == 0
-        ):
-            return number
-    if isinstance(value, list | tuple | np.ndarray) and not whole:
-        with contextlib.suppress(TypeError, ValueError):
-            value = torch.from_numpy(np.array(value, np.float64).reshape(-1, 1))
-    if isinstance(value, Tensor):
-        value = value.detach()
-        if value.numel() and bool(((value > 0) & (value < math.inf)).all()):
-            return value
-        value = value.flatten().tolist()  # one line
-    kind, example = ("a whole number", 5) if whole else ("a number", 0.01)
-    argument = name.split(maxsplit=1)[0]
-    kind += " above 0" + (f" and at most {most:g}" if most < math.inf else "")
-    raise InvalidInput(f"{name} must be {kind}, got {value!r}; use {argument}={example}.")
-
-
-def fraction(value: object) -> bool:
-    """Whether it is a number in [0, 1), such as the weight of the past in a running mean."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
-
-
-Number = float | Tensor  # one for all clients, or (clients, 1)
-Positive = Annotated[float, positive]  # a field of this type is checked by the function
-Count = Annotated[int, partial(positive, whole=True)]
-NotNegative = Annotated[float, partial(positive, zero=True)]
-Fraction = Annotated[float, partial(positive, zero=True, most=1.0)]  # 0 and 1 included
-
-
-def _check_fields(owner: Algorithm | Schedule) -> None:
-    try:
-        hints = typing.get_type_hints(type(owner), include_extras=True)
-    except NameError as error:
-        raise InvalidInput(
-            f"fields of {owner.name} need their types at run time, but {error}; import them always."
-        ) from error
-    for each in fields(owner):  # type: ignore[arg-type]
-        value, hint = getattr(owner, each.name), hints[each.name]
-        for part in (hint, *typing.get_args(hint)):  # the type, or the parts of `Count | None`
-            for check in getattr(part, "__metadata__", ()):
-                if callable(check) and value is not each.default:
-                    object.__setattr__(
-                        owner, each.name, check(value, f"{each.name} of {owner.name}")
-                    )
-
-
-# --- step sizes --------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Schedule(ABC):
-    """A step size that changes with the rounds; a frozen dataclass of numbers."""
-
-    name: ClassVar[str]
-    start: Annotated[Number, positive]  # in round 1, or where the warm-up ends
-    # rounds in which the step size grows from nearly nothing to `start`
-    warmup: Annotated[int, partial(positive, whole=True, zero=True)] = field(
-        default=0, kw_only=True, repr=False
-    )
-
-    def __post_init__(self) -> None:
-        _check_fields(self)
-
-    @abstractmethod
-    def at(self, k: int | Tensor) -> Number:
-        """The step size of round k ≥ 1 after the warm-up; `k` may be (clients, 1)."""
-
-    def warmed(self, k: int | Tensor) -> Number:
-        """The step size of round k ≥ 1, the one that leads to x[k]: start · k/warmup at first, then `at`."""
-        if isinstance(self.warmup, int) and self.warmup == 0:
-            return self.at(k)
-        rounds, until = torch.as_tensor(k, dtype=torch.float64), torch.as_tensor(self.warmup)
-        rate = self.at((rounds - until).clamp(min=1)) * (rounds / until.clamp(min=1)).clamp(max=1)
-        return torch.as_tensor(rate)
-
-    def __mul__(self, other: Tensor) -> typing.NoReturn:
-        raise InvalidInput(
-            f"{self} has no value outside a round; build the method with spodgt.method."
-        )
-
-    __rtruediv__ = __mul__
-
-
-# A step size: a number, one per client, or a schedule of these. One per client by name is a `ByClient` until
-# a run is made, which puts it into the order of the clients; no step sees it.
-Rate = Annotated[float | Tensor | Schedule, positive]
-
-
-@typing.runtime_checkable
-class HasStepSize(Protocol):
-    @property
-    def step_size(self) -> Rate | None: ...
-
-
-@typing.runtime_checkable
-class HasOverlap(Protocol):
-    """In virtual time a client may be ahead of its in-neighbours by so many rounds."""
-
-    @property
-    def overlap(self) -> int: ...
-
-
-# --- declarations ------------------------------------------------------------------------------------
-# What an idle client's gradient counts as: zero, zero with others weighed by 1/p, or its last one.
+# --- traits ----------------------------------------------------------------------------------------
+# The gradient of an idle client: zero; zero, with those of active clients times 1/p; or its last.
 Rule = Literal["zero", "importance", "memory"]
 
 Mixing = Literal["pull", "push", "gossip"]
 
-# What a method does where some are idle: goes on without them, waits for them and pays for it, or refuses.
+# Partial participation: supported; every client or link is awaited, at its cost; or refused.
 Sporadic = Literal["yes", "waits", "no"]
 
 
+@deprecated.accept_old_traits
 @dataclass(frozen=True, kw_only=True)
-class Traits:
-    """What a method needs and gives; checks, tables, runtimes and tests read it."""
+class Traits(deprecated.OldNames):
+    """Properties of a method, for checks, tables, runtimes and tests."""
 
-    source: str  # citation key of docs/references.md; "spodgt" for methods without a paper
+    old_names = deprecated.TRAITS
+
+    source: str  # citation key of the references page; "spodgt" for methods without a paper
     mixing: Literal["pull+push", "pull", "push", "gossip", "none", "server"]
     sporadic_clients: Sporadic
     sporadic_links: Sporadic
-    state: tuple[str, ...] = ()  # the fields of its state, in order; `Algorithm[State]` fills it in
-    mixed_fields: tuple[
-        tuple[Mixing, str], ...
-    ] = ()  # fields that a step mixes as they are, in its order
-    tracking: bool = False  # follows the global gradient, not the client's own
+    state: tuple[str, ...] = ()  # fields of the state, in order; filled in from `Algorithm[State]`
+    # state fields that a step mixes unchanged, in the order of the calls
+    mixed_fields: tuple[tuple[Mixing, str], ...] = ()
+    tracking: bool = False  # tracks the global gradient
     local_steps: bool = False  # several gradients between two exchanges
     exact: Literal["yes", "all active", "no"] = "no"  # reaches the optimum with a constant step
     vectors: int = 1  # parameter vectors in one message
-    # in a round: everybody, a random pair, a random pair of which the one that woke computes, a random client
+    # active in a round: all clients; a random pair; a random pair, of which the first computes; or a
+    # random client with one in- and one out-neighbour
     activation: Literal["all", "edge", "edge-initiator", "node"] = "all"
-    steps: Literal["per client", "common", "constant", "none"] = (
-        "common"  # the freest step size it allows
-    )
-    momentum: Literal["kept", "restarted", "none"] = (
-        "kept"  # restarted: by every exchange after local steps
-    )
-    direction: bool = True  # a step is η times one direction, which layers may change
-    rule: Rule | None = (
-        None  # for idle clients' gradients, where the state is that of gradient tracking
-    )
+    steps: Literal["per client", "common", "constant", "none"] = "common"  # allowed step sizes
+    momentum: Literal["kept", "restarted", "none"] = "kept"  # restarted: at each exchange
+    direction: bool = True  # a step is η times one direction, which layers may transform
+    rule: Rule | None = None  # gradients of idle clients, if the step is Spod-GT's
     two_way: bool = False  # needs the reverse of every link, as gossip does
-    root: bool = False  # one client leads: all gradients go to it, and all models come from it
-    degree_reweighting: bool = False  # links weigh by how many of them work in a round
-    compressed: bool = False  # messages are in a short form, which not every runtime has
-    # how compiled loops may run `step`: "linear", if it is linear in the rows of the state
-    # (`kernels.compiled_rounds`); "gradient-tracking", if it is Spod-GT's, in virtual time, too
+    root: bool = False  # routes over spanning trees: one client, the root, takes the steps
+    degree_reweighting: bool = False  # mixing weights depend on the number of active links
+    compressed: bool = False  # messages are compressed, which not every runtime supports
+    # compiled loops for `step`: "linear" if it is linear in the rows of the state
+    # (`kernels.compiled_rounds`); "gradient-tracking" if it is Spod-GT's, also in virtual time
     compiled: str | None = None
-    # in virtual time: a client goes on with what has arrived; others begin every round together
-    asynchronous: bool = False
-    uses_stale_models: bool = (
-        False  # in virtual time: a client weighs the last models it knows, new or old
-    )
+    asynchronous: bool = False  # in virtual time, clients do not wait for each other
+    uses_stale_models: bool = False  # in virtual time, clients weight the last models received
 
     @property
     def waits(self) -> bool:
-        """Whether clients begin every round together in virtual time."""
+        """Whether all clients start every round together in virtual time."""
         return not self.asynchronous or self.sporadic_links == "waits"
 
     @property
@@ -264,51 +151,67 @@ class Traits:
         """Whether links may be one-way."""
         return self.mixing != "gossip" and not self.two_way
 
+    @property
+    def uses_links(self) -> bool:
+        """Whether clients exchange messages over the links of the network."""
+        return self.mixing not in ("none", "server")
 
-class Algorithm(ABC, Generic[S, R]):
-    """A method: a frozen dataclass whose fields are hyperparameters; `init` and `step` are pure.
+    @property
+    def uses_trees(self) -> bool:
+        """Whether messages are routed over spanning trees."""
+        return self.root or self.two_way
 
-    It never loops over rounds, counts, logs or draws randomness. Its methods take:
 
-    Args:
+# --- methods ---------------------------------------------------------------------------------------
+@typing.runtime_checkable
+class HasStepSize(Protocol):
+    """A method with a step size."""
+
+    @property
+    def step_size(self) -> Rate | None: ...
+
+
+@typing.runtime_checkable
+class HasOverlap(Protocol):
+    """A method that bounds staleness: in virtual time, rounds ahead of the in-neighbours."""
+
+    @property
+    def overlap(self) -> int: ...
+
+
+_SETUP_HOOKS = {"fit", "adapt_availability", "with_mixing_weights", "message", *deprecated.HOOKS}
+
+
+class Algorithm(deprecated.OldNames, ABC, Generic[S, R]):
+    """A method: a frozen dataclass of hyperparameters with pure functions `init` and `step`.
+
+    It never loops over rounds, counts, logs or draws random numbers. `Algorithm[State]` declares
+    the type of the state, `Algorithm[State, TreeRound]` also that of the round.
+
+    Arguments of its methods:
         x: (clients, parameters) initial models.
-        state: the state before a round, which stays as it is.
-        round: what the clients see of the round: 0 in `init`, k ≥ 1 in `step`.
-        availability: who computes and which links work in a run, a function of the round.
-        network: who can talk, and with which weights.
+        state: The state before a round, which must not be modified.
+        round: Round 0 in `init`, round k ≥ 1 in `step`.
+        availability: Active clients and links of a run.
+        network: The links and their mixing weights.
     """
 
+    old_names = deprecated.HOOKS
     name: ClassVar[str]
     traits: ClassVar[Traits]
 
     def __init_subclass__(cls) -> None:
-        """Fill in `traits.state`. A step of its own gives up an inherited compiled one."""
+        """Fill in `traits.state`; a class with a new step does not inherit the compiled one."""
         super().__init_subclass__()
-        hooks = {
-            "fit",
-            "adapt_availability",
-            "with_mixing_weights",
-            "message",
-        }  # these set the scene and leave the step alone
-        own = {
-            key
-            for key, value in vars(cls).items()
-            if isfunction(value) and not key.startswith("__")
-        }
+        deprecated.adopt_old_hooks(cls)
         if "traits" in vars(cls):
-            bases = (
-                base for parent in cls.__mro__ for base in vars(parent).get("__orig_bases__", ())
-            )
-            named = (
-                state for base in bases for state in typing.get_args(base)
-            )  # S of Algorithm[S]
-            names = (state._fields for state in named if hasattr(state, "_fields"))
-            cls.traits = replace(cls.traits, state=next(names, cls.traits.state))
-        elif own - hooks and hasattr(cls, "traits"):
+            state = _state_fields(cls) or cls.traits.state
+            cls.traits = replace(cls.traits, state=state)
+        elif _changes_step(cls) and hasattr(cls, "traits"):
             cls.traits = replace(cls.traits, rule=None, compiled=None)
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        check_fields(self, self.name)
 
     @abstractmethod
     def init(self, x: Tensor, round: R) -> S:
@@ -320,14 +223,14 @@ class Algorithm(ABC, Generic[S, R]):
 
     @property
     def period(self) -> int:
-        """Rounds from one exchange to the next: round k is an exchange where k is a multiple of it.
+        """Rounds between exchanges: clients exchange in rounds k divisible by it.
 
-        Metrics are those of the models after the last exchange, not of models between local steps.
+        Metrics are those of the models after the last exchange, not between local steps.
         """
         return 1
 
     def message(self, columns: int, item: int) -> int:
-        """Bytes of a message about models of so many numbers, of `item` bytes each."""
+        """Bytes of a message about models of `columns` numbers of `item` bytes each."""
         return self.traits.vectors * columns * item
 
     def fit(self, availability: Availability) -> Algorithm:
@@ -335,56 +238,75 @@ class Algorithm(ABC, Generic[S, R]):
         return self
 
     def adapt_availability(self, availability: Availability, network: Network) -> Availability:
-        """What the method makes of the availability, by default what its traits say.
+        """The clients and links that the method uses; by default as its traits declare.
 
-        A server or no mixing: no links. "waits": everybody, in every round. Gossip: one draw per pair.
-        A random pair or client talks: those who are drawn.
+        mixing "server" or "none": no links. activation other than "all": the clients drawn.
+        "waits": all clients or links in every round. Gossip: one draw per pair of links.
         """
         traits = self.traits
-        if traits.mixing in ("none", "server"):
+        if not traits.uses_links:
             return NoLinks(availability)
         if traits.activation != "all":
-            two, who = (
-                traits.activation in ("edge", "edge-initiator"),
-                traits.activation != "edge-initiator",
-            )
             return RandomActivation(
-                availability, network, two, computing=traits.steps != "none", partner=who
+                availability,
+                network,
+                pairs=traits.activation != "node",
+                computing=traits.steps != "none",
+                partner=traits.activation != "edge-initiator",
             )
-        clients, links = traits.sporadic_clients == "waits", traits.sporadic_links == "waits"
-        pairs = (
-            network.reverse
-            if traits.mixing == "gossip" and traits.sporadic_links == "yes"
-            else None
-        )
-        if not clients and not links and pairs is None:
+        all_clients = traits.sporadic_clients == "waits"
+        all_links = traits.sporadic_links == "waits"
+        is_symmetric = traits.mixing == "gossip" and traits.sporadic_links == "yes"
+        if not all_clients and not all_links and not is_symmetric:
             return availability
-        return AvailabilityOverride(availability, all_clients=clients, all_links=links, pairs=pairs)
+        return AvailabilityOverride(
+            availability,
+            all_clients=all_clients,
+            all_links=all_links,
+            pairs=network.reverse if is_symmetric else None,
+        )
 
     def with_mixing_weights(self, network: Network) -> Network:
-        """The network with the method's own mixing weights, such as ½ where two random clients meet."""
+        """The network with the mixing weights of the method, such as ½ for random pairs."""
         if self.traits.activation == "all":
             return network
         half = np.full(network.links, 0.5)
         return replace(network, a=half, b=half, w=None if network.w is None else half)
 
 
-class LocalSteps(Algorithm[S]):
-    """A method that takes K local steps between two exchanges: links are used in every K-th round only."""
+def _state_fields(cls: type[Algorithm]) -> tuple[str, ...] | None:
+    """The fields of the state in `Algorithm[State]`, declared by the class or its nearest base."""
+    for parent in cls.__mro__:
+        for base in vars(parent).get("__orig_bases__", ()):
+            for argument in typing.get_args(base):
+                if hasattr(argument, "_fields"):
+                    return tuple(argument._fields)
+    return None
 
-    local_steps: int | None  # K; None until `fit` has chosen it
+
+def _changes_step(cls: type[Algorithm]) -> bool:
+    """Whether the class defines methods other than those that prepare a run."""
+    methods = {
+        name for name, value in vars(cls).items() if isfunction(value) and not name.startswith("__")
+    }
+    return bool(methods - _SETUP_HOOKS)
+
+
+class LocalSteps(Algorithm[S]):
+    """A method with K local steps between exchanges: links are used in every K-th round only."""
+
+    local_steps: int | None  # K; None until `fit` sets it
 
     @property
     def period(self) -> int:
         return self.local_steps or 1
 
     def adapt_availability(self, availability: Availability, network: Network) -> Availability:
-        return AvailabilityOverride(
-            super().adapt_availability(availability, network), every=self.local_steps or 1
-        )
+        base = super().adapt_availability(availability, network)
+        return AvailabilityOverride(base, every=self.local_steps or 1)
 
 
 def exchanges(k: int | Tensor, K: int | Tensor) -> Tensor:
-    """Whether round k ends K local steps: a scalar, or (clients, 1) where K differs between runs."""
+    """Whether round k ends K local steps: a bool, or (clients, 1) if k or K differ per client."""
     due = k % K == 0
     return torch.tensor(due) if isinstance(due, bool) else due

@@ -1,6 +1,6 @@
-"""Refuse a method where its definition excludes the setting, before the first round.
+"""Check that a method can run in a setting, before the first round.
 
-The message is one sentence: the method, what it needs, what it got, and what to use instead.
+Errors are one sentence: the method, what it needs, what it got, and what to use instead.
 """
 
 from __future__ import annotations
@@ -17,78 +17,114 @@ from spodgt.types import Availability
 
 
 def check(algorithm: Algorithm, network: Network, availability: Availability) -> None:
-    """Raise `Incompatible` unless the method can run here; `availability` is the run's own, before `uses`."""
-    traits, needs = algorithm.traits, None
-    if _one_way(traits, network):
-        j, i = map(network.label, network.one_way_link())
-        needs = f"a reverse for every link, and link {j} → {i} has none; add link {i} → {j} or"
-    elif traits.sporadic_clients == "no" and availability.idle_clients:
-        p, got = availability.p.min(), "some clients are idle in some rounds"
-        if p < 1:
-            got = f"client {network.label(int(np.argmin(availability.p)))} computes with probability {p:.3g}"
-        needs = f"every client in every round, but {got};"
-    elif traits.sporadic_links == "no" and availability.idle_links:
-        n, p = int(np.argmin(availability.p_hat)), availability.p_hat.min()
-        got = (
-            f"link {network.link_label(n)} works with probability {p:.3g}"
-            if p < 1
-            else "some links are down in some rounds"
-        )
-        needs = f"every link in every round, but {got};"
-    if needs is not None:
-        raise Incompatible(
-            f"{algorithm.name} needs {needs} use {_instead(traits, network, availability)}."
-        )
+    """Check that a method can run over a network with some availability.
+
+    Args:
+        algorithm: The method.
+        network: The network of the run.
+        availability: That of the run, before `adapt_availability`.
+
+    Raises:
+        Incompatible: The method excludes the setting.
+        InvalidInput: The number of step sizes is not that of the clients.
+    """
+    requirement = _unmet_requirement(algorithm.traits, network, availability)
+    if requirement is not None:
+        alternative = _closest_alternative(algorithm.traits, network, availability)
+        raise Incompatible(f"{algorithm.name} needs {requirement} use {alternative}.")
     layer = algorithm
     while isinstance(layer, Wrapper):
-        if isinstance(layer, Layer) and (why := layer.unfit()):
-            raise Incompatible(f"{algorithm.name} {why}")
+        reason = layer.why_incompatible() if isinstance(layer, Layer) else None
+        if reason is not None:
+            raise Incompatible(f"{algorithm.name} {reason}")
         layer = layer.base
-    _check_steps(algorithm, network)
+    _check_step_size(algorithm, network)
     algorithm.with_mixing_weights(network)
 
 
-def _check_steps(algorithm: Algorithm, network: Network) -> None:
-    """Raise unless the step size is of a kind that the method is meant for."""
-    traits, name = algorithm.traits, algorithm.name
-    step = algorithm.step_size if isinstance(algorithm, HasStepSize) else None
-    start = step.start if isinstance(step, Schedule) else step
+def _unmet_requirement(traits: Traits, network: Network, availability: Availability) -> str | None:
+    """What the method needs and the setting lacks, as part of a sentence."""
+    if _needs_reverse_links(traits, network):
+        sender, receiver = map(network.label, network.one_way_link())
+        return (
+            f"a reverse for every link, and link {sender} → {receiver} has none; "
+            f"add link {receiver} → {sender} or"
+        )
+    if traits.sporadic_clients == "no" and availability.idle_clients:
+        found = "some clients are idle in some rounds"
+        p = availability.p.min()
+        if p < 1:
+            client = network.label(int(np.argmin(availability.p)))
+            found = f"client {client} computes with probability {p:.3g}"
+        return f"every client in every round, but {found};"
+    if traits.sporadic_links == "no" and availability.idle_links:
+        found = "some links are down in some rounds"
+        p_hat = availability.p_hat.min()
+        if p_hat < 1:
+            link = network.link_label(int(np.argmin(availability.p_hat)))
+            found = f"link {link} works with probability {p_hat:.3g}"
+        return f"every link in every round, but {found};"
+    return None
+
+
+def _check_step_size(algorithm: Algorithm, network: Network) -> None:
+    """Raise unless the method supports the kind of step size that it has."""
+    traits = algorithm.traits
+    name = algorithm.name
+    step_size = algorithm.step_size if isinstance(algorithm, HasStepSize) else None
+    start = step_size.start if isinstance(step_size, Schedule) else step_size
     count = start.numel() if isinstance(start, Tensor) else 1
-    if traits.steps == "constant" and isinstance(step, Schedule):
+    if traits.steps == "constant" and isinstance(step_size, Schedule):
         raise Incompatible(
-            f"{name} needs a constant step size, but got {step}; use a number, or gt-dsgd."
+            f"{name} needs a constant step size, but got {step_size}; use a number, or gt-dsgd."
         )
     if count > 1 and traits.steps != "per client":
-        other = "gt-dsgd" if traits.mixing == "gossip" else "push-pull"
+        alternative = "gt-dsgd" if traits.mixing == "gossip" else "push-pull"
         raise Incompatible(
-            f"{name} needs one step size for all clients, but got {count}; use one, or {other}."
+            f"{name} needs one step size for all clients, but got {count}; "
+            f"use one, or {alternative}."
         )
     if count not in (1, network.clients):
         raise InvalidInput(
-            f"step_size of {name} must be one number or {network.clients}, one per client, got {count}."
+            f"step_size of {name} must be one number or {network.clients}, one per client, "
+            f"got {count}."
         )
 
 
-def _one_way(traits: Traits, network: Network) -> bool:
+def _needs_reverse_links(traits: Traits, network: Network) -> bool:
     return not traits.directed and not network.two_way
 
 
-def _instead(refused: Traits, network: Network, availability: Availability) -> str:
-    """The nearest method that runs here and waits for nobody; among equals, the first of the list."""
+def _closest_alternative(refused: Traits, network: Network, availability: Availability) -> str:
+    """The name of the most similar method that runs here without waiting."""
+    candidates = [
+        cls for cls in ALGORITHMS.values() if _is_alternative(cls.traits, network, availability)
+    ]
+    closest = min(candidates, key=lambda cls: _differences(cls.traits, refused))
+    return closest.name
 
-    def bears(sporadic: Sporadic, idle: bool) -> bool:
-        return sporadic == "yes" or (sporadic == "no" and not idle)
 
-    def runs(traits: Traits) -> bool:
-        mixes = traits.mixing not in ("none", "server")
-        plain = traits.activation == "all" and not traits.local_steps and not traits.root and mixes
-        clients = bears(traits.sporadic_clients, availability.idle_clients)
-        links = bears(traits.sporadic_links, availability.idle_links)
-        return plain and clients and links and not _one_way(traits, network)
+def _is_alternative(traits: Traits, network: Network, availability: Availability) -> bool:
+    is_plain = traits.activation == "all" and not traits.local_steps and not traits.root
+    return (
+        is_plain
+        and traits.uses_links
+        and not _needs_reverse_links(traits, network)
+        and _supports(traits.sporadic_clients, availability.idle_clients)
+        and _supports(traits.sporadic_links, availability.idle_links)
+    )
 
-    def distance(cls: type[Algorithm]) -> tuple[bool, ...]:
-        same = ("tracking", "mixing", "rule", "exact")
-        differs = (getattr(cls.traits, key) != getattr(refused, key) for key in same)
-        return (*differs, cls.traits.sporadic_clients != "yes")
 
-    return min((cls for cls in ALGORITHMS.values() if runs(cls.traits)), key=distance).name
+def _supports(sporadic: Sporadic, idle: bool) -> bool:
+    return sporadic == "yes" or (sporadic == "no" and not idle)
+
+
+def _differences(traits: Traits, refused: Traits) -> tuple[bool, ...]:
+    """Sort key of alternatives, the most important difference first."""
+    return (
+        traits.tracking != refused.tracking,
+        traits.mixing != refused.mixing,
+        traits.rule != refused.rule,
+        traits.exact != refused.exact,
+        traits.sporadic_clients != "yes",
+    )

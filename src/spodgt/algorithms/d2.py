@@ -5,9 +5,9 @@
     x⁺ = h + d
     s⁺ = s - d                 s⁰ = 0
 
-Insert s: it is the published x^{k+1} = W (2x^k - x^{k-1} - γ (g^k - g^{k-1})) with x^{-1} = x⁰, g^{-1} = 0.
-Σs = 0 must hold, so d is a sum of differences; see `extra`. It needs λ_min(W) > -1/3; with `lazy` it
-uses (I + W)/2, which always has it. The step must be one constant: a sum cannot be rescaled.
+Inserting s gives the published x^{k+1} = W (2x^k - x^{k-1} - γ (g^k - g^{k-1})), x^{-1} = x⁰, g^{-1} = 0.
+Σs = 0 must hold, so d is a sum of differences; see `extra`. λ_min(W) > -1/3 is required; `lazy` replaces
+W by (I + W)/2, which always satisfies it. The step must be one constant: a sum cannot be rescaled.
 """
 
 from dataclasses import dataclass, replace
@@ -30,9 +30,11 @@ class D2(Extra):
     def with_mixing_weights(self, network: Network) -> Network:
         if self.lazy and network.w is not None:
             return replace(network, w=network.w / 2)
-        if (least := smallest_eigenvalue(network)) <= -1 / 3 + 1e-9:
+        smallest = smallest_eigenvalue(network)
+        if smallest <= -1 / 3 + 1e-9:
             raise Incompatible(
-                f"d2 needs a W with eigenvalues above -1/3, got {least:.3g}; use lazy=True or gt-dsgd."
+                f"d2 needs a W with eigenvalues above -1/3, got {smallest:.3g}; "
+                "use lazy=True or gt-dsgd."
             )
         return network
 
@@ -44,7 +46,7 @@ class D2(Extra):
 
 
 def smallest_eigenvalue(network: Network) -> float:
-    """λ_min of W; links must be two-way. Dense where the network is small."""
+    """λ_min of W, for two-way links; computed densely for small networks."""
     if network.w is None or network.clients <= 100:
         return float(np.linalg.eigvalsh(network.W)[0])
     from scipy.sparse import csr_array, diags

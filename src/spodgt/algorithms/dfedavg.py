@@ -3,7 +3,7 @@
     z ← z - η g(z)                 one local step is one round
     every K rounds: x⁺ = W z;  z = x⁺
 
-With `momentum=θ` it is DFedAvgM: z ← z - η g(z) + θ (z - z₋), started anew after every exchange.
+With `momentum=θ` it is DFedAvgM: z ← z - η g(z) + θ (z - z₋), reset after every exchange.
 """
 
 from dataclasses import dataclass, replace
@@ -30,6 +30,7 @@ class DFedAvg(LocalSteps[GradientState], DSGD):
 
     def step(self, state: GradientState, round: Round) -> GradientState:
         z = state.x - self.step_size * state.g
-        if (exchange := exchanges(round.k, self.local_steps)).any():
+        exchange = exchanges(round.k, self.local_steps)
+        if exchange.any():
             z = torch.where(exchange, round.gossip(z), z)
         return GradientState(z, round.grad(z))

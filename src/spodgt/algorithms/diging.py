@@ -3,7 +3,7 @@
     x⁺ = W x - α y
     y⁺ = W y + ∇f(x⁺) - ∇f(x)      y⁰ = ∇f(x⁰)
 
-Links may come and go, one draw for each pair. Steps that differ between clients are allowed
+Links may be sporadic, with one draw for each pair. Steps may differ between clients
 [nedic2017geometrically].
 """
 

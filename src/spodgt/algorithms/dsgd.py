@@ -1,9 +1,11 @@
-"""DSGD, also D-PSGD: mix with the neighbours, step with the own gradient [lian2017can].
+"""DSGD, also D-PSGD: mix with the neighbours, step along the own gradient [lian2017can].
 
     x⁺ = W x - γ g(x)
 
 Over changing links (Ŵ, one draw for each pair) it is [koloskova2020unified]. With a constant step and
-different clients it stops a distance of order γ from the optimum.
+heterogeneous clients it stops at a distance of order γ from the optimum; a decaying one,
+`step_size=InverseSqrt(0.1)`, makes the limit exact. With full gradients it is DGD
+[nedic2009distributed]; `dgd` is an alias.
 """
 
 from dataclasses import dataclass

@@ -3,10 +3,9 @@
     z ← z - η g(z)                 one local step is one round; an idle client takes none
     every K rounds: z = Σ_i w_i z_i / Σ_i w_i
 
-An upper bound: what perfect communication would bring. No link of the network is used, and the clock
-charges gradients only; 2 messages per client go to the server and back in every K rounds. w are the
-problem's `client_weights`: by default all clients weigh the same, whatever they hold, and with "samples"
-they weigh by their number of samples, as in the paper.
+An upper bound, with perfect communication. No link of the network is used, and the clock
+charges gradients only; every K rounds there are 2 messages per client, to the server and back. w are
+the problem's `client_weights`: equal by default; with "samples", the number of samples as in the paper.
 """
 
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ class FedAvg(DFedAvg):
         server = cast(ServerRound, round)
         w = server.client_weight  # with mean 1; g is scaled by it
         z = state.x - self.step_size * (state.g / w)
-        if (exchange := exchanges(round.k, self.local_steps)).any():
+        exchange = exchanges(round.k, self.local_steps)
+        if exchange.any():
             z = torch.where(exchange, server.average(w * z), z)
         return GradientState(z, round.grad(z))

@@ -1,11 +1,11 @@
-"""FROST: row-stochastic weights alone, the imbalance learnt on the way [xin2019frost].
+"""FROST: gradient tracking with row-stochastic weights only [xin2019frost].
 
     x⁺ = A x - α z
     e⁺ = A e                              e⁰ = I: client i holds row i, which tends to the Perron vector
     z⁺ = A z + g⁺/e⁺_ii - g/e_ii          z⁰ = g⁰, with g = ∇f(x)
 
-Nobody needs to know its out-degree. z is the tracker, in the paper's letter: its plain sum is not Σg, so
-it is not called y; e is the paper's y. Steps may differ between clients. A must stay the same in all rounds.
+Out-degrees are not needed. z is the tracker, in the paper's letter: its sum is not Σg, so it is not
+called y; e is the paper's y. Steps may differ between clients. A must be the same in all rounds.
 """
 
 from dataclasses import dataclass, replace
@@ -40,9 +40,7 @@ class Frost(Algorithm[FrostState, IndexedRound]):
 
     def init(self, x: Tensor, round: IndexedRound) -> FrostState:
         g = round.grad(x)
-        width = max(
-            round.clients, int(round.client_index.max()) + 1
-        )  # runs of a batch may differ in size
+        width = max(round.clients, int(round.client_index.max()) + 1)  # runs differ in size
         return FrostState(x, g, g, torch.nn.functional.one_hot(round.client_index, width).to(x))
 
     def step(self, state: FrostState, round: IndexedRound) -> FrostState:

@@ -1,4 +1,4 @@
-"""G-Push-Pull as the Spod-GT paper compares with it [pu2020push]: every client computes, links are sporadic.
+"""G-Push-Pull, the baseline of the Spod-GT paper [pu2020push]: all clients, sporadic links.
 
 The gossip form of that source is `gossip-push-pull`.
 """

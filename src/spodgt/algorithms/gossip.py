@@ -1,8 +1,8 @@
 """Randomized gossip: averaging alone, one random pair in a round [boyd2006randomized].
 
-    x_i⁺ = x_j⁺ = (x_i + x_j)/2      client i wakes and draws a neighbour j
+    x_i⁺ = x_j⁺ = (x_i + x_j)/2      client i is activated and draws a neighbour j
 
-There are no gradients: the models tend to the average of the x⁰. The yardstick for mixing.
+There are no gradients: the models tend to the average of the x⁰. A reference for mixing.
 """
 
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
     y⁺ = W (y + g - g₋)            y⁰ = g₋ = 0, g the gradient at x of its own mini-batch
     x⁺ = W (x - α y⁺)
 
-The two exchanges of a round follow each other. y sums up to the gradients one round old.
+The two exchanges of a round are sequential. Σy is the sum of the gradients of the previous round.
 """
 
 from dataclasses import dataclass, replace

@@ -1,12 +1,12 @@
-"""MIFA: a server that remembers the last gradient of every client [gu2021fast], with one local step (K = 1).
+"""MIFA: a server with the last gradient of every client [gu2021fast], one local step (K = 1).
 
     G_i⁺ = ∇L_i(w) if client i computes, else G_i       G_i = 0 before a client's first gradient
     w⁺ = w - η mean_i G_i⁺                              w⁰ = mean_i x_i⁰
 
-What memory can bring at best: the gradients of `spod-gt-memory`, but summed by a server at once instead of
-over links. No link of the network is used, and the clock charges gradients only. The paper begins with a
-round in which everybody computes; here clients join with their first gradient. Every row holds w. L_i has
-the weight of client i in the objective, the problem's `client_weights`: the same for all by default.
+An upper bound for memory: the gradients of `spod-gt-memory`, summed by a server instead of over links.
+No link of the network is used, and the clock charges gradients only. In the paper all clients compute in
+the first round; here clients join with their first gradient. Every row is w. L_i includes the weight of
+client i in the objective, the problem's `client_weights`: equal by default.
 """
 
 from dataclasses import dataclass

@@ -6,7 +6,7 @@
     y⁺ = W y + ∇f(x⁺) - ∇f(x)      y⁰ = ∇f(x⁰)
 
 Chosen here: the linearised surrogate f̃ = ∇f(x)·(· - x) + τ/2 |· - x|² and no regulariser, so that
-x̃ = x - η y with η = m/τ. The paper lets α decay; a constant one is exact for smooth problems.
+x̃ = x - η y with η = m/τ. In the paper α decays; a constant one is exact for smooth problems.
 """
 
 from dataclasses import dataclass, replace

@@ -1,12 +1,12 @@
-"""OSGP, overlap SGP: messages are on their way while gradients are computed [assran2019stochastic].
+"""OSGP, overlap SGP: messages are in flight while gradients are computed [assran2019stochastic].
 
     x½ = x - γ ∇F(z)                        x is the paper's, here u; its z is our model x
-    x⁺ = p_ii x½ + Σ_j p_ij x½_j            over the messages that have arrived by now, also old ones
-    w⁺ = p_ii w + Σ_j p_ij w_j              the weights come with them, here s
+    x⁺ = p_ii x½ + Σ_j p_ij x½_j            over the messages received so far, also old ones
+    w⁺ = p_ii w + Σ_j p_ij w_j              sent with them, here s
     z⁺ = x⁺ / w⁺
 
-A client waits where a neighbour's last message is more than τ of its iterations old. In rounds, where
-messages arrive at once, nobody ever waits, and it is `sgp`.
+A client waits if a neighbour's last message is more than τ of its iterations old. In rounds, messages
+arrive at once, no client waits, and it is `sgp`.
 """
 
 from dataclasses import dataclass, replace

@@ -1,7 +1,7 @@
 """Push-DIGing: gradient tracking with push-sum over changing directed graphs [nedic2017achieving].
 
     u⁺ = C (u - α y)
-    v⁺ = C v                       v⁰ = 1: what the column weights do to a one
+    v⁺ = C v                       v⁰ = 1: the push-sum weights
     x⁺ = u⁺ / v⁺
     y⁺ = C y + ∇f(x⁺) - ∇f(x)      u⁰ = x⁰, y⁰ = ∇f(x⁰)
 

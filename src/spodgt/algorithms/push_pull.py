@@ -1,6 +1,6 @@
 """Push-Pull gradient tracking over directed graphs [pu2020push].
 
-    x⁺ = R (x - α y)               models are pulled, the step is taken before
+    x⁺ = R (x - α y)               models are pulled after the step
     y⁺ = C y + ∇F(x⁺) - ∇F(x)      trackers are pushed; y⁰ = ∇F(x⁰)
 
 R is our A and C our B. α is a number or, as in the paper, one per client. The paper has a fixed graph;

@@ -1,4 +1,4 @@
-"""All methods by name, and how one is built from a name, taken apart and stacked for a batch of runs."""
+"""All methods by name: building them from a name, taking them apart, stacking them for a batch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, ByClient, HasStepSize, Schedule
-from spodgt.algorithms.compose.active_degree_weights import Working
+from spodgt.algorithms.compose.active_degree_weights import ActiveDegreeLayer
 from spodgt.algorithms.compose.adam import Adam
 from spodgt.algorithms.compose.clipping import ClipGradient, ClipTracker
-from spodgt.algorithms.compose.compression import Compress
-from spodgt.algorithms.compose.local_steps import Local
+from spodgt.algorithms.compose.compression import Compression
+from spodgt.algorithms.compose.local_steps import LocalStepsLayer
 from spodgt.algorithms.compose.momentum import Momentum
 from spodgt.algorithms.compose.running_mean import RunningMean
 from spodgt.algorithms.compose.schedules import Scheduled, check_names, schedule
@@ -27,7 +27,7 @@ from spodgt.algorithms.compose.wrapper import Layer, Wrapper
 from spodgt.errors import InvalidConfig
 from spodgt.network import Network
 
-# One line per method: its file. Its name is the same with hyphens; tables list methods in this order.
+# One line per method: its file. The name is the same with hyphens; tables have this order.
 METHODS = (
     "spod_gt",
     "spod_gt_memory",
@@ -42,7 +42,6 @@ METHODS = (
     "ab",
     "gossip_push_pull",
     "asy_sonata",
-    "r_fast",
     "frost",
     "push_diging",
     "sgp",
@@ -50,7 +49,6 @@ METHODS = (
     "subgradient_push",
     "dsgd",
     "dspodfl",
-    "dgd",
     "dfedavg",
     "extra",
     "d2",
@@ -64,14 +62,19 @@ METHODS = (
     "mifa",
     "sgd",
 )
-# From the innermost to the outermost, a schedule after the first. Directions pass through them in this order,
-# gradients in the opposite one: clipped, decayed, then filtered by momentum.
+# Other names of methods, from papers with the same update.
+ALIASES = {
+    "dgd": "dsgd",  # [nedic2009distributed], with full gradients
+    "r-fast": "asy-sonata",  # [zhu2023rfast], with stochastic gradients
+}
+# From the innermost to the outermost layer; a schedule follows the first. Directions pass through
+# them in this order, gradients in the opposite one: clipped, decayed, then filtered by momentum.
 LAYERS: dict[str, type[Layer]] = {
     cls.key: cls
     for cls in (
-        Local,
-        Compress,
-        Working,
+        LocalStepsLayer,
+        Compression,
+        ActiveDegreeLayer,
         ClipTracker,
         Adam,
         WeightDecay,
@@ -81,174 +84,197 @@ LAYERS: dict[str, type[Layer]] = {
         RunningMean,
     )
 }
-GROUP = "spodgt.algorithms"  # entry points of other packages: the CLI name and the class
+GROUP = "spodgt.algorithms"  # entry points of other packages: name and class of a method
 A = TypeVar("A", bound=type[Algorithm])
 
 
-def _imported(file: str) -> type[Algorithm]:
+def _import_method(file: str) -> type[Algorithm]:
+    """The class of a method file: the `Algorithm` whose name is that of the file."""
     name = file.replace("_", "-")
     for value in vars(import_module(f"spodgt.algorithms.{file}")).values():
-        if (
-            isinstance(value, type)
-            and issubclass(value, Algorithm)
-            and vars(value).get("name") == name
-        ):
-            return value
+        is_method = isinstance(value, type) and issubclass(value, Algorithm)
+        if is_method and vars(value).get("name") == name:
+            return value  # type: ignore[no-any-return]
     raise InvalidConfig(
         f"algorithms/{file}.py must define an Algorithm with the name {name!r}, got none."
     )
 
 
-ALGORITHMS: dict[str, type[Algorithm]] = {cls.name: cls for cls in map(_imported, METHODS)}
+ALGORITHMS: dict[str, type[Algorithm]] = {cls.name: cls for cls in map(_import_method, METHODS)}
 
 
-# --- the register ------------------------------------------------------------------------------------
+# --- registration ----------------------------------------------------------------------------------
 def register(cls: A) -> A:
-    """Add a method from outside the package: the command line, configurations and tables then know its name.
+    """Add a method, so that the command line, configs and tables find it by name.
 
     Args:
-        cls: the method's class, a frozen dataclass derived from `Algorithm`.
+        cls: The class of the method, a frozen dataclass derived from `Algorithm`.
+
+    Returns:
+        The class, so that `register` can be used as a decorator.
+
+    Raises:
+        InvalidConfig: Another method has this name.
     """
-    if ALGORITHMS.setdefault(cls.name, cls) is not cls:
-        other = ALGORITHMS[cls.name].__name__
-        raise InvalidConfig(
-            f"name {cls.name!r} of {cls.__name__} is taken by {other}; choose another."
-        )
+    name = cls.name
+    if name in ALIASES or ALGORITHMS.setdefault(name, cls) is not cls:
+        other = ALGORITHMS[ALIASES.get(name, name)].__name__
+        raise InvalidConfig(f"name {name!r} of {cls.__name__} is taken by {other}; choose another.")
     return cls
 
 
 def algorithms() -> dict[str, type[Algorithm]]:
-    """All methods by name, those of installed packages included; one that cannot be loaded is warned of."""
-    for point in entry_points(group=GROUP):
+    """All methods by name, including those of installed packages; warns if one cannot be loaded."""
+    for entry_point in entry_points(group=GROUP):
         try:
-            _load(point)
+            _load(entry_point)
         except InvalidConfig as error:
             warnings.warn(str(error), stacklevel=2)
     return ALGORITHMS
 
 
-def _load(point: EntryPoint) -> None:
-    if point.name in ALGORITHMS:
+def _load(entry_point: EntryPoint) -> None:
+    """Add the method of an installed package."""
+    name = entry_point.name
+    if name in ALGORITHMS or name in ALIASES:
         return
     try:
-        cls = point.load()
-    except Exception as error:  # somebody else's package: ours must still work
+        cls = entry_point.load()
+    except Exception as error:  # a broken package must not break this one
         raise InvalidConfig(
-            f"method {point.name!r} of {point.value} cannot be loaded: {error}."
+            f"method {name!r} of {entry_point.value} cannot be loaded: {error}."
         ) from error
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise InvalidConfig(
-            f"method {point.name!r} of {point.value} must be an Algorithm, got {cls!r}."
+            f"method {name!r} of {entry_point.value} must be an Algorithm, got {cls!r}."
         )
-    ALGORITHMS[point.name] = cls
+    ALGORITHMS[name] = cls
 
 
-def _class(name: object) -> type[Algorithm]:
-    if isinstance(name, str) and name not in ALGORITHMS:
-        for point in entry_points(group=GROUP, name=name):
-            _load(point)
-    if not isinstance(name, str) or name not in ALGORITHMS:
-        near = difflib.get_close_matches(str(name), ALGORITHMS, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(ALGORITHMS)}."
-        raise InvalidConfig(f"method {name!r} is not known; {hint}")
-    return ALGORITHMS[name]
+def _find_class(name: object) -> type[Algorithm]:
+    """The class of a method by its name or alias."""
+    if isinstance(name, str):
+        name = ALIASES.get(name, name)
+        if name not in ALGORITHMS:  # searching installed packages is slow
+            for entry_point in entry_points(group=GROUP, name=name):
+                _load(entry_point)
+        if name in ALGORITHMS:
+            return ALGORITHMS[name]
+    similar = difflib.get_close_matches(str(name), [*ALGORITHMS, *ALIASES], 1)
+    hint = f"did you mean {similar[0]!r}?" if similar else f"choose from {', '.join(ALGORITHMS)}."
+    raise InvalidConfig(f"method {name!r} is not known; {hint}")
 
 
-# --- building ----------------------------------------------------------------------------------------
+# --- building --------------------------------------------------------------------------------------
 def method(name: str | Algorithm, **fields: Any) -> Algorithm:
-    """Build a method by its CLI name: `method("k-gt", step_size=0.05, local_steps=3)`.
+    """Build a method by its name: `method("k-gt", step_size=0.05, local_steps=3)`.
 
     Args:
-        name: the name, or an instance, which is taken as it is with `fields` changed.
-        fields: the method's hyperparameters. `step_size` may be a number, one per client (a list in the
-            order of the network's clients, or a dict by name), a schedule or its configuration
-            `{"schedule": "inverse-sqrt", "start": 0.1}`. Every method also takes the layers of `LAYERS`:
-            momentum, adam, clip_gradient, clip_tracker, weight_decay, l2, local_steps, weights,
-            running_mean.
+        name: The name, or an instance, of which `fields` are changed.
+        fields: Hyperparameters of the method. `step_size` may be a number, one per client (a list in
+            the order of the network's clients, or a dict by name), a schedule or its config
+            `{"schedule": "inverse-sqrt", "start": 0.1}`. Every method also takes the keywords of
+            `LAYERS`: local_steps, compress, weights, clip_tracker, adam, weight_decay, momentum,
+            l2, clip_gradient, running_mean.
+
+    Returns:
+        The method, wrapped in its layers.
+
+    Raises:
+        InvalidConfig: The name or a field is not known.
+        InvalidInput: The value of a field is out of range.
     """
     if isinstance(name, Algorithm):
-        if not fields and not (
-            isinstance(name, HasStepSize) and isinstance(name.step_size, Schedule)
-        ):
+        has_unwrapped_schedule = isinstance(name, HasStepSize) and isinstance(
+            name.step_size, Schedule
+        )
+        if not fields and not has_unwrapped_schedule:
             return name
-        base, layers = unwrapped(name)
-        cls, fields = type(base), {**_fields(base), **layers, **fields}
+        base, layers = unwrap(name)
+        cls = type(base)
+        fields = {**_field_values(base), **layers, **fields}
     else:
-        cls = _class(name)
-    known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    layers = {key: fields.pop(key) for key in LAYERS if key in fields and key not in known}
-    check_names(fields, cls.name, [*known, *(key for key in LAYERS if key not in known)])
-    step = schedule(fields.pop("step_size", None))
-    if step is not None and not isinstance(step, Schedule):
-        fields["step_size"] = step
-    built = Local.of(cls(**fields), layers.pop(Local.key, None))
-    if isinstance(step, Schedule):
-        built = Scheduled(built, step)
+        cls = _find_class(name)
+    field_names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    layer_keys = [key for key in LAYERS if key not in field_names]
+    check_names(fields, cls.name, [*field_names, *layer_keys])
+
+    layer_values = {key: fields.pop(key) for key in layer_keys if key in fields}
+    step_size = schedule(fields.pop("step_size", None))
+    if step_size is not None and not isinstance(step_size, Schedule):
+        fields["step_size"] = step_size
+    built: Algorithm = cls(**fields)
     for key, layer in LAYERS.items():
-        built = layer.of(built, layers.get(key))
+        built = layer.wrap(built, layer_values.get(key))
+        if layer is LocalStepsLayer and isinstance(step_size, Schedule):
+            built = Scheduled(built, step_size)
     return built
 
 
-def unwrapped(algorithm: Algorithm) -> tuple[Algorithm, dict[str, object]]:
-    """The method itself, a schedule put back into its `step_size`, and the values of its layers."""
+def unwrap(algorithm: Algorithm) -> tuple[Algorithm, dict[str, object]]:
+    """The method without wrappers, with a schedule as its `step_size`, and the values of its layers."""
     layers: dict[str, object] = {}
-    base, step = algorithm, None
+    schedule_or_none: Schedule | None = None
+    base = algorithm
     while isinstance(base, Wrapper):
         if isinstance(base, Layer):
             layers[base.key] = base.value
-        step = base.schedule if isinstance(base, Scheduled) else step
+        if isinstance(base, Scheduled):
+            schedule_or_none = base.schedule
         base = base.base
-    return (base if step is None else dataclasses.replace(base, step_size=step)), layers  # type: ignore[type-var]
+    if schedule_or_none is not None:
+        base = dataclasses.replace(base, step_size=schedule_or_none)  # type: ignore[type-var]
+    return base, layers
 
 
-def installed(algorithm: Algorithm) -> bool:
-    """Whether other processes know the method: it comes with this package or with another that has it."""
-    base, _ = unwrapped(algorithm)
-    own = type(base).__module__.split(".")[0] == "spodgt"
-    return own or any(True for _ in entry_points(group=GROUP, name=base.name))
+def is_installed(algorithm: Algorithm) -> bool:
+    """Whether other processes can import the method: it is part of this or another package."""
+    base, _ = unwrap(algorithm)
+    if type(base).__module__.split(".")[0] == "spodgt":
+        return True
+    return len(entry_points(group=GROUP, name=base.name)) > 0
 
 
 def describe(algorithm: Algorithm) -> dict[str, Any]:
-    """The method as plain values for a configuration: `method(**describe(algorithm))` is the same again."""
-    base, layers = unwrapped(algorithm)
-    values = {
-        "name": base.name,
-        **_fields(base),
-        **{key: layers[key] for key in LAYERS if key in layers},
-    }
-    return {key: _plain(value) for key, value in values.items() if value is not None}
+    """The method as plain values for a config: `method(**describe(algorithm))` is equal to it."""
+    base, layers = unwrap(algorithm)
+    values: dict[str, object] = {"name": base.name}
+    values.update(_field_values(base))
+    values.update({key: layers[key] for key in LAYERS if key in layers})
+    return {key: _to_plain(value) for key, value in values.items() if value is not None}
 
 
-def _fields(value: Algorithm | Schedule) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}  # type: ignore[arg-type]
+def _field_values(owner: Algorithm | Schedule) -> dict[str, object]:
+    return {field.name: getattr(owner, field.name) for field in dataclasses.fields(owner)}  # type: ignore[arg-type]
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: object) -> object:
     if isinstance(value, Schedule):
-        fields = {
-            key: _plain(each)
-            for key, each in _fields(value).items()
-            if (key, each) != ("warmup", 0)
-        }
-        return {"schedule": value.name, **fields}
+        values = _field_values(value)
+        if values["warmup"] == 0:
+            del values["warmup"]
+        plain = {key: _to_plain(field_value) for key, field_value in values.items()}
+        return {"schedule": value.name, **plain}
     if isinstance(value, ByClient):
         return value.to_dict()
-    return value.flatten().tolist() if isinstance(value, Tensor) else value
+    if isinstance(value, Tensor):
+        return value.flatten().tolist()
+    return value
 
 
 def with_step_sizes_of(algorithm: Algorithm, network: Network) -> Algorithm:
-    """The same method with step sizes that were given by client in the order of the network's clients."""
-    step = algorithm.step_size if isinstance(algorithm, HasStepSize) else None
-    start: object = step.start if isinstance(step, Schedule) else step
+    """The same method with step sizes by client name in the order of the network's clients."""
+    step_size = algorithm.step_size if isinstance(algorithm, HasStepSize) else None
+    start: object = step_size.start if isinstance(step_size, Schedule) else step_size
     if not isinstance(start, ByClient):
         return algorithm
     rates = start.resolve(network, f"step_size of {algorithm.name}")
-    if isinstance(step, Schedule):
-        return method(algorithm, step_size=dataclasses.replace(step, start=rates))
+    if isinstance(step_size, Schedule):
+        return method(algorithm, step_size=dataclasses.replace(step_size, start=rates))
     return method(algorithm, step_size=rates)
 
 
-# --- batches -----------------------------------------------------------------------------------------
+# --- batches ---------------------------------------------------------------------------------------
 Part = TypeVar("Part", Algorithm, Schedule)
 
 
@@ -259,28 +285,40 @@ def stack(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> Part:
-    """One method for a batch of runs: numbers that differ between runs become one row per client.
+    """One method for a batch of runs; values that differ between runs become columns.
 
-    `parts` are the methods of the runs, `clients` how many clients each has.
+    Args:
+        parts: The methods of the runs, which differ in numbers only.
+        clients: Number of clients of each run.
+        dtype: Of the columns; those of schedules are float64.
+        device: Of the columns.
+
+    Returns:
+        A method whose differing fields are (clients of all runs, 1).
     """
+    columns: dict[str, object] = {}
+    for name, first in _field_values(parts[0]).items():
+        values: list[Any] = [getattr(part, name) for part in parts]
+        if isinstance(first, Algorithm):
+            columns[name] = stack(values, clients, dtype=dtype, device=device)
+        elif isinstance(first, Schedule):
+            columns[name] = stack(values, clients, device=device)
+        else:
+            columns[name] = _stack_values(values, clients, dtype, device)
+    return dataclasses.replace(parts[0], **columns)  # type: ignore[type-var, arg-type]
 
-    def column(values: list[Any]) -> Any:
-        if isinstance(values[0], Algorithm):
-            return stack(values, clients, dtype=dtype, device=device)
-        if isinstance(
-            values[0], Schedule
-        ):  # in double precision: the method casts what a schedule gives
-            return stack(values, clients, device=device)
-        tensors = any(isinstance(value, Tensor) for value in values)
-        if not tensors and len(set(values)) == 1:
-            return values[0]
-        kind = (
-            dtype if tensors or any(isinstance(value, float) for value in values) else torch.int64
-        )
-        rows = [
-            torch.as_tensor(value, dtype=kind, device=device).reshape(-1, 1) for value in values
-        ]
-        return torch.cat([row.expand(m, 1) for row, m in zip(rows, clients, strict=True)])
 
-    changes = {name: column([getattr(part, name) for part in parts]) for name in _fields(parts[0])}
-    return dataclasses.replace(parts[0], **changes)  # type: ignore[type-var]
+def _stack_values(
+    values: list[Any], clients: Sequence[int], dtype: torch.dtype, device: torch.device | str
+) -> object:
+    """The common value of all runs, or one row per client."""
+    has_tensors = any(isinstance(value, Tensor) for value in values)
+    if not has_tensors and len(set(values)) == 1:
+        return values[0]
+    if not has_tensors and not any(isinstance(value, float) for value in values):
+        dtype = torch.int64
+    columns = []
+    for value, count in zip(values, clients, strict=True):
+        column = torch.as_tensor(value, dtype=dtype, device=device).reshape(-1, 1)
+        columns.append(column.expand(count, 1))
+    return torch.cat(columns)

@@ -1,11 +1,12 @@
-"""RelaySum on a tree of two-way links [vogels2021relaysum], with tracking and memory: nobody leads.
+"""RelaySum on a spanning tree of two-way links [vogels2021relaysum], with tracking and memory.
 
-    z = (x, h, 1)                  h = ∇L(x) where a client computes, else its last one
-    t_i += t_j - e, t_j += t_i - e, e⁺ = t_i + t_j - e     on the edges i, j that work; t⁰ = z⁰, e⁰ = 0
-    x⁺ = x + β (X/n - x) - η H/n, t⁺ = t + z⁺ - z          (X, H, n) = t: Σx, Σh, Σ1 as far as known
+    z = (x, h, 1)                  h = ∇L(x) of active clients, else the last one
+    t_i += t_j - e, t_j += t_i - e, e⁺ = t_i + t_j - e     on active edges i, j; t⁰ = z⁰, e⁰ = 0
+    x⁺ = x + β (X/n - x) - η H/n, t⁺ = t + z⁺ - z          (X, H, n) = t: sums of x, h and 1 so far
 
-e: what the ends of an edge have told each other. Errors in t and e stay, so both are in double precision.
-From the paper: relayed sums and counts; its RelaySGD has β = 1 and no H. Who does not know the tree waits.
+e: the sum that both ends of an edge have exchanged. Errors in t and e persist, so both are in double
+precision. Relayed sums and counts are the paper's; its RelaySGD has β = 1 and no H. There is no root;
+clients without knowledge of the tree take no steps.
 """
 
 from dataclasses import dataclass
@@ -13,15 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from spodgt.algorithms.base import (
-    Algorithm,
-    Availability,
-    Fraction,
-    Network,
-    Rate,
-    Tensor,
-    Traits,
-)
+from spodgt.algorithms.base import Algorithm, Availability, Fraction, Network, Rate, Tensor, Traits
 from spodgt.algorithms.rounds import TreeRound
 from spodgt.participation.availability import symmetric_links, wait_for_clients
 from spodgt.participation.tree_routing import TreeRouting
@@ -32,7 +25,7 @@ class RelaySumState(NamedTuple):
     x: Tensor
     h: Tensor
     total: Tensor  # t
-    edge: Tensor  # e of the edge towards the middle
+    edge: Tensor  # e of the edge to the parent
 
 
 @dataclass(frozen=True)
@@ -44,36 +37,34 @@ class RelaySum(Algorithm[RelaySumState, TreeRound]):
     )  # fmt: skip
     step_size: Rate = 0.01  # η
     averaging: Fraction = 1.0  # β
-    patience: Fraction = 0.5  # rates p^(1 - patience); 0: never waits
+    patience: Fraction = 0.5  # participation rates are p^(1 - patience); 0: never waits
 
     def adapt_availability(self, availability: Availability, network: Network) -> Availability:
-        return TreeRouting(
-            symmetric_links(wait_for_clients(availability, self.patience), network),
-            network,
-            leads=False,
-        )
+        symmetric = symmetric_links(wait_for_clients(availability, self.patience), network)
+        return TreeRouting(symmetric, network, leads=False)
 
     def init(self, x: Tensor, round: TreeRound) -> RelaySumState:
-        return RelaySumState(x, g := round.grad(x), z := _stacked(x, g), torch.zeros_like(z))
+        h = round.grad(x)
+        z = _concatenate(x, h)
+        return RelaySumState(x, h, z, torch.zeros_like(z))
 
     def step(self, state: RelaySumState, round: TreeRound) -> RelaySumState:
         x, h, t, e = state
-        works, above = (
-            round.pull(place := round.client_index[:, None].to(t)) != place,
-            round.pull(t),
-        )
-        below = round.push(t - e) - torch.where(works, 0, t - e)
-        t, e = t + below + torch.where(works, above - e, 0), torch.where(works, t + above - e, e)
-        X, H, n = t[:, : x.shape[1]], t[:, x.shape[1] : -1], t[:, -1:]
-        x = (
-            x
-            + self.averaging * round.step_weight * (X / n - x)
-            - self.step_size * (round.step_weight * H / n)
-        ).to(x)
-        z = _stacked(x, g := torch.where(round.computes, round.grad(x), h))
-        t = torch.where(round.reset_tracker, z, t + z - _stacked(state.x, h))
-        return RelaySumState(x, g, t, torch.where(round.reset_tracker, 0, e))
+        index = round.client_index[:, None].to(t)
+        is_active = round.pull(index) != index  # whether the edge to the parent is
+        parent = round.pull(t)
+        children = round.push(t - e) - torch.where(is_active, 0, t - e)
+        total = t + children + torch.where(is_active, parent - e, 0)
+        e = torch.where(is_active, t + parent - e, e)
+
+        X, H, n = torch.split(total, [x.shape[1], x.shape[1], 1], 1)
+        towards_mean = self.averaging * round.step_weight * (X / n - x)
+        x = (x + towards_mean - self.step_size * (round.step_weight * H / n)).to(x)
+        h = torch.where(round.computes, round.grad(x), h)
+        z = _concatenate(x, h)
+        total = torch.where(round.reset_tracker, z, total + z - _concatenate(state.x, state.h))
+        return RelaySumState(x, h, total, torch.where(round.reset_tracker, 0, e))
 
 
-def _stacked(x: Tensor, h: Tensor) -> Tensor:
+def _concatenate(x: Tensor, h: Tensor) -> Tensor:
     return widened(torch.cat([x, h, torch.ones_like(x[:, :1])], 1))

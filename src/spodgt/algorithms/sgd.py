@@ -2,10 +2,9 @@
 
     x⁺ = x - η mean_i g_i(x)       x⁰ = mean_i x_i⁰
 
-Every row holds the same model, and a step uses the mini-batches of all clients at once. The machine is
-never idle: a round costs one gradient at p = 1 and no message, whatever the participation. It minimises
-the same mean of the clients' losses as all methods. With the problem's client_weights="samples" that is the
-mean loss of all samples, as of one data set; by default each client counts the same, whatever it holds.
+Every row is the same model, and a step uses the mini-batches of all clients. The machine is never idle:
+a round costs one gradient at p = 1 and no message. The objective is that of all methods, the mean of
+the clients' losses; with the problem's client_weights="samples", the mean loss of all samples.
 """
 
 from dataclasses import dataclass

@@ -5,8 +5,8 @@
     w⁺ = P w                 w⁰ = 1, here s
     z⁺ = x⁺ / w⁺
 
-In our letters: u⁺ = B (u - γ g), s⁺ = B s, x⁺ = u⁺/s⁺. The step comes before the mixing, the other way
-round than in subgradient-push.
+In our letters: u⁺ = B (u - γ g), s⁺ = B s, x⁺ = u⁺/s⁺. The step precedes the mixing, unlike in
+subgradient-push.
 """
 
 from dataclasses import dataclass, replace

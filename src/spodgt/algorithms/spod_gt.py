@@ -1,11 +1,11 @@
 """Sporadic gradient tracking over directed graphs [zehtabi2026sporadic].
 
-    y½ = B̂ y                trackers are pushed over the links that work
+    y½ = B̂ y                trackers are pushed over active links
     x⁺ = Â x - η y½         models are pulled over the same links
-    y⁺ = y½ + g⁺ - g        g⁺ = v⁺ ⊙ ∇L(x⁺): an idle client's gradient counts as zero
+    y⁺ = y½ + g⁺ - g        g⁺ = v⁺ ⊙ ∇L(x⁺): the gradient of an idle client is zero
 
-Columns of B̂ sum to one, so Σy = Σg in every round, whoever is idle. Idle clients weigh less:
-the method settles near the minimiser of Σ p_i F_i.
+Columns of B̂ sum to one, so Σy = Σg in every round, for any participation. Idle clients are
+under-weighted: the method converges to a neighbourhood of the minimiser of Σ p_i F_i.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,9 @@
-"""Spod-GT with importance weights: a gradient counts 1/p_i times, because it comes p_i of the time.
+"""Spod-GT with importance weights: gradients of client i are scaled by 1/p_i.
 
     g⁺ = v⁺ ⊙ ∇L(x⁺) / p
 
-Unbiased, so it settles around the true optimum; but the noise of a rare client grows as 1/p_i.
+Unbiased, so it converges to a neighbourhood of the true optimum; but the gradient noise of rarely
+active clients grows as 1/p_i.
 """
 
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Sporadic K-GT [zehtabi2026sporadic]: Spod-GT's step over all links in every round, clients are sporadic."""
+"""Sporadic K-GT [zehtabi2026sporadic]: Spod-GT's step with all links and sporadic clients."""
 
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,8 @@
     z⁺ = w⁺ / y⁺
     x⁺ = w⁺ - α g(z⁺)
 
-In our letters: w = B u, s⁺ = B s, x⁺ = w/s⁺, u⁺ = w - α g(x⁺). The first round only mixes. The paper lets
-α decay, which makes the limit exact; with a constant α a bias remains.
+In our letters: w = B u, s⁺ = B s, x⁺ = w/s⁺, u⁺ = w - α g(x⁺). The first round only mixes. With a
+decaying α, as in the paper, the limit is exact; with a constant α a bias remains.
 """
 
 from dataclasses import dataclass

@@ -18,12 +18,13 @@ COLUMNS: dict[str, str] = {
     "messages": "messages per round",
     "vectors": "vectors each",
 }
-_BEGIN, _END = "<!-- methods: generated -->", "<!-- methods: end -->"
+_BEGIN = "<!-- methods: generated -->"
+_END = "<!-- methods: end -->"
 _YES = {True: "yes", False: "no"}
 
 
 def table() -> list[dict[str, str]]:
-    """One row per method, its keys those of `COLUMNS`."""
+    """One row per method, with the keys of `COLUMNS`."""
     return [_row(name, cls.traits) for name, cls in algorithms().items()]
 
 
@@ -36,8 +37,8 @@ _PAGE = {
 }
 
 
-def refreshed(page: str) -> str:
-    """The text of docs/reference/methods.md with a new table between its marks."""
+def update_page(page: str) -> str:
+    """The text of docs/reference/methods.md with a new table between its markers."""
     lines = [["method", *_PAGE.values(), "messages × vectors"], ["---"] * (len(_PAGE) + 2)]
     for row in table():
         source = f"[source](../references.md#{row['source']})"
@@ -45,22 +46,31 @@ def refreshed(page: str) -> str:
         lines.append([f"`{row['method']}` {source}", *(row[key] for key in _PAGE), cost])
     rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     before, _, rest = page.partition(_BEGIN)
-    return f"{before}{_BEGIN}\n{rows}\n{_END}{rest.partition(_END)[2]}"
+    _, _, after = rest.partition(_END)
+    return f"{before}{_BEGIN}\n{rows}\n{_END}{after}"
 
 
 def _row(name: str, traits: Traits) -> dict[str, str]:
-    messages = {"server": "2 per client", "none": "0"}.get(traits.mixing)
-    messages = messages or ("1 per link" if traits.activation == "all" else "2")
     return {
         "method": name,
         "source": traits.source,
-        "directed": "any" if traits.mixing in ("server", "none") else _YES[traits.directed],
+        "directed": _YES[traits.directed] if traits.uses_links else "any",
         "tracking": _YES[traits.tracking],
         "sporadic_compute": traits.sporadic_clients,
         "sporadic_links": traits.sporadic_links,
         "local_steps": _YES[traits.local_steps],
         "exact": "if all compute" if traits.exact == "all active" else traits.exact,
         "root": _YES[traits.root],
-        "messages": messages + (" every K" if traits.local_steps else ""),
+        "messages": _messages(traits),
         "vectors": "–" if traits.mixing == "none" else str(traits.vectors),
     }
+
+
+def _messages(traits: Traits) -> str:
+    """Messages per round."""
+    count = "1 per link" if traits.activation == "all" else "2"
+    if traits.mixing == "server":
+        count = "2 per client"
+    elif traits.mixing == "none":
+        count = "0"
+    return f"{count} every K" if traits.local_steps else count

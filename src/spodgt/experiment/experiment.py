@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from spodgt._util.deprecation import RenamedAttribute
-from spodgt.algorithms import ALGORITHMS, algorithms, installed, method
+from spodgt.algorithms import ALGORITHMS, algorithms, is_installed, method
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment import toml
@@ -191,7 +191,7 @@ class Experiment:
     @property
     def portable(self) -> bool:
         """Whether another process can create it from its tables, without objects of this script."""
-        return toml.is_rerunnable(self.to_dict()) and all(map(installed, self.methods))
+        return toml.is_rerunnable(self.to_dict()) and all(map(is_installed, self.methods))
 
     # --- Python ----------------------------------------------------------------------------------
     @classmethod

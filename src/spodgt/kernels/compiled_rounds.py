@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm
-from spodgt.algorithms.compose.schedules import fixed
+from spodgt.algorithms.compose.schedules import with_fixed_rate
 from spodgt.engine import fits_loops
 from spodgt.kernels.coefficients import STEP_SIZE, CoefficientTables
 from spodgt.kernels.links import columns_per_block
@@ -182,7 +182,7 @@ class CompiledRounds:
         """Write the step down as a program, from the first state; False where it is not linear."""
         if self.tables is None and self.is_linear:
             try:
-                program = trace(fixed(self.algorithm, STEP_SIZE), state)
+                program = trace(with_fixed_rate(self.algorithm, STEP_SIZE), state)
                 self.tables = CoefficientTables(self.batch, self.algorithm, program)
             except NotLinear:
                 self.is_linear = False

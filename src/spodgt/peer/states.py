@@ -11,6 +11,7 @@ from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.algorithms.base import State as MethodState
+from spodgt.algorithms.deprecated import OldRoundNames
 from spodgt.errors import Incompatible
 from spodgt.peer.protocol import BOUND, Incarnation, InLink, OutLink
 from spodgt.peer.seats import Part
@@ -60,7 +61,7 @@ class NotFinite(Exception):
 
 
 @dataclass(eq=False)
-class PeerRound:
+class PeerRound(OldRoundNames):
     """A local round as the algorithm sees it (`types.Round`): the links of one client, one row.
 
     The mass that arrived is in y before the method steps, and what leaves is taken from the *new* y, after

@@ -1,14 +1,18 @@
-"""`report.html` and the figures of a run, a sweep or a reproduction, made from its folder alone."""
+"""`report.html` and figures of a run, a sweep or a reproduction, made from its folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spodgt import figures
 from spodgt.record import statistics
-from spodgt.record.folder import write as write_file
+from spodgt.record.run_folder import write as write_file
 from spodgt.report.page import Page, read
 from spodgt.report.render import render
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["NAME", "Page", "draw", "read", "render", "write"]
 
@@ -16,11 +20,15 @@ NAME = "report.html"
 
 
 def write(folder: str | Path, reference: str | None = None) -> Path:
-    """Write `report.html` and `figure.png`, `.svg`, `.pdf` into the folder they are about.
+    """Write `report.html` and `figure.png`, `.svg`, `.pdf` to a result folder.
 
     Args:
-        folder: A run folder, or that of a sweep or a reproduction.
-        reference: The method that others are compared with at first; spod-gt, or the first one, unless given.
+        folder: The folder of a run, a sweep or a reproduction.
+        reference: The method with which others are compared first. Default: spod-gt, or the first
+            method.
+
+    Returns:
+        The path of the report.
     """
     page = read(folder, reference)
     path = page.folder / NAME
@@ -30,21 +38,30 @@ def write(folder: str | Path, reference: str | None = None) -> Path:
 
 
 def draw(page: Page) -> None:
-    """The figure for a paper: curves of one run, or values against the first key of a sweep."""
+    """Write the figure for a paper: curves of a run, or values against a key of a sweep."""
     if not len(page.results):
         return
-    metric, sweep = statistics.judged(page.results), page.sweep
-    note = "" if sweep.scale.full and not sweep.changes else page.setting
+    sweep = page.sweep
+    is_original = sweep.scale.full and not sweep.changes
+    note = "" if is_original else page.setting
     title = page.title if sweep.figure else ""
     if sweep.grid:
+        metric = statistics.primary_metric(page.results)
         figure = figures.bars(page.results, list(sweep.grid), metric, title=title, note=note)
     else:
-        frame, axis = (
-            page.records[0].frame,
-            next(iter(statistics.axes(page.records[0].frame)), "delay"),
-        )
-        end = page.records[0].budget if axis == "delay" else None
-        figure = figures.curves(
-            frame, metric, axis, style="column", end=end, title=title, note=note
-        )
+        figure = _curves(page, title, note)
     figures.save_all(figure, page.folder)
+
+
+def _curves(page: Page, title: str, note: str) -> Figure:
+    record = page.records[0]
+    axis = next(iter(statistics.axes(record.frame)), "delay")
+    return figures.curves(
+        record.frame,
+        statistics.primary_metric(page.results),
+        axis,
+        style="column",
+        end=record.budget if axis == "delay" else None,
+        title=title,
+        note=note,
+    )

@@ -1,4 +1,4 @@
-"""What a report shows, read from the records in a folder: nothing is drawn or computed again."""
+"""The content of a report, read from the records in a folder; nothing is computed again."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from spodgt.record.sweep import CellRecord, SweepRecord, label
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_RUNS = 24  # of a sweep: more would make the page too heavy, they have their own folders
+MAX_RUNS = 24  # of a sweep, to limit the size of the page; every cell has a folder of its own
 
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """Everything a report shows. A single run is a sweep without a grid."""
+    """The content of a report. A single run is a sweep without a grid."""
 
     folder: Path
     sweep: SweepRecord
-    cells: list[CellRecord]  # those whose curves are in the page
-    records: list[Record]  # what happened in them
+    cells: list[CellRecord]  # with curves in the page
+    records: list[Record]  # of `cells`
     methods: list[str]  # of all cells, in the order of the runs
-    reference: str  # the method that others are compared with at first; "" where nothing has run
-    command: str  # the one that runs it again; "" where there is none
+    reference: str  # method with which others are compared first; "" without results
+    command: str  # to repeat it; "" if it cannot be repeated by a command
 
     @property
     def title(self) -> str:
@@ -38,69 +38,91 @@ class Page:
 
     @property
     def results(self) -> pd.DataFrame:
-        """The last evaluation of every run; in a sweep with the cells' keys."""
+        """The last evaluation of every run; in a sweep with the keys of the cells."""
         return self.sweep.results
 
     @property
     def setting(self) -> str:
-        """The scale and what was changed by hand, in words."""
-        listed = ", ".join(f"{key} = {label(value)}" for key, value in self.sweep.changes.items())
-        changed = f"changed by hand: {listed}" if listed else ""
-        return "; ".join(filter(None, (str(self.sweep.scale), changed)))
+        """The scale and the changes by the user, in words."""
+        parts = []
+        if str(self.sweep.scale):
+            parts.append(str(self.sweep.scale))
+        if self.sweep.changes:
+            changes = [f"{key} = {label(value)}" for key, value in self.sweep.changes.items()]
+            parts.append(f"changed by hand: {', '.join(changes)}")
+        return "; ".join(parts)
 
 
 def read(folder: str | Path, reference: str | None = None) -> Page:
-    """The page of a run folder, or of the folder of a sweep or a reproduction."""
+    """Read the page of a run folder, or of the folder of a sweep or a reproduction.
+
+    Raises:
+        InvalidInput: if the folder has no results, or `reference` is not one of their methods.
+    """
     folder = Path(folder)
     if (folder / sweep.SUMMARY).exists():
-        found = SweepRecord.read(folder)
-        cells = [cell for cell in found.cells if cell.complete][:MOST_RUNS]
+        record = SweepRecord.read(folder)
+        cells = [cell for cell in record.cells if cell.complete][:MAX_RUNS]
         records = [cell.read() for cell in cells]
-        command = (
-            _reproduce(found) if found.figure else _again("sweep", folder / sweep.SOURCE, folder)
-        )
-        command = command if found.source else ""
+        command = _sweep_command(record, folder)
     elif (folder / runs.SUMMARY).exists():
-        record = Record.read(folder)
-        cells = [CellRecord(folder.name, {}, folder, record.complete, record.seconds)]
-        records, last = [record], record.final()
-        versions = record.versions | ({"engine": record.engine} if record.engine else {})
-        found = SweepRecord(folder.name, last, {}, cells, source=record.source, versions=versions)
-        command = _again("run", folder / "config.toml", folder) if record.rerunnable else ""
+        run = Record.read(folder)
+        record = _sweep_of_one_run(run, folder)
+        cells = record.cells
+        records = [run]
+        command = ""
+        if run.rerunnable:
+            command = _repeat_command("run", folder / "config.toml", folder)
     else:
         raise InvalidInput(
             f"{folder} holds neither a run ({runs.SUMMARY}) nor a sweep ({sweep.SUMMARY}); "
             "give the folder that spodgt compare, run, sweep or reproduce wrote to."
         )
-    methods = statistics.methods(found.results) if len(found.results) else []
-    if reference is not None and reference not in methods:
+    methods = statistics.methods(record.results) if len(record.results) else []
+    reference = _choose_reference(reference, methods)
+    return Page(folder, record, cells, records, methods, reference, command)
+
+
+def _sweep_of_one_run(run: Record, folder: Path) -> SweepRecord:
+    cell = CellRecord(folder.name, {}, folder, run.complete, run.seconds)
+    versions = dict(run.versions)
+    if run.engine:
+        versions["engine"] = run.engine
+    return SweepRecord(folder.name, run.final(), {}, [cell], source=run.source, versions=versions)
+
+
+def _choose_reference(reference: str | None, methods: list[str]) -> str:
+    if reference is None:
+        return statistics.reference(methods) if methods else ""
+    if reference not in methods:
         known = ", ".join(methods) or "no method: nothing has run"
         raise InvalidInput(
             f"--reference={reference!r} is not a method of this result; choose from {known}."
         )
-    chosen = reference or (statistics.reference(methods) if methods else "")
-    return Page(folder, found, cells, records, methods, chosen, command)
+    return reference
 
 
-def _again(command: str, file: Path, folder: Path) -> str:
-    return shlex.join(["spodgt", command, str(file), "--out", f"{folder}-again"])
-
-
-def _reproduce(record: SweepRecord) -> str:
+def _sweep_command(record: SweepRecord, folder: Path) -> str:
+    """The command that repeats a sweep; "" if it holds Python objects."""
+    if not record.source:
+        return ""
+    if not record.figure:
+        return _repeat_command("sweep", folder / sweep.SOURCE, folder)
     words = ["spodgt", "reproduce", record.name, "--scale", record.scale.name or "paper"]
     for key, value in record.changes.items():
         words += ["--set", f"{key}={toml(value)}"]
     return shlex.join(words)
 
 
+def _repeat_command(command: str, file: Path, folder: Path) -> str:
+    return shlex.join(["spodgt", command, str(file), "--out", f"{folder}-again"])
+
+
 def toml(value: object) -> str:
-    """A value of a config in one line of TOML."""
+    """A config value in one line of TOML."""
     if isinstance(value, dict):
-        return (
-            "{"
-            + ", ".join(f"{json.dumps(key)} = {toml(each)}" for key, each in value.items())
-            + "}"
-        )
+        pairs = [f"{json.dumps(key)} = {toml(item)}" for key, item in value.items()]
+        return "{" + ", ".join(pairs) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(toml, value)) + "]"
-    return json.dumps(value)  # of a number, a text or a truth value the same
+    return json.dumps(value)  # numbers, texts and booleans are written as in JSON

@@ -10,109 +10,117 @@ import numpy as np
 from spodgt.figures import words
 from spodgt.record import statistics
 from spodgt.record.metrics import METRICS
-from spodgt.record.record import Record, short_bytes
+from spodgt.record.record import Record
 from spodgt.record.statistics import Difference
+from spodgt.record.summary import short_bytes
 from spodgt.record.sweep import label
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_COSTS = (
-    "rounds",
-    "delay",
-    "seconds",
-    "gradients",
-    "messages",
-    "bytes",
-)  # of `Record.summary`
+_COSTS = ("rounds", "delay", "seconds", "gradients", "messages", "bytes")  # of `Record.summary`
 RARE = 0.01  # a client that computes in a smaller fraction of rounds participates rarely
-_MIDDLE = 85.0  # pixels: zero in the picture of an interval, see macros.html.j2
+_ZERO_PIXEL = 85.0  # position of zero in the picture of an interval, see macros.html.j2
+_HALF_WIDTH = 80.0  # pixels
 
 
 class Forest(NamedTuple):
-    """An interval and its mean, in pixels; no ends where there is no interval."""
+    """An interval and its mean, in pixels; the ends are None without an interval."""
 
     low: float | None
     high: float | None
     middle: float
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """One cell of a table."""
 
     text: str = ""
-    small: str = ""  # smaller text behind it
-    kind: str = ""  # a class of the style sheet: best, ahead, behind or open
-    forest: Forest | None = None  # a picture in place of text
+    small: str = ""  # smaller text after it
+    kind: str = ""  # a class of the style sheet: best, better, worse or inconclusive
+    forest: Forest | None = None  # a picture instead of text
 
 
 class Table(NamedTuple):
     heads: list[str]
-    rows: list[list[Cell]]
-    left: int = 1  # how many columns stand left: those of texts
-    note: str = ""  # a sentence below it
+    rows: list[list[TableCell]]
+    left: int = 1  # number of left-aligned columns: those with text
+    note: str = ""  # a sentence below the table
 
 
-_NONE = Cell("–")
+_EMPTY = TableCell("–")
 
 
 class SweepTables(NamedTuple):
-    means: Table  # a row for each cell: value ± sigma of every method
+    means: Table  # one row per cell: value ± σ of every method
     best: Table  # each method in its best cell
-    leads: dict[str, Table]  # reference → a row for each cell: its lead over each other method
+    leads: dict[str, Table]  # reference → one row per cell: its lead over each other method
 
 
 def number(value: float) -> str:
-    """Three places for what lies between 0.001 and 10, else three digits."""
+    """Three decimals between 0.001 and 10, else three significant digits."""
     if not np.isfinite(value):
         return "–"
-    return f"{value:.3f}" if 1e-3 <= abs(value) < 10 or not value else f"{value:.3g}"
+    if value == 0 or 1e-3 <= abs(value) < 10:
+        return f"{value:.3f}"
+    return f"{value:.3g}"
 
 
-def interval(one: Difference) -> str:
-    """`0.012 … 0.134`, in places that suit both ends."""
-    if not np.isfinite(one.low):
+def interval(difference: Difference) -> str:
+    """`0.012 … 0.134`, with a format that suits both ends."""
+    low = difference.low
+    high = difference.high
+    if not np.isfinite(low):
         return "–"
-    reach = max(abs(one.low), abs(one.high))
-    places = ".3f" if reach >= 1e-2 or not reach else ".2e"
-    return f"{one.low:{places}} … {one.high:{places}}"
+    largest = max(abs(low), abs(high))
+    places = ".3f" if largest >= 1e-2 or largest == 0 else ".2e"
+    return f"{low:{places}} … {high:{places}}"
 
 
 def signed(value: float) -> str:
-    """`+0.012`, or with an exponent where that would be zero."""
-    return f"{value:+.3f}" if abs(value) >= 1e-3 or not value else f"{value:+.2e}"
+    """`+0.012`, or with an exponent for small numbers."""
+    return f"{value:+.3f}" if abs(value) >= 1e-3 or value == 0 else f"{value:+.2e}"
 
 
-def _value(row: dict[Hashable, Any], metric: str, kind: str = "") -> Cell:
-    """Value ± sigma of a row of `statistics.summary`."""
-    spread = f"± {number(row[f'{metric}_std'])}" if row["seeds"] > 1 else ""
-    return Cell(number(row[metric]), spread, kind)
+def _mean_cell(row: dict[Hashable, Any], metric: str, *, is_best: bool = False) -> TableCell:
+    """Value ± σ of a row of `statistics.summary`."""
+    sigma = f"± {number(row[f'{metric}_std'])}" if row["seeds"] > 1 else ""
+    return TableCell(number(row[metric]), sigma, "best" if is_best else "")
 
 
 def final_table(record: Record) -> Table:
-    """Value ± sigma of the last models, best first, and the work each method did."""
+    """Value ± σ of the last models, best first, and the costs of each method."""
     last = statistics.final(record.frame)
-    judged = statistics.judged(last)
-    metrics = [name for name in statistics.known(last) if METRICS[name].column]
-    if judged not in metrics:  # nothing has a value
-        metrics.insert(0, judged)
+    primary = statistics.primary_metric(last)
+    metrics = [name for name in statistics.available_metrics(last) if METRICS[name].column]
+    if primary not in metrics:  # no run has a value
+        metrics.insert(0, primary)
     means = statistics.summary(last, metrics)
-    means = means.sort_values(judged, ascending=statistics.better(judged) < 0)
+    means = means.sort_values(primary, ascending=statistics.better(primary) < 0)
     summary = record.summary()
     costs = {row["name"]: row for row in summary.to_dict("records")}
-    columns = [name for name in _COSTS if name in summary]
-    rows: list[list[Cell]] = []
+    cost_names = [name for name in _COSTS if name in summary]
+    rows: list[list[TableCell]] = []
     for row in means.reset_index().to_dict("records"):
         method = str(row["algorithm"])
-        cells = [
-            _value(row, name, "best" if not rows and name == judged else "") for name in metrics
-        ]
-        spent = [Cell(_cost(name, costs[method][name])) for name in columns]
-        rows.append([Cell(method), *cells, *spent])
-    heads = ["method", *(METRICS[name].column for name in metrics), *columns]
-    note = "All numbers are means over seeds; gradients, messages and bytes are of all clients of a run."
-    objective = [f"The objective is {record.objective}."] if record.objective else []
-    return Table(heads, rows, note=" ".join([note, *objective, *record.notes(), *_roots(record)]))
+        cells = [TableCell(method)]
+        for name in metrics:
+            is_best = not rows and name == primary
+            cells.append(_mean_cell(row, name, is_best=is_best))
+        for name in cost_names:
+            cells.append(TableCell(_cost(name, costs[method][name])))
+        rows.append(cells)
+    heads = ["method", *(METRICS[name].column for name in metrics), *cost_names]
+    return Table(heads, rows, note=" ".join(_final_notes(record)))
+
+
+def _final_notes(record: Record) -> list[str]:
+    notes = [
+        "All numbers are means over seeds; gradients, messages and bytes are of all clients of a run."
+    ]
+    if record.objective:
+        notes.append(f"The objective is {record.objective}.")
+    return [*notes, *record.notes(), *_roots(record)]
 
 
 def _cost(name: str, value: float) -> str:
@@ -124,152 +132,221 @@ def _cost(name: str, value: float) -> str:
 
 
 def _roots(record: Record) -> list[str]:
-    """A sentence for every method with a root: which client it was in which seed."""
+    """For every method with a root, a sentence with its client in each seed."""
     table = record.participation
     if "root" not in table:  # a folder of an earlier version
         return []
     sentences = []
     for method, rows in table[table["root"].astype(bool)].groupby("algorithm", sort=False):
         column = "receiver_name" if "receiver_name" in rows else "receiver"
-        seeds = rows.groupby("seed")[column].agg(lambda some: " and ".join(map(str, some)))
-        named = ", ".join(f"{clients} (seed {seed})" for seed, clients in seeds.items())
-        sentences.append(f"{method} has a root, through which everything passes: client {named}.")
+        roots = []
+        for seed, clients in rows.groupby("seed")[column]:
+            roots.append(f"{' and '.join(map(str, clients))} (seed {seed})")
+        sentences.append(
+            f"{method} has a root, through which everything passes: client {', '.join(roots)}."
+        )
     return sentences
 
 
 def difference_table(last: pd.DataFrame, reference: str) -> Table | None:
-    """How far the reference leads every other method at the end; None where there is no other."""
-    metric = statistics.judged(last)
-    found = statistics.paired(last, metric, reference)
-    if not found:
+    """The lead of the reference over every other method at the end; None without others."""
+    metric = statistics.primary_metric(last)
+    differences = statistics.paired(last, metric, reference)
+    if not differences:
         return None
-    ends = [end for one in found for end in (one.low, one.high, one.mean) if np.isfinite(end)]
-    reach = max(map(abs, ends), default=0.0) or 1.0
-    rows = [
-        [
-            Cell(one.method),
-            Cell(signed(one.mean)),
-            Cell(interval(one)),
-            Cell(kind=_kind(one), forest=_forest(one, reach)),
-            Cell(f"{one.ahead} of {one.seeds}"),
-            Cell(
-                "one seed says little" if one.verdict == "one seed" else one.verdict,
-                kind=_kind(one),
-            ),
-        ]
-        for one in sorted(found, key=lambda one: one.mean)
-    ]
+    differences.sort(key=lambda difference: difference.mean)
+    scale = _largest(differences)
+    rows = []
+    for difference in differences:
+        kind = _kind(difference)
+        verdict = difference.verdict
+        if verdict == "one seed":
+            verdict = "inconclusive with one seed"
+        rows.append(
+            [
+                TableCell(difference.method),
+                TableCell(signed(difference.mean)),
+                TableCell(interval(difference)),
+                TableCell(kind=kind, forest=_forest(difference, scale)),
+                TableCell(f"{difference.ahead} of {difference.seeds}"),
+                TableCell(verdict, kind=kind),
+            ]
+        )
     heads = [f"{reference} minus …", f"lead in {metric}", "95 % interval", "", "seeds ahead", ""]
     note = (
         "Differences of the last models within a seed: same network, clients and data. "
-        f"Above zero, {reference} is better. Student's interval over seeds; where it contains zero, the "
-        "question is open."
+        f"Above zero, {reference} is better. Student's interval over seeds; where it contains zero, "
+        "the question is open."
     )
     return Table(heads, rows, note=note)
 
 
-def _kind(one: Difference) -> str:
-    return one.verdict if one.verdict in ("ahead", "behind") else "open"
+def _largest(differences: list[Difference]) -> float:
+    """The largest absolute value of all intervals and means; 1 if there is none."""
+    largest = 0.0
+    for difference in differences:
+        for value in (difference.low, difference.high, difference.mean):
+            if np.isfinite(value):
+                largest = max(largest, abs(value))
+    return largest or 1.0
 
 
-def _forest(one: Difference, reach: float) -> Forest:
-    def x(value: float) -> float | None:
-        return round(_MIDDLE + 80 * value / reach, 1) if np.isfinite(value) else None
+def _kind(difference: Difference) -> str:
+    """The class of the style sheet."""
+    return difference.verdict if difference.verdict in ("better", "worse") else "inconclusive"
 
-    return Forest(x(one.low), x(one.high), x(one.mean) or _MIDDLE)
+
+def _forest(difference: Difference, scale: float) -> Forest:
+    low = _pixel(difference.low, scale)
+    high = _pixel(difference.high, scale)
+    return Forest(low, high, _pixel(difference.mean, scale) or _ZERO_PIXEL)
+
+
+def _pixel(value: float, scale: float) -> float | None:
+    """Position of a value in the picture of an interval; None for NaN and infinity."""
+    if not np.isfinite(value):
+        return None
+    return round(_ZERO_PIXEL + _HALF_WIDTH * value / scale, 1)
 
 
 def sweep_tables(results: pd.DataFrame, keys: list[str], references: list[str]) -> SweepTables:
-    """The tables of the last evaluations of a sweep, whose cells are told apart by `keys`."""
-    metric, methods = statistics.judged(results), statistics.methods(results)
-    means: list[list[Cell]] = []
-    leads: dict[str, list[list[Cell]]] = {one: [] for one in references}
+    """The tables of a sweep.
+
+    Args:
+        results: The last evaluation of every run.
+        keys: The columns of `results` that identify a cell.
+        references: The methods for which there is a table of leads.
+    """
+    metric = statistics.primary_metric(results)
+    methods = statistics.methods(results)
+    key_heads = [words(key) for key in keys]
+    means: list[list[TableCell]] = []
     for values, rows in results.groupby(keys, sort=False):
-        names = [Cell(label(value)) for value in values]
-        table = statistics.summary(rows, [metric])
-        best = table[metric].max() if statistics.better(metric) > 0 else table[metric].min()
-        given = {
-            str(row["algorithm"]): _value(row, metric, "best" if row[metric] == best else "")
-            for row in table.reset_index().to_dict("records")
-        }
-        means.append(names + [given.get(method, _NONE) for method in methods])
-        for reference, lines in leads.items():
-            found = {
-                one.method: Cell(signed(one.mean), interval(one), _kind(one))
-                for one in statistics.paired(rows, metric, reference)
-            }
-            lines.append(
-                names + [found.get(method, _NONE) for method in methods if method != reference]
-            )
-    heads, left = [words(key) for key in keys], len(keys)
-    tables = {}
-    for one, lines in leads.items():
-        others = [method for method in methods if method != one]
-        tables[one] = Table(
-            heads + others, lines, left, f"Paired over seeds; above zero, {one} is better."
+        means.append(_labels(values) + _mean_cells(rows, metric, methods))
+    leads = {}
+    for reference in references:
+        others = [method for method in methods if method != reference]
+        lead_rows = []
+        for values, rows in results.groupby(keys, sort=False):
+            lead_rows.append(_labels(values) + _lead_cells(rows, metric, reference, others))
+        note = f"Paired over seeds; above zero, {reference} is better."
+        leads[reference] = Table(key_heads + others, lead_rows, len(keys), note)
+    return SweepTables(
+        means=Table(key_heads + methods, means, len(keys)),
+        best=_best_cells(results, keys, metric),
+        leads=leads,
+    )
+
+
+def _labels(values: tuple[object, ...]) -> list[TableCell]:
+    """The values of the keys of a cell."""
+    return [TableCell(label(value)) for value in values]
+
+
+def _mean_cells(rows: pd.DataFrame, metric: str, methods: list[str]) -> list[TableCell]:
+    """Value ± σ of every method in one cell of a sweep."""
+    summary = statistics.summary(rows, [metric])
+    best = summary[metric].max() if statistics.better(metric) > 0 else summary[metric].min()
+    cells = {}
+    for row in summary.reset_index().to_dict("records"):
+        cells[str(row["algorithm"])] = _mean_cell(row, metric, is_best=row[metric] == best)
+    return [cells.get(method, _EMPTY) for method in methods]
+
+
+def _lead_cells(
+    rows: pd.DataFrame, metric: str, reference: str, others: list[str]
+) -> list[TableCell]:
+    """The lead of the reference over every other method in one cell of a sweep."""
+    cells = {}
+    for difference in statistics.paired(rows, metric, reference):
+        cells[difference.method] = TableCell(
+            signed(difference.mean), interval(difference), _kind(difference)
         )
-    return SweepTables(Table(heads + methods, means, left), _best(results, keys, metric), tables)
+    return [cells.get(method, _EMPTY) for method in others]
 
 
-def _best(results: pd.DataFrame, keys: list[str], metric: str) -> Table:
+def _best_cells(results: pd.DataFrame, keys: list[str], metric: str) -> Table:
+    """Each method in its best cell of a sweep."""
     choice = statistics.chosen_by(results, metric)
-    rows = []
-    for row in statistics.best_cells(results, keys, metric).to_dict("records"):
-        cells = [Cell(row["algorithm"]), _value(row, metric)]
-        if choice != metric:
-            cells.append(_value(row, choice))
-        cells += [Cell(label(row[key])) for key in keys]
-        rows.append(cells)
-    heads = ["method", METRICS[metric].label]
-    if choice != metric:
-        heads.append(choice.replace("_", " "))
+    metric_label = METRICS[metric].label
+    heads = ["method", metric_label]
+    if choice == metric:
         note = (
-            f"Chosen by {choice.replace('_', ' ')}, and not by the {METRICS[metric].label} shown."
-        )
-    else:
-        note = (
-            f"Chosen by the {METRICS[metric].label} shown, of the same runs, because the problem has no "
+            f"Chosen by the {metric_label} shown, of the same runs, because the problem has no "
             "validation data. On test data such a choice favours every method; give the problem "
             "validation = 0.2."
         )
+    else:
+        choice_label = choice.replace("_", " ")
+        heads.append(choice_label)
+        note = f"Chosen by {choice_label}, and not by the {metric_label} shown."
+    rows = []
+    for row in statistics.best_cells(results, keys, metric).to_dict("records"):
+        cells = [TableCell(row["algorithm"]), _mean_cell(row, metric)]
+        if choice != metric:
+            cells.append(_mean_cell(row, choice))
+        cells += [TableCell(label(row[key])) for key in keys]
+        rows.append(cells)
     return Table([*heads, *(words(key) for key in keys)], rows, note=note)
 
 
 def rare_clients(record: Record, reference: str) -> Table | str:
-    """Which clients rarely participate: their data weigh next to nothing in what the reference learned."""
+    """Clients that rarely compute, so that their data hardly influence the model.
+
+    Returns:
+        A table with a row per seed, or a sentence if there is no such client; "" without data.
+    """
     observed = record.observed()
     if not observed:
         return ""
     method = reference if reference in observed else statistics.reference(list(observed))
-    networks, rows = record.drawn(), []
-    for seed, one in observed[method].items():
-        p, label = networks[seed].p, networks[seed].label
-        rare = [int(client) for client in np.argsort(p) if one.clients[client] < RARE]
-        if rare:
-            never = (
-                ", ".join(label(client) for client in rare if one.clients[client] == 0) or "none"
-            )
-            names = ", ".join(f"{label(client)} (p = {p[client]:.2g})" for client in rare)
-            rows.append([Cell(str(seed)), Cell(names), Cell(never)])
+    networks = record.drawn()
+    rows = []
+    for seed, frequencies in observed[method].items():
+        network = networks[seed]
+        by_probability = np.argsort(network.p).tolist()
+        rare = [client for client in by_probability if frequencies.clients[client] < RARE]
+        if not rare:
+            continue
+        names = [f"{network.label(client)} (p = {network.p[client]:.2g})" for client in rare]
+        never = [network.label(client) for client in rare if frequencies.clients[client] == 0]
+        texts = (str(seed), ", ".join(names), ", ".join(never) or "none")
+        rows.append([TableCell(text) for text in texts])
     if not rows:
         return f"With {method}, every client computed in {RARE:.0%} of its rounds or more."
-    heads = [
-        "seed",
-        f"clients that computed in fewer than {RARE:.0%} of the rounds of {method}",
-        "never",
-    ]
-    return Table(heads, rows, left=3)
+    heading = f"clients that computed in fewer than {RARE:.0%} of the rounds of {method}"
+    return Table(["seed", heading, "never"], rows, left=3)
 
 
 def prediction_table(lines: list[dict[str, Any]]) -> Table:
-    """What was measured at the end, and what the theory predicts: the lines of a record's prediction."""
+    """The measured end of each run, and the prediction of the theory.
+
+    Args:
+        lines: The lines of a record's prediction, see `spodgt.theory.prediction`.
+    """
     rows = []
     for line in lines:
-        floor, rate = (np.nan if line[key] is None else line[key] for key in ("floor", "rate"))
-        reached = line["predicted"][-1] if len(line["predicted"]) > line["rounds"][-1] else np.nan
-        decade = -2 / np.log10(rate) if 0 < rate < 1 else np.nan  # the square shrinks by 100
-        shown = ((line["measured"][-1], 3), (reached, 3), (floor, 3), (rate, 6), (decade, 3))
-        texts = [f"{value:.{digits}g}" if np.isfinite(value) else "–" for value, digits in shown]
-        rows.append([Cell(line["method"]), *map(Cell, texts)])
+        rate = line["rate"]
+        predicted = None
+        if len(line["predicted"]) > line["rounds"][-1]:
+            predicted = line["predicted"][-1]
+        rounds_per_decade = None
+        if rate is not None and 0 < rate < 1:
+            rounds_per_decade = -2 / np.log10(rate)  # the mean square falls by 100
+        row = [
+            TableCell(line["method"]),
+            _number_cell(line["measured"][-1]),
+            _number_cell(predicted),
+            _number_cell(line["floor"]),
+            _number_cell(rate, 6),
+            _number_cell(rounds_per_decade),
+        ]
+        rows.append(row)
     heads = ["method", "distance at the end", "predicted", "floor"]
     return Table([*heads, "rate of the mean square", "rounds per decade"], rows)
+
+
+def _number_cell(value: float | None, digits: int = 3) -> TableCell:
+    if value is None or not np.isfinite(value):
+        return _EMPTY
+    return TableCell(f"{value:.{digits}g}")

@@ -1,6 +1,7 @@
-"""Several runs side by side: the disjoint union of their networks, and the draws of their rounds.
+"""Several runs as one: the disjoint union of their networks, and the active clients of their rounds.
 
-Algorithm code does not change: several seeds, networks or partitions of one method run together.
+Runs of one method (several seeds, networks or partitions) are computed together; methods do not
+notice.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +25,8 @@ from spodgt.participation.roles import HasRoles, Roles
 from spodgt.runtimes.world import Run
 from spodgt.types import ActiveLinks, Bools, Floats, Ints, Problem, Words
 
-_CHUNK = 2**20  # draws made at once
+_DRAWS_AT_ONCE = 2**20
+_ROUNDS_AT_ONCE = 256
 
 
 class MixingMatrix(Enum):
@@ -34,8 +37,22 @@ class MixingMatrix(Enum):
     GOSSIP = "w"  # doubly stochastic
 
 
+class TallyIndex(NamedTuple):
+    """Positions in a tally of all runs."""
+
+    clients: Ints | slice
+    links: Ints | slice
+
+
 class RunBatch:
-    """The runs of `every` that are still going, `live`, as one."""
+    """Some runs of one method as one; clients and links are numbered run after run.
+
+    Args:
+        every: all runs.
+        dtype: of the models.
+        device: of the models.
+        runs: numbers of the runs in this batch (`live`); None: all.
+    """
 
     def __init__(
         self,
@@ -44,20 +61,14 @@ class RunBatch:
         device: torch.device,
         runs: Ints | None = None,
     ) -> None:
-        self.every, self.dtype, self.device = every, dtype, device
+        self.every = every
+        self.dtype = dtype
+        self.device = device
         self.runs: Ints = np.arange(len(every)) if runs is None else runs
         self.live = [every[run] for run in self.runs]
-        self._activity: Activity | None = None
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        """Clients of each run."""
-        return [run.network.clients for run in self.live]
-
-    @cached_property
-    def starts(self) -> Ints:
-        """The first client of every run, and the end."""
-        return np.cumsum([0, *self.sizes])
+        self.sizes = [run.network.clients for run in self.live]  # clients of each run
+        self.starts: Ints = np.cumsum([0, *self.sizes])  # first client of each run, and the end
+        self.activity = ActivitySampler(self.live)
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -70,105 +81,128 @@ class RunBatch:
         joined: Problem = first.join(others) if others else first
         return joined.to(self.device, self.dtype)
 
+    def problem_of(self, index: int) -> Problem:
+        """The problem of one run, on the device of the models."""
+        problem: Problem = self.live[index].problem
+        return problem.to(self.device, self.dtype)
+
     @cached_property
     def links(self) -> Links:
-        pairs = list(zip(self.live, self.starts, strict=False))
-        return Links(
-            len(self.live) if len(set(self.sizes)) == 1 else 1,
-            int(self.starts[-1]),
-            np.concatenate([run.network.receivers + start for run, start in pairs]),
-            np.concatenate([run.network.senders + start for run, start in pairs]),
-        )
+        receivers = []
+        senders = []
+        for run, start in zip(self.live, self.starts[:-1], strict=True):
+            receivers.append(run.network.receivers + start)
+            senders.append(run.network.senders + start)
+        equal_runs = len(self.live) if len(set(self.sizes)) == 1 else 1
+        clients = int(self.starts[-1])
+        return Links(equal_runs, clients, np.concatenate(receivers), np.concatenate(senders))
 
     @cached_property
     def weights(self) -> dict[str, Floats]:
-        """(links,) by name: a pulls, b pushes, w gossips (where links are two-way)."""
+        """(links,) entries of A, B and, where all links are two-way, W, by "a", "b" and "w"."""
         networks = [run.network for run in self.live]
         weights = {
-            "a": np.concatenate([n.a for n in networks]),
-            "b": np.concatenate([n.b for n in networks]),
+            "a": np.concatenate([network.a for network in networks]),
+            "b": np.concatenate([network.b for network in networks]),
         }
-        if all(n.w is not None for n in networks):
-            weights["w"] = np.concatenate([n.w for n in networks if n.w is not None])
+        gossip = [network.w for network in networks if network.w is not None]
+        if len(gossip) == len(networks):
+            weights["w"] = np.concatenate(gossip)
         return weights
 
     @cached_property
-    def counted(self) -> tuple[Ints | slice, Ints | slice]:
-        """Where the live clients and links stand in a tally of all runs."""
+    def tally_index(self) -> TallyIndex:
+        """Positions of the clients and links of this batch in a tally of all runs."""
         if len(self.runs) == len(self.every):
-            return slice(None), slice(None)
-        live = np.isin(np.arange(len(self.every)), self.runs)
-        clients = np.repeat(live, [run.network.clients for run in self.every])
-        links = np.repeat(live, [run.network.links for run in self.every])
-        return np.flatnonzero(clients), np.flatnonzero(links)
+            return TallyIndex(slice(None), slice(None))
+        is_live = np.isin(np.arange(len(self.every)), self.runs)
+        clients = np.repeat(is_live, [run.network.clients for run in self.every])
+        links = np.repeat(is_live, [run.network.links for run in self.every])
+        return TallyIndex(np.flatnonzero(clients), np.flatnonzero(links))
 
     @cached_property
     def keys(self) -> Words:
-        """(clients,): the key of each client's run, for its mini-batches."""
+        """(clients,) key of the random stream "batch" of each client's run."""
         return np.repeat([rng.key(run.seed, "batch") for run in self.live], self.sizes)
 
     @cached_property
     def client_index(self) -> Ints:
-        """(clients,): each client's number in its own run."""
+        """(clients,) number of each client in its run."""
         return np.concatenate([np.arange(size) for size in self.sizes])
 
     @cached_property
     def p(self) -> Tensor:
+        """(clients, 1) probability that a client computes."""
         p = np.concatenate([run.availability.p for run in self.live])
         return torch.from_numpy(p).to(self.device, self.dtype)[:, None]
 
-    # --- who does what ---------------------------------------------------------------------------
-    def activity(self, k: int) -> Activity:
-        """Round k and some after it."""
-        known = self._activity
-        if known is None or k not in known.rounds:
-            known = self._activity = self._draw(k)
-        return known
+
+class ActivitySampler:
+    """Active clients and links of several runs, drawn many rounds at a time."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = runs
+        self.drawn: Activity | None = None
+
+    def at(self, k: int) -> Activity:
+        """Round k and some rounds after it."""
+        if self.drawn is None or k not in self.drawn.rounds:
+            self.drawn = self._draw(k)
+        return self.drawn
+
+    def costs(self, k: int) -> Floats:
+        """(rounds, runs) delays of round k and of some rounds after it."""
+        activity = self.at(k)
+        return activity.cost[k - activity.first :]
 
     def _draw(self, k: int) -> Activity:
-        width = self.links.clients + len(self.links.receivers)
-        rounds = range(k, k + max(1, min(256, _CHUNK // width)))
-        each = zip(self.live, self._clocks, strict=True)
-        computes, links, cost = zip(
-            *(_activity(run, clock, rounds) for run, clock in each), strict=True
-        )
-        together = all(each.push is None for each in links)
-        pull = _joined([each.pull for each in links])
-        found = ActiveLinks(pull, None if together else _joined([each.pushing for each in links]))
-        return Activity(k, _joined(computes), found, np.stack(cost, 1), self._roles(rounds))
+        width = sum(run.network.clients + run.network.links for run in self.runs)
+        rounds = range(k, k + max(1, min(_ROUNDS_AT_ONCE, _DRAWS_AT_ONCE // width)))
+        computes = []
+        links = []
+        costs = []
+        for run, clock in zip(self.runs, self._clocks, strict=True):
+            active_clients, active_links = _draw_run(run, rounds)
+            computes.append(active_clients)
+            links.append(active_links)
+            processing = clock.processing(active_clients[:-1])
+            costs.append(processing + clock.transmission(active_links.used))
+        push = None
+        if any(active.push is not None for active in links):
+            push = _concatenate([active.pushing for active in links])
+        joined = ActiveLinks(_concatenate([active.pull for active in links]), push)
+        roles = self._roles(rounds)
+        return Activity(k, _concatenate(computes), joined, np.stack(costs, 1), roles)
 
     @cached_property
     def _clocks(self) -> list[delay.Costs]:
-        return [delay.costs(run.network, run.availability) for run in self.live]
+        return [delay.costs(run.network, run.availability) for run in self.runs]
 
     def _roles(self, rounds: range) -> Roles | None:
-        """Of all runs side by side; they have one method, so all of them have roles or none."""
-        given = [
-            run.availability.roles(rounds)
-            for run in self.live
-            if isinstance(run.availability, HasRoles)
-        ]
-        return (
-            Roles(*(np.concatenate(parts, 1) for parts in zip(*given, strict=True)))
-            if given
-            else None
-        )
+        """The roles of all runs: they have the same method, so all or none of them have roles."""
+        roles = []
+        for run in self.runs:
+            if isinstance(run.availability, HasRoles):
+                roles.append(run.availability.roles(rounds))
+        if not roles:
+            return None
+        return Roles(*(np.concatenate(fields, 1) for fields in zip(*roles, strict=True)))
 
 
-def _joined(parts: Sequence[Bools]) -> Bools:
-    """(rounds, …) side by side; of a single run, without a copy."""
+def _concatenate(parts: Sequence[Bools]) -> Bools:
+    """(rounds, …) runs side by side; a single run is not copied."""
     return np.concatenate(parts, 1) if len(parts) > 1 else parts[0]
 
 
-def _activity(run: Run, clock: delay.Costs, rounds: range) -> tuple[Bools, ActiveLinks, Floats]:
-    """Clients (from one round before), links and delays of some rounds of one run.
+def _draw_run(run: Run, rounds: range) -> tuple[Bools, ActiveLinks]:
+    """Active clients, from one round before, and active links of some rounds of one run.
 
-    Round 0 has no links, no delay and nothing before it.
+    Round 0 has no links, and no client computes before it.
     """
-    availability = run.availability
-    v = availability.computes(range(max(0, rounds.start - 1), rounds.stop))
-    links = availability.links(rounds)
+    computes = run.availability.computes(range(max(0, rounds.start - 1), rounds.stop))
+    links = run.availability.links(rounds)
     if rounds.start == 0:
-        v = np.concatenate([np.zeros_like(v[:1]), v])
-        links.pull[0] = links.pushing[0] = False
-    return v, links, clock.processing(v[:-1]) + clock.transmission(links.used)
+        computes = np.concatenate([np.zeros_like(computes[:1]), computes])
+        links.pull[0] = False
+        links.pushing[0] = False
+    return computes, links

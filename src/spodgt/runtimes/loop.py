@@ -1,4 +1,7 @@
-"""The loop. It knows no algorithm; the algorithm knows no loop, clock, counter or file."""
+"""The training loop: advances a batch of runs until each reaches its stop condition.
+
+Algorithms do not depend on the loop, the clock, counters or files.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,24 @@ from spodgt.types import Bools, Floats, Ints
 
 @dataclass(frozen=True)
 class Stop:
-    """When a run is over: after `rounds` rounds, or before its delay would pass `delay`."""
+    """The stop condition of runs: `rounds` rounds, or the last model before `delay`."""
 
     rounds: int | None = None
     delay: float | None = None
 
-    def reached(self, k: int | Ints, then: Floats) -> Bools:
-        """Which runs end with x[k], given the delay at which x[k+1] would be available; `k` may be (k, 1)."""
-        done = np.zeros(then.shape, bool)
+    def reached(self, k: int | Ints, next_delay: Floats) -> Bools:
+        """Whether runs end with x[k].
+
+        Args:
+            k: the round, or (rounds, 1).
+            next_delay: (runs,) or (rounds, runs), the delay at which x[k+1] would be available.
+        """
+        is_reached = np.zeros(next_delay.shape, bool)
         if self.rounds is not None:
-            done |= k >= self.rounds
+            is_reached |= k >= self.rounds
         if self.delay is not None:
-            done |= then > self.delay
-        return done
+            is_reached |= next_delay > self.delay
+        return is_reached
 
 
 @dataclass(frozen=True)
@@ -37,27 +45,34 @@ class EvaluationSchedule:
     rounds: int | None = None
     delay: float | None = None
 
-    def due(self, k: int | Ints, now: Floats, then: Floats) -> Bools:
-        """Which runs are evaluated at x[k], available from `now` until `then`; `k` may be (k, 1)."""
-        due = np.zeros(now.shape, bool)
+    def due(self, k: int | Ints, delay: Floats, next_delay: Floats) -> Bools:
+        """Whether runs are evaluated at x[k].
+
+        Args:
+            k: the round, or (rounds, 1).
+            delay: (runs,) or (rounds, runs), the delay at which x[k] is available.
+            next_delay: the same of x[k+1].
+        """
+        is_due = np.zeros(delay.shape, bool)
         if self.rounds is not None:
-            due |= k % self.rounds == 0
+            is_due |= k % self.rounds == 0
         if self.delay is not None:
-            due |= np.ceil(now / self.delay) * self.delay < then
-        return due
+            is_due |= np.ceil(delay / self.delay) * self.delay < next_delay
+        return is_due
 
 
 Observe = Callable[[Snapshot, Bools, Bools], Bools]
-"""Told of snapshots, with the runs due for evaluation and those ending; returns the runs to give up."""
+"""observe(snapshot, evaluation_due, is_last) returns the (runs,) mask of diverged runs, which are
+stopped."""
 
-STRIDE = 64  # rounds between two looks whether all numbers are finite: alike in every runtime
-MEETING = 16  # rounds at most between two meetings of processes: each goes at a pace of its own
-_FREE = 10_000  # rounds that may cost nothing before that is an error
-_PAUSE = 0.1  # seconds at most between two observations, where rounds are shorter: Ctrl-C is heard in time
+STRIDE = 64  # rounds between two NaN checks, the same in every runtime
+MEETING = 16  # rounds between two synchronizations of processes, at most
+_FREE_ROUNDS = 10_000  # rounds without a delay after which a stop by delay is an error
+_OBSERVATION_SECONDS = 0.1  # between two observations, about: interrupts are handled there
 
 
 def begin(world: World) -> Snapshot:
-    """Round 0."""
+    """The snapshot after round 0."""
     return Snapshot(0, np.zeros(len(world.runs)), world, world.init())
 
 
@@ -68,34 +83,57 @@ def run_rounds(
     observe: Observe,
     stride: int = STRIDE,
 ) -> Snapshot:
-    """Go on from `snapshot` until every run is over; returns the last snapshot.
+    """Advance runs from `snapshot` until all of them have stopped; returns the last snapshot.
 
-    All snapshots with an evaluation or an end are observed, and one every `stride` rounds; between these,
-    as many as keep an observer from waiting long.
+    Snapshots with an evaluation or an end are observed, and one every `stride` rounds; between
+    these, one about every 0.1 seconds.
+
+    Raises:
+        InvalidInput: the runs stop by delay, but their rounds have none.
     """
-    pace = 1
+    pace = 1  # rounds between two observations
     while True:
-        k, world, state = snapshot.k, snapshot.world, snapshot.state
+        world = snapshot.world
+        state = snapshot.state
+        k = snapshot.k
         costs = world.costs(k + 1)[: stride + 1]
-        delay = np.add.accumulate(np.vstack([snapshot.delay, costs]))  # of x[k], x[k+1], …
-        if k >= _FREE and stop.rounds is None and not delay[1].all():
+        delays = np.add.accumulate(np.vstack([snapshot.delay, costs]))  # of x[k], x[k+1], …
+        if k >= _FREE_ROUNDS and stop.rounds is None and not delays[1].all():
             raise InvalidInput(
-                f"delay={stop.delay:g} is never reached: {k:,} rounds have cost nothing; use rounds=100."
+                f"delay={stop.delay:g} is never reached: {k:,} rounds had no delay; use rounds=100."
             )
-        last = stop.reached(k, delay[1])
-        last = last | observe(snapshot, schedule.due(k, delay[0], delay[1]) | last, last)
-        if last.all():
+        is_last = stop.reached(k, delays[1])
+        evaluation_due = schedule.due(k, delays[0], delays[1]) | is_last
+        is_last = is_last | observe(snapshot, evaluation_due, is_last)
+        if is_last.all():
             return snapshot
-        if last.any():
-            world, state = world.keep(~last, state)
-            delay = delay[:, ~last]
-        ahead = min(len(delay) - 1, pace, stride - k % stride)
-        after = k + np.arange(1, ahead)[:, None]
-        now, then = delay[1:ahead], delay[2 : ahead + 1]
-        seen = (schedule.due(after, now, then) | stop.reached(after, then)).any(1)
-        count = int(seen.argmax()) + 1 if seen.any() else ahead
-        began = time.monotonic()
+        if is_last.any():
+            world, state = world.select_runs(~is_last, state)
+            delays = delays[:, ~is_last]
+        limit = min(len(delays) - 1, pace, stride - k % stride)
+        count = _rounds_to_next_event(k, delays[: limit + 1], stop, schedule)
+        started = time.monotonic()
         state = world.advance(state, range(k + 1, k + count + 1))
-        spent = max(time.monotonic() - began, 1e-9)
-        pace = max(1, min(2 * pace, int(_PAUSE * count / spent)))
-        snapshot = Snapshot(k + count, delay[count].copy(), world, state)
+        seconds = max(time.monotonic() - started, 1e-9)
+        pace = max(1, min(2 * pace, int(_OBSERVATION_SECONDS * count / seconds)))
+        snapshot = Snapshot(k + count, delays[count].copy(), world, state)
+
+
+def _rounds_to_next_event(k: int, delays: Floats, stop: Stop, schedule: EvaluationSchedule) -> int:
+    """Rounds after x[k] until an evaluation or an end of a run, at most len(delays) - 1.
+
+    Args:
+        k: the current round.
+        delays: (rounds, runs) when x[k], x[k+1], … are available.
+        stop: the stop condition.
+        schedule: of evaluations.
+    """
+    limit = len(delays) - 1
+    rounds = k + np.arange(1, limit)[:, None]
+    delay = delays[1:limit]
+    next_delay = delays[2 : limit + 1]
+    is_event = schedule.due(rounds, delay, next_delay) | stop.reached(rounds, next_delay)
+    has_event = is_event.any(1)
+    if not has_event.any():
+        return limit
+    return int(has_event.argmax()) + 1

@@ -1,8 +1,9 @@
-"""What a runtime works on and what it offers: `Draw`, `Run`, `World`, `Runtime`.
+"""Interfaces of runtimes, and the values they work on: `Draw`, `Run`, `World`, `Runtime`.
 
-A *draw* is one seed of an experiment. A *run* is a method on a draw. A *world* is a batch of runs on some
-runtime; the loop and the observer know nothing else. Where several processes hold a part of the clients
-each, all of them call the same functions in the same order, and one of them records.
+A *draw* is one seed of an experiment. A *run* is a method on a draw. A *world* is a batch of runs
+on some runtime; the training loop and the observer depend on nothing else. If several processes
+hold a part of the clients each, all of them call the same functions in the same order, and the main
+process (rank 0) records.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from spodgt.algorithms.base import Algorithm
 from spodgt.algorithms.checks import check
 from spodgt.algorithms.registry import with_step_sizes_of
-from spodgt.kernels.steps import State
+from spodgt.kernels.steps import State, rebuild
 from spodgt.network import Network
 from spodgt.tensors import mean
 from spodgt.types import Availability, Bools, Evaluation, Floats, Ints, Problem
@@ -34,55 +35,57 @@ class Draw:
     seed: int
     network: Network
     availability: Availability
-    problem: Problem  # divided among the clients
-    start: Tensor  # (clients, parameters): the initial models
+    problem: Problem  # partitioned among the clients
+    start: Tensor  # (clients, parameters) initial models
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A method on a draw: fitted to it, with the weights and the availability that it makes of it."""
+    """A method on a draw, with the mixing weights and the availability that the method uses."""
 
     seed: int
     algorithm: Algorithm
     network: Network
     availability: Availability
     problem: Problem
-    start: Tensor  # (clients, parameters)
+    start: Tensor  # (clients, parameters) initial models
 
     @staticmethod
     def of(draw: Draw, method: Algorithm) -> Run:
-        """Check that the method can run there, and fill in what depends on the draw."""
+        """Check that the method can run on a draw, and set what depends on the draw.
+
+        Raises:
+            Incompatible: the method cannot run on this network or with this availability.
+        """
         method = with_step_sizes_of(method, draw.network)
         check(method, draw.network, draw.availability)
         fitted = method.fit(draw.availability)
-        used = fitted.adapt_availability(draw.availability, draw.network)
         return Run(
-            draw.seed,
-            fitted,
-            fitted.with_mixing_weights(draw.network),
-            used,
-            draw.problem,
-            draw.start,
+            seed=draw.seed,
+            algorithm=fitted,
+            network=fitted.with_mixing_weights(draw.network),
+            availability=fitted.adapt_availability(draw.availability, draw.network),
+            problem=draw.problem,
+            start=draw.start,
         )
 
 
 class Tally(NamedTuple):
-    """What really happened, counted where it happens, for all runs one after the other."""
+    """Counts of gradients and messages, of all runs one after the other."""
 
     gradients: Ints  # (clients of all runs,)
-    messages: Ints  # (links of all runs,): rounds in which a link carried something
+    messages: Ints  # (links of all runs,) rounds in which a link carried anything
     bytes: Ints  # (links of all runs,)
 
     @staticmethod
     def zeros(runs: Sequence[Run]) -> Tally:
         links = sum(run.network.links for run in runs)
         clients = sum(run.network.clients for run in runs)
-        return Tally(
-            np.zeros(clients, np.int64), np.zeros(links, np.int64), np.zeros(links, np.int64)
-        )
+        gradients = np.zeros(clients, np.int64)
+        return Tally(gradients, np.zeros(links, np.int64), np.zeros(links, np.int64))
 
     def of_run(self, runs: Sequence[Run], number: int) -> Tally:
-        """The counts of one run: views, so that they can be read and written."""
+        """The counts of one run: views, which may be written to."""
         first_client = sum(run.network.clients for run in runs[:number])
         first_link = sum(run.network.links for run in runs[:number])
         clients = slice(first_client, first_client + runs[number].network.clients)
@@ -94,24 +97,23 @@ class Tally(NamedTuple):
 
 
 class RunState(NamedTuple):
-    """The state of all clients of one run, on the process that records."""
+    """The state of all clients of one run, on the main process."""
 
     state: State
-    statistics: Tensor  # (clients, columns): running statistics, mostly no columns
-    flight: Tensor | None = (
-        None  # (parameters,) the mass of trackers that is on its way, in virtual time
-    )
+    statistics: Tensor  # (clients, columns) running statistics, mostly no columns
+    mass_in_flight: Tensor | None = None  # (parameters,) Σ of trackers in flight, in virtual time
 
 
-def with_average(whole: RunState) -> Tensor:
-    """(clients + 1, columns): all models of a run with their statistics, their average last."""
-    x, statistics = whole.state[0], whole.statistics
-    models = torch.cat([x, statistics.to(x)], 1) if statistics.shape[1] else x
+def with_average(run_state: RunState) -> Tensor:
+    """(clients + 1, columns) the models of a run with their statistics; the last is the average."""
+    models = run_state.state[0]
+    if run_state.statistics.shape[1]:
+        models = torch.cat([models, run_state.statistics.to(models)], 1)
     return torch.cat([models, mean(models)[None]])
 
 
 class Exchanged(NamedTuple):
-    """The models of one run after its last exchange, where local steps have followed since."""
+    """Models of the last exchange, of a run that is between local steps."""
 
     x: Tensor  # (clients, parameters)
     statistics: Tensor  # (clients, columns)
@@ -123,15 +125,17 @@ class RunCheckpoint(NamedTuple):
     k: int  # the last round
     delay: float  # when x[k] was available
     state: Mapping[str, Tensor]  # (clients, columns) of every field of the method's state
-    statistics: Tensor  # (clients, columns): running statistics
+    statistics: Tensor  # (clients, columns) running statistics
     counts: Tally  # of this run
-    in_flight: Mapping[str, Tensor]  # what `World.under_way` gave
+    in_flight: Mapping[str, Tensor]  # what `World.in_flight_state` returned
     exchanged: Exchanged | None = None  # models of the last exchange, between local steps
 
 
 class CheckpointBatch(NamedTuple):
-    """The tensors of the checkpoints of several runs in the same round, one run after the other."""
+    """The checkpoints of several runs in the same round, their tensors one run after the other."""
 
+    k: int
+    delay: Floats  # (runs,)
     state: dict[str, Tensor]  # copies: a world writes to the memory of its state
     statistics: Tensor
     counts: Tally  # of all runs of the method; zeros for those without a checkpoint
@@ -141,10 +145,9 @@ class CheckpointBatch(NamedTuple):
     def join(runs: Sequence[Run], checkpoints: Mapping[int, RunCheckpoint]) -> CheckpointBatch:
         """Join the checkpoints of some of `runs`, by the number of the run."""
         points = list(checkpoints.values())
-        state = {
-            name: torch.cat([point.state[name] for point in points]) for name in points[0].state
-        }
-        statistics = torch.cat([point.statistics for point in points])
+        state = {}
+        for name in points[0].state:
+            state[name] = torch.cat([point.state[name] for point in points])
         counts = Tally.zeros(runs)
         for number, point in checkpoints.items():
             for total, count in zip(counts.of_run(runs, number), point.counts, strict=True):
@@ -156,79 +159,112 @@ class CheckpointBatch(NamedTuple):
                 torch.cat([each.x for each in models]),
                 torch.cat([each.statistics for each in models]),
             )
-        return CheckpointBatch(state, statistics, counts, exchanged)
+        return CheckpointBatch(
+            k=points[0].k,
+            delay=np.array([point.delay for point in points]),
+            state=state,
+            statistics=torch.cat([point.statistics for point in points]),
+            counts=counts,
+            exchanged=exchanged,
+        )
+
+    def to_state(self, like: State, names: Sequence[str], device: torch.device) -> State:
+        """The state of the runs, of the type of `like`, whose fields have these names."""
+        return rebuild(like, [self.state[name].to(device) for name in names])
+
+
+class Communicator(Protocol):
+    """The processes that hold the clients of a world."""
+
+    @property
+    def size(self) -> int: ...  # number of processes
+    def any(self, flags: Bools) -> Bools: ...  # collective: flags that are set in any process
+
+
+class SingleProcess:
+    """The communicator of a world in one process."""
+
+    size = 1
+
+    def any(self, flags: Bools) -> Bools:
+        return flags
 
 
 class World(Protocol):
     """A batch of runs on some runtime.
 
-    States are NamedTuples that begin with x and hold the clients of this process. A world may use the
-    memory of a state again once it is given to `advance`: who wants to keep one makes a copy.
+    States are NamedTuples that begin with x and hold the clients of this process. `advance` may
+    write to the memory of its state: callers must copy a state they keep.
     """
 
     @property
-    def runs(self) -> Ints: ...  # which runs are still going
+    def runs(self) -> Ints: ...  # numbers of the runs that are not finished
     @property
-    def processes(self) -> int: ...  # that hold a part of the clients each
+    def sizes(self) -> Sequence[int]: ...  # rows of a state that belong to each of these runs
+    @property
+    def communicator(self) -> Communicator: ...
     def init(self) -> State: ...  # the state after round 0
-    def advance(
-        self, state: State, rounds: range
-    ) -> State: ...  # the state after these rounds, one by one
-    def costs(
-        self, k: int
-    ) -> Floats: ...  # (≥ 1, runs): delay of the round that leads to x[k], and of later
-    def keep(
-        self, still: Bools, state: State
-    ) -> tuple[World, State]: ...  # go on with some of the runs
-    def at_exchange(self, state: State) -> tuple[World, State]:
-        """What is evaluated: this world and `state`, but with the models of every run's last exchange.
+    def costs(self, k: int) -> Floats: ...  # (≥ 1, runs) delay of round k and of rounds after it
+    def advance(self, state: State, rounds: range) -> State: ...  # the state after these rounds
+    def select_runs(self, selected: Bools, state: State) -> tuple[World, State]: ...
+    def at_last_exchange(self, state: State) -> tuple[World, State]:
+        """This world and `state` with the models of the last exchange of every run.
 
-        Both are the same objects where no run is between local steps. The other fields stay.
+        Returns:
+            The same objects if no run is between local steps. The other fields are unchanged.
         """
         ...
 
-    def split(self, x: Tensor) -> list[Tensor]: ...  # the clients held here, one tensor per run
-    def gather(
-        self, state: State, wanted: Bools
-    ) -> list[RunState] | None: ...  # wanted runs, in order
-    def under_way(
-        self, at: int
-    ) -> dict[str, Tensor]: ...  # what run `at` needs to go on, beside its state
-    def meters(
-        self, at: int
-    ) -> dict[str, float]: ...  # seconds, bytes, … of run `at`, for the record
-    def evaluate(self, state: State, at: int, whole: RunState | None) -> Evaluation | None:
-        """Loss and accuracy of all clients' models of run `at` and, last, of their average.
+    def gather(self, state: State, wanted: Bools) -> list[RunState] | None:
+        """The states of the wanted runs, in order; None except on the main process."""
+        ...
 
-        `whole` is what `gather` gave for it; None on processes that do not record, which get None.
+    def evaluate(self, state: State, index: int, run_state: RunState | None) -> Evaluation | None:
+        """Loss and metrics of the models of all clients of a run and, last, of their average.
+
+        Args:
+            state: the state.
+            index: of the run in `runs`.
+            run_state: what `gather` returned for it; None except on the main process.
+
+        Returns:
+            None except on the main process.
         """
         ...
 
-    def agree(self, flags: Bools) -> Bools: ...  # true where it is true in any process
-    def tally(self) -> Tally: ...  # of all processes
-    def close(self) -> None: ...  # wait for what is still under way
+    def in_flight_state(self, index: int) -> dict[str, Tensor]: ...  # to resume, besides `state`
+    def counters(self, index: int) -> dict[str, float]: ...  # bytes, seconds, … for the record
+    def tally(self) -> Tally: ...  # collective: the counts of all processes
+    def close(self) -> None: ...  # wait for messages in flight
 
 
 class Runtime(Protocol):
-    """Makes worlds, and lets the processes that share them speak with one voice."""
+    """Creates worlds and coordinates the processes of a run."""
 
     @property
-    def records(self) -> bool: ...  # whether this process writes and reports
+    def is_main(self) -> bool: ...  # whether this process writes and reports
     @property
-    def processes(self) -> int: ...  # that share the work
+    def processes(self) -> int: ...  # number of processes
     @property
     def restarted(self) -> bool: ...  # whether the job was started again after a failure
-    def working(self) -> AbstractContextManager[None]: ...  # around all work
-    def check_alike(
-        self, facts: Mapping[str, str]
-    ) -> None: ...  # raise where processes have other facts
-    def first(
-        self, action: Callable[[], T]
-    ) -> T: ...  # done where it records; all get (JSON) or raise it
-    def share(
-        self, data: Callable[[], bytes]
-    ) -> bytes: ...  # the bytes of the process that records
-    def world(self, runs: Sequence[Run], dtype: torch.dtype) -> World: ...  # at the beginning
+    def running(self) -> AbstractContextManager[None]: ...  # active while worlds are used
+    def check_equal(self, settings: Mapping[str, str]) -> None:
+        """Check that all processes have the same settings.
+
+        Raises:
+            InvalidInput: in every process, if they differ.
+        """
+        ...
+
+    def broadcast_from_main(self, action: Callable[[], T]) -> T:
+        """Run `action` on the main process; all get its (JSON) result, or raise its error."""
+        ...
+
+    def broadcast_bytes(self, data: Callable[[], bytes]) -> bytes:
+        """The bytes of the main process; `data` is not called elsewhere."""
+        ...
+
+    def world(self, runs: Sequence[Run], dtype: torch.dtype) -> World: ...  # before round 0
     def restore(
         self,
         runs: Sequence[Run],
@@ -238,16 +274,18 @@ class Runtime(Protocol):
         """Continue some of `runs`, which are in the same round, from their checkpoints.
 
         Args:
-            checkpoints: by the number of the run; None on processes that do not record.
+            runs: all runs of the method.
+            dtype: of the models.
+            checkpoints: by the number of the run; None except on the main process.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where a batch of runs stands."""
+    """A batch of runs after round k."""
 
     k: int
-    delay: Floats  # (runs still going,): when x[k] is available
+    delay: Floats  # (runs,) when x[k] is available
     world: World
     state: State

@@ -16,7 +16,7 @@ from spodgt.algorithms.base import Rule, Schedule
 from spodgt.errors import Failed, InvalidInput
 from spodgt.participation.availability import AvailabilityOverride, BernoulliAvailability
 from spodgt.problems import Quadratic
-from spodgt.record.folder import plain
+from spodgt.record.run_folder import plain
 from spodgt.runtimes.world import Draw
 from spodgt.theory.conditions import Condition, Start, conditions, rigorous_bound, theorem_terms
 from spodgt.theory.constants import Constants, Infeasible, Variant

@@ -23,11 +23,11 @@ from spodgt.experiment import Experiment, ExperimentOptions, ProblemRecipe, RunO
 from spodgt.experiment.run_options import reject_unknown_options
 from spodgt.network import Network, Recipe
 from spodgt.participation import Always, Participation
-from spodgt.record.folder import RunFolder, plain
+from spodgt.record.run_folder import RunFolder, plain
 from spodgt.runtimes.distributed.process_group import join, launched
-from spodgt.runtimes.distributed.runtime import Processes, check_runs
+from spodgt.runtimes.distributed.runtime import DistributedRuntime, check_runs
 from spodgt.runtimes.events.durations import Time
-from spodgt.runtimes.events.world import VirtualTime, check_run
+from spodgt.runtimes.events.world import EventRuntime, check_run
 from spodgt.runtimes.loop import EvaluationSchedule, Stop
 from spodgt.runtimes.simulator import Simulator
 from spodgt.runtimes.world import Run, Runtime
@@ -172,7 +172,7 @@ def run(
                 stack.enter_context(display)
                 stack.enter_context(announce_compilation(display.announce_compilation))
             for callback in callbacks:
-                if isinstance(callback, Logger) and executor.runtime.records:
+                if isinstance(callback, Logger) and executor.runtime.is_main:
                     stack.enter_context(callback.logging(tables))
             result = executor.execute(lambda: tomli_w.dumps(tables), resume=resume)
     _warn(result)
@@ -275,11 +275,11 @@ def _create_runtime(
         for runs in batches.values():
             for run in runs:
                 check_run(run)
-        return VirtualTime(device, time=time)
+        return EventRuntime(device, time)
     if not is_distributed:
         return Simulator(device)
     check_runs(next(iter(batches.values())))
-    return Processes(join(device))
+    return DistributedRuntime(join(device))
 
 
 def _is_distributed(runtime: str | None) -> bool:

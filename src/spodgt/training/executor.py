@@ -20,7 +20,11 @@ from spodgt.errors import Failed
 from spodgt.experiment.toml import checksum
 from spodgt.kernels.steps import State
 from spodgt.problems.protocols import HasModel
-from spodgt.record.folder import (
+from spodgt.record.metrics import declare
+from spodgt.record.models import MODELS, RUNNING_MEAN, write_models
+from spodgt.record.networks import networks_table
+from spodgt.record.record import Diverged, versions
+from spodgt.record.run_folder import (
     FINISHED,
     SINGLE_RUNS,
     CheckpointFile,
@@ -29,9 +33,6 @@ from spodgt.record.folder import (
     slug,
     write,
 )
-from spodgt.record.metrics import declare
-from spodgt.record.models import MODELS, RUNNING_MEAN, write_models
-from spodgt.record.record import Diverged, networks_table, versions
 from spodgt.runtimes.loop import MEETING, STRIDE, EvaluationSchedule, begin, run_rounds
 from spodgt.runtimes.world import Draw, Run, RunCheckpoint, Runtime, Snapshot
 from spodgt.training.checkpoint import MAX_STATE_BYTES, MethodLog, with_statistics
@@ -108,9 +109,9 @@ class Executor:
         """
         self._check_processes()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.runtime.working())
+            stack.enter_context(self.runtime.running())
             prepare = partial(self._prepare, stack, config_text, resume)
-            self.finished, pending, schedule = self.runtime.first(prepare)
+            self.finished, pending, schedule = self.runtime.broadcast_from_main(prepare)
             self.settings = dataclasses.replace(
                 self.settings, schedule=EvaluationSchedule(**schedule)
             )
@@ -120,7 +121,7 @@ class Executor:
             with self.interrupt.installed():
                 with contextlib.suppress(KeyboardInterrupt):  # checkpoints are written by then
                     self._run_methods(pending)
-                if self.runtime.records:
+                if self.runtime.is_main:
                     self.result().write(self.folder.path)
             return self._broadcast_result()
 
@@ -133,7 +134,7 @@ class Executor:
             for draw in self.draws.values():
                 starts += [draw.start[0], draw.start[-1]]
             facts["initial models"] = checksum(*starts)
-        self.runtime.check_alike(facts)
+        self.runtime.check_equal(facts)
 
     def _prepare(
         self, stack: contextlib.ExitStack, config_text: Callable[[], str], resume: bool
@@ -207,12 +208,14 @@ class Executor:
                 save=None if self.folder is None else partial(self.save, label),
                 labels=self.labels,
             ),
-            records=self.runtime.records,
+            records=self.runtime.is_main,
         )
-        groups = self.runtime.first(partial(group_by_round, log, runs, self.settings.stop))
+        groups = self.runtime.broadcast_from_main(
+            partial(group_by_round, log, runs, self.settings.stop)
+        )
         for group in groups:
             start = self._start(label, ResumeGroup(*group))
-            stride = STRIDE if start.world.processes == 1 else MEETING
+            stride = STRIDE if start.world.communicator.size == 1 else MEETING
             if self.settings.keep_states:
                 stride = 1
             end = run_rounds(start, self.settings.stop, self.settings.schedule, observer, stride)
@@ -225,7 +228,7 @@ class Executor:
         runs = self.batches[label]
         if not group.is_new:
             checkpoints = None
-            if self.runtime.records:
+            if self.runtime.is_main:
                 log = self.logs[label]
                 checkpoints = {number: log.take_checkpoint(number) for number in group.runs}
             return self.runtime.restore(runs, self.settings.dtype, checkpoints)
@@ -233,13 +236,13 @@ class Executor:
         is_in_group = np.isin(np.arange(len(runs)), group.runs)
         if is_in_group.all():
             return start
-        world, state = start.world.keep(is_in_group, start.state)
+        world, state = start.world.select_runs(is_in_group, start.state)
         return Snapshot(start.k, start.delay[is_in_group], world, state)
 
     def finish(self, label: str) -> None:
         """Write the checkpoints and models of a finished method."""
         self.finished.append(label)
-        if self.folder is None or not self.runtime.records:
+        if self.folder is None or not self.runtime.is_main:
             return
         log = self.logs[label]
         self.folder.save(log.to_file(self.notes()), self._method_file(label))
@@ -323,11 +326,11 @@ class Executor:
             "complete": result.complete,
             "seconds": result.seconds,
         }
-        facts = self.runtime.first(partial(dict, facts))
+        facts = self.runtime.broadcast_from_main(partial(dict, facts))
         tables = []
         for table in (result.frame, result.participation, result.clients):
-            tables.append(self.runtime.share(partial(parquet, table)))
-        if self.runtime.records:
+            tables.append(self.runtime.broadcast_bytes(partial(parquet, table)))
+        if self.runtime.is_main:
             return result
         result.frame = pd.read_parquet(BytesIO(tables[0]))
         result.participation = pd.read_parquet(BytesIO(tables[1]))

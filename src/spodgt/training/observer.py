@@ -161,7 +161,7 @@ class Observer:
     # --- synchronization of processes ------------------------------------------------------------
     def _is_synchronization_round(self, snapshot: Snapshot, evaluation_due: Bools) -> bool:
         """Whether processes communicate after this round; the same answer in every process."""
-        if snapshot.world.processes == 1 or snapshot.k % MEETING == 0:
+        if snapshot.world.communicator.size == 1 or snapshot.k % MEETING == 0:
             return True
         return bool(evaluation_due.any()) or self.settings.keep_states
 
@@ -177,12 +177,12 @@ class Observer:
         if snapshot.k % STRIDE == 0:
             is_checked = np.ones_like(evaluation_due)
         has_diverged = np.zeros_like(evaluation_due)
-        for index, x in enumerate(world.split(snapshot.state[0])):
+        for index, x in enumerate(torch.split(snapshot.state[0], list(world.sizes))):
             has_diverged[index] = bool(is_checked[index]) and not is_finite(x)
         seconds = time.monotonic() - self.saved_at
         save_due = save is not None and self.records and seconds >= self.settings.checkpoint_every
         stop_requested = self.callbacks.stop_requested()
-        *diverged_flags, save_now, stop_now = world.agree(
+        *diverged_flags, save_now, stop_now = world.communicator.any(
             np.array([*has_diverged, save_due, stop_requested])
         )
         if save is not None and (save_now or stop_now):
@@ -239,7 +239,7 @@ class Observer:
             models = Exchanged(exchanged.state[0], exchanged.statistics)
         in_flight: Mapping[str, torch.Tensor] = {}
         if self.callbacks.save is not None:  # else no run is ever continued
-            in_flight = snapshot.world.under_way(index)
+            in_flight = snapshot.world.in_flight_state(index)
         return RunCheckpoint(
             k=snapshot.k,
             delay=float(snapshot.delay[index]),
@@ -269,7 +269,7 @@ class Observer:
         finite_at = self.log.finite_at.get(run, 0)
         seed = self.runs[run].seed
         self.log.diverged.append(Diverged(self.log.label, seed, snapshot.k, finite_at, step_size))
-        counters = snapshot.world.meters(index)
+        counters = snapshot.world.counters(index)
         if self.records:
             delay = float(snapshot.delay[index])
             self._record(run, {"round": snapshot.k, "delay": delay, **counters})
@@ -282,7 +282,7 @@ class Observer:
         world = snapshot.world
         run = int(world.runs[index])
         problem = self.runs[run].problem.to(self.settings.device, self.settings.dtype)
-        row = {"round": snapshot.k, "delay": float(snapshot.delay[index]), **world.meters(index)}
+        row = {"round": snapshot.k, "delay": float(snapshot.delay[index]), **world.counters(index)}
         task = EvaluationTask(
             world=world,
             state=snapshot.state,
@@ -292,7 +292,11 @@ class Observer:
             problem=problem,
             gradient=self._evaluates_gradient(problem, final),
         )
-        if state is None or world.processes > 1 or not _fits_background(problem, state.state):
+        if (
+            state is None
+            or world.communicator.size > 1
+            or not _fits_background(problem, state.state)
+        ):
             self._record_evaluation(run, row, task, final)
             return
         task = replace(task, run_state=_copy_state(state))
@@ -454,7 +458,7 @@ def _copy_state(run_state: RunState) -> RunState:
 
 def _at_exchange(snapshot: Snapshot) -> Snapshot:
     """The snapshot with the models of the last exchange; itself if no run is between local steps."""
-    world, state = snapshot.world.at_exchange(snapshot.state)
+    world, state = snapshot.world.at_last_exchange(snapshot.state)
     if world is snapshot.world:
         return snapshot
     return replace(snapshot, world=world, state=state)

@@ -34,7 +34,7 @@ import torch.multiprocessing as mp
 from spodgt import errors
 from spodgt.errors import Failed, InvalidInput, SpodgtError
 from spodgt.problems.protocols import CompiledGradient
-from spodgt.record.folder import CheckpointFile, write
+from spodgt.record.run_folder import CheckpointFile, write
 from spodgt.runtimes.loop import STRIDE, Stop, begin, run_rounds
 from spodgt.runtimes.world import Run, RunCheckpoint, Runtime
 from spodgt.thread_pool import thread_count

@@ -1,10 +1,10 @@
-"""Weights by the links that work in a round.
+"""Mixing weights by the number of active links in each round.
 
-    â_ij = 1/(1 + in-links of i that work)        b̂_ij = 1/(1 + out-links of j that work)
+    â_ij = 1/(1 + active in-links of i)        b̂_ij = 1/(1 + active out-links of j)
 
-With weights by all links a client that hears one of its nine neighbours gives it a tenth; here it gives a
-half. Rows of Â and columns of B̂ sum to one in every round, so Σy = Σg holds and a method that is exact over
-sporadic links stays exact.
+With fixed degree weights, a client with one of nine in-links active gives that model the weight 1/10;
+here 1/2. Rows of Â and columns of B̂ sum to one in every round, so Σy = Σg holds and a method that is
+exact over sporadic links stays exact.
 """
 
 from __future__ import annotations
@@ -17,30 +17,26 @@ from spodgt.participation.availability import ActiveDegreeWeights
 
 
 @dataclass(frozen=True)
-class Working(LinkLayer[S]):
-    """`base` with weights that follow the links that work."""
+class ActiveDegreeLayer(LinkLayer[S]):
+    """`base` with `weights="working"`: mixing weights by active links."""
 
     name = "working"
-    key, example = "weights", "'working'"
+    key = "weights"
+    example = "'working'"
     rule: str = "working"
 
     def __post_init__(self) -> None:
         if self.rule != "working":
-            raise self.refuse("'working' (other weights are the network's)", self.rule)
-        self.declares("working", rule=None, degree_reweighting=True)
+            raise self.invalid("'working' (other weights are the network's)", self.rule)
+        self.set_traits("working", rule=None, degree_reweighting=True)
 
-    def unfit(self) -> str | None:
+    def why_incompatible(self) -> str | None:
         traits = self.base.traits
-        if traits.mixing in ("none", "server"):
+        if not traits.uses_links:
             return "uses no links, so there are none to weigh; drop weights, or use spod-gt-memory."
-        mixes = {how for how, _ in traits.mixed_fields}
-        own = (
-            traits.root
-            or traits.two_way
-            or traits.activation != "all"
-            or not mixes <= {"pull", "push"}
-        )
-        if own or traits.sporadic_links == "no":
+        uses_gossip = any(mixing == "gossip" for mixing, _ in traits.mixed_fields)
+        has_own_weights = traits.uses_trees or traits.activation != "all" or uses_gossip
+        if has_own_weights or traits.sporadic_links == "no":
             return "has weights of its own; drop weights, or use spod-gt-memory."
         return None
 

@@ -2,13 +2,13 @@
 
     m⁺ = β₁ m + (1 - β₁) y
     v⁺ = β₂ v + (1 - β₂) y²
-    step along  (m⁺/(1 - β₁^k)) / (√(v⁺/(1 - β₂^k)) + ε)      k counts the client's own steps
+    step along  (m⁺/(1 - β₁^k)) / (√(v⁺/(1 - β₂^k)) + ε)      k: number of the client's steps
 
-Every client has its own m and v and sends neither; Σy = Σg is untouched. y = 0 stays a fixed point, but
-near it a constant step is as long as before, because v falls with y: plain Adam ends in a ball of the
-order of η. With `amsgrad` [reddi2018convergence] the largest v so far stands below the root; steps then
-shrink with y, and an exact method stays exact. GTAdam bounds v from below by ε instead, has no 1 - β^k, and
-is exact for η of the order of ε.
+Every client has its own m and v and does not send them; Σy = Σg is unchanged. y = 0 is a fixed point,
+but near it a constant step does not become shorter, because v decreases with y: plain Adam ends in a
+ball of the order of η. With `amsgrad` [reddi2018convergence] the root is that of the largest v so
+far; steps then shrink with y, and an exact method stays exact. GTAdam bounds v from below by ε
+instead, has no 1 - β^k, and is exact for η of the order of ε.
 """
 
 from __future__ import annotations
@@ -19,41 +19,56 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import S, fraction, positive
-from spodgt.algorithms.compose.wrapper import DirectionLayer, Memory
+from spodgt.algorithms.compose.direction_layer import DirectionLayer
+from spodgt.algorithms.compose.wrapper import Memory
 
 
 @dataclass(frozen=True)
 class Adam(DirectionLayer[S]):
-    """`base` stepping along its direction divided by the root of the mean of its squares."""
+    """`base` with steps along its direction divided by the root of its mean square.
+
+    Args:
+        beta1: β₁, decay of the mean, in [0, 1).
+        beta2: β₂, decay of the mean square, in [0, 1).
+        epsilon: ε, added to the root.
+        amsgrad: Divide by the root of the largest mean square so far.
+    """
 
     name = "adam"
-    key, example = "adam", "True"
-    beta1: float = 0.9  # β₁
-    beta2: float = 0.999  # β₂
-    epsilon: float = 1e-8  # ε
+    key = "adam"
+    example = "True"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
     amsgrad: bool = False
 
     def __post_init__(self) -> None:
-        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
-            if not fraction(beta):
-                raise self.refuse(f"with {name} in [0, 1)", beta)
+        for name in ("beta1", "beta2"):
+            if not fraction(getattr(self, name)):
+                raise self.invalid(f"with {name} in [0, 1)", getattr(self, name))
         if not isinstance(self.amsgrad, bool):
-            raise self.refuse("with amsgrad true or false", self.amsgrad)
+            raise self.invalid("with amsgrad true or false", self.amsgrad)
         positive(self.epsilon, f"epsilon of {self.base.name}+adam")
-        names = ("adam_m", "adam_v", "adam_left", *(("adam_top",) if self.amsgrad else ()))
-        self.declares("adam", *names, rule=None, **({} if self.amsgrad else {"exact": "no"}))
+        memory_names = ["adam_m", "adam_v", "adam_left"]
+        exact = "no"
+        if self.amsgrad:
+            memory_names.append("adam_top")
+            exact = self.base.traits.exact
+        self.set_traits("adam", *memory_names, rule=None, exact=exact)
 
-    def begin(self, x: Tensor) -> Memory:
+    def initial_memory(self, x: Tensor) -> Memory:
         zero = x.new_zeros(x.shape)
-        return (zero, zero, x.new_ones(len(x), 2), *((zero,) if self.amsgrad else ()))
+        memory = (zero, zero, x.new_ones(len(x), 2))
+        return (*memory, zero) if self.amsgrad else memory
 
-    def turned(self, y: Tensor, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        m, v, left, *top = memory
+    def transform(self, y: Tensor, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        m, v, powers, *largest = memory
         m = self.beta1 * m + (1 - self.beta1) * y
         v = self.beta2 * v + (1 - self.beta2) * y.square()
-        left = left * left.new_tensor(
-            [self.beta1, self.beta2]
-        )  # β^k: a power's last digit is the platform's
-        top = [torch.maximum(each, v) for each in top]
-        below = ((top[0] if top else v) / (1 - left[:, 1:])).sqrt() + self.epsilon
-        return m / (1 - left[:, :1]) / below, (m, v, left, *top)
+        # β^k as a product: the last digit of a power depends on the platform
+        powers = powers * powers.new_tensor([self.beta1, self.beta2])
+        largest = [torch.maximum(before, v) for before in largest]
+        second_moment = largest[0] if self.amsgrad else v
+        root = (second_moment / (1 - powers[:, 1:])).sqrt()
+        direction = m / (1 - powers[:, :1]) / (root + self.epsilon)
+        return direction, (m, v, powers, *largest)

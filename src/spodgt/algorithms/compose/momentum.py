@@ -1,10 +1,11 @@
 """Momentum for any method that takes gradients [polyak1964some].
 
-    m⁺ = β m + g        where a client computes; an idle client keeps its m
+    m⁺ = β m + g        for active clients; an idle client keeps its m
 
-The method is given m in place of g. A linear filter keeps fixed points, so an exact method stays exact: in
-DSGD this is [yu2019linear], in a tracker momentum tracking [takezawa2022momentum], in D² [hu2025bias], in
-DFedAvg the published heavy ball. Steps are 1/(1 - β) times longer, as in torch.optim.SGD.
+The method gets m instead of g. A linear filter does not change fixed points, so an exact method stays
+exact: in DSGD this is [yu2019linear], in a tracker momentum tracking [takezawa2022momentum], in D²
+[hu2025bias], in DFedAvg the published heavy ball. Steps are 1/(1 - β) times longer, as in
+torch.optim.SGD.
 """
 
 from __future__ import annotations
@@ -15,32 +16,34 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import S, exchanges, fraction
-from spodgt.algorithms.compose.wrapper import GradientLayer, Memory
+from spodgt.algorithms.compose.gradient_layer import GradientLayer
+from spodgt.algorithms.compose.wrapper import Memory
 from spodgt.types import Round
 
 
 @dataclass(frozen=True)
 class Momentum(GradientLayer[S]):
-    """`base` with heavy-ball momentum β on every client's gradients."""
+    """`base` with heavy-ball momentum `beta` (β, in [0, 1)) on the gradients of every client."""
 
     name = "momentum"
-    key, example = "momentum", "0.9"
-    beta: float = 0.9  # β
+    key = "momentum"
+    example = "0.9"
+    beta: float = 0.9
 
     def __post_init__(self) -> None:
         if not fraction(self.beta):
-            raise self.refuse("in [0, 1)", self.beta)
-        self.declares("momentum", "momentum", compiled=self.traced)
+            raise self.invalid("in [0, 1)", self.beta)
+        self.set_traits("momentum", "momentum", compiled=self.compiled_name)
 
-    def begin(self, x: Tensor) -> Memory:
+    def initial_memory(self, x: Tensor) -> Memory:
         return (x.new_zeros(x.shape),)
 
-    def kept(self, memory: Memory, round: Round) -> Memory:
+    def memory_of_round(self, memory: Memory, round: Round) -> Memory:
         if self.traits.momentum != "restarted" or self.local_steps is None:
             return memory
         (m,) = memory
         return (torch.where(exchanges(round.k, self.local_steps), torch.zeros_like(m), m),)
 
-    def changed(self, g: Tensor, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    def transform(self, g: Tensor, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         m = self.beta * memory[0] + g
         return m, (m,)

@@ -1,8 +1,8 @@
-"""Step sizes that change with the rounds, for any method whose paper allows it.
+"""Step-size schedules, for any method whose paper allows them.
 
-`method("dsgd", step_size=InverseSqrt(0.1))` wraps the method, so its file knows only a number. A schedule
-starts at `start` in round 1; `start` may be one per client. With `warmup` rounds before, the step size first
-grows in proportion to the round. Methods with local steps hold the step size between two exchanges.
+`method("dsgd", step_size=InverseSqrt(0.1))` wraps the method, so method files only contain a number.
+A schedule starts at `start`, a number or one per client, in round 1; with `warmup`, the step size
+first grows linearly. With local steps, the step size is constant between two exchanges.
 """
 
 from __future__ import annotations
@@ -17,8 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, Count, NotNegative, Number, Positive, S, Schedule
-from spodgt.algorithms.compose.wrapper import Along, Wrapper, with_rate
+from spodgt.algorithms.base import (
+    Algorithm,
+    Count,
+    NotNegative,
+    Number,
+    Positive,
+    Rate,
+    S,
+    Schedule,
+)
+from spodgt.algorithms.compose.wrapper import ScaledDirection, Wrapper, with_rate
 from spodgt.errors import InvalidConfig
 from spodgt.tensors import widened
 from spodgt.types import Round
@@ -58,7 +67,7 @@ class InverseSqrt(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """From `start` down to `end` along half a cosine [loshchilov2017sgdr], then `end` for ever."""
+    """Half a cosine from `start` to `end` over `rounds` rounds [loshchilov2017sgdr], then `end`."""
 
     name = "cosine"
     rounds: Count = 1000
@@ -74,48 +83,64 @@ SCHEDULES: dict[str, type[Schedule]] = {
 }
 
 
-_SCHEDULE_FIELDS = {field.name for cls in SCHEDULES.values() for field in dataclasses.fields(cls)}
-
-
-def check_names(given: Mapping[str, object], owner: str, known: list[str]) -> None:
-    names = ", ".join(known)
+def check_names(given: Mapping[str, object], owner: str, names: list[str]) -> None:
+    """Raise `InvalidConfig` if a key of `given` is not one of the `names` of the fields of `owner`."""
     for key, value in given.items():
-        if key not in known:
+        if key not in names:
             raise InvalidConfig(
-                f"{key}={value!r} is not a field of {owner}; its fields are {names}."
+                f"{key}={value!r} is not a field of {owner}; its fields are {', '.join(names)}."
             )
 
 
 def schedule(value: Any) -> Any:
-    """The schedule that a table `{schedule = "inverse-sqrt", start = 0.1}` means; others as they are.
+    """Convert the config of a step size.
 
-    A table without `schedule` holds one step size per client, by name.
+    Args:
+        value: A dict such as `{"schedule": "inverse-sqrt", "start": 0.1}`, or any other step size.
+            A dict without `schedule` has one step size per client name.
+
+    Returns:
+        A `Schedule`, the number of a constant one, or other values unchanged.
+
+    Raises:
+        InvalidConfig: The schedule or one of its fields is not known, or `start` is missing.
     """
-    if not isinstance(value, dict):
-        return value.start if isinstance(value, Constant) and not value.warmup else value
+    if isinstance(value, Constant) and not value.warmup:
+        return value.start
+    if not isinstance(value, dict) or not _is_schedule(value):
+        return value
     fields = dict(value)
-    if "schedule" not in fields and not _SCHEDULE_FIELDS & fields.keys():
-        return value  # by the names of clients
     name = fields.pop("schedule", None)
     if name not in SCHEDULES:
         raise InvalidConfig(
             f"schedule of step_size must be one of {', '.join(SCHEDULES)}, got {name!r}."
         )
-    check_names(fields, name, [field.name for field in dataclasses.fields(SCHEDULES[name])])
+    check_names(fields, name, _field_names(SCHEDULES[name]))
     if "start" not in fields:
         raise InvalidConfig(f"step_size with schedule {name!r} needs a start; add start = 0.1.")
     return schedule(SCHEDULES[name](**fields))
 
 
+def _is_schedule(table: dict[str, object]) -> bool:
+    """Whether a dict configures a schedule, and not one step size per client."""
+    if "schedule" in table:
+        return True
+    return any(table.keys() & set(_field_names(cls)) for cls in SCHEDULES.values())
+
+
+def _field_names(cls: type[Schedule]) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]
+
+
 @dataclass(frozen=True)
 class Scheduled(Wrapper[S]):
-    """`base` with the step size that `schedule` gives for the round."""
+    """`base` with the step size of `schedule` in each round."""
 
     name = "scheduled"
     schedule: Schedule
 
     def __post_init__(self) -> None:
-        self.declares(self.schedule.name, compiled=self.traced)
+        self.set_traits(self.schedule.name, compiled=self.compiled_name)
 
     @property
     def step_size(self) -> Schedule:
@@ -127,24 +152,26 @@ class Scheduled(Wrapper[S]):
     def step(self, state: S, round: Round) -> S:
         rate = rate_at(self.schedule, round.k, self.local_steps)
         eta = rate.to(state.x) if isinstance(rate, Tensor) else rate
-        now = with_rate(
-            self.base, lambda old: replace(old, rate=eta) if isinstance(old, Along) else eta
-        )
-        return now.step(state, round)
+
+        def set_rate(old: Rate | ScaledDirection) -> Rate | ScaledDirection:
+            return replace(old, rate=eta) if isinstance(old, ScaledDirection) else eta
+
+        return with_rate(self.base, set_rate).step(state, round)
 
 
 def rate_at(schedule: Schedule, k: int | Tensor, K: int | Tensor | None) -> Number:
-    """The step size of round k, which K local steps hold."""
-    held: int | Tensor = k if K is None else (k - 1) // K * K + 1
-    return schedule.warmed(widened(held) if isinstance(held, Tensor) else held)
+    """The step size of round k; constant during K local steps, if K is given."""
+    if K is not None:
+        k = (k - 1) // K * K + 1
+    return schedule.with_warmup(widened(k) if isinstance(k, Tensor) else k)
 
 
-def fixed(algorithm: Algorithm, rate: object) -> Algorithm:
-    """The same method with `rate` in place of its step size or schedule."""
+def with_fixed_rate(algorithm: Algorithm, rate: object) -> Algorithm:
+    """The same method with `rate` instead of its step size or schedule."""
     if isinstance(algorithm, Scheduled):
-        return fixed(algorithm.base, rate)
+        return with_fixed_rate(algorithm.base, rate)
     if isinstance(algorithm, Wrapper):
-        now = copy.copy(algorithm)
-        object.__setattr__(now, "base", fixed(algorithm.base, rate))
-        return now
+        changed = copy.copy(algorithm)
+        object.__setattr__(changed, "base", with_fixed_rate(algorithm.base, rate))
+        return changed
     return with_rate(algorithm, lambda _: rate)  # type: ignore[arg-type, return-value]

@@ -1,8 +1,12 @@
-"""A method around another one: it changes what the inner method is given, and leaves the rest to it.
+"""Wrappers around a method: they change the round, the step size or the links of the inner method.
 
-A `Layer` is a wrapper that `method` adds by a keyword. A gradient layer changes gradients before the inner
-method sees them; what a tracker sums up is then the changed gradients. A direction layer changes what the
-step size is multiplied with, such as the tracker; trackers and gradients stay as they are.
+A `Layer` is a wrapper that `spodgt.method` adds by a keyword, such as `momentum=0.9`:
+
+    LinkLayer        changes active links and mixing weights
+    GradientLayer    changes gradients before the inner method sees them; trackers sum up the changed
+                     gradients (`gradient_layer.py`)
+    DirectionLayer   changes what the step size is multiplied with, such as the tracker; trackers and
+                     gradients are unchanged (`direction_layer.py`)
 """
 
 from __future__ import annotations
@@ -20,32 +24,37 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, HasStepSize, LocalSteps, Rate, S, State
-from spodgt.algorithms.rounds import TreeRound
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
 from spodgt.types import Availability, Round
 
-Memory = tuple[Tensor, ...]  # what a layer keeps of every client: (clients, …) each
+Memory = tuple[Tensor, ...]  # state of a layer: (clients, …) tensors
 
 
 @dataclass(frozen=True)
 class Wrapper(Algorithm[S]):
+    """A method around the method `base`; all properties are those of `base` unless overridden."""
+
     base: Algorithm[S]
 
-    def declares(self, suffix: str, *more: str, **changes: object) -> None:
-        """Take the name and traits of `base`, with `more` fields in the state; it is not compiled.
+    def set_traits(self, suffix: str, *memory_names: str, **changes: object) -> None:
+        """Take name and traits of `base`, with changes.
 
-        A layer that is linear says `compiled=self.traced`.
+        Args:
+            suffix: Appended to the name.
+            memory_names: State fields that the layer adds.
+            changes: Other traits. A layer is not compiled unless it passes `compiled`.
         """
         traits = self.base.traits
-        new: dict[str, Any] = {"state": (*traits.state, *more), "compiled": None} | changes
+        changed: dict[str, Any] = {"state": (*traits.state, *memory_names), "compiled": None}
+        changed.update(changes)
         object.__setattr__(self, "name", f"{self.base.name}+{suffix}")
-        object.__setattr__(self, "traits", dataclasses.replace(traits, **new))
+        object.__setattr__(self, "traits", dataclasses.replace(traits, **changed))
 
     @property
-    def traced(self) -> str | None:
-        """`compiled` of a layer that is linear itself, where `base` can be compiled."""
-        return self.base.traits.compiled and "linear"
+    def compiled_name(self) -> str | None:
+        """`compiled` of a linear layer: "linear" if `base` can be compiled."""
+        return "linear" if self.base.traits.compiled else None
 
     @property
     def step_size(self) -> Rate | None:
@@ -72,125 +81,143 @@ class Wrapper(Algorithm[S]):
         return self.base.with_mixing_weights(network)
 
 
-# --- directions --------------------------------------------------------------------------------------
-Turn = Callable[[Tensor], Tensor]
-
-
+# --- step sizes --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Along:
-    """A step size that changes the direction it is multiplied with first: η times turns of y."""
+class ScaledDirection:
+    """A step size that transforms the direction first: η * y is η times transforms of y.
+
+    It replaces the step size of the inner method, whose `step_size * y` then applies the layers.
+    """
 
     rate: Rate
-    turns: tuple[Turn, ...]  # in the order in which they are applied
+    transforms: tuple[Callable[[Tensor], Tensor], ...]  # in the order in which they are applied
 
-    @staticmethod
-    def first(turn: Turn, rate: Rate | Along) -> Along:
-        """`turn` before those that `rate` has."""
-        return (
-            Along(rate.rate, (turn, *rate.turns))
-            if isinstance(rate, Along)
-            else Along(rate, (turn,))
-        )
+    @classmethod
+    def prepend(
+        cls, transform: Callable[[Tensor], Tensor], rate: Rate | ScaledDirection
+    ) -> ScaledDirection:
+        """`transform`, then those of `rate`, if it has any."""
+        if isinstance(rate, ScaledDirection):
+            return cls(rate.rate, (transform, *rate.transforms))
+        return cls(rate, (transform,))
 
     def __mul__(self, direction: Tensor) -> Tensor:
-        for turn in self.turns:
-            direction = turn(direction)
+        for transform in self.transforms:
+            direction = transform(direction)
         return self.rate * direction
 
 
 def with_rate(
-    algorithm: Algorithm[S], change: Callable[[Rate | Along], Rate | Along]
+    algorithm: Algorithm[S], change: Callable[[Rate | ScaledDirection], Rate | ScaledDirection]
 ) -> Algorithm[S]:
-    """The same method with another step size in the innermost one, `change` of the one it has.
+    """A copy whose innermost method has the step size `change(step_size)`.
 
-    Not by `replace`: the method would check what is no mistake here, such as the zero a schedule ends with.
+    `dataclasses.replace` would check the new value, but 0, the end of a schedule, is valid here.
     """
-    now = copy.copy(algorithm)
+    changed = copy.copy(algorithm)
     if isinstance(algorithm, Wrapper):
-        object.__setattr__(now, "base", with_rate(algorithm.base, change))
+        object.__setattr__(changed, "base", with_rate(algorithm.base, change))
     elif isinstance(algorithm, HasStepSize) and algorithm.step_size is not None:
-        object.__setattr__(now, "step_size", change(algorithm.step_size))
-    return now
+        object.__setattr__(changed, "step_size", change(algorithm.step_size))
+    return changed
 
 
 # --- layers ------------------------------------------------------------------------------------------
 @cache
-def _wider(inner: type[State], names: tuple[str, ...]) -> Any:
-    """The state's type with more fields: flat, so that it is cut, stored and shown like any other."""
-    wider = namedtuple("Wider", [*inner._fields, *names])  # type: ignore[misc]
-    title = "".join(name.title().replace("_", "") for name in names)
-    return type(f"{inner.__name__}With{title}", (wider,), {"inner": inner, "__slots__": ()})
+def _extended_state_type(inner: type[State], names: tuple[str, ...]) -> Any:
+    """A NamedTuple type with the fields of `inner`, then `names`.
+
+    It is flat, so that runtimes slice and store it like the state of any method; `inner_type` is
+    the type to split it into.
+    """
+    suffix = "".join(name.title().replace("_", "") for name in names)
+    fields = namedtuple("Fields", [*inner._fields, *names])  # type: ignore[misc]
+    attributes = {"inner_type": inner, "__slots__": ()}
+    return type(f"{inner.__name__}With{suffix}", (fields,), attributes)
 
 
 @dataclass(frozen=True)
 class Layer(Wrapper[S]):
-    """A wrapper with a keyword: its fields after `base` are what the keyword is given."""
+    """A wrapper with a keyword; its fields after `base` are the values of the keyword."""
 
-    key: ClassVar[str]  # of `method` and of configurations
-    example: ClassVar[str]  # a good value, as it is typed
+    key: ClassVar[str]  # keyword of `spodgt.method` and of configs
+    example: ClassVar[str]  # a reasonable value, for error messages
     off: ClassVar[float] = 0  # the number that means: no such layer
 
     @classmethod
-    def of(cls, base: Algorithm, value: object) -> Algorithm:
-        """`base` in the layer that a keyword's value means: a number, a table, or True for the defaults."""
-        first, *_ = own = [each.name for each in dataclasses.fields(cls)][1:]
-        if value is None or value is False or (type(value) in (int, float) and value == cls.off):
+    def wrap(cls, base: Algorithm, value: object) -> Algorithm:
+        """`base` with this layer, unless the value of the keyword switches it off.
+
+        Args:
+            base: The inner method.
+            value: A number, a dict of fields, or True for the defaults; None, False and `off`: no
+                layer.
+
+        Raises:
+            InvalidInput: The dict has a key that is not a field.
+        """
+        is_off = type(value) in (int, float) and value == cls.off
+        if value is None or value is False or is_off:
             return base
-        given = (
-            value
-            if isinstance(value, dict)
-            else {}
-            if value is True and len(own) > 1
-            else {first: value}
-        )
-        for name, one in given.items():
-            if name not in own:
+        names = [field.name for field in dataclasses.fields(cls)[1:]]
+        given: dict[str, Any] = {names[0]: value}
+        if isinstance(value, dict):
+            given = value
+        elif value is True and len(names) > 1:
+            given = {}
+        for name in given:
+            if name not in names:
                 raise InvalidInput(
-                    f"{name}={one!r} is not a field of {cls.key}; its fields are {', '.join(own)}."
+                    f"{name}={given[name]!r} is not a field of {cls.key}; "
+                    f"its fields are {', '.join(names)}."
                 )
         return cls(base, **given)
 
     @property
     def value(self) -> object:
-        """What `of` makes this layer from."""
-        own = dataclasses.fields(self)[1:]
-        if len(own) == 1:
-            return getattr(self, own[0].name)
-        given = {each.name: getattr(self, each.name) for each in own}
-        return {
-            name: one for name, one in given.items() if one != getattr(type(self), name)
-        } or True
+        """The value of the keyword: `wrap(base, value)` is the same layer."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[1:]}
+        if len(values) == 1:
+            return next(iter(values.values()))
+        defaults = type(self)
+        changed = {key: value for key, value in values.items() if value != getattr(defaults, key)}
+        return changed or True
 
-    def refuse(self, must: str, value: object) -> InvalidInput:
-        """What to raise for a bad `value`, which `must` be something else."""
+    def invalid(self, requirement: str, value: object) -> InvalidInput:
+        """The error to raise for a bad `value` of the keyword."""
         return InvalidInput(
-            f"{self.key} of {self.base.name} must be {must}, got {value!r}; use {self.key}={self.example}."
+            f"{self.key} of {self.base.name} must be {requirement}, got {value!r}; "
+            f"use {self.key}={self.example}."
         )
 
-    def begin(self, x: Tensor) -> Memory:
-        """What is kept before round 0, in the order of the names given to `declares`."""
-        return ()
-
-    def unfit(self) -> str | None:
-        """What `base` lacks for this layer, as the end of a sentence about it; None if nothing."""
+    def why_incompatible(self) -> str | None:
+        """Why the layer cannot wrap `base`, as the predicate of a sentence about it; None if it can."""
         return None
 
-    def parts(self, state: State) -> tuple[State, Memory]:
-        """The inner method's state, and what this layer keeps."""
-        if not (count := len(self.traits.state) - len(self.base.traits.state)):
-            return state, ()
-        inner: type[State] = type(state).inner  # type: ignore[attr-defined]
-        fields = tuple(state)
-        return inner(*fields[:-count]), fields[-count:]
+    def initial_memory(self, x: Tensor) -> Memory:
+        """The layer's state before round 0, in the order of the names given to `set_traits`."""
+        return ()
 
-    def whole(self, state: State, memory: Memory) -> Any:
+    def split_state(self, state: State) -> tuple[State, Memory]:
+        """The state of the inner method, and the layer's."""
+        count = len(self.traits.state) - len(self.base.traits.state)
+        if count == 0:
+            return state, ()
+        inner_type: type[State] = type(state).inner_type  # type: ignore[attr-defined]
+        fields = tuple(state)
+        return inner_type(*fields[:-count]), fields[-count:]
+
+    def join_state(self, state: State, memory: Memory) -> Any:
+        """The inverse of `split_state`."""
         names = self.traits.state[len(self.base.traits.state) :]
-        return _wider(cast(Hashable, type(state)), names)(*state, *memory) if names else state
+        if not names:
+            return state
+        return _extended_state_type(cast(Hashable, type(state)), names)(*state, *memory)
 
 
 @dataclass(frozen=True)
 class LinkLayer(Layer[S]):
-    """Changes which links are used or how they weigh, in `uses`; the step is the inner method's own."""
+    """A layer that changes active links or mixing weights; the step is that of the inner method."""
 
     @abstractmethod
     def adapt_availability(self, availability: Availability, network: Network) -> Availability: ...
@@ -202,150 +229,16 @@ class LinkLayer(Layer[S]):
         return self.base.step(state, round)
 
 
-@dataclass(frozen=True)
-class GradientLayer(Layer[S]):
-    """Changes every gradient that a client takes, before the inner method sees it."""
-
-    @abstractmethod
-    def changed(self, g: Tensor, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        """Other gradients for `g` taken at `x`, and what is kept; of idle clients neither is used."""
-
-    def kept(self, memory: Memory, round: Round) -> Memory:
-        """What is left of the memory when a round begins."""
-        return memory
-
-    def unfit(self) -> str | None:
-        takes = self.traits.momentum != "none"
-        return (
-            None
-            if takes
-            else f"needs gradients to filter, but the method takes none; drop {self.key}."
-        )
-
-    def init(self, x: Tensor, round: Round) -> Any:
-        filtered = _Filtered(round, self, self.begin(x))
-        state = self.base.init(x, cast(Round, filtered))
-        return self.whole(state, filtered.memory)
-
-    def step(self, state: S, round: Round) -> Any:
-        inner, memory = self.parts(state)
-        filtered = _Filtered(round, self, self.kept(memory, round))
-        after = self.base.step(cast(S, inner), cast(Round, filtered))
-        return self.whole(after, filtered.memory)
-
-
-@dataclass
-class _Filtered:
-    """A round whose gradients have gone through a layer; everything else is the round's own."""
+class RoundProxy:
+    """Base of rounds that change one member of another round and forward all others."""
 
     round: Round
-    layer: GradientLayer
-    memory: Memory
-
-    def grad(self, x: Tensor) -> Tensor:
-        computes, g = self.round.computes, self.round.grad(x)
-        g, memory = self.layer.changed(g, x, self.memory)
-        pairs = zip(memory, self.memory, strict=True)
-        self.memory = tuple(torch.where(computes, new, old) for new, old in pairs)
-        return torch.where(computes, g, torch.zeros_like(g))
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.round, name)
 
 
-@dataclass(frozen=True)
-class DirectionLayer(Layer[S]):
-    """Changes the direction in which every client steps: its tracker, or its gradient without tracking.
-
-    Clients that take no step keep their models and what the layer keeps. A direction of zero is no sign of
-    that: gradients of hinge losses are zero where a batch is separated. Where clients step along their own
-    gradients, those that took none do not step; the state has a column for it.
-    """
-
-    @abstractmethod
-    def turned(self, y: Tensor, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        """Another direction for `y` of the models `x`, and what is kept."""
-
-    @property
-    def along_own_gradients(self) -> bool:
-        """Whether clients step along neither a tracker nor the mean of all gradients."""
-        method: Algorithm = self.base
-        while isinstance(method, Wrapper):
-            method = method.base
-        traits = method.traits
-        return traits.activation == "all" and not traits.tracking and traits.exact == "no"
-
-    def declares(self, suffix: str, *more: str, **changes: object) -> None:
-        if self.along_own_gradients:
-            more = (*more, f"{self.key}_active")
-        super().declares(suffix, *more, **changes)
-
-    def unfit(self) -> str | None:
-        if self.traits.direction:
-            return None
-        return f"has no direction to step along; drop {self.key}, or use spod-gt-memory."
-
-    def init(self, x: Tensor, round: Round) -> Any:
-        watched = _Watched(round, round.computes & False)
-        state = self.base.init(x, cast(Round, watched))
-        return self.whole(state, self._join(self.begin(x), watched.active.to(x)))
-
-    def step(self, state: S, round: Round) -> Any:
-        inner, memory = self.parts(state)
-        watched = _Watched(round, round.computes)
-        if self.along_own_gradients:
-            *memory_of_turn, active = memory
-            memory = tuple(memory_of_turn)
-            watched.active = active != 0
-        turn = _Turned(self, inner.x, memory, watched)
-        now = with_rate(self.base, lambda rate: Along.first(turn, rate))
-        after = now.step(cast(S, inner), cast(Round, watched))
-        return self.whole(after, self._join(turn.memory, watched.active.to(inner.x)))
-
-    def _join(self, memory: Memory, active: Tensor) -> Memory:
-        return (*memory, active) if self.along_own_gradients else memory
-
-
-@dataclass
-class _Watched:
-    """A round that notes which clients have taken the last gradients; everything else is the round's own."""
-
-    round: Round
-    active: Tensor  # (clients, 1) bool
-
-    def grad(self, x: Tensor) -> Tensor:
-        self.active = self.round.computes
-        return self.round.grad(x)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.round, name)
-
-
-@dataclass
-class _Turned:
-    """The direction of one round in a layer; clients that take no step keep the direction they have."""
-
-    layer: DirectionLayer
-    x: Tensor
-    memory: Memory
-    round: _Watched
-
-    def __call__(self, y: Tensor) -> Tensor:
-        steps = self._steps()
-        turned, memory = self.layer.turned(y, self.x, self.memory)
-        self.memory = tuple(
-            torch.where(steps, new, old) for new, old in zip(memory, self.memory, strict=True)
-        )
-        return torch.where(steps, turned, y)
-
-    def _steps(self) -> Tensor:
-        """(clients, 1) bool: the clients that take a step."""
-        traits = self.layer.traits
-        round = self.round.round
-        if traits.activation != "all":
-            return round.computes
-        if self.layer.along_own_gradients:
-            return self.round.active
-        if traits.root or traits.two_way:
-            return cast(TreeRound, round).step_weight != 0
-        return torch.ones_like(round.computes)
+def update_where(condition: Tensor, new: Memory, old: Memory) -> Memory:
+    """Rows of `new` where the condition (clients, 1) holds, else rows of `old`."""
+    pairs = zip(new, old, strict=True)
+    return tuple(torch.where(condition, updated, before) for updated, before in pairs)

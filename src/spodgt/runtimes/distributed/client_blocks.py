@@ -1,6 +1,7 @@
-"""Which clients a process holds, what it sends and receives in a round, and the mixing of one block.
+"""The block of clients of each process: its rows, its messages in a round, and its mixing.
 
-All processes compute this alike from the networks and the active links: none asks another what it will send.
+All processes compute this from the networks and the active links, so they need not communicate what
+they will send.
 """
 
 from __future__ import annotations
@@ -17,31 +18,43 @@ from spodgt.kernels.links import Links, add_rows, matrix_diagonal
 from spodgt.problems.protocols import HasBatches
 from spodgt.types import Availability, Bools, Floats, Ints, Problem
 
-_LOOK_AHEAD = 256  # rounds from which it is told how often a client computes
-_HOLDING = 20  # clients kept and mixed for the price of one gradient
+_SAMPLED_ROUNDS = 256  # rounds in which the gradients of each client are counted
+_CLIENTS_PER_GRADIENT = 20  # clients that can be stored and mixed in the time of one gradient
 
 
-def effort(problem: Problem, availability: Availability) -> Ints:
-    """(clients,): p × cost, how much work a client is in a round; whole numbers, exact on every host."""
+def client_costs(problem: Problem, availability: Availability) -> Ints:
+    """(clients,) computing time of each client per round, in integers that all hosts agree on."""
     length = availability.length
-    rounds = range(_LOOK_AHEAD if length is None else min(length + 1, _LOOK_AHEAD))
-    often = availability.computes(rounds).sum(0)  # as the method uses it: it may wake everybody
-    everyone = np.arange(len(often))
-    cost = problem.batches(everyone) if isinstance(problem, HasBatches) else np.ones_like(everyone)
-    return np.asarray(_HOLDING * often * cost + len(rounds) * cost.max(), np.int64)
+    rounds = range(_SAMPLED_ROUNDS if length is None else min(length + 1, _SAMPLED_ROUNDS))
+    gradients = availability.computes(rounds).sum(0)
+    clients = np.arange(len(gradients))
+    samples = np.ones_like(clients)
+    if isinstance(problem, HasBatches):
+        samples = problem.batches(clients)
+    fixed = len(rounds) * samples.max()
+    return np.asarray(_CLIENTS_PER_GRADIENT * gradients * samples + fixed, np.int64)
 
 
-def blocks(efforts: Ints, size: int) -> Ints:
-    """(clients,): the process of each client; neighbours in number stay together, efforts are about equal.
+def assign_processes(costs: Ints, size: int) -> Ints:
+    """(clients,) the process of each client: consecutive clients, about equal costs.
 
-    Every process holds at least one client of every run, so all of them take the same path through a step.
+    Every process holds at least one client of every run, so that all of them make the same calls in
+    a step.
+
+    Args:
+        costs: (clients,) computing time.
+        size: number of processes.
+
+    Raises:
+        InvalidInput: there are more processes than clients.
     """
-    clients = len(efforts)
+    clients = len(costs)
     if size > clients:
         raise InvalidInput(
-            f"{size} processes are too many for {clients} clients; use torchrun --nproc-per-node {clients}."
+            f"{size} processes are too many for {clients} clients; "
+            f"use torchrun --nproc-per-node {clients}."
         )
-    total = np.r_[0, np.cumsum(efforts)]
+    total = np.append(0, np.cumsum(costs))
     cuts = [0]
     for process in range(1, size):
         nearest = int(np.abs(total * size - total[-1] * process).argmin())
@@ -51,111 +64,127 @@ def blocks(efforts: Ints, size: int) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """What this process sends and receives for one mixing: a client goes to each process at most once."""
+    """The rows that a process sends and receives in one mixing, each to a process at most once."""
 
     sends: dict[int, Ints]  # process → rows of this block, in the order of clients
     receives: dict[int, Ints]  # process → clients of the batch, in order
 
-    @cached_property
-    def peers(self) -> list[int]:
-        return sorted(self.sends.keys() | self.receives.keys())
-
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class ClientBlock:
     """The clients of one process in a batch of runs, and the links that touch them."""
 
     rank: int
-    owner: Ints  # (clients of the batch,)
-    receivers: Ints
+    owner: Ints  # (clients of the batch,) rank of the process that holds each client
+    receivers: Ints  # (links of the batch,) clients
     senders: Ints
 
     @cached_property
-    def own(self) -> Ints:
+    def clients(self) -> Ints:
+        """The clients of this process."""
         return np.flatnonzero(self.owner == self.rank)
 
     @cached_property
     def row(self) -> Ints:
-        """(clients of the batch,): the row of each in this block, -1 for those of others."""
+        """(clients of the batch,) row in this block; -1 for clients of other processes."""
         row = np.full(len(self.owner), -1)
-        row[self.own] = np.arange(len(self.own))
+        row[self.clients] = np.arange(len(self.clients))
         return row
 
     @cached_property
-    def into(self) -> Ints:
-        """Links that end in this block."""
+    def in_links(self) -> Ints:
+        """Links into this block."""
         return np.flatnonzero(self.owner[self.receivers] == self.rank)
 
     @cached_property
-    def within(self) -> Ints:
-        return np.asarray(self.into[self.owner[self.senders[self.into]] == self.rank])
+    def inner_links(self) -> Ints:
+        """Links within this block."""
+        is_inner = self.owner[self.senders[self.in_links]] == self.rank
+        return np.asarray(self.in_links[is_inner])
 
     @cached_property
-    def arriving(self) -> Ints:
-        return np.asarray(self.into[self.owner[self.senders[self.into]] != self.rank])
+    def incoming_links(self) -> Ints:
+        """Links from other processes into this block."""
+        is_incoming = self.owner[self.senders[self.in_links]] != self.rank
+        return np.asarray(self.in_links[is_incoming])
 
     @cached_property
-    def leaving(self) -> Ints:
-        ends = self.owner[self.senders], self.owner[self.receivers]
-        return np.flatnonzero((ends[0] == self.rank) & (ends[1] != self.rank))
+    def outgoing_links(self) -> Ints:
+        """Links from this block to other processes."""
+        is_sent = self.owner[self.senders] == self.rank
+        is_foreign = self.owner[self.receivers] != self.rank
+        return np.flatnonzero(is_sent & is_foreign)
 
-    def crossing(self, active: Bools) -> int:
-        """Active links between any two processes: each would cost one vector if none were shared."""
-        return int((active & (self.owner[self.receivers] != self.owner[self.senders])).sum())
+    @cached_property
+    def inner_mixing(self) -> Links:
+        """The links within this block, by its rows."""
+        receivers = self.row[self.receivers[self.inner_links]]
+        return Links(1, len(self.clients), receivers, self.row[self.senders[self.inner_links]])
 
     def traffic(self, active: Bools) -> Traffic:
-        out, into = self.leaving[active[self.leaving]], self.arriving[active[self.arriving]]
-        sends = _by_process(self.owner[self.receivers[out]], self.senders[out], len(self.owner))
-        receives = _by_process(self.owner[self.senders[into]], self.senders[into], len(self.owner))
-        return Traffic({peer: self.row[clients] for peer, clients in sends.items()}, receives)
+        """What is sent and received over the active links."""
+        outgoing = self.outgoing_links[active[self.outgoing_links]]
+        incoming = self.incoming_links[active[self.incoming_links]]
+        targets = self.owner[self.receivers[outgoing]]
+        sources = self.owner[self.senders[incoming]]
+        sends = {}
+        for peer, clients in _group_clients(targets, self.senders[outgoing]).items():
+            sends[peer] = self.row[clients]
+        return Traffic(sends, _group_clients(sources, self.senders[incoming]))
 
-    @cached_property
-    def inner(self) -> Links:
-        """The links within this block, by its own rows."""
-        links = self.within
-        return Links(
-            1, len(self.own), self.row[self.receivers[links]], self.row[self.senders[links]]
-        )
+    def mix_inner(self, x: Tensor, weights: Floats, active: Bools, keepers: Ints) -> Tensor:
+        """The share of this block's own clients in a mixing, which needs no message.
 
-    def mix_own(self, x: Tensor, weights: Floats, active: Bools, keeper: Ints) -> Tensor:
-        """What this block's clients keep and send to each other; needs no message."""
-        weights = weights.astype(torch.empty(0, dtype=x.dtype).numpy().dtype)  # as `Links.mix` does
-        # B_ii keeps what the missing links to other processes would have carried, too
-        kept = matrix_diagonal(weights, active, keeper, len(self.owner))[self.own]
-        links = self.within
-        return self.inner.mix_with(x, weights[links], active[links], kept)
+        Args:
+            x: (clients of the block, columns).
+            weights: (links of the batch,) entries of the matrix.
+            active: (links of the batch,) active links.
+            keepers: (links of the batch,) the end of each link that keeps what is not sent.
+        """
+        rounded = weights.astype(torch.empty(0, dtype=x.dtype).numpy().dtype)  # as in `Links.mix`
+        # The diagonal of the whole matrix: it depends on the links to other processes, too.
+        diagonal = matrix_diagonal(rounded, active, keepers, len(self.owner))[self.clients]
+        links = self.inner_links
+        return self.inner_mixing.mix_with(x, rounded[links], active[links], diagonal)
 
-    def mix_own_differences(self, x: Tensor, weights: Floats, active: Bools) -> Tensor:
+    def mix_inner_differences(self, x: Tensor, weights: Floats, active: Bools) -> Tensor:
         """As `Links.mix_differences`, over the links within this block."""
-        return self.inner.mix_differences(x, weights[self.within], active[self.within])
+        links = self.inner_links
+        return self.inner_mixing.mix_differences(x, weights[links], active[links])
 
-    def add(
+    def add_received(
         self,
         out: Tensor,
-        halo: Tensor,
+        received: Tensor,
         clients: Ints,
         weights: Floats,
         active: Bools,
-        own: Tensor | None,
+        subtract: Tensor | None = None,
     ) -> None:
-        """Weigh in the rows `halo` of some `clients`, which another process sent; `own` as in `add_rows`."""
-        links = self.arriving[active[self.arriving]]
+        """In place: add the rows of another process, weighted by the active links.
+
+        Args:
+            out: (clients of the block, columns).
+            received: (n, columns) rows of `clients`, which are in ascending order.
+            clients: (n,) of the batch.
+            weights: (links of the batch,) entries of the matrix.
+            active: (links of the batch,) active links.
+            subtract: (clients of the block, columns) add differences to these rows instead.
+        """
+        links = self.incoming_links[active[self.incoming_links]]
         links = links[np.isin(self.senders[links], clients)]
         rows = self.row[self.receivers[links]]
-        add_rows(
-            out, halo, rows, np.searchsorted(clients, self.senders[links]), weights[links], own
-        )
+        sources = np.searchsorted(clients, self.senders[links])
+        add_rows(out, received, rows, sources, weights[links], subtract)
 
 
-def _by_process(process: Ints, clients: Ints, count: int) -> dict[int, Ints]:
-    """Each process's clients, every one once and in order."""
-    codes = np.unique(process * count + clients)
-    found = codes // count
-    return {int(peer): codes[found == peer] % count for peer in np.unique(found)}
+def _group_clients(processes: Ints, clients: Ints) -> dict[int, Ints]:
+    """Clients by process, each once and in order."""
+    return {int(p): np.unique(clients[processes == p]) for p in np.unique(processes)}
 
 
-def spans(rows: Ints) -> slice | None:
-    """Rows as one slice, if they follow each other."""
+def as_slice(rows: Ints) -> slice | None:
+    """Consecutive rows as a slice; None if they are not consecutive."""
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
         return slice(int(rows[0]), int(rows[-1]) + 1)
     return None

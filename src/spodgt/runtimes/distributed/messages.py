@@ -1,54 +1,68 @@
-"""Messages between processes: rows of several tensors packed into one buffer per pair of processes."""
+"""Messages between processes: rows of several tensors in one buffer per pair of processes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from spodgt.runtimes.distributed.client_blocks import Traffic, spans
-from spodgt.runtimes.distributed.process_group import Group, Work
+from spodgt.runtimes.distributed.client_blocks import Traffic, as_slice
+from spodgt.runtimes.distributed.process_group import Group, Transfer, Work
 from spodgt.types import Ints
 
-Key = tuple[
-    str, str | None
-]  # over which links, and which field of the state; None for what is derived
-_TAGS = 16  # per round: a message meets only its own counterpart, so a slip is a time-out and not garbage
+_TAGS = 16  # per round: messages of different calls cannot be confused
+
+
+class FieldKey(NamedTuple):
+    """A tensor that is mixed."""
+
+    kind: str  # "pull" or "push": the links
+    field: str | None  # name in the state; None: computed by the method
 
 
 @dataclass(frozen=True, eq=False)
-class Item:
-    """A tensor that is mixed over one kind of links."""
+class MixedTensor:
+    """A tensor whose rows are sent over links."""
 
-    key: Key
+    key: FieldKey
     tensor: Tensor
     traffic: Traffic
 
 
+class Rows(NamedTuple):
+    """Rows of one tensor in a flat buffer."""
+
+    offset: int
+    rows: int
+    columns: int
+
+
 @dataclass(eq=False)
-class Parcel:
-    """One message to a process, one from it, or both."""
+class PendingMessage:
+    """The messages of one call to and from another process."""
 
-    mail: Mail
+    messenger: Messenger
     received: Tensor
-    places: dict[Key, tuple[int, int, int]]  # where in it: offset, rows, columns
+    layout: dict[FieldKey, Rows]  # of `received`
     buffers: list[Tensor]
-    sending: list[Work] = field(default_factory=list)
-    receiving: list[Work] = field(default_factory=list)
+    sends: list[Work] = field(default_factory=list)
+    receives: list[Work] = field(default_factory=list)
 
-    def rows(self, key: Key) -> Tensor:
-        """The rows that came for this tensor; waits for them."""
-        self._wait(self.receiving)
-        offset, rows, columns = self.places[key]
-        return self.received[offset : offset + rows * columns].view(rows, columns)
+    def rows(self, key: FieldKey) -> Tensor:
+        """Wait for the message; returns the rows received for a tensor."""
+        self._wait(self.receives)
+        place = self.layout[key]
+        end = place.offset + place.rows * place.columns
+        return self.received[place.offset : end].view(place.rows, place.columns)
 
     def close(self) -> None:
-        """Wait for everything; the buffers may then be used again."""
-        self._wait(self.sending)
-        self._wait(self.receiving)
-        self.mail.free.extend(self.buffers)
+        """Wait for all transfers; the buffers may be used again."""
+        self._wait(self.sends)
+        self._wait(self.receives)
+        self.messenger.free_buffers.extend(self.buffers)
         self.buffers = []
 
     @staticmethod
@@ -58,104 +72,132 @@ class Parcel:
 
 
 @dataclass(frozen=True, eq=False)
-class Flight:
-    """Messages of round k that left in the round before, all of them rows of `x`."""
+class PrefetchedRound:
+    """Messages of round k that were sent in the round before, all of them rows of x."""
 
     k: int
     x: Tensor
-    parcels: dict[int, Parcel]
+    messages: dict[int, PendingMessage]
 
 
 @dataclass(eq=False)
-class Mail:
-    """Packs and sends rows between processes, and counts what it sent."""
+class Messenger:
+    """Sends and receives rows between processes, and counts what it sent."""
 
     group: Group
-    overlap: bool = True  # send the models of the next round while gradients are computed
-    flight: Flight | None = None
-    free: list[Tensor] = field(default_factory=list)
+    prefetches: bool = True  # send the models of the next round while gradients are computed
+    prefetched: PrefetchedRound | None = None
+    free_buffers: list[Tensor] = field(default_factory=list)
     bytes: int = 0
     messages: int = 0
 
-    def post(self, k: int, part: int, items: Sequence[Item]) -> dict[int, Parcel]:
-        """Send and receive all `items` at once; `part` numbers the messages of a round."""
-        parcels, sends, receives = {}, [], []
-        for peer in sorted({peer for item in items for peer in item.traffic.peers}):
-            out = [
-                (item.tensor, item.traffic.sends[peer])
-                for item in items
-                if peer in item.traffic.sends
-            ]
-            places, size = {}, 0
-            for item in items:
-                if peer in item.traffic.receives:
-                    rows, columns = len(item.traffic.receives[peer]), item.tensor.shape[1]
-                    places[item.key] = (size, rows, columns)
-                    size += rows * columns
-            like, buffers = items[0].tensor, []
-            if size:
-                buffers.append(self._buffer(size, like))
-                receives.append((peer, buffers[0][:size]))
-            if out:
-                message = self._pack(out, buffers)
-                sends.append((peer, message))
-                self.bytes += message.numel() * message.element_size()
-                self.messages += 1
-            parcels[peer] = Parcel(self, buffers[0] if size else like[:0], places, buffers)
-        works = self.group.post(sends, receives, _TAGS * (1 + k % 2**20) + part)
-        for (peer, _), work in zip(sends, works, strict=False):
-            parcels[peer].sending.append(work)
-        for (peer, _), work in zip(receives, works[len(sends) :], strict=True):
-            parcels[peer].receiving.append(work)
-        return parcels
+    def send_receive(
+        self, k: int, call: int, tensors: Sequence[MixedTensor]
+    ) -> dict[int, PendingMessage]:
+        """Start to send and receive rows of all `tensors`, one message per pair of processes.
 
-    def _pack(self, pieces: list[tuple[Tensor, Ints]], buffers: list[Tensor]) -> Tensor:
-        tensor, rows = pieces[0]
-        span = spans(rows)
-        if len(pieces) == 1 and span is not None and tensor.is_contiguous():
-            return tensor[span].view(-1)  # as it lies there: states are never written to
-        buffer = self._buffer(sum(len(rows) * tensor.shape[1] for tensor, rows in pieces), tensor)
+        Args:
+            k: number of the round.
+            call: number of the call in the round.
+            tensors: of the same type.
+
+        Returns:
+            The messages by rank of the other process; every one must be closed.
+        """
+        messages: dict[int, PendingMessage] = {}
+        sends: list[Transfer] = []
+        receives: list[Transfer] = []
+        peers: set[int] = set()
+        for item in tensors:
+            peers |= item.traffic.sends.keys() | item.traffic.receives.keys()
+        for peer in sorted(peers):
+            message = self._allocate(peer, tensors)
+            messages[peer] = message
+            if len(message.received):
+                receives.append(Transfer(peer, message.received))
+            outgoing = [item for item in tensors if peer in item.traffic.sends]
+            if outgoing:
+                packed = self._pack(peer, outgoing, message.buffers)
+                sends.append(Transfer(peer, packed))
+                self.bytes += packed.numel() * packed.element_size()
+                self.messages += 1
+        started = self.group.start_transfers(sends, receives, _TAGS * (1 + k % 2**20) + call)
+        for work in started.sends:
+            messages[work.peer].sends.append(work)
+        for work in started.receives:
+            messages[work.peer].receives.append(work)
+        return messages
+
+    def _allocate(self, peer: int, tensors: Sequence[MixedTensor]) -> PendingMessage:
+        """A message with a buffer for what `peer` sends."""
+        layout: dict[FieldKey, Rows] = {}
+        size = 0
+        for item in tensors:
+            if peer in item.traffic.receives:
+                rows = Rows(size, len(item.traffic.receives[peer]), item.tensor.shape[1])
+                layout[item.key] = rows
+                size += rows.rows * rows.columns
+        like = tensors[0].tensor
+        if not size:
+            return PendingMessage(self, like.new_empty(0), layout, [])
+        buffer = self._buffer(size, like)
+        return PendingMessage(self, buffer[:size], layout, [buffer])
+
+    def _pack(self, peer: int, tensors: Sequence[MixedTensor], buffers: list[Tensor]) -> Tensor:
+        """The rows for `peer` as one flat tensor; a new buffer is added to `buffers`."""
+        first = tensors[0]
+        span = as_slice(first.traffic.sends[peer])
+        if len(tensors) == 1 and span is not None and first.tensor.is_contiguous():
+            return first.tensor[span].view(-1)  # without a copy: states are never written to
+        size = sum(len(item.traffic.sends[peer]) * item.tensor.shape[1] for item in tensors)
+        buffer = self._buffer(size, first.tensor)
         buffers.append(buffer)
-        at = 0
-        for tensor, rows in pieces:
-            end = at + len(rows) * tensor.shape[1]
-            place, span = buffer[at:end].view(len(rows), -1), spans(rows)
-            if span is not None:
-                place.copy_(tensor[span])
-            else:
-                torch.index_select(tensor, 0, torch.from_numpy(rows).to(tensor.device), out=place)
-            at = end
-        return buffer[:at]
+        start = 0
+        for item in tensors:
+            rows = item.traffic.sends[peer]
+            end = start + len(rows) * item.tensor.shape[1]
+            _copy_rows(item.tensor, rows, buffer[start:end].view(len(rows), -1))
+            start = end
+        return buffer[:size]
 
     def _buffer(self, size: int, like: Tensor) -> Tensor:
         """The smallest free buffer that is large enough, or a new one."""
-        fits = [n for n, b in enumerate(self.free) if b.numel() >= size and b.dtype == like.dtype]
-        if fits:
-            return self.free.pop(min(fits, key=lambda n: self.free[n].numel()))
-        self.free = self.free[-2 * self.group.size :]  # sizes have grown: let the old ones go
+        sizes = {}
+        for index, buffer in enumerate(self.free_buffers):
+            if buffer.numel() >= size and buffer.dtype == like.dtype:
+                sizes[index] = buffer.numel()
+        if sizes:
+            return self.free_buffers.pop(min(sizes, key=sizes.__getitem__))
+        self.free_buffers = self.free_buffers[-2 * self.group.size :]  # others are too small
         return torch.empty(size, dtype=like.dtype, device=like.device)
 
-    # --- early messages --------------------------------------------------------------------------
-    def take(self, k: int) -> dict[int, Parcel] | None:
-        """The messages of round k, if they left early."""
-        flight, self.flight = self.flight, None
-        if flight is not None and flight.k == k:
-            return flight.parcels
-        self._close(flight)
+    # --- messages that are sent early ------------------------------------------------------------
+    def take_prefetched(self, k: int) -> dict[int, PendingMessage] | None:
+        """The messages of round k, if they were sent early."""
+        if self.prefetched is not None and self.prefetched.k == k:
+            messages = self.prefetched.messages
+            self.prefetched = None
+            return messages
+        self.drain()
         return None
 
-    def check(self, x: Tensor) -> None:
-        """After a step: what left early must be the x that it returned, else nothing leaves early again."""
-        if self.flight is not None and self.flight.x is not x:
-            self.overlap = False
+    def check_prefetched(self, x: Tensor) -> None:
+        """Stop to send models early if a step has returned other models x than were sent."""
+        if self.prefetched is not None and self.prefetched.x is not x:
+            self.prefetches = False
             self.drain()
 
     def drain(self) -> None:
-        """Wait for messages that nobody needs any more; the other side does the same."""
-        flight, self.flight = self.flight, None
-        self._close(flight)
+        """Wait for messages that no process needs any more; all processes must call this."""
+        if self.prefetched is not None:
+            for message in self.prefetched.messages.values():
+                message.close()
+            self.prefetched = None
 
-    @staticmethod
-    def _close(flight: Flight | None) -> None:
-        for parcel in flight.parcels.values() if flight else ():
-            parcel.close()
+
+def _copy_rows(tensor: Tensor, rows: Ints, out: Tensor) -> None:
+    span = as_slice(rows)
+    if span is not None:
+        out.copy_(tensor[span])
+    else:
+        torch.index_select(tensor, 0, torch.from_numpy(rows).to(tensor.device), out=out)

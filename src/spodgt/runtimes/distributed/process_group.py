@@ -1,9 +1,9 @@
 """The processes of one job, over `torch.distributed`: gloo between CPUs, nccl between GPUs.
 
-Every operation has a time limit, and one that fails names the lost rank and the round. On failure the first
-rank to notice sets a flag in the rendezvous store; a thread of each live rank answers, even while the rank
-waits for another; all survivors report the rank that did not. Nothing is pickled. The network is trusted:
-nothing is authenticated or encrypted here.
+Every operation has a timeout, and a failure names the lost rank and the round. The first rank that
+fails sets a flag in the rendezvous store; a thread of each live rank answers it, even while the
+rank waits for another; the survivors report the rank that has not answered. Nothing is pickled. The
+network is trusted: nothing is authenticated or encrypted here.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -24,119 +25,174 @@ from torch.distributed.rendezvous import rendezvous
 
 from spodgt._util.text import first_line
 from spodgt.errors import Failed, InvalidInput
+from spodgt.types import Bools
 
 TIMEOUT = 600.0  # seconds a process may take for its gradients, or rank 0 for an evaluation
 _GRACE = 5.0  # seconds that survivors have to answer
-_LISTEN = 0.25  # seconds between two checks of the flag
-_GATHER = 7  # tags; mixing counts up from 16
+_POLL = 0.25  # seconds between two checks of the flag
+_GATHER_TAG = 7  # tags of mixing count up from 16
 
 
-Piece = tuple[int, Tensor]  # to or from whom, and what
+class Transfer(NamedTuple):
+    """A tensor to send or to receive."""
+
+    peer: int  # rank of the other process
+    tensor: Tensor
+
+
+@dataclass(eq=False)
+class Work:
+    """A transfer in progress."""
+
+    group: Group
+    peer: int  # rank of the other process
+    handle: Any
+
+    def wait(self) -> None:
+        with self.group.errors_with_rank(self.peer):
+            self.handle.wait()
+
+
+class StartedTransfers(NamedTuple):
+    """Transfers in progress; every one must be waited for."""
+
+    sends: list[Work]
+    receives: list[Work]
+
+    def wait(self) -> None:
+        for work in (*self.sends, *self.receives):
+            work.wait()
 
 
 @dataclass(eq=False)
 class Group:
-    """This process among its peers."""
+    """This process and the others of its job."""
 
     rank: int
     size: int
     device: torch.device
-    timeout: float
+    timeout: float  # seconds
     store: Any = field(repr=False)
-    members: Any = field(default=None, repr=False)  # a torch group of the first ranks; None for all
-    k: int = 0  # the round at hand, for messages
+    members: Any = field(default=None, repr=False)  # a torch group of the first ranks; None: all
+    k: int = 0  # the current round, for error messages
 
-    # --- sending ---------------------------------------------------------------------------------
-    def post(self, sends: Sequence[Piece], receives: Sequence[Piece], tag: int) -> list[Work]:
-        """Start all of these at once, and give a handle for each; every one must be waited for."""
-        both = [(dist.isend, *each) for each in sends] + [(dist.irecv, *each) for each in receives]
-        operations = [
-            dist.P2POp(call, tensor, peer, self.members, tag) for call, peer, tensor in both
-        ]
-        if not operations:
-            return []
-        with self.named(both[0][1]):
-            works = dist.batch_isend_irecv(operations)
-        if len(works) < len(both):  # nccl gives one handle for the whole batch
-            works = [works[0]] * len(both)
-        return [Work(self, peer, work) for (_, peer, _), work in zip(both, works, strict=True)]
+    # --- communication ---------------------------------------------------------------------------
+    def start_transfers(
+        self, sends: Sequence[Transfer], receives: Sequence[Transfer], tag: int
+    ) -> StartedTransfers:
+        """Start to send and receive tensors, all at once."""
+        transfers = [*sends, *receives]
+        if not transfers:
+            return StartedTransfers([], [])
+        operations = []
+        for index, transfer in enumerate(transfers):
+            call = dist.isend if index < len(sends) else dist.irecv
+            operations.append(dist.P2POp(call, transfer.tensor, transfer.peer, self.members, tag))
+        with self.errors_with_rank(transfers[0].peer):
+            handles = dist.batch_isend_irecv(operations)
+        if len(handles) < len(transfers):  # nccl returns one handle for the whole batch
+            handles = [handles[0]] * len(transfers)
+        works = []
+        for transfer, handle in zip(transfers, handles, strict=True):
+            works.append(Work(self, transfer.peer, handle))
+        return StartedTransfers(works[: len(sends)], works[len(sends) :])
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, in place."""
         if self.size > 1:
-            with self.named(None):
+            with self.errors_with_rank(None):
                 dist.all_reduce(tensor, group=self.members)
         return tensor
 
-    def share_bytes(self, data: bytes | bytearray) -> Tensor:
+    def any(self, flags: Bools) -> Bools:
+        """Flags that are set in any process."""
+        return (self.sum(torch.from_numpy(flags.astype(np.int64))) > 0).numpy()
+
+    def broadcast_bytes(self, data: bytes) -> bytes:
         """The bytes of rank 0."""
         if self.size == 1:
-            return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        with self.named(None):
+            return data
+        with self.errors_with_rank(None):
             length = torch.tensor([len(data)])
             dist.broadcast(length, 0, self.members)
             tensor = torch.empty(int(length), dtype=torch.uint8)
             if self.rank == 0:
                 tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             dist.broadcast(tensor, 0, self.members)
-        return tensor
+        return bytes(tensor.numpy().tobytes())
 
-    def gather(self, mine: Tensor, counts: Sequence[int]) -> list[Tensor] | None:
-        """On rank 0 the rows of every rank, of which rank r has `counts[r]`; None elsewhere."""
-        mine = mine.detach().cpu().contiguous()
+    def gather(self, rows: Tensor, counts: Sequence[int]) -> list[Tensor] | None:
+        """The rows of all ranks, on rank 0; None elsewhere.
+
+        Args:
+            rows: (counts[rank], …) of this rank.
+            counts: number of rows of each rank.
+        """
+        rows = rows.detach().cpu().contiguous()
         if self.rank:
-            self._all(self.post([(0, mine)] if len(mine) else [], [], _GATHER))
+            sends = [Transfer(0, rows)] if len(rows) else []
+            self.start_transfers(sends, [], _GATHER_TAG).wait()
             return None
-        parts = [mine] + [mine.new_empty(count, *mine.shape[1:]) for count in counts[1:]]
-        self._all(self.post([], [(r, p) for r, p in enumerate(parts) if r and len(p)], _GATHER))
+        parts = [rows]
+        receives = []
+        for rank in range(1, len(counts)):
+            parts.append(rows.new_empty(counts[rank], *rows.shape[1:]))
+            if counts[rank]:
+                receives.append(Transfer(rank, parts[rank]))
+        self.start_transfers([], receives, _GATHER_TAG).wait()
         return parts
 
     def scatter(self, parts: Sequence[Tensor] | None, like: Tensor) -> Tensor:
-        """The part of this rank, from rank 0; `like` has its shape and type."""
+        """The part of this rank.
+
+        Args:
+            parts: of all ranks, on rank 0; None elsewhere.
+            like: a tensor with the shape and the type of the part, which is overwritten.
+        """
         if self.rank == 0:
             assert parts is not None
-            sends = [(r, part.contiguous()) for r, part in enumerate(parts) if r and len(part)]
-            self._all(self.post(sends, [], _GATHER))
+            sends = []
+            for rank in range(1, len(parts)):
+                if len(parts[rank]):
+                    sends.append(Transfer(rank, parts[rank].contiguous()))
+            self.start_transfers(sends, [], _GATHER_TAG).wait()
             return parts[0]
-        self._all(self.post([], [(0, like)] if len(like) else [], _GATHER))
+        receives = [Transfer(0, like)] if len(like) else []
+        self.start_transfers([], receives, _GATHER_TAG).wait()
         return like
 
-    @staticmethod
-    def _all(works: list[Work]) -> None:
-        for work in works:
-            work.wait()
-
-    # --- failing ---------------------------------------------------------------------------------
+    # --- failures --------------------------------------------------------------------------------
     @contextmanager
-    def named(self, peer: int | None) -> Iterator[None]:
-        """Turn what the transport raises into a sentence with the rank and the round."""
+    def errors_with_rank(self, peer: int | None) -> Iterator[None]:
+        """Raise `Failed` with the rank and the round for errors of the transport.
+
+        Args:
+            peer: rank of the other process; None: a collective operation.
+        """
         try:
             yield
         except RuntimeError as error:
-            raise self._lost(peer, error) from error
+            raise self._failure(peer, error) from error
 
-    def _lost(self, peer: int | None, error: Exception) -> Failed:
-        who = f"rank {peer}" if peer is not None else self._missing()
-        with suppress(Exception):  # the store itself may be gone
-            # The first to notice is right: later ones may only see that others have stopped.
-            who = self.store.compare_set("spodgt/lost", "", who).decode() or who
-        reason = first_line(error)
+    def _failure(self, peer: int | None, error: Exception) -> Failed:
+        lost = self._find_lost_ranks() if peer is None else f"rank {peer}"
+        with suppress(Exception):  # the store may be lost, too
+            # The first report is right: later ones may only see that other survivors have stopped.
+            lost = self.store.compare_set("spodgt/lost", "", lost).decode() or lost
         return Failed(
-            f"{who} was lost in round {self.k} (rank {self.rank} saw: {_short(reason)}); the last "
+            f"{lost} was lost in round {self.k} (rank {self.rank} saw: {_shorten(error)}); the last "
             "checkpoint is kept: start again with --resume, or let torchrun --max-restarts do it."
         )
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Answer from a thread when another rank reports a failure, whatever this one is waiting for."""
-        store, over = (
-            self.store.clone(),
-            threading.Event(),
-        )  # clones may be used beside the original
+        """Answer failure reports of other ranks from a thread, even while this rank waits."""
+        store = self.store.clone()  # a clone may be used in another thread
+        finished = threading.Event()
 
         def listen() -> None:
-            with suppress(Exception):  # the store goes with the job
-                while not over.wait(_LISTEN):
+            with suppress(Exception):  # the store ends with the job
+                while not finished.wait(_POLL):
                     if store.check(["spodgt/failed"]):
                         store.set(f"spodgt/alive/{self.rank}", "1")
                         return
@@ -146,39 +202,28 @@ class Group:
         try:
             yield
         finally:
-            over.set()
+            finished.set()
             thread.join(_GRACE)
 
-    def _missing(self) -> str:
-        """The ranks that do not answer, as well as can be told after a collective call failed."""
+    def _find_lost_ranks(self) -> str:
+        """The ranks that do not answer after a collective operation has failed."""
+        silent = [rank for rank in range(self.size) if rank != self.rank]
         try:
             self.store.set("spodgt/failed", "1")
-            begun, away = time.monotonic(), [r for r in range(self.size) if r != self.rank]
-            while len(away) > 1 and time.monotonic() - begun < _GRACE:  # a busy rank answers late
-                time.sleep(_LISTEN)
+            started = time.monotonic()
+            while len(silent) > 1 and time.monotonic() - started < _GRACE:  # busy ranks are late
+                time.sleep(_POLL)
                 if self.store.check(["spodgt/lost"]):
                     return str(self.store.get("spodgt/lost").decode())
-                away = [r for r in away if not self.store.check([f"spodgt/alive/{r}"])]
+                silent = [r for r in silent if not self.store.check([f"spodgt/alive/{r}"])]
         except Exception:
-            away = []
-        return " or ".join(f"rank {r}" for r in away) or "an unknown rank"
+            silent = []
+        return " or ".join(f"rank {rank}" for rank in silent) or "an unknown rank"
 
 
-@dataclass(eq=False)
-class Work:
-    """A message on its way to or from `peer`."""
-
-    group: Group
-    peer: int
-    handle: Any
-
-    def wait(self) -> None:
-        with self.group.named(self.peer):
-            self.handle.wait()
-
-
-def _short(reason: str) -> str:
-    """Without the source line that gloo puts first, and the advice that follows."""
+def _shorten(error: Exception) -> str:
+    """An error without the source line that gloo puts first, and the advice that follows."""
+    reason = first_line(error)
     return reason.split("] ", 1)[-1].split(". ", 1)[0][:120].rstrip(".")
 
 
@@ -194,7 +239,7 @@ def restarted() -> bool:
 
 
 def main_process() -> bool:
-    """Whether this process is the one that writes and shows: rank 0, or the only one."""
+    """Whether this process writes and reports: rank 0, or the only process."""
     return not launched() or int(os.environ.get("RANK", "0")) == 0
 
 
@@ -218,7 +263,7 @@ def _join(device: torch.device) -> Group:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         try:
             store, rank, size = next(iter(rendezvous("env://")))
-            # torchrun keeps one store over restarts: addresses of the dead must not be found again.
+            # torchrun keeps one store over restarts; it has the addresses of ended processes.
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             store = dist.PrefixStore(f"spodgt/{attempt}", store)  # type: ignore[attr-defined]
             dist.init_process_group(
@@ -227,11 +272,22 @@ def _join(device: torch.device) -> Group:
         except (RuntimeError, ValueError) as error:
             reason = first_line(error)
             raise Failed(
-                f"the processes could not meet: {reason}; see docs/howto/processes.md."
+                f"the processes could not connect: {reason}; see docs/howto/processes.md."
             ) from error
     else:
-        store = dist.distributed_c10d._get_default_store()
+        store = _default_store()
     return Group(dist.get_rank(), dist.get_world_size(), device, timeout, store)
+
+
+def _default_store() -> Any:
+    """The store of a process group that was made by the caller.
+
+    PyTorch has no public function for it. Without it, lost ranks are not named in errors.
+    """
+    get_store = getattr(dist.distributed_c10d, "_get_default_store", None)
+    if get_store is None:
+        return dist.HashStore()  # type: ignore[attr-defined]
+    return get_store()
 
 
 def _timeout() -> float:

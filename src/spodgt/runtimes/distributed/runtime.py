@@ -1,7 +1,7 @@
-"""The distributed runtime: processes that hold a block of the clients each; rank 0 records.
+"""The distributed runtime: every process holds a block of the clients; rank 0 records.
 
-Processes meet only where the simulator would evaluate, save or check for NaN. A checkpoint holds the whole
-state in the order of clients, so a run may be taken up by another number of processes, or by the simulator.
+Processes are synchronized where the simulator would evaluate, save or check for NaN. A checkpoint
+holds the state of all clients, so another number of processes, or the simulator, can continue it.
 """
 
 from __future__ import annotations
@@ -19,35 +19,38 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spodgt.errors import Failed, InvalidInput, SpodgtError
-from spodgt.kernels.steps import rebuild
+from spodgt.kernels.steps import State, rebuild
 from spodgt.problems import refuse_statistics
-from spodgt.runtimes.distributed.client_blocks import blocks, effort
+from spodgt.runtimes.distributed.client_blocks import assign_processes, client_costs
 from spodgt.runtimes.distributed.process_group import Group, restarted
-from spodgt.runtimes.distributed.world import Distributed
+from spodgt.runtimes.distributed.world import DistributedWorld
 from spodgt.runtimes.world import CheckpointBatch, Run, RunCheckpoint, Snapshot, Tally
 
 T = TypeVar("T")
-_CPU = torch.device("cpu")
 
 
 def check_runs(runs: Sequence[Run]) -> None:
-    """Refuse what several processes cannot run, before they meet and anything is written."""
+    """Check that several processes can compute runs, before they connect and write anything.
+
+    Raises:
+        InvalidInput: the problem has running statistics, or fewer clients than processes.
+    """
     refuse_statistics(runs[0].problem, "the distributed runtime")
-    size = (
-        dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
-    )
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if dist.is_initialized():
+        size = dist.get_world_size()
     for run in runs:
-        blocks(effort(run.problem, run.availability), size)
+        assign_processes(client_costs(run.problem, run.availability), size)
 
 
 @dataclass(frozen=True, eq=False)
-class Processes:
-    """The runtime of one process among several."""
+class DistributedRuntime:
+    """The runtime of one process of several."""
 
     group: Group
 
     @property
-    def records(self) -> bool:
+    def is_main(self) -> bool:
         return self.group.rank == 0
 
     @property
@@ -58,48 +61,47 @@ class Processes:
     def restarted(self) -> bool:
         return restarted()
 
-    def working(self) -> AbstractContextManager[None]:
+    def running(self) -> AbstractContextManager[None]:
         return self.group.answering()
 
-    def check_alike(self, facts: Mapping[str, str]) -> None:
-        """Processes with other settings or versions would wait for each other in vain."""
-        theirs = json.loads(self.share(lambda: json.dumps(dict(facts)).encode()))
-        differ = [name for name, value in facts.items() if theirs.get(name) != value]
-        odd = torch.zeros(self.group.size, dtype=torch.int64)
-        odd[self.group.rank] = len(differ)
-        odd = self.group.sum(odd)
-        if odd.any():
-            what = ", ".join(differ) or "settings or versions"
+    def check_equal(self, settings: Mapping[str, str]) -> None:
+        """Processes with different settings or versions would wait for each other forever."""
+        expected = self._broadcast_json(dict(settings))
+        different = [name for name, value in settings.items() if expected.get(name) != value]
+        counts = torch.zeros(self.group.size, dtype=torch.int64)
+        counts[self.group.rank] = len(different)
+        counts = self.group.sum(counts)
+        if counts.any():
+            names = ", ".join(different) or "settings or versions"
             raise InvalidInput(
-                f"all processes must be alike, but rank {int(odd.argmax())} has other {what} than rank 0; "
-                "use the same files and versions on all hosts."
+                f"all processes must be alike, but rank {int(counts.argmax())} has other {names} "
+                "than rank 0; use the same files and versions on all hosts."
             )
 
-    def first(self, action: Callable[[], T]) -> T:
-        """Do it where it is recorded; all get what it gives, or raise what it raises."""
+    def broadcast_from_main(self, action: Callable[[], T]) -> T:
         error: SpodgtError | None = None
-        value: T | None = None
-        if self.records:
+        outcome: dict[str, Any] = {"value": None, "error": None, "is_invalid_input": False}
+        if self.is_main:
             try:
-                value = action()
-            except SpodgtError as problem:
-                error = problem
-        word = {
-            "value": value,
-            "error": error and str(error),
-            "invalid": isinstance(error, InvalidInput),
-        }
-        word = json.loads(self.share(lambda: json.dumps(word).encode()))
-        if word["error"]:
-            raise error or (InvalidInput if word["invalid"] else Failed)(word["error"])
-        given: T = value if self.records else word["value"]  # type: ignore[assignment]
-        return given
+                outcome["value"] = action()
+            except SpodgtError as caught:
+                error = caught
+                outcome["error"] = str(caught)
+                outcome["is_invalid_input"] = isinstance(caught, InvalidInput)
+        received = self._broadcast_json(outcome)
+        if error is not None:
+            raise error
+        if received["error"] is not None:
+            kind = InvalidInput if received["is_invalid_input"] else Failed
+            raise kind(received["error"])
+        value: T = outcome["value"] if self.is_main else received["value"]
+        return value
 
-    def share(self, data: Callable[[], bytes]) -> bytes:
-        return bytes(self.group.share_bytes(data() if self.records else b"").numpy().tobytes())
+    def broadcast_bytes(self, data: Callable[[], bytes]) -> bytes:
+        return self.group.broadcast_bytes(data() if self.is_main else b"")
 
-    def world(self, runs: Sequence[Run], dtype: torch.dtype) -> Distributed:
-        return Distributed(runs, self.group, dtype=dtype)
+    def world(self, runs: Sequence[Run], dtype: torch.dtype) -> DistributedWorld:
+        return DistributedWorld(runs, self.group, dtype=dtype)
 
     def restore(
         self,
@@ -107,50 +109,70 @@ class Processes:
         dtype: torch.dtype,
         checkpoints: Mapping[int, RunCheckpoint] | None,
     ) -> Snapshot:
-        batch: CheckpointBatch | None = None
-        head: dict[str, Any] = {}
-        counts = Tally.zeros(runs)
+        joined: CheckpointBatch | None = None
+        header: dict[str, Any] = {}
         if checkpoints is not None:
-            batch = CheckpointBatch.join(runs, checkpoints)
-            counts = batch.counts
-            points = list(checkpoints.values())
-            head = {
-                "k": points[0].k,
-                "delay": [point.delay for point in points],
+            joined = CheckpointBatch.join(runs, checkpoints)
+            header = {
+                "k": joined.k,
+                "delay": joined.delay.tolist(),
                 "runs": list(checkpoints),
-                "exchanged": batch.exchanged is not None,
+                "has_exchanged": joined.exchanged is not None,
             }
-        head = json.loads(self.share(lambda: json.dumps(head).encode()))
-        fresh = self.world(runs, dtype)
-        like = fresh.init()  # round 0 tells what a state looks like
-        fresh.close()
-        live = np.asarray(head["runs"], np.int64)
-        world = Distributed(
-            runs, self.group, dtype=dtype, runs=live, counts=counts, mail=fresh.mail
+        header = self._broadcast_json(header)
+        unstarted = self.world(runs, dtype)
+        like = unstarted.init()  # a state of the right type and columns
+        unstarted.close()
+        world = DistributedWorld(
+            runs,
+            self.group,
+            dtype=dtype,
+            runs=np.asarray(header["runs"], np.int64),
+            tally=Tally.zeros(runs) if joined is None else joined.counts,
+            messenger=unstarted.messenger,
         )
+        state = self._scatter_state(world, joined, like)
+        if header["has_exchanged"]:
+            exchanged = None if joined is None else joined.exchanged
+            x = self._scatter(world, None if exchanged is None else exchanged.x, like[0])
+            values = None if exchanged is None else exchanged.statistics
+            statistics = self._scatter(world, values, world.statistics.values)
+            world.exchanges.restore(header["k"], x, statistics)
+        return Snapshot(header["k"], np.asarray(header["delay"]), world, state)
 
-        def dealt(whole: Tensor | None, like: Tensor) -> Tensor:
-            """The rows of this process, of what the recording one has."""
-            owner, parts = world.block.owner, None
-            if whole is not None:
-                parts = [
-                    whole.cpu()[np.flatnonzero(owner == rank)] for rank in range(self.group.size)
-                ]
-            rows = like.new_empty(len(world.own), *like.shape[1:], device=_CPU)
-            return self.group.scatter(parts, rows).to(self.group.device)
+    def _scatter_state(
+        self, world: DistributedWorld, joined: CheckpointBatch | None, like: State
+    ) -> State:
+        """The state and the statistics of this process, from those of all clients."""
+        fields = []
+        for name, tensor in zip(world.held.algorithm.traits.state, like, strict=True):
+            values = None if joined is None else joined.state[name]
+            fields.append(self._scatter(world, values, tensor))
+        statistics = None if joined is None else joined.statistics
+        world.statistics.values = self._scatter(world, statistics, world.statistics.values)
+        return rebuild(like, fields)
 
-        names = world.algorithm.traits.state
-        fields = [
-            dealt(batch and batch.state[name], tensor)
-            for name, tensor in zip(names, like, strict=True)
-        ]
-        if world.statistics.shape[1]:
-            world.statistics = dealt(batch and batch.statistics, world.statistics)
-        if head["exchanged"]:
-            exchanged = batch and batch.exchanged
-            x = dealt(exchanged and exchanged.x, like[0])
-            statistics = world.statistics
-            if statistics.shape[1]:
-                statistics = dealt(exchanged and exchanged.statistics, statistics)
-            world.restore_exchanged(head["k"], x, statistics)
-        return Snapshot(head["k"], np.asarray(head["delay"]), world, rebuild(like, fields))
+    def _scatter(self, world: DistributedWorld, values: Tensor | None, like: Tensor) -> Tensor:
+        """The rows of this process.
+
+        Args:
+            world: the world.
+            values: (clients of the batch, columns) on the main process; None elsewhere.
+            like: a tensor with the columns and the type of `values`.
+        """
+        rows = like.new_empty(len(world.held.clients), *like.shape[1:], device="cpu")
+        if not rows.numel():
+            return rows.to(self.group.device)
+        parts = None
+        if values is not None:
+            owner = world.block.owner
+            values = values.cpu()
+            parts = [values[np.flatnonzero(owner == rank)] for rank in range(self.group.size)]
+        return self.group.scatter(parts, rows).to(self.group.device)
+
+    def _broadcast_json(self, value: dict[str, Any]) -> dict[str, Any]:
+        """The value of the main process."""
+        received: dict[str, Any] = json.loads(
+            self.group.broadcast_bytes(json.dumps(value).encode() if self.is_main else b"")
+        )
+        return received

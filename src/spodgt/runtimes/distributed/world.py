@@ -1,38 +1,99 @@
 """A block of the clients in every process, on `torch.distributed`.
 
-Every process draws the active links of a round by itself, so nothing is agreed upon by messages. A
-round sends each pair of processes one message at most, with the rows that active links need: the fields
-that a method declares to mix as they are (`Traits.mixed_fields`) go together at the start of the step,
-and where that is x alone, already while the last gradients are computed. What a method derives first is
-sent when it asks for it. The trajectory is the simulator's.
+Every process draws the active links of a round itself, so that no process has to announce what it
+sends. The trajectory is that of the simulator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm
-from spodgt.algorithms.compose.codecs import Codec, IntervalQuantizer
 from spodgt.kernels.steps import State, rebuild
 from spodgt.problems import refuse_statistics
-from spodgt.runtimes.distributed.client_blocks import Block, Traffic, blocks, effort
-from spodgt.runtimes.distributed.messages import Flight, Item, Key, Mail, Parcel
+from spodgt.runtimes.batch import RunBatch
+from spodgt.runtimes.batch_round import BatchRound, RoundLinks
+from spodgt.runtimes.distributed.client_blocks import ClientBlock, assign_processes, client_costs
+from spodgt.runtimes.distributed.messages import FieldKey, Messenger
+from spodgt.runtimes.distributed.mixer import MessageMixer, RoundMessages
 from spodgt.runtimes.distributed.process_group import Group
-from spodgt.runtimes.simulator import SimulatedRound, Simulation, cut
+from spodgt.runtimes.held_clients import ClientStatistics, HeldClients
+from spodgt.runtimes.last_exchange import LastExchanges
 from spodgt.runtimes.world import Run, RunState, Tally, with_average
-from spodgt.types import Bools, Evaluation, Ints
+from spodgt.types import Bools, Evaluation, Floats, Ints, Problem
 
 
-class Distributed(Simulation):
-    """The `World` of one process: its block of clients of the runs side by side."""
+@dataclass(eq=False)
+class DistributedRounds:
+    """Computes the rounds of the block of one process."""
 
-    arranges = False
+    held: HeldClients
+    block: ClientBlock
+    messenger: Messenger
+    tally: Tally
+    statistics: ClientStatistics
+
+    def __post_init__(self) -> None:
+        keys: dict[FieldKey, None] = {}  # an ordered set
+        for kind, name in self.held.algorithm.traits.mixed_fields:
+            keys[FieldKey("push" if kind == "push" else "pull", name)] = None
+        self.fields = tuple(keys)
+
+    def init(self) -> State:
+        """The state after round 0."""
+        messages = self._messages(0)
+        models = self.held.initial_models()
+        state: State = self.held.algorithm.init(models, self.start(0, messages))
+        messages.close(state)
+        return state
+
+    def advance(self, state: State, rounds: range) -> State:
+        """The state after these rounds."""
+        method = self.held.algorithm
+        for k in rounds:
+            messages = self._messages(k)
+            messages.send_fields(state, tuple(method.traits.state))
+            state = method.step(state, self.start(k, messages))
+            messages.close(state)
+        return state
+
+    def start(self, k: int, messages: RoundMessages) -> BatchRound:
+        """Round k."""
+        self.messenger.group.k = k
+        activity = self.held.batch.activity.at(k)
+        index = k - activity.first
+        roles = None if activity.roles is None else activity.roles.at(index)
+        links = RoundLinks(self.held, activity.links.at(index), roles, self.tally)
+        mixer = MessageMixer(links, self.block, messages, partial(self._messages, k + 1))
+        return BatchRound(k, links, mixer, activity.computes[index + 1], self.statistics)
+
+    def _messages(self, k: int) -> RoundMessages:
+        activity = self.held.batch.activity.at(k)
+        active = activity.links.at(k - activity.first)
+        return RoundMessages(k, active, self.block, self.messenger, self.fields)
+
+
+class DistributedWorld:
+    """The `World` of one process: its block of clients of several runs.
+
+    Args:
+        every: all runs of the batch.
+        group: the processes.
+        dtype: of the models.
+        runs: numbers of the runs that are not finished; None: all.
+        tally: counts of this process to continue from; None: zeros.
+        messenger: to continue with; None: a new one.
+        statistics: (clients, columns) private parameters to continue from; None: the initial ones.
+
+    Raises:
+        InvalidInput: the problem has running statistics, or fewer clients than processes.
+    """
 
     def __init__(
         self,
@@ -41,272 +102,130 @@ class Distributed(Simulation):
         *,
         dtype: torch.dtype = torch.float32,
         runs: Ints | None = None,
-        counts: Tally | None = None,
-        mail: Mail | None = None,
+        tally: Tally | None = None,
+        messenger: Messenger | None = None,
         statistics: Tensor | None = None,
     ) -> None:
         refuse_statistics(every[0].problem, "the distributed runtime")
-        super().__init__(
-            every,
-            dtype=dtype,
-            device=group.device,
-            runs=runs,
-            counts=counts,
-            statistics=statistics,
-            compiled=False,
+        self.communicator = group
+        self.messenger = messenger or Messenger(group)
+        self.batch = RunBatch(every, dtype, group.device, runs)
+        self.runs = self.batch.runs
+        owners = []
+        for run in self.batch.live:
+            owners.append(assign_processes(client_costs(run.problem, run.availability), group.size))
+        links = self.batch.links
+        self.block = ClientBlock(group.rank, np.concatenate(owners), links.receivers, links.senders)
+        self.held = HeldClients(self.batch, self.block.clients, self.block.in_links)
+        self.sizes = self.held.sizes
+        self.counts = Tally.zeros(every) if tally is None else tally  # of this process
+        self.statistics = ClientStatistics.initial(self.held, statistics)
+        self.rounds = DistributedRounds(
+            self.held, self.block, self.messenger, self.counts, self.statistics
         )
-        self.group, self.mail = group, mail or Mail(group)
+        self.exchanges = LastExchanges(self.held)
 
-    # --- the block -------------------------------------------------------------------------------
-    @property
-    def processes(self) -> int:  # type: ignore[override]
-        return self.group.size
-
-    @cached_property
-    def block(self) -> Block:
-        live, links = self.batch.live, self.batch.links
-        owners = [blocks(effort(run.problem, run.availability), self.group.size) for run in live]
-        return Block(self.group.rank, np.concatenate(owners), links.receivers, links.senders)
-
-    @cached_property
-    def own(self) -> Ints:
-        return self.block.own
-
-    @property
-    def row(self) -> Ints:
-        return self.block.row
-
-    @property
-    def held(self) -> Ints:
-        return self.own
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        number = np.repeat(np.arange(len(self.batch.sizes)), self.batch.sizes)
-        return list(map(int, np.bincount(number[self.own], minlength=len(self.batch.sizes))))
-
-    @cached_property
-    def algorithm(self) -> Algorithm:
-        return cut(self.batch.algorithm, torch.from_numpy(self.own), self.batch.links.clients)
-
-    @cached_property
-    def counted(self) -> tuple[Ints, Ints]:
-        clients, links = (np.arange(len(t)) for t in (self.counts.gradients, self.counts.messages))
-        return clients[self.batch.counted[0]][self.own], links[self.batch.counted[1]][
-            self.block.into
-        ]
-
-    @property
-    def into(self) -> Ints:
-        return self.block.into
-
-    @cached_property
-    def planned(self) -> tuple[Key, ...]:
-        """What every step mixes as it is: over which links, and which field of the state."""
-        mixes = self.algorithm.traits.mixed_fields
-        return tuple(
-            dict.fromkeys(("push" if kind == "push" else "pull", name) for kind, name in mixes)
-        )
-
-    # --- World -----------------------------------------------------------------------------------
     def init(self) -> State:
-        now = self.round(0)
-        state: State = self.algorithm.init(self.start(), now)
-        now.close(state)
+        return self.rounds.init()
+
+    def costs(self, k: int) -> Floats:
+        return self.batch.activity.costs(k)
+
+    def advance(self, state: State, rounds: range) -> State:
+        for segment in self.exchanges.segments(rounds):
+            state = self.rounds.advance(state, segment.rounds)
+            self.exchanges.copy(segment.copied_runs, state[0], self.statistics)
+        self.exchanges.drop_after(rounds.stop - 1)
         return state
 
-    def round(self, k: int) -> DistributedRound:
-        self.group.k = k
-        activity = self.batch.activity(k)
-        at = k - activity.first
-        roles = activity.roles and activity.roles.at(at)
-        return DistributedRound(k, self, activity.computes[at + 1], activity.links.at(at), roles)
-
-    def _advance(self, state: State, rounds: range) -> State:
-        for k in rounds:
-            now = self.round(k)
-            now.open(state)
-            state = self.algorithm.step(state, now)
-            now.close(state)
-        return state
-
-    def keep(self, still: Bools, state: State) -> tuple[Distributed, State]:
-        self.mail.drain()
-        rows = torch.from_numpy(np.flatnonzero(np.repeat(still, self.sizes))).to(self.group.device)
-        smaller = Distributed(
+    def select_runs(self, selected: Bools, state: State) -> tuple[DistributedWorld, State]:
+        self.messenger.drain()
+        world = DistributedWorld(
             self.batch.every,
-            self.group,
+            self.communicator,
             dtype=self.batch.dtype,
-            runs=self.runs[still],
-            counts=self.counts,
-            mail=self.mail,
-            statistics=self.statistics[rows],
+            runs=self.runs[selected],
+            tally=self.counts,
+            messenger=self.messenger,
+            statistics=self.statistics.values[self.held.rows_of(selected)],
         )
-        smaller.exchanged = self.still_exchanged(still)
-        return smaller, rebuild(state, [tensor[rows] for tensor in state])
+        world.exchanges = self.exchanges.select(world.held)
+        return world, self.held.select(state, selected)
+
+    def at_last_exchange(self, state: State) -> tuple[DistributedWorld, State]:
+        if not self.exchanges.models:
+            return self, state
+        x = state[0].clone()
+        statistics = self.statistics.values.clone()
+        self.exchanges.substitute(x, statistics)
+        world = copy.copy(self)
+        world.statistics = self.statistics.with_values(statistics)
+        return world, rebuild(state, (x, *tuple(state)[1:]))
 
     def gather(self, state: State, wanted: Bools) -> list[RunState] | None:
-        sizes, owner = self.batch.sizes, self.block.owner
-        chosen = np.repeat(wanted, sizes)
-        rows = [np.flatnonzero(chosen & (owner == rank)) for rank in range(self.group.size)]
-        mine = torch.from_numpy(self.block.row[rows[self.group.rank]]).to(self.group.device)
-        tensors = (*state, self.statistics) if self.statistics.shape[1] else state
-        gathered = [
-            self.group.gather(tensor[mine], [len(each) for each in rows]) for tensor in tensors
+        group = self.communicator
+        is_wanted = np.repeat(wanted, self.batch.sizes)
+        clients = [
+            np.flatnonzero(is_wanted & (self.block.owner == rank)) for rank in range(group.size)
         ]
-        order = torch.from_numpy(np.argsort(np.concatenate(rows)))
-        whole = [torch.cat(parts)[order] for parts in gathered if parts is not None]
-        if self.group.rank:
+        counts = [len(part) for part in clients]
+        rows = torch.from_numpy(self.block.row[clients[group.rank]]).to(group.device)
+        order = torch.from_numpy(np.argsort(np.concatenate(clients)))
+        fields = []
+        for tensor in (*state, self.statistics.values):
+            if not tensor.numel():  # no columns: nothing to send
+                fields.append(tensor.new_empty(sum(counts), *tensor.shape[1:], device="cpu"))
+                continue
+            parts = group.gather(tensor[rows], counts)
+            if parts is not None:
+                fields.append(torch.cat(parts)[order])
+        if group.rank:
             return None
-        if not self.statistics.shape[1]:
-            whole.append(torch.empty(len(whole[0]), 0))
-        parts = [torch.split(tensor, np.asarray(sizes)[wanted].tolist()) for tensor in whole]
-        return [
-            RunState(rebuild(state, fields), last) for *fields, last in zip(*parts, strict=True)
-        ]
+        *state_fields, statistics = fields
+        sizes = np.asarray(self.batch.sizes)[wanted].tolist()
+        run_states = []
+        parts_of_fields = zip(*(torch.split(field, sizes) for field in state_fields), strict=True)
+        for tensors, values in zip(parts_of_fields, torch.split(statistics, sizes), strict=True):
+            run_states.append(RunState(rebuild(state, tensors), values))
+        return run_states
 
-    def evaluate(self, state: State, at: int, whole: RunState | None) -> Evaluation | None:
-        """Every process evaluates its own models; the recording one the average, too."""
-        problem = self.problem(at)
-
-        def table(x: Tensor, rows: Ints) -> Tensor:
-            found = problem.evaluate(x, rows)
-            return torch.stack([found.loss, *(found.metrics[name] for name in problem.metrics)], 1)
-
-        models, statistics = (self.split(tensor)[at] for tensor in (state[0], self.statistics))
-        owner = np.split(self.block.owner, np.cumsum(self.batch.sizes)[:-1])[at]
-        here = table(torch.cat([models, statistics], 1), np.flatnonzero(owner == self.group.rank))
-        parts = self.group.gather(here, np.bincount(owner, minlength=self.group.size).tolist())
-        if parts is None or whole is None:
+    def evaluate(self, state: State, index: int, run_state: RunState | None) -> Evaluation | None:
+        """Every process evaluates its own models, and the main process also the average."""
+        group = self.communicator
+        problem = self.batch.problem_of(index)
+        owner = np.split(self.block.owner, self.batch.starts[1:-1])[index]
+        models = self.held.split(state[0])[index]
+        statistics = self.held.split(self.statistics.values)[index]
+        clients = np.flatnonzero(owner == group.rank)
+        scores = _scores(problem, torch.cat([models, statistics], 1), clients)
+        counts = np.bincount(owner, minlength=group.size).tolist()
+        parts = group.gather(scores, counts)  # blocks are in the order of clients
+        if parts is None or run_state is None:
             return None
-        average = table(with_average(whole)[-1:].to(self.group.device), np.array([-1]))
-        loss, *rest = torch.cat(
-            [*parts, average.to(parts[0])]
-        ).T  # blocks follow each other in the order of clients
-        return Evaluation(loss, dict(zip(problem.metrics, rest, strict=True)))
+        average = with_average(run_state)[-1:].to(group.device)
+        parts.append(_scores(problem, average, np.array([-1])).to(parts[0]))
+        loss, *metrics = torch.cat(parts).T
+        return Evaluation(loss, dict(zip(problem.metrics, metrics, strict=True)))
 
-    def agree(self, flags: Bools) -> Bools:
-        return (self.group.sum(torch.from_numpy(flags.astype(np.int64))) > 0).numpy()
+    def in_flight_state(self, index: int) -> dict[str, Tensor]:
+        """No message is in flight between two rounds that a checkpoint needs."""
+        return {}
+
+    def counters(self, index: int) -> dict[str, float]:
+        """Collective: the bytes of all processes."""
+        counts = self.tally().of_run(self.batch.every, int(self.runs[index]))
+        return {"bytes": float(counts.bytes.sum())}
 
     def tally(self) -> Tally:
-        return Tally(
-            *(self.group.sum(torch.from_numpy(count.copy())).numpy() for count in self.counts)
-        )
+        totals = [torch.from_numpy(count.copy()) for count in self.counts]
+        return Tally(*(self.communicator.sum(total).numpy() for total in totals))
 
     def close(self) -> None:
-        self.mail.drain()
+        self.messenger.drain()
 
 
-@dataclass(eq=False)
-class DistributedRound(SimulatedRound):
-    """Round k of one block. All processes call the same things in the same order."""
-
-    world: Distributed
-    left: dict[Key, Tensor] = field(
-        default_factory=dict
-    )  # what was sent at the start, in one message
-    parcels: dict[int, Parcel] = field(default_factory=dict)  # from and to each process
-    posted: list[Parcel] = field(default_factory=list)
-    calls: int = 0
-    gradients: int = 0
-
-    def grad(self, x: Tensor) -> Tensor:
-        self.gradients += 1
-        self._send_early(x)
-        return super().grad(x)
-
-    def average(self, x: Tensor) -> Tensor:
-        world = self.world
-        sums = world.group.sum(torch.stack([part.sum(0) for part in world.split(x)]))
-        means = sums / torch.tensor(world.batch.sizes, device=x.device)[:, None]
-        return means.to(x.dtype).repeat_interleave(torch.tensor(world.sizes, device=x.device), 0)
-
-    # --- messages --------------------------------------------------------------------------------
-    @cached_property
-    def _pull_traffic(self) -> Traffic:
-        return self.world.block.traffic(self.links.pull)
-
-    @cached_property
-    def _push_traffic(self) -> Traffic:
-        push = self.links.push
-        same = push is None or bool((push == self.links.pull).all())
-        return self._pull_traffic if same else self.world.block.traffic(self.links.pushing)
-
-    def traffic(self, kind: str) -> Traffic:
-        return self._pull_traffic if kind == "pull" else self._push_traffic
-
-    def send(self, part: int, tensors: Mapping[Key, Tensor]) -> dict[int, Parcel]:
-        """One message to every process that needs rows of these, all of them together."""
-        items = [Item(key, tensor, self.traffic(key[0])) for key, tensor in tensors.items()]
-        return self.world.mail.post(self.k, part, items)
-
-    def open(self, state: State) -> None:
-        """Before the step: send what the method mixes as it is, unless it is on its way."""
-        world, fields = self.world, dict(zip(self.world.algorithm.traits.state, state, strict=True))
-        planned = {key: fields[key[1]] for key in world.planned if key[1] is not None}
-        self.left = {
-            key: tensor for key, tensor in planned.items() if tensor.dtype == state[0].dtype
-        }
-        early = world.mail.take(self.k)
-        self.parcels = self.send(0, self.left) if early is None else early
-        self.posted.extend(self.parcels.values())
-
-    def close(self, after: State) -> None:
-        """After the step: wait for what was sent."""
-        for parcel in self.posted:
-            parcel.close()
-        self.world.mail.check(after[0])
-
-    def _send_early(self, x: Tensor) -> None:
-        """Where only x is mixed in the next round, its journey and its gradients overlap."""
-        world, mail = self.world, self.world.mail
-        alone = bool(world.planned) and all(name == "x" for _, name in world.planned)
-        if mail.overlap and alone and self.gradients == 1 and mail.flight is None:
-            following = world.round(self.k + 1)
-            world.group.k = self.k
-            mail.flight = Flight(self.k + 1, x, following.send(0, dict.fromkeys(world.planned, x)))
-
-    def gossip_difference(self, x: Tensor) -> Tensor:
-        return self._mix(x, "w", self.links.pull, None)
-
-    def _mix(
-        self,
-        x: Tensor,
-        weights: str,
-        active: Bools,
-        keeper: Ints | None,
-        codec: Codec | None = None,
-    ) -> Tensor:
-        """As in one process; without a `keeper` of what is not sent, the difference to x."""
-        world, kind = self.world, "push" if weights == "b" else "pull"
-        self._count(active, x, codec)
-        self.calls += 1
-        key = next(
-            (key for key, sent in self.left.items() if sent is x and key[0] == kind), (kind, None)
-        )
-        traffic, values, parcels = self.traffic(kind), self.weights(weights), self.parcels
-        if key[1] is None:
-            parcels = self.send(self.calls, {key: x if codec is None else codec.pack(x)})
-            self.posted.extend(parcels.values())
-        # While messages are on their way:
-        if keeper is None:
-            own = x
-            out = world.block.mix_own_differences(x, values, active)
-        else:
-            own = None
-            out = world.block.mix_own(x, values, active, keeper)
-        for peer, clients in traffic.receives.items():
-            rows = parcels[peer].rows(key)
-            rows = rows if codec is None else codec.unpack(rows, x.shape[1], x.dtype)
-            world.block.add(out, rows, clients, values, active, own)
-        return out
-
-    def _said(self, x: Tensor, codec: IntervalQuantizer) -> tuple[Tensor, Ints]:
-        self.calls += 1
-        place, said, key = self.world.block.row.copy(), [codec.pack(x)], ("pull", None)
-        parcels = self.send(self.calls, {key: said[0]})
-        self.posted.extend(parcels.values())
-        for peer, clients in self.traffic("pull").receives.items():
-            place[clients] = sum(map(len, said)) + np.arange(len(clients))
-            said.append(parcels[peer].rows(key))
-        return torch.cat(said), place
+def _scores(problem: Problem, models: Tensor, test_clients: Ints) -> Tensor:
+    """(models, 1 + metrics) loss and metrics; `test_clients` as for `Problem.evaluate`."""
+    evaluation = problem.evaluate(models, test_clients)
+    columns = [evaluation.loss, *(evaluation.metrics[name] for name in problem.metrics)]
+    return torch.stack(columns, 1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.compose.codecs import IntervalQuantizer
+from spodgt.algorithms.deprecated import OldRoundNames
 from spodgt.errors import Incompatible
 from spodgt.runtimes.batch import MixingMatrix
 from spodgt.runtimes.events.activations import ActivationBatch
@@ -37,7 +38,7 @@ class ColumnSubset:
         return data, half
 
 
-class ActivationRound:
+class ActivationRound(OldRoundNames):
     """The activations of a batch: rows in the order of the batch, then partners, if any."""
 
     def __init__(self, context: RunContext, batch: ActivationBatch) -> None:

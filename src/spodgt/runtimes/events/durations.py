@@ -24,7 +24,7 @@ from spodgt import rng
 from spodgt._util.text import short_repr
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.participation.recipes import on_links
+from spodgt.participation.recipes import numbers_by_link
 from spodgt.types import Floats, Ints
 from spodgt.validation import Field, FieldHint, Number, choices, from_table, recipe
 
@@ -201,7 +201,9 @@ class Given:
 
     def draw(self, key: np.uint64, who: Who) -> Drawn:
         values = (
-            np.asarray(on_links(self.values, who.network), np.float64) if who.links else self.values
+            np.asarray(numbers_by_link(self.values, who.network), np.float64)
+            if who.links
+            else self.values
         )
         if values.shape != (who.count,):
             raise InvalidInput(

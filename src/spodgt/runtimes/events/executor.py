@@ -26,7 +26,7 @@ from spodgt.runtimes.events.durations import Time
 from spodgt.runtimes.events.local_rounds import Coordination
 from spodgt.runtimes.events.message_pool import MessagePool, SlotAllocator
 from spodgt.runtimes.events.schedule import EventSchedule
-from spodgt.runtimes.simulator import cut
+from spodgt.runtimes.held_clients import select_client_values
 from spodgt.runtimes.world import Run, Tally
 from spodgt.types import Floats, Round
 
@@ -191,7 +191,7 @@ class EventExecutor:
         if clients != list(range(context.clients)):
             rows = rebuild(state, [tensor[index] for tensor in state])
             if self._has_client_values:
-                method = cut(method, index, context.clients)
+                method = select_client_values(method, index, context.clients)
         after: State = method.step(rows, cast(Round, ActivationRound(context, batch)))
         # A step may return a field of its input: copy before `state` is overwritten.
         inputs = {tensor.untyped_storage().data_ptr() for tensor in rows}
@@ -207,7 +207,7 @@ class EventExecutor:
         """Whether the method has values of single clients, such as step sizes."""
         no_rows = torch.zeros(0, dtype=torch.int64)
         method = self.context.algorithm
-        return repr(cut(method, no_rows, self.context.clients)) != repr(method)
+        return repr(select_client_values(method, no_rows, self.context.clients)) != repr(method)
 
     def in_flight_mass(self) -> Tensor | None:
         """(columns,) Σ of the trackers in flight; None if none was ever sent."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from spodgt import rng
 from spodgt.algorithms.base import HasOverlap
-from spodgt.algorithms.registry import unwrapped
+from spodgt.algorithms.registry import unwrap
 from spodgt.network import Network
 from spodgt.runtimes.events.activations import ActivationBatch, Message, SentCopy
 from spodgt.runtimes.events.durations import Clock
@@ -33,7 +33,7 @@ class Coordination:
         """The coordination that the method of a run declares."""
         traits = run.algorithm.traits
         pairwise = traits.activation == "edge-initiator" and run.network.links > 0
-        method, _ = unwrapped(run.algorithm)
+        method, _ = unwrap(run.algorithm)
         return Coordination(
             synchronous=traits.waits and not pairwise,
             pairwise=pairwise,

@@ -1,4 +1,7 @@
-"""The `World` of virtual time: a round of the loop is one tick of the clock, and every run has its engine."""
+"""The `World` of virtual time: a round of the training loop is one tick of the simulated clock.
+
+Every run has its own `EventExecutor`: the events of different runs are independent.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +17,36 @@ from spodgt.errors import Incompatible
 from spodgt.kernels.steps import State, rebuild
 from spodgt.participation.roles import HasRoles
 from spodgt.problems import refuse_statistics
+from spodgt.runtimes.batch import RunBatch
 from spodgt.runtimes.events.durations import Time
 from spodgt.runtimes.events.executor import EventExecutor
-from spodgt.runtimes.simulator import Simulation, Simulator
-from spodgt.runtimes.world import CheckpointBatch, Exchanged, Run, RunCheckpoint, RunState, Tally
-from spodgt.types import Bools, Floats, Ints
+from spodgt.runtimes.held_clients import ClientStatistics, HeldClients
+from spodgt.runtimes.simulator import OneProcess, evaluate_run
+from spodgt.runtimes.world import (
+    CheckpointBatch,
+    Run,
+    RunCheckpoint,
+    RunState,
+    SingleProcess,
+    Snapshot,
+    Tally,
+)
+from spodgt.types import Bools, Evaluation, Floats, Ints
 
 
-class VirtualWorld(Simulation):
-    """Runs in virtual time, one after the other: their events have nothing to do with each other.
+class EventWorld:
+    """Runs in virtual time, one after the other.
 
     Args:
         every: all runs of the batch.
-        time: how long things take.
-        dtype, device: of the models.
-        runs: which of them are still going; all unless given.
-        counts: a tally to go on with.
-        statistics: (clients, columns) parameters that never leave their client, to go on with.
-        engines: of the runs that are going, to go on with.
-        compiled: use compiled loops for the turns of the method where they apply.
+        time: the durations of gradients and messages.
+        dtype: of the models.
+        device: of the models.
+        runs: numbers of the runs that are not finished; None: all.
+        tally: counts to continue from; None: zeros.
+        statistics: (clients, columns) private parameters to continue from; None: the initial ones.
+        executors: of the runs, to continue with; None: new ones.
+        compiled: use compiled loops for the activations of the method where they apply.
     """
 
     def __init__(
@@ -43,162 +57,178 @@ class VirtualWorld(Simulation):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         runs: Ints | None = None,
-        counts: Tally | None = None,
+        tally: Tally | None = None,
         statistics: Tensor | None = None,
-        engines: Sequence[EventExecutor] | None = None,
+        executors: Sequence[EventExecutor] | None = None,
         compiled: bool = True,
     ) -> None:
-        super().__init__(
-            every,
-            dtype=dtype,
-            device=device,
-            runs=runs,
-            counts=counts,
-            statistics=statistics,
-            compiled=compiled,
-        )
         self.time = time
-        self.engines = list(engines) if engines is not None else self._engines()
-        for engine, part in zip(self.engines, self.split(self.statistics), strict=True):
-            engine.context.statistics = part  # written to in place
+        self.batch = RunBatch(every, dtype, torch.device(device), runs)
+        self.runs = self.batch.runs
+        self.held = HeldClients(self.batch)
+        self.sizes = self.held.sizes
+        self.communicator = SingleProcess()
+        self.counts = Tally.zeros(every) if tally is None else tally
+        self.statistics = ClientStatistics.initial(self.held, statistics).values
+        self.compiled = compiled
+        self.executors = self._new_executors() if executors is None else list(executors)
+        parts = self.held.split(self.statistics)
+        for executor, values in zip(self.executors, parts, strict=True):
+            executor.context.statistics = values  # a view, written in place
 
-    def _engines(self) -> list[EventExecutor]:
-        batch, counts = self.batch, self.counts
-        clients = np.cumsum([0, *(run.network.clients for run in batch.every)])
-        links = np.cumsum([0, *(run.network.links for run in batch.every)])
-        parts = self.split(self.statistics)
-        found = []
-        for number, part in zip(self.runs.tolist(), parts, strict=True):
-            own = slice(clients[number], clients[number + 1])
-            out = slice(links[number], links[number + 1])
-            tally = Tally(counts.gradients[own], counts.messages[out], counts.bytes[out])
-            run = batch.every[number]
-            found.append(
-                EventExecutor(run, self.time, batch.dtype, batch.device, tally, part, self.compiled)
+    def _new_executors(self) -> list[EventExecutor]:
+        executors = []
+        parts = self.held.split(self.statistics)
+        for number, statistics in zip(self.runs.tolist(), parts, strict=True):
+            executor = EventExecutor(
+                self.batch.every[number],
+                self.time,
+                self.batch.dtype,
+                self.batch.device,
+                self.counts.of_run(self.batch.every, number),
+                statistics,
+                self.compiled,
             )
-        return found
+            executors.append(executor)
+        return executors
 
-    # --- World -----------------------------------------------------------------------------------
     def init(self) -> State:
-        first, *others = states = [engine.init() for engine in self.engines]
-        if others:
-            return rebuild(first, [torch.cat(parts) for parts in zip(*states, strict=True)])
-        owned = {run.start.untyped_storage().data_ptr() for run in self.batch.live}
+        states = [executor.init() for executor in self.executors]
+        if len(states) > 1:
+            return rebuild(states[0], [torch.cat(fields) for fields in zip(*states, strict=True)])
+        # Activations write to the fields in place: they must not share memory.
+        memory = {run.start.untyped_storage().data_ptr() for run in self.batch.live}
         fields = []
-        for tensor in first:  # they are written to, and may share their memory
-            shared = tensor.untyped_storage().data_ptr() in owned or not tensor.is_contiguous()
-            fields.append(tensor.clone(memory_format=torch.contiguous_format) if shared else tensor)
-            owned.add(fields[-1].untyped_storage().data_ptr())
-        return rebuild(first, fields)
+        for tensor in states[0]:
+            is_shared = tensor.untyped_storage().data_ptr() in memory
+            if is_shared or not tensor.is_contiguous():
+                tensor = tensor.clone(memory_format=torch.contiguous_format)
+            memory.add(tensor.untyped_storage().data_ptr())
+            fields.append(tensor)
+        return rebuild(states[0], fields)
 
     def costs(self, k: int) -> Floats:
-        rows = [engine.costs(k) for engine in self.engines]
-        return np.array([row[: min(map(len, rows))] for row in rows]).T
+        costs = [executor.costs(k) for executor in self.executors]
+        ticks = min(map(len, costs))
+        return np.array([row[:ticks] for row in costs]).T
 
     def advance(self, state: State, rounds: range) -> State:
-        parts = [rebuild(state, fields) for fields in zip(*map(self.split, state), strict=True)]
-        for engine, part in zip(self.engines, parts, strict=True):
-            engine.advance(part, rounds)
+        parts = zip(*map(self.held.split, state), strict=True)
+        for executor, fields in zip(self.executors, parts, strict=True):
+            executor.advance(rebuild(state, fields), rounds)
         return state
 
-    def at_exchange(self, state: State) -> tuple[VirtualWorld, State]:
-        """Clients are in rounds of their own: each with the model after its own last exchange."""
-        kept = [engine.last_exchange for engine in self.engines]
-        if all(models is None for models in kept):
-            return self, state
-        world = copy.copy(self)
-        xs = self.split(state[0])
-        parts = self.split(self.statistics)
-        shown = [
-            Exchanged(x, part) if models is None else Exchanged(models.x, models.statistics)
-            for models, x, part in zip(kept, xs, parts, strict=True)
-        ]
-        world.statistics = torch.cat([models.statistics for models in shown])
-        x = torch.cat([models.x for models in shown])
-        return world, rebuild(state, (x, *tuple(state)[1:]))
-
-    def restore_exchanged(self, k: int, x: Tensor, statistics: Tensor) -> None:
-        for engine, models, beside in zip(
-            self.engines, self.split(x), self.split(statistics), strict=True
-        ):
-            engine.set_last_exchange(models, beside)
-
-    def keep(self, still: Bools, state: State) -> tuple[VirtualWorld, State]:
-        rows = torch.from_numpy(np.flatnonzero(np.repeat(still, self.sizes))).to(self.batch.device)
-        engines = [engine for engine, stays in zip(self.engines, still, strict=True) if stays]
-        smaller = VirtualWorld(
+    def select_runs(self, selected: Bools, state: State) -> tuple[EventWorld, State]:
+        world = EventWorld(
             self.batch.every,
             self.time,
             dtype=self.batch.dtype,
             device=self.batch.device,
-            runs=self.runs[still],
-            counts=self.counts,
-            statistics=torch.cat([engine.context.statistics for engine in engines])
-            if engines
-            else None,
-            engines=engines,
+            runs=self.runs[selected],
+            tally=self.counts,
+            statistics=self.statistics[self.held.rows_of(selected)],
+            executors=[self.executors[index] for index in np.flatnonzero(selected)],
             compiled=self.compiled,
         )
-        return smaller, rebuild(state, [tensor[rows] for tensor in state])
+        return world, self.held.select(state, selected)
+
+    def at_last_exchange(self, state: State) -> tuple[EventWorld, State]:
+        """Clients are in different rounds: the models after the last exchange of each client."""
+        if all(executor.last_exchange is None for executor in self.executors):
+            return self, state
+        x = state[0].clone()
+        world = copy.copy(self)
+        world.statistics = self.statistics.clone()
+        models = self.held.split(x)
+        values = self.held.split(world.statistics)
+        for index, executor in enumerate(self.executors):
+            if executor.last_exchange is not None:
+                models[index].copy_(executor.last_exchange.x)
+                values[index].copy_(executor.last_exchange.statistics)
+        return world, rebuild(state, (x, *tuple(state)[1:]))
 
     def gather(self, state: State, wanted: Bools) -> list[RunState] | None:
-        found = super().gather(state, wanted) or []
-        tracks = {"y", "g"} <= set(self.algorithm.traits.state)
-        flights = [
-            self.engines[at].in_flight_mass() if tracks else None
-            for at in np.flatnonzero(wanted).tolist()
-        ]
-        return [one._replace(flight=flight) for one, flight in zip(found, flights, strict=True)]
+        run_states = self.held.run_states(state, self.statistics, wanted)
+        if not {"y", "g"} <= set(self.held.algorithm.traits.state):
+            return run_states
+        with_mass = []
+        for index, run_state in zip(np.flatnonzero(wanted), run_states, strict=True):
+            mass = self.executors[index].in_flight_mass()
+            with_mass.append(run_state._replace(mass_in_flight=mass))
+        return with_mass
 
-    def under_way(self, at: int) -> dict[str, Tensor]:
-        return self.engines[at].pack()
+    def evaluate(self, state: State, index: int, run_state: RunState | None) -> Evaluation | None:
+        assert run_state is not None
+        return evaluate_run(self.batch, index, run_state)
 
-    def meters(self, at: int) -> dict[str, float]:
-        engine = self.engines[at]
-        sent = float(engine.context.counts.bytes.sum())
-        return {"seconds": engine.done * self.time.seconds, "bytes": sent}
+    def in_flight_state(self, index: int) -> dict[str, Tensor]:
+        return self.executors[index].pack()
+
+    def counters(self, index: int) -> dict[str, float]:
+        executor = self.executors[index]
+        seconds = executor.done * self.time.seconds
+        return {"seconds": seconds, "bytes": float(executor.context.counts.bytes.sum())}
+
+    def tally(self) -> Tally:
+        return self.counts
+
+    def close(self) -> None:
+        """There is no communication to wait for."""
 
 
 @dataclass(frozen=True)
-class VirtualTime(Simulator):
+class EventRuntime(OneProcess):
     """The runtime of virtual time, in one process."""
 
-    time: Time = Time()  # noqa: RUF009 (it is frozen)
+    device: torch.device
+    time: Time
 
-    def world(self, runs: Sequence[Run], dtype: torch.dtype) -> VirtualWorld:
-        return VirtualWorld(runs, self.time, dtype=dtype, device=self.device)
+    def world(self, runs: Sequence[Run], dtype: torch.dtype) -> EventWorld:
+        return EventWorld(runs, self.time, dtype=dtype, device=self.device)
 
-    def restored_world(
+    def restore(
         self,
         runs: Sequence[Run],
         dtype: torch.dtype,
-        checkpoints: Mapping[int, RunCheckpoint],
-        batch: CheckpointBatch,
-    ) -> VirtualWorld:
-        world = VirtualWorld(
+        checkpoints: Mapping[int, RunCheckpoint] | None,
+    ) -> Snapshot:
+        assert checkpoints is not None
+        joined = CheckpointBatch.join(runs, checkpoints)
+        world = EventWorld(
             runs,
             self.time,
             dtype=dtype,
             device=self.device,
             runs=np.array(list(checkpoints)),
-            counts=batch.counts,
-            statistics=batch.statistics.to(self.device),
+            tally=joined.counts,
+            statistics=joined.statistics.to(self.device),
         )
-        for engine, point in zip(world.engines, checkpoints.values(), strict=True):
-            engine.unpack(point.in_flight)
-        return world
+        for executor, point in zip(world.executors, checkpoints.values(), strict=True):
+            executor.unpack(point.in_flight)
+            if point.exchanged is not None:
+                x = point.exchanged.x.to(self.device)
+                executor.set_last_exchange(x, point.exchanged.statistics.to(self.device))
+        like = self.world(runs[:1], dtype).init()
+        names = world.held.algorithm.traits.state
+        return Snapshot(joined.k, joined.delay, world, joined.to_state(like, names, self.device))
 
 
 def check_run(run: Run) -> None:
-    """Refuse what virtual time cannot run."""
-    traits, name = run.algorithm.traits, run.algorithm.name
+    """Check that a run is possible in virtual time.
+
+    Raises:
+        Incompatible: its method, or its problem, is not.
+    """
+    name = run.algorithm.name
+    traits = run.algorithm.traits
     refuse_statistics(run.problem, "virtual time")
     if traits.mixing == "server":
         raise Incompatible(
-            f"{name} needs a server, which virtual time has not; drop [time], or use dsgd."
+            f"{name} needs a server, which virtual time does not have; drop [time], or use dsgd."
         )
-    if traits.activation not in ("all", "edge-initiator") or isinstance(run.availability, HasRoles):
+    is_supported = traits.activation in ("all", "edge-initiator")
+    if not is_supported or isinstance(run.availability, HasRoles):
         raise Incompatible(
-            f"{name} has pairs or weights that change between common rounds, which virtual time has not; "
-            "drop [time], or use spod-gt-memory."
+            f"{name} uses pairwise activation or time-varying weights, which virtual time does not "
+            "support; drop [time], or use spod-gt-memory."
         )
