@@ -87,6 +87,20 @@ def count_workers(
     return min(requested, runs)
 
 
+def uses_one_thread(
+    requested: int | None, batches: Mapping[str, Sequence[Run]], settings: ExecutionSettings
+) -> bool:
+    """Whether torch uses one thread for every run, even in this process.
+
+    Sums of several threads differ in the last digits. With one thread, the results of networks are the same
+    for every number of workers that is requested. Compiled loops do not depend on the number of threads.
+    """
+    if requested is None or settings.device.type != "cpu":
+        return False
+    first_runs = [runs[0] for runs in batches.values()]
+    return not all(_is_compiled(run.problem, settings.dtype) for run in first_runs)
+
+
 def _find_obstacle(runtime: Runtime, settings: ExecutionSettings) -> str | None:
     """Why worker processes cannot be used; None if they can."""
     if runtime.processes > 1:
