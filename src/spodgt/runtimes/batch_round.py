@@ -54,7 +54,7 @@ class RoundLinks:
     active: ActiveLinks  # (links of the batch,)
     roles: Roles | None  # weights of this round, if they change between rounds
     tally: Tally
-    counted: Bools | None = None  # links whose message of this round has been counted
+    counted: Bools | None = None  # links with a message of this round
 
     def mask(self, matrix: MixingMatrix) -> Bools:
         """(links of the batch,) active links."""
@@ -141,7 +141,7 @@ class BatchRound(OldRoundNames):
         clients = held.clients[here]
         keys = held.batch.keys[clients]
         minibatches = Minibatches(clients, keys, held.batch.client_index[clients], self.k)
-        if len(clients) == len(x) and not len(self.statistics):
+        if len(clients) == len(x) and not self.statistics.columns:
             return held.batch.problem.grad(x, minibatches)
         g = torch.zeros_like(x)
         if len(clients):
@@ -152,7 +152,7 @@ class BatchRound(OldRoundNames):
     def _grad_of_rows(self, x: Tensor, rows: Tensor, minibatches: Minibatches) -> Tensor:
         """Gradients with statistics; the first gradients of a round update these."""
         problem = self.held.batch.problem
-        if not len(self.statistics):
+        if not self.statistics.columns:
             return problem.grad(x[rows], minibatches)
         models = torch.cat([x[rows], self.statistics.values[rows]], 1)
         g = problem.grad(models, minibatches)
