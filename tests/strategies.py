@@ -52,7 +52,9 @@ def bursts(draw: st.DrawFn, network: Network) -> Any:
             return spodgt.GilbertElliott(draw(rounds), draw(rounds), *chances)
         case "day-night":
             whole = st.integers(1, 9)
-            return spodgt.DayNight(draw(whole), draw(whole), *(draw(chance) for _ in range(4)))
+            return spodgt.DayNight(
+                draw(whole), draw(whole), draw(chance), draw(chance), draw(chance), draw(chance)
+            )
         case "outages":
             return spodgt.Outages(
                 draw(rounds), draw(rounds), groups=groups, p=draw(chance), p_hat=draw(chance)

@@ -3,11 +3,11 @@
     python tools/results.py runs/reproduce-laptop --out docs/results
     python tools/results.py runs/cnn --suffix=-cnn --title="a CNN of width 8"
 
-For every experiment that was run: NAME.md with the figure, the command, the time, the tables and what the
-paper says; NAME.csv (every cell, method and seed), NAME-summary.csv, NAME-differences.csv; the figure as
-PNG and PDF. `notes/NAME.md` in the same folder is written by a person and goes into the page as it is.
-A suffix makes pages of their own for a figure in another setting. The index keeps the rows of pages
-that are not written now.
+For every experiment that was run: NAME.md with the figure, the command, the time, the tables and the
+statement of the paper; NAME.csv (every cell, method and seed), NAME-summary.csv,
+NAME-differences.csv; the figure as PNG and PDF. `notes/NAME.md` in the same folder is written by
+hand; the page includes it. A suffix makes separate pages for a figure in another setting. The index
+keeps the rows of pages that are not written now.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def publish(name: str, page: Page, out: Path, absent: Sequence[str]) -> None:
 
 
 def text(name: str, page: Page, out: Path, absent: Sequence[str]) -> Iterator[str]:
-    metric = statistics.judged(page.results)
+    metric = statistics.primary_metric(page.results)
     yield f"# Figure {page.sweep.figure}: {page.title}\n"
     yield f"![{page.title}]({name}.png)\n"
     yield f"**Claim of the paper:** {page.sweep.paper}\n"
@@ -211,7 +211,7 @@ def reference(page: Page) -> str:
 
 
 def summaries(page: Page) -> pd.DataFrame:
-    known = statistics.known(page.results)
+    known = statistics.available_metrics(page.results)
     tables = [
         statistics.summary(rows, [*known, "round", "delay"]).reset_index().assign(**point)
         for point, rows in groups(page)
@@ -221,7 +221,7 @@ def summaries(page: Page) -> pd.DataFrame:
 
 
 def differences(page: Page) -> pd.DataFrame:
-    metric = statistics.judged(page.results)
+    metric = statistics.primary_metric(page.results)
     rows = [
         {**point, **{key: getattr(one, key) for key in one.__dataclass_fields__}, "metric": metric}
         for point, part in groups(page)

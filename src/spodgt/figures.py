@@ -24,9 +24,9 @@ import numpy as np
 from spodgt.errors import Failed, InvalidInput
 from spodgt.network import Network
 from spodgt.record import statistics
-from spodgt.record.folder import write
 from spodgt.record.metrics import METRICS
-from spodgt.record.record import DrawnNetwork
+from spodgt.record.networks import DrawnNetwork
+from spodgt.record.run_folder import write
 from spodgt.record.sweep import label
 from spodgt.types import Floats
 

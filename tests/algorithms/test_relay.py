@@ -31,7 +31,7 @@ ROUNDS, STEP, RHO = 40, 0.1, 3.0
 NETWORKS = [Network.draw(graphs.ErdosRenyi(6, 0.35), seed=1), ring_of(6)]
 
 
-def relayed(run: Any) -> TreeRouting:
+def routing(run: Any) -> TreeRouting:
     assert isinstance(run.availability, TreeRouting)
     return run.availability
 
@@ -137,12 +137,12 @@ def test_relay_client_by_client(network: Network, patience: float, rho: float) -
     np.testing.assert_allclose(torch.stack([state.x for state in kept]), x, rtol=0, atol=1e-12)
     np.testing.assert_allclose(torch.stack([state.y for state in kept]), y, rtol=0, atol=1e-12)
     assert 1 < min(began) < max(began) < ROUNDS  # one by one
-    assert relayed(run).epochs[0].flood.ready.tolist() == began
+    assert routing(run).epochs[0].flood.ready.tolist() == began
 
 
 def relay_sum_literally(run: Any, problem: Any, x0: Floats, beta: float) -> Any:
     """RelaySum with a message for every direction of every edge; only tree and flood are the run's own."""
-    network, base, used = run.network, run.availability.base, relayed(run)
+    network, base, used = run.network, run.availability.base, routing(run)
     m, d = x0.shape
     edges = [(int(i), int(j)) for i, j in zip(network.receivers, network.senders, strict=True)]
     links = [
@@ -194,7 +194,7 @@ def test_relay_sum_client_by_client(beta: float) -> None:
     np.testing.assert_allclose(
         ours, relay_sum_literally(run, problem, x0, beta), rtol=0, atol=1e-12
     )
-    assert relayed(run).roots == ()
+    assert routing(run).roots == ()
 
 
 def test_relay_sum_knows_all_sums_once_nothing_changes() -> None:
@@ -246,12 +246,12 @@ def test_a_root_that_leaves_is_replaced_and_the_others_reach_their_optimum(direc
     problem = Quadratic.random(6, 2, seed=2, condition=3)
     algorithm = method("relay", step_size=0.1)
     first = (
-        relayed(make_run(algorithm, problem, network, leaving(network, 0, 2000, 60)))
+        routing(make_run(algorithm, problem, network, leaving(network, 0, 2000, 60)))
         .epochs[0]
         .trees.root
     )
     run = make_run(algorithm, problem, network, leaving(network, first, 200, 1600))
-    before, after = relayed(run).epochs
+    before, after = routing(run).epochs
     assert before.trees.root == first
     assert after.trees.root != first
     assert not after.trees.members[first]
@@ -275,7 +275,7 @@ def test_a_client_on_the_way_that_leaves_is_left_out(name: str) -> None:
     network = Network.draw(graphs.Complete(5))
     problem = Quadratic.random(5, 2, seed=1, condition=3)
     run = make_run(method(name, step_size=0.1), problem, network, leaving(network, 3, 100, 1500))
-    assert relayed(run).epochs[-1].trees.members.tolist() == [True, True, True, False, True]
+    assert routing(run).epochs[-1].trees.members.tolist() == [True, True, True, False, True]
     state = final(run, 1500)
     best = problem.optimum(np.array([1.0, 1, 1, 0, 1]))
     assert_close(state.x[[0, 1, 2, 4]], best.expand(4, 2), rtol=0, atol=1e-12)
@@ -310,10 +310,10 @@ def test_links_are_the_trees_only_where_prices_are_known(world: Any, start: int)
     """Pure in the rounds; what is used works; columns and rows are those of trees once all know."""
     problem, network, participation, seed = world
     run = make_run(method("relay", patience=0.0), problem, network, participation, seed=seed)
-    used, first = relayed(run), start % 30 + 1
+    used, first = routing(run), start % 30 + 1
     rounds = range(first, first + 9)
     links, roles = used.links(rounds), used.roles(rounds)
-    again = relayed(
+    again = routing(
         make_run(method("relay", patience=0.0), problem, network, participation, seed=seed)
     )
     whole = again.links(range(1, 50))
@@ -344,7 +344,7 @@ def test_patience_is_a_rate_between_as_available_and_always() -> None:
     run = make_run(
         method("relay"), Quadratic.random(3, 2), network, Trace(np.ones((9, 3)), np.ones((8, 6)))
     )
-    assert not isinstance(relayed(run).base, WaitForClients)  # a record is what it is
+    assert not isinstance(routing(run).base, WaitForClients)  # a record is what it is
 
 
 def test_the_root_is_named_in_the_tables_and_the_report(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_the_root_is_named_in_the_tables_and_the_report(tmp_path: Path) -> None:
         ["spod-gt", "relay"], problem, network, half, rounds=20, seeds=[2], out=tmp_path
     )
     roots = result.participation[result.participation["root"]]
-    root = relayed(make_run(method("relay"), problem, network, half, seed=2)).roots[0]
+    root = routing(make_run(method("relay"), problem, network, half, seed=2)).roots[0]
     assert roots[["algorithm", "seed", "kind", "receiver"]].values.tolist() == [
         ["relay", 2, "client", root]
     ]

@@ -21,7 +21,7 @@ from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.network import Network, graphs
 from spodgt.participation import delay
-from spodgt.participation.correlated import _cut
+from spodgt.participation.correlated import split_into_regions
 from spodgt.peer.work import capacity
 from spodgt.problems import Quadratic
 from spodgt.types import Bools, Floats
@@ -99,12 +99,12 @@ def test_a_region_fails_as_one() -> None:
 
 def test_regions_of_positions_are_near_and_equal() -> None:
     where = np.random.default_rng(0).random((100, 2))
-    region = _cut(where, 4)
+    region = split_into_regions(where, 4)
     assert np.bincount(region).tolist() == [25] * 4
     spread = np.mean([where[region == each].std(0) for each in range(4)])
     assert spread < 0.6 * where.std(0).mean()
-    assert sorted(np.bincount(_cut(where, 7)).tolist()) == [14] * 5 + [15] * 2
-    assert np.bincount(_cut(where[:3], 3)).tolist() == [1, 1, 1]
+    assert sorted(np.bincount(split_into_regions(where, 7)).tolist()) == [14] * 5 + [15] * 2
+    assert np.bincount(split_into_regions(where[:3], 3)).tolist() == [1, 1, 1]
 
 
 # --- numbers: every frequency and correlation against its closed form -----------------------------------
@@ -387,14 +387,14 @@ BAD: list[tuple[Callable[[], object], str]] = [
         lambda: spodgt.Bursts(spodgt.OneLink()).draw(NETWORK, 0),
         "bursts are of independent draws, got one-link",
     ),
-    (lambda: spodgt.Bursts(0.5), "participation must be one of always"),
+    (lambda: spodgt.Bursts(0.5), "participation must be one of always"),  # type: ignore[arg-type]
     (
         lambda: spodgt.Intersection([spodgt.Always()]),
         "of must be a list of at least two participations",
     ),
     (
         lambda: spodgt.Intersection([spodgt.DayNight(), spodgt.DayNight(3, 4)]).draw(NETWORK, 0),
-        "together knows p of at most one participation with fixed times, got day-night and day-night",
+        "together takes at most one participation with fixed times, got day-night and day-night",
     ),
 ]
 
@@ -432,7 +432,7 @@ def test_regions_may_be_numbers_of_numpy() -> None:
     network = Network.ring(3)
     plain = spodgt.Outages(groups=[0, 1, 1]).draw(network, 0)
     for groups in ([np.int64(0), np.int64(1), np.int64(1)], np.array([0, 1, 1])):
-        drawn = spodgt.Outages(groups=groups).draw(network, 0)
+        drawn = spodgt.Outages(groups=groups).draw(network, 0)  # type: ignore[arg-type]
         assert (drawn.computes(range(50)) == plain.computes(range(50))).all()
     with pytest.raises(InvalidInput, match="groups must be a list of names or numbers"):
-        spodgt.Outages(groups=[0.5, 1, 1])
+        spodgt.Outages(groups=[0.5, 1, 1])  # type: ignore[list-item]

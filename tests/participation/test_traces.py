@@ -452,8 +452,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "no round_length": (
         csv("client,start,end\n0,0,1\n"),
-        "trace log.csv has times, so round_length must say how long a round is, got none; "
-        "use round_length = 60.0.",
+        "trace log.csv has times, so round_length is required, got none; use round_length = 60.0.",
     ),
     "round_length of rounds": (
         csv("round,client,up\n0,0,1\n", round_length=1.0),

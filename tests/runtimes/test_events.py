@@ -69,7 +69,7 @@ def trajectory(world: World, ticks: int) -> list[Any]:
 
 
 def sporadic(name: str) -> Participation:
-    traits = ALGORITHMS[name].traits
+    traits = build(name).traits
     return Bernoulli(
         0.6 if traits.sporadic_clients == "yes" else 1.0,
         0.7 if traits.sporadic_links == "yes" else 1.0,

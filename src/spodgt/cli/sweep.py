@@ -20,6 +20,7 @@ from spodgt.cli.app import (
     JsonOption,
     app,
     fast_imports,
+    flag,
     plain_table,
     print_message,
 )
@@ -49,6 +50,7 @@ class SweepOptions:
         typer.Option(
             "--resume/--fresh",
             help="Continue with existing results, or delete them and start again.",
+            metavar="",
         ),
     ] = True
     workers: Annotated[
@@ -117,10 +119,8 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Folder for results. [dim]default: runs/reproduce-SCALE[/]")
     ] = None,
-    tuned: Annotated[
-        bool, typer.Option("--tuned", help="First tune the step size of every method.")
-    ] = False,
-    listing: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    tuned: Annotated[bool, flag("--tuned", "First tune the step size of every method.")] = False,
+    listing: Annotated[bool, flag("--list", "List the experiments.")] = False,
     as_json: JsonOption = False,
     *,
     options: SweepOptions,
@@ -220,7 +220,7 @@ def _best_cells(record: SweepRecord) -> Table:
     """Each method in its best cell."""
     from spodgt.record.sweep import label
 
-    metric = record.judged
+    metric = record.primary_metric
     keys = list(record.grid)
     table = plain_table(caption="each method in its best cell")
     table.add_column("method", overflow="fold")
@@ -250,7 +250,7 @@ def _check_grid(file: Path) -> None:
 
 def _free_sweep_folder(name: str) -> Path:
     """The first of runs/NAME, runs/NAME-2, … without other results, finished or not."""
-    from spodgt.record.folder import SWEEP, other_kind
+    from spodgt.record.run_folder import SWEEP, other_kind
 
     folder = Path("runs") / name
     for number in count(2):

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and what a round costs: recipes, availability, the delay clock."""
+"""Partial participation: recipes, availability of clients and links, the delay clock."""
 
 from spodgt.participation.correlated import (
     Bursts,

@@ -1,6 +1,7 @@
-"""Who computes and which links work, drawn for one network and one seed: a pure function of the round.
+"""Which clients compute and which links work in round k, for one network and one seed.
 
-Arrays are (rounds, clients) and (rounds, links).
+Availabilities are pure functions of the round. Masks are (rounds, clients) and (rounds, links).
+Recipes draw them (`recipes`, `correlated`, `traces`); methods wrap them to change who participates.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from spodgt.network import Network
 from spodgt.participation.roles import Roles
 from spodgt.types import ActiveLinks, Availability, Bools, Floats, Ints
 
-_MOST_PATIENT = 10.0  # times as often as it is there
+MAX_RATE_FACTOR = 10.0  # participation rate of a client that is waited for, relative to p
 NEVER = 2**62  # a round that no run reaches
 
 
 class HasProbabilities:
-    """Who may be idle, told by the probabilities."""
+    """Mixin: derives `idle_clients` and `idle_links` from the probabilities."""
 
     p: Floats
     p_hat: Floats
@@ -36,7 +37,7 @@ class HasProbabilities:
 
 @dataclass(frozen=True, eq=False)
 class BernoulliAvailability(HasProbabilities):
-    """Every client computes with its own p, every link works with its own p̂, all independent."""
+    """Independent Bernoulli draws for each client and link."""
 
     p: Floats
     p_hat: Floats
@@ -44,45 +45,40 @@ class BernoulliAvailability(HasProbabilities):
     length: int | None = None
 
     def computes(self, rounds: range) -> Bools:
+        """(rounds, clients) mask of active clients."""
         return rng.bernoulli(rng.key(self.seed, "clients"), rounds, self.p)
 
     def links(self, rounds: range) -> ActiveLinks:
-        return ActiveLinks(rng.bernoulli(rng.key(self.seed, "links"), rounds, self._link_chances))
-
-    @cached_property
-    def _link_chances(self) -> Floats:
-        """p̂; where it is the same for all, one number that is read again and again."""
-        alike = len(self.p_hat) > 0 and bool((self.p_hat == self.p_hat[0]).all())
-        return np.broadcast_to(self.p_hat[:1], self.p_hat.shape) if alike else self.p_hat
+        """(rounds, links) mask of active links."""
+        return ActiveLinks(rng.bernoulli(rng.key(self.seed, "links"), rounds, self.p_hat))
 
 
 @dataclass(frozen=True, eq=False)
 class AvailabilityTrace:
-    """Availability read from arrays, round by round; `repeat` begins again at the end."""
+    """Replays a recorded availability trace.
+
+    Args:
+        p: (clients,) probabilities that the delay clock charges.
+        p_hat: (links,) probabilities that the delay clock charges.
+        client_table: (rounds + 1, clients) mask of active clients; row k is round k.
+        link_table: (rounds, links) mask of active links; row k is round k + 1. With `repeat`
+            (rounds + 1, links); row k is round k.
+        seed: Of a method's own draws.
+        repeat: Start again at the end.
+    """
 
     p: Floats
     p_hat: Floats
-    client_table: Bools  # (rounds + 1, clients)
-    link_table: Bools  # (rounds, links), or (rounds + 1, links) to be repeated
+    client_table: Bools
+    link_table: Bools
     seed: int = 0
     repeat: bool = False
 
     @property
     def length(self) -> int | None:
-        return None if self.repeat else min(len(self.client_table) - 1, len(self.link_table))
-
-    def last_rounds(self, network: Network) -> Ints:
-        """(clients,): the last round in which a client computes or one of its links works.
-
-        `NEVER` with `repeat`: every client returns with the next pass.
-        """
-        if self.length is None:
-            return np.full(network.clients, NEVER)
-        there = self.client_table[: self.length + 1].copy()
-        for ends in (network.receivers, network.senders):
-            k, link = np.nonzero(self.link_table[: len(there) - 1])
-            there[k + 1, ends[link]] = True
-        return np.asarray(len(there) - 1 - there[::-1].argmax(0))
+        if self.repeat:
+            return None
+        return min(len(self.client_table) - 1, len(self.link_table))
 
     @property
     def idle_clients(self) -> bool:
@@ -93,57 +89,82 @@ class AvailabilityTrace:
         return not self.link_table.all()
 
     def computes(self, rounds: range) -> Bools:
-        return (
-            self.client_table[self._row(rounds)]
-            if self.repeat
-            else at(self.client_table, rounds, 0)
-        )
+        """(rounds, clients) mask of active clients."""
+        return self._rows(self.client_table, rounds, first_round=0)
 
     def links(self, rounds: range) -> ActiveLinks:
-        return ActiveLinks(
-            self.link_table[self._row(rounds)] if self.repeat else at(self.link_table, rounds, 1)
-        )
+        """(rounds, links) mask of active links."""
+        return ActiveLinks(self._rows(self.link_table, rounds, first_round=1))
 
-    def _row(self, rounds: range) -> Ints:
-        return np.asarray(rounds, np.int64) % len(self.client_table)
+    def _rows(self, table: Bools, rounds: range, first_round: int) -> Bools:
+        """Rows of a table; before the first round and after the last one nothing is active."""
+        if self.repeat:
+            return table[np.asarray(rounds, np.int64) % len(self.client_table)]
+        rows = np.asarray(rounds) - first_round
+        is_recorded = (rows >= 0) & (rows < len(table))
+        mask = np.zeros((len(rounds), table.shape[1]), bool)
+        mask[is_recorded] = table[rows[is_recorded]]
+        return mask
+
+    def last_rounds(self, network: Network) -> Ints:
+        """(clients,) last round in which a client computes or one of its links works.
+
+        `NEVER` with `repeat`: each client returns when the trace starts again.
+        """
+        if self.length is None:
+            return np.full(network.clients, NEVER)
+        is_active = self.client_table[: self.length + 1].copy()
+        k, link = np.nonzero(self.link_table[: self.length])
+        is_active[k + 1, network.receivers[link]] = True
+        is_active[k + 1, network.senders[link]] = True
+        return np.asarray(self.length - is_active[::-1].argmax(0))
 
 
 @dataclass(frozen=True, eq=False)
 class RandomEdge:
-    """One link a round, drawn uniformly; only its two ends compute. A two-way link carries both ways."""
+    """Randomized gossip: one random link per round; only its two endpoints compute."""
 
     p: Floats
     p_hat: Floats
     network: Network
     seed: int
-    pairs: bool  # the reverse link works too
+    pairs: bool  # the reverse link is active, too
     length: int | None = None
     idle_clients: bool = True
     idle_links: bool = True
 
-    def _link(self, rounds: range) -> Ints:
+    def computes(self, rounds: range) -> Bools:
+        """(rounds, clients) mask of active clients."""
+        link = self._sample_link(rounds)
+        senders = self.network.senders[link]
+        return _one_per_round(self.network.clients, self.network.receivers[link], senders)
+
+    def links(self, rounds: range) -> ActiveLinks:
+        """(rounds, links) mask of active links."""
+        link = self._sample_link(rounds)
+        if self.pairs and self.network.reverse is not None:
+            reverse = self.network.reverse[link]
+            return ActiveLinks(_one_per_round(self.network.links, link, reverse))
+        return ActiveLinks(_one_per_round(self.network.links, link))
+
+    def _sample_link(self, rounds: range) -> Ints:
+        """(rounds,) index of the active link."""
         draw = rng.uniform(rng.key(self.seed, "links"), np.asarray(rounds))
         return np.asarray((draw * self.network.links).astype(np.int64))
 
-    def computes(self, rounds: range) -> Bools:
-        link = self._link(rounds)
-        active = np.zeros((len(rounds), self.network.clients), bool)
-        active[np.arange(len(rounds)), self.network.receivers[link]] = True
-        active[np.arange(len(rounds)), self.network.senders[link]] = True
-        return active
 
-    def links(self, rounds: range) -> ActiveLinks:
-        link = self._link(rounds)
-        active = np.zeros((len(rounds), self.network.links), bool)
-        active[np.arange(len(rounds)), link] = True
-        if self.pairs and self.network.reverse is not None:
-            active[np.arange(len(rounds)), self.network.reverse[link]] = True
-        return ActiveLinks(active)
+def _one_per_round(count: int, *columns: Ints) -> Bools:
+    """(rounds, count) mask that is true at columns[…][k] in row k."""
+    mask = np.zeros((len(columns[0]), count), bool)
+    for column in columns:
+        mask[np.arange(len(column)), column] = True
+    return mask
 
 
+# --- wrappers ------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class AvailabilityWrapper:
-    """What a method makes of an availability; `p` and `p_hat` stay, so the clock still charges them."""
+    """Base of wrappers; keeps `p` and `p_hat` of the wrapped availability, which the clock charges."""
 
     base: Availability
 
@@ -159,21 +180,49 @@ class AvailabilityWrapper:
     def seed(self) -> int:
         return self.base.seed
 
+    @property
+    def length(self) -> int | None:
+        return self.base.length
+
+    @property
+    def idle_clients(self) -> bool:
+        return self.base.idle_clients
+
+    @property
+    def idle_links(self) -> bool:
+        return self.base.idle_links
+
+    def computes(self, rounds: range) -> Bools:
+        """(rounds, clients) mask of active clients."""
+        return self.base.computes(rounds)
+
+    def links(self, rounds: range) -> ActiveLinks:
+        """(rounds, links) mask of active links."""
+        return self.base.links(rounds)
+
 
 @dataclass(frozen=True, eq=False)
 class AvailabilityOverride(AvailabilityWrapper):
-    """Everybody computes, all links work, or links only now and then or both ways at once."""
+    """Full participation, always-on links, periodic or symmetric links.
+
+    Args:
+        base: The wrapped availability.
+        all_clients: All clients compute in each round.
+        all_links: All links work in each round.
+        every: Links are used in rounds divisible by this number only.
+        pairs: (links,) reverse of each link: both work when the lower-numbered one works.
+    """
 
     all_clients: bool = False
     all_links: bool = False
-    every: int = 1  # links are used only in rounds divisible by it
-    pairs: Ints | None = None  # every link's reverse: both work as the lower-numbered one does
+    every: int = 1
+    pairs: Ints | None = None
 
     @property
     def p_hat(self) -> Floats:
         if self.pairs is None or self.all_links:
             return self.base.p_hat
-        return self.base.p_hat[self._lower]  # a pair has one draw, so it has one probability
+        return self.base.p_hat[self._lower_link]  # a pair has one draw, so it has one probability
 
     @property
     def length(self) -> int | None:
@@ -188,7 +237,8 @@ class AvailabilityOverride(AvailabilityWrapper):
         return self.every > 1 or (not self.all_links and self.base.idle_links)
 
     @cached_property
-    def _lower(self) -> Ints:
+    def _lower_link(self) -> Ints:
+        """(links,) the lower-numbered link of each pair."""
         assert self.pairs is not None
         return np.minimum(np.arange(len(self.pairs)), self.pairs)
 
@@ -200,47 +250,15 @@ class AvailabilityOverride(AvailabilityWrapper):
     def links(self, rounds: range) -> ActiveLinks:
         if self.all_links:
             links = ActiveLinks(np.ones((len(rounds), len(self.p_hat)), bool))
+        elif self.pairs is not None:
+            links = ActiveLinks(self.base.links(rounds).pull[:, self._lower_link])
         else:
             links = self.base.links(rounds)
-            if self.pairs is not None:
-                links = ActiveLinks(links.pull[:, self._lower])
         if self.every == 1:
             return links
-        now = (np.asarray(rounds) % self.every == 0)[:, None]
-        return ActiveLinks(links.pull & now, None if links.push is None else links.push & now)
-
-
-@dataclass(frozen=True, eq=False)
-class WaitForClients(AvailabilityWrapper):
-    """Clients and links take part more often than they are there, by waiting: at the rate p^(1 - patience).
-
-    The clock charges 1/p for every use, waited for or not. Nobody is used more than ten times as often.
-    """
-
-    patience: float = 0.5
-    length: int | None = None
-    idle_clients: bool = True
-    idle_links: bool = True
-
-    def _rates(self, p: Floats) -> Floats:
-        return np.minimum(p ** (1 - self.patience), _MOST_PATIENT * p)
-
-    def computes(self, rounds: range) -> Bools:
-        return rng.bernoulli(rng.key(self.seed, "clients"), rounds, self._rates(self.p))
-
-    def links(self, rounds: range) -> ActiveLinks:
-        return ActiveLinks(
-            rng.bernoulli(rng.key(self.seed, "links"), rounds, self._rates(self.p_hat))
-        )
-
-
-def wait_for_clients(availability: Availability, patience: float) -> Availability:
-    """The availability with waiting, where clients and links come by themselves; a record is what it is."""
-    return (
-        WaitForClients(availability, patience)
-        if isinstance(availability, BernoulliAvailability) and patience
-        else availability
-    )
+        is_exchange = (np.asarray(rounds) % self.every == 0)[:, None]
+        push = None if links.push is None else links.push & is_exchange
+        return ActiveLinks(links.pull & is_exchange, push)
 
 
 def symmetric_links(availability: Availability, network: Network) -> Availability:
@@ -249,107 +267,136 @@ def symmetric_links(availability: Availability, network: Network) -> Availabilit
 
 
 @dataclass(frozen=True, eq=False)
+class WaitForClients(AvailabilityWrapper):
+    """Waits for clients and links, so that they participate more often than they are available.
+
+    The participation rate is p^(1 - patience), at most `MAX_RATE_FACTOR` * p. The simulated clock
+    charges 1/p for each participation, so waiting costs time.
+    """
+
+    patience: float = 0.5  # 0: never wait
+    length: int | None = None
+    idle_clients: bool = True
+    idle_links: bool = True
+
+    def computes(self, rounds: range) -> Bools:
+        return self._sample("clients", rounds, self.p)
+
+    def links(self, rounds: range) -> ActiveLinks:
+        return ActiveLinks(self._sample("links", rounds, self.p_hat))
+
+    def _sample(self, stream: str, rounds: range, probability: Floats) -> Bools:
+        rate = np.minimum(probability ** (1 - self.patience), MAX_RATE_FACTOR * probability)
+        return rng.bernoulli(rng.key(self.seed, stream), rounds, rate)
+
+
+def wait_for_clients(availability: Availability, patience: float) -> Availability:
+    """The availability with waiting, if its draws are independent; others are left unchanged."""
+    if isinstance(availability, BernoulliAvailability) and patience:
+        return WaitForClients(availability, patience)
+    return availability
+
+
+@dataclass(frozen=True, eq=False)
 class ActiveDegreeWeights(AvailabilityWrapper):
-    """The same clients and links with weights 1/(1 + links that work) at the end that weighs."""
+    """Mixing weights 1/(1 + number of active links), per round."""
 
     network: Network
     roots: tuple[int, ...] = ()
 
-    @property
-    def length(self) -> int | None:
-        return self.base.length
-
-    @property
-    def idle_clients(self) -> bool:
-        return self.base.idle_clients
-
-    @property
-    def idle_links(self) -> bool:
-        return self.base.idle_links
-
-    def computes(self, rounds: range) -> Bools:
-        return self.base.computes(rounds)
-
-    def links(self, rounds: range) -> ActiveLinks:
-        return self.base.links(rounds)
-
     def roles(self, rounds: range) -> Roles:
-        links, shape = self.base.links(rounds), (len(rounds), self.network.clients)
+        """Weights of the links; all clients take the full step."""
+        links = self.base.links(rounds)
+        shape = (len(rounds), self.network.clients)
         a = self._weights(links.pull, self.network.receivers)
         b = self._weights(links.pushing, self.network.senders)
         return Roles(a, b, np.ones(shape), np.zeros(shape, bool))
 
-    def _weights(self, working: Bools, end: Ints) -> Floats:
-        count = np.zeros((self.network.clients, len(working)))
-        np.add.at(count, end, working.T)
-        return np.asarray(1 / (1 + count[end].T))
+    def _weights(self, active: Bools, ends: Ints) -> Floats:
+        """(rounds, links) weights by the number of active links with the same end."""
+        degree = np.zeros((self.network.clients, len(active)))
+        np.add.at(degree, ends, active.T)
+        return np.asarray(1 / (1 + degree[ends].T))
 
 
 @dataclass(frozen=True, eq=False)
 class RandomActivation(AvailabilityWrapper):
-    """One client wakes in every round, drawn uniformly, and draws one in- and one out-neighbour.
+    """One random client per round, with a random in- and out-neighbour.
 
-    It pulls from the first and pushes to the second; as a pair, it and the first exchange both ways.
-    Only the clients involved compute, and all of them in round 0. It waits for whom it has drawn.
+    The client pulls from the in-neighbour and pushes to the out-neighbour; with `pairs` it exchanges
+    both ways with the in-neighbour. All clients compute in round 0, later only those involved. The
+    clock charges the time to wait for the neighbours.
+
+    Args:
+        base: The wrapped availability.
+        network: The links.
+        pairs: Exchange both ways with one neighbour.
+        computing: Clients compute at all.
+        partner: The in-neighbour computes, too.
     """
 
     network: Network
     pairs: bool = False
     computing: bool = True
-    partner: bool = True  # whoever is drawn computes, too, not only the client that wakes
+    partner: bool = True
     length: int | None = None
     idle_clients: bool = True
     idle_links: bool = True
 
-    @cached_property
-    def _out(self) -> Ints:
-        """Links by sender; the network keeps them by receiver."""
-        return np.argsort(self.network.senders, kind="stable")
-
-    def _drawn(self, rounds: range) -> tuple[Ints, Ints, Ints]:
-        """Who wakes, and its in- and out-link, in every round."""
-        u = rng.uniform(
-            rng.key(self.seed, "wake"), np.asarray(rounds)[:, None], np.arange(3)[None, :]
-        )
-        into, out = self.network.in_degree, self.network.out_degree
-        i = (u[:, 0] * self.network.clients).astype(np.int64)
-        pull = (np.cumsum(into) - into)[i] + (u[:, 1] * into[i]).astype(np.int64)
-        push = self._out[(np.cumsum(out) - out)[i] + (u[:, 2] * out[i]).astype(np.int64)]
-        return i, pull, push
-
     def computes(self, rounds: range) -> Bools:
-        active = np.zeros((len(rounds), self.network.clients), bool)
+        network = self.network
         if not self.computing:
-            return active
-        if self.network.links:
-            i, pull, push = self._drawn(rounds)
-            active[np.arange(len(rounds)), i] = True
-            if self.partner:
-                active[np.arange(len(rounds)), self.network.senders[pull]] = True
-            if not self.pairs:
-                active[np.arange(len(rounds)), self.network.receivers[push]] = True
-        active[(np.asarray(rounds) == 0) | (not self.network.links)] = True
+            return np.zeros((len(rounds), network.clients), bool)
+        if not network.links:
+            return np.ones((len(rounds), network.clients), bool)
+        client, pull, push = self._sample(rounds)
+        involved = [client]
+        if self.partner:
+            involved.append(network.senders[pull])
+        if not self.pairs:
+            involved.append(network.receivers[push])
+        active = _one_per_round(network.clients, *involved)
+        active[np.asarray(rounds) == 0] = True
         return active
 
     def links(self, rounds: range) -> ActiveLinks:
-        pulled = np.zeros((len(rounds), self.network.links), bool)
-        if not self.network.links:
-            return ActiveLinks(pulled)
-        _, pull, push = self._drawn(rounds)
-        pulled[np.arange(len(rounds)), pull] = True
-        if self.pairs and self.network.reverse is not None:
-            pulled[np.arange(len(rounds)), self.network.reverse[pull]] = True
-            return ActiveLinks(pulled)
-        pushed = np.zeros_like(pulled)
-        pushed[np.arange(len(rounds)), push] = True
-        return ActiveLinks(pulled, pushed)
+        network = self.network
+        if not network.links:
+            return ActiveLinks(np.zeros((len(rounds), 0), bool))
+        _, pull, push = self._sample(rounds)
+        if self.pairs and network.reverse is not None:
+            return ActiveLinks(_one_per_round(network.links, pull, network.reverse[pull]))
+        pulling = _one_per_round(network.links, pull)
+        return ActiveLinks(pulling, _one_per_round(network.links, push))
+
+    def _sample(self, rounds: range) -> tuple[Ints, Ints, Ints]:
+        """(rounds,) the active client, its in-link and its out-link."""
+        key = rng.key(self.seed, "wake")
+        u = rng.uniform(key, np.asarray(rounds)[:, None], np.arange(3)[None, :])
+        client = (u[:, 0] * self.network.clients).astype(np.int64)
+        pull = _random_entry(self.network.in_degree, client, u[:, 1])
+        push = self._links_by_sender[_random_entry(self.network.out_degree, client, u[:, 2])]
+        return client, pull, push
+
+    @cached_property
+    def _links_by_sender(self) -> Ints:
+        """(links,) links sorted by sender; the network has them by receiver."""
+        return np.argsort(self.network.senders, kind="stable")
+
+
+def _random_entry(degree: Ints, client: Ints, u: Floats) -> Ints:
+    """Position of a random link of each client in a list of links sorted by client."""
+    first = np.cumsum(degree) - degree
+    return np.asarray(first[client] + (u * degree[client]).astype(np.int64))
 
 
 @dataclass(frozen=True, eq=False)
 class NoLinks(AvailabilityWrapper):
-    """No links are used: models meet at a server, which the clock does not charge for.
+    """No peer-to-peer links: models are aggregated on a server, which the clock does not charge.
 
-    With `alone` one machine that never idles does all the work, so every client computes at p = 1.
+    Args:
+        base: The wrapped availability.
+        alone: One machine computes the gradients of all clients, in each round, at p = 1.
     """
 
     alone: bool = False
@@ -368,18 +415,9 @@ class NoLinks(AvailabilityWrapper):
         return not self.alone and self.base.idle_clients
 
     def computes(self, rounds: range) -> Bools:
-        return (
-            np.ones((len(rounds), len(self.p)), bool) if self.alone else self.base.computes(rounds)
-        )
+        if self.alone:
+            return np.ones((len(rounds), len(self.p)), bool)
+        return self.base.computes(rounds)
 
     def links(self, rounds: range) -> ActiveLinks:
         return ActiveLinks(np.zeros((len(rounds), len(self.p_hat)), bool))
-
-
-def at(table: Bools, rounds: range, first: int) -> Bools:
-    """Rows of a recorded table; before its first and after its last round nothing happens."""
-    rows = np.asarray(rounds) - first
-    known = (rows >= 0) & (rows < len(table))
-    out = np.zeros((len(rounds), table.shape[1]), bool)
-    out[known] = table[rows[known]]
-    return out

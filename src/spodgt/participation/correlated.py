@@ -1,25 +1,26 @@
-"""Clients and links that come and go in bursts: Markov chains, bad links, days and nights, outages.
+"""Correlated availability: Markov chains, Gilbert-Elliott links, days and nights, outages.
 
-All of them are stationary: p and p̂, which the clock and the methods use, are the exact frequencies of every
-round (of days and nights: of a whole cycle), and round 0 is a round like any other. What happens in round k
-is a pure function of (seed, k), as with independent draws.
+All of these are stationary: p and p̂, which the clock and the methods use, are the exact frequencies
+in each round (for days and nights: over a whole cycle), also in round 0. The state in round k is a
+pure function of (seed, k), as with independent draws.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral
 from typing import Annotated, ClassVar
 
 import numpy as np
-from pydantic import BeforeValidator, ValidationInfo
+from pydantic import BeforeValidator, SkipValidation, ValidationInfo
 
 from spodgt import rng
 from spodgt._util.text import short_repr
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.network import Network
-from spodgt.network.names import values_by_client, values_by_link
+from spodgt.network.names import values_by_client
 from spodgt.participation.availability import (
     AvailabilityTrace,
     BernoulliAvailability,
@@ -28,445 +29,490 @@ from spodgt.participation.availability import (
 from spodgt.participation.recipes import (
     PARTICIPATIONS,
     Beta,
+    Numbers,
     Participation,
+    broadcast,
+    by_client,
+    by_link,
     check_participation,
-    on_links,
-    probabilities,
-    spread,
+    client_labels,
+    client_probabilities,
+    link_probabilities,
 )
 from spodgt.types import ActiveLinks, Availability, Bools, Floats, Ints
 from spodgt.validation import Field, FieldHint, Number, Whole, choices, from_table, recipe
 
-Draws = Callable[
-    [range], Bools
-]  # what happens in some rounds: (rounds, clients) or (rounds, links)
+Sampler = Callable[[range], Bools]  # (rounds, clients) or (rounds, links) mask of some rounds
 
 
-# --- what is drawn -----------------------------------------------------------------------------------
+# --- samplers ------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class MarkovChains:
-    """Independent chains of two states, up and down, stationary from round 0 on.
+    """Independent two-state Markov chains, stationary from round 0.
 
     Args:
-        key: of the stream.
-        up: (chains,) how often each is up.
-        stay: (chains,) the chance to be up after a round up.
-        come: (chains,) the chance to be up after a round down.
+        key: Of the random stream.
+        p_up: (chains,) stationary probability of the state up.
+        p_up_given_up: (chains,) probability of up after a round up.
+        p_up_given_down: (chains,) probability of up after a round down.
     """
 
     key: np.uint64
-    up: Floats
-    stay: Floats
-    come: Floats
-    # The last two rows that were asked for, by round: who goes on from there need not look back.
-    _last: dict[int, Bools] = field(default_factory=dict)
+    p_up: Floats
+    p_up_given_up: Floats
+    p_up_given_down: Floats
+    # States in the last two rounds that were sampled, by round: the next rounds continue from them.
+    _last_states: dict[int, Bools] = field(default_factory=dict)
 
     @staticmethod
-    def of(seed: int, stream: str, up: Floats, down: Floats) -> MarkovChains:
-        """Chains by the mean numbers of rounds that they stay up and down."""
+    def from_durations(seed: int, stream: str, up: Floats, down: Floats) -> MarkovChains:
+        """Chains with these mean durations up and down, (chains,) in rounds."""
         return MarkovChains(rng.key(seed, stream), up / (up + down), 1 - 1 / up, 1 / down)
 
     def __call__(self, rounds: range) -> Bools:
-        found = rng.markov(
-            self.key, rounds, self.up, self.stay, self.come, self._last.get(rounds.start - 1)
+        states = rng.markov(
+            self.key,
+            rounds,
+            self.p_up,
+            self.p_up_given_up,
+            self.p_up_given_down,
+            self._last_states.get(rounds.start - 1),
         )
         if len(rounds):
-            self._last.clear()
-            self._last.update(zip(rounds[-2:], found[-2:].copy(), strict=True))
-        return found
+            self._last_states.clear()
+            self._last_states.update(zip(rounds[-2:], states[-2:].copy(), strict=True))
+        return states
 
 
 @dataclass(frozen=True, eq=False)
 class StateDependentBernoulli:
-    """Independent draws with a chance that depends on a state: `high` where it is up, else `low`."""
+    """Independent draws with probability `p_up` where the state is up, else `p_down`."""
 
     key: np.uint64
-    state: Draws
-    high: Floats
-    low: Floats
+    state: Sampler
+    p_up: Floats
+    p_down: Floats
 
     def __call__(self, rounds: range) -> Bools:
-        high, low = (rng.bernoulli(self.key, rounds, chance) for chance in (self.high, self.low))
-        return np.where(self.state(rounds), high, low)
+        if_up = rng.bernoulli(self.key, rounds, self.p_up)
+        if_down = rng.bernoulli(self.key, rounds, self.p_down)
+        return np.where(self.state(rounds), if_up, if_down)
+
+
+def _always_up(count: int, rounds: range) -> Bools:
+    return np.ones((len(rounds), count), bool)
 
 
 @dataclass(frozen=True, eq=False)
 class CorrelatedAvailability(HasProbabilities):
-    """Clients and links by two functions of the rounds."""
+    """Clients and links by two samplers.
+
+    Args:
+        p: (clients,) frequencies of the clients.
+        p_hat: (links,) frequencies of the links.
+        seed: Of a method's own draws.
+        sample_clients: Gives the (rounds, clients) mask.
+        sample_links: Gives the (rounds, links) mask.
+        length: Number of rounds that can be sampled; None: no limit.
+        has_fixed_times: Whether times of day are fixed, so that frequencies do not multiply.
+    """
 
     p: Floats
     p_hat: Floats
     seed: int
-    clients: Draws
-    wires: Draws
+    sample_clients: Sampler
+    sample_links: Sampler
     length: int | None = None
-    random: bool = True  # else some of it is a fixed pattern in time
+    has_fixed_times: bool = False
 
     def computes(self, rounds: range) -> Bools:
-        return self.clients(rounds)
+        return self.sample_clients(rounds)
 
     def links(self, rounds: range) -> ActiveLinks:
-        return ActiveLinks(self.wires(rounds))
+        return ActiveLinks(self.sample_links(rounds))
 
 
-# --- fields ------------------------------------------------------------------------------------------
-def _one_or_more(least: float, most: float, must: str, example: str) -> BeforeValidator:
-    """A check of a field: one number from `least` to `most`, or one per client or link, by order or name."""
+# --- fields --------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class NumbersField:
+    """Validator of a field of one number, or one per client or link, in a list or a dict by name."""
 
-    def check(value: object, info: ValidationInfo) -> object:
-        given = list(value.values()) if isinstance(value, Mapping) else value
-        array = (
-            np.asarray(given)
-            if isinstance(given, int | float | list | tuple | np.ndarray)
-            else np.empty(0)
-        )
-        good = array.dtype.kind in "iuf" and array.ndim < 2 and array.size > 0
-        if not good or not ((array >= least) & (array <= most)).all():
+    least: float
+    most: float
+    requirement: str  # in errors
+    example: str
+
+    def check(self, value: object, info: ValidationInfo) -> Numbers:
+        numbers = list(value.values()) if isinstance(value, Mapping) else value
+        array = np.empty(0)
+        if isinstance(numbers, int | float | list | tuple | np.ndarray):
+            array = np.asarray(numbers)
+        is_numeric = array.dtype.kind in "iuf" and array.ndim < 2 and array.size > 0
+        if not is_numeric or not ((array >= self.least) & (array <= self.most)).all():
             name = info.field_name
             raise ValueError(
-                f"{name} must be {must}, got {short_repr(value)}; use {name}={example}."
+                f"{name} must be {self.requirement}, got {short_repr(value)}; "
+                f"use {name}={self.example}."
             )
         if isinstance(value, Mapping):
             return dict(zip(value, array.tolist(), strict=True))
         return tuple(array.tolist()) if array.ndim else float(array)
 
-    return BeforeValidator(check)
 
-
-def _inner(value: object) -> object:
-    """A participation itself, or the table of one."""
+def _check_inner(value: object) -> Participation:
+    """A participation, or the table of one in a config."""
     if not isinstance(value, Mapping):
         check_participation(value)
-        return value
+        return value  # type: ignore[return-value]
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in PARTICIPATIONS:
         raise InvalidConfig(f"of.kind={kind!r} is not known; {choices(kind, PARTICIPATIONS)}")
-    return from_table(
-        PARTICIPATIONS[kind], {key: one for key, one in value.items() if key != "kind"}, "of"
-    )
+    fields = {key: item for key, item in value.items() if key != "kind"}
+    return from_table(PARTICIPATIONS[kind], fields, "of")
 
 
-def _inners(value: object) -> object:
+def _check_inner_list(value: object) -> tuple[Participation, ...]:
     if not isinstance(value, list | tuple) or len(value) < 2:
         raise InvalidConfig(
             f"of must be a list of at least two participations, got {short_repr(value)}; add one."
         )
-    return tuple(_inner(each) for each in value)
+    return tuple(_check_inner(item) for item in value)
 
 
-def _phase(value: object) -> object:
+def _check_phase(value: object) -> str | tuple[float, ...]:
     if isinstance(value, str) and value in _PHASES:
         return value
-    array = np.asarray(value) if isinstance(value, list | tuple | np.ndarray) else np.empty(0)
-    if (
-        array.dtype.kind in "iuf"
-        and array.ndim == 1
-        and array.size
-        and ((array >= 0) & (array < 1)).all()
-    ):
-        return tuple(array.tolist())
+    if isinstance(value, list | tuple | np.ndarray):
+        array = np.asarray(value)
+        is_numeric = array.dtype.kind in "iuf" and array.ndim == 1 and array.size > 0
+        if is_numeric and ((array >= 0) & (array < 1)).all():
+            return tuple(array.tolist())
     raise ValueError(
-        f"phase must be {' or '.join(map(repr, _PHASES))}, or numbers in [0, 1), one per client, got "
-        f"{short_repr(value)}; use phase={_PHASES[0]!r}."
+        f"phase must be {' or '.join(map(repr, _PHASES))}, or numbers in [0, 1), one per client, "
+        f"got {short_repr(value)}; use phase={_PHASES[0]!r}."
     )
 
 
-def _groups(value: object) -> object:
+def _check_groups(value: object) -> Groups | None:
     if value is None:
         return None
-    given = value.tolist() if isinstance(value, np.ndarray) else value
-    if isinstance(given, Mapping):
-        return dict(zip(given, _regions(list(given.values())), strict=True))
-    return _regions(given)
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return dict(zip(value, _check_regions(list(value.values())), strict=True))
+    return _check_regions(value)
 
 
-def _regions(given: object) -> tuple[str | int, ...]:
+def _check_regions(value: object) -> tuple[str | int, ...]:
     """Names or numbers of regions, one per client."""
-    regions: list[str | int] = []
-    for region in given if isinstance(given, list | tuple) else ():
-        if isinstance(region, str):
-            regions.append(region)
-        elif isinstance(region, Integral):
-            regions.append(int(region))
-    if not regions or not isinstance(given, list | tuple) or len(regions) < len(given):
-        raise ValueError(
-            f"groups must be a list of names or numbers, one per client, got {short_repr(given)}; "
-            "use groups=[0, 0, 1]."
-        )
-    return tuple(regions)
+    regions = value if isinstance(value, list | tuple) else []
+    if regions and all(isinstance(region, str | Integral) for region in regions):
+        return tuple(region if isinstance(region, str) else int(region) for region in regions)
+    raise ValueError(
+        f"groups must be a list of names or numbers, one per client, got {short_repr(value)}; "
+        "use groups=[0, 0, 1]."
+    )
 
 
 _PHASES = ("random", "east-west")
-Lengths = Annotated[object, _one_or_more(1, 2.0**53, "numbers of rounds of at least 1", "20.0")]
-Chances = Annotated[object, _one_or_more(0, 1, "numbers in [0, 1]", "0.5")]
-Length = Annotated[
-    Number, Field(ge=1, le=2.0**53), FieldHint("a number of rounds of at least 1", 20.0)
+_MAX_ROUNDS = 2**53  # whole numbers up to this one are exact as floats
+_DURATION_HINT = "numbers of rounds of at least 1"
+Groups = Sequence[str | int] | Mapping[str, str | int] | Ints
+Durations = Annotated[
+    Numbers,
+    SkipValidation,
+    BeforeValidator(NumbersField(1, _MAX_ROUNDS, _DURATION_HINT, "20.0").check),
 ]
-Chance = Annotated[Number, Field(ge=0, le=1), FieldHint("in [0, 1]", 0.5)]
-Rounds = Annotated[Whole, Field(ge=1, le=2**53), FieldHint("a whole number of at least 1")]
+Probabilities = Annotated[
+    Numbers,
+    SkipValidation,
+    BeforeValidator(NumbersField(0, 1, "numbers in [0, 1]", "0.5").check),
+]
+Duration = Annotated[
+    Number, Field(ge=1, le=_MAX_ROUNDS), FieldHint("a number of rounds of at least 1", 20.0)
+]
+Probability = Annotated[Number, Field(ge=0, le=1), FieldHint("in [0, 1]", 0.5)]
+Count = Annotated[Whole, Field(ge=1, le=_MAX_ROUNDS), FieldHint("a whole number of at least 1")]
 
 
-def _always(count: int) -> Draws:
-    return lambda rounds: np.ones((len(rounds), count), bool)
-
-
-def _labels(network: Network) -> list[str]:
-    return [network.label(client) for client in range(network.clients)]
-
-
-def _per_client(value: object, network: Network, name: str, example: str = "0.5") -> Floats:
-    """(clients,): the numbers of a field that is one number, a list or a dict by client."""
-    if isinstance(value, Mapping):
-        value = values_by_client(value, _labels(network), name)
-    return spread(np.asarray(value, np.float64), network.clients, name, "client", example)
-
-
-def _per_link(value: object, network: Network, name: str, example: str = "0.5") -> Floats:
-    """(links,): the numbers of a field that is one number, a list or a dict by link."""
-    if isinstance(value, Mapping):
-        value = values_by_link(value, network, name)
-    return spread(np.asarray(value, np.float64), network.links, name, "link", example)
-
-
-def _positive(p_hat: Floats, network: Network) -> Floats:
-    return probabilities(p_hat, network.links, "p_hat", "link", network.link_label)
-
-
-# --- recipes -----------------------------------------------------------------------------------------
+# --- recipes -------------------------------------------------------------------------------------
 @recipe(InvalidInput, PARTICIPATIONS)
 class Markov:
-    """Clients, and links if told so, stay up and down for a while: a Markov chain each.
+    """A two-state Markov chain for each client and, optionally, for each link.
 
-    A client that is up goes down with chance 1/on, and one that is down comes back with chance 1/off, so
-    that times up and down are geometric. p = on/(on + off), and what a client does n rounds apart
-    correlates as (1 - 1/on - 1/off)ⁿ.
+    Durations up and down are geometric. p = on/(on + off), and the autocorrelation at a lag of n
+    rounds is (1 - 1/on - 1/off)ⁿ.
 
     Args:
-        on: How many rounds in a row a client computes, in the mean: one number for all, or one per client,
-            as a list or a dict by client.
-        off: How many rounds in a row it is away.
-        links_on: How many rounds in a row a link works: one number, or one per link. None: always.
-        links_off: How many rounds in a row it is down.
+        on: Mean number of consecutive rounds in which a client computes: one number for all, or one
+            per client, as a list or a dict by client.
+        off: Mean number of consecutive rounds in which it is unavailable.
+        links_on: Mean number of consecutive rounds in which a link works: one number, or one per
+            link. None: links always work.
+        links_off: Mean number of consecutive rounds in which it is down.
     """
 
     name: ClassVar[str] = "markov"
-    on: Lengths = 20.0
-    off: Lengths = 20.0
-    links_on: Lengths | None = None
-    links_off: Lengths | None = None
+    on: Durations = 20.0
+    off: Durations = 20.0
+    links_on: Durations | None = None
+    links_off: Durations | None = None
 
     def __post_init__(self) -> None:
         if (self.links_on is None) != (self.links_off is None):
-            lacks = "links_on" if self.links_on is None else "links_off"
+            missing = "links_on" if self.links_on is None else "links_off"
             raise InvalidInput(
-                f"{lacks}=None lacks the number beside the other one; use {lacks}=20.0."
+                f"{missing}=None lacks the number beside the other one; use {missing}=20.0."
             )
 
     def draw(self, network: Network, seed: int) -> Availability:
-        up = _per_client(self.on, network, "on", "20.0")
-        down = _per_client(self.off, network, "off", "20.0")
-        clients = MarkovChains.of(seed, "client chains", up, down)
-        if self.links_on is None:
+        up = by_client(self.on, network, "on", "20.0")
+        down = by_client(self.off, network, "off", "20.0")
+        clients = MarkovChains.from_durations(seed, "client chains", up, down)
+        if self.links_on is None or self.links_off is None:
+            links = partial(_always_up, network.links)
             return CorrelatedAvailability(
-                clients.up, np.ones(network.links), seed, clients, _always(network.links)
+                clients.p_up, np.ones(network.links), seed, clients, links
             )
-        links_up = _per_link(self.links_on, network, "links_on", "20.0")
-        links_down = _per_link(self.links_off, network, "links_off", "20.0")
-        links = MarkovChains.of(seed, "link chains", links_up, links_down)
-        return CorrelatedAvailability(clients.up, links.up, seed, clients, links)
+        up = by_link(self.links_on, network, "links_on", "20.0")
+        down = by_link(self.links_off, network, "links_off", "20.0")
+        chains = MarkovChains.from_durations(seed, "link chains", up, down)
+        return CorrelatedAvailability(clients.p_up, chains.p_up, seed, clients, chains)
 
 
 @recipe(InvalidInput, PARTICIPATIONS)
 class Bursts:
-    """The probabilities of another participation, such as Beta, but in bursts.
+    """The probabilities of another participation, such as Beta, with correlated rounds.
 
-    In every round a client or link is drawn anew with chance 1/length, with its own p or p̂, and else goes on
-    as it was: frequencies stay, and what it does n rounds apart correlates as (1 - 1/length)ⁿ.
+    In each round a client or link is drawn anew with probability 1/length, with its own p or p̂, and
+    else keeps its state: frequencies do not change, and the autocorrelation at a lag of n rounds is
+    (1 - 1/length)ⁿ.
 
     Args:
         of: A participation with independent draws: Bernoulli, Beta or Always.
-        length: After how many rounds a client or link is drawn anew, in the mean; 1 is `of` itself.
+        length: Mean number of rounds until a client or link is drawn anew; 1 is `of` itself.
     """
 
     name: ClassVar[str] = "bursts"
-    of: Annotated[object, BeforeValidator(_inner)] = Beta()
-    length: Length = 20.0
+    of: Annotated[Participation, SkipValidation, BeforeValidator(_check_inner)] = Beta()
+    length: Duration = 20.0
 
     def draw(self, network: Network, seed: int) -> Availability:
-        assert isinstance(self.of, Participation)
         base = self.of.draw(network, seed)
         if not isinstance(base, BernoulliAvailability):
             raise InvalidInput(
-                f"bursts are of independent draws, got {self.of.name}; use bernoulli or beta, or together."
+                f"bursts are of independent draws, got {self.of.name}; "
+                "use bernoulli or beta, or together."
             )
-        clients, links = (
-            MarkovChains(
-                rng.key(seed, stream), p, p + (1 - p) * (1 - 1 / self.length), p / self.length
-            )
-            for stream, p in (("client chains", base.p), ("link chains", base.p_hat))
-        )
+        clients = self._chains(rng.key(seed, "client chains"), base.p)
+        links = self._chains(rng.key(seed, "link chains"), base.p_hat)
         return CorrelatedAvailability(base.p, base.p_hat, seed, clients, links)
+
+    def _chains(self, key: np.uint64, p: Floats) -> MarkovChains:
+        return MarkovChains(key, p, p + (1 - p) * (1 - 1 / self.length), p / self.length)
 
 
 @recipe(InvalidInput, PARTICIPATIONS)
 class GilbertElliott:
-    """Links with good and bad times: a Markov chain decides with which chance a link works.
+    """Links with good and bad states: a Markov chain selects the probability that a link works.
 
     p̂ = (good p_good + bad p_bad)/(good + bad). Clients compute independently.
 
     Args:
-        good: How many rounds the good times of a link last, in the mean: one number, or one per link.
-        bad: How many rounds its bad times last.
-        p_good: The chance that a link works in a round of good times: one number, or one per link.
-        p_bad: The same in bad times.
-        p: That a client computes: one number, or one per client, above 0.
+        good: Mean duration of the good state of a link, in rounds: one number, or one per link.
+        bad: Mean duration of the bad state.
+        p_good: Probability that a link works in the good state: one number, or one per link.
+        p_bad: Probability that it works in the bad state.
+        p: Probability that a client computes, above 0: one number, or one per client.
     """
 
     name: ClassVar[str] = "gilbert-elliott"
-    good: Lengths = 20.0
-    bad: Lengths = 5.0
-    p_good: Chances = 1.0
-    p_bad: Chances = 0.1
-    p: Chances = 1.0
+    good: Durations = 20.0
+    bad: Durations = 5.0
+    p_good: Probabilities = 1.0
+    p_bad: Probabilities = 0.1
+    p: Probabilities = 1.0
 
     def draw(self, network: Network, seed: int) -> Availability:
-        good = _per_link(self.good, network, "good")
-        bad = _per_link(self.bad, network, "bad")
-        high = _per_link(self.p_good, network, "p_good")
-        low = _per_link(self.p_bad, network, "p_bad")
-        state = MarkovChains.of(seed, "link chains", good, bad)
-        p_hat = _positive(state.up * high + (1 - state.up) * low, network)
-        p = probabilities(self.p, network.clients, "p", "client", network.label)
-        links = StateDependentBernoulli(rng.key(seed, "links"), state, high, low)
-        return CorrelatedAvailability(
-            p, p_hat, seed, BernoulliAvailability(p, p_hat, seed).computes, links
-        )
+        good = by_link(self.good, network, "good")
+        bad = by_link(self.bad, network, "bad")
+        p_good = by_link(self.p_good, network, "p_good")
+        p_bad = by_link(self.p_bad, network, "p_bad")
+        state = MarkovChains.from_durations(seed, "link chains", good, bad)
+        p_hat = link_probabilities(state.p_up * p_good + (1 - state.p_up) * p_bad, network)
+        p = client_probabilities(self.p, network)
+        clients = BernoulliAvailability(p, p_hat, seed).computes
+        links = StateDependentBernoulli(rng.key(seed, "links"), state, p_good, p_bad)
+        return CorrelatedAvailability(p, p_hat, seed, clients, links)
+
+
+@dataclass(frozen=True, eq=False)
+class DayCycle:
+    """Day or night of each client and link; a link has day while both its ends have day."""
+
+    network: Network
+    day: int  # rounds
+    night: int  # rounds
+    dawn: Ints  # (clients,) how many rounds before round 0 the client's day began
+
+    def of_clients(self, rounds: range) -> Bools:
+        """(rounds, clients) whether a client has day."""
+        hour = (np.asarray(rounds)[:, None] + self.dawn) % (self.day + self.night)
+        return np.asarray(hour < self.day)
+
+    def of_links(self, rounds: range) -> Bools:
+        """(rounds, links) whether both ends of a link have day."""
+        is_day = self.of_clients(rounds)
+        return np.asarray(is_day[:, self.network.receivers] & is_day[:, self.network.senders])
+
+    def link_day_rounds(self) -> Ints:
+        """(links,) number of rounds of a cycle in which both ends have day."""
+        cycle = self.day + self.night
+        shift = (self.dawn[self.network.receivers] - self.dawn[self.network.senders]) % cycle
+        overlap = np.maximum(0, self.day - shift) + np.maximum(0, self.day - (cycle - shift))
+        return np.asarray(overlap)
 
 
 @recipe(InvalidInput, PARTICIPATIONS)
 class DayNight:
-    """Every client has days and nights at its own times; a link has day while both its ends have.
+    """Each client has days and nights at its own times; a link has day while both its ends have.
 
     Args:
-        day: How many rounds a day lasts.
-        night: How many rounds a night lasts.
-        p_day: The chance that a client computes in a round of its day.
-        p_night: The same by night.
-        p_hat_day: The chance that a link works while both its ends have day.
-        p_hat_night: The same at other times.
-        phase: Where in its cycle a client is in round 0: "random"; "east-west", by the network's positions,
-            which one cycle spans; or a list of numbers in [0, 1), one per client. 0 is dawn.
+        day: Number of rounds of a day.
+        night: Number of rounds of a night.
+        p_day: Probability that a client computes in a round of its day.
+        p_night: Probability that it computes in a round of its night.
+        p_hat_day: Probability that a link works while both its ends have day.
+        p_hat_night: Probability that it works at other times.
+        phase: Where in its cycle a client is in round 0: "random"; "east-west", by the network's
+            positions, which one cycle spans; or numbers in [0, 1), one per client. 0 is dawn.
     """
 
     name: ClassVar[str] = "day-night"
-    day: Rounds = 50
-    night: Rounds = 50
-    p_day: Chance = 1.0
-    p_night: Chance = 0.1
-    p_hat_day: Chance = 1.0
-    p_hat_night: Chance = 0.1
-    phase: Annotated[object, BeforeValidator(_phase)] = "random"
+    day: Count = 50
+    night: Count = 50
+    p_day: Probability = 1.0
+    p_night: Probability = 0.1
+    p_hat_day: Probability = 1.0
+    p_hat_night: Probability = 0.1
+    phase: Annotated[str | Sequence[float], SkipValidation, BeforeValidator(_check_phase)] = (
+        "random"
+    )
 
     def draw(self, network: Network, seed: int) -> Availability:
-        cycle, dawn = self.day + self.night, self._dawns(network, seed)
-        apart = (dawn[network.receivers] - dawn[network.senders]) % cycle
-        shared = np.maximum(0, self.day - apart) + np.maximum(0, self.day - (cycle - apart))
-        mean = (self.day * self.p_day + self.night * self.p_night) / cycle
-        p = probabilities(mean, network.clients, "p", "client", network.label)
-        p_hat = (shared * self.p_hat_day + (cycle - shared) * self.p_hat_night) / cycle
-
-        def days(rounds: range) -> Bools:
-            return np.asarray((np.asarray(rounds)[:, None] + dawn) % cycle < self.day)
-
-        def both(rounds: range) -> Bools:
-            day = days(rounds)
-            return np.asarray(day[:, network.receivers] & day[:, network.senders])
-
-        high, low = (np.full(network.clients, chance) for chance in (self.p_day, self.p_night))
-        clients = StateDependentBernoulli(rng.key(seed, "clients"), days, high, low)
-        high, low = (
-            np.full(network.links, chance) for chance in (self.p_hat_day, self.p_hat_night)
+        rounds = self.day + self.night
+        cycle = DayCycle(network, self.day, self.night, self._dawn(network, seed))
+        p = (self.day * self.p_day + self.night * self.p_night) / rounds
+        day_rounds = cycle.link_day_rounds()
+        night_rounds = rounds - day_rounds
+        p_hat = (day_rounds * self.p_hat_day + night_rounds * self.p_hat_night) / rounds
+        clients = StateDependentBernoulli(
+            rng.key(seed, "clients"),
+            cycle.of_clients,
+            np.full(network.clients, self.p_day),
+            np.full(network.clients, self.p_night),
         )
-        links = StateDependentBernoulli(rng.key(seed, "links"), both, high, low)
+        links = StateDependentBernoulli(
+            rng.key(seed, "links"),
+            cycle.of_links,
+            np.full(network.links, self.p_hat_day),
+            np.full(network.links, self.p_hat_night),
+        )
         return CorrelatedAvailability(
-            p, _positive(p_hat, network), seed, clients, links, random=False
+            client_probabilities(p, network),
+            link_probabilities(p_hat, network),
+            seed,
+            clients,
+            links,
+            has_fixed_times=True,
         )
 
-    def _dawns(self, network: Network, seed: int) -> Ints:
-        """(clients,): how many rounds before round 0 each client's day began."""
+    def _dawn(self, network: Network, seed: int) -> Ints:
+        """(clients,) how many rounds before round 0 each client's day began."""
         if self.phase == "east-west":
             phases = _positions(network, "phase='east-west'", "phase='random'")[:, 0]
         elif self.phase == "random":
             phases = rng.uniform(rng.key(seed, "phases"), np.arange(network.clients))
         else:
-            phases = spread(
-                np.asarray(self.phase, np.float64), network.clients, "phase", "client", "'random'"
-            )
+            given = np.asarray(self.phase, np.float64)
+            phases = broadcast(given, network.clients, "phase", "client", "'random'")
         return np.asarray(np.floor(phases * (self.day + self.night)), np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class RegionalOutages:
+    """Samplers of clients and links that work while the regions of their ends are up."""
+
+    network: Network
+    region: Ints  # (clients,)
+    is_up: MarkovChains  # of the regions
+    within: BernoulliAvailability  # while regions are up
+
+    def computes(self, rounds: range) -> Bools:
+        return np.asarray(self.is_up(rounds)[:, self.region] & self.within.computes(rounds))
+
+    def links(self, rounds: range) -> Bools:
+        is_up = self.is_up(rounds)[:, self.region]
+        both_up = is_up[:, self.network.receivers] & is_up[:, self.network.senders]
+        return np.asarray(both_up & self.within.links(rounds).pull)
 
 
 @recipe(InvalidInput, PARTICIPATIONS)
 class Outages:
-    """Whole regions fail together: no client of a region that is down computes, no link from or to it works.
+    """Outages of whole regions: their clients do not compute, and links from or to them are down.
 
-    Regions are up and down for geometric times, each by itself. With π = up/(up + down), a client computes
-    with p π; a link works with p̂ π inside a region and with p̂ π² between two.
+    Durations up and down are geometric and independent for each region. With π = up/(up + down), a
+    client computes with p π; a link works with p̂ π inside a region and with p̂ π² between two.
 
     Args:
-        up: How many rounds in a row a region is up, in the mean.
-        down: How many rounds in a row it is down.
-        regions: How many regions of about equal size the network is cut into, by its positions.
-        groups: The region of every client instead, by name or number: a list, or a dict by client.
-        p: The chance that a client computes while its region is up: one number, or one per client.
-        p_hat: The chance that a link works while the regions of both its ends are up, likewise.
+        up: Mean number of consecutive rounds in which a region is up.
+        down: Mean number of consecutive rounds in which it is down.
+        regions: Number of regions of about equal size, by the network's positions.
+        groups: Region of each client instead, by name or number: a list, or a dict by client.
+        p: Probability that a client computes while its region is up: one number, or one per client.
+        p_hat: Probability that a link works while the regions of both its ends are up, likewise.
     """
 
     name: ClassVar[str] = "outages"
-    up: Length = 50.0
-    down: Length = 10.0
-    regions: Rounds = 4
-    groups: Annotated[object, BeforeValidator(_groups)] = None
-    p: Chances = 1.0
-    p_hat: Chances = 1.0
+    up: Duration = 50.0
+    down: Duration = 10.0
+    regions: Count = 4
+    groups: Annotated[Groups | None, SkipValidation, BeforeValidator(_check_groups)] = None
+    p: Probabilities = 1.0
+    p_hat: Probabilities = 1.0
 
     def draw(self, network: Network, seed: int) -> Availability:
         region = self._regions(network)
-        count = int(region.max()) + 1
-        state = MarkovChains.of(
-            seed, "region chains", np.full(count, self.up), np.full(count, self.down)
-        )
-        into, out = region[network.receivers], region[network.senders]
-        p = probabilities(self.p, network.clients, "p", "client", network.label)
-        p_hat = _positive(on_links(self.p_hat, network), network)
-        inside = BernoulliAvailability(p, p_hat, seed)
-
-        def computes(rounds: range) -> Bools:
-            return np.asarray(state(rounds)[:, region] & inside.computes(rounds))
-
-        def links(rounds: range) -> Bools:
-            up = state(rounds)
-            return np.asarray(up[:, into] & up[:, out] & inside.links(rounds).pull)
-
-        pi = state.up[0]
+        up = np.full(int(region.max()) + 1, self.up)
+        down = np.full(len(up), self.down)
+        is_up = MarkovChains.from_durations(seed, "region chains", up, down)
+        p = client_probabilities(self.p, network)
+        p_hat = link_probabilities(self.p_hat, network)
+        within = BernoulliAvailability(p, p_hat, seed)
+        outages = RegionalOutages(network, region, is_up, within)
+        p_region = is_up.p_up[0]
+        is_inside = region[network.receivers] == region[network.senders]
+        p_both_ends = np.where(is_inside, p_region, p_region**2)
         return CorrelatedAvailability(
-            p * pi, p_hat * np.where(into == out, pi, pi**2), seed, computes, links
+            p * p_region, p_hat * p_both_ends, seed, outages.computes, outages.links
         )
 
     def _regions(self, network: Network) -> Ints:
-        """(clients,): the number of each client's region."""
+        """(clients,) number of each client's region."""
         if self.groups is None:
-            where = _positions(network, "regions", "groups=[0, 0, 1]")
-            return _cut(where, min(self.regions, network.clients))
+            positions = _positions(network, "regions", "groups=[0, 0, 1]")
+            return split_into_regions(positions, min(self.regions, network.clients))
         if isinstance(self.groups, Mapping):
-            groups = values_by_client(self.groups, _labels(network), "groups")
+            groups = values_by_client(self.groups, client_labels(network), "groups")
         else:
-            groups = list(self.groups) if isinstance(self.groups, tuple) else []
+            groups = list(self.groups)
         if len(groups) != network.clients:
             raise InvalidInput(
-                f"groups must be {network.clients} regions, one per client, got {len(groups)}; list them all."
+                f"groups must be {network.clients} regions, one per client, got {len(groups)}; "
+                "list them all."
             )
-        known = {group: number for number, group in enumerate(dict.fromkeys(groups))}
-        return np.array([known[group] for group in groups], np.int64)
+        number_of = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+        return np.array([number_of[group] for group in groups], np.int64)
 
 
 def _positions(network: Network, key: str, instead: str) -> Floats:
@@ -475,54 +521,75 @@ def _positions(network: Network, key: str, instead: str) -> Floats:
     return network.positions
 
 
-def _cut(positions: Floats, count: int) -> Ints:
-    """(clients,): numbers of `count` regions of about equal size, by halving the longer side."""
+def split_into_regions(positions: Floats, count: int) -> Ints:
+    """(clients,) numbers of `count` regions of about equal size, by halving the longer side."""
     region = np.zeros(len(positions), np.int64)
     if count < 2:
         return region
-    order = np.argsort(positions[:, int(np.argmax(np.ptp(positions, axis=0)))], kind="stable")
-    first = count // 2
-    here, there = np.split(order, [round(len(order) * first / count)])
-    region[here] = _cut(positions[here], first)
-    region[there] = first + _cut(positions[there], count - first)
+    longer_side = int(np.argmax(np.ptp(positions, axis=0)))
+    order = np.argsort(positions[:, longer_side], kind="stable")
+    low_count = count // 2
+    low, high = np.split(order, [round(len(order) * low_count / count)])
+    region[low] = split_into_regions(positions[low], low_count)
+    region[high] = low_count + split_into_regions(positions[high], count - low_count)
     return region
+
+
+@dataclass(frozen=True, eq=False)
+class AllOf:
+    """Samplers of clients and links that are active in each of several availabilities."""
+
+    parts: Sequence[Availability]
+
+    def computes(self, rounds: range) -> Bools:
+        return np.asarray(np.all([part.computes(rounds) for part in self.parts], axis=0))
+
+    def links(self, rounds: range) -> Bools:
+        return np.asarray(np.all([part.links(rounds).pull for part in self.parts], axis=0))
 
 
 @recipe(InvalidInput, PARTICIPATIONS)
 class Intersection:
-    """Several participations at once: a client computes and a link works where all of them let it.
+    """Several participations at once: a client or link is active if it is active in all of them.
 
     Their draws are independent of each other, so that frequencies multiply.
 
     Args:
-        of: The participations. At most one of them may be a trace or day-night, whose times are fixed.
+        of: The participations. At most one of them may be a trace or day-night, whose times are
+            fixed.
     """
 
     name: ClassVar[str] = "together"
-    of: Annotated[Sequence[object], BeforeValidator(_inners)]
+    of: Annotated[Sequence[Participation], SkipValidation, BeforeValidator(_check_inner_list)]
 
     def draw(self, network: Network, seed: int) -> Availability:
-        words = rng.words(rng.key(seed, "together"), np.arange(len(self.of)))
-        recipes = [each for each in self.of if isinstance(each, Participation)]
-        parts = [each.draw(network, int(word)) for each, word in zip(recipes, words, strict=True)]
-        fixed = [
-            each.name
-            for each, part in zip(recipes, parts, strict=True)
-            if isinstance(part, AvailabilityTrace)
-            or (isinstance(part, CorrelatedAvailability) and not part.random)
-        ]
+        seeds = rng.words(rng.key(seed, "together"), np.arange(len(self.of)))
+        parts = []
+        fixed = []
+        for participation, part_seed in zip(self.of, seeds, strict=True):
+            part = participation.draw(network, int(part_seed))
+            parts.append(part)
+            if _has_fixed_times(part):
+                fixed.append(participation.name)
         if len(fixed) > 1:
             raise InvalidInput(
-                f"together knows p of at most one participation with fixed times, got {' and '.join(fixed)}; "
-                "drop one."
+                "together takes at most one participation with fixed times, "
+                f"got {' and '.join(fixed)}; drop one."
             )
         lengths = [part.length for part in parts if part.length is not None]
+        sampler = AllOf(parts)
         return CorrelatedAvailability(
             np.prod([part.p for part in parts], axis=0),
             np.prod([part.p_hat for part in parts], axis=0),
             seed,
-            lambda rounds: np.logical_and.reduce([part.computes(rounds) for part in parts]),
-            lambda rounds: np.logical_and.reduce([part.links(rounds).pull for part in parts]),
+            sampler.computes,
+            sampler.links,
             min(lengths, default=None),
-            not fixed,
+            has_fixed_times=bool(fixed),
         )
+
+
+def _has_fixed_times(availability: Availability) -> bool:
+    if isinstance(availability, CorrelatedAvailability):
+        return availability.has_fixed_times
+    return isinstance(availability, AvailabilityTrace)

@@ -164,7 +164,8 @@ class BatchRound(OldRoundNames):
     # --- mixing ----------------------------------------------------------------------------------
     def pull(self, x: Tensor, codec: Callable[[int], IntervalQuantizer] | None = None) -> Tensor:
         if codec is not None:
-            return self._pull_intervals(x, codec(self.k))
+            self._count(x, MixingMatrix.PULL, codec(self.k))
+            return _pull_intervals(x, self.links, self.mixer, codec(self.k))
         return self._mix(x, MixingMatrix.PULL)
 
     def push(self, y: Tensor, codec: Codec | None = None) -> Tensor:
@@ -194,19 +195,6 @@ class BatchRound(OldRoundNames):
         self._count(x, matrix, codec)
         return self.mixer.mix(x, matrix, self.links.mask(matrix), codec)
 
-    def _pull_intervals(self, x: Tensor, codec: IntervalQuantizer) -> Tensor:
-        """Move models towards the intervals that the active in-links carry."""
-        self._count(x, MixingMatrix.PULL, codec)
-        packed, index = self.mixer.share_packed(x, codec)
-        senders = self.held.batch.links.senders
-        receivers = self.held.batch.links.receivers
-        used = np.flatnonzero(self.links.mask(MixingMatrix.PULL))
-        used = used[self.held.row[receivers[used]] >= 0]
-        centre, half = codec.unpack(packed, x.shape[1], x.dtype)
-        rows = self.held.row[receivers[used]]
-        weights = self.links.weights(MixingMatrix.PULL)[used]
-        return move_into_intervals(x, centre, half, rows, index[senders[used]], weights)
-
     def _count(
         self, x: Tensor, matrix: MixingMatrix, codec: Codec | IntervalQuantizer | None = None
     ) -> None:
@@ -228,3 +216,16 @@ class BatchRound(OldRoundNames):
         self.links.count(active, sent.shape[1] * sent.element_size())
         average = MixingMatrix.PULL if matrix is MixingMatrix.PUSH else matrix
         self.statistics.replace_exchanged(self.mixer.mix(sent, average, active))
+
+
+def _pull_intervals(x: Tensor, links: RoundLinks, mixer: Mixer, codec: IntervalQuantizer) -> Tensor:
+    """Move models towards the intervals that the active in-links carry."""
+    packed, index = mixer.share_packed(x, codec)
+    centre, half = codec.unpack(packed, x.shape[1], x.dtype)
+    senders = links.held.batch.links.senders
+    receivers = links.held.batch.links.receivers
+    used = np.flatnonzero(links.mask(MixingMatrix.PULL))
+    used = used[links.held.row[receivers[used]] >= 0]
+    rows = links.held.row[receivers[used]]
+    weights = links.weights(MixingMatrix.PULL)[used]
+    return move_into_intervals(x, centre, half, rows, index[senders[used]], weights)

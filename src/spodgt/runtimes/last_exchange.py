@@ -13,7 +13,6 @@ from spodgt.runtimes.held_clients import ClientStatistics, HeldClients
 from spodgt.runtimes.world import Exchanged
 from spodgt.types import Bools, Ints
 
-
 Compute = Callable[[State, range], State]  # the state after some rounds
 
 

@@ -33,7 +33,7 @@ class VanishingSchedule:
         """The step size as a schedule: constant, because it depends on K and not on the round."""
         return Constant(self.step_size)
 
-    def participation(self, p_hat: ArrayLike = 1.0) -> Bernoulli:
+    def participation(self, p_hat: float | Floats = 1.0) -> Bernoulli:
         """Return a participation in which client i computes with probability p_i.
 
         Args:

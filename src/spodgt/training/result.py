@@ -106,7 +106,9 @@ class Result(Record):
                 there are any, else the delay, unless given.
         """
         figures.check_suffix(path)
-        return figures.save(figures.curves(self.frame, metric or self.judged, against), Path(path))
+        return figures.save(
+            figures.curves(self.frame, metric or self.primary_metric, against), Path(path)
+        )
 
     def plot_network(self, path: str | Path, seed: int | None = None) -> Path:
         """Draw a network: links by p̂, clients by p.

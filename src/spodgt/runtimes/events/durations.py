@@ -25,7 +25,7 @@ from spodgt import rng
 from spodgt._util.text import first_line, short_repr
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.participation.recipes import on_links
+from spodgt.participation.recipes import numbers_by_link
 from spodgt.types import Floats, Ints
 from spodgt.validation import Field, FieldHint, Number, choices, from_table, recipe
 
@@ -239,7 +239,7 @@ class PerTarget:
     def draw(self, key: np.uint64, target: Target) -> Sampler:
         values = self.values
         if target.is_link:
-            values = np.asarray(on_links(values, target.network), np.float64)
+            values = np.asarray(numbers_by_link(values, target.network), np.float64)
         if values.shape != (target.count,):
             raise InvalidInput(
                 f"time.{target.quantity} must be one number or {target.count}, one per "

@@ -72,20 +72,11 @@ class EventWorld:
         self.statistics = ClientStatistics.initial(self.held, statistics).values
         self.compiled = compiled
         if executors is None:
-            executors = [self._executor(number) for number in self.runs.tolist()]
+            executors = [_create_executor(self, number) for number in self.runs.tolist()]
         self.executors = list(executors)
         parts = self.held.split(self.statistics)
         for executor, values in zip(self.executors, parts, strict=True):
             executor.context.statistics = values  # a view, written in place
-
-    def _executor(self, number: int) -> EventExecutor:
-        batch = self.batch
-        run = batch.every[number]
-        counts = self.counts.of_run(batch.every, number)
-        has_statistics = bool(self.statistics.shape[1])
-        return EventExecutor(
-            run, self.time, batch.dtype, batch.device, counts, self.compiled and not has_statistics
-        )
 
     def init(self) -> State:
         states = [executor.init() for executor in self.executors]
@@ -169,6 +160,14 @@ class EventWorld:
 
     def close(self) -> None:
         """There is no communication to wait for."""
+
+
+def _create_executor(world: EventWorld, number: int) -> EventExecutor:
+    batch = world.batch
+    counts = world.counts.of_run(batch.every, number)
+    compiled = world.compiled and not world.statistics.shape[1]
+    run = batch.every[number]
+    return EventExecutor(run, world.time, batch.dtype, batch.device, counts, compiled)
 
 
 @dataclass(frozen=True)
