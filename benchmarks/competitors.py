@@ -85,7 +85,7 @@ ROWS = {
     ),
     "gossipy": Row(
         "gossip_dfl", "gossipy",
-        "a model is pushed to one random neighbour, who averages the two and steps",
+        "a model is pushed to one random neighbour, which averages the two and steps",
         "one neighbour instead of all, so less mixing; nodes act one after the other, on models already "
         "changed in the same round; the whole share of a client is shuffled for each mini-batch; model "
         "and optimiser are copied for each message",

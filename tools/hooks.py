@@ -7,6 +7,7 @@ such links become those of the site. Comments that only the site reads:
     <!-- picture: accuracy.png, words -->    a picture that the page's own code has drawn
     <!-- commands -->                        all commands with their options
     <!-- metrics -->                         all metrics
+    <!-- train options -->                   all options of train and compare
     <!-- method classes -->                  all methods: their updates, hyperparameters, classes
 
 The site also gets llms.txt, a list of its pages for language models, and llms-full.txt with their text.
@@ -33,7 +34,7 @@ from mkdocs.structure.pages import Page
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
 from commands import commands
-from tables import method_classes, metrics
+from tables import method_classes, metrics, train_options
 
 ROOT = pages.ROOT
 CACHE = ROOT / "build" / "pages"
@@ -124,6 +125,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         ("commands", commands),
         ("metrics", metrics),
         ("method classes", method_classes),
+        ("train options", train_options),
     ):
         if f"<!-- {mark} -->" in text:
             text = text.replace(f"<!-- {mark} -->", made())

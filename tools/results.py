@@ -97,7 +97,7 @@ def publish(name: str, page: Page, out: Path, absent: Sequence[str]) -> None:
 
 
 def text(name: str, page: Page, out: Path, absent: Sequence[str]) -> Iterator[str]:
-    metric = statistics.judged(page.results)
+    metric = statistics.primary_metric(page.results)
     yield f"# Figure {page.sweep.figure}: {page.title}\n"
     yield f"![{page.title}]({name}.png)\n"
     yield f"**Claim of the paper:** {page.sweep.paper}\n"
@@ -211,7 +211,7 @@ def reference(page: Page) -> str:
 
 
 def summaries(page: Page) -> pd.DataFrame:
-    known = statistics.known(page.results)
+    known = statistics.available_metrics(page.results)
     tables = [
         statistics.summary(rows, [*known, "round", "delay"]).reset_index().assign(**point)
         for point, rows in groups(page)
@@ -221,7 +221,7 @@ def summaries(page: Page) -> pd.DataFrame:
 
 
 def differences(page: Page) -> pd.DataFrame:
-    metric = statistics.judged(page.results)
+    metric = statistics.primary_metric(page.results)
     rows = [
         {**point, **{key: getattr(one, key) for key in one.__dataclass_fields__}, "metric": metric}
         for point, part in groups(page)

@@ -9,7 +9,9 @@ import sys
 from typing import Any
 
 from spodgt.algorithms import ALGORITHMS
+from spodgt.experiment.run_options import ExperimentOptions, RunOptions
 from spodgt.record.metrics import METRICS
+from spodgt.training.api import ExecutionOptions, TrainOptions
 
 _COMMENT = re.compile(r"^    (?P<name>\w+):.*?  # (?P<text>.+)$", re.MULTILINE)
 _ENTRY = """### {name}
@@ -32,6 +34,32 @@ def metrics() -> str:
         text = metric.description.replace("|", "\\|")
         lines.append(f"| `{name}` | {text} | {metric.better} |")
     return "\n".join(lines)
+
+
+def train_options() -> str:
+    """Every keyword argument of `train` and `compare`, from the docstrings of the options."""
+    meanings: dict[str, str] = {}
+    for options in (TrainOptions, RunOptions, ExperimentOptions, ExecutionOptions):
+        meanings.update(arguments(options))
+    lines = ["| option | meaning |", "|---|---|"]
+    for name in TrainOptions.__annotations__:
+        text = meanings[name].replace("|", "\\|")
+        lines.append(f"| `{name}` | {text} |")
+    return "\n".join(lines)
+
+
+def arguments(documented: type[Any]) -> dict[str, str]:
+    """The arguments in the docstring of a class, with their descriptions in one line each."""
+    _, _, section = (inspect.getdoc(documented) or "").partition("Args:\n")
+    found: dict[str, str] = {}
+    for line in section.splitlines():
+        start = re.match(r"    (\w+): (.*)", line)
+        if start:
+            name = start[1]
+            found[name] = start[2]
+        elif line.strip():
+            found[name] += " " + line.strip()
+    return {name: text[:1].upper() + text[1:] for name, text in found.items()}
 
 
 def method_classes() -> str:

@@ -28,7 +28,7 @@ from spodgt.network.graphs import RECIPES
 from spodgt.participation import PARTICIPATIONS
 from spodgt.problems.data import PARTITIONS
 from spodgt.problems.models import MODELS
-from spodgt.record.record import short_bytes, short_count
+from spodgt.record.summary import short_bytes, short_count
 from spodgt.training import Progress
 from spodgt.training.progress import Display
 from tests.conftest import Cli

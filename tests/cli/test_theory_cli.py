@@ -13,7 +13,7 @@ from spodgt import cli
 from spodgt.cli.theory import setting_of
 from spodgt.experiment import Experiment
 from spodgt.record import Record
-from spodgt.theory import overview
+from spodgt.theory import summarize
 
 QUADRATIC = {
     "network.kind": "ring",
@@ -80,7 +80,7 @@ def test_feasible_experiment_has_bounds() -> None:
     found = call(*options(always | {"run.step_size": 1e-6, "run.rounds": 50}))
     assert found.exit_code == 0, found.output
     assert "Bound on the mean of E|∇F|² over 50 rounds:" in found.output
-    shown = overview(setting_of(Experiment().override(always | {"run.step_size": 1e-6}), 0))
+    shown = summarize(setting_of(Experiment().override(always | {"run.step_size": 1e-6}), 0))
     assert all(one.holds for one in shown.conditions["corrected"])
     assert isinstance(shown.corrected_bound, float)
     assert shown.corrected_bound > shown.estimates.gradient_norms[0] ** 2

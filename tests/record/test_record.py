@@ -29,7 +29,8 @@ from spodgt.record import (
     measure,
     statistics,
 )
-from spodgt.record.record import is_complete, networks_table
+from spodgt.record.networks import networks_table
+from spodgt.record.record import is_complete
 from spodgt.record.sweep import CellRecord, collect, label
 from spodgt.runtimes.world import RunState, with_average
 
@@ -274,7 +275,7 @@ def test_paired_differences_agree_with_scipy() -> None:
     low, high = stats.ttest_rel(a, b).confidence_interval(0.95)
     np.testing.assert_allclose([one.low, one.high], [low, high])
     assert one.mean == pytest.approx(np.mean(a) - np.mean(b))
-    assert (one.ahead, one.seeds, one.verdict) == (3, 4, "open")
+    assert (one.ahead, one.seeds, one.verdict) == (3, 4, "inconclusive")
 
 
 def test_a_lead_in_loss_is_a_smaller_loss() -> None:
@@ -443,3 +444,9 @@ def test_a_curve_ends_where_its_method_ends() -> None:
     legend = figure.axes[0].get_legend()
     assert legend is not None
     assert {text.get_text() for text in legend.get_texts()} == {"quick  6", "slow  3"}
+
+
+# --- deprecated names ----------------------------------------------------------------------------
+def test_record_warns_of_deprecated_names(result: spodgt.Result) -> None:
+    with pytest.warns(DeprecationWarning, match=r"Result\.judged is .*Result\.primary_metric"):
+        assert result.judged == result.primary_metric

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from spodgt import theory
 from spodgt.errors import InvalidInput
 from spodgt.network import Network, graphs
-from spodgt.record.folder import plain
+from spodgt.record.run_folder import plain
 from spodgt.theory import Constants, Data, Infeasible, Start
 from spodgt.theory.constants import Variant
 from tests.theory.coverings import greedy_covering

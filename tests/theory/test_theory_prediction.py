@@ -127,14 +127,18 @@ def test_no_prediction_for_other_dynamics(chosen: Algorithm) -> None:
 )
 def test_independent_participation(participation: Participation) -> None:
     available = participation.draw(NETWORK, 0)
-    found = theory.independent(available)
+    found = theory.independent_probabilities(available)
     assert found is not None
     assert found[0] == pytest.approx(available.p)
     assert found[1] == pytest.approx(available.p_hat)
-    ones = theory.independent(AvailabilityOverride(available, all_clients=True, all_links=True))
+    ones = theory.independent_probabilities(
+        AvailabilityOverride(available, all_clients=True, all_links=True)
+    )
     assert ones is not None
     assert ones[0].tolist() == ones[1].tolist() == [1, 1, 1]
-    (half, links) = theory.independent(AvailabilityOverride(available, all_clients=True)) or (
+    (half, links) = theory.independent_probabilities(
+        AvailabilityOverride(available, all_clients=True)
+    ) or (
         None,
         None,
     )
@@ -151,4 +155,17 @@ def test_dependent_participation() -> None:
         AvailabilityOverride(SPORADIC.draw(NETWORK, 0), pairs=np.arange(3)),
         AvailabilityOverride(EveryK(3).draw(NETWORK, 0), all_links=True),
     ):
-        assert theory.independent(dependent) is None
+        assert theory.independent_probabilities(dependent) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Overview", theory.TheorySummary),
+        ("overview", theory.summarize),
+        ("independent", theory.independent_probabilities),
+    ],
+)
+def test_deprecated_names_of_the_theory_warn_with_the_new_name(old: str, new: object) -> None:
+    with pytest.warns(DeprecationWarning, match=f"spodgt.theory.{old} is deprecated; use spodgt"):
+        assert getattr(theory, old) is new

@@ -28,7 +28,7 @@ import spodgt
 from spodgt.cli import app
 from spodgt.errors import Failed, InvalidInput
 from spodgt.problems import Quadratic
-from spodgt.record.folder import CHECKPOINT, RunFolder
+from spodgt.record.run_folder import CHECKPOINT, RunFolder
 from spodgt.training import Progress
 
 if sys.version_info >= (3, 11):
@@ -424,7 +424,7 @@ def test_a_checkpoint_of_another_version(
     tmp_path: Path, half: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = Path(shutil.copytree(half, tmp_path / "run"))
-    monkeypatch.setattr("spodgt.record.folder._FORMAT", 99)
+    monkeypatch.setattr("spodgt.record.run_folder._FORMAT", 99)
     with pytest.raises(
         InvalidInput, match=r"has format \d, but this version of spodgt reads 99; begin anew"
     ):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,7 @@ from spodgt.algorithms.base import Algorithm
 from spodgt.cli import compare as commands
 from spodgt.errors import Failed, InvalidInput
 from spodgt.experiment import Experiment
-from spodgt.record.folder import SINGLE_RUNS
+from spodgt.record.run_folder import SINGLE_RUNS
 from spodgt.training import Progress
 
 METHODS: list[str | Algorithm[Any]] = ["spod-gt", spodgt.method("spod-gt-memory", step_size=0.02)]
@@ -101,6 +105,32 @@ def test_results_do_not_depend_on_the_number_of_workers(
     assert not list((out / SINGLE_RUNS).iterdir())
 
 
+def test_results_of_workers_do_not_depend_on_the_threads_of_torch() -> None:
+    """Matrices that torch multiplies on several threads, and dropout."""
+    generator = torch.Generator().manual_seed(0)
+    clients = []
+    for _ in range(3):
+        inputs = torch.randn(64, 64, generator=generator)
+        targets = torch.randint(0, 10, (64,), generator=generator)
+        clients.append((inputs, targets))
+    model = nn.Sequential(
+        nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.3), nn.Linear(256, 256), nn.Linear(256, 10)
+    )
+    problem = spodgt.Learning(model, nn.CrossEntropyLoss(), clients, batch_size=64)
+    threads = torch.get_num_threads()
+    results = []
+    torch.set_num_threads(2)
+    try:
+        for workers in (1, 2):
+            options: dict[str, Any] = {"rounds": 5, "seeds": [0, 1], "workers": workers}
+            ring = spodgt.Network.ring(3)
+            results.append(spodgt.train("spod-gt", problem, ring, **options))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    check_equal(results[1], results[0])
+
+
 def test_diverged_runs_are_reported_alike(problem: spodgt.Learning) -> None:
     options: dict[str, Any] = {"rounds": 90, "seeds": [0, 1], "evaluations": 3}
     methods = [spodgt.method("spod-gt", step_size=1e20)]
@@ -169,6 +199,62 @@ def test_a_dead_worker_is_named_and_other_runs_are_kept(
     check_equal(compare(problem, 2, out=out, resume=True), expected)
 
 
+def test_a_worker_that_exits_without_a_result_is_an_error(
+    problem: spodgt.Learning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with exit code 0: user code may call sys.exit()."""
+
+    def leave() -> None:
+        if os.getpid() != PARENT:
+            os._exit(0)
+
+    monkeypatch.setitem(HOOKS, "forward", leave)
+    with pytest.raises(Failed, match=r"the worker of spod-gt \(seed 0\) ended with exit code 0"):
+        compare(problem, 2, out=tmp_path / "out", seeds=[0])
+
+
+ORPHANS = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from torch import nn
+import spodgt
+
+folder = Path(sys.argv[1])
+data = [(torch.randn(20, 6), torch.zeros(20, dtype=torch.long)) for _ in range(4)]
+problem = spodgt.Learning(nn.Linear(6, 2), lambda o, t: nn.functional.cross_entropy(o, t), data)
+
+def report(progress):
+    started = list(folder.glob("workers/*.log"))
+    if len(started) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+ring = spodgt.Network.ring(4)
+spodgt.train("spod-gt", problem, ring, rounds=10**9, seeds=[0, 1], workers=2, out=folder, progress=report)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds processes by their files")
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", ORPHANS, str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    deadline = time.monotonic() + 60
+    while processes_with_files_in(out / "workers"):
+        assert time.monotonic() < deadline, "workers are still running"
+        time.sleep(0.1)
+
+
+def processes_with_files_in(folder: Path) -> list[str]:
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/2"):
+        with contextlib.suppress(OSError):  # a process that has ended, or of another user
+            if Path(os.readlink(link)).parent == folder:
+                found.append(link.parts[2])
+    return found
+
+
 def test_an_error_in_a_worker_is_raised_as_without_workers(
     problem: spodgt.Learning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +286,7 @@ def test_workers_is_a_key_of_configs_but_not_of_the_identity_of_a_run() -> None:
 def test_the_command_takes_workers(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     experiments: list[Experiment] = []
     monkeypatch.setattr(
-        commands, "carry_out", lambda experiment, *_: experiments.append(experiment)
+        commands, "run_and_report", lambda experiment, *_: experiments.append(experiment)
     )
     code, _, err = cli("compare", "--workers", "2", "--seeds", "3")
     assert code == 0, err

@@ -168,7 +168,7 @@ def _run(
 
 def _check_resume(folder: Path) -> None:
     """Reject a folder without a run; a run without a checkpoint is mentioned."""
-    from spodgt.record.folder import CHECKPOINT
+    from spodgt.record.run_folder import CHECKPOINT
 
     if not (folder / "config.toml").exists():
         raise InvalidInput(
@@ -188,7 +188,7 @@ def _write_figures_and_report(experiment: Experiment, result: Result, folder: Pa
 
         result.prediction = prediction(result.draws, experiment.methods, result.frame)
         result.write(folder)
-    result.plot(folder / f"{result.judged}.png")
+    result.plot(folder / f"{result.primary_metric}.png")
     result.plot_network(folder / "network.png")
     report.write(folder)
 
@@ -199,7 +199,7 @@ def free_folder(parent: Path, name: str, resume: bool) -> Path:
     Raises:
         InvalidInput: if there is no run to resume.
     """
-    from spodgt.record.folder import RUN, other_kind
+    from spodgt.record.run_folder import RUN, other_kind
 
     last_run = None
     for number in count(1):
@@ -225,7 +225,7 @@ def results_table(result: Record) -> Table:
     All numbers are means over seeds.
     """
     summary = result.summary()
-    has_accuracy = result.judged == "accuracy"
+    has_accuracy = result.primary_metric == "accuracy"
     if has_accuracy:
         summary = summary.sort_values("accuracy", ascending=False)
         quality = ["mean", "± σ", "average", "worst"]
@@ -282,7 +282,7 @@ def _caption(result: Record, summary: pd.DataFrame, has_accuracy: bool) -> str:
 
 
 def _format_cost(name: str, value: float) -> str:
-    from spodgt.record.record import short_bytes, short_count
+    from spodgt.record.summary import short_bytes, short_count
 
     if not math.isfinite(value):
         return "–"

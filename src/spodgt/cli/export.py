@@ -40,8 +40,8 @@ def export(
 
     from spodgt.network.names import client_number
     from spodgt.record import Record
-    from spodgt.record.folder import write
     from spodgt.record.models import RUNNING_MEAN, read_model
+    from spodgt.record.run_folder import write
 
     record = Record.read(folder)
     method = _choose_method(record, method)

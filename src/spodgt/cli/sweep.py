@@ -220,7 +220,7 @@ def _best_cells(record: SweepRecord) -> Table:
     """Each method in its best cell."""
     from spodgt.record.sweep import label
 
-    metric = record.judged
+    metric = record.primary_metric
     keys = list(record.grid)
     table = plain_table(caption="each method in its best cell")
     table.add_column("method", overflow="fold")
@@ -250,7 +250,7 @@ def _check_grid(file: Path) -> None:
 
 def _free_sweep_folder(name: str) -> Path:
     """The first of runs/NAME, runs/NAME-2, … without other results, finished or not."""
-    from spodgt.record.folder import SWEEP, other_kind
+    from spodgt.record.run_folder import SWEEP, other_kind
 
     folder = Path("runs") / name
     for number in count(2):

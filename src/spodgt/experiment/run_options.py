@@ -163,10 +163,10 @@ class RunOptions:
             out of training, as `tune` does; None: on the test data.
         engine: "auto" uses compiled loops where they apply; "plain" runs `step` and the model as they are
             written, in PyTorch. The environment variable SPODGT_ENGINE=plain does the same for all runs.
-        workers: Processes that compute independent runs (methods × seeds), with one torch thread each;
-            results do not depend on their number. None: one per core if there are several runs of a network
-            on a CPU that take more than a few seconds, else 1: all runs in this process. The output of
-            workers is in the folder `workers` of `out`.
+        workers: Processes that compute independent runs (methods × seeds). Networks are trained with one
+            torch thread each, and results do not depend on the number of workers. None: one per core if
+            there are several runs of a network on a CPU that take more than a few seconds; else all runs
+            in this process, with all threads of torch. The output of workers is in `workers` of `out`.
     """
 
     methods: Annotated[

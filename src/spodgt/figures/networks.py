@@ -9,7 +9,7 @@ import numpy as np
 
 from spodgt.figures.style import new_figure
 from spodgt.network import Network
-from spodgt.record.record import DrawnNetwork
+from spodgt.record.networks import DrawnNetwork
 from spodgt.types import Floats
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from spodgt.errors import Failed, InvalidInput
-from spodgt.record.folder import write
 from spodgt.record.metrics import METRICS
+from spodgt.record.run_folder import write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,15 +1,15 @@
-"""The one table of metrics: what is computed when a run is evaluated, and how it is shown.
+"""The table of metrics: how a run is evaluated, and how the values are shown.
 
-A new metric is one row of `METRICS`; tables, figures and the report read everything from there. What a
-problem computes itself (accuracy, a user's metrics) has several rows: of the clients, of the average model,
-of the worst client, and of the running means where they are kept; `declare` adds those of a user.
+A new metric is a row of `METRICS`; tables, figures and the report read everything from there. A metric that
+the problem computes (accuracy, or one of the user) has several rows: of the clients, of the average model, of
+the worst client, and of the running means if the method has them; `declare` adds those of the user.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -23,8 +23,7 @@ from spodgt.runtimes.world import RunState
 from spodgt.tensors import imbalance, mean, spread
 from spodgt.types import Better, Evaluation, Problem
 
-Evaluations = Sequence[Evaluation]
-# What a metric may be drawn against: columns of a frame, and what axes call them.
+# Columns of a frame that metrics are drawn against, and the labels of these axes.
 AXES = {
     "delay": "total delay",
     "round": "round",
@@ -35,52 +34,59 @@ AXES = {
 
 @dataclass(frozen=True, eq=False)
 class RunSnapshot:
-    """One evaluation of one run: everything a metric may be computed from."""
+    """One evaluation of one run: everything from which metrics are computed."""
 
     problem: Problem  # on the device of the tensors
-    x: Tensor  # the clients' models, (clients, parameters)
-    y: Tensor | None  # their trackers; None where the method declares no field `y`
-    g: (
-        Tensor | None
-    )  # the gradients that the trackers sum; None where the method declares no field `g`
-    statistics: Tensor  # running statistics (BatchNorm), (clients, columns); mostly no columns
-    clients: Evaluation  # of the clients' models, one entry each
-    average: Evaluation  # of the average model, one entry
-    gradient: bool  # whether the global gradient, a pass over all data, is affordable
-    means: Evaluation | None = (
-        None  # of the running means of the clients' models, where they are kept
-    )
-    flight: Tensor | None = (
-        None  # the mass of trackers on its way, (parameters,), where messages take time
-    )
+    x: Tensor  # (clients, parameters): the clients' models
+    y: Tensor | None  # their trackers; None if the method has no field `y`
+    g: Tensor | None  # gradients that are tracked; None if the method has no field `g`
+    statistics: Tensor  # (clients, columns): running statistics (BatchNorm), often no columns
+    clients: Evaluation  # of the clients' models
+    average: Evaluation  # of the average model
+    gradient: bool  # whether the global gradient, a pass over all data, is evaluated
+    means: Evaluation | None = None  # of the running means of the models, if there are any
+    mass_in_flight: Tensor | None = None  # (parameters,): tracker mass in flight, in virtual time
 
     @classmethod
     def take(
         cls,
         problem: Problem,
         fields: Sequence[str],
-        whole: RunState,
-        quality: Evaluations,
+        run_state: RunState,
+        evaluations: Sequence[Evaluation],
         gradient: bool,
     ) -> RunSnapshot:
-        """`fields` names the tensors of the state; `quality` is of all models, their average last.
+        """A snapshot from the state of a run and its evaluations.
 
-        Its second entry, where running means are kept, is of these.
+        Args:
+            fields: names of the tensors of the state.
+            evaluations: of all models, and of their running means if there are any; the last entry of each
+                is that of the average.
         """
-        named = dict(zip(fields, whole.state, strict=True))
-        clients, average = quality[0].part(np.s_[:-1]), quality[0].part(np.s_[-1:])
-        means = quality[1].part(np.s_[:-1]) if len(quality) > 1 else None
-        y, g = named.get("y"), named.get("g")
-        models = named["x"], y, g, whole.statistics
-        return cls(problem, *models, clients, average, gradient, means, whole.mass_in_flight)
+        tensors = dict(zip(fields, run_state.state, strict=True))
+        means: Evaluation | None = None
+        if len(evaluations) > 1:
+            means = evaluations[1].part(np.s_[:-1])
+        return cls(
+            problem=problem,
+            x=tensors["x"],
+            y=tensors.get("y"),
+            g=tensors.get("g"),
+            statistics=run_state.statistics,
+            clients=evaluations[0].part(np.s_[:-1]),
+            average=evaluations[0].part(np.s_[-1:]),
+            gradient=gradient,
+            means=means,
+            mass_in_flight=run_state.mass_in_flight,
+        )
 
     @cached_property
     def full(self) -> tuple[float, float]:
         """The global training loss F of the average model, and |∇F|."""
         average = torch.cat([mean(self.x), mean(self.statistics.to(self.x))])
-        everyone = np.arange(self.problem.clients)
-        losses, grads = self.problem.full(average.expand(len(everyone), -1), everyone)
-        return float(losses.mean()), float(grads.mean(0).norm())
+        clients = np.arange(self.problem.clients)
+        losses, gradients = self.problem.full(average.expand(len(clients), -1), clients)
+        return float(losses.mean()), float(gradients.mean(0).norm())
 
 
 Compute = Callable[[RunSnapshot], float | None]
@@ -92,14 +98,14 @@ class Metric:
 
     Args:
         name: The column of the frame.
-        label: What menus and axes call it.
+        label: Its name in menus and on axes.
         description: What it is, in one line.
-        compute: Its value in a snapshot; None where it does not apply.
+        compute: Its value in a snapshot; None if it does not apply.
         better: Whether higher ("up") or lower ("down") values are better.
         log: Whether it is drawn on a logarithmic axis.
         unit: "fraction" for values between 0 and 1, "" for plain numbers.
-        column: Its heading in tables of final values; "" keeps it out of them.
-        combine: How the values of several seeds become one.
+        column: Its heading in tables of final values; "": it is not in them.
+        combine: How the values of several seeds are combined.
     """
 
     name: str
@@ -115,61 +121,96 @@ class Metric:
 
 def measure(snapshot: RunSnapshot) -> dict[str, float]:
     """The values of the metrics that apply, in the order of the table."""
-    values = ((name, metric.compute(snapshot)) for name, metric in METRICS.items())
-    return {name: value for name, value in values if value is not None}
+    values = {}
+    for name, metric in METRICS.items():
+        value = metric.compute(snapshot)
+        if value is not None:
+            values[name] = value
+    return values
 
 
 def _distance(snapshot: RunSnapshot) -> float | None:
+    """Root mean square distance of the models from the optimum."""
     if not isinstance(snapshot.problem, HasOptimum):
         return None
     try:
         optimum = snapshot.problem.optimum().to(snapshot.x)
-    except InvalidInput:  # flat somewhere: no single optimum
+    except InvalidInput:  # the optimum is not unique
         return math.nan
     return float((snapshot.x - optimum).square().sum(1).mean().sqrt())
 
 
-def _tracking(snapshot: RunSnapshot) -> float | None:
+def _tracking_error(snapshot: RunSnapshot) -> float | None:
+    """|Σy - Σg|, with the mass in flight."""
     if snapshot.y is None or snapshot.g is None:
         return None
-    flying = [] if snapshot.flight is None else [snapshot.flight[None].to(snapshot.y)]
-    return imbalance(torch.cat([snapshot.y, *flying]) if flying else snapshot.y, snapshot.g)
+    trackers = snapshot.y
+    if snapshot.mass_in_flight is not None:
+        trackers = torch.cat([trackers, snapshot.mass_in_flight[None].to(trackers)])
+    return imbalance(trackers, snapshot.g)
 
 
-def _scores(name: str, label: str, better: Better, *, accuracy: bool = False) -> Iterator[Metric]:
-    """The rows of what a problem's `evaluate` gives under `name`; tables show those of accuracy."""
+@dataclass(frozen=True)
+class _ProblemMetric:
+    """Computes a metric of the problem, for some of the models of a run."""
 
-    def of(
-        part: Callable[[RunSnapshot], Evaluation | None], judge: Callable[[Tensor], Tensor]
-    ) -> Compute:
-        def compute(snapshot: RunSnapshot) -> float | None:
-            found = part(snapshot)
-            values = None if found is None else found.metrics.get(name)
-            return None if values is None else float(judge(values))
+    name: str
+    models: Literal["clients", "average", "means"]  # attribute of a `RunSnapshot`
+    combine: Callable[[Tensor], Tensor] = torch.mean  # of the values of these models
 
-        return compute
+    def __call__(self, snapshot: RunSnapshot) -> float | None:
+        evaluation: Evaluation | None = getattr(snapshot, self.models)
+        if evaluation is None or self.name not in evaluation.metrics:
+            return None
+        return float(self.combine(evaluation.metrics[self.name]))
 
-    def row(suffix: str, who: str, compute: Compute, column: str) -> Metric:
-        unit: Literal["fraction", ""] = "fraction" if accuracy else ""
-        shown = column if accuracy or not suffix else ""
-        text = f"{label}, mean over clients" if not suffix else f"{label} of the {who}"
-        label_ = f"{name} of the {who}" if suffix else label
-        return Metric(f"{name}{suffix}", label_, text, compute, better, unit=unit, column=shown)
 
+def _problem_metrics(name: str, label: str, better: Better) -> list[Metric]:
+    """The rows of a metric `name` that the problem computes."""
     worst = torch.amin if better == "up" else torch.amax
-    yield row("", "", of(lambda s: s.clients, torch.mean), name)
-    yield row("_average", "average model", of(lambda s: s.average, torch.mean), "average model")
-    yield row("_worst", "worst client", of(lambda s: s.clients, worst), "worst client")
-    yield row("_mean", "running means", of(lambda s: s.means, torch.mean), "running mean")
+    of_clients = Metric(
+        name,
+        label,
+        f"{label}, mean over clients",
+        _ProblemMetric(name, "clients"),
+        better,
+        column=name,
+    )
+    rows = [of_clients]
+    for suffix, subject, compute in (
+        ("average", "average model", _ProblemMetric(name, "average")),
+        ("worst", "worst client", _ProblemMetric(name, "clients", worst)),
+        ("mean", "running means", _ProblemMetric(name, "means")),
+    ):
+        of_subject = f"of the {subject}"
+        rows.append(
+            Metric(
+                f"{name}_{suffix}", f"{name} {of_subject}", f"{label} {of_subject}", compute, better
+            )
+        )
+    return rows
+
+
+def _accuracy_metrics() -> list[Metric]:
+    """The rows of the accuracy; tables of final values have a column for each."""
+    headings = ("accuracy", "average model", "worst client", "running mean")
+    metrics = _problem_metrics("accuracy", "test accuracy", "up")
+    rows = []
+    for metric, heading in zip(metrics, headings, strict=True):
+        rows.append(replace(metric, unit="fraction", column=heading))
+    return rows
 
 
 def declare(scores: Mapping[str, Better]) -> None:
-    """Add the metrics of a problem to the table, each with whether higher or lower is better."""
+    """Add metrics of a problem to the table, given whether higher ("up") or lower values are better."""
     for name, better in scores.items():
-        if name not in METRICS or METRICS[name].better != better:
-            is_validation = name.startswith("validation_")
-            label = name.replace("_", " ") if is_validation else f"test {name}"
-            METRICS.update({row.name: row for row in _scores(name, label, better)})
+        if name in METRICS and METRICS[name].better == better:
+            continue
+        label = f"test {name}"
+        if name.startswith("validation_"):
+            label = name.replace("_", " ")
+        for metric in _problem_metrics(name, label, better):
+            METRICS[metric.name] = metric
 
 
 # --- the table --------------------------------------------------------------------------------------
@@ -180,15 +221,15 @@ _TABLE = (
            lambda s: float(s.clients.loss.mean()), column="loss"),
     Metric("loss_mean", "test loss of the running means", "test loss of the running means, mean over clients",
            lambda s: None if s.means is None else float(s.means.loss.mean())),
-    *_scores("accuracy", "test accuracy", "up", accuracy=True),
+    *_accuracy_metrics(),
     Metric("consensus_x", "distance of models from their average",
            "root mean square distance of models from their average", lambda s: spread(s.x), log=True),
     Metric("consensus_y", "distance of trackers from their average",
            "root mean square distance of trackers from their average",
            lambda s: None if s.y is None else spread(s.y), log=True),
     Metric("tracking", "tracking error |Σy − Σg|",
-           "|Σy - Σg|, what is on its way included: zero up to rounding, or something is broken",
-           _tracking, log=True),
+           "|Σy - Σg|, with messages in flight: zero up to rounding, or the implementation is wrong",
+           _tracking_error, log=True),
     Metric("train_loss", "training loss", "global training loss F of the average model, where affordable",
            lambda s: s.full[0] if s.gradient else None),
     Metric("gradient_norm", "gradient norm |∇F|", "|∇F| of the average model, where affordable",

@@ -1,9 +1,9 @@
-"""The models that come out of a run, as files that torch users can load by parameter name.
+"""The models of a run, as safetensors files with the names of the module's parameters.
 
     models/spod-gt-seed0.safetensors           the average model
-    models/spod-gt-seed0-clients.safetensors   all clients: one more axis in front, client i is row i
+    models/spod-gt-seed0-clients.safetensors   all clients: the first axis is the client
 
-What is the same on every client (frozen parameters) stands in the first file only.
+Tensors that are equal on all clients (frozen parameters) are in the first file only.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from torch import Tensor
 
 from spodgt.errors import InvalidInput
 from spodgt.problems.protocols import HasModel
-from spodgt.record.folder import slug, write
+from spodgt.record.run_folder import slug, write
 from spodgt.tensors import mean
 
 FOLDER = "models"
-RUNNING_MEAN = ", running mean"  # behind the label of a method
-MODELS = (
-    2**28
-)  # bytes of all clients' models of one run that are kept; of larger ones only the average
+RUNNING_MEAN = ", running mean"  # suffix of the label of a method
+MODELS = 2**28  # bytes of the clients' models of one run; larger ones are reduced to the average
 
 
 def write_models(
@@ -34,29 +32,30 @@ def write_models(
 
     Args:
         folder: The run folder.
-        label: The method, with `RUNNING_MEAN` behind it where these are running means.
-        models: (clients, columns) as the run ended with them.
+        label: Of the method, with the suffix `RUNNING_MEAN` for running means.
+        models: (clients, columns) at the end of the run.
         seed: Of the run.
-        problem: What tells the names of parameters.
-        clients: Whether `models` are those of the clients, not their average alone.
+        problem: Names the parameters.
+        clients: Whether `models` are those of the clients, not only their average.
     """
     metadata = {"method": label, "seed": str(seed), "clients": str(len(models))}
     average = problem.state_dict(mean(models))
-    write(
-        folder / FOLDER / _name(label, seed),
-        save(_whole(average), {**metadata, "model": "average"}),
-    )
+    data = save(_copies(average), {**metadata, "model": "average"})
+    write(folder / FOLDER / _name(label, seed), data)
     if not clients:
         return
-    each = [problem.state_dict(model) for model in models]
-    stacked = {name: torch.stack([one[name] for one in each]) for name in average}
-    varying = {name: rows for name, rows in stacked.items() if not (rows == average[name]).all()}
-    data = save(_whole(varying), {**metadata, "model": "clients"})
+    by_client = [problem.state_dict(model) for model in models]
+    varying = {}
+    for name, tensor in average.items():
+        stacked = torch.stack([tensors[name] for tensors in by_client])
+        if not (stacked == tensor).all():
+            varying[name] = stacked
+    data = save(_copies(varying), {**metadata, "model": "clients"})
     write(folder / FOLDER / _name(label, seed, "-clients"), data)
 
 
 def read_model(folder: Path, label: str, seed: int, client: int | None) -> dict[str, Tensor]:
-    """The tensors of one model by name: that of a client, or the average where `client` is None."""
+    """The tensors of one model by name: that of a client, or the average if `client` is None."""
     try:
         average = load_file(folder / FOLDER / _name(label, seed))
         if client is None:
@@ -79,8 +78,6 @@ def _name(label: str, seed: int, suffix: str = "") -> str:
     return f"{slug(label)}-seed{seed}{suffix}.safetensors"
 
 
-def _whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies: two names may share one tensor, which the format refuses."""
-    return {
-        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
-    }
+def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in main memory: safetensors does not store two names of one tensor."""
+    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}

@@ -10,20 +10,20 @@ from spodgt.algorithms import ALGORITHMS
 if TYPE_CHECKING:
     import pandas as pd
 
-ROUNDS = 100  # a run that has not moved for so many rounds is reported
+ROUNDS = 100  # a run is reported if its models have not moved for so many rounds
 # Metrics of the objective, which change if models move.
 _OBJECTIVES = ("loss", "validation_loss", "train_loss", "gradient_norm", "distance")
-_CONVERGED = 1e-3  # share of the largest gradient norm at which a run may stand still
+_CONVERGED = 1e-3  # fraction of the largest gradient norm at which a run has converged
 _ZERO = 1e-10  # a gradient norm that is zero but for rounding
 
 
 @dataclass(frozen=True)
 class Stalled:
-    """A run that ended without any movement of its models in its last rounds."""
+    """A run whose models did not move in its last rounds."""
 
     algorithm: str  # the method's label in the frame
     seed: int
-    since: int  # the first evaluated round with the models of the last
+    since: int  # the first evaluated round with the same models as the last
     round: int  # the last evaluated round
 
     def __str__(self) -> str:
@@ -37,45 +37,47 @@ def find_stalled(frame: pd.DataFrame, *, scheduled: bool) -> list[Stalled]:
     """Runs whose evaluations were identical for at least `ROUNDS` rounds up to the last one.
 
     A run is not reported if its gradient norm there is zero or at most a thousandth of its largest: it has
-    converged. Nor is one that moved before, if its gradient norm is unknown or a schedule may have set its
-    step size to zero; nor one that has sent nothing meanwhile (local steps), nor a method without steps.
+    converged. Nor is a run that moved before, if its gradient norm is unknown or a schedule may have set its
+    step size to zero; nor one that sent no messages meanwhile (local steps), nor a method without steps.
 
     Args:
         frame: The table of evaluations of a record.
         scheduled: Whether step sizes change with the rounds.
     """
-    found = []
+    stalled = []
     for (label, seed), rows in frame.groupby(["algorithm", "seed"], sort=False):
         method = ALGORITHMS.get(str(label).partition("+")[0])
         if method is not None and method.traits.steps == "none":
             continue
-        run = _find(str(label), int(str(seed)), rows.sort_values("round"), scheduled=scheduled)
-        if run is not None:
-            found.append(run)
-    return found
+        rows = rows.sort_values("round")
+        first = _first_row_without_movement(rows)
+        if first is None or (first > 0 and scheduled):
+            continue
+        start = rows.iloc[first]
+        last = rows.iloc[-1]
+        is_short = last["round"] - start["round"] < ROUNDS
+        if is_short or start["bytes"] == last["bytes"] or _has_converged(rows, first):
+            continue
+        stalled.append(Stalled(str(label), int(str(seed)), int(start["round"]), int(last["round"])))
+    return stalled
 
 
-def _find(label: str, seed: int, rows: pd.DataFrame, *, scheduled: bool) -> Stalled | None:
+def _first_row_without_movement(rows: pd.DataFrame) -> int | None:
+    """The first row from which on all evaluations are equal; None if this is unknown."""
     columns = [name for name in _OBJECTIVES if name in rows and rows[name].notna().all()]
-    if not columns:  # a run that diverged, or one without test data: equal models may move together
+    if not columns:  # a diverged run, or one without test data: equal models may move together
         return None
     values = rows[[*columns, "consensus_x"]].to_numpy()
-    moved = (values != values[-1]).any(1).nonzero()[0]
-    first = int(moved[-1]) + 1 if len(moved) else 0
-    start = rows.iloc[first]
-    last = rows.iloc[-1]
-    run = Stalled(label, seed, int(start["round"]), int(last["round"]))
-    if run.round - run.since < ROUNDS or start["bytes"] == last["bytes"]:
-        return None
-    if first > 0 and scheduled:
-        return None
-    return None if _has_converged(rows, first) else run
+    differs = (values != values[-1]).any(1).nonzero()[0]
+    return int(differs[-1]) + 1 if len(differs) else 0
 
 
 def _has_converged(rows: pd.DataFrame, first: int) -> bool:
     """Whether the gradient norm is small from row `first` on; unknown: only if models moved before."""
-    norms = rows["gradient_norm"] if "gradient_norm" in rows else rows["loss"] * float("nan")
-    there = norms.iloc[first:].max()
-    if not there >= 0:
+    if "gradient_norm" not in rows:
         return first > 0
-    return bool(there <= _ZERO or there <= _CONVERGED * norms.max())
+    norms = rows["gradient_norm"]
+    largest = norms.iloc[first:].max()
+    if not largest >= 0:  # NaN
+        return first > 0
+    return bool(largest <= _ZERO or largest <= _CONVERGED * norms.max())

@@ -13,38 +13,33 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spodgt._util.deprecation import RenamedAttribute
 from spodgt.errors import InvalidInput
 from spodgt.record import statistics
-from spodgt.record.folder import parquet, write
 from spodgt.record.record import Record, versions
+from spodgt.record.run_folder import parquet, write
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SUMMARY, RESULTS, SOURCE = "sweep.json", "results", "sweep.toml"
+SUMMARY = "sweep.json"
+RESULTS = "results"
+SOURCE = "sweep.toml"
 _FORMAT = 2
-_FACTS = (
-    "name",
-    "title",
-    "figure",
-    "paper",
-    "changes",
-    "grid",
-    "source",
-    "versions",
-)  # stored as they are
+# Attributes of a `SweepRecord` that are stored without conversion.
+_FACTS = ("name", "title", "figure", "paper", "changes", "grid", "source", "versions")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How a sweep compares with the experiment of the paper."""
+    """The size of a sweep, compared with the experiment of the paper."""
 
-    name: str = ""  # smoke, laptop or paper; "" for a sweep of one's own
-    # Config key → (its value here, its value in the paper; None: everything there is).
+    name: str = ""  # smoke, laptop or paper; "" for a sweep of the user
+    # Config key → (its value here, its value in the paper; None: everything).
     reduced: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    # Key of the grid → (how many of its values are run, how many the paper has).
+    # Key of the grid → (number of values that are run, number of values in the paper).
     kept: dict[str, tuple[int, int]] = field(default_factory=dict)
-    note: str = ""  # free text, of a file that has some
+    note: str = ""  # free text of the file
 
     @property
     def full(self) -> bool:
@@ -54,9 +49,12 @@ class Scale:
     def __str__(self) -> str:
         if not self.name:
             return self.note
-        words = [_change(key, here, paper) for key, (here, paper) in self.reduced.items()]
-        words += [f"{some} of {all_} values of {key}" for key, (some, all_) in self.kept.items()]
-        return f"{self.name} scale: " + (", ".join(words) or "the paper's size")
+        changes = []
+        for key, (here, paper) in self.reduced.items():
+            changes.append(_describe_change(key, here, paper))
+        for key, (here, paper) in self.kept.items():
+            changes.append(f"{here} of {paper} values of {key}")
+        return f"{self.name} scale: " + (", ".join(changes) or "the paper's size")
 
 
 @dataclass(frozen=True)
@@ -67,15 +65,16 @@ class CellRecord:
     keys: dict[str, Any]  # config key → its value in this cell
     folder: Path
     complete: bool  # whether the run reached its end
-    seconds: float | None = None  # how long it took; None where it was not measured
-    error: str = ""  # what went wrong
+    seconds: float | None = None  # duration; None if it was not measured
+    error: str = ""  # the message of a failure
 
     @property
     def title(self) -> str:
         """Its keys and values in short: `radius 0.4`."""
-        return ", ".join(
-            f"{key.rsplit('.', 1)[-1]} {label(value)}" for key, value in self.keys.items()
-        )
+        parts = []
+        for key, value in self.keys.items():
+            parts.append(f"{key.rsplit('.', 1)[-1]} {label(value)}")
+        return ", ".join(parts)
 
     def read(self) -> Record:
         """The record of its run."""
@@ -84,22 +83,32 @@ class CellRecord:
 
 @dataclass(eq=False)
 class SweepRecord:
-    """What happened in a sweep, as far as it came."""
+    """The results of a sweep, which may be incomplete.
+
+    Args:
+        name: Of the sweep.
+        results: A row per finished cell, method and seed: the keys, the last evaluation, `cell`.
+        grid: The values of every config key.
+        cells: In the order of the grid.
+        title: A description.
+        figure: The figure of the paper that it reproduces, if any.
+        paper: The statement of the paper about it.
+        scale: Its size, compared with that of the paper.
+        changes: Values of config keys that were changed on the command line.
+        source: The TOML text that runs it again.
+        versions: Of Python and of the packages that matter.
+    """
 
     name: str
-    results: (
-        pd.DataFrame
-    )  # a row per finished cell, method and seed: the keys, the last evaluation, `cell`
-    grid: dict[str, list[Any]]  # config key → its values
-    cells: list[CellRecord]  # in the order of the grid
-    title: str = ""  # what it is, for people
-    figure: str = ""  # the figure of the paper that it reproduces, if any
-    paper: str = ""  # what the paper says about it
+    results: pd.DataFrame
+    grid: dict[str, list[Any]]
+    cells: list[CellRecord]
+    title: str = ""
+    figure: str = ""
+    paper: str = ""
     scale: Scale = field(default_factory=Scale)
-    changes: dict[str, Any] = field(
-        default_factory=dict
-    )  # config key → value that was changed by hand
-    source: str = ""  # the TOML text that runs it again
+    changes: dict[str, Any] = field(default_factory=dict)
+    source: str = ""
     versions: dict[str, str] = field(default_factory=versions)
 
     @property
@@ -109,41 +118,43 @@ class SweepRecord:
 
     @property
     def failures(self) -> dict[str, str]:
-        """Cell → what went wrong."""
+        """The messages of failed cells, by name."""
         return {cell.name: cell.error for cell in self.cells if cell.error}
 
     @property
     def missing(self) -> list[str]:
-        """The cells that are not run yet."""
+        """The names of cells that have not run yet."""
         return [cell.name for cell in self.cells if not cell.complete and not cell.error]
 
     @property
     def seconds(self) -> float | None:
-        """The time of all finished cells together."""
+        """The total duration of all finished cells."""
         times = [cell.seconds for cell in self.cells if cell.complete and cell.seconds]
         return sum(times) if times else None
 
     @property
-    def judged(self) -> str:
-        """The metric the sweep is judged by: accuracy where something is classified, else the loss."""
-        return statistics.judged(self.results)
+    def primary_metric(self) -> str:
+        """The metric by which methods are compared: the accuracy of a classification, else the loss."""
+        return statistics.primary_metric(self.results)
+
+    judged = RenamedAttribute("primary_metric")  # deprecated, removed in the next release
 
     def best(self, metric: str | None = None) -> pd.DataFrame:
-        """Each method in its best cell: the values of the keys, and mean and sigma of the metric over seeds.
+        """Each method in its best cell: keys, and mean and standard deviation of a metric over seeds.
 
         Cells are chosen by validation data (the column `validation_accuracy`, …) if the problem has them.
         Otherwise they are chosen by the metric itself, which favours every method if it is that of test data.
 
         Args:
-            metric: A column of `results`; the one the sweep is judged by unless given.
+            metric: A column of `results`; the primary metric by default.
         """
-        chosen = metric or self.judged
-        if chosen not in self.results:
-            known = ", ".join(map(str, self.results))
+        metric = metric or self.primary_metric
+        if metric not in self.results:
+            columns = ", ".join(map(str, self.results))
             raise InvalidInput(
-                f"metric={chosen!r} is not a column of the results; choose from {known}."
+                f"metric={metric!r} is not a column of the results; choose from {columns}."
             )
-        return statistics.best_cells(self.results, list(self.grid), chosen)
+        return statistics.best_cells(self.results, list(self.grid), metric)
 
     def write(self, folder: str | Path) -> None:
         """Write the tables, then the facts.
@@ -157,14 +168,12 @@ class SweepRecord:
             write(folder / f"{RESULTS}.csv", self.results.to_csv(index=False).encode())
         if self.source:
             write(folder / SOURCE, self.source.encode())
-        facts = {
-            "format": _FORMAT,
-            **{key: getattr(self, key) for key in (*_FACTS, "complete", "seconds")},
-            "scale": asdict(self.scale),
-            "cells": [
-                {**vars(cell), "folder": _relative(cell.folder, folder)} for cell in self.cells
-            ],
-        }
+        facts = {key: getattr(self, key) for key in (*_FACTS, "complete", "seconds")}
+        facts["format"] = _FORMAT
+        facts["scale"] = asdict(self.scale)
+        facts["cells"] = []
+        for cell in self.cells:
+            facts["cells"].append({**vars(cell), "folder": _relative(cell.folder, folder)})
         write(folder / SUMMARY, json.dumps(facts, indent=2, default=str).encode())
 
     @classmethod
@@ -179,11 +188,12 @@ class SweepRecord:
         folder = Path(folder)
         try:
             facts = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-            cells = [
-                CellRecord(**{**each, "folder": folder / each["folder"]}) for each in facts["cells"]
-            ]
-            done = any(cell.complete for cell in cells)
-            results = pd.read_parquet(folder / f"{RESULTS}.parquet") if done else pd.DataFrame()
+            cells = []
+            for cell in facts["cells"]:
+                cells.append(CellRecord(**{**cell, "folder": folder / cell["folder"]}))
+            results = pd.DataFrame()
+            if any(cell.complete for cell in cells):
+                results = pd.read_parquet(folder / f"{RESULTS}.parquet")
             rest = {key: facts[key] for key in _FACTS}
             return cls(results=results, cells=cells, scale=Scale(**facts["scale"]), **rest)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -198,13 +208,13 @@ def collect(cells: list[CellRecord]) -> pd.DataFrame:
 
     tables = []
     for cell in cells:
-        if cell.complete:
-            # Lists and tables of the grid become text.
-            keys = {
-                k: v if isinstance(v, int | float | str) else label(v) for k, v in cell.keys.items()
-            }
-            final = cell.read().final()
-            tables.append(pd.DataFrame([keys] * len(final)).join(final).assign(cell=cell.name))
+        if not cell.complete:
+            continue
+        keys = {}
+        for key, value in cell.keys.items():  # lists and tables of the grid become text
+            keys[key] = value if isinstance(value, int | float | str) else label(value)
+        final = cell.read().final()
+        tables.append(pd.DataFrame([keys] * len(final)).join(final).assign(cell=cell.name))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
@@ -217,12 +227,14 @@ def label(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _change(key: str, here: Any, paper: Any) -> str:
+def _describe_change(key: str, here: Any, paper: Any) -> str:
     """`width 16 (paper 64)`."""
-    shown, before = (
-        f"{one:,g}" if isinstance(one, int | float) else str(one) for one in (here, paper or "all")
-    )
-    return f"{key.rsplit('.', 1)[-1].replace('_', ' ')} {shown} (paper {before})"
+    name = key.rsplit(".", 1)[-1].replace("_", " ")
+    return f"{name} {_number(here)} (paper {_number(paper or 'all')})"
+
+
+def _number(value: Any) -> str:
+    return f"{value:,g}" if isinstance(value, int | float) else str(value)
 
 
 def _relative(path: Path, start: Path) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from spodgt import figures
 from spodgt.record import statistics
-from spodgt.record.folder import write as write_file
+from spodgt.record.run_folder import write as write_file
 from spodgt.report.page import Page, read
 from spodgt.report.render import render
 
@@ -46,7 +46,7 @@ def draw(page: Page) -> None:
     note = "" if is_original else page.setting
     title = page.title if sweep.figure else ""
     if sweep.grid:
-        metric = statistics.judged(page.results)
+        metric = statistics.primary_metric(page.results)
         figure = figures.plot_sweep(
             page.results,
             list(sweep.grid),
@@ -65,7 +65,7 @@ def _curves(page: Page, title: str, note: str) -> Figure:
     axis = next(iter(statistics.axes(record.frame)), "delay")
     return figures.plot_curves(
         record.frame,
-        statistics.judged(page.results),
+        statistics.primary_metric(page.results),
         axis,
         style="column",
         end=record.budget if axis == "delay" else None,

@@ -36,7 +36,7 @@ def build(page: Page, pictures: dict[str, int]) -> Json:
         pictures: Receives the SVG pictures of networks and their numbers. Cells of a sweep often
             share a network; its picture is in the page once.
     """
-    names = statistics.known(page.results)
+    names = statistics.available_metrics(page.results)
     points = _POINTS if len(page.records) == 1 else _POINTS_OF_SEVERAL_RUNS
     sweep = None
     if page.sweep.grid and page.methods:

@@ -59,7 +59,7 @@ def context(page: Page) -> dict[str, Any]:
         "metrics": [(name, METRICS[name].label) for name in metrics],
         "logarithmic": bool(metrics) and METRICS[metrics[0]].log,
         "references": [(name, name) for name in references],
-        "judged": METRICS[statistics.judged(page.results)].label,
+        "primary_metric": METRICS[statistics.primary_metric(page.results)].label,
         "runs": _runs(page, references),
         "axes": list(_axes(page).items()),
         "more": _number_of_other_cells(page),

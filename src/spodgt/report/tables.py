@@ -10,8 +10,9 @@ import numpy as np
 from spodgt.figures import key_label
 from spodgt.record import statistics
 from spodgt.record.metrics import METRICS
-from spodgt.record.record import Record, short_bytes
+from spodgt.record.record import Record
 from spodgt.record.statistics import Difference
+from spodgt.record.summary import short_bytes
 from spodgt.record.sweep import label
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class TableCell(NamedTuple):
 
     text: str = ""
     small: str = ""  # smaller text after it
-    kind: str = ""  # a class of the style sheet: best, ahead, behind or open
+    kind: str = ""  # a class of the style sheet: best, better, worse or inconclusive
     forest: Forest | None = None  # a picture instead of text
 
 
@@ -90,8 +91,8 @@ def _mean_cell(row: dict[Hashable, Any], metric: str, *, is_best: bool = False) 
 def final_table(record: Record) -> Table:
     """Value ± σ of the last models, best first, and the costs of each method."""
     last = statistics.final(record.frame)
-    primary = statistics.judged(last)
-    metrics = [name for name in statistics.known(last) if METRICS[name].column]
+    primary = statistics.primary_metric(last)
+    metrics = [name for name in statistics.available_metrics(last) if METRICS[name].column]
     if primary not in metrics:  # no run has a value
         metrics.insert(0, primary)
     means = statistics.summary(last, metrics)
@@ -149,7 +150,7 @@ def _roots(record: Record) -> list[str]:
 
 def difference_table(last: pd.DataFrame, reference: str) -> Table | None:
     """The lead of the reference over every other method at the end; None without others."""
-    metric = statistics.judged(last)
+    metric = statistics.primary_metric(last)
     differences = statistics.paired(last, metric, reference)
     if not differences:
         return None
@@ -192,7 +193,7 @@ def _largest(differences: list[Difference]) -> float:
 
 def _kind(difference: Difference) -> str:
     """The class of the style sheet."""
-    return difference.verdict if difference.verdict in ("ahead", "behind") else "open"
+    return difference.verdict if difference.verdict in ("better", "worse") else "inconclusive"
 
 
 def _forest(difference: Difference, scale: float) -> Forest:
@@ -216,7 +217,7 @@ def sweep_tables(results: pd.DataFrame, keys: list[str], references: list[str]) 
         keys: The columns of `results` that identify a cell.
         references: The methods for which there is a table of leads.
     """
-    metric = statistics.judged(results)
+    metric = statistics.primary_metric(results)
     methods = statistics.methods(results)
     key_heads = [key_label(key) for key in keys]
     means: list[list[TableCell]] = []

@@ -54,7 +54,7 @@ class SweepResult(SweepRecord):
         figures.check_suffix(path)
         if not len(self.results):
             raise InvalidInput(f"sweep {self.name} has no finished cell to draw; see its failures.")
-        chosen = metric or self.judged
+        chosen = metric or self.primary_metric
         if chosen not in self.results:
             known = choices(chosen, map(str, self.results))
             raise InvalidInput(f"metric={chosen!r} is not a column of the results; {known}")

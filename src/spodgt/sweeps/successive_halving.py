@@ -203,7 +203,7 @@ class MethodSearch:
             record: The record of the run of `next_experiment`.
             labels: The labels of the candidates in the record, in their order.
         """
-        self.metric = record.judged
+        self.metric = record.primary_metric
         last = record.final()
         for candidate, label in zip(self.candidates, labels, strict=True):
             rows = last[last["algorithm"] == label]

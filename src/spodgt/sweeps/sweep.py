@@ -22,8 +22,8 @@ from pathlib import Path
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.experiment.toml import Table
-from spodgt.record.folder import SWEEP, locked, plain, refuse_other_kind, write
 from spodgt.record.record import is_complete
+from spodgt.record.run_folder import SWEEP, locked, plain, refuse_other_kind, write
 from spodgt.record.sweep import SOURCE, CellRecord, SweepRecord, collect, label
 from spodgt.sweeps.cell import Event, Job, OnEvent, Outcome
 from spodgt.sweeps.executors import Executor, check_backend, cores, executor

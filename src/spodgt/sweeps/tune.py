@@ -27,7 +27,7 @@ from spodgt.participation import Always, Participation
 from spodgt.problems import Quadratic
 from spodgt.problems.protocols import HasValidation
 from spodgt.record import Record, statistics
-from spodgt.record.folder import SEARCH, plain, refuse_other_kind, write
+from spodgt.record.run_folder import SEARCH, plain, refuse_other_kind, write
 from spodgt.runtimes.world import Run
 from spodgt.sweeps.cell import CellProgress, Event, Outcome
 from spodgt.sweeps.executors import Executor, cores, executor

@@ -18,7 +18,7 @@ from spodgt import rng
 from spodgt.errors import InvalidInput
 from spodgt.problems import Learning, Quadratic
 from spodgt.problems.data.sampling import ClientIndices
-from spodgt.record.folder import plain
+from spodgt.record.run_folder import plain
 from spodgt.theory.constants import Data
 from spodgt.theory.curvature import largest_eigenvalues
 from spodgt.types import Floats, Problem

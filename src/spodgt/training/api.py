@@ -23,7 +23,7 @@ from spodgt.experiment import Experiment, ExperimentOptions, ProblemRecipe, RunO
 from spodgt.experiment.run_options import reject_unknown_options
 from spodgt.network import Network, Recipe
 from spodgt.participation import Always, Participation
-from spodgt.record.folder import RunFolder, plain
+from spodgt.record.run_folder import RunFolder, plain
 from spodgt.runtimes.distributed.process_group import join, launched
 from spodgt.runtimes.distributed.runtime import DistributedRuntime, check_runs
 from spodgt.runtimes.events.durations import Time
@@ -38,7 +38,7 @@ from spodgt.training.progress import Display, Progress, interactive_console
 from spodgt.training.result import Result
 from spodgt.training.resume import identify
 from spodgt.training.settings import ExecutionSettings
-from spodgt.training.workers import count_workers
+from spodgt.training.workers import count_workers, uses_one_thread
 from spodgt.types import Problem
 
 Method = Algorithm | str
@@ -200,14 +200,18 @@ def _create_executor(
         gradient_norm=options.gradient_norm,
         max_state_bytes=0 if folder is None else MAX_STATE_BYTES // len(draws),
     )
-    workers = count_workers(options.workers, batches, runtime, settings)
+    settings = replace(
+        settings,
+        workers=count_workers(options.workers, batches, runtime, settings),
+        one_thread=uses_one_thread(options.workers, batches, settings),
+    )
     identity = experiment.sources
     if is_distributed or folder is not None:
         identity = {**identify(next(iter(batches.values()))), **identity}
     return Executor(
         batches,
         draws,
-        replace(settings, workers=workers),
+        settings,
         runtime,
         experiment.to_dict(),
         identity,

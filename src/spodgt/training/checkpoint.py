@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from spodgt.record.folder import CheckpointFile
 from spodgt.record.models import MODELS
 from spodgt.record.record import Diverged
+from spodgt.record.run_folder import CheckpointFile
 from spodgt.runtimes.loop import Stop
 from spodgt.runtimes.world import Exchanged, RunCheckpoint, Tally
 from spodgt.tensors import mean

@@ -7,20 +7,25 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from spodgt.engine import describe_engine
 from spodgt.errors import Failed
 from spodgt.experiment.toml import checksum
 from spodgt.kernels.steps import State
 from spodgt.problems.protocols import HasModel
-from spodgt.record.folder import (
+from spodgt.record.metrics import declare
+from spodgt.record.models import MODELS, RUNNING_MEAN, write_models
+from spodgt.record.networks import networks_table
+from spodgt.record.record import Diverged, versions
+from spodgt.record.run_folder import (
     FINISHED,
     SINGLE_RUNS,
     CheckpointFile,
@@ -29,9 +34,6 @@ from spodgt.record.folder import (
     slug,
     write,
 )
-from spodgt.record.metrics import declare
-from spodgt.record.models import MODELS, RUNNING_MEAN, write_models
-from spodgt.record.record import Diverged, networks_table, versions
 from spodgt.runtimes.loop import MEETING, STRIDE, EvaluationSchedule, begin, run_rounds
 from spodgt.runtimes.world import Draw, Run, RunCheckpoint, Runtime, Snapshot
 from spodgt.training.checkpoint import MAX_STATE_BYTES, MethodLog, with_statistics
@@ -183,8 +185,9 @@ class Executor:
     def _run_methods(self, labels: list[str]) -> None:
         """Run the methods that are left."""
         if self.settings.workers == 1:
-            for label in labels:
-                self._run_method(label)
+            with _torch_threads(1 if self.settings.one_thread else torch.get_num_threads()):
+                for label in labels:
+                    self._run_method(label)
             return
         try:
             WorkerPool(self).run(labels)
@@ -397,3 +400,14 @@ class Executor:
             if file is not None:
                 part = MethodLog.from_file(file)
                 update_if_newer(self.logs[label], number, run.seed, part)
+
+
+@contextlib.contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    """Let torch use `count` threads in this block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

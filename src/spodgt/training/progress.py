@@ -39,17 +39,19 @@ class Progress:
 
 
 class Display:
-    """A progress bar for each method: rounds, delay, accuracy and time left, in 80 columns."""
+    """Progress bars with a note and the time left, one for each method or cell, in 80 columns."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, name_width: int = 18) -> None:
         self.bars = Bars(
             TextColumn(
                 "{task.description}",
-                table_column=Column(width=18, no_wrap=True, overflow="ellipsis"),
+                table_column=Column(width=name_width, no_wrap=True, overflow="ellipsis"),
             ),
             BarColumn(bar_width=10),
             TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True)),
+            TextColumn(
+                "{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")
+            ),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=console,
         )
@@ -63,7 +65,7 @@ class Display:
             self.bars.stop()
 
     def show(self, progress: Progress) -> None:
-        """Update the bar of a method."""
+        """Update the bar of a method: round, delay and accuracy."""
         note = f"k {progress.k:<7,} delay {progress.delay:<7,.0f} "
         if progress.accuracy == progress.accuracy:  # not NaN
             note += f"acc {progress.accuracy:.3f}"
@@ -79,6 +81,11 @@ class Display:
         if name not in self.tasks:
             self.tasks[name] = self.bars.add_task(name, total=1.0, note="")
         self.bars.update(self.tasks[name], completed=fraction, note=note)
+
+    def remove(self, name: str) -> None:
+        """Remove a bar, if there is one."""
+        if name in self.tasks:
+            self.bars.remove_task(self.tasks.pop(name))
 
 
 def interactive_console() -> Console | None:

@@ -106,7 +106,7 @@ class Result(Record):
                 there are any, else the delay, unless given.
         """
         figures.check_suffix(path)
-        metric = metric or self.judged
+        metric = metric or self.primary_metric
         names = self.method_names
         figure = figures.plot_curves(self.frame, metric, against, method_names=names)
         return figures.save(figure, Path(path))

@@ -27,6 +27,7 @@ class ExecutionSettings:
         checkpoint_every: seconds between two checkpoints.
         max_state_bytes: size of the final state of one run that is kept for an extension.
         workers: number of processes; 1: all runs are computed in this process.
+        one_thread: whether torch uses one thread in this process, as it does in worker processes.
     """
 
     stop: Stop
@@ -40,6 +41,7 @@ class ExecutionSettings:
     checkpoint_every: float = 30.0
     max_state_bytes: int = 0
     workers: int = 1
+    one_thread: bool = False
 
 
 class Interrupt:

@@ -10,7 +10,8 @@ import numpy as np
 from spodgt.participation.roles import HasRoles
 from spodgt.problems.protocols import HasClientWeights, HasSamples
 from spodgt.record.metrics import RunSnapshot
-from spodgt.record.record import no_clients, with_names
+from spodgt.record.networks import with_names
+from spodgt.record.record import no_clients
 from spodgt.runtimes.world import Run, Tally
 from spodgt.types import Ints, Problem
 

@@ -34,7 +34,7 @@ import torch.multiprocessing as mp
 from spodgt import errors
 from spodgt.errors import Failed, InvalidInput, SpodgtError
 from spodgt.problems.protocols import CompiledGradient
-from spodgt.record.folder import CheckpointFile, write
+from spodgt.record.run_folder import CheckpointFile, write
 from spodgt.runtimes.loop import STRIDE, Stop, begin, run_rounds
 from spodgt.runtimes.world import Run, RunCheckpoint, Runtime
 from spodgt.thread_pool import thread_count
@@ -85,6 +85,20 @@ def count_workers(
     if requested > 1 and obstacle is not None:
         raise InvalidInput(f"workers={requested} cannot be used {obstacle}; use workers=1.")
     return min(requested, runs)
+
+
+def uses_one_thread(
+    requested: int | None, batches: Mapping[str, Sequence[Run]], settings: ExecutionSettings
+) -> bool:
+    """Whether torch uses one thread for every run, even in this process.
+
+    Sums of several threads differ in the last digits. With one thread, the results of networks are the same
+    for every number of workers that is requested. Compiled loops do not depend on the number of threads.
+    """
+    if requested is None or settings.device.type != "cpu":
+        return False
+    first_runs = [runs[0] for runs in batches.values()]
+    return not all(_is_compiled(run.problem, settings.dtype) for run in first_runs)
 
 
 def _find_obstacle(runtime: Runtime, settings: ExecutionSettings) -> str | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,8 +43,8 @@ StackedBatches = tuple[Tensor | list[Tree], Tensor | list[Tree]]  # (clients, ba
 class InvalidLabel(NamedTuple):
     """A target that is not a class of the model."""
 
-    split: Literal["train", "test"]
-    sample: int  # index of the sample in its split
+    samples: Samples
+    sample: int  # index in `samples`
     value: int
     owner: str  # the data set in an error message: "client 3", "test of client 3", "test"
 
@@ -174,21 +174,20 @@ class ClientData:
 
     def to(self, device: torch.device) -> ClientData:
         """The same data on a device."""
-        return replace(
-            self,
-            samples=self.samples.to(device),
-            test=None if self.test is None else self.test.to(device),
-            validation=None if self.validation is None else self.validation.to(device),
-        )
+        return self._convert_samples(lambda samples: samples.to(device))
 
     def with_raw_bytes(self) -> ClientData:
         """The same data, with uint8 inputs that are not scaled."""
-        return replace(
-            self,
-            samples=self.samples.with_raw_bytes(),
-            test=None if self.test is None else self.test.with_raw_bytes(),
-            validation=None if self.validation is None else self.validation.with_raw_bytes(),
-        )
+        return self._convert_samples(lambda samples: samples.with_raw_bytes())
+
+    def _convert_samples(self, convert: Callable[[AnySamples], AnySamples]) -> ClientData:
+        """The same data with converted training, test and validation samples."""
+        changes: dict[str, object] = {"samples": convert(self.samples)}
+        for key in ("test", "validation"):
+            part = getattr(self, key)
+            if part is not None:
+                changes[key] = replace(part, samples=convert(part.samples))
+        return replace(self, **changes)  # type: ignore[arg-type]
 
     # --- properties ------------------------------------------------------------------------------
     @cached_property
@@ -326,24 +325,19 @@ class ClientData:
         """The first target outside 0 … classes - 1 that is not `ignored`; None: all are valid."""
         invalid = _find_invalid_label(self.samples, classes, ignored)
         if invalid is not None:
-            index, value = invalid
-            owner = "train"
-            if self.partition is None:  # the samples of a client are contiguous
-                offsets = self.client_indices.offsets
-                client = int(np.searchsorted(offsets, index, side="right")) - 1
-                owner = self.client_label(client)
-            return InvalidLabel("train", index, value, owner)
+            if self.partition is not None:
+                return invalid._replace(owner="train")
+            # the samples of a client are contiguous
+            offsets = self.client_indices.offsets
+            client = int(np.searchsorted(offsets, invalid.sample, side="right")) - 1
+            return invalid._replace(owner=self.client_label(client))
         if self.test is None:
             return None
         invalid = _find_invalid_label(self.test.samples, classes, ignored)
-        if invalid is None:
-            return None
-        index, value = invalid
-        client_of_test = self.test.owner(index)
-        owner = "test"
-        if client_of_test is not None:
-            owner = f"test of {self.client_label(client_of_test)}"
-        return InvalidLabel("test", index, value, owner)
+        if invalid is None or self.test.ranges is None:
+            return invalid
+        client = self.test.owner(invalid.sample)
+        return invalid._replace(owner=f"test of {self.client_label(client)}")
 
     def has_target(self, value: int) -> bool:
         """Whether a training or test sample in memory has this target."""
@@ -354,8 +348,8 @@ class ClientData:
 
 def _find_invalid_label(
     samples: AnySamples, classes: int, ignored: int | None
-) -> tuple[int, int] | None:
-    """Index and value of the first target that is neither a class nor `ignored`."""
+) -> InvalidLabel | None:
+    """The first target that is neither a class nor `ignored`, of the data set "test"."""
     if not isinstance(samples, Samples) or samples.targets.is_floating_point():
         return None
     is_invalid = (samples.targets < 0) | (samples.targets >= classes)
@@ -364,7 +358,8 @@ def _find_invalid_label(
     if not is_invalid.any():
         return None
     position = torch.nonzero(is_invalid)[0]
-    return int(position[0]), int(samples.targets[tuple(position)])
+    value = int(samples.targets[tuple(position)])
+    return InvalidLabel(samples, int(position[0]), value, "test")
 
 
 def _join_client_indices(runs: Sequence[ClientData]) -> ClientIndices:

@@ -245,38 +245,27 @@ def _check_alike(parts: Sequence[AnySamples], labels: Sequence[str]) -> None:
     stacked = [part for part in parts if isinstance(part, Samples)]
     if len(stacked) < len(parts):
         return
-    first = stacked[0]
     for part, label in zip(stacked, labels, strict=True):
-        _check_shape(part.inputs, first.inputs, "inputs", label, labels[0])
-        # uint8 inputs are scaled, others are not
-        is_same_type = (part.inputs.dtype == torch.uint8) == (first.inputs.dtype == torch.uint8)
-        _check_type(is_same_type, part.inputs, first.inputs, "inputs", label, labels[0])
-        _check_shape(part.targets, first.targets, "targets", label, labels[0])
-        # integer targets are classes
-        is_same_type = part.targets.is_floating_point() == first.targets.is_floating_point()
-        _check_type(is_same_type, part.targets, first.targets, "targets", label, labels[0])
+        for key, is_alike in (("inputs", _are_both_bytes), ("targets", _are_both_floats)):
+            tensor = getattr(part, key)
+            first = getattr(stacked[0], key)
+            if tensor.shape[1:] != first.shape[1:]:
+                raise InvalidData(
+                    f"{label} has {key} of shape {tuple(tensor.shape[1:])}, {labels[0]} of "
+                    f"{tuple(first.shape[1:])}; all must have the same."
+                )
+            if not is_alike(tensor, first):
+                raise InvalidData(
+                    f"{label} has {key} of {tensor.dtype}, {labels[0]} of {first.dtype}; "
+                    "all must have the same."
+                )
 
 
-def _check_shape(
-    tensor: Tensor, reference: Tensor, key: str, label: str, reference_label: str
-) -> None:
-    if tensor.shape[1:] != reference.shape[1:]:
-        raise InvalidData(
-            f"{label} has {key} of shape {tuple(tensor.shape[1:])}, {reference_label} of "
-            f"{tuple(reference.shape[1:])}; all must have the same."
-        )
+def _are_both_bytes(tensor: Tensor, other: Tensor) -> bool:
+    """Whether both are scaled, which uint8 inputs are, or neither is."""
+    return (tensor.dtype == torch.uint8) == (other.dtype == torch.uint8)
 
 
-def _check_type(
-    is_same_type: bool,
-    tensor: Tensor,
-    reference: Tensor,
-    key: str,
-    label: str,
-    reference_label: str,
-) -> None:
-    if not is_same_type:
-        raise InvalidData(
-            f"{label} has {key} of {tensor.dtype}, {reference_label} of {reference.dtype}; "
-            "all must have the same."
-        )
+def _are_both_floats(tensor: Tensor, other: Tensor) -> bool:
+    """Whether both are numbers, or both are classes, which integer targets are."""
+    return tensor.is_floating_point() == other.is_floating_point()

@@ -21,6 +21,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -38,9 +39,8 @@ from spodgt.problems.data.image_formats import (
     require,
 )
 
-Progress = Callable[
-    [str, int, int | None], None
-]  # the file, bytes so far, bytes in all where known
+# Called with the file, the bytes so far, and the bytes in all where known.
+Progress = Callable[[str, int, int | None], None]
 
 FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -222,7 +222,8 @@ def _read_png(path: Path, rows: int) -> Bytes:
     """The pixels of a PNG as `(rows, 1024, 3)`; its size is checked before anything is decoded."""
     from PIL import Image
 
-    fix, expected = OFFLINE["cifar-10"], f"be a PNG of 1024 × {rows} RGB pixels"
+    fix = OFFLINE["cifar-10"]
+    expected = f"be a PNG of 1024 × {rows} RGB pixels"
     with file_errors(path, fix):
         packed = io.BytesIO(path.read_bytes())
     try:
@@ -275,7 +276,8 @@ def _is_official(path: Path) -> bool:
 
 
 def _download(name: str, url: str, path: Path, progress: Progress | None) -> None:
-    done, digest = 0, hashlib.sha256()
+    done = 0
+    digest = hashlib.sha256()
     with path.open("wb") as out:
         for chunk, total in _chunks(name, url):
             out.write(chunk)
@@ -283,7 +285,8 @@ def _download(name: str, url: str, path: Path, progress: Progress | None) -> Non
             done += len(chunk)
             if progress is not None:
                 progress(path.name, done, total)
-    if (found := digest.hexdigest()) != SHA256[path.name]:
+    found = digest.hexdigest()
+    if found != SHA256[path.name]:
         raise InvalidData(
             f"{url} must have the SHA-256 sum {SHA256[path.name]}, got {found} for {done} bytes; "
             f"try again later, or {OFFLINE[name]}."
@@ -296,7 +299,7 @@ def _chunks(name: str, url: str) -> Iterator[tuple[bytes, int | None]]:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as response:
             length = response.headers.get("Content-Length")
             total = int(length) if length and length.isdigit() else None
-            while chunk := response.read(_CHUNK):
+            for chunk in iter(partial(response.read, _CHUNK), b""):
                 yield chunk, total
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError):
@@ -318,10 +321,8 @@ def _unpack(archive: Path, scratch: Path, wanted: set[str]) -> None:
                 file = PurePosixPath(member.name).name
                 if not member.isfile() or file not in wanted or (scratch / file).exists():
                     continue
-                expected, found = (
-                    f"hold files of at most {_LARGEST} bytes",
-                    f"{member.size} in {file}",
-                )
+                expected = f"hold files of at most {_LARGEST} bytes"
+                found = f"{member.size} in {file}"
                 require(member.size <= _LARGEST, archive, expected, found, fix)
                 stream = tar.extractfile(member)
                 assert stream is not None  # as the member is a file

@@ -78,19 +78,10 @@ class EvaluationData:
             return self
         return EvaluationData(self.samples, self.ranges[order])
 
-    def owner(self, index: int) -> int | None:
-        """The client of a sample; None if the data are not divided by client."""
-        if self.ranges is None:
-            return None
+    def owner(self, index: int) -> int:
+        """The client of a sample of data that are divided by client."""
+        assert self.ranges is not None
         return int(np.searchsorted(self.ranges[:, 1], index, side="right"))
-
-    def to(self, device: torch.device) -> EvaluationData:
-        """The same data on a device."""
-        return EvaluationData(self.samples.to(device), self.ranges)
-
-    def with_raw_bytes(self) -> EvaluationData:
-        """The same data, with uint8 inputs that are not scaled."""
-        return EvaluationData(self.samples.with_raw_bytes(), self.ranges)
 
 
 def consecutive_ranges(sizes: Sequence[int]) -> Ints:

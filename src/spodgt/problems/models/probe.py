@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from spodgt._util.text import first_line
 from spodgt.errors import InvalidData, InvalidInput
-from spodgt.problems.data.client_data import ClientData, InvalidLabel
+from spodgt.problems.data.client_data import ClientData
 from spodgt.problems.data.pytree import Tree, call, clone, random_state, seeded, tensor_leaves
 from spodgt.problems.data.sampling import AnySamples, LazySamples, Samples
 from spodgt.problems.gradients import Layout
@@ -162,7 +162,9 @@ class ModelProbe:
         classes = outputs.shape[1] if outputs.ndim > 1 else outputs.shape[0]
         invalid = data.first_invalid_label(classes, ignore_index)
         if invalid is not None:
-            if not compares_classes(loss) and self._accepts_label(data, invalid):
+            if not compares_classes(loss) and self._has_finite_loss(
+                invalid.samples, invalid.sample
+            ):
                 return replace(self, accuracy=None)
             raise InvalidData(
                 f"{invalid.owner} has target {invalid.value}, but the model has {classes} "
@@ -174,14 +176,6 @@ class ModelProbe:
         if isinstance(data.samples, Samples) and not data.has_target(ignore_index):
             return self
         return replace(self, objective=replace(self.objective, ignore_index=ignore_index))
-
-    def _accepts_label(self, data: ClientData, invalid: InvalidLabel) -> bool:
-        samples = data.samples
-        if invalid.split == "test":
-            assert data.test is not None
-            samples = data.test.samples
-        assert isinstance(samples, Samples)
-        return self._has_finite_loss(samples, invalid.sample)
 
     def _check_finite_targets(self, samples: AnySamples, label: str) -> None:
         """Refuse NaN or infinite targets, unless the loss of such a sample is finite."""

@@ -1,0 +1,157 @@
+"""The summary of a record: a table with one row per method, its text, and the notes below it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from spodgt.record import statistics
+from spodgt.record.metrics import METRICS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from spodgt.record.record import Record
+
+_HIDDEN = ("gradients", "messages", "diverged")  # columns that the text does not show
+
+
+def summary_table(record: Record) -> pd.DataFrame:
+    """See `Record.summary`."""
+    last = statistics.final(record.frame)
+    # Of the whole frame: a metric that all runs have lost at the end is shown as NaN.
+    metrics = [name for name in statistics.available_metrics(record.frame) if METRICS[name].column]
+    first, *others = metrics or ["loss"]
+    seconds = ["seconds"] if _has_values(last, "seconds") else []
+    traffic = ["bytes"] if _has_values(last, "bytes") else []
+    averaged = [first, *others, "delay", "round", *seconds, *traffic]
+    table = statistics.summary(last, averaged).reset_index()
+    for name in ("gradients", "messages"):
+        table[name] = table["algorithm"].map(_mean_per_seed(record, name))
+    diverged = [run.algorithm for run in record.diverged]
+    table["diverged"] = [diverged.count(name) for name in table["algorithm"]]
+    columns = ["algorithm", first, f"{first}_std", *others, "delay", *seconds, "round"]
+    columns += ["gradients", "messages", *traffic, "seeds", "diverged"]
+    return table[columns].rename(columns={"algorithm": "name", "round": "rounds"})
+
+
+def _mean_per_seed(record: Record, column: str) -> dict[str, float]:
+    """The sum of a column of the table of participation, mean over seeds, by method."""
+    if column not in record.participation:
+        return {}
+    sums = record.participation.groupby("algorithm")[column].sum()
+    seeds = record.frame.groupby("algorithm")["seed"].nunique()
+    means = {}
+    for method, count in sums.items():
+        means[str(method)] = float(count) / int(seeds.get(method, 1))
+    return means
+
+
+def summary_text(record: Record) -> str:
+    """The summary in 80 columns: metrics of the last models, best first, and costs per seed."""
+    import pandas as pd
+
+    metric = record.primary_metric
+    summary = summary_table(record)
+    summary = summary.sort_values(metric, ascending=statistics.better(metric) < 0)
+    hidden = [*_HIDDEN]
+    if metric != "loss":
+        hidden.append("loss")
+    if "seconds" in summary:
+        hidden.append("delay")
+    headings = {
+        f"{metric}_std": "± σ",
+        f"{metric}_average": "average",
+        f"{metric}_worst": "worst",
+    }
+    table = {}
+    for name in summary.columns.drop(hidden, errors="ignore"):
+        table[headings.get(name, name)] = [_cell(name, value) for value in summary[name]]
+    lines = [pd.DataFrame(table, dtype=str).to_string(index=False)]
+    for row in summary[summary["diverged"] > 0].to_dict("records"):
+        lines.append(f"{row['name']} diverged in {row['diverged']} of {row['seeds']} seeds.")
+    return "\n".join(lines + summary_notes(record))
+
+
+def summary_notes(record: Record) -> list[str]:
+    """Sentences below a table of results: which models are evaluated, and the cost of a round."""
+    notes = []
+    local_steps = []
+    waiting = []
+    others = []
+    for method in record.algorithms:
+        traits = record.traits.get(method, {})
+        if traits.get("local_steps"):
+            local_steps.append(f"{method} (K = {_range(traits['local_steps'])})")
+        if traits.get("waits"):
+            waiting.append(method)
+        else:
+            others.append(method)
+    if local_steps:
+        notes.append(
+            f"With local steps, evaluated after the last exchange: {', '.join(local_steps)}."
+        )
+    compared_by_rounds = record.budget is None and "seconds" not in record.frame
+    if waiting and others and compared_by_rounds:
+        delay = statistics.final(record.frame).groupby("algorithm")["delay"].mean()
+        slower = [method for method in waiting if delay[method] > delay[others].max()]
+        if slower:
+            notes.append(
+                f"Compared by rounds, but a round of {' and of '.join(slower)} waits for idle clients or "
+                "links and takes longer (column delay); give a delay to compare at equal delay."
+            )
+    return notes
+
+
+def _has_values(table: pd.DataFrame, column: str) -> bool:
+    """Whether a column has values other than zero: methods without messages have no bytes."""
+    return column in table and bool((table[column].fillna(0) != 0).any())
+
+
+def _cell(column: str, value: float | str) -> str:
+    """A value of the summary as `print(result)` shows it."""
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    if column == "bytes":
+        return short_bytes(float(value))
+    if column in ("delay", "rounds"):
+        return f"{float(value):,.0f}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _range(values: Sequence[int]) -> str:
+    """`5`, or `3 to 9` if seeds differ."""
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def short_count(count: float) -> str:
+    """At most five characters: 9,999, 38.9k, 132k, 12.3M, 4.5G."""
+    if not np.isfinite(count):
+        return "–"
+    if count < 9_999.5:
+        return f"{count:,.0f}"
+    return _scaled(count, ("k", "M", "G"))
+
+
+def short_bytes(count: float) -> str:
+    """At most seven characters: 999 B, 83.2 kB, 1.2 MB."""
+    if not np.isfinite(count):
+        return "–"
+    if count < 999.5:
+        return f"{count:.0f} B"
+    return _scaled(count, (" kB", " MB", " GB", " TB"))
+
+
+def _scaled(count: float, units: Sequence[str]) -> str:
+    """A number of at least 1,000 in thousands, millions, …, with about three digits."""
+    for unit in units:
+        count /= 1000
+        if count < 99.95:
+            return f"{count:.1f}{unit}"
+        if count < 999.5:
+            return f"{count:.0f}{unit}"
+    return f"{count:,.0f}{units[-1]}"
