@@ -1,4 +1,4 @@
-"""An autoencoder of images, read from a torch data set whose transforms are drawn anew at each read.
+"""An autoencoder of images, read from a torch data set with random transforms.
 
     python examples/autoencoder.py [--small] [--picture FILE]
 

@@ -29,7 +29,7 @@ from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Run
 
 EACH = 4  # images per client
-SAMPLED = 500  # clients whose models are tested
+SAMPLED = 500  # number of clients with evaluated models
 
 
 def tiny_images(clients: int) -> Learning:

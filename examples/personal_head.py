@@ -2,7 +2,7 @@
 
     python examples/personal_head.py [--small] [--picture FILE]
 
-Clients disagree about what the classes mean, so one model for all cannot be right for everybody. With
+Clients disagree about what the classes mean, so one model for all cannot fit all of them. With
 personal="head.*" the head is never sent, and the body is trained by all.
 """
 

@@ -190,7 +190,7 @@ def with_output(markdown: str, printed: list[str]) -> str:
 
 
 def code(source: str, indent: str) -> str:
-    """A file of the repository as a code block, as far to the right as the box it stands in."""
+    """A file of the repository as a code block, with the indentation of its box."""
     path = ROOT / source
     language = {".py": "python", ".toml": "toml"}.get(path.suffix, "text")
     block = f'```{language} title="{source}"\n{path.read_text(encoding="utf-8").rstrip()}\n```'
@@ -209,7 +209,7 @@ def linked(found: re.Match[str], file: File, files: Files) -> str:
     source = str(path.relative_to(ROOT))
     place = PUBLISHED.get(source, source.removeprefix("docs/"))
     if files.get_file_from_path(place) is None:
-        place = source  # not on the site: mkdocs will say so
+        place = source  # not on the site: mkdocs reports it
     target = os.path.relpath(place, os.path.dirname(file.src_uri) or ".")
     return f"{found[1]}{target}{found[3] or ''}{found[4]}"
 

@@ -3,11 +3,11 @@
     python tools/results.py runs/reproduce-laptop --out docs/results
     python tools/results.py runs/cnn --suffix=-cnn --title="a CNN of width 8"
 
-For every experiment that was run: NAME.md with the figure, the command, the time, the tables and what the
-paper says; NAME.csv (every cell, method and seed), NAME-summary.csv, NAME-differences.csv; the figure as
-PNG and PDF. `notes/NAME.md` in the same folder is written by a person and goes into the page as it is.
-A suffix makes pages of their own for a figure in another setting. The index keeps the rows of pages
-that are not written now.
+For every experiment that was run: NAME.md with the figure, the command, the time, the tables and the
+statement of the paper; NAME.csv (every cell, method and seed), NAME-summary.csv,
+NAME-differences.csv; the figure as PNG and PDF. `notes/NAME.md` in the same folder is written by
+hand; the page includes it. A suffix makes separate pages for a figure in another setting. The index
+keeps the rows of pages that are not written now.
 """
 
 from __future__ import annotations

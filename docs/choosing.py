@@ -1,6 +1,6 @@
-"""Draw docs/choosing.png: which methods reach the optimum, on which graphs, with whom idle.
+"""Draw docs/choosing.png: which methods reach the optimum, on which graphs, with idle clients or links.
 
-    python tools/choosing.py
+    python docs/choosing.py
 
 One heterogeneous quadratic, ten clients; the distance of the models from the true optimum against rounds.
 """
@@ -53,7 +53,7 @@ def main() -> None:
         axes.grid(alpha=0.25)
         axes.legend(fontsize=8, frameon=False, handlelength=3)
     panes[0].set_ylabel("distance from the true optimum")
-    figures.save(figure, Path(__file__).parent.parent / "docs" / "choosing.png")
+    figures.save(figure, Path(__file__).with_suffix(".png"))
 
 
 if __name__ == "__main__":
