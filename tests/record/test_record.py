@@ -449,4 +449,4 @@ def test_a_curve_ends_where_its_method_ends() -> None:
 # --- deprecated names ----------------------------------------------------------------------------
 def test_record_warns_of_deprecated_names(result: spodgt.Result) -> None:
     with pytest.warns(DeprecationWarning, match=r"Result\.judged is .*Result\.primary_metric"):
-        assert result.primary_metric == result.primary_metric
+        assert result.judged == result.primary_metric
