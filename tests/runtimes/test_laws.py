@@ -116,8 +116,8 @@ def test_dense_sparse_and_compiled_mixing_agree(clients: int, runs: int, seed: i
     moved = np.where(active, weights, 0.0)
     kept = np.ones(runs * clients) - np.bincount(senders, moved, minlength=runs * clients)
     with pytest.MonkeyPatch.context() as patch:
-        for limit, dense in ((mixing._DENSE, True), (0, False)):
-            patch.setattr(mixing, "_DENSE", limit)
+        for limit, dense in ((mixing._MAX_DENSE_CLIENTS, True), (0, False)):
+            patch.setattr(mixing, "_MAX_DENSE_CLIENTS", limit)
             assert links.dense == dense
             close(links.mix_plain(x, moved, active, kept), compiled)
 

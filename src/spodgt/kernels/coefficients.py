@@ -1,9 +1,9 @@
-"""Coefficients and conditions of a program, one number per client, evaluated for some rounds."""
+"""Coefficients and masks of a program, one number per client, evaluated for some rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -13,29 +13,40 @@ from torch import Tensor
 from spodgt.algorithms.base import Algorithm, HasStepSize, LocalSteps, Schedule
 from spodgt.algorithms.compose.schedules import rate_at
 from spodgt.algorithms.compose.wrapper import Wrapper
-from spodgt.kernels.program import WEIGHTS, Program
+from spodgt.kernels.program import MATRICES, Program
 from spodgt.kernels.steps import Activity, Batch
-from spodgt.kernels.tracing import Column, Given
+from spodgt.kernels.tracing import PUSH, ClientValues, Column
 from spodgt.types import Array, Bools, Floats
 
 STEP_SIZE = Column("input", ("step_size",))
-_CHANGING = ("step_weight", "computes", "reset_tracker")  # inputs that differ between rounds
+_VARYING_INPUTS = ("step_weight", "computes", "reset_tracker")
+_VARYING_OPERATIONS = ("every", "field", "mix")
+_ARITHMETIC = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}
 
 
-def _parts(column: Column) -> list[Column]:
-    """The column and all columns that it is made of."""
-    parts = [column]
+def _subexpressions(column: Column) -> list[Column]:
+    """The column and all columns that it is computed from."""
+    columns = [column]
     for argument in column.args:
         if isinstance(argument, Column):
-            parts += _parts(argument)
-    return parts
+            columns += _subexpressions(argument)
+    return columns
 
 
-def _changes(column: Column) -> bool:
-    """Whether one of these columns differs between rounds by itself."""
-    return column.op in ("every", "field", "mix") or (
-        column.op == "input" and column.args[0] in _CHANGING
-    )
+def _varies(column: Column) -> bool:
+    """Whether a column differs between rounds, apart from its arguments and the step size."""
+    if column.op == "input":
+        return column.args[0] in _VARYING_INPUTS
+    return column.op in _VARYING_OPERATIONS
+
+
+@dataclass(frozen=True, eq=False)
+class _Inputs:
+    """Values that columns are evaluated with, of some rounds or of one."""
+
+    members: Mapping[str, Array]  # of the round: (rounds or 1, clients), or (clients,)
+    fields: Mapping[str, Floats] = field(default_factory=dict)  # (clients,) narrow fields
+    weights: tuple[Floats, ...] = ()  # (links,) of each matrix, zero for inactive links
 
 
 @dataclass(eq=False)
@@ -48,80 +59,80 @@ class CoefficientTables:
     constant: Array | None = None  # coefficients that are the same in all rounds
 
     def __post_init__(self) -> None:
-        program = self.program
-        parts = []
-        for column in (*program.coefficients, *program.narrow.values()):
-            parts += _parts(column)
+        columns: list[Column] = []
+        for column in (*self.program.coefficients, *self.program.narrow.values()):
+            columns += _subexpressions(column)
         self.rate = self.algorithm.step_size if isinstance(self.algorithm, HasStepSize) else None
-        has_schedule = STEP_SIZE in parts and isinstance(self.rate, Schedule)
-        self.is_constant = not has_schedule and not any(map(_changes, parts))
-        self.kind: np.dtype[np.floating] = torch.empty(0, dtype=self.batch.p.dtype).numpy().dtype
+        has_schedule = STEP_SIZE in columns and isinstance(self.rate, Schedule)
+        self.is_constant = not has_schedule and not any(map(_varies, columns))
+        self.dtype: np.dtype[np.floating] = torch.empty(0, dtype=self.batch.p.dtype).numpy().dtype
 
     def evaluate(
-        self, activity: Activity, state: Mapping[str, Tensor]
+        self, activity: Activity, narrow: Mapping[str, Tensor]
     ) -> tuple[Array, Bools, dict[str, Tensor]]:
-        """The numbers and conditions of these rounds.
+        """Evaluate the coefficients and masks of some rounds.
+
+        Args:
+            activity: The rounds.
+            narrow: State fields with one number per client, before these rounds.
 
         Returns:
-            (rounds or 1, coefficients, clients) coefficients; (rounds, masks, clients) conditions; the
+            (rounds or 1, coefficients, clients) coefficients; (rounds, masks, clients) masks; the
             narrow fields after these rounds.
         """
-        inputs = self._inputs(activity)
+        inputs = _Inputs(self._members(activity))
         masks = self._masks(activity, inputs)
-        after: dict[str, Tensor] = {}
         if self.constant is not None:
-            factors = self.constant
-        elif self.program.narrow:
-            factors, after = self._one_by_one(activity, inputs, state)
-        else:
-            factors = self._factors(activity, inputs)
-            self.constant = factors if self.is_constant else None
-        return factors, masks, after
+            return self.constant, masks, {}
+        if self.program.narrow:
+            factors, after = self._round_by_round(activity, inputs, narrow)
+            return factors, masks, after
+        factors = self._factors(activity, inputs)
+        if self.is_constant:
+            self.constant = factors
+        return factors, masks, {}
 
-    def _masks(self, activity: Activity, inputs: dict[str, Array]) -> Bools:
-        """(rounds, masks, clients): the first one tells which clients compute."""
+    def _masks(self, activity: Activity, inputs: _Inputs) -> Bools:
+        """(rounds, masks, clients): the first one is the active clients."""
         computes = activity.computes[1:]
         masks = [computes]
         for column in self.program.masks[1:]:
             masks.append(np.broadcast_to(self._value(column, inputs) != 0, computes.shape))
         return np.stack(masks, 1)
 
-    def _factors(self, activity: Activity, inputs: dict[str, Array]) -> Array:
+    def _factors(self, activity: Activity, inputs: _Inputs) -> Array:
         """(rounds or 1, coefficients, clients)."""
-        shape = 1 if self.is_constant else len(activity.cost), len(self.batch.p)
+        rounds = 1 if self.is_constant else len(activity.cost)
+        shape = (rounds, len(self.batch.p))
         values = [np.broadcast_to(self._value(c, inputs), shape) for c in self.program.coefficients]
-        return np.stack(values, 1).astype(self.kind)
+        return np.stack(values, 1).astype(self.dtype)
 
-    def _one_by_one(
-        self, activity: Activity, inputs: dict[str, Array], state: Mapping[str, Tensor]
+    def _round_by_round(
+        self, activity: Activity, inputs: _Inputs, narrow: Mapping[str, Tensor]
     ) -> tuple[Array, dict[str, Tensor]]:
-        now = {name: tensor.numpy()[:, 0].astype(np.float64) for name, tensor in state.items()}
-        factors = np.empty(
-            (len(activity.cost), len(self.program.coefficients), len(self.batch.p)), self.kind
-        )
-        weights, active = self.weights(activity), self.active(activity)
-        for r in range(len(activity.cost)):
-            here = {name: value[min(r, len(value) - 1)] for name, value in inputs.items()}
-            here |= {"field " + name: value for name, value in now.items()}
-            here |= {
-                f"mix {n}": w[min(r, len(w) - 1)] * active[-1 if n == 1 else 0, r]
-                for n, w in enumerate(weights)
+        """Coefficients that depend on narrow fields, and these fields after the rounds."""
+        rounds = len(activity.cost)
+        fields = {name: tensor.numpy()[:, 0].astype(np.float64) for name, tensor in narrow.items()}
+        factors = np.empty((rounds, len(self.program.coefficients), len(self.batch.p)), self.dtype)
+        for r in range(rounds):
+            members = {name: _of_round(values, r) for name, values in inputs.members.items()}
+            here = _Inputs(members, fields, self._weights_of_round(activity, r))
+            for number, column in enumerate(self.program.coefficients):
+                factors[r, number] = self._value(column, here)
+            fields = {
+                name: self._round(self._value(column, here))
+                for name, column in self.program.narrow.items()
             }
-            for n, column in enumerate(self.program.coefficients):
-                factors[r, n] = self._value(column, here)
-            now = {
-                n: self._value(c, here).astype(self.kind).astype(np.float64)
-                for n, c in self.program.narrow.items()
-            }
-        return factors, {
-            n: torch.from_numpy(value.astype(self.kind)[:, None]) for n, value in now.items()
-        }
+        after = {}
+        for name, values in fields.items():
+            after[name] = torch.from_numpy(values.astype(self.dtype)[:, None])
+        return factors, after
 
-    def _inputs(self, activity: Activity) -> dict[str, Array]:
+    def _members(self, activity: Activity) -> dict[str, Array]:
         """(rounds or 1, clients) by name."""
-        roles, clients = activity.roles, len(self.batch.p)
-        ones = np.ones((1, clients))
-        found = {
+        roles = activity.roles
+        ones = np.ones((1, len(self.batch.p)))
+        members = {
             "p": self.batch.p.double().numpy().T,
             "computes": activity.computes[1:],
             "step_weight": ones if roles is None else roles.step_weight,
@@ -129,77 +140,90 @@ class CoefficientTables:
             "k": np.asarray(activity.rounds)[:, None],
         }
         if self.constant is None and self.rate is not None:
-            found["step_size"] = self._rates(activity)
-        return found
+            members["step_size"] = self._step_sizes(activity)
+        return members
 
-    def _rates(self, activity: Activity) -> Floats:
+    def _step_sizes(self, activity: Activity) -> Floats:
+        """(rounds or 1, clients)."""
+        assert self.rate is not None
+        rates = [self.rate]
         if isinstance(self.rate, Schedule):
-            K = (
-                self.algorithm.local_steps
-                if isinstance(self.algorithm, LocalSteps | Wrapper)
-                else None
-            )
-            each = [rate_at(self.rate, k, K) for k in activity.rounds]
-        else:
-            assert self.rate is not None
-            each = [self.rate]
-        rows = [
-            torch.as_tensor(rate, dtype=self.batch.p.dtype).double().reshape(1, -1).numpy()
-            for rate in each
-        ]
-        return np.concatenate([np.broadcast_to(row, (1, len(self.batch.p))) for row in rows])
+            K = None
+            if isinstance(self.algorithm, LocalSteps | Wrapper):
+                K = self.algorithm.local_steps
+            rates = [rate_at(self.rate, k, K) for k in activity.rounds]
+        rows = []
+        for rate in rates:
+            row = torch.as_tensor(rate, dtype=self.batch.p.dtype).double().reshape(1, -1)
+            rows.append(np.broadcast_to(row.numpy(), (1, len(self.batch.p))))
+        return np.concatenate(rows)
 
-    def _value(self, column: Column, here: Mapping[str, Array]) -> Array:
-        op, args = column.op, column.args
+    def _value(self, column: Column, inputs: _Inputs) -> Array:
+        """The numbers of a column."""
+        op = column.op
+        first = column.args[0]
         if op == "const":
-            return np.asarray(self.kind.type(args[0]), np.float64)
+            return np.asarray(self.dtype.type(first), np.float64)
         if op == "given":
-            return np.asarray(args[0].tensor.to(self.batch.p.dtype).double().numpy().T[0])
+            return np.asarray(first.tensor.to(self.batch.p.dtype).double().numpy().T[0])
         if op == "input":
-            return here[args[0]]
+            return inputs.members[first]
         if op == "every":
-            K = args[0].tensor.numpy().T[0] if isinstance(args[0], Given) else args[0]
-            return np.asarray(here["k"] % K == 0)
+            K = first.tensor.numpy().T[0] if isinstance(first, ClientValues) else first
+            return np.asarray(inputs.members["k"] % K == 0)
         if op == "field":
-            return here["field " + args[0]]
+            return inputs.fields[first]
         if op == "mix":
-            return self._mixed(self._value(args[1], here), args[0], here[f"mix {args[0]}"])
-        values = [self._value(each, here) for each in args]
+            return self._mix(self._value(column.args[1], inputs), first, inputs.weights[first])
+        values = [self._value(argument, inputs) for argument in column.args]
         if op == "where":
-            return np.where(values[0], values[1], values[2])
-        with np.errstate(all="ignore"):  # 1/p of a client that never computes is never used
-            return _CALCULATE[op](*values)
+            return np.where(*values)
+        with np.errstate(all="ignore"):  # 1/p of a client that never computes is not used
+            return _ARITHMETIC[op](*values)
 
-    def _mixed(self, values: Floats, which: int, moved: Floats) -> Floats:
-        links, clients = self.batch.links, len(self.batch.p)
-        keeper = links.senders if which == 1 else links.receivers
-        kept = 1 - np.bincount(keeper, moved, minlength=clients)
+    def _mix(self, values: Floats, matrix: int, weights: Floats) -> Floats:
+        """The mixing matrix of the active links times one number per client."""
+        links = self.batch.links
+        clients = len(self.batch.p)
         values = np.broadcast_to(values, (clients,))
-        return kept * values + np.bincount(
-            links.receivers, moved * values[links.senders], minlength=clients
-        )
+        keeper = links.senders if matrix == PUSH else links.receivers
+        diagonal = 1 - np.bincount(keeper, weights, minlength=clients)
+        received = np.bincount(links.receivers, weights * values[links.senders], minlength=clients)
+        return diagonal * values + received
 
+    # --- mixing weights ------------------------------------------------------------------------------
     def weights(self, activity: Activity) -> Floats:
-        """(kinds, rounds or 1, links): a, b and, where links are two-way, w."""
+        """(matrices, rounds or 1, links): a, b and, if links are two-way, w."""
         if activity.roles is not None:
-            return self._rounded(np.stack([activity.roles.a, activity.roles.b]))
+            return self._round(np.stack([activity.roles.a, activity.roles.b]))
         return self._fixed_weights
 
     @cached_property
     def _fixed_weights(self) -> Floats:
-        given = [self.batch.weights[name][None] for name in WEIGHTS if name in self.batch.weights]
-        return self._rounded(np.stack(given))
+        given = [self.batch.weights[name][None] for name in MATRICES if name in self.batch.weights]
+        return self._round(np.stack(given))
 
-    def _rounded(self, weights: Floats) -> Floats:
-        """In the precision of the models: what a client keeps is the rest of what it really sends."""
-        return weights.astype(self.kind).astype(np.float64)
+    def _round(self, values: Floats) -> Floats:
+        """Round to the precision of the models, in which weights and narrow fields are stored."""
+        return values.astype(self.dtype).astype(np.float64)
 
     def active(self, activity: Activity) -> Bools:
-        """(1, rounds, links), or (2, rounds, links) where pulls and pushes have links of their own."""
+        """(1, rounds, links), or (2, rounds, links) if pulls and pushes have different links."""
         pull, push = activity.links
         if push is not None:
             return np.stack([pull, push])
         return pull[None]
 
+    def _weights_of_round(self, activity: Activity, r: int) -> tuple[Floats, ...]:
+        """(links,) of each matrix, zero for inactive links."""
+        active = self.active(activity)
+        weights = []
+        for matrix, values in enumerate(self.weights(activity)):
+            is_active = active[-1 if matrix == PUSH else 0, r]
+            weights.append(_of_round(values, r) * is_active)
+        return tuple(weights)
 
-_CALCULATE = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}
+
+def _of_round(values: Array, r: int) -> Array:
+    """Row r, or the only row of values that are the same in all rounds."""
+    return values[min(r, len(values) - 1)]  # type: ignore[no-any-return]

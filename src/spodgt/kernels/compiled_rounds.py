@@ -1,13 +1,12 @@
-"""The rounds of a method in compiled loops: linear models, and steps that are linear in the state.
+"""Rounds in compiled loops, for linear models and steps that are linear in the state.
 
 A method declares this by `Traits.compiled`. Its step is traced once (`program.trace`); loops then run
-the program, many rounds in one call. The plain equivalent is the method's own `step`, which runs
-everywhere else.
+the program, many rounds in one call. The plain equivalent is the method's own `step`, which is used
+otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -19,10 +18,10 @@ from spodgt.algorithms.base import Algorithm
 from spodgt.algorithms.compose.schedules import with_fixed_rate
 from spodgt.engine import fits_loops
 from spodgt.kernels.coefficients import STEP_SIZE, CoefficientTables
-from spodgt.kernels.links import columns_per_block
-from spodgt.kernels.program import Program, trace
+from spodgt.kernels.links import Links, columns_per_block
+from spodgt.kernels.program import MATRICES, Program, trace
 from spodgt.kernels.steps import Activity, Batch, State, rebuild
-from spodgt.kernels.tracing import NotLinear
+from spodgt.kernels.tracing import PUSH, NotLinear
 from spodgt.problems.protocols import CompiledGradient, LinearData
 from spodgt.thread_pool import run_tasks
 from spodgt.types import Array, Bools, Floats, Ints
@@ -31,17 +30,17 @@ if TYPE_CHECKING:
     from spodgt.kernels.run_program import Coefficients, Draws, Operations, RunLinks, RunMemory
     from spodgt.problems.gradients.linear_model import Scratch
 
-_COPIED = 2**27  # numbers of a state at most that is copied into the memory of its runs
+_MAX_STATE = 2**27  # numbers of a state that is copied into the memory of its runs, at most
 
 
 @dataclass(eq=False)
 class CompiledRounds:
-    """The rounds of one method in a batch of runs of a linear model; it writes into the state it is given.
+    """The rounds of one method in a batch of runs of a linear model; states are changed in place.
 
     Args:
-        batch: the runs.
-        algorithm: their method.
-        data: the problem as loops read it.
+        batch: The runs.
+        algorithm: Their method.
+        data: The linear model.
         batch_sizes: (clients,) samples of a mini-batch.
     """
 
@@ -56,52 +55,49 @@ class CompiledRounds:
 
     @classmethod
     def create(cls, algorithm: Algorithm, batch: Batch) -> CompiledRounds | None:
-        """The compiled rounds of a method that declares them; None where they do not apply."""
+        """The compiled rounds of a batch; None if the method or the problem has none."""
         if algorithm.traits.compiled is None or not fits_loops(batch.p):
             return None
         problem = batch.problem
         if not isinstance(problem, CompiledGradient):
             return None
         data = problem.linear_data(batch.p.dtype)
-        if data is None or len(batch.p) * problem.parameters > _COPIED:
+        if data is None or len(batch.p) * problem.parameters > _MAX_STATE:
             return None
         return cls(batch, algorithm, data, problem.batches(np.arange(len(batch.p))))
 
     @property
     def message_sizes(self) -> tuple[int, int]:
-        """How many numbers a link carries in a round that pulls or gossips, and one that pushes."""
+        """Numbers that a link carries in a round by pull or gossip, and by push."""
         assert self.tables is not None
         pulled = 0
         pushed = 0
-        for weights, is_wide in self.tables.program.mixed:
+        for matrix, is_wide in self.tables.program.mixed:
             size = self.batch.problem.parameters if is_wide else 1
-            if weights == 1:
+            if matrix == PUSH:
                 pushed += size
             else:
                 pulled += size
         return pulled, pushed
 
     def advance(self, state: State, activity: Activity) -> State | None:
-        """The state after these rounds; None, and nothing done, where the method's own step is needed."""
+        """The state after these rounds; None if the method's own step is needed."""
         if not fits_loops(*state) or not self._trace(state):
             return None
         assert self.tables is not None
         program = self.tables.program
         names = self.algorithm.traits.state
         fields = self._load(state)
-        narrow = {
-            name: tensor
-            for name, tensor in zip(names, state, strict=True)
-            if name in program.narrow
-        }
+        given = dict(zip(names, state, strict=True))
+        narrow = {name: given[name] for name in program.narrow}
         factors, masks, narrow = self.tables.evaluate(activity, narrow)
         weights = self.tables.weights(activity)
         self._advance_runs(_Rounds(activity, factors, masks, weights, self.tables.active(activity)))
-        after: Mapping[str, Tensor] = fields | narrow
+        after = {**fields, **narrow}
         return rebuild(state, [after[name] for name in names])
 
     def _advance_runs(self, rounds: _Rounds) -> None:
-        """All rounds, one task for each run."""
+        """Advance all runs, one task for each."""
         from spodgt.kernels.run_program import advance_run
         from spodgt.problems.gradients.linear_model import padded_stride
 
@@ -111,38 +107,31 @@ class CompiledRounds:
         stride = padded_stride(self.data, fields.dtype)
 
         def advance(run: int) -> None:
-            low = self._span(run)[0]
+            low, high = self._span(run)
             starts = (np.arange(len(self._program.fields)) * len(self.batch.p) + low) * parameters
             memory, scratch = self._run_memory(run, stride)
-            coefficients = self._coefficients(run, rounds)
-            links = self._links(run, rounds)
+            coefficients = rounds.coefficients(low, high)
+            links = rounds.links(self.batch.links, low, high)
             draws = self._draws(run, rounds, stride)
-            inputs = coefficients, links, draws, self.data, stride, scratch
-            advance_run(fields, starts, memory, self._operations, *inputs)
+            advance_run(
+                fields,
+                starts,
+                memory,
+                self._operations,
+                coefficients,
+                links,
+                draws,
+                self.data,
+                stride,
+                scratch,
+            )
 
         run_tasks(advance, range(len(self.batch.sizes)), fields.size * len(rounds.activity.cost))
 
     # --- one run ---------------------------------------------------------------------------------
     def _span(self, run: int) -> tuple[int, int]:
-        """The first client of a run, and the end."""
+        """The first client of a run, and the first of the next."""
         return int(self.batch.starts[run]), int(self.batch.starts[run + 1])
-
-    def _coefficients(self, run: int, rounds: _Rounds) -> Coefficients:
-        from spodgt.kernels.run_program import Coefficients
-
-        low, high = self._span(run)
-        masks = _own(rounds.masks[:, :, low:high])
-        return Coefficients(_own(rounds.factors[:, :, low:high]), masks, np.asarray(masks.any(2)))
-
-    def _links(self, run: int, rounds: _Rounds) -> RunLinks:
-        from spodgt.kernels.run_program import RunLinks
-
-        low, high = self._span(run)
-        pointers = self.batch.links.pointers[low : high + 1]
-        first, last = pointers[0], pointers[-1]
-        senders = self.batch.links.senders[first:last] - low
-        weights = _own(rounds.weights[:, :, first:last])
-        return RunLinks(pointers - first, senders, weights, _own(rounds.active[:, :, first:last]))
 
     def _draws(self, run: int, rounds: _Rounds, stride: int) -> Draws:
         from spodgt.kernels.run_program import Draws
@@ -156,7 +145,7 @@ class CompiledRounds:
         return Draws(np.arange(low, high), keys, client_index, sizes, chunks, rounds.activity.first)
 
     def _run_memory(self, run: int, stride: int) -> tuple[RunMemory, Scratch]:
-        """Memory of a run, with padded rows; kept for the next call."""
+        """Memory of a run, with padded rows; reused by the next call."""
         from spodgt.kernels.run_program import RunMemory
         from spodgt.problems.gradients.linear_model import Scratch
 
@@ -179,7 +168,7 @@ class CompiledRounds:
         return self.tables.program
 
     def _trace(self, state: State) -> bool:
-        """Write the step down as a program, from the first state; False where it is not linear."""
+        """Trace the step with the first state; returns whether it is linear."""
         if self.tables is None and self.is_linear:
             try:
                 program = trace(with_fixed_rate(self.algorithm, STEP_SIZE), state)
@@ -190,17 +179,26 @@ class CompiledRounds:
 
     @cached_property
     def _operations(self) -> Operations:
-        from spodgt.kernels.run_program import KINDS, Operations
+        from spodgt.kernels.run_program import Operations
 
         program = self._program
-        mixes = np.zeros(KINDS, bool)
-        mixes[[weights for weights, is_wide in program.mixed if is_wide]] = True
-        sizes = program.at, program.kept, program.working, program.rows
-        columns = columns_per_block(max(self.batch.sizes))
-        return Operations(program.before, program.after, program.terms, mixes, *sizes, columns)
+        uses_matrix = np.zeros(len(MATRICES), bool)
+        for matrix, is_wide in program.mixed:
+            uses_matrix[matrix] |= is_wide
+        return Operations(
+            program.before,
+            program.after,
+            program.terms,
+            uses_matrix,
+            program.gradient_at,
+            program.lasting,
+            program.blocks,
+            program.rows,
+            columns_per_block(max(self.batch.sizes)),
+        )
 
     def _load(self, state: State) -> dict[str, Tensor]:
-        """The fields of the state that are whole rows, in memory of this object."""
+        """Copy the fields of the state that are whole rows into memory of this object."""
         names = self._program.fields
         if self.fields is None:
             self.fields = state[0].new_empty(len(names), *state[0].shape)
@@ -214,15 +212,37 @@ class CompiledRounds:
 
 @dataclass(frozen=True, eq=False)
 class _Rounds:
-    """Some rounds of the whole batch."""
+    """Inputs of some rounds, for the whole batch."""
 
     activity: Activity
     factors: Array  # (rounds or 1, coefficients, clients)
     masks: Bools  # (rounds, masks, clients)
-    weights: Floats  # (kinds, rounds or 1, links)
+    weights: Floats  # (matrices, rounds or 1, links)
     active: Bools  # (1 or 2, rounds, links)
 
+    def coefficients(self, low: int, high: int) -> Coefficients:
+        """Coefficients and masks of the clients of a run, from `low` to `high`."""
+        from spodgt.kernels.run_program import Coefficients
 
-def _own(array: Array) -> Array:
-    """The same in contiguous memory that may be written to: numba compiles anew for other arrays."""
+        factors = _contiguous(self.factors[:, :, low:high])
+        masks = _contiguous(self.masks[:, :, low:high])
+        return Coefficients(factors, masks, np.asarray(masks.any(2)))
+
+    def links(self, links: Links, low: int, high: int) -> RunLinks:
+        """The links of the clients of a run, from `low` to `high`."""
+        from spodgt.kernels.run_program import RunLinks
+
+        pointers = links.pointers[low : high + 1]
+        first = pointers[0]
+        last = pointers[-1]
+        return RunLinks(
+            pointers - first,
+            links.senders[first:last] - low,
+            _contiguous(self.weights[:, :, first:last]),
+            _contiguous(self.active[:, :, first:last]),
+        )
+
+
+def _contiguous(array: Array) -> Array:
+    """The same in contiguous writable memory: numba would compile again for other arrays."""
     return np.require(array, requirements=["C", "W"])

@@ -1,4 +1,4 @@
-"""Compiled loops that mix rows over the active links; `links.Links.mix_plain` has the same in PyTorch.
+"""Compiled loops for mixing over active links; `links.Links.mix_plain` is the same in PyTorch.
 
 Arrays are flat and rows are unsigned offsets into them, for the reasons given in
 `problems.gradients.linear_model`.
@@ -13,53 +13,63 @@ from spodgt.problems.gradients.linear_model import UINT
 
 
 @compiled_loop
-def fill_diagonal(pointers, senders, weights, active, sender_keeps, kept):  # type: ignore[no-untyped-def]
-    """kept (clients,) ← the diagonal of the mixing matrix: one minus what goes along the active links.
+def fill_diagonal(pointers, senders, weights, active, sender_keeps, diagonal):  # type: ignore[no-untyped-def]
+    """Compute the diagonal (clients,) of the mixing matrix of the active links.
 
-    `sender_keeps`: what is not sent stays with its sender, so columns sum to one. Otherwise rows do.
+    With `sender_keeps`, the diagonal is the share that a client does not send, so columns sum to one;
+    otherwise rows do.
     """
-    for i in range(len(kept)):
-        kept[i] = 1.0
-    for i in range(len(kept)):
+    for i in range(len(diagonal)):
+        diagonal[i] = 1.0
+    for i in range(len(diagonal)):
         for link in range(pointers[i], pointers[i + 1]):
             if active[link]:
-                kept[senders[link] if sender_keeps else i] -= weights[link]
+                diagonal[senders[link] if sender_keeps else i] -= weights[link]
 
 
 @compiled_loop
-def select_links(pointers, senders, weights, active, kept, begins, chosen, entries):  # type: ignore[no-untyped-def]
-    """begins, chosen, entries ← the rows of the mixing matrix: diagonal first, then the active links.
+def select_links(pointers, senders, weights, active, diagonal, begins, columns, entries):  # type: ignore[no-untyped-def]
+    """Store the mixing matrix of the active links in CSR format, the diagonal first in each row.
 
     Args:
         pointers: (clients + 1,) where the links of each receiver begin.
-        senders, weights, active: (links,).
-        kept: (clients,) the diagonal.
-        begins: (clients + 1,) where each row begins in the next two.
-        chosen, entries: senders and their weights; a zero makes the number of entries of a row even.
+        senders: (links,).
+        weights: (links,).
+        active: (links,).
+        diagonal: (clients,).
+        begins: Output (clients + 1,): where each row begins in `columns` and `entries`.
+        columns: Output: senders. Every row has an even number of entries; a zero may be added.
+        entries: Output: weights.
     """
     count = 0
-    for i in range(len(kept)):
+    for i in range(len(diagonal)):
         begins[i] = count
-        chosen[count] = i
-        entries[count] = kept[i]
+        columns[count] = i
+        entries[count] = diagonal[i]
         count += 1
         for link in range(pointers[i], pointers[i + 1]):
             if active[link]:
-                chosen[count] = senders[link]
+                columns[count] = senders[link]
                 entries[count] = weights[link]
                 count += 1
         if (count - begins[i]) % 2:
-            chosen[count] = i
+            columns[count] = i
             entries[count] = 0
             count += 1
-    begins[len(kept)] = count
+    begins[len(diagonal)] = count
 
 
 @compiled_loop
 def mix_columns(x, source, out, target, begins, senders, entries, size):  # type: ignore[no-untyped-def]
-    """Row i of `out` ← Σ entries · rows of x, in `size` columns; see `select_links`.
+    """Compute out = matrix · x in `size` columns; `select_links` defines the matrix.
 
-    `source` is (where row 0 begins in x, distance of two rows), both unsigned; `target` the same of `out`.
+    Args:
+        x: Flat array.
+        source: (where row 0 begins in x, distance of two rows), unsigned.
+        out: Flat array.
+        target: The same as `source`, of `out`.
+        begins, senders, entries: The matrix.
+        size: Number of columns.
     """
     source_at, source_row = source
     target_at, target_row = target
@@ -82,9 +92,9 @@ def mix_columns(x, source, out, target, begins, senders, entries, size):  # type
 
 @compiled_loop
 def mix_differences(x, source, out, target, begins, senders, entries, size):  # type: ignore[no-untyped-def]
-    """Row i of `out` ← Σ entries · (rows of x - row i of x), in `size` columns; see `mix_columns`.
+    """Compute out = (matrix - I) · x as sums of entries · (x_j - x_i); arguments as for `mix_columns`.
 
-    Rows that are nearly equal lose no digits here, as they do in a mixed row minus the row itself.
+    For rows that nearly agree, this loses no digits, unlike a mixed row minus the row itself.
     """
     source_at, source_row = source
     target_at, target_row = target
@@ -102,15 +112,18 @@ def mix_differences(x, source, out, target, begins, senders, entries, size):  # 
 
 @compiled_loop
 def blend_two(target, to, source, a, b, w, v, size):  # type: ignore[no-untyped-def]
-    """target ← w · a + v · b"""
+    """target = w · a + v · b, of rows at these offsets."""
     for n in range(size):
         target[to + n] = w * source[a + n] + v * source[b + n]
 
 
 @compiled_loop
 def blend_four(target, to, source, a, b, c, d, entries, m, size):  # type: ignore[no-untyped-def]
-    """target ← the rows a, b, c and d with four entries that follow each other from m on"""
-    w, v, u, t = entries[m], entries[m + 1], entries[m + 2], entries[m + 3]
+    """target = the rows a, b, c and d times the entries m to m + 3."""
+    w = entries[m]
+    v = entries[m + 1]
+    u = entries[m + 2]
+    t = entries[m + 3]
     for n in range(size):
         target[to + n] = (
             w * source[a + n] + v * source[b + n] + u * source[c + n] + t * source[d + n]
@@ -119,21 +132,21 @@ def blend_four(target, to, source, a, b, c, d, entries, m, size):  # type: ignor
 
 @compiled_loop
 def add_two(target, to, source, a, b, w, v, size):  # type: ignore[no-untyped-def]
-    """target ← target + w · a + v · b"""
+    """target += w · a + v · b"""
     for n in range(size):
         target[to + n] += w * source[a + n] + v * source[b + n]
 
 
 @compiled_loop
-def mix_matrix(x, out, pointers, senders, weights, active, kept, columns):  # type: ignore[no-untyped-def]
-    """out ← the mixing matrix of the active links, times x (clients, width), `columns` at a time."""
+def mix_matrix(x, out, pointers, senders, weights, active, diagonal, block_columns):  # type: ignore[no-untyped-def]
+    """Compute out = mixing matrix of the active links · x (clients, width), in blocks of columns."""
     begins = np.empty(len(pointers), np.int64)
-    chosen = np.empty(len(senders) + 2 * len(kept), np.int64)
-    entries = np.empty(len(senders) + 2 * len(kept), x.dtype)
-    select_links(pointers, senders, weights, active, kept, begins, chosen, entries)
+    columns = np.empty(len(senders) + 2 * len(diagonal), np.int64)
+    entries = np.empty(len(senders) + 2 * len(diagonal), x.dtype)
+    select_links(pointers, senders, weights, active, diagonal, begins, columns, entries)
     width = UINT(x.shape[1])
     source = x.reshape(-1)
     target = out.reshape(-1)
-    for left in range(UINT(0), width, UINT(columns)):
-        size = min(UINT(columns), width - left)
-        mix_columns(source, (left, width), target, (left, width), begins, chosen, entries, size)
+    for left in range(UINT(0), width, UINT(block_columns)):
+        size = min(UINT(block_columns), width - left)
+        mix_columns(source, (left, width), target, (left, width), begins, columns, entries, size)

@@ -1,15 +1,16 @@
 """A method's step as a program: traced once by calling the step itself with symbolic tensors.
 
-A step that is linear in the rows of its state does four things: it adds up rows with coefficients that
-are one number per client, chooses between sums by a condition on the client, mixes, and takes one gradient.
-`trace` records these and assigns memory; `kernels.run_program` runs the result. A step that does anything
-else raises `NotLinear` here and is run as it is.
+A step that is linear in the rows of its state has four operations: sums of rows with one coefficient
+per client, selection between sums by a condition on the client, mixing, and one gradient. `trace`
+records them and assigns registers; `kernels.run_program` runs the result. Any other step raises
+`NotLinear` here and is run as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,48 +25,85 @@ from spodgt.kernels.tracing import (
     Symbol,
     Terms,
     TracedRound,
-    node_of,
+    to_node,
 )
 from spodgt.types import Ints
 
-LIN, MIX, DIFFERENCE = 0, 1, 2  # kinds of operations
-WEIGHTS = ("a", "b", "w")  # what a mixing weighs with, by number
+SUM = 0  # kinds of operations
+MIX = 1
+DIFFERENCE = 2
+MATRICES = ("a", "b", "w")  # weights of the mixing matrices, by number
+NO_MASK = -1
+
+
+class Operation(NamedTuple):
+    """One operation on registers; it is skipped in runs where `guard` is false for all clients."""
+
+    kind: int  # SUM, MIX or DIFFERENCE
+    target: int  # register
+    guard: int  # mask, or NO_MASK
+    source: int = 0  # of MIX and DIFFERENCE: register
+    matrix: int = 0  # of MIX and DIFFERENCE
+    first: int = 0  # of SUM: target = Σ coefficient · register over terms[first:end]
+    end: int = 0
+    mask: int = NO_MASK  # of SUM: only clients with mask = side; NO_MASK: all
+    side: int = 0
+
+
+class OperationTable(NamedTuple):
+    """Operations as arrays, one entry per operation; see `Operation`."""
+
+    kind: Ints
+    target: Ints
+    guard: Ints
+    source: Ints
+    matrix: Ints
+    first: Ints
+    end: Ints
+    mask: Ints
+    side: Ints
+
+    @classmethod
+    def create(cls, operations: list[Operation]) -> OperationTable:
+        """The table of some operations, which may be none."""
+        table = np.array(operations, np.int64).reshape(-1, len(cls._fields))
+        return cls(*np.ascontiguousarray(table.T))
 
 
 @dataclass(eq=False)
 class Program:
-    """What a round does, in numbers of registers: fields and kept rows first, then memory to work in.
+    """The operations of a round.
 
-    An operation is (kind, target, guard, mask, side, first, count). LIN: target ← Σ coefficient × register
-    over terms[first : first + count], in the rows of clients with mask = side (mask -1: all). MIX: target ←
-    register `first` mixed with WEIGHTS[count]. DIFFERENCE: the same, minus that register. An operation is
-    skipped in runs where the mask `guard` is false for all clients.
+    Registers are numbered: first `lasting` ones, the fields of the state and rows that are needed
+    after the gradient; then working memory, either `blocks` before the gradient or `rows` after it.
     """
 
-    fields: list[str]  # whole rows of the state, the first registers
-    narrow: dict[str, Column]  # fields with one number per client, and what they become
-    kept: int  # registers that last from round to round
-    before: Ints = field(
-        default_factory=lambda: np.zeros((0, 7), np.int64)
-    )  # operations before the gradient
-    after: Ints = field(default_factory=lambda: np.zeros((0, 7), np.int64))
+    fields: list[str]  # of the state that are whole rows, the first registers
+    narrow: dict[str, Column]  # fields with one number per client, and their new values
+    lasting: int
+    blocks: int = 0  # registers with a block of columns of all clients
+    rows: int = 1  # registers with the row of one client; the first is the gradient
+    gradient_at: int = 0  # register of the models at which gradients are taken
+    before: OperationTable = field(default_factory=lambda: OperationTable.create([]))
+    after: OperationTable = field(default_factory=lambda: OperationTable.create([]))
     terms: Ints = field(default_factory=lambda: np.zeros((0, 2), np.int64))  # register, coefficient
-    working: int = 0  # registers of whole blocks to work in, before the gradient
-    rows: int = 1  # registers of single rows to work in, after it; the first is the gradient
-    at: int = 0  # the register that gradients are taken at
     coefficients: list[Column] = field(default_factory=list)
     masks: list[Column] = field(default_factory=lambda: [TracedRound.computes])
-    mixed: list[tuple[int, bool]] = field(default_factory=list)
+    mixed: list[tuple[int, bool]] = field(default_factory=list)  # see `TracedRound`
 
 
 def trace(algorithm: Algorithm, state: State) -> Program:
-    """The program of `algorithm.step` for states like this one; raises `NotLinear` where there is none.
+    """The program of `algorithm.step` for states like this one.
 
-    Numbers per client that `step` reads are asked for again in every round, so nothing of the round is fixed.
+    Numbers per client that `step` reads are evaluated again in every round.
+
+    Raises:
+        NotLinear: The step has operations that programs do not have.
     """
-    names, width = algorithm.traits.state, state[0].shape[1]
+    names = algorithm.traits.state
     leaves: dict[str, Node] = {}
     symbols: list[Symbol] = []
+    width = state[0].shape[1]
     for name, tensor in zip(names, state, strict=True):
         if tensor.shape[1] == width > 1:
             leaves[name] = Node("field")
@@ -79,233 +117,308 @@ def trace(algorithm: Algorithm, state: State) -> Program:
         after = algorithm.step(rebuild(state, symbols), round)  # type: ignore[arg-type]
     except TypeError as error:  # an operation between a symbol and something else
         raise NotLinear(str(error)) from error
-    found = dict(zip(names, after, strict=True))
-    if round.at is None or any(isinstance(found[name], Rows) != (name in leaves) for name in names):
-        raise NotLinear("its state")
-    narrow = {name: value for name, value in found.items() if name not in leaves}
-    finals = {name: node_of(found[name]) for name in leaves}
-    return _Assembler(leaves, finals, round, Program(list(leaves), narrow, len(leaves))).assemble()
+
+    results: dict[str, Node] = {}
+    narrow: dict[str, Column] = {}
+    for name, value in zip(names, after, strict=True):
+        if isinstance(value, Rows) != (name in leaves):
+            raise NotLinear("its state")
+        if name in leaves:
+            results[name] = to_node(value)
+        else:
+            narrow[name] = value
+    if round.gradient_point is None:
+        raise NotLinear("no gradient")
+    program = Program(list(leaves), narrow, len(leaves), mixed=round.mixed)
+    _Assembler(program, leaves, results, round).assemble()
+    return program
 
 
-def _sources(node: Node) -> Iterator[Node]:
-    if node.source is not None:
-        yield node.source
-    if node.value is not None:
-        yield from node.value.yes
-        yield from node.value.no
+class _Graph:
+    """The nodes of a step in the order of computation, separated by the gradient.
 
+    Args:
+        round: The traced round.
+        results: The nodes that become fields.
+    """
 
-class _Assembler:
-    """Puts nodes in order and gives each a register."""
-
-    def __init__(
-        self, leaves: dict[str, Node], finals: dict[str, Node], round: TracedRound, program: Program
-    ) -> None:
-        assert round.at is not None
-        self.round, self.program, self.finals = round, program, finals
-        self.slots = {name: number for number, name in enumerate(leaves)}
-        self.place = {
-            node: self.slots[name] for name, node in leaves.items()
-        }  # where a node lies now
+    def __init__(self, round: TracedRound, results: Iterable[Node]) -> None:
+        assert round.gradient_point is not None
+        self.gradient = round.gradient
         self.order: list[Node] = []
-        for node in (round.at, *finals.values()):
+        for node in (round.gradient_point, *results):
             self._visit(node)
-        self.late = {round.gradient}  # what depends on the gradient
+        self.dependent = {round.gradient}  # nodes that depend on the gradient
         for node in self.order:
-            if self.late.intersection(_sources(node)):
-                self.late.add(node)
-        if round.at in self.late:
+            if self.dependent.intersection(node.sources):
+                self.dependent.add(node)
+        if round.gradient_point in self.dependent:
             raise NotLinear("a gradient at a gradient")
-        for node in [node for node in self.order if node in self.late]:
-            self._hoist(node)
-        self.terms: list[tuple[int, int]] = []
+        for node in self.after:
+            if node.source is not None:
+                raise NotLinear("gradients are mixed in their own round")
+            self._hoist(node, round.computes)
 
-    def _hoist(self, node: Node) -> None:
-        """Leave of a late sum only what the gradient adds; the rest is summed up while it is at hand."""
-        rows, gradient = node.value, self.round.gradient
-        if rows is None or rows.mask != self.round.computes or gradient not in rows.yes:
-            return
-        rest = {each: factor for each, factor in rows.yes.items() if each is not gradient}
-        if self.late.intersection((*rest, *rows.no)) or not (rest or rows.no):
-            return
-        early = node_of(Rows(rest, rows.mask, rows.no) if rest != rows.no else Rows(rest))
-        self._visit(early)
-        node.value = Rows({early: ONE, gradient: rows.yes[gradient]}, rows.mask, {early: ONE})
+    @property
+    def before(self) -> list[Node]:
+        """Nodes that are computed before the gradient."""
+        return [node for node in self.order if node not in self.dependent]
+
+    @property
+    def after(self) -> list[Node]:
+        """Nodes that are computed after the gradient."""
+        return [node for node in self.order if node in self.dependent]
 
     def _visit(self, node: Node) -> None:
-        for source in _sources(node):
+        """Append a node after its sources."""
+        for source in node.sources:
             self._visit(source)
         if node not in self.order and node.kind in ("mix", "difference", "sum"):
             self.order.append(node)
 
-    def assemble(self) -> Program:
-        program, round = self.program, self.round
-        early = [node for node in self.order if node not in self.late]
-        late = [node for node in self.order if node in self.late]
-        if any(node.source is not None for node in late):
-            raise NotLinear("gradients are mixed in their own round")
-        homes = self._homes(late)
-        guards = self._guards(early, homes)
-        program.before = self._table(self._early(early, homes, guards))
-        program.at = self.place[round.at]  # type: ignore[index]
-        self.place[round.gradient] = program.kept
-        program.after = self._table(self._late(late))
-        program.terms = np.array(self.terms, np.int64).reshape(-1, 2)
-        program.mixed = round.mixed
-        return program
+    def _hoist(self, node: Node, computes: Column) -> None:
+        """Compute the terms of a sum that do not depend on the gradient before it."""
+        sums = node.value
+        if sums is None or sums.mask != computes or self.gradient not in sums.if_true:
+            return
+        rest = dict(sums.if_true)
+        coefficient = rest.pop(self.gradient)
+        is_empty = not rest and not sums.if_false
+        if is_empty or self.dependent.intersection((*rest, *sums.if_false)):
+            return
+        is_selection = rest != sums.if_false
+        early = to_node(Rows(rest, sums.mask, sums.if_false) if is_selection else Rows(rest))
+        self._visit(early)
+        node.value = Rows({early: ONE, self.gradient: coefficient}, sums.mask, {early: ONE})
 
-    def _homes(self, late: list[Node]) -> dict[Node, list[int]]:
-        """The lasting registers of what is needed after the gradient."""
-        finals = {self.slots[name]: node for name, node in self.finals.items()}
+
+class _Assembler:
+    """Assigns registers to the nodes of a step and appends its operations to a program."""
+
+    def __init__(
+        self,
+        program: Program,
+        leaves: dict[str, Node],
+        results: dict[str, Node],
+        round: TracedRound,
+    ) -> None:
+        assert round.gradient_point is not None
+        self.program = program
+        self.gradient_point = round.gradient_point
+        self.graph = _Graph(round, results.values())
+        self.register: dict[Node, int] = {}  # current register of each node
+        self.result_registers: dict[int, Node] = {}  # the node that each field becomes
+        for number, name in enumerate(leaves):
+            self.register[leaves[name]] = number
+            self.result_registers[number] = results[name]
+        self.emitter = _Emitter(program, self.register)
+
+    def assemble(self) -> None:
+        """Fill in the program."""
+        homes = self._lasting_registers()
+        before = self._operations_before(homes, self._guards(homes))
+        self.program.before = OperationTable.create(before)
+        self.program.gradient_at = self.register[self.gradient_point]
+        self.register[self.graph.gradient] = self.program.lasting
+        self.program.after = OperationTable.create(self._operations_after())
+        self.program.terms = np.array(self.emitter.terms, np.int64).reshape(-1, 2)
+
+    # --- registers -------------------------------------------------------------------------------
+    def _lasting_registers(self) -> dict[Node, list[int]]:
+        """The registers of nodes that are results, or needed after the gradient."""
         homes: dict[Node, list[int]] = {}
-        for slot, node in finals.items():
-            if node not in self.late:
-                homes.setdefault(node, []).append(slot)
-        needed = [self.round.at, *(source for node in late for source in _sources(node))]
-        open_slots = [slot for slot, node in finals.items() if node in self.late]
-        crossing = [
-            n
-            for n in dict.fromkeys(needed)
-            if n is not None and n not in self.late and n not in homes
-        ]
-        for node in [
-            n for n in crossing if self.place.get(n) in open_slots
-        ]:  # fields that stay where they are
-            open_slots.remove(self.place[node])
-            homes[node] = [self.place[node]]
-        for node in [n for n in crossing if n not in homes]:
-            if open_slots:  # best where it is only added to
-                slot = next((s for s in open_slots if node in _sources(finals[s])), open_slots[-1])
-                open_slots.remove(slot)
-                homes[node] = [slot]
+        open_registers = []  # of fields that are computed after the gradient
+        for register, node in self.result_registers.items():
+            if node in self.graph.dependent:
+                open_registers.append(register)
             else:
-                homes[node] = [self.program.kept]
-                self.program.kept += 1
+                homes.setdefault(node, []).append(register)
+        needed = [node for node in self._needed_after_gradient() if node not in homes]
+        for node in needed:  # fields that remain where they are
+            register = self.register.get(node, -1)
+            if register in open_registers:
+                open_registers.remove(register)
+                homes[node] = [register]
+        for node in needed:
+            if node not in homes:
+                homes[node] = [self._take_register(node, open_registers)]
         return homes
 
-    def _guards(self, early: list[Node], homes: dict[Node, list[int]]) -> dict[Node, Column]:
-        """Nodes that count only where a client exchanges, with that condition."""
+    def _needed_after_gradient(self) -> list[Node]:
+        """Nodes computed before the gradient that are read after it, without repetition."""
+        needed = [self.gradient_point]
+        for node in self.graph.after:
+            needed += node.sources
+        return [node for node in dict.fromkeys(needed) if node not in self.graph.dependent]
+
+    def _take_register(self, node: Node, open_registers: list[int]) -> int:
+        """An open register, best one to whose result the node contributes; or a new one."""
+        if not open_registers:
+            self.program.lasting += 1
+            return self.program.lasting - 1
+        register = open_registers[-1]
+        for candidate in open_registers:
+            if node in self.result_registers[candidate].sources:
+                register = candidate
+                break
+        open_registers.remove(register)
+        return register
+
+    def _guards(self, homes: dict[Node, list[int]]) -> dict[Node, Column]:
+        """Nodes that are used only in rounds with an exchange, and the condition of this."""
         guards: dict[Node, Column] = {}
-        for node in reversed(early):
+        for node in reversed(self.graph.before):
             if node in homes:
                 continue
-            found: set[Column | None] = set()
-            for user in self.order:
-                rows, through = user.value, guards.get(user)
-                if user.source is node or (rows and node in rows.no):
-                    found.add(through)
-                elif rows and node in rows.yes:
-                    found.add(rows.mask if rows.mask and rows.mask.op == "every" else through)
-            (one,) = found if len(found) == 1 else (None,)
-            if one is not None:
-                guards[node] = one
+            conditions: set[Column | None] = set()
+            for user in self.graph.order:
+                if node in user.sources:
+                    conditions.add(_condition_of_use(node, user, guards.get(user)))
+            condition = conditions.pop() if len(conditions) == 1 else None
+            if condition is not None:
+                guards[node] = condition
         return guards
 
     # --- operations ------------------------------------------------------------------------------
-    def _early(
-        self, early: list[Node], homes: dict[Node, list[int]], guards: dict[Node, Column]
-    ) -> list[list[int]]:
-        program, ops = self.program, []
-        base = program.kept
-        copied = [n for n, slots in homes.items() if n.kind == "field" and slots != [self.place[n]]]
-        for number, node in enumerate(early):
-            guard = self._mask(guards.get(node))
-            later = {source for other in early[number + 1 :] for source in _sources(other)}
-            later |= {
-                *copied,
-                *(n for n in homes if n.kind == "field" and self.place[n] in homes[n]),
-            }
-            mine = node.source
-            home = next(
-                (
-                    slot
-                    for slot in homes.get(node, ())
-                    if all(self.place.get(n) != slot for n in (*later, *([mine] if mine else ())))
-                ),
-                None,
-            )
-            target = base + program.working if home is None else home
-            program.working += home is None
-            ops += self._operation(node, target, guard)
-            self.place[node] = target
-        for node in copied:  # its register may be written to by another
-            ops.append(self._copy(self.place[node], base + program.working))
-            self.place[node] = base + program.working
-            program.working += 1
-        for node, slots in homes.items():
-            start = self.place[node]
-            ops += [self._copy(start, slot) for slot in slots if slot != start]
-            self.place[node] = slots[0]
-        return ops
-
-    def _late(self, late: list[Node]) -> list[list[int]]:
-        """In an order in which nothing is overwritten that is still read; else by way of a row."""
-        program, ops, moves = self.program, [], []
-        goals = {
-            node: [self.slots[name] for name, final in self.finals.items() if final is node]
-            for node in late
-        }
-        waiting = list(late)
-        while waiting:
-            ready = [n for n in waiting if not set(_sources(n)) & set(waiting)]
-            free = {}
-            for node in ready:
-                others = (s for n in waiting if n is not node for s in _sources(n))
-                read = {self.place.get(source) for source in others}
-                free[node] = next((slot for slot in goals[node] if slot not in read), None)
-            node = next((n for n in ready if free[n] is not None), ready[0])
-            waiting.remove(node)
-            target = free[node]
+    def _operations_before(
+        self, homes: dict[Node, list[int]], guards: dict[Node, Column]
+    ) -> list[Operation]:
+        """Operations before the gradient, after which the nodes of `homes` are in their registers."""
+        operations: list[Operation] = []
+        fields = [node for node in homes if node.kind == "field"]
+        moving = [node for node in fields if homes[node] != [self.register[node]]]
+        staying = [node for node in fields if self.register[node] in homes[node]]
+        nodes = self.graph.before
+        for number, node in enumerate(nodes):
+            still_read = {*moving, *staying}
+            for later in nodes[number + 1 :]:
+                still_read.update(later.sources)
+            if node.source is not None:  # mixing cannot overwrite its source
+                still_read.add(node.source)
+            target = self._free_register(homes.get(node, []), still_read)
             if target is None:
-                target = program.kept + program.rows
-                program.rows += 1
-            ops += self._operation(node, target, -1)
-            self.place[node] = target
-            moves += [self._copy(target, slot) for slot in goals[node] if slot != target]
-        return ops + moves
+                target = self.emitter.new_block()
+            operations += self.emitter.compute(
+                node, target, self.emitter.mask_number(guards.get(node))
+            )
+            self.register[node] = target
+        for node in moving:  # another node may be written to its register
+            block = self.emitter.new_block()
+            operations.append(self.emitter.copy(self.register[node], block))
+            self.register[node] = block
+        for node, registers in homes.items():
+            current = self.register[node]
+            operations += [
+                self.emitter.copy(current, home) for home in registers if home != current
+            ]
+            self.register[node] = registers[0]
+        return operations
 
-    def _operation(self, node: Node, target: int, guard: int) -> list[list[int]]:
+    def _operations_after(self) -> list[Operation]:
+        """Operations after the gradient, in an order in which no register is overwritten too early.
+
+        If there is none, a result is computed in a row of working memory and copied at the end.
+        """
+        operations: list[Operation] = []
+        copies: list[Operation] = []
+        waiting = self.graph.after
+        while waiting:
+            node, target = self._next_after(waiting)
+            waiting.remove(node)
+            if target is None:
+                target = self.program.lasting + self.program.rows
+                self.program.rows += 1
+            operations += self.emitter.compute(node, target, NO_MASK)
+            self.register[node] = target
+            homes = self._result_registers_of(node)
+            copies += [self.emitter.copy(target, home) for home in homes if home != target]
+        return operations + copies
+
+    def _next_after(self, waiting: list[Node]) -> tuple[Node, int | None]:
+        """A node whose sources are computed, if possible one with a free result register."""
+        ready = [node for node in waiting if not set(node.sources) & set(waiting)]
+        for node in ready:
+            still_read: set[Node] = set()
+            for other in waiting:
+                if other is not node:
+                    still_read.update(other.sources)
+            register = self._free_register(self._result_registers_of(node), still_read)
+            if register is not None:
+                return node, register
+        return ready[0], None
+
+    def _result_registers_of(self, node: Node) -> list[int]:
+        return [number for number, result in self.result_registers.items() if result is node]
+
+    def _free_register(self, candidates: list[int], still_read: set[Node]) -> int | None:
+        """The first candidate that holds no node that is still read."""
+        occupied = {self.register.get(node) for node in still_read}
+        for register in candidates:
+            if register not in occupied:
+                return register
+        return None
+
+
+def _condition_of_use(node: Node, user: Node, user_guard: Column | None) -> Column | None:
+    """The condition on the round under which `user` reads the node."""
+    sums = user.value
+    if sums is None or node in sums.if_false:
+        return user_guard
+    if sums.mask is not None and sums.mask.op == "every":
+        return sums.mask
+    return user_guard
+
+
+class _Emitter:
+    """Creates operations, and numbers the blocks, coefficients and masks of a program."""
+
+    def __init__(self, program: Program, register: dict[Node, int]) -> None:
+        self.program = program
+        self.register = register
+        self.terms: list[tuple[int, int]] = []
+
+    def new_block(self) -> int:
+        """The register of a new block."""
+        self.program.blocks += 1
+        return self.program.lasting + self.program.blocks - 1
+
+    def compute(self, node: Node, target: int, guard: int) -> list[Operation]:
+        """The operations that compute a node."""
         if node.source is not None:
             kind = MIX if node.kind == "mix" else DIFFERENCE
-            return [[kind, target, guard, -1, 0, self.place[node.source], node.weights]]
+            return [Operation(kind, target, guard, self.register[node.source], node.matrix)]
         assert node.value is not None
-        rows = node.value
-        mask = self._mask(rows.mask)
-        sides = [(rows.yes, 1)] if mask < 0 else [(rows.yes, 1), (rows.no, 0)]
-        return [
-            self._sum(terms, target, guard, mask, side)
-            for terms, side in sides
-            if not self._idle(terms, target)
-        ]
+        sums = node.value
+        mask = self.mask_number(sums.mask)
+        operations = [self._sum(sums.if_true, target, guard, mask, 1)]
+        if mask != NO_MASK:
+            operations.append(self._sum(sums.if_false, target, guard, mask, 0))
+        return [operation for operation in operations if operation is not None]
 
-    def _idle(self, terms: Terms, target: int) -> bool:
-        """A row that becomes itself."""
-        return [(self.place[n], factor) for n, factor in terms.items()] == [(target, ONE)]
+    def copy(self, source: int, target: int) -> Operation:
+        """A copy of a register."""
+        self.terms.append((source, _number(ONE, self.program.coefficients)))
+        end = len(self.terms)
+        return Operation(SUM, target, NO_MASK, first=end - 1, end=end)
 
-    def _sum(self, terms: Terms, target: int, guard: int, mask: int, side: int) -> list[int]:
-        pairs = [(self.place[node], self._coefficient(factor)) for node, factor in terms.items()]
-        pairs.sort(
-            key=lambda pair: pair[0] != target
-        )  # what is overwritten is read in the first pass
-        self.terms += pairs
-        return [LIN, target, guard, mask, side, len(self.terms) - len(pairs), len(pairs)]
+    def mask_number(self, mask: Column | None) -> int:
+        """The number of a mask in the program."""
+        return NO_MASK if mask is None else _number(mask, self.program.masks)
 
-    def _copy(self, start: int, target: int) -> list[int]:
-        self.terms.append((start, self._coefficient(ONE)))
-        return [LIN, target, -1, -1, 0, len(self.terms) - 1, 1]
+    def _sum(self, terms: Terms, target: int, guard: int, mask: int, side: int) -> Operation | None:
+        """A sum of registers; None if it is the target itself."""
+        numbers = [(self.register[node], factor) for node, factor in terms.items()]
+        if numbers == [(target, ONE)]:
+            return None
+        numbers.sort(key=lambda term: term[0] != target)  # the loop reads the target first
+        first = len(self.terms)
+        for register, factor in numbers:
+            self.terms.append((register, _number(factor, self.program.coefficients)))
+        return Operation(SUM, target, guard, first=first, end=len(self.terms), mask=mask, side=side)
 
-    def _coefficient(self, factor: Column) -> int:
-        if factor not in self.program.coefficients:
-            self.program.coefficients.append(factor)
-        return self.program.coefficients.index(factor)
 
-    def _mask(self, mask: Column | None) -> int:
-        if mask is None:
-            return -1
-        if mask not in self.program.masks:
-            self.program.masks.append(mask)
-        return self.program.masks.index(mask)
-
-    @staticmethod
-    def _table(ops: list[list[int]]) -> Ints:
-        return np.array(ops, np.int64).reshape(-1, 7)
+def _number(column: Column, columns: list[Column]) -> int:
+    """The index of a column in a list, to which it is appended if missing."""
+    if column not in columns:
+        columns.append(column)
+    return columns.index(column)

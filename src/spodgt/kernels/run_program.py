@@ -1,7 +1,7 @@
 """Compiled loops for the rounds of one run, from the program of a method's step (`program.Program`).
 
-One call computes many rounds of a linear model, in memory of the run. The plain equivalent is the method's
-own `step`.
+One call computes many rounds of a linear model in the memory of the run. The plain equivalent is the
+method's own `step`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from spodgt.kernels.mixing import (
     mix_differences,
     select_links,
 )
+from spodgt.kernels.program import MATRICES, MIX, NO_MASK, SUM, OperationTable
+from spodgt.kernels.tracing import PUSH
 from spodgt.problems.gradients.linear_model import (
     UINT,
     aligned_zeros,
@@ -26,31 +28,27 @@ from spodgt.problems.gradients.linear_model import (
 )
 from spodgt.types import Array, Bools, Floats, Ints, Words
 
-_LIN, _MIX = 0, 1  # kinds of operations, see `program.Program`
-_PUSH = 1  # mixing weights whose columns sum to one
-KINDS = 3  # of mixing weights
-
 
 # --- arguments -----------------------------------------------------------------------------------
 class Operations(NamedTuple):
     """The program of a round, as loops read it; see `program.Program`."""
 
-    before: Ints  # (operations, 7)
-    after: Ints  # (operations, 7)
+    before: OperationTable
+    after: OperationTable
     terms: Ints  # (terms, 2)
-    mixes: Bools  # (KINDS,) which mixing weights are used
+    uses_matrix: Bools  # (matrices,) mixing matrices of rows
     gradient_at: int  # register
-    kept: int
-    working: int
+    lasting: int
+    blocks: int
     rows: int
-    columns: int  # of a block of working registers; no result depends on it
+    columns: int  # of a block; no result depends on it
 
 
 class Coefficients(NamedTuple):
-    """Numbers and conditions of some rounds, for the clients of a run."""
+    """Coefficients and masks of some rounds, for the clients of a run."""
 
     factors: Array  # (rounds or 1, coefficients, clients)
-    masks: Bools  # (rounds, masks, clients): the first one tells which clients compute
+    masks: Bools  # (rounds, masks, clients): the first one is the active clients
     any_masks: Bools  # (rounds, masks): whether a mask holds for any client
 
 
@@ -59,12 +57,12 @@ class RunLinks(NamedTuple):
 
     pointers: Ints  # (clients + 1,) where the links of each receiver begin
     senders: Ints  # (links,)
-    weights: Floats  # (kinds, rounds or 1, links): a, b, w if used; rounded to the models' type
-    active: Bools  # (1 or 2, rounds, links): pulls and gossip; pushes, where they have links of their own
+    weights: Floats  # (matrices, rounds or 1, links): a, b, w if used; rounded to the models' type
+    active: Bools  # (1 or 2, rounds, links): pulls and gossip; pushes, if they have other links
 
 
 class Draws(NamedTuple):
-    """What the mini-batches of the clients of a run are drawn by."""
+    """Keys of the mini-batches of the clients of a run."""
 
     rows: Ints  # (clients,) in the problem
     keys: Words  # (clients,)
@@ -75,52 +73,61 @@ class Draws(NamedTuple):
 
 
 class Registers(NamedTuple):
-    """Where registers lie: register r, client i, column c is at starts[r] + i · rows[r] + c · shifts[r]."""
+    """Memory layout: register r, client i, column c is at starts[r] + i · strides[r] + c · shifts[r]."""
 
     starts: Words
-    rows: Words
-    shifts: Words  # 1 where all columns are there, 0 for blocks of columns
+    strides: Words
+    shifts: Words  # 1: all columns are stored; 0: the current block of columns
+
+    @classmethod
+    def create(cls, layout: list[tuple[int, int, int]]) -> Registers:
+        """From (start, stride, shift) of each register."""
+        return cls(*np.ascontiguousarray(np.array(layout, np.uint64).reshape(-1, 3).T))
 
 
 class RunMemory(NamedTuple):
     """Memory of a run."""
 
     numbers: Array  # all registers
-    early: Registers  # before the gradient
-    late: Registers  # after it
-    kept: Floats  # (clients,) a diagonal
-    begins: Ints  # (KINDS, clients + 1) mixing matrices of a round, see `mixing.select_links`
-    senders: Ints  # (KINDS, entries)
-    entries: Array  # (KINDS, entries)
+    before: Registers  # before the gradient
+    after: Registers  # after it
+    diagonal: Floats  # (clients,) of a mixing matrix
+    begins: Ints  # (matrices, clients + 1) mixing matrices of a round, see `mixing.select_links`
+    senders: Ints  # (matrices, entries)
+    entries: Array  # (matrices, entries)
 
     @staticmethod
     def create(
         operations: Operations, shape: tuple[int, int], links: int, dtype: np.dtype[np.generic]
     ) -> RunMemory:
-        """Memory of a run of `shape` = (clients, width) with so many links.
+        """Allocate the memory of a run.
 
-        The first `kept` registers are (clients, width). Behind them are blocks (clients, columns), which
-        are used before the gradient; and, in the same place, rows (width,), which are used after it,
-        client by client.
+        The first `lasting` registers are (clients, width). After them are blocks (clients, columns),
+        used before the gradient, and at the same addresses rows (width,), used after it, client by
+        client.
+
+        Args:
+            operations: The program.
+            shape: (clients, width).
+            links: Number of links.
+            dtype: Of the models.
         """
         clients, width = shape
-        columns = operations.columns
-        end = operations.kept * clients * width
-        kept = [(n * clients * width, width, 1) for n in range(operations.kept)]
-        blocks = [(end + n * clients * columns, columns, 0) for n in range(operations.working)]
+        block = clients * operations.columns
+        end = operations.lasting * clients * width
+        lasting = [(n * clients * width, width, 1) for n in range(operations.lasting)]
+        blocks = [(end + n * block, operations.columns, 0) for n in range(operations.blocks)]
         rows = [(end + n * width, 0, 1) for n in range(operations.rows)]
-        early = Registers(*np.array(kept + blocks, np.uint64).reshape(-1, 3).T.copy())
-        late = Registers(*np.array(kept + rows, np.uint64).reshape(-1, 3).T.copy())
-        size = end + max(operations.working * clients * columns, operations.rows * width)
+        size = end + max(operations.blocks * block, operations.rows * width)
         entries = links + 2 * clients
         return RunMemory(
-            aligned_zeros(size, dtype),
-            early,
-            late,
-            np.empty(clients),
-            np.empty((KINDS, clients + 1), np.int64),
-            np.empty((KINDS, entries), np.int64),
-            np.empty((KINDS, entries), dtype),
+            numbers=aligned_zeros(size, dtype),
+            before=Registers.create(lasting + blocks),
+            after=Registers.create(lasting + rows),
+            diagonal=np.empty(clients),
+            begins=np.empty((len(MATRICES), clients + 1), np.int64),
+            senders=np.empty((len(MATRICES), entries), np.int64),
+            entries=np.empty((len(MATRICES), entries), dtype),
         )
 
 
@@ -129,41 +136,41 @@ class RunMemory(NamedTuple):
 def advance_run(  # type: ignore[no-untyped-def]
     fields, starts, memory, operations, coefficients, links, draws, data, stride, scratch
 ):
-    """In place: the fields of one run, a linear model, after some rounds.
+    """Advance the fields of one run of a linear model by some rounds, in place.
 
     Args:
-        fields: all fields of all clients of the batch, flat.
-        starts: (fields,) where each field of this run begins there.
-        memory: a `RunMemory`.
-        operations: an `Operations`.
-        coefficients: a `Coefficients`.
-        links: a `RunLinks`.
-        draws: a `Draws`.
-        data: a `LinearData`.
-        stride: of padded rows.
-        scratch: a `Scratch`.
+        fields: All fields of all clients of the batch, flat.
+        starts: (fields,) where each field of this run begins in `fields`.
+        memory: A `RunMemory`.
+        operations: An `Operations`.
+        coefficients: A `Coefficients`.
+        links: A `RunLinks`.
+        draws: A `Draws`.
+        data: A `LinearData`.
+        stride: Of padded rows.
+        scratch: A `Scratch`.
     """
     numbers = memory.numbers
     clients = len(draws.keys)
     width = data.classes * stride
     _copy_fields(fields, starts, numbers, clients, data, stride, False)
     for r in range(len(coefficients.masks)):
-        _run_before(memory, r, width, operations, coefficients, links)
+        _fill_matrices(memory, r, operations, links)
+        _run_before(memory, r, width, operations, coefficients)
         for i in range(clients):
             if coefficients.masks[r, 0, i]:
-                at = memory.late.starts[operations.gradient_at] + UINT(i) * UINT(width)
-                k = draws.first_round + r
+                model = memory.after.starts[operations.gradient_at] + UINT(i) * UINT(width)
+                gradient = memory.after.starts[operations.lasting]
                 draw = (
                     draws.rows[i],
                     draws.keys[i],
                     draws.client_index[i],
-                    k,
+                    draws.first_round + r,
                     draws.batch_sizes[i],
                     draws.chunks[i],
                 )
-                gradient = memory.late.starts[operations.kept]
                 minibatch_gradient(
-                    numbers, at, numbers[gradient:], data, UINT(stride), draw, scratch
+                    numbers, model, numbers[gradient:], data, UINT(stride), draw, scratch
                 )
             _run_after(memory, r, i, width, operations, coefficients)
     _copy_fields(fields, starts, numbers, clients, data, stride, True)
@@ -181,84 +188,84 @@ def _copy_fields(fields, starts, numbers, clients, data, stride, back):  # type:
 
 
 @compiled_loop
-def _run_before(memory, r, width, operations, coefficients, links):  # type: ignore[no-untyped-def]
-    """In place: the operations of round r before the gradient, block of columns by block of columns."""
-    numbers = memory.numbers
-    registers = memory.early
-    before = operations.before
-    factors = coefficients.factors[min(r, len(coefficients.factors) - 1)]
-    masks = coefficients.masks[r]
-    for kind in range(len(links.weights)):
-        if operations.mixes[kind]:
-            weights = links.weights[kind, min(r, links.weights.shape[1] - 1)]
-            active = links.active[len(links.active) - 1 if kind == _PUSH else 0, r]
-            fill_diagonal(
-                links.pointers, links.senders, weights, active, kind == _PUSH, memory.kept
-            )
-            begins, senders, entries = (
-                memory.begins[kind],
-                memory.senders[kind],
-                memory.entries[kind],
-            )
+def _fill_matrices(memory, r, operations, links):  # type: ignore[no-untyped-def]
+    """Store the mixing matrices of the active links of round r in the memory."""
+    for matrix in range(len(links.weights)):
+        if operations.uses_matrix[matrix]:
+            weights = links.weights[matrix, min(r, links.weights.shape[1] - 1)]
+            is_push = matrix == PUSH
+            active = links.active[len(links.active) - 1 if is_push else 0, r]
+            fill_diagonal(links.pointers, links.senders, weights, active, is_push, memory.diagonal)
             select_links(
                 links.pointers,
                 links.senders,
                 weights,
                 active,
-                memory.kept,
-                begins,
-                senders,
-                entries,
+                memory.diagonal,
+                memory.begins[matrix],
+                memory.senders[matrix],
+                memory.entries[matrix],
             )
+
+
+@compiled_loop
+def _run_before(memory, r, width, operations, coefficients):  # type: ignore[no-untyped-def]
+    """Run the operations of round r before the gradient, one block of columns after the other."""
+    table = operations.before
+    factors = coefficients.factors[min(r, len(coefficients.factors) - 1)]
+    masks = coefficients.masks[r]
     for left in range(0, width, operations.columns):
         size = UINT(min(operations.columns, width - left))
-        for n in range(len(before)):
-            guard = before[n, 2]
-            if guard >= 0 and not coefficients.any_masks[r, guard]:
+        for n in range(len(table.kind)):
+            guard = table.guard[n]
+            if guard != NO_MASK and not coefficients.any_masks[r, guard]:
                 continue
-            if before[n, 0] != _LIN:
-                s = before[n, 5]
-                t = before[n, 1]
-                kind = before[n, 6]
-                source = registers.starts[s] + UINT(left) * registers.shifts[s], registers.rows[s]
-                target = registers.starts[t] + UINT(left) * registers.shifts[t], registers.rows[t]
-                begins, senders, entries = (
-                    memory.begins[kind],
-                    memory.senders[kind],
-                    memory.entries[kind],
+            if table.kind[n] != SUM:
+                _mix(memory, table, n, UINT(left), size)
+                continue
+            for i in range(len(memory.diagonal)):
+                _combine(
+                    memory.numbers,
+                    memory.before,
+                    table,
+                    n,
+                    operations.terms,
+                    factors,
+                    masks,
+                    i,
+                    UINT(left),
+                    size,
                 )
-                if before[n, 0] == _MIX:
-                    mix_columns(numbers, source, numbers, target, begins, senders, entries, size)
-                else:
-                    mix_differences(
-                        numbers, source, numbers, target, begins, senders, entries, size
-                    )
-            else:
-                for i in range(len(memory.kept)):
-                    _combine(
-                        numbers,
-                        registers,
-                        before,
-                        n,
-                        operations.terms,
-                        factors,
-                        masks,
-                        i,
-                        UINT(left),
-                        size,
-                    )
+
+
+@compiled_loop
+def _mix(memory, table, n, left, size):  # type: ignore[no-untyped-def]
+    """Run the mixing operation n in `size` columns from `left` on."""
+    numbers = memory.numbers
+    registers = memory.before
+    s = table.source[n]
+    t = table.target[n]
+    source = registers.starts[s] + left * registers.shifts[s], registers.strides[s]
+    target = registers.starts[t] + left * registers.shifts[t], registers.strides[t]
+    begins = memory.begins[table.matrix[n]]
+    senders = memory.senders[table.matrix[n]]
+    entries = memory.entries[table.matrix[n]]
+    if table.kind[n] == MIX:
+        mix_columns(numbers, source, numbers, target, begins, senders, entries, size)
+    else:
+        mix_differences(numbers, source, numbers, target, begins, senders, entries, size)
 
 
 @compiled_loop
 def _run_after(memory, r, i, width, operations, coefficients):  # type: ignore[no-untyped-def]
-    """In place: the operations of round r after the gradient of client i."""
+    """Run the operations of round r after the gradient, for client i."""
     factors = coefficients.factors[min(r, len(coefficients.factors) - 1)]
     masks = coefficients.masks[r]
     table = operations.after
-    for n in range(len(table)):
+    for n in range(len(table.kind)):
         _combine(
             memory.numbers,
-            memory.late,
+            memory.after,
             table,
             n,
             operations.terms,
@@ -271,41 +278,43 @@ def _run_after(memory, r, i, width, operations, coefficients):  # type: ignore[n
 
 
 @compiled_loop
-def _combine(numbers, registers, operations, n, terms, factors, masks, i, left, size):  # type: ignore[no-untyped-def]
-    """A linear combination: operation n for client i, in `size` columns from `left` on.
+def _address(registers, register, i, left):  # type: ignore[no-untyped-def]
+    """Where the columns from `left` on of client i begin."""
+    start = registers.starts[register] + UINT(i) * registers.strides[register]
+    return start + left * registers.shifts[register]
+
+
+@compiled_loop
+def _combine(numbers, registers, table, n, terms, factors, masks, i, left, size):  # type: ignore[no-untyped-def]
+    """Run the sum n of a table for client i, in `size` columns from `left` on.
 
     If the target is one of its own terms, it is the first one (`program` sorts them).
     """
-    mask = operations[n, 3]
-    if mask >= 0 and masks[mask, i] != (operations[n, 4] == 1):
+    mask = table.mask[n]
+    if mask != NO_MASK and masks[mask, i] != (table.side[n] == 1):
         return
-    row = UINT(i)
-    target = operations[n, 1]
-    begin = operations[n, 5]
-    end = begin + operations[n, 6]
-    to = registers.starts[target] + row * registers.rows[target] + left * registers.shifts[target]
-    if end == begin:
+    to = _address(registers, table.target[n], i, left)
+    first = table.first[n]
+    end = table.end[n]
+    if end == first:
         for c in range(size):
             numbers[to + c] = 0
         return
-    term = terms[begin, 0]
-    a = registers.starts[term] + row * registers.rows[term] + left * registers.shifts[term]
-    w = factors[terms[begin, 1], i]
-    if end == begin + 1:
+    a = _address(registers, terms[first, 0], i, left)
+    w = factors[terms[first, 1], i]
+    if end == first + 1:
         for c in range(size):
             numbers[to + c] = w * numbers[a + c]
         return
-    term = terms[begin + 1, 0]
-    b = registers.starts[term] + row * registers.rows[term] + left * registers.shifts[term]
-    v = factors[terms[begin + 1, 1], i]
-    if a == to:  # a loop of its own: the compiler does not vectorize two names for the same memory
+    b = _address(registers, terms[first + 1, 0], i, left)
+    v = factors[terms[first + 1, 1], i]
+    if a == to:  # a separate loop: the compiler does not vectorize two names for the same memory
         for c in range(size):
             numbers[to + c] = w * numbers[to + c] + v * numbers[b + c]
     else:
         blend_two(numbers, to, numbers, a, b, w, v, size)
-    for m in range(begin + 2, end):
-        term = terms[m, 0]
-        a = registers.starts[term] + row * registers.rows[term] + left * registers.shifts[term]
+    for m in range(first + 2, end):
+        a = _address(registers, terms[m, 0], i, left)
         w = factors[terms[m, 1], i]
         for c in range(size):
             numbers[to + c] += w * numbers[a + c]

@@ -1,4 +1,4 @@
-"""What compiled rounds see of a world: states, the activity of some rounds, and the runs of a batch."""
+"""Inputs of compiled rounds: states, the activity of some rounds, and the runs of a batch."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ from spodgt.kernels.links import Links
 from spodgt.participation.roles import Roles
 from spodgt.types import ActiveLinks, Bools, Floats, Ints, Problem, Words
 
-State = tuple[Tensor, ...]  # a method's NamedTuple, which begins with x
+State = tuple[Tensor, ...]  # the NamedTuple of a method, x first
 
 
 def rebuild(state: State, tensors: Sequence[Tensor]) -> State:
-    """A state of the same kind with other tensors."""
-    make: Callable[..., State] = type(state)  # a NamedTuple takes its fields one by one
-    return make(*tensors)
+    """A state of the same type with other tensors."""
+    state_type: Callable[..., State] = type(state)  # a NamedTuple, whose arguments are its fields
+    return state_type(*tensors)
 
 
 @dataclass(frozen=True, eq=False)
 class Activity:
-    """Who does what in some rounds of a whole batch."""
+    """Active clients and links of a batch in some rounds."""
 
     first: int
-    computes: Bools  # (1 + rounds, clients): the round before the first, too
+    computes: Bools  # (1 + rounds, clients): also of the round before the first
     links: ActiveLinks  # (rounds, links)
     cost: Floats  # (rounds, runs): delay between x[k-1] and x[k]
-    roles: Roles | None = (
-        None  # weights of links and parts of clients, where they change between rounds
-    )
+    roles: Roles | None = None  # weights that change between rounds, if any
 
     @property
     def rounds(self) -> range:
@@ -39,7 +37,8 @@ class Activity:
 
     def part(self, rounds: range) -> Activity:
         """Some of these rounds."""
-        low, high = rounds.start - self.first, rounds.stop - self.first
+        low = rounds.start - self.first
+        high = rounds.stop - self.first
         links = self.links.at(slice(low, high))
         roles = self.roles and self.roles.at(slice(low, high))
         return Activity(
@@ -48,7 +47,7 @@ class Activity:
 
 
 class Batch(Protocol):
-    """Several runs side by side: the disjoint union of their networks, in the order of rows of a state."""
+    """Several runs: the disjoint union of their networks, in the order of the rows of a state."""
 
     @property
     def sizes(self) -> Sequence[int]: ...  # clients of each run
@@ -57,14 +56,12 @@ class Batch(Protocol):
     @property
     def links(self) -> Links: ...
     @property
-    def weights(
-        self,
-    ) -> dict[str, Floats]: ...  # (links,) by "a", "b" and, where links are two-way, "w"
+    def weights(self) -> dict[str, Floats]: ...  # (links,) "a", "b" and, for two-way links, "w"
     @property
     def problem(self) -> Problem: ...
     @property
     def keys(self) -> Words: ...  # (clients,) of each client's mini-batches
     @property
-    def client_index(self) -> Ints: ...  # (clients,) number in its own run
+    def client_index(self) -> Ints: ...  # (clients,) number of a client in its run
     @property
     def p(self) -> Tensor: ...  # (clients, 1)

@@ -1,7 +1,8 @@
-"""Symbolic tensors: a step that is called with them is recorded as an expression.
+"""Symbolic tensors: a step that is called with them is recorded as an expression graph.
 
-`Rows` represents (clients, parameters), `Column` one number per client. They support sums, factors per
-client, selection by a condition on the client, mixings and one gradient. Others raise `NotLinear`.
+`Rows` stands for (clients, parameters), `Column` for one number per client. They support sums,
+factors per client, selection by a condition on the client, mixing and one gradient; any other
+operation raises `NotLinear`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
+PULL = 0  # mixing matrices, by number
+PUSH = 1
+GOSSIP = 2
+
 
 class NotLinear(Exception):
-    """The step uses an operation that a program does not have."""
+    """The step uses an operation that programs do not have."""
 
 
 # --- symbols -----------------------------------------------------------------------------------------
 class Symbol:
-    """Represents a tensor while a step is traced."""
+    """Stands for a tensor while a step is traced."""
 
     @classmethod
     def __torch_function__(
@@ -36,7 +41,7 @@ class Symbol:
             return Rows()
         if name not in _OPERATIONS or kwargs:
             raise NotLinear(name)
-        return _OPERATIONS[name](lifted(args[0]), lifted(args[1]))
+        return _OPERATIONS[name](to_symbol(args[0]), to_symbol(args[1]))
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -44,27 +49,27 @@ class Symbol:
         raise NotLinear(name)
 
     def __add__(self, other: object) -> Symbol:
-        return _add(self, lifted(other))
+        return _add(self, to_symbol(other))
 
     def __radd__(self, other: object) -> Symbol:
-        return _add(lifted(other), self)
+        return _add(to_symbol(other), self)
 
     def __sub__(self, other: object) -> Symbol:
-        return _subtract(self, lifted(other))
+        return _subtract(self, to_symbol(other))
 
     def __rsub__(self, other: object) -> Symbol:
-        return _subtract(lifted(other), self)
+        return _subtract(to_symbol(other), self)
 
     def __mul__(self, other: object) -> Symbol:
-        return _multiply(self, lifted(other))
+        return _multiply(self, to_symbol(other))
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: object) -> Symbol:
-        return _divide(self, lifted(other))
+        return _divide(self, to_symbol(other))
 
     def __rtruediv__(self, other: object) -> Symbol:
-        return _divide(lifted(other), self)
+        return _divide(to_symbol(other), self)
 
     def __neg__(self) -> Symbol:
         return _multiply(self, constant(-1.0))
@@ -72,26 +77,30 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Column(Symbol):
-    """One number per client: an operation and what it is applied to."""
+    """One number per client: an operation and its arguments.
 
-    op: str  # const, given, input, every, field, mix, where, +, -, *, /
+    Operations: const (number), given (`ClientValues`), input (name of a member of the round), every
+    (divisor of k), field (name), mix (matrix, column), where (mask, column, column), + - * / (columns).
+    """
+
+    op: str
     args: tuple[Any, ...]
 
     def any(self) -> bool:
-        """A round in which some client exchanges; where none does, its operations are skipped."""
+        """For `exchanges(k, K).any()`; operations of rounds without an exchange are skipped."""
         if self.op == "every":
             return True
         raise NotLinear("any")
 
 
-class Given:
-    """Numbers of a method that differ between the clients of a batch."""
+class ClientValues:
+    """A hyperparameter with one number per client of a batch; equal if it is the same tensor."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Given) and self.tensor is other.tensor
+        return isinstance(other, ClientValues) and self.tensor is other.tensor
 
     def __hash__(self) -> int:
         return id(self.tensor)
@@ -99,35 +108,51 @@ class Given:
 
 @dataclass(eq=False)
 class Node:
-    """Rows of all clients that lie in memory: a field, a mixing, the gradient or a sum."""
+    """Rows of all clients in memory: a field, the gradient, or the result of an operation."""
 
-    kind: str
-    source: Node | None = None  # of a mixing
-    weights: int = 0  # its number in WEIGHTS
+    kind: str  # field, gradient, mix, difference, sum
+    source: Node | None = None  # of a mix or difference
+    matrix: int = 0  # of a mix or difference
     value: Rows | None = None  # of a sum
 
+    @property
+    def sources(self) -> list[Node]:
+        """The nodes that it is computed from."""
+        if self.source is not None:
+            return [self.source]
+        if self.value is not None:
+            return [*self.value.if_true, *self.value.if_false]
+        return []
 
-Terms = dict[Node, Column]
+
+Terms = dict[Node, Column]  # a sum of nodes with coefficients
 
 
 @dataclass(eq=False)
 class Rows(Symbol):
-    """(clients, parameters) as a sum of nodes with coefficients; two sums where a condition chooses."""
+    """(clients, parameters): the sum `if_true`; or one of two sums, selected by `mask`."""
 
-    yes: Terms = field(default_factory=dict)
+    if_true: Terms = field(default_factory=dict)
     mask: Column | None = None
-    no: Terms = field(default_factory=dict)
+    if_false: Terms = field(default_factory=dict)
 
-
-ONE, ZERO = Column("const", (1.0,)), Column("const", (0.0,))
+    @property
+    def otherwise(self) -> Terms:
+        """The sum for clients without the mask's condition."""
+        return self.if_true if self.mask is None else self.if_false
 
 
 def constant(value: float) -> Column:
+    """The same number for all clients."""
     return Column("const", (float(value),))
 
 
-def lifted(value: object) -> Symbol:
-    """A number, or one per client, as a symbol."""
+ONE = constant(1.0)
+ZERO = constant(0.0)
+
+
+def to_symbol(value: object) -> Symbol:
+    """A symbol for a number, or for one number per client."""
     if isinstance(value, Symbol):
         return value
     if isinstance(value, int | float):
@@ -135,131 +160,162 @@ def lifted(value: object) -> Symbol:
     if isinstance(value, Tensor) and value.numel() == 1:
         return constant(float(value))
     if isinstance(value, Tensor) and value.dim() == 2 and value.shape[1] == 1:
-        return Column("given", (Given(value),))
+        return Column("given", (ClientValues(value),))
     raise NotLinear(type(value).__name__)
 
 
-def _calculate(op: str, one: Column, two: Column) -> Column:
-    if (
-        one.op == two.op == "const"
-        and op != "/"
-        and all(each.args[0].is_integer() for each in (one, two))
-    ):
-        a, b = (
-            one.args[0],
-            two.args[0],
-        )  # others are rounded to the models' type before they are used
-        return constant(a + b if op == "+" else a - b if op == "-" else a * b)
-    if op == "*" and ONE in (one, two):
-        return two if one == ONE else one
-    if (op == "/" and two == ONE) or (op in "+-" and two == ZERO):
-        return one
-    if op == "+" and one == ZERO:
-        return two
-    return Column(op, (one, two))
-
-
-def _scaled(rows: Rows, op: str, by: Column) -> Rows:
-    def all_terms(terms: Terms) -> Terms:
-        return {node: _calculate(op, factor, by) for node, factor in terms.items()}
-
-    return Rows(all_terms(rows.yes), rows.mask, all_terms(rows.no))
-
-
-def _joined(one: Terms, two: Terms) -> Terms:
-    total = dict(one)
-    for node, factor in two.items():
-        total[node] = _calculate("+", total.get(node, ZERO), factor)
-    return {node: factor for node, factor in total.items() if factor != ZERO}
-
-
-def _add(one: Symbol, two: Symbol) -> Symbol:
-    if isinstance(one, Column) and isinstance(two, Column):
-        return _calculate("+", one, two)
-    if not (isinstance(one, Rows) and isinstance(two, Rows)):
-        raise NotLinear("a number added to rows")
-    if one.mask is not None and two.mask is not None and one.mask != two.mask:
-        two = Rows({node_of(two): ONE})
-    no = _joined(*(rows.yes if rows.mask is None else rows.no for rows in (one, two)))
-    mask = one.mask or two.mask
-    return Rows(_joined(one.yes, two.yes), mask, no if mask else {})
-
-
-def _subtract(one: Symbol, two: Symbol) -> Symbol:
-    if isinstance(one, Column) and isinstance(two, Column):
-        return _calculate("-", one, two)
-    return _add(one, _multiply(two, constant(-1.0)))
-
-
-def _multiply(one: Symbol, two: Symbol) -> Symbol:
-    if isinstance(one, Column) and isinstance(two, Column):
-        return _calculate("*", one, two)
-    if isinstance(two, Rows):
-        one, two = two, one
-    if not (isinstance(one, Rows) and isinstance(two, Column)):
-        raise NotLinear("rows times rows")
-    return _scaled(one, "*", two)
-
-
-def _divide(one: Symbol, two: Symbol) -> Symbol:
-    if not isinstance(two, Column):
-        raise NotLinear("divided by rows")
-    return _calculate("/", one, two) if isinstance(one, Column) else _scaled(rows_of(one), "/", two)
-
-
-def rows_of(symbol: object) -> Rows:
+def to_rows(symbol: object) -> Rows:
+    """The symbol, if it stands for rows."""
     if not isinstance(symbol, Rows):
         raise NotLinear("a column in the place of rows")
     return symbol
 
 
+# --- arithmetic --------------------------------------------------------------------------------------
+def _calculate(op: str, left: Column, right: Column) -> Column:
+    """A column `left op right`, simplified where this changes no digit."""
+    folded = _fold_integers(op, left, right)
+    if folded is not None:
+        return folded
+    if op == "*" and left == ONE:
+        return right
+    if op in "*/" and right == ONE:
+        return left
+    if op in "+-" and right == ZERO:
+        return left
+    if op == "+" and left == ZERO:
+        return right
+    return Column(op, (left, right))
+
+
+def _fold_integers(op: str, left: Column, right: Column) -> Column | None:
+    """The result for two integer constants; others are rounded to the models' type before use."""
+    if op == "/" or left.op != "const" or right.op != "const":
+        return None
+    a = left.args[0]
+    b = right.args[0]
+    if not a.is_integer() or not b.is_integer():
+        return None
+    if op == "+":
+        return constant(a + b)
+    if op == "-":
+        return constant(a - b)
+    return constant(a * b)
+
+
+def _scale(rows: Rows, op: str, factor: Column) -> Rows:
+    return Rows(
+        _scale_terms(rows.if_true, op, factor), rows.mask, _scale_terms(rows.if_false, op, factor)
+    )
+
+
+def _scale_terms(terms: Terms, op: str, factor: Column) -> Terms:
+    return {node: _calculate(op, coefficient, factor) for node, coefficient in terms.items()}
+
+
+def _add_terms(left: Terms, right: Terms) -> Terms:
+    total = dict(left)
+    for node, coefficient in right.items():
+        total[node] = _calculate("+", total.get(node, ZERO), coefficient)
+    return {node: coefficient for node, coefficient in total.items() if coefficient != ZERO}
+
+
+def _add(left: Symbol, right: Symbol) -> Symbol:
+    if isinstance(left, Column) and isinstance(right, Column):
+        return _calculate("+", left, right)
+    if not (isinstance(left, Rows) and isinstance(right, Rows)):
+        raise NotLinear("a number added to rows")
+    if left.mask is not None and right.mask is not None and left.mask != right.mask:
+        right = Rows({to_node(right): ONE})
+    mask = left.mask or right.mask
+    if_true = _add_terms(left.if_true, right.if_true)
+    if mask is None:
+        return Rows(if_true)
+    return Rows(if_true, mask, _add_terms(left.otherwise, right.otherwise))
+
+
+def _subtract(left: Symbol, right: Symbol) -> Symbol:
+    if isinstance(left, Column) and isinstance(right, Column):
+        return _calculate("-", left, right)
+    return _add(left, _multiply(right, constant(-1.0)))
+
+
+def _multiply(left: Symbol, right: Symbol) -> Symbol:
+    if isinstance(left, Column) and isinstance(right, Column):
+        return _calculate("*", left, right)
+    if isinstance(right, Rows):
+        left, right = right, left
+    if not (isinstance(left, Rows) and isinstance(right, Column)):
+        raise NotLinear("rows times rows")
+    return _scale(left, "*", right)
+
+
+def _divide(left: Symbol, right: Symbol) -> Symbol:
+    if not isinstance(right, Column):
+        raise NotLinear("divided by rows")
+    if isinstance(left, Column):
+        return _calculate("/", left, right)
+    return _scale(to_rows(left), "/", right)
+
+
 _OPERATIONS: dict[str, Callable[[Symbol, Symbol], Symbol]] = {
     "add": _add, "sub": _subtract, "mul": _multiply, "div": _divide, "truediv": _divide,
     "radd": _add, "rmul": _multiply, "true_divide": _divide,
-    "rsub": lambda one, two: _subtract(two, one),
+    "rsub": lambda left, right: _subtract(right, left),
 }  # fmt: skip
 
 
-def where(mask: object, yes: object, no: object) -> Symbol:
+def where(mask: object, if_true: object, if_false: object) -> Symbol:
     """`torch.where` with a condition on the client."""
     if not isinstance(mask, Column) or mask.op not in ("input", "every"):
         raise NotLinear("where")
-    yes, no = lifted(yes), lifted(no)
-    if isinstance(yes, Column) and isinstance(no, Column):
-        return Column("where", (mask, yes, no))
-    yes, no = (Rows() if each == ZERO else rows_of(each) for each in (yes, no))
-    parts = [
-        each if each.mask in (None, mask) else Rows({node_of(each): ONE}) for each in (yes, no)
-    ]
-    return Rows(parts[0].yes, mask, parts[1].no if parts[1].mask else parts[1].yes)
+    true_symbol = to_symbol(if_true)
+    false_symbol = to_symbol(if_false)
+    if isinstance(true_symbol, Column) and isinstance(false_symbol, Column):
+        return Column("where", (mask, true_symbol, false_symbol))
+    true_rows = _unmasked(true_symbol, mask)
+    false_rows = _unmasked(false_symbol, mask)
+    return Rows(true_rows.if_true, mask, false_rows.otherwise)
 
 
-def node_of(rows: Rows) -> Node:
-    """The rows in memory; from here on they are read from there."""
-    if rows.mask is None and list(rows.yes.values()) == [ONE]:
-        return next(iter(rows.yes))
-    node = Node("sum", value=Rows(rows.yes, rows.mask, rows.no))
-    rows.yes, rows.mask, rows.no = {node: ONE}, None, {}
+def _unmasked(symbol: Symbol, mask: Column) -> Rows:
+    """The rows of a symbol, stored in a node if they depend on another mask."""
+    rows = Rows() if symbol == ZERO else to_rows(symbol)
+    if rows.mask is None or rows.mask == mask:
+        return rows
+    return Rows({to_node(rows): ONE})
+
+
+def to_node(rows: Rows) -> Node:
+    """The node of rows; those that are a sum become a node, from which they are read from now on."""
+    if rows.mask is None and list(rows.if_true.values()) == [ONE]:
+        return next(iter(rows.if_true))
+    node = Node("sum", value=Rows(rows.if_true, rows.mask, rows.if_false))
+    rows.if_true = {node: ONE}
+    rows.mask = None
+    rows.if_false = {}
     return node
 
 
-# --- the round of a traced step ------------------------------------------------------------------
+# --- the round of a traced step ----------------------------------------------------------------------
 @dataclass(frozen=True)
 class Remainder:
+    """k % divisor, which can be compared with 0 only."""
+
     divisor: int | Tensor
 
     def __eq__(self, other: object) -> Column:  # type: ignore[override]
         if other != 0:
             raise NotLinear("the number of the round")
-        return Column(
-            "every", (self.divisor if isinstance(self.divisor, int) else Given(self.divisor),)
-        )
+        if isinstance(self.divisor, int):
+            return Column("every", (self.divisor,))
+        return Column("every", (ClientValues(self.divisor),))
 
     __hash__ = None  # type: ignore[assignment]
 
 
-class Moment(Symbol):
-    """The number of the round; only `k % divisor == 0` can be traced."""
+class RoundNumber(Symbol):
+    """The number k of the round; only `k % divisor == 0` can be traced."""
 
     def __mod__(self, divisor: int | Tensor) -> Remainder:
         return Remainder(divisor)
@@ -268,41 +324,41 @@ class Moment(Symbol):
 class TracedRound:
     """Records the calls of a step to its round."""
 
-    k = Moment()
+    k = RoundNumber()
     computes = Column("input", ("computes",))
-    reset_tracker = Column("input", ("reset_tracker",))
     p = Column("input", ("p",))
     step_weight = Column("input", ("step_weight",))
+    reset_tracker = Column("input", ("reset_tracker",))
 
     def __init__(self) -> None:
-        self.at: Node | None = None  # where gradients are taken
+        self.gradient_point: Node | None = None  # the models at which gradients are taken
         self.gradient = Node("gradient")
-        self.mixed: list[tuple[int, bool]] = []  # with which weights, and whether whole rows
+        self.mixed: list[tuple[int, bool]] = []  # matrix, and whether rows or a column
 
     def grad(self, x: object) -> Rows:
-        if self.at is not None:
+        if self.gradient_point is not None:
             raise NotLinear("a second gradient")
-        self.at = node_of(rows_of(x))
+        self.gradient_point = to_node(to_rows(x))
         return Rows({self.gradient: ONE}, self.computes)
 
     def pull(self, x: object) -> Symbol:
-        return self._mix(0, x)
+        return self._mix(PULL, x)
 
     def push(self, x: object) -> Symbol:
-        return self._mix(1, x)
+        return self._mix(PUSH, x)
 
     def gossip(self, x: object) -> Symbol:
-        return self._mix(2, x)
+        return self._mix(GOSSIP, x)
 
     def gossip_difference(self, x: object) -> Rows:
-        self.mixed.append((2, True))
-        return Rows({Node("difference", node_of(rows_of(x)), 2): ONE})
+        self.mixed.append((GOSSIP, True))
+        return Rows({Node("difference", to_node(to_rows(x)), GOSSIP): ONE})
 
     def __getattr__(self, name: str) -> NoReturn:
         raise NotLinear(name)
 
-    def _mix(self, weights: int, x: object) -> Symbol:
-        self.mixed.append((weights, isinstance(x, Rows)))
+    def _mix(self, matrix: int, x: object) -> Symbol:
+        self.mixed.append((matrix, isinstance(x, Rows)))
         if isinstance(x, Column):
-            return Column("mix", (weights, x))
-        return Rows({Node("mix", node_of(rows_of(x)), weights): ONE})
+            return Column("mix", (matrix, x))
+        return Rows({Node("mix", to_node(to_rows(x)), matrix): ONE})

@@ -113,9 +113,10 @@ class Result(Record):
                 there are any, else the delay.
         """
         figures.check_suffix(path)
-        return figures.save(
-            figures.curves(self.frame, metric or self.primary_metric, against), Path(path)
-        )
+        metric = metric or self.primary_metric
+        names = self.method_names
+        figure = figures.plot_curves(self.frame, metric, against, method_names=names)
+        return figures.save(figure, Path(path))
 
     def plot_network(self, path: str | Path, seed: int | None = None) -> Path:
         """Draw a network, with the probabilities of clients (p) and links (p̂).
@@ -128,5 +129,5 @@ class Result(Record):
         draw = self._draw(seed)
         availability = draw.availability
         title = f"seed {draw.seed}"
-        figure = figures.network(draw.network, availability.p, availability.p_hat, title=title)
+        figure = figures.draw_network(draw.network, availability.p, availability.p_hat, title=title)
         return figures.save(figure, Path(path))
