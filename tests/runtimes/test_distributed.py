@@ -47,7 +47,7 @@ def pool() -> Iterator[Pool]:
 # --- what the processes do ---------------------------------------------------------------------------
 def runs_of(name: str, seeds: range = range(2), **fields: Any) -> list[Run]:
     """Runs that are as sporadic as the method bears, with unequal clients."""
-    traits = ALGORITHMS[name].traits
+    traits = build(name).traits
     p = np.linspace(0.3, 1.0, CLIENTS) if traits.sporadic_clients != "no" else 1.0
     p_hat = 0.6 if traits.sporadic_links != "no" else 1.0
     recipe: Any = DirectedGeometric(CLIENTS) if traits.directed else RandomGeometric(CLIENTS, 0.6)
