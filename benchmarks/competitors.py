@@ -4,7 +4,7 @@ The work: Fashion-MNIST (the tenth inside the package), ten clients with 600 ima
 graph, mini-batches of 16, float32, two cores; a linear model (7,850 parameters) and a perceptron (50,890).
 Client gradients per second count in steady state, without evaluations. The time to an accuracy (of the
 average of the clients' models) begins with training: imports, compilation and starting of actors are left
-out for everybody. Memory is the peak of all processes together, shared pages divided among them.
+out for all. Memory is the peak of all processes together, shared pages divided among them.
 
 Competitors run one after the other, and that again for every repeat. Their venvs are kept in the user's
 cache; decent-bench needs python3.13 on the PATH. Results: benchmarks/results/competitors.json,
@@ -103,7 +103,7 @@ ROWS = {
     "p2pfl": Row(
         "p2p_fl", "p2pfl, an epoch a round",
         "all models are averaged after 38 steps, by passing on partial averages",
-        "a 38th of the averagings, and those exact: the graph only carries them; samples come in the same "
+        "a 38th of the averagings, and those exact: the graph only carries them; samples are in the same "
         "order in every epoch; an evaluation in every round (here on one image) and waits of up to a second "
         "are part of it; needs torch 2.2",
         needs=("p2pfl[torch,dp]", "pyarrow<19", "huggingface_hub<0.26"), local_steps=0, least=15,
@@ -208,7 +208,7 @@ class Memory(threading.Thread):
             if self.mark not in (process / "environ").read_bytes():
                 return 0
             lines = (process / "smaps_rollup").read_text().splitlines()
-        except OSError:  # it has ended, or belongs to somebody else
+        except OSError:  # it has ended, or belongs to another user
             return 0
         return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
 
@@ -269,8 +269,8 @@ How fast is the simulator, compared with a plain PyTorch loop and other librarie
 `python benchmarks/competitors.py`, which installs each library into its own environment, in the newest
 version that can be installed.
 
-The work is the same for all: a tenth of Fashion-MNIST, ten clients with 600 images each, one undirected graph
-with Metropolis weights W, mini-batches of 16, float32, the same initial model and step size.
+The work is the same for all: a tenth of Fashion-MNIST, ten clients with 600 images each, and mini-batches of
+16. The graph is undirected with Metropolis weights W. Initial model and step size are the same, in float32.
 
 - A *client gradient* is one mini-batch of one client. Speed is that of steady state, without evaluations.
 - Time to an accuracy starts with training. Imports, compilation and the start of actors are excluded.
@@ -406,7 +406,7 @@ def run(
     cache: Path,
     results: dict[str, Any],
 ) -> None:
-    """All rows, one after the other, added to `results`; a row that fails says why."""
+    """All rows, one after the other, added to `results`; a failed row has the reason."""
     with tempfile.TemporaryDirectory() as folder:
         write_work(Path(folder))
         for model in models:
@@ -428,9 +428,7 @@ def run(
                         flush=True,
                     )
                 results["models"][model] = {name: rows[name] for name in ROWS if name in rows}
-                RESULTS.write_text(
-                    json.dumps(results) + "\n"
-                )  # what is done is kept, whatever comes
+                RESULTS.write_text(json.dumps(results) + "\n")  # results are saved after every row
 
 
 def cpu() -> str:

@@ -3,7 +3,7 @@
     python benchmarks/distributed.py [--rounds 50] [--json distributed.json]
 
 Starts its own processes on this machine with `torchrun`. The bound is one vector for every active link
-between two processes, for each vector that is mixed; a client's vector goes to a process once, however
+between two processes, for each vector that is mixed; a client's vector is sent to a process once, however
 many clients there need it, so less than the bound may be sent.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-PROCESSES = (1, 2, 4)  # more than there are cores tell little
+PROCESSES = (1, 2, 4)  # more than the number of cores measures little
 LARGE = 45_000_000  # bytes
 
 

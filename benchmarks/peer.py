@@ -2,7 +2,7 @@
 
 python benchmarks/peer.py rounds        five peers, linear model, durability `process`
 python benchmarks/peer.py link          45 MB models over one link, against bare grpc.aio with mTLS
-python benchmarks/peer.py profile       where one peer's time goes, alone on a core
+python benchmarks/peer.py profile       profile of one peer, alone on a core
 """
 
 from __future__ import annotations

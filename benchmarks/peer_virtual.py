@@ -55,7 +55,7 @@ TABLES: dict[str, Any] = {
 
 
 class Slow(spodgt.Learning):
-    """Images, one label per client, whose gradients take so many seconds."""
+    """Images, one label per client, with gradients of a given duration."""
 
     seconds = 0.0
 
@@ -65,7 +65,7 @@ class Slow(spodgt.Learning):
 
 
 def build(clients: int, client: str | None = None) -> Slow:
-    """The problem of all clients; `client` is the peer that asks."""
+    """The problem of all clients; `client` is the calling peer."""
     data, svm = load("fashion-mnist-small"), MODELS["svm"]
     model = svm.build(tuple(data.train.inputs.shape[1:]), len(data.classes))
     made: Any = Slow.partitioned(
@@ -144,10 +144,12 @@ def peers(seconds: float, seed: int) -> pd.DataFrame:
             fleet.stop()
             error = fleet.audit().error
             rows = [row for name in fleet.names for row in fleet.log(name, "status")]
-    return told(rows, begun, seed, error)
+    return as_frame(rows, begun, seed, error)
 
 
-def told(rows: list[dict[str, Any]], begun: float, seed: int, error: float | None) -> pd.DataFrame:
+def as_frame(
+    rows: list[dict[str, Any]], begun: float, seed: int, error: float | None
+) -> pd.DataFrame:
     """What peers have logged since `begun`."""
     frame = pd.DataFrame(rows)[["client", "time", "gradients", "accuracy"]]
     frame["seconds"] = frame["time"] - begun
@@ -179,7 +181,7 @@ def wired(seconds: float, seed: int) -> pd.DataFrame:
         finally:
             wires.remove()
     rows = [row for lines in logs for row in map(json.loads, lines) if row["event"] == "status"]
-    return told(rows, begun, seed, error)
+    return as_frame(rows, begun, seed, error)
 
 
 def pace(frame: pd.DataFrame) -> tuple[list[float], float]:
@@ -250,8 +252,8 @@ def write(grid: Any, found: list[dict[str, Any]], spread: Any, name: str) -> Non
         f"sigma over seeds: mean {sigma.mean():.4f}; {(off <= 2 * sigma).mean():.0%} within two sigma"
     )
     table.round(4).to_csv(OUT / f"{name}.csv", index=False)
-    figures.prepare()
-    figure, axes = figures.new(7.2, 4.4)
+    figures.preload()
+    figure, axes = figures.new_figure(7.2, 4.4)
     mean, deviation = spread.mean(0), spread.std(0)
     axes.fill_between(
         grid, mean - deviation, mean + deviation, color="0.85", label="virtual time, five seeds ± σ"

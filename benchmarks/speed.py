@@ -119,7 +119,7 @@ def ours(runs: list[Run], rounds: int = 16 * STRIDE) -> Callable[[], None]:
     """Some rounds of the loop that `train` runs, without evaluations."""
     snapshot = begin(Simulation(runs))
 
-    def go() -> None:
+    def run() -> None:
         nonlocal snapshot
 
         def observe(now: Snapshot, due: Any, last: Any) -> Any:
@@ -129,7 +129,7 @@ def ours(runs: list[Run], rounds: int = 16 * STRIDE) -> Callable[[], None]:
 
         run_rounds(snapshot, Stop(rounds=snapshot.k + rounds), EvaluationSchedule(), observe)
 
-    return go
+    return run
 
 
 def per_round(runs: list[Run], rounds: int = 16 * STRIDE, **options: Any) -> tuple[float, float]:
@@ -152,9 +152,9 @@ def torch_loop(run: Run) -> Callable[[], None]:
     shares = [torch.from_numpy(problem.client_indices[i]) for i in range(network.clients)]
     y = [[torch.zeros_like(p) for p in model.parameters()] for model in models]
     g = [[torch.zeros_like(p) for p in model.parameters()] for model in models]
-    hears = {i: [] for i in range(network.clients)}
+    in_links = {i: [] for i in range(network.clients)}
     for i, j, a, b in zip(network.receivers, network.senders, network.a, network.b, strict=True):
-        hears[int(i)].append((int(j), float(a), float(b)))
+        in_links[int(i)].append((int(j), float(a), float(b)))
     k = 0
 
     def round() -> None:
@@ -167,7 +167,7 @@ def torch_loop(run: Run) -> Callable[[], None]:
             old_y = [[t.clone() for t in tensors] for tensors in y]
             link = 0
             for i in range(network.clients):
-                for j, a, b in hears[i]:
+                for j, a, b in in_links[i]:
                     if works[link]:
                         for n, p in enumerate(models[i].parameters()):
                             p += a * (old_x[j][n] - old_x[i][n])
@@ -284,7 +284,7 @@ def small(model: str, power: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def busy(count: int = 25) -> list[dict[str, Any]]:
-    """The same runs while somebody else keeps one core busy: a slow core should cost its share alone."""
+    """The same runs while another process keeps one core busy: a slow core should cost its share alone."""
     problem = spodgt.problems.classification(clients=10)
     runs = make_runs(problem, count, 0.5, geometric(10))
     quiet, spread = per_round(runs)
@@ -734,7 +734,7 @@ def short_rows() -> list[dict[str, Any]]:
     """Mixing of many rows of 100 numbers, by turns with a copy of 64 MB and with fetching each row once.
 
     On a random graph and in a plane. `scattered_bound` is the most that is possible if each neighbour's row
-    comes from memory, in whole lines of a cache, at the speed of a copy. A gather reads every row once.
+    is read from memory, in whole lines of a cache, at the speed of a copy. A gather reads every row once.
     """
     found = []
     source = torch.randn(64 * 2**20 // 4)
@@ -778,7 +778,7 @@ def million(clients: int = 10**6) -> list[dict[str, Any]]:
     """A round of Spod-GT, half active, as a share of what the memory allows: everything touched once.
 
     That is x, y and g read and written; an index, two weights and a flag of every link; the samples, their
-    numbers and labels of those who compute. Two classes of 7 × 7 pixels: 100 parameters; four samples each.
+    numbers and labels of active clients. Two classes of 7 × 7 pixels: 100 parameters; four samples each.
     """
     found = []
     source = torch.randn(64 * 2**20 // 4)
@@ -889,11 +889,18 @@ def write_page(results: dict[str, Any]) -> None:
     lines = [
         "# How fast the simulator is",
         "",
-        "Written by `python benchmarks/speed.py`, whose docstring says what the yardsticks are: ratios, each "
-        "measured within one run, the best of several repeats; the spread is how far the median is above it. "
-        f"On {power['cpu']}, {power['threads']} threads of a shared machine, torch {power['torch']}; in the "
-        f"last run matrix products made {power['gemm_gflops']:.0f} GFLOP/s and copies "
-        f"{power['copy_gb_per_s']:.0f} GB/s.",
+        "How fast is it, compared with other ways to compute the same? Ratios, each measured within one "
+        "run by `python benchmarks/speed.py`. Values are the best of several repeats; spread is the distance "
+        "of the median.",
+        "",
+        "| column | compared with |",
+        "|---|---|",
+        "| times loop | a PyTorch loop with a module and an optimizer per client |",
+        "| times eager | all clients stacked in plain torch |",
+        "| times roofline | the bound by measured matrix products and copies |",
+        "",
+        f"Machine: {power['cpu']}, {power['threads']} threads, shared; torch {power['torch']}; "
+        f"matrix products {power['gemm_gflops']:.0f} GFLOP/s, copies {power['copy_gb_per_s']:.0f} GB/s.",
     ]
     for name in [name for name in results if isinstance(results[name], list)]:
         columns = list(dict.fromkeys(key for row in results[name] for key in row))

@@ -2,7 +2,7 @@
 
     python examples/personal_head.py [--small] [--picture FILE]
 
-Clients disagree about what the classes mean, so one model for all cannot be right for everybody. With
+Clients disagree about what the classes mean, so one model for all cannot fit all of them. With
 personal="head.*" the head is never sent, and the body is trained by all.
 """
 
@@ -59,7 +59,7 @@ def main(*, small: bool = False, picture: str | None = None) -> dict[str, float]
             f"{name}: {found[name]:.3f} on the clients' own tests, {problem.parameters} numbers per message"
         )
     if picture:
-        figure, axes = figures.new(6.4, 4)
+        figure, axes = figures.new_figure(6.4, 4)
         for number, (name, frame) in enumerate(curves.items()):
             axes.plot(frame["round"], frame["accuracy"], color=figures.COLOURS[number], label=name)
         axes.set_xlabel("round")

@@ -20,7 +20,7 @@ SIZES = {"north": 400, "south": 250, "east": 120, "west": 60, "village": 12}
 
 
 def table(draw: np.random.Generator, samples: int, shift: float) -> tuple[np.ndarray, np.ndarray]:
-    """Measurements in units of their own, and whether a patient comes back."""
+    """Measurements in units of their own, and whether a patient is readmitted."""
     age, pressure, dose = (
         draw.normal(60, 12, samples),
         draw.normal(120 + shift, 15, samples),

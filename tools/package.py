@@ -1,4 +1,4 @@
-"""Try the wheel in a folder as somebody would who has never seen the repository.
+"""Test the wheel in a folder as a new user would, without the repository.
 
     python tools/package.py dist
 

@@ -4,7 +4,7 @@
 
 The first word after the fence decides. `python` is executed, in one namespace for the page; `sh` is given to
 bash; `toml` is read as the file of an experiment; a block with `title="name"` is written to the file of that
-name instead. `text` is no code. Everything else, and what must not run, says why in the line before it:
+name instead. `text` is no code. Other blocks that do not run have the reason in the line before them:
 
     <!-- not run: needs two hosts -->
 
@@ -43,7 +43,7 @@ class Block:
     """A fenced block, or hidden setup, of a page."""
 
     line: int
-    end: int  # where the page goes on after it
+    end: int  # position after it in the page
     indent: str
     language: str  # "setup" for hidden Python
     title: str | None  # the file it is written to

@@ -3,11 +3,11 @@
     python tools/results.py runs/reproduce-laptop --out docs/results
     python tools/results.py runs/cnn --suffix=-cnn --title="a CNN of width 8"
 
-For every experiment that was run: NAME.md with the figure, the command, the time, the tables and what the
-paper says; NAME.csv (every cell, method and seed), NAME-summary.csv, NAME-differences.csv; the figure as
-PNG and PDF. `notes/NAME.md` in the same folder is written by a person and goes into the page as it is.
-A suffix makes pages of their own for a figure in another setting. The index keeps the rows of pages
-that are not written now.
+For every experiment that was run: NAME.md with the figure, the command, the time, the tables and the
+statement of the paper; NAME.csv (every cell, method and seed), NAME-summary.csv,
+NAME-differences.csv; the figure as PNG and PDF. `notes/NAME.md` in the same folder is written by
+hand; the page includes it. A suffix makes separate pages for a figure in another setting. The index
+keeps the rows of pages that are not written now.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 from spodgt import report
 from spodgt.errors import SpodgtError
 from spodgt.experiment import Experiment
-from spodgt.figures import words
+from spodgt.figures import key_label
 from spodgt.record import Record, statistics
 from spodgt.record.models import read_model
 from spodgt.record.sweep import label
@@ -106,7 +106,7 @@ def text(name: str, page: Page, out: Path, absent: Sequence[str]) -> Iterator[st
     if notes.exists():
         yield f"{notes.read_text(encoding='utf-8').strip()}\n"
     if absent:
-        keys = ", ".join(map(words, page.sweep.grid))
+        keys = ", ".join(map(key_label, page.sweep.grid))
         yield f"**Not complete:** not run at {keys} = {'; '.join(absent)}.\n"
     if any(learned(record) for record in page.records):
         yield from tables(page, metric)
@@ -254,7 +254,7 @@ def grid_table(page: Page, metric: str) -> Iterator[str]:
         means = statistics.summary(part, [metric])
         cells = [label(value) for value in point.values()]
         rows.append([*cells, *(shown(means, method, metric) for method in page.methods)])
-    yield from table([*(words(key) for key in page.sweep.grid), *page.methods], rows)
+    yield from table([*(key_label(key) for key in page.sweep.grid), *page.methods], rows)
 
 
 def method_table(page: Page, metric: str) -> Iterator[str]:
@@ -326,7 +326,7 @@ def step_part(page: Page, metric: str) -> Iterator[str]:
             [*(label(config["network"][key.removeprefix("network.")]) for key in keys), *row]
         )
     yield from table(
-        [*map(words, keys), *(f"seed {seed}" for seed in ends.index.unique("seed"))], rows
+        [*map(key_label, keys), *(f"seed {seed}" for seed in ends.index.unique("seed"))], rows
     )
     yield ""
 

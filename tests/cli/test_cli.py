@@ -86,6 +86,13 @@ def test_every_command_has_help_with_an_example(cli: Cli, path: tuple[str, ...])
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("path", commands(), ids=" ".join)
+def test_help_shows_no_type_beside_flags(cli: Cli, path: tuple[str, ...]) -> None:
+    """typer adds --help itself, with its type."""
+    lines = cli(*path, "--help")[1].splitlines()
+    assert all("--help" in line for line in lines if "<bool>" in line)
+
+
 def test_help_loads_nothing_heavy() -> None:
     """It takes a third of a second; torch alone would take two."""
     heavy = (
@@ -429,6 +436,13 @@ def test_delay_or_rounds_given_alone_replaces_the_other() -> None:
     ):
         run = both.override(options.config_changes()).run
         assert (run.delay, run.rounds) == expected
+
+
+def test_algorithms_is_a_deprecated_name_of_methods(cli: Cli) -> None:
+    code, out, err = cli("algorithms", "--json")
+    assert (code, out) == cli("methods", "--json")[:2]
+    assert err == "spodgt: warning: spodgt algorithms is deprecated; use spodgt methods.\n"
+    assert "algorithms" not in cli("--help")[1]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes of a shell")

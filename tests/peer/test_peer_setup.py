@@ -257,6 +257,7 @@ def cli(
     ("arguments", "sentence"),
     [
         (["start", "p0"], "has no certificate in"),
+        (["start", "north"], "; choose from p0, p1"),
         (
             ["issue", "p9"],
             "client 'p9' is not in version 1 of the manifest; its clients are p0, p1",
@@ -549,6 +550,7 @@ def test_a_config_limits_real_clients_only_if_it_is_asked_to(
     code, out, _ = cli("peer", "init", "--run", "free", "--config", "run.toml")
     assert code == 0
     assert "no limits: every client computes and sends as often as it can" in out
+    assert out.endswith("next: spodgt peer issue all --run free\n")
     made = folders.load(tmp_path / "free")
     assert {client.compute["p"] for client in made.clients} == {1.0}
     assert {link.p_hat for link in made.links} == {1.0}
@@ -720,7 +722,10 @@ def test_a_running_mean_is_scored_shown_and_exported(tmp_path: Path, cli: Cli) -
     gauges = {each.name for each in _Metrics(status, peer.journal).collect()}
     assert {"spodgt_peer_mean_loss", "spodgt_peer_mean_accuracy"} <= gauges
     target = tmp_path / "mean.safetensors"
-    assert cli("peer", "export", str(home), str(target), "--mean")[0] == 0
+    code, out, _ = cli("peer", "export", str(home), str(target), "--mean")
+    assert (code, out) == (0, f"2 tensors, 7,850 numbers: {target}\n")
+    exported = json.loads(cli("peer", "export", str(home), str(target), "--mean", "--json")[1])
+    assert exported["file"] == str(target)
     flat = torch.cat([tensor.flatten() for tensor in load_file(target).values()])
     assert torch.equal(flat.sort().values, mean[0].float().sort().values)
 

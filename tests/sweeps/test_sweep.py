@@ -401,7 +401,9 @@ def test_a_sweep_does_not_write_into_a_run(
     assert cli("run", "base.toml")[0] == 0
     run = contents(Path("runs/base"))
     Path("base.toml").write_text(SWEPT)
-    assert cli("sweep", "base.toml", "--workers", "1")[0] == 0
+    code, out, _ = cli("sweep", "base.toml", "--workers", "1")
+    assert code == 0
+    assert "each method in its best cell" in out
     assert contents(Path("runs/base")) == run
     swept = contents(Path("runs/base-2"))
     assert Path("runs/base-2/sweep.json") in swept

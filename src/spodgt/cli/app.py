@@ -56,6 +56,16 @@ def _global_options(
     """Options of `spodgt` without a command."""
 
 
+def flag(name: str, help_text: str) -> Any:
+    """An option without a value; its empty metavar hides the type `bool` in the help."""
+    return typer.Option(name, help=help_text, metavar="")
+
+
+def text_option(help_text: str, metavar: str = "NUMBER") -> Any:
+    """An option that is read as text; the config checks it, so that the error names its key."""
+    return typer.Option(help=help_text, metavar=metavar)
+
+
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="A TOML file; missing keys have their defaults.")
 ]
@@ -66,13 +76,8 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="Set any config key: --set network.radius=0.6", metavar="KEY=VALUE"),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
-
-
-def text_option(help_text: str, metavar: str = "NUMBER") -> Any:
-    """An option that is read as text; the config checks it, so that the error names its key."""
-    return typer.Option(help=help_text, metavar=metavar)
+JsonOption = Annotated[bool, flag("--json", "Print JSON.")]
+ResumeOption = Annotated[bool, flag("--resume", "Continue the run in --out.")]
 
 
 @dataclass(frozen=True)

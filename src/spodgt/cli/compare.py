@@ -25,6 +25,7 @@ from spodgt.cli.app import (
     ResumeOption,
     app,
     fast_imports,
+    flag,
     load_experiment,
     plain_table,
     print_message,
@@ -55,9 +56,9 @@ class OutputOptions:
         str | None,
         text_option("Processes for independent runs. [dim]default: one per core if faster[/]"),
     ] = None
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")
-    ] = False
+    tensorboard: Annotated[bool, flag("--tensorboard", "Also write TensorBoard event files.")] = (
+        False
+    )
     as_json: JsonOption = False
 
     def config_changes(self) -> dict[str, object]:
@@ -144,7 +145,7 @@ def _run(
     display = None
     if is_main and not output.as_json:
         display = Display(console)
-    figures.prepare()
+    figures.preload()
     callbacks = []
     if output.tensorboard and is_main:
         callbacks.append(TensorBoard(folder / "tensorboard"))

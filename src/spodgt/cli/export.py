@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spodgt.cli.app import JsonOption, app
+from spodgt.cli.app import JsonOption, app, flag
 from spodgt.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def export(
         str, typer.Option(help="Name or number of a client, or average.")
     ] = "average",
     mean: Annotated[
-        bool, typer.Option("--mean", help="Export the running mean; needs layer running_mean.")
+        bool, flag("--mean", "Export the running mean; needs layer running_mean.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Annotated, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
+
+from spodgt.cli.app import flag
 
 
 class TextOption(NamedTuple):
@@ -37,12 +39,12 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, _OptionGroup] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
-        group = _OptionGroup.of(parameter)
+        group = _OptionGroup.of(parameter.annotation)
         if group is None:
             parameters.append(parameter)
         else:
             groups[parameter.name] = group
-            parameters.extend(group.parameters())
+            parameters.extend(group.parameters)
 
     def call(**values: object) -> None:
         for name, group in groups.items():
@@ -62,64 +64,50 @@ class _OptionGroup:
     def __init__(self, group: type, text_options: TextOptions) -> None:
         self.group = group
         self.text_options = text_options
+        self.parameters: list[inspect.Parameter] = []
         hints = get_type_hints(group, include_extras=True)
-        self.fields: dict[str, Field[object]] = {}
-        self.hints: dict[str, object] = {}
         for field in fields(group):
             if get_origin(hints[field.name]) is Annotated:
-                self.fields[field.name] = field
-                self.hints[field.name] = hints[field.name]
+                kind, option = get_args(hints[field.name])[:2]
+                self._add(field.name, kind, field.default, option)
 
     @classmethod
-    def of(cls, parameter: inspect.Parameter) -> _OptionGroup | None:
-        """The group of a command's parameter; None if it is a plain option."""
-        hint = parameter.annotation
+    def of(cls, annotation: object) -> _OptionGroup | None:
+        """The group of a parameter with this annotation; None if it is a single option."""
         text_options: TextOptions = {}
-        if get_origin(hint) is Annotated:
-            hint, text_options = get_args(hint)[:2]
-        if not isinstance(hint, type) or not is_dataclass(hint):
+        if get_origin(annotation) is Annotated:
+            annotation, text_options = get_args(annotation)[:2]
+        if not isinstance(annotation, type) or not is_dataclass(annotation):
             return None
-        return cls(hint, text_options)
+        return cls(annotation, text_options)
 
-    def parameters(self) -> list[inspect.Parameter]:
-        """The options as parameters of a function, for typer."""
-        return [self._parameter(name) for name in self.fields]
-
-    def _parameter(self, name: str) -> inspect.Parameter:
-        kind, option = get_args(self.hints[name])[:2]
-        default = self.fields[name].default
-        text_option = self.text_options.get(name)
-        flags: list[str] = []
-        if text_option is not None:
-            kind = _argument_type(text_option.parse)
+    def _add(self, name: str, kind: object, default: object, option: object) -> None:
+        """Add a field as a keyword-only parameter; `option` is a help text or a typer option."""
+        long_flag = "--" + name.replace("_", "-")
+        if name in self.text_options:
+            text_option = self.text_options[name]
+            arguments = inspect.signature(text_option.parse, eval_str=True).parameters
+            kind = next(iter(arguments.values())).annotation
             default = None
-            if text_option.flag is not None:
-                flags.append(text_option.flag)
-        elif kind is bool and default is False:
-            flags.append("--" + name.replace("_", "-"))
-        if isinstance(option, str):
-            option = typer.Option(*flags, help=option)
-        if default is MISSING:
-            raise TypeError(f"{self.group.__name__}.{name} needs a default or a TextOption")
-        return inspect.Parameter(
+            long_flag = text_option.flag or long_flag
+        if isinstance(option, str) and kind is bool:
+            option = flag(long_flag, option)
+        elif isinstance(option, str):
+            option = typer.Option(long_flag, help=option)
+        parameter = inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=default,
             annotation=Annotated[kind, option],
         )
+        self.parameters.append(parameter)
 
     def build(self, values: dict[str, object]) -> object:
         """The dataclass of the given values, which are removed from `values`."""
         arguments = {}
-        for name in self.fields:
-            value = values.pop(name)
-            if name in self.text_options:
-                value = self.text_options[name].parse(value)
-            arguments[name] = value
+        for parameter in self.parameters:
+            value = values.pop(parameter.name)
+            if parameter.name in self.text_options:
+                value = self.text_options[parameter.name].parse(value)
+            arguments[parameter.name] = value
         return self.group(**arguments)
-
-
-def _argument_type(parse: Callable[..., object]) -> object:
-    """The annotation of a parser's only argument."""
-    parameters = inspect.signature(parse, eval_str=True).parameters.values()
-    return next(iter(parameters)).annotation

@@ -20,6 +20,7 @@ from spodgt.cli.app import (
     JsonOption,
     app,
     fast_imports,
+    flag,
     plain_table,
     print_message,
 )
@@ -49,6 +50,7 @@ class SweepOptions:
         typer.Option(
             "--resume/--fresh",
             help="Continue with existing results, or delete them and start again.",
+            metavar="",
         ),
     ] = True
     workers: Annotated[
@@ -117,10 +119,8 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Folder for results. [dim]default: runs/reproduce-SCALE[/]")
     ] = None,
-    tuned: Annotated[
-        bool, typer.Option("--tuned", help="First tune the step size of every method.")
-    ] = False,
-    listing: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    tuned: Annotated[bool, flag("--tuned", "First tune the step size of every method.")] = False,
+    listing: Annotated[bool, flag("--list", "List the experiments.")] = False,
     as_json: JsonOption = False,
     *,
     options: SweepOptions,

@@ -17,6 +17,7 @@ from spodgt.cli.app import (
     JsonOption,
     SetOption,
     app,
+    flag,
     load_experiment,
     parse_seed,
     plain_table,
@@ -48,7 +49,7 @@ def theory(
         str, typer.Option(help="Seed of the network and the data.", metavar="NUMBER")
     ] = "0",
     exact: Annotated[
-        bool, typer.Option("--exact", help="Analyse large quadratics exactly; may take minutes.")
+        bool, flag("--exact", "Analyse large quadratics exactly; may take minutes.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

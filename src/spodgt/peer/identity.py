@@ -134,7 +134,7 @@ def check(identity: Identity, now: float | None = None) -> None:
         raise InvalidInput(
             f"{whose} begins on {begin:%Y-%m-%d %H:%M} UTC, but {clock}; set the clock."
         )
-    if certificate.public_key() != key.public_key():
+    if _public_key(certificate) != key.public_key():
         raise InvalidInput(
             f"key.pem and cert.pem of {identity.name} do not belong to each other; {fix}."
         )
@@ -186,6 +186,14 @@ def _certificate(pem: bytes, file: str, fix: str = "copy it again") -> x509.Cert
         raise InvalidInput(
             f"{file} holds no whole certificate, but {len(pem)} bytes; {fix}."
         ) from None
+
+
+def _public_key(certificate: x509.Certificate) -> object:
+    """The key in a certificate; None if it is damaged."""
+    try:
+        return certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm):
+        return None
 
 
 def _private(pem: bytes, file: str, fix: str = "copy it again") -> ec.EllipticCurvePrivateKey:

@@ -337,6 +337,7 @@ class Node:
                     self.notify("newer manifest", name)
                     continue
                 if error.epoch > self.state.epoch + protocol.JUMP:
+                    self.epochs.ahead[name] = error.epoch - self.state.epoch
                     self.notify(
                         "refused", f"{name}: epoch {error.epoch} is too far from {self.state.epoch}"
                     )

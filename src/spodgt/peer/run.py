@@ -83,12 +83,21 @@ class Peer:
         hear = Chaos.parse(self.node.hear, os.environ.get("SPODGT_CHAOS", ""))
         local = Local(self.context, identity, hear, self.journal.event, host)
         self.transport = Transport(local, self.membership.shown_to, self._told)
+        self.transport.unknown_link = self._look_for_manifest
         self.reporter = Reporter(
             folder, self.node, self.work, self.transport, self.journal, options
         )
         self.rounds = Rounds(
             self.node, self.transport, self.membership, self.work, self.reporter, options
         )
+
+    def _look_for_manifest(self, name: str) -> None:
+        """A member has opened a link that is not in our manifest: it may have a newer one.
+
+        A client in quarantine has no links, so nothing else tells it that the quarantine has ended.
+        """
+        if name in self.membership.manifest.names:
+            self.node.newer_manifest = name
 
     def _told(self, name: str) -> bytes | None:
         """The status and the latest events, for members and observers."""

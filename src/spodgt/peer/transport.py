@@ -46,7 +46,12 @@ class Transport:
     def __init__(
         self, local: Local, manifest: Answer = lambda name: None, status: Answer = lambda name: None
     ) -> None:
-        self.local, self.manifest, self.status = local, manifest, status
+        self.local = local
+        self.manifest = manifest
+        self.status = status
+        self.unknown_link: Callable[[str], None] = lambda name: (
+            None
+        )  # called with a neighbour's name
         self.out: dict[str, OutStream] = {}
         self.into: dict[str, Traffic] = {}
         self.fetching: dict[str, InDialled] = {}  # the in-links that this end dials
@@ -204,6 +209,7 @@ class Transport:
         """Admit the links of the manifest, agree on a protocol, and tell a neighbour why it is refused."""
         name = call.caller
         if traffic is None:
+            self.unknown_link(name)
             why = f"link {link} is not in the manifest"
             self.local.notify("refused", why)
             raise Refused(why)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spodgt.peer.audit import audit, local_error
-from spodgt.peer.manifest import Manifest
+from spodgt.peer.manifest import RESETS, Manifest
 from spodgt.peer.node import Vault
 from spodgt.peer.run import Peer
 from spodgt.peer.states import State
@@ -53,9 +53,16 @@ class Checks:
         self.log.append(f"{self.loop.now:7.2f} s {text}")
 
     # --- at every commit ---------------------------------------------------------------------------
-    def watch(self, peer: Peer) -> None:
-        """Check the state with which a peer starts, and all its commits from now on."""
+    def watch(self, peer: Peer, is_clone: bool) -> None:
+        """Check the state with which a peer starts, and all its commits from now on.
+
+        A clone must not be believed by anybody for longer than it takes to prove it; only its own state
+        is checked.
+        """
         name = peer.name
+        if is_clone:
+            peer.node.vault = CheckedStore(peer.store, peer, Checks(self.loop))
+            return
         before = self.states.get(name)
         state = peer.node.state
         is_durable = before is None or name in self.set_back
@@ -69,10 +76,10 @@ class Checks:
         peer.node.vault = CheckedStore(peer.store, peer, self)
         self.committed(name, state)
 
-    def lost_state(self, name: str) -> None:
-        """A disk was set back or lost: its owner may know less than it has sent, until a new epoch."""
-        if name in self.states:
-            self.set_back[name] = self.states[name].epoch
+    def lost_state(self, name: str, epoch: int = 0) -> None:
+        """A disk was set back or lost: its owner may know less than it has sent, until a later epoch."""
+        known = [state.epoch for state in self.states.values()]
+        self.set_back[name] = max([epoch, *known])
 
     def committed(self, name: str, state: State) -> None:
         self.commits += 1
@@ -81,6 +88,9 @@ class Checks:
             raise Violation(f"the local audit of {name} is {error:.1e} in round {state.k}")
         if name in self.set_back and state.epoch > self.set_back[name]:
             del self.set_back[name]
+        before = self.states.get(name)
+        if before is not None and name not in self.set_back and state.epoch < before.epoch:
+            raise Violation(f"{name} goes back from epoch {before.epoch} to {state.epoch}")
         self.states[name] = state
         if self.manifest is not None and name in self.manifest.names:
             self._check_links(name, state)
@@ -117,6 +127,10 @@ class Checks:
         if self.manifest is None or self.set_back:
             return
         names = self.manifest.names
+        epochs = {self.states[name].epoch for name in names if name in self.states}
+        version = min(epochs, default=0) // RESETS
+        if len(epochs) > 1 or version != self.manifest.version:
+            return
         if not all(name in self.states for name in names):
             return
         found = audit({name: self.states[name] for name in names})

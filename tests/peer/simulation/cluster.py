@@ -22,12 +22,13 @@ from spodgt.peer.manifest import Manifest, SignedManifest
 from spodgt.peer.options import Deployment, Options
 from spodgt.peer.run import Peer
 from tests.peer.simulation.checks import Checks, Violation
-from tests.peer.simulation.disk import ProcessFiles, SimulatedDisk
+from tests.peer.simulation.disk import Inode, ProcessFiles, SimulatedDisk
 from tests.peer.simulation.network import Network, ProcessWire
 from tests.peer.simulation.plan import Setup
 from tests.peer.simulation.virtual import SimulatedClock, VirtualLoop
 
 STEP_SECONDS = 0.02  # of a local round on an ordinary host
+LAST_EPOCH = 2**62  # later than all
 RESTART_SECONDS = 3.0  # after which a supervisor starts a peer again that ended with an error
 FOLDER = Path("/peer")
 RUNNING: contextvars.ContextVar[PeerProcess | None] = contextvars.ContextVar("RUNNING")
@@ -49,13 +50,16 @@ class SimulatedHost:
         self.chaos: dict[str, float] = {}
         self.process: PeerProcess | None = None
         self.is_wanted = True  # whether the supervisor keeps a process running
+        self.is_damaged = False  # a bit of its state was flipped
         self.end = ""  # the sentence with which the last process ended by itself
 
 
 class PeerProcess:
     """A running peer; everything it does in the event loop is in its own context."""
 
-    def __init__(self, cluster: Cluster, host: SimulatedHost, options: Options) -> None:
+    def __init__(
+        self, cluster: Cluster, host: SimulatedHost, options: Options, is_clone: bool = False
+    ) -> None:
         self.cluster = cluster
         self.host = host
         self.name = host.name
@@ -75,7 +79,7 @@ class PeerProcess:
             self.is_alive = False
             self.files.close()
             raise
-        cluster.checks.watch(self.peer)
+        cluster.checks.watch(self.peer, is_clone)
         if host.chaos:
             hear = Chaos(self.peer.node.hear, **host.chaos, seed=cluster.random.random())
             self.peer.transport.local = replace(self.peer.transport.local, hear=hear)
@@ -153,6 +157,9 @@ class Cluster:
         self.hosts: dict[str, SimulatedHost] = {}
         self.tasks: dict[asyncio.Task[None], None] = {}  # of the operator
         self.failure: BaseException | None = None
+        self.clones: dict[str, PeerProcess] = {}
+        self.old_manifests: list[bytes] = []
+        self.copies: dict[str, list[dict[Path, Inode]]] = {}  # of disks, by client, oldest first
         self.started = 0
         loop.set_task_factory(self._make_task)
         loop.set_exception_handler(self._unhandled)
@@ -217,6 +224,7 @@ class Cluster:
     def give_manifest(self, name: str) -> None:
         """Put the newest manifest into a client's folder."""
         signed = SignedManifest.sign(self.manifest, self.key)
+        self.old_manifests.append(signed.file)
         self.hosts[name].disk.put(FOLDER / "manifest.toml", signed.file)
 
     def publish(self, manifest: Manifest, name: str) -> None:
@@ -231,16 +239,9 @@ class Cluster:
         host = self.hosts[name]
         if host.process is not None or not host.is_wanted:
             return
-        options = Options(
-            durability=self.setup.durability,
-            report_every=2.0,
-            evaluate_every=20.0,
-            commit_every=self.setup.commit_every,
-            drop_after=self.setup.drop_after,
-        )
         self.started += 1
         try:
-            process = PeerProcess(self, host, options)
+            process = PeerProcess(self, host, self.options())
         except SpodgtError as error:
             self.ended(host, error)
             return
@@ -249,6 +250,47 @@ class Cluster:
             return
         host.process = process
         process.spawn(process.drive()).add_done_callback(lambda task: self._done(process, task))
+
+    def options(self) -> Options:
+        return Options(
+            durability=self.setup.durability,
+            report_every=2.0,
+            evaluate_every=20.0,
+            commit_every=self.setup.commit_every,
+            drop_after=self.setup.drop_after,
+        )
+
+    def start_clone(self, name: str) -> None:
+        """Start a second process from a copy of a disk."""
+        if name in self.clones or not self.hosts[name].is_wanted:
+            return
+        host = SimulatedHost(name, "10.9.9.9:7000", self.hosts[name].clock)
+        host.disk.inodes = self.hosts[name].disk.copy()
+        self.checks.lost_state(name, LAST_EPOCH)
+        options = replace(self.options(), listen=f"10.9.9.{name[1:]}:7000")
+        try:
+            process = PeerProcess(self, host, options, is_clone=True)
+        except SpodgtError as error:
+            self.checks.note(f"clone of {name} ended: {error}")
+            self.checks.lost_state(name)
+            return
+        self.clones[name] = process
+        process.spawn(process.drive()).add_done_callback(
+            lambda task: task.cancelled() or task.exception()
+        )
+
+    def end_clone(self, name: str) -> None:
+        """The second process is found and ended; what it has sent may be unknown to the first."""
+        process = self.clones.pop(name, None)
+        if process is not None:
+            process.kill()
+            self.checks.lost_state(name, process.peer.node.state.epoch)
+
+    def copy_disks(self) -> None:
+        """Keep copies of all disks, for faults that set one back."""
+        for name, host in self.hosts.items():
+            self.copies.setdefault(name, []).append(host.disk.copy())
+        self.after(4.0, self.copy_disks)
 
     def _done(self, process: PeerProcess, task: asyncio.Task[None]) -> None:
         """The rounds of a process have ended, for whatever reason."""
@@ -268,7 +310,8 @@ class Cluster:
         self.checks.note(f"{host.name} ended: {host.end}")
         if "was removed from the run" in host.end:
             host.is_wanted = False
-        elif "remove the directory" in host.end:
+        elif "remove the directory" in host.end and host.is_damaged:
+            host.is_damaged = False
             host.disk.remove(FOLDER / "state")
             self.checks.lost_state(host.name)
         elif "manifest.toml" in host.end:
@@ -303,6 +346,7 @@ class Cluster:
         for host in self.hosts.values():
             host.is_wanted = False
             self.kill(host.name)
+            self.end_clone(host.name)
         for _ in range(3):
             await asyncio.sleep(0)
         for task in asyncio.all_tasks(self.loop):

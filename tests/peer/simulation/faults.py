@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path as FilePath
 
+from spodgt.errors import SpodgtError
+from spodgt.peer import changes
+from spodgt.peer.manifest import Manifest
+from spodgt.peer.options import Change, Ends, Table
 from tests.peer.simulation.cluster import FOLDER, Cluster
+from tests.peer.simulation.disk import Inode
 from tests.peer.simulation.network import Path
-from tests.peer.simulation.plan import Fault
+from tests.peer.simulation.plan import Fault, names_of
 
 Kind = Callable[[Cluster, Fault], None]
 
@@ -153,6 +159,192 @@ def slow_site(cluster: Cluster, fault: Fault) -> None:
     cluster.after(fault.seconds, heal)
 
 
+def bit_flip(cluster: Cluster, fault: Fault) -> None:
+    """One bit of one file is wrong when the client starts again."""
+    cluster.kill(fault.target)
+    inodes = cluster.hosts[fault.target].disk.inodes
+    paths = [path for path, inode in inodes.items() if inode.content]
+    state = [path for path in paths if "state" in path.parts]
+    path = cluster.random.choice(state if state and fault.number > 2 else paths)
+    content = inodes[path].content
+    content[cluster.random.randrange(len(content))] ^= 1 << cluster.random.randrange(8)
+    if "state" in path.parts:
+        cluster.checks.lost_state(fault.target)
+        cluster.hosts[fault.target].is_damaged = True
+    cluster.after(fault.seconds, lambda: cluster.start(fault.target))
+
+
+def roll_back(cluster: Cluster, fault: Fault) -> None:
+    """The disk is set back to a copy of some seconds ago."""
+    host = cluster.hosts[fault.target]
+    copies = cluster.copies.get(fault.target)
+    if not copies:
+        return
+    cluster.kill(fault.target)
+    _restore_copy(host.disk.inodes, copies[-min(len(copies), int(fault.number))])
+    cluster.checks.lost_state(fault.target)
+    cluster.after(fault.seconds, lambda: cluster.start(fault.target))
+
+
+def _restore_copy(inodes: dict[FilePath, Inode], copy: dict[FilePath, Inode]) -> None:
+    inodes.clear()
+    for path, inode in copy.items():
+        inodes[path] = Inode(bytearray(inode.content), inode.durable, mode=inode.mode)
+
+
+def clone(cluster: Cluster, fault: Fault) -> None:
+    """A second process runs from a copy of the disk, with the same certificate."""
+    cluster.start_clone(fault.target)
+    cluster.after(fault.seconds, lambda: cluster.end_clone(fault.target))
+
+
+def clock_skew(cluster: Cluster, fault: Fault) -> None:
+    """The wall clock is some minutes wrong."""
+    clock = cluster.hosts[fault.target].clock
+    clock.error = (-1) ** int(fault.number) * 12.0 * fault.number
+
+
+def clock_step(cluster: Cluster, fault: Fault) -> None:
+    """The wall clock jumps by days, and back later."""
+    clock = cluster.hosts[fault.target].clock
+    clock.error = (-1) ** int(fault.number) * 86400.0 * 2 * fault.number
+
+    def set_right() -> None:
+        clock.error = 0.0
+
+    cluster.after(fault.seconds, set_right)
+
+
+def expiry(cluster: Cluster, fault: Fault) -> None:
+    """The certificate ends soon, and is renewed later."""
+    cluster.issue(fault.target, days=fault.number / 86400)
+    cluster.after(fault.seconds, lambda: cluster.issue(fault.target))
+
+
+def half_copy(cluster: Cluster, fault: Fault) -> None:
+    """A new certificate or manifest is copied in place: for a while only a part of it is there."""
+    disk = cluster.hosts[fault.target].disk
+    name = cluster.random.choice(("key.pem", "cert.pem", "manifest.toml"))
+    whole = disk.inodes[FOLDER / name]
+    content = bytes(whole.content)
+    disk.put(FOLDER / name, content[: len(content) // 2], whole.mode)
+    cluster.after(fault.seconds, lambda: disk.put(FOLDER / name, content, whole.mode))
+
+
+def old_manifest(cluster: Cluster, fault: Fault) -> None:
+    """An older version of the manifest is copied into the folder of a client."""
+    file = cluster.old_manifests[int(fault.number) % len(cluster.old_manifests)]
+    cluster.hosts[fault.target].disk.put(FOLDER / "manifest.toml", file)
+
+
+# --- versions of the manifest ----------------------------------------------------------------------
+def change_settings(cluster: Cluster, fault: Fault) -> None:
+    """Another step size, rate or limit."""
+    version = cluster.manifest.version
+    step_size = first_step(cluster.manifest) * (1 - 1e-3 * version)
+    for change in (
+        Change(step_size=step_size),
+        Change(max_alone=5 + version),
+        Change(rounds_per_second=cluster.setup.rate * (1 + 0.1 * version)),
+    )[int(fault.number) % 3 :][:1]:
+        _publish(cluster, lambda manifest, change=change: changes.changed(manifest, change))  # type: ignore[misc]
+
+
+def first_step(manifest: Manifest) -> float:
+    return 0.3 if manifest.method.name == "relay" else 0.1
+
+
+def change_address(cluster: Cluster, fault: Fault) -> None:
+    """A client listens elsewhere."""
+    address = f"10.1.{cluster.manifest.version}.1:7000"
+    change = Change(addresses={fault.target: address})
+    _publish(cluster, lambda manifest: changes.changed(manifest, change))
+
+
+def change_links(cluster: Cluster, fault: Fault) -> None:
+    """A link is added, used less often, or taken away."""
+    ends = (fault.target, fault.other)
+    known = {(link.sender, link.receiver) for link in cluster.manifest.links}
+    change = Change(links={ends: {"p_hat": 0.5}})
+    if ends in known and fault.number > 3:
+        change = Change(unlinked=frozenset({ends}))
+    _publish(cluster, lambda manifest: changes.changed(manifest, change))
+
+
+def change_root(cluster: Cluster, fault: Fault) -> None:
+    """Another client leads."""
+    _publish(cluster, lambda manifest: changes.changed(manifest, Change(root=fault.target)))
+
+
+def quarantine(cluster: Cluster, fault: Fault) -> None:
+    """A client has no links for a while."""
+    if _publish(cluster, lambda manifest: changes.quarantined(manifest, fault.target)):
+        cluster.after(
+            fault.seconds,
+            lambda: _publish(cluster, lambda m: changes.quarantined(m, fault.target, False)),
+        )
+
+
+def remove(cluster: Cluster, fault: Fault) -> None:
+    """A client leaves for ever."""
+    _remove(cluster, fault.target)
+
+
+def _remove(cluster: Cluster, name: str) -> bool:
+    if len(cluster.manifest.linked) <= 2:
+        return False
+    if not _publish(cluster, lambda manifest: changes.without(manifest, name)):
+        return False
+    cluster.give_manifest(name)
+    return True
+
+
+def dead_root(cluster: Cluster, fault: Fault) -> None:
+    """The root of `relay` dies for ever, and is removed."""
+    root = cluster.manifest.root
+    if not root or not cluster.hosts[root].is_wanted:
+        return
+    cluster.kill(root)
+    cluster.hosts[root].is_wanted = False
+
+    def replace() -> None:
+        is_member = root in cluster.manifest.names
+        if is_member and not _remove(cluster, root):
+            cluster.hosts[root].is_wanted = True
+            cluster.start(root)
+
+    cluster.after(fault.seconds, replace)
+
+
+def join(cluster: Cluster, fault: Fault) -> None:
+    """A client joins."""
+    name = f"p{len(cluster.hosts)}"
+    links: dict[Ends, Table] = {}
+    for other in (fault.target, fault.other):
+        links[name, other] = {}
+        links[other, name] = {}
+
+    def joined(manifest: Manifest) -> Manifest:
+        address = f"10.0.0.{len(cluster.hosts)}:7000"
+        return changes.joined(manifest, name, address=address, links=links)
+
+    if _publish(cluster, joined):
+        cluster.add_host(name)
+        cluster.after(fault.seconds, lambda: cluster.start(name))
+
+
+def _publish(cluster: Cluster, change: Callable[[Manifest], Manifest]) -> bool:
+    """Sign a next version and give it to one running member; False if the version is not possible."""
+    try:
+        manifest = change(cluster.manifest)
+    except SpodgtError as error:
+        cluster.checks.note(f"refused by the authority: {error}")
+        return False
+    running = [name for name in cluster.running() if name in manifest.names]
+    cluster.publish(manifest, cluster.random.choice(running or manifest.names))
+    return True
+
+
 KINDS: dict[str, tuple[Kind, float]] = {  # with the weight of its draw
     "crash": (crash, 2.0),
     "crash_point": (crash_point, 3.0),
@@ -170,6 +362,22 @@ KINDS: dict[str, tuple[Kind, float]] = {  # with the weight of its draw
     "full_disk": (full_disk, 1.0),
     "lost_disk": (lost_disk, 0.5),
     "slow_site": (slow_site, 1.0),
+    "bit_flip": (bit_flip, 1.0),
+    "roll_back": (roll_back, 1.5),
+    "clone": (clone, 1.0),
+    "clock_skew": (clock_skew, 0.5),
+    "clock_step": (clock_step, 0.5),
+    "expiry": (expiry, 1.0),
+    "half_copy": (half_copy, 0.5),
+    "old_manifest": (old_manifest, 0.5),
+    "change_settings": (change_settings, 1.0),
+    "change_address": (change_address, 1.0),
+    "change_links": (change_links, 1.0),
+    "change_root": (change_root, 1.0),
+    "quarantine": (quarantine, 0.5),
+    "remove": (remove, 0.7),
+    "dead_root": (dead_root, 0.7),
+    "join": (join, 0.7),
 }
 
 
@@ -177,12 +385,19 @@ def heal(cluster: Cluster) -> None:
     """End all faults: the network, disks and clocks are well, and all members run."""
     cluster.network.heal()
     for name, host in cluster.hosts.items():
+        cluster.end_clone(name)
         host.disk.is_full = False
+        host.clock.error = 0.0
+        if name in cluster.manifest.names:
+            cluster.issue(name)
         host.step_seconds = 0.02
         if host.chaos and host.process is not None:
             cluster.kill(name)
         host.chaos = {}
         if host.process is not None:
             host.process.crash_in = 0
-        elif host.is_wanted:
+        else:
             cluster.start(name)
+    # a newcomer cannot spread a version: clients that do not have it refuse its links
+    members = [name for name in names_of(cluster.setup) if name in cluster.manifest.linked]
+    cluster.give_manifest(cluster.random.choice(members or cluster.manifest.names))

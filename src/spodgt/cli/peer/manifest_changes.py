@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from spodgt.cli.app import flag
 from spodgt.cli.option_groups import TextOption, with_option_groups
 from spodgt.cli.peer.app import (
     DEFAULT_DAYS,
@@ -144,7 +145,7 @@ def peer_set(run: RunOption = DEFAULT_RUN, *, change: Annotated[Change, _TEXT_OP
 def peer_quarantine(
     name: Annotated[str, typer.Argument(help="The client.")],
     run: RunOption = DEFAULT_RUN,
-    end: Annotated[bool, typer.Option("--end", help="Restore its links.")] = False,
+    end: Annotated[bool, flag("--end", "Restore its links.")] = False,
 ) -> None:
     """Sign a manifest in which a client remains a member without links.
 

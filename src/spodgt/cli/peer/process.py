@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from spodgt.cli.app import JsonOption
+from spodgt.cli.app import JsonOption, flag
 from spodgt.cli.option_groups import with_option_groups
 from spodgt.cli.peer.app import DEFAULT_RUN, RunOption, peer_app, peer_extra
 from spodgt.errors import InvalidInput
@@ -30,12 +30,8 @@ def peer_start(
         int | None, typer.Option(help="Serve Prometheus metrics on this port.")
     ] = None,
     metrics_bind: Annotated[str, typer.Option(help="Address of the metrics server.")] = "127.0.0.1",
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="No panel; print events as lines on stderr.")
-    ] = False,
-    json_log: Annotated[
-        bool, typer.Option("--json-log", help="Print events as JSON lines on stderr.")
-    ] = False,
+    quiet: Annotated[bool, flag("--quiet", "No panel; print events as lines on stderr.")] = False,
+    json_log: Annotated[bool, flag("--json-log", "Print events as JSON lines on stderr.")] = False,
     *,
     options: Options,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, cast
 
 import typer
 
-from spodgt.cli.app import JsonOption
+from spodgt.cli.app import JsonOption, flag
 from spodgt.cli.peer.app import peer_app, peer_extra
 
 
@@ -48,7 +48,7 @@ def peer_export(
     folder: Annotated[Path, typer.Argument(help="Folder of a client, which may be running.")],
     target: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
     mean: Annotated[
-        bool, typer.Option("--mean", help="Export the running mean; needs layer running_mean.")
+        bool, flag("--mean", "Export the running mean; needs layer running_mean.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -61,7 +61,7 @@ def peer_export(
     else:
         shapes = cast("dict[str, list[int]]", facts["tensors"])
         numbers = sum(math.prod(shape) for shape in shapes.values())
-        print(f"{len(shapes)} tensors, {numbers:,} numbers: {target} (round {facts['k']})")
+        print(f"{len(shapes)} tensors, {numbers:,} numbers: {target}")
 
 
 @peer_app.command("backup", epilog="Example: [bold]spodgt peer backup peers/p0 p0.backup[/]")
@@ -82,7 +82,7 @@ def peer_restore(
     file: Annotated[Path, typer.Argument(help="A backup; with --model also an exported model.")],
     folder: Annotated[Path, typer.Argument(help="The client's folder, without a state.")],
     model: Annotated[
-        bool, typer.Option("--model", help="Restore only the model, into a stopped client.")
+        bool, flag("--model", "Restore only the model, into a stopped client.")
     ] = False,
 ) -> None:
     """Create a client's folder from a backup, or restore its model into a stopped client."""

@@ -1,8 +1,9 @@
-"""Accuracy against bytes: the default experiment with short messages, ten seeds.
+"""Accuracy against bytes: the default experiment with compressed messages, ten seeds.
 
-    python tools/bytes.py [FOLDER]
+    python docs/results/bytes.py [FOLDER]
 
-Writes docs/results/bytes.png and bytes.csv. The run itself lies in FOLDER (runs/bytes), and is resumed there.
+Writes docs/results/bytes.png and bytes.csv. The run is in FOLDER (runs/bytes) and continues there
+after an interruption.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 import spodgt
 from spodgt.record import statistics
 
-HERE = Path(__file__).parents[1] / "docs/results"
+HERE = Path(__file__).parent
 METHOD = "spod-gt-memory"
 SHORT = ("int8", {"kind": "top-k", "share": 0.1}, {"kind": "rand-k", "share": 0.1})
 

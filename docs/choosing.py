@@ -1,6 +1,6 @@
-"""Draw docs/choosing.png: which methods reach the optimum, on which graphs, with whom idle.
+"""Draw docs/choosing.png: which methods reach the optimum, on which graphs, with idle clients or links.
 
-    python tools/choosing.py
+    python docs/choosing.py
 
 One heterogeneous quadratic, ten clients; the distance of the models from the true optimum against rounds.
 """
@@ -36,7 +36,7 @@ PANELS = {
 
 def main() -> None:
     problem = spodgt.Quadratic.random(10, 5, seed=1, condition=5, spread=1.0)
-    figure, panes = figures.new(11, 3.6, len(PANELS))
+    figure, panes = figures.new_figure(11, 3.6, len(PANELS))
     for axes, (title, (network, participation, names)) in zip(panes, PANELS.items(), strict=True):
         methods = [spodgt.method(name, step_size=0.02) for name in names]
         result = spodgt.compare(
@@ -53,7 +53,7 @@ def main() -> None:
         axes.grid(alpha=0.25)
         axes.legend(fontsize=8, frameon=False, handlelength=3)
     panes[0].set_ylabel("distance from the true optimum")
-    figures.save(figure, Path(__file__).parent.parent / "docs" / "choosing.png")
+    figures.save(figure, Path(__file__).with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Measure relay, its leaderless relative and running means, and write the pages about them.
+"""Measure relay, relay-sum and running means, and write the pages about them.
 
-    python tools/relay.py run runs/relay              # everything; goes on where it was stopped
-    python tools/relay.py run runs/relay svm-iid      # one setting
-    python tools/relay.py write runs/relay  # docs/results/relay.md, .csv; table of docs/explanation/theory.md
+    python docs/results/relay.py run runs/relay              # everything; continues if it was stopped
+    python docs/results/relay.py run runs/relay svm-iid      # one setting
+    python docs/results/relay.py write runs/relay            # docs/results/relay.md and .csv
 
-No number in the tables is typed by hand. Seeds 200 to 209 were used for nothing else; step sizes were chosen
-on others. docs/results/notes/relay.md is written by a person and goes into the page as it is.
+`write` also updates the table in docs/explanation/theory.md. No number in the tables is typed by hand.
+Seeds 200 to 209 are used only here; step sizes were chosen on other seeds. The page includes
+docs/results/notes/relay.md, which is written by hand.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from spodgt.theory import perron_vectors
 
 SEEDS, DELAY = range(200, 210), 5000.0
 GRAPH, PARTICIPATION = spodgt.graphs.RandomGeometric(10, 0.4), spodgt.Beta(0.5, 0.5)
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[1]
 _BEGIN, _END = "<!-- seeds: generated -->", "<!-- seeds: end -->"
 
 
@@ -150,7 +151,7 @@ def draw(frame: pd.DataFrame, rival: str, path: Path) -> None:
             names[label] = ", ".join([name, *options])
     shown = frame[frame["algorithm"].isin(names)]
     shown = shown.assign(algorithm=shown["algorithm"].map(names))
-    figures.save(figures.curves(shown, "accuracy", end=DELAY), path)
+    figures.save(figures.plot_curves(shown, "accuracy", end=DELAY), path)
 
 
 def section(title: str, name: str, last: pd.DataFrame, rival: str) -> Iterator[str]:

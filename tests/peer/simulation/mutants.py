@@ -1,0 +1,243 @@
+"""Wrong versions of the program: a simulator that does not find them would not find such bugs either.
+
+`python -m tests.peer.simulation.mutants` prints how many seeds each of them needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from spodgt.peer import node, protocol, states, store, streams
+from spodgt.peer.membership import Membership
+from spodgt.peer.protocol import Ack, InLink, Message, OutLink, Taken
+from spodgt.peer.rounds import Rounds
+from spodgt.peer.store import Store, StoreFailed
+from tests.peer.simulation.simulator import plan_of, simulate
+
+MOST_SEEDS = 150
+
+
+class Mutant(NamedTuple):
+    """One function of the program, and a wrong one in its place."""
+
+    owner: Any  # a module or a class
+    name: str
+    wrong: Callable[..., Any]
+
+
+# --- the protocol ----------------------------------------------------------------------------------
+def forget_ack(link: OutLink, ack: Ack) -> OutLink:
+    return replace(link, seen=ack.sender)
+
+
+def unrounded(link: OutLink, y: Tensor, short: bool = False) -> tuple[OutLink, Tensor]:
+    new = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)
+    return replace(link, total=new, number=link.number + 1), link.weight * y
+
+
+def rebase_early(link: OutLink) -> tuple[OutLink, Tensor] | None:
+    return replace(link, base=link.number, total=torch.zeros_like(link.total)), link.total
+
+
+_rebase = protocol.rebase
+
+
+def rebase_without_z(link: OutLink) -> tuple[OutLink, Tensor] | None:
+    quiet = _rebase(link)
+    return None if quiet is None else (quiet[0], torch.zeros_like(quiet[1]))
+
+
+_take = protocol.take
+
+
+def take_old(link: InLink, message: Message) -> Taken:
+    if message.number < link.number and message.base == link.base:
+        mass = message.total.double() - link.total
+        return Taken(replace(link, number=message.number, total=message.total), mass, None)
+    return _take(link, message)
+
+
+def believe_own_disk(own: protocol.Incarnation, epoch: int, frame: Message | Ack) -> bool:
+    if frame.epoch > epoch:
+        raise protocol.NewerEpoch(frame)
+    return frame.epoch == epoch
+
+
+_fresh = states.fresh
+
+
+def keep_tracker(state: states.State, epoch: int, part: Any) -> states.State:
+    return _fresh(state, epoch, part)._replace(method=state.method)
+
+
+_meta_of = states.meta_of
+
+
+def same_incarnation(state: states.State, own: protocol.Incarnation) -> dict[str, object]:
+    return {**_meta_of(state, own), "incarnation": own.number - 1}
+
+
+# --- rounds ----------------------------------------------------------------------------------------
+def send_before_commit(self: Rounds) -> None:
+    committed = self.node.shown
+    self.node.shown = self.node.state
+    self._send_unacknowledged()
+    self.node.shown = committed
+    for source in sorted(self.node.commit()):
+        ack = self.node.ack(source)
+        if ack:
+            self.transport.send_ack(source, ack)
+
+
+def ack_before_commit(self: Rounds) -> None:
+    committed = self.node.shown
+    self.node.shown = self.node.state
+    for source in sorted(self.node.owed):
+        ack = self.node.ack(source)
+        if ack:
+            self.transport.send_ack(source, ack)
+    self.node.shown = committed
+    self.node.commit()
+    self._send_unacknowledged()
+
+
+def silent_while_waiting(self: Rounds, has_frames: bool) -> None:
+    return
+
+
+def never_send_first(self: Rounds) -> None:
+    self._sent_at = self.clock.monotonic()
+    for target in self.node.state.out:
+        link = self.node.shown.out.get(target)
+        message = self.node.message(target)
+        if link is not None and link.acked < link.number and message:
+            self.transport.send_latest(target, message)
+
+
+# --- the disk --------------------------------------------------------------------------------------
+def skip_sync(self: Store, record: store.Record) -> None:
+    file = self.records[record.generation % 2]
+    file.write(memoryview(store._sealed(record)), 0)
+
+
+_write = Store._write
+
+
+def overwrite_slot(self: Store, vector: Tensor, old: Any, generation: int) -> Any:
+    if old is not None:
+        old = {**old, "slot": 1 - old["slot"]}
+    return _write(self, vector, old, generation)
+
+
+_commit = Store.commit
+
+
+def ignore_full_disk(self: Store, vectors: Any, meta: Any) -> None:
+    try:
+        _commit(self, vectors, meta)
+    except StoreFailed:
+        return
+
+
+def one_record(self: Store, record: store.Record) -> None:
+    file = self.records[0]
+    file.write(memoryview(store._sealed(record)), 0)
+    if self.durability == "power":
+        file.sync()
+
+
+# --- links and the manifest ------------------------------------------------------------------------
+async def connect_once(self: streams.Dialled) -> None:
+    self.down(await self._attempt())
+    await asyncio.Event().wait()
+
+
+_of_this_epoch = node.Node._of_this_epoch
+
+
+def deaf_to_epochs(self: node.Node, name: str, frame: Message | Ack) -> bool:
+    if self.state.epoch < frame.epoch <= self.last_epoch:
+        return False
+    return _of_this_epoch(self, name, frame)
+
+
+def adopt_any(self: Membership) -> Any:
+    update = self.update
+    self.update = None
+    if update is None:
+        file = self.host.files.read(self.folder / "manifest.toml")
+        if file == self.terms.signed.file:
+            return None
+        signed = type(self.terms.signed).verify(file, self.identity.authority)
+        update = type(self.terms).of(signed, self.identity.name, self.terms, self.host.clock)
+    self.terms = update
+    return update
+
+
+def ask_nobody(self: Membership, neighbour: str, loop: object) -> None:
+    return
+
+
+MUTANTS: dict[str, Mutant] = {
+    "forget an acknowledgement": Mutant(protocol, "take_ack", forget_ack),
+    "subtract the unrounded mass": Mutant(protocol, "put", unrounded),
+    "rebase before all is acknowledged": Mutant(protocol, "rebase", rebase_early),
+    "forget what a rebase folds away": Mutant(protocol, "rebase", rebase_without_z),
+    "take older messages": Mutant(protocol, "take", take_old),
+    "ignore proofs of a disk set back": Mutant(protocol, "check_epoch", believe_own_disk),
+    "keep the tracker in a new epoch": Mutant(states, "fresh", keep_tracker),
+    "start with the old incarnation": Mutant(states, "meta_of", same_incarnation),
+    "send before the commit": Mutant(Rounds, "_publish", send_before_commit),
+    "acknowledge before the commit": Mutant(Rounds, "_publish", ack_before_commit),
+    "send nothing while waiting": Mutant(Rounds, "_exchange_without_round", silent_while_waiting),
+    "send nothing before it is heard": Mutant(Rounds, "_send_unacknowledged", never_send_first),
+    "skip the sync of a commit": Mutant(Store, "_write_record", skip_sync),
+    "overwrite the slot in use": Mutant(Store, "_write", overwrite_slot),
+    "go on with a full disk": Mutant(Store, "commit", ignore_full_disk),
+    "keep one record": Mutant(Store, "_write_record", one_record),
+    "connect once": Mutant(streams.Dialled, "_run", connect_once),
+    "do not follow epochs": Mutant(node.Node, "_of_this_epoch", deaf_to_epochs),
+    "accept an older manifest": Mutant(Membership, "adopt", adopt_any),
+    "ask nobody for a manifest": Mutant(Membership, "ask", ask_nobody),
+}
+
+
+class Finding(NamedTuple):
+    """How a mutant was found."""
+
+    seeds: int  # that were run; the last one found it
+    failure: str
+
+
+def find(mutant: Mutant, most: int = MOST_SEEDS) -> Finding | None:
+    """Run seeds until one fails; None if none of them does."""
+    with patch.object(mutant.owner, mutant.name, mutant.wrong):
+        for seed in range(most):
+            outcome = simulate(plan_of(seed))
+            if outcome.failure:
+                return Finding(seed + 1, outcome.failure)
+    return None
+
+
+def main() -> int:
+    missed = 0
+    for name, mutant in MUTANTS.items():
+        if sys.argv[1:] and sys.argv[1] not in name:
+            continue
+        finding = find(mutant)
+        missed += finding is None
+        told = "not found" if finding is None else f"{finding.seeds} seeds: {finding.failure[:100]}"
+        print(f"{name}: {told}", flush=True)
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
