@@ -34,6 +34,7 @@ class LastExchanges:
         self.held = held
         self.runs: list[int] = held.batch.runs.tolist()
         self.periods = np.array([run.algorithm.period for run in held.batch.live], np.int64)
+        self.has_local_steps = bool((self.periods > 1).any())
         self.models: dict[int, Exchanged] = {}  # by number of the run
 
     def advance(
@@ -44,8 +45,6 @@ class LastExchanges:
         statistics: ClientStatistics,
     ) -> State:
         """Compute rounds, and copy the models of the last exchange of runs with local steps."""
-        if (self.periods == 1).all():
-            return compute(state, rounds)
         for segment in self._segments(rounds):
             state = compute(state, segment.rounds)
             self.copy(segment.copied_runs, state[0], statistics)

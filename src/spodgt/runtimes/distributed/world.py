@@ -132,6 +132,8 @@ class DistributedWorld:
         return self.batch.activity.costs(k)
 
     def advance(self, state: State, rounds: range) -> State:
+        if not self.exchanges.has_local_steps:
+            return self.rounds.advance(state, rounds)
         return self.exchanges.advance(state, rounds, self.rounds.advance, self.statistics)
 
     def select_runs(self, selected: Bools, state: State) -> tuple[DistributedWorld, State]:
