@@ -269,8 +269,8 @@ How fast is the simulator, compared with a plain PyTorch loop and other librarie
 `python benchmarks/competitors.py`, which installs each library into its own environment, in the newest
 version that can be installed.
 
-The work is the same for all: a tenth of Fashion-MNIST, ten clients with 600 images each, one undirected graph
-with Metropolis weights W, mini-batches of 16, float32, the same initial model and step size.
+The work is the same for all: a tenth of Fashion-MNIST, ten clients with 600 images each, and mini-batches of
+16. The graph is undirected with Metropolis weights W. Initial model and step size are the same, in float32.
 
 - A *client gradient* is one mini-batch of one client. Speed is that of steady state, without evaluations.
 - Time to an accuracy starts with training. Imports, compilation and the start of actors are excluded.

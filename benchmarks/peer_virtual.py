@@ -252,8 +252,8 @@ def write(grid: Any, found: list[dict[str, Any]], spread: Any, name: str) -> Non
         f"sigma over seeds: mean {sigma.mean():.4f}; {(off <= 2 * sigma).mean():.0%} within two sigma"
     )
     table.round(4).to_csv(OUT / f"{name}.csv", index=False)
-    figures.prepare()
-    figure, axes = figures.new(7.2, 4.4)
+    figures.preload()
+    figure, axes = figures.new_figure(7.2, 4.4)
     mean, deviation = spread.mean(0), spread.std(0)
     axes.fill_between(
         grid, mean - deviation, mean + deviation, color="0.85", label="virtual time, five seeds ± σ"

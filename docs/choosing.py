@@ -36,7 +36,7 @@ PANELS = {
 
 def main() -> None:
     problem = spodgt.Quadratic.random(10, 5, seed=1, condition=5, spread=1.0)
-    figure, panes = figures.new(11, 3.6, len(PANELS))
+    figure, panes = figures.new_figure(11, 3.6, len(PANELS))
     for axes, (title, (network, participation, names)) in zip(panes, PANELS.items(), strict=True):
         methods = [spodgt.method(name, step_size=0.02) for name in names]
         result = spodgt.compare(

@@ -40,7 +40,7 @@ def draw(model: nn.Module, data: Noisy, picture: str) -> None:
     noisy = torch.stack([data[60 * number][0] for number in range(8)])
     with torch.no_grad():
         rows = torch.cat([noisy, model(noisy)]).reshape(2, 8, 14, 14)
-    figure, axes = figures.new(6.4, 2.2)
+    figure, axes = figures.new_figure(6.4, 2.2)
     axes.imshow(rows.permute(0, 2, 1, 3).reshape(28, 112).numpy(), cmap="gray")
     axes.axis("off")
     figures.save(figure, Path(picture))

@@ -91,7 +91,7 @@ def main(clients: int = 1_000_000, rounds: int = 60) -> None:
     over = peak / (3 * state[0].numel() * 4)
     print(f"most memory in use {peak / 1e9:.1f} GB, {over:.2f} times the three states")
 
-    figure, axes = figures.new(6, 4)
+    figure, axes = figures.new_figure(6, 4)
     axes.plot(*zip(*seen, strict=True), marker="o", color=figures.COLOURS[0])
     axes.set_xlabel("round")
     axes.set_ylabel(f"test accuracy, mean of {SAMPLED} clients")

@@ -59,7 +59,7 @@ def main(*, small: bool = False, picture: str | None = None) -> dict[str, float]
             f"{name}: {found[name]:.3f} on the clients' own tests, {problem.parameters} numbers per message"
         )
     if picture:
-        figure, axes = figures.new(6.4, 4)
+        figure, axes = figures.new_figure(6.4, 4)
         for number, (name, frame) in enumerate(curves.items()):
             axes.plot(frame["round"], frame["accuracy"], color=figures.COLOURS[number], label=name)
         axes.set_xlabel("round")

@@ -84,7 +84,7 @@ def main() -> None:
             f"{rounds:6,} rounds: "
             + ", ".join(f"{name} {gaps[-1]:.2e}" for name, gaps in found.items())
         )
-    figure, axes = figures.new(6.4, 4.2)
+    figure, axes = figures.new_figure(6.4, 4.2)
     for number, (name, gaps) in enumerate(found.items()):
         axes.loglog(ROUNDS, gaps, "-", marker="o", color=figures.COLOURS[number], label=name)
     last = found["vanishing schedule"][-1] * np.sqrt((ROUNDS[-1] + 1) / (np.array(ROUNDS) + 1))

@@ -13,6 +13,7 @@ import torch
 
 from spodgt.algorithms import ALGORITHMS, method
 from spodgt.algorithms.base import Algorithm
+from spodgt.algorithms.registry import ALIASES
 from spodgt.network import Network
 from spodgt.participation import Always, Participation, Trace
 from spodgt.problems import Quadratic
@@ -49,7 +50,7 @@ def golden_trace() -> Trace:
 
 def build(name: str | Algorithm, **fields: Any) -> Algorithm:
     """A method with a step size, where it takes one."""
-    if isinstance(name, str) and name not in STEPPING:
+    if isinstance(name, str) and ALIASES.get(name, name) not in STEPPING:
         fields.pop("step_size", None)
     return method(name, **fields)
 

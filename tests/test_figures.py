@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import spodgt
 from spodgt import figures
+from spodgt.record import Record
 
 NAMES = [*spodgt.ALGORITHMS, "mine", "spod-gt step_size=0.1", "spod-gt step_size=0.2"]
 
@@ -34,7 +35,19 @@ def test_no_two_methods_look_alike(names: list[str]) -> None:
 def test_known_methods_have_the_same_colour_in_every_figure() -> None:
     alone = figures.line_styles(["spod-gt"])["spod-gt"]
     assert figures.line_styles(["k-gt", "mine", "ab", "spod-gt"])["spod-gt"] == alone
-    assert figures.line_styles(["spod-gt step_size=0.1"])["spod-gt step_size=0.1"] == alone
+    label = "spod-gt step_size=0.1"
+    assert figures.line_styles([label], {label: "spod-gt"})[label] == alone
+
+
+def test_labels_with_settings_have_the_colour_of_their_method(tmp_path: Path) -> None:
+    methods = [spodgt.method("k-gt", step_size=step_size) for step_size in (0.01, 0.02)]
+    problem = spodgt.Quadratic.random(3, 2)
+    result = spodgt.compare(methods, problem, spodgt.Network.ring(3), rounds=2, out=tmp_path)
+    labels = ["k-gt step_size=0.01", "k-gt step_size=0.02"]
+    assert result.method_names == dict.fromkeys(labels, "k-gt")
+    styles = figures.line_styles(labels, result.method_names)
+    assert styles[labels[0]] == figures.line_styles(["k-gt"])["k-gt"]
+    assert Record.read(tmp_path).method_names == result.method_names
 
 
 def test_more_methods_than_looks_are_still_drawn() -> None:
@@ -55,19 +68,19 @@ def test_more_methods_than_looks_are_still_drawn() -> None:
     ],
 )
 def test_a_geometric_grid_has_a_logarithmic_axis(values: list[float], logarithmic: bool) -> None:
-    assert figures.axis(values) == (values, logarithmic)
+    assert figures.axis_positions(values) == (values, logarithmic)
 
 
 def test_texts_stand_one_step_apart() -> None:
-    assert figures.axis(["always", "beta"]) == ([0, 1], False)
-    assert figures.axis([True, False]) == ([0, 1], False)
+    assert figures.axis_positions(["always", "beta"]) == ([0, 1], False)
+    assert figures.axis_positions([True, False]) == ([0, 1], False)
 
 
 def test_positions_are_the_networks_or_a_layout() -> None:
     placed = spodgt.Network.random_geometric(6, radius=0.9, seed=0)
-    np.testing.assert_array_equal(figures.positions(placed), placed.positions)
+    np.testing.assert_array_equal(figures.client_positions(placed), placed.positions)
     for clients in (5, 100):
-        layout = figures.positions(spodgt.Network.ring(clients))
+        layout = figures.client_positions(spodgt.Network.ring(clients))
         assert layout.shape == (clients, 2)
         assert len(np.unique(layout.round(6), axis=0)) == clients
 
@@ -86,16 +99,16 @@ def test_an_svg_has_every_client_and_link() -> None:
 
 @pytest.mark.parametrize("style", ["screen", "column"])
 def test_curves_are_drawn_in_the_colour_of_their_method(
-    style: figures.Style, tmp_path: Path
+    style: figures.FigureStyle, tmp_path: Path
 ) -> None:
     problem, network = spodgt.Quadratic.random(4, 2), spodgt.Network.ring(4)
     frame = spodgt.compare(["push-pull", "spod-gt"], problem, network, rounds=10, seeds=[2]).frame
-    axes = figures.curves(frame, "distance", "round", style=style).axes[0]
+    axes = figures.plot_curves(frame, "distance", "round", style=style).axes[0]
     drawn = {str(line.get_label()).split(" ")[0]: line.get_color() for line in axes.lines}
     assert drawn["spod-gt"] == figures.COLOURS[figures.line_styles(["spod-gt"])["spod-gt"].slot]
     assert axes.get_yscale() == "log"
     assert axes.get_ylabel() == "distance from the optimum"
-    assert figures.curves(frame, "loss", "round", style=style).axes[0].get_yscale() == "linear"
+    assert figures.plot_curves(frame, "loss", "round", style=style).axes[0].get_yscale() == "linear"
 
 
 def test_names_stand_in_pictures_and_are_escaped() -> None:
@@ -104,7 +117,7 @@ def test_names_stand_in_pictures_and_are_escaped() -> None:
     assert "<title>client lima: p 1</title>" in text
     assert "<title>lima → &lt;b&gt;: p̂ 1</title>" in text
     assert "<b>" not in text
-    drawn = figures.network(network, np.ones(2), np.ones(2))
+    drawn = figures.draw_network(network, np.ones(2), np.ones(2))
     assert [label.get_text() for label in drawn.axes[0].texts] == ["lima", "<b>"]
 
 
@@ -112,7 +125,7 @@ def test_names_stand_in_pictures_and_are_escaped() -> None:
 def test_no_two_clients_overlap_in_a_picture(clients: int, seed: int, together: bool) -> None:
     at = np.random.default_rng(seed).random((clients, 2)) * (not together)
     gap = 0.3 / np.sqrt(clients)
-    moved = figures.apart(at, gap)
+    moved = figures.separate_overlaps(at, gap)
     assert moved.shape == at.shape
     assert np.isfinite(moved).all()
     distance = np.linalg.norm(moved[:, None] - moved[None], axis=-1)[~np.eye(clients, dtype=bool)]

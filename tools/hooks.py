@@ -5,6 +5,7 @@ such links become those of the site. Comments that only the site reads:
 
     <!-- include: examples/lora.py -->       the file, as a code block
     <!-- picture: accuracy.png, words -->    a picture that the page's own code has drawn
+    <!-- table: results.csv -->              a CSV file beside the page, as a table
     <!-- commands -->                        all commands with their options
     <!-- metrics -->                         all metrics
     <!-- train options -->                   all options of train and compare
@@ -34,7 +35,7 @@ from mkdocs.structure.pages import Page
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
 from commands import commands
-from tables import method_classes, metrics, train_options
+from tables import csv_table, method_classes, metrics, train_options
 
 ROOT = pages.ROOT
 CACHE = ROOT / "build" / "pages"
@@ -121,6 +122,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if RUN_PAGES:  # pictures are drawn by the page's own code
         picture = rf"![\2]({page.file.name}-\1)"
         text = re.sub(r"<!-- picture: (\S+), (.*?) -->", picture, text)
+    folder = ROOT / "docs" / os.path.dirname(page.file.src_uri)
+    text = re.sub(r"<!-- table: (\S+) -->", lambda found: csv_table(folder / found[1]), text)
     for mark, made in (
         ("commands", commands),
         ("metrics", metrics),

@@ -26,7 +26,7 @@ import torch
 from spodgt import report
 from spodgt.errors import SpodgtError
 from spodgt.experiment import Experiment
-from spodgt.figures import words
+from spodgt.figures import key_label
 from spodgt.record import Record, statistics
 from spodgt.record.models import read_model
 from spodgt.record.sweep import label
@@ -106,7 +106,7 @@ def text(name: str, page: Page, out: Path, absent: Sequence[str]) -> Iterator[st
     if notes.exists():
         yield f"{notes.read_text(encoding='utf-8').strip()}\n"
     if absent:
-        keys = ", ".join(map(words, page.sweep.grid))
+        keys = ", ".join(map(key_label, page.sweep.grid))
         yield f"**Not complete:** not run at {keys} = {'; '.join(absent)}.\n"
     if any(learned(record) for record in page.records):
         yield from tables(page, metric)
@@ -254,7 +254,7 @@ def grid_table(page: Page, metric: str) -> Iterator[str]:
         means = statistics.summary(part, [metric])
         cells = [label(value) for value in point.values()]
         rows.append([*cells, *(shown(means, method, metric) for method in page.methods)])
-    yield from table([*(words(key) for key in page.sweep.grid), *page.methods], rows)
+    yield from table([*(key_label(key) for key in page.sweep.grid), *page.methods], rows)
 
 
 def method_table(page: Page, metric: str) -> Iterator[str]:
@@ -326,7 +326,7 @@ def step_part(page: Page, metric: str) -> Iterator[str]:
             [*(label(config["network"][key.removeprefix("network.")]) for key in keys), *row]
         )
     yield from table(
-        [*map(words, keys), *(f"seed {seed}" for seed in ends.index.unique("seed"))], rows
+        [*map(key_label, keys), *(f"seed {seed}" for seed in ends.index.unique("seed"))], rows
     )
     yield ""
 

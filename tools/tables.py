@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import inspect
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from spodgt.algorithms import ALGORITHMS
@@ -34,6 +36,14 @@ def metrics() -> str:
         text = metric.description.replace("|", "\\|")
         lines.append(f"| `{name}` | {text} | {metric.better} |")
     return "\n".join(lines)
+
+
+def csv_table(path: Path) -> str:
+    """A CSV file as a table; its first row has the headings."""
+    with path.open(encoding="utf-8", newline="") as file:
+        heads, *rows = csv.reader(file)
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def train_options() -> str:

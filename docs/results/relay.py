@@ -151,7 +151,7 @@ def draw(frame: pd.DataFrame, rival: str, path: Path) -> None:
             names[label] = ", ".join([name, *options])
     shown = frame[frame["algorithm"].isin(names)]
     shown = shown.assign(algorithm=shown["algorithm"].map(names))
-    figures.save(figures.curves(shown, "accuracy", end=DELAY), path)
+    figures.save(figures.plot_curves(shown, "accuracy", end=DELAY), path)
 
 
 def section(title: str, name: str, last: pd.DataFrame, rival: str) -> Iterator[str]:

@@ -1,12 +1,12 @@
-"""What can go wrong, and whose mistake it is.
+"""Exceptions and warnings.
 
 SpodgtError
-├── InvalidInput          the caller's: one sentence with the name, the value and the fix (exit code 2)
+├── InvalidInput          invalid input: one sentence with the name, the value and the fix (exit code 2)
 │   ├── InvalidNetwork    graph or weights
 │   ├── InvalidData       files, datasets, partitions
 │   ├── InvalidConfig     keys and values of a configuration
 │   └── Incompatible      a method that cannot run in this setting
-└── Failed                the run's: it started well and could not finish (exit code 1)
+└── Failed                a run that started but could not finish (exit code 1)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SpodgtError(Exception):
 
 
 class InvalidInput(SpodgtError, ValueError):
-    """The caller's mistake: the message names the argument, its value and the fix."""
+    """Invalid input; the message names the argument, its value and the fix."""
 
 
 class InvalidNetwork(InvalidInput):
@@ -31,31 +31,31 @@ class InvalidNetwork(InvalidInput):
 
 
 class InvalidData(InvalidInput):
-    """A file, dataset or partition that is not what it should be."""
+    """An invalid file, dataset or partition."""
 
 
 class InvalidConfig(InvalidInput):
-    """A configuration key or value that means nothing."""
+    """An unknown configuration key or an invalid value."""
 
 
 class Incompatible(InvalidInput):
-    """A method asked to run in a setting its definition excludes."""
+    """A method in a setting that its definition excludes."""
 
 
 class Failed(SpodgtError, RuntimeError):
-    """A run that began and could not be finished."""
+    """A run that started but could not finish."""
 
 
 class DivergenceWarning(RuntimeWarning):
-    """A run left the finite numbers and was given up."""
+    """A run diverged (NaN or infinite models) and was stopped."""
 
 
 class StalledWarning(RuntimeWarning):
-    """No model of a run has moved for many rounds."""
+    """No model of a run has changed for many rounds."""
 
 
 def caller_level() -> int:
-    """The `stacklevel` with which a warning shows the line outside this package that led to it."""
+    """The `stacklevel` with which a warning shows the calling line outside of this package."""
     package = Path(__file__).parent
     frame = inspect.currentframe()
     level = 0
@@ -66,7 +66,7 @@ def caller_level() -> int:
 
 
 class UnusedDataWarning(UserWarning):
-    """Samples that were given are held by no client."""
+    """Samples that no client holds."""
 
 
 @contextmanager

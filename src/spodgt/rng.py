@@ -1,14 +1,14 @@
 """Randomness as a pure function of (seed, stream, round, client).
 
-Any process, any resumed run and any batch of runs draws the same numbers, because nothing is
-ever advanced: a draw is computed from its name. Two tools:
+Each process, each resumed run and each batch of runs draws the same numbers, because there is no
+state: a draw is a function of its coordinates.
 
-- `generator(seed, stream, ...)` for draws made once (a graph, a partition, an initial model);
-- `words`, `uniform`, `bernoulli` and `markov` for draws made in every round, vectorised over rounds and
-  clients (`random_draws` has the same in compiled loops).
+- `generator(seed, stream, ...)` is for draws made once (a graph, a partition, an initial model);
+- `words`, `uniform`, `bernoulli` and `markov` are for draws made in each round, vectorised over
+  rounds and clients (`random_draws` has the same in compiled loops).
 
-The per-round words come from a chain of SplitMix64 finalisers [steele2014splittable], one link
-for each coordinate; the finaliser is a bijection of 64 bits that passes the usual test batteries.
+The words of a round are a chain of SplitMix64 finalisers [steele2014splittable], one for each
+coordinate; the finaliser is a bijection of 64 bits that passes the usual test batteries.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def key(seed: int, stream: str) -> np.uint64:
 def words(keys: ArrayLike, *coordinates: ArrayLike) -> Words:
     """64 random bits for every (key, coordinates...), all broadcast against each other."""
     state = np.asarray(keys, dtype=np.uint64)
-    with np.errstate(over="ignore"):  # arithmetic modulo 2⁶⁴ is the point
+    with np.errstate(over="ignore"):  # arithmetic modulo 2⁶⁴ is intended
         for coordinate in coordinates:
             state = _finalise(
                 state + _GOLDEN * (np.asarray(coordinate).astype(np.uint64) + np.uint64(1))
@@ -74,15 +74,15 @@ def uniform(keys: ArrayLike, *coordinates: ArrayLike) -> NDArray[np.float64]:
     return np.asarray((words(keys, *coordinates) >> np.uint64(11)) * 2.0**-53, np.float64)
 
 
-def distinct(
+def sample_without_replacement(
     sizes: NDArray[np.int64], count: int, pick: Callable[[int, NDArray[np.int64]], ArrayLike]
 ) -> NDArray[np.int64]:
-    """(rows, count) whole numbers below each row's size, none twice in a row: Floyd's sampling.
+    """(rows, count) distinct whole numbers below each row's size: Floyd's algorithm.
 
     Args:
         sizes: (rows,) at least `count` each.
-        count: how many numbers to draw for every row.
-        pick: `pick(column, tops)` gives a uniform number from 0 to tops[row] for every row.
+        count: How many numbers to draw for each row.
+        pick: `pick(column, tops)` gives a uniform number from 0 to tops[row] for each row.
     """
     chosen = np.empty((len(sizes), count), np.int64)
     for column in range(count):
@@ -99,71 +99,85 @@ def _finalise(z: Words) -> Words:
     return z ^ (z >> np.uint64(31))
 
 
-def bernoulli(key: np.uint64, rounds: range, chances: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """(rounds, chances): true with its chance, the same as `uniform(key, round, i) < chances[i]`."""
-    out = np.empty((len(rounds), len(chances)), np.bool_)
+def bernoulli(
+    key: np.uint64, rounds: range, probabilities: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """(rounds, n) draws: uniform(key, round, i) < probabilities[i].
+
+    Args:
+        key: Of the stream.
+        rounds: The rounds to sample.
+        probabilities: (n,).
+    """
+    out = np.empty((len(rounds), len(probabilities)), np.bool_)
     if not loops_enabled():
         for row, k in enumerate(rounds):
-            out[row] = uniform(key, k, np.arange(len(chances))) < chances
+            out[row] = uniform(key, k, np.arange(len(probabilities))) < probabilities
         return out
     from spodgt.random_draws import fill_bernoulli
 
-    fill_bernoulli(key, rounds.start, np.array(chances, np.float64), out)
+    fill_bernoulli(key, rounds.start, np.array(probabilities, np.float64), out)
     return out
 
 
 def markov(
     key: np.uint64,
     rounds: range,
-    start: NDArray[np.float64],
-    stay: NDArray[np.float64],
-    come: NDArray[np.float64],
-    known: NDArray[np.bool_] | None = None,
+    p_start: NDArray[np.float64],
+    p_up_given_up: NDArray[np.float64],
+    p_up_given_down: NDArray[np.float64],
+    previous: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.bool_]:
-    """(rounds, chains): chains of two states, up or down, which begin in round 0.
+    """(rounds, chains) states, up or down, of two-state Markov chains that begin in round 0.
 
-    A chain is up in round k if uniform(key, k, i) lies below `stay` where it was up in the round before, and
-    below `come` where it was down. Numbers below both or above both decide without the past, so any round
-    is found by going back to the last of these.
+    A chain is up in round k if uniform(key, k, i) is below `p_up_given_up` after a round up, and
+    below `p_up_given_down` after a round down. Draws below both or above both do not depend on the
+    past, so the state in any round follows from the last round with such a draw.
 
     Args:
-        key: of the stream.
-        rounds: which rounds.
-        start: (chains,) the chance to be up in round 0.
-        stay: (chains,) the chance to be up after a round up.
-        come: (chains,) the chance to be up after a round down.
-        known: (chains,) the states in the round before the first, which saves going back.
+        key: Of the stream.
+        rounds: The rounds to sample.
+        p_start: (chains,) probability of up in round 0.
+        p_up_given_up: (chains,) probability of up after a round up.
+        p_up_given_down: (chains,) probability of up after a round down.
+        previous: (chains,) states in the round before the first; saves the search for it.
     """
-    out = np.empty((len(rounds), len(start)), np.bool_)
+    out = np.empty((len(rounds), len(p_start)), np.bool_)
     if not out.size:
         return out
     if not loops_enabled():
-        return _markov(key, rounds, start, stay, come, known)
+        return _markov_in_numpy(key, rounds, p_start, p_up_given_up, p_up_given_down, previous)
     from spodgt.random_draws import fill_markov
 
-    before = np.empty(0, np.bool_) if known is None else np.array(known, np.bool_)
-    probabilities = [np.array(each, np.float64) for each in (start, stay, come)]
-    fill_markov(key, rounds.start, *probabilities, before, out)
+    before = np.empty(0, np.bool_) if previous is None else np.array(previous, np.bool_)
+    fill_markov(
+        key,
+        rounds.start,
+        np.array(p_start, np.float64),
+        np.array(p_up_given_up, np.float64),
+        np.array(p_up_given_down, np.float64),
+        before,
+        out,
+    )
     return out
 
 
-def _markov(
+def _markov_in_numpy(
     key: np.uint64,
     rounds: range,
-    start: NDArray[np.float64],
-    stay: NDArray[np.float64],
-    come: NDArray[np.float64],
-    known: NDArray[np.bool_] | None,
+    p_start: NDArray[np.float64],
+    p_up_given_up: NDArray[np.float64],
+    p_up_given_down: NDArray[np.float64],
+    previous: NDArray[np.bool_] | None,
 ) -> NDArray[np.bool_]:
-    """`markov` in NumPy."""
-    chains = np.arange(len(start))
-    state = known
+    chains = np.arange(len(p_start))
+    state = previous
     states: list[NDArray[np.bool_]] = []
     for k in rounds:
         if state is None:
-            state = _markov_state(key, k, start, stay, come)
+            state = _markov_state(key, k, p_start, p_up_given_up, p_up_given_down)
         else:
-            state = uniform(key, k, chains) < np.where(state, stay, come)
+            state = uniform(key, k, chains) < np.where(state, p_up_given_up, p_up_given_down)
         states.append(state)
     return np.stack(states)
 
@@ -171,22 +185,22 @@ def _markov(
 def _markov_state(
     key: np.uint64,
     k: int,
-    start: NDArray[np.float64],
-    stay: NDArray[np.float64],
-    come: NDArray[np.float64],
+    p_start: NDArray[np.float64],
+    p_up_given_up: NDArray[np.float64],
+    p_up_given_down: NDArray[np.float64],
 ) -> NDArray[np.bool_]:
-    """(chains,): the states in round k, found by going back from there."""
-    low = np.minimum(stay, come)
-    high = np.maximum(stay, come)
-    is_flipped = np.zeros(len(start), np.bool_)
-    state = np.zeros(len(start), np.bool_)
-    undecided = np.arange(len(start))
+    """(chains,) states in round k, by going back to a round whose draw decides."""
+    low = np.minimum(p_up_given_up, p_up_given_down)
+    high = np.maximum(p_up_given_up, p_up_given_down)
+    is_flipped = np.zeros(len(p_start), np.bool_)
+    state = np.zeros(len(p_start), np.bool_)
+    undecided = np.arange(len(p_start))
     while len(undecided):
         u = uniform(key, k, undecided)
-        threshold = start[undecided] if k == 0 else low[undecided]
+        threshold = p_start[undecided] if k == 0 else low[undecided]
         is_decided = (k == 0) | (u < low[undecided]) | (u >= high[undecided])
         state[undecided] = (u < threshold) != is_flipped[undecided]
-        is_flipped[undecided] ^= come[undecided] > stay[undecided]
+        is_flipped[undecided] ^= p_up_given_down[undecided] > p_up_given_up[undecided]
         undecided = undecided[~is_decided]
         k -= 1
     return state

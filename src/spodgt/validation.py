@@ -7,8 +7,8 @@ A recipe is written once, as a class with typed fields:
         name: ClassVar[str] = "ring"
         clients: Clients
 
-pydantic checks types and ranges; this module turns what it finds into the one sentence a user gets,
-naming the key, the value and the fix: "radius must be above 0, got -0.4; use radius=0.4.".
+pydantic checks types and ranges; this module converts its errors to one sentence with the key, the
+value and the fix: "radius must be above 0, got -0.4; use radius=0.4.".
 """
 
 from __future__ import annotations
@@ -26,217 +26,279 @@ import numpy as np
 import pydantic.dataclasses
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from pydantic_core import ErrorDetails, PydanticUndefined
 from typing_extensions import dataclass_transform
 
 from spodgt.errors import InvalidConfig, InvalidInput
 
-__all__ = ["Field"]  # what recipes annotate their fields with, together with the types below
+__all__ = ["Field"]  # recipes annotate their fields with it and with the types below
 
 C = TypeVar("C", bound=type)
 T = TypeVar("T")
-_WORDS: dict[type, str] = {
+_TYPE_NAMES: dict[type, str] = {
     int: "a whole number",
     float: "a number",
     str: "text in quotes",
     bool: "true or false",
     list: "a list",
 }
-_UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
+_UNKNOWN_KEY = ("unexpected_keyword_argument", "extra_forbidden")  # error types of pydantic
+_CONFIG = ConfigDict(
+    extra="forbid", strict=True, validate_default=True, arbitrary_types_allowed=True
+)
 
 
 @dataclass(frozen=True)
 class FieldHint:
-    """How an error describes a field, where its type and range alone would not say it well."""
+    """How errors describe a field, if its type and range are not enough.
 
-    what: str  # as in "radius must be `above 0`"
-    example: object = None  # a good value; the field's default if None
-    got: str = "got"  # the words before the bad value
-    use: str | None = None  # the fix; "name=example" if None
+    Args:
+        requirement: As in "radius must be `above 0`".
+        example: A valid value; None: the default of the field.
+        got: The words before the invalid value.
+        use: The fix, after "use"; None: "name=example".
+    """
+
+    requirement: str
+    example: object = None
+    got: str = "got"
+    use: str | None = None
 
 
-def _plain(value: object) -> object:
-    """Numbers of numpy become Python's; anything else is left for pydantic to judge."""
+def _to_python_number(value: object) -> object:
+    """Convert numbers of NumPy to numbers of Python; pydantic checks all other values."""
     if isinstance(value, bool):
         return value
     if isinstance(value, Integral):
         return int(value)
-    return float(value) if isinstance(value, Real) else value
+    if isinstance(value, Real):
+        return float(value)
+    return value
 
 
-Whole = Annotated[int, BeforeValidator(_plain)]  # an int, never a bool
-Number = Annotated[float, BeforeValidator(_plain)]  # a float or an int, never a bool
+Whole = Annotated[int, BeforeValidator(_to_python_number)]  # an int, never a bool
+Number = Annotated[float, BeforeValidator(_to_python_number)]  # a float or an int, never a bool
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, Field))
 def recipe(
     error: type[InvalidInput], registry: MutableMapping[str, Any] | None = None
 ) -> Callable[[C], C]:
-    """Make a class a frozen dataclass that raises `error` for bad fields; `registry` keeps it by `name`."""
+    """Class decorator: a frozen dataclass that checks its fields.
 
-    def made(cls: C) -> C:
-        config = ConfigDict(
-            extra="forbid", strict=True, validate_default=True, arbitrary_types_allowed=True
-        )
-        checked: Any = pydantic.dataclasses.dataclass(cls, frozen=True, config=config)
-        inner = checked.__init__
+    Args:
+        error: Raised for invalid fields.
+        registry: Receives the class under its `name`.
+    """
 
-        @functools.wraps(inner)
-        def init(self: object, *args: object, **fields: object) -> None:
-            try:
-                inner(self, *args, **fields)
-            except ValidationError as found:
-                raise error(_sentence(found, checked)) from None
-
-        checked.__init__, checked.__checked_init__ = init, inner
+    def decorate(cls: C) -> C:
+        checked: Any = pydantic.dataclasses.dataclass(cls, frozen=True, config=_CONFIG)
+        checked.__checked_init__ = checked.__init__
+        checked.__init__ = _init_raising(error, checked)
         if registry is not None:
             registry[checked.name] = checked
         return checked  # type: ignore[no-any-return]
 
-    return made
+    return decorate
+
+
+def _init_raising(error: type[InvalidInput], cls: Any) -> Callable[..., None]:
+    """The constructor of a recipe, with errors in one sentence."""
+
+    @functools.wraps(cls.__checked_init__)
+    def init(self: object, *args: object, **fields: object) -> None:
+        try:
+            cls.__checked_init__(self, *args, **fields)
+        except ValidationError as invalid:
+            raise error(_describe(invalid, cls)) from None
+
+    return init
 
 
 def from_table(cls: type[T], table: Mapping[str, object], where: str) -> T:
-    """Build a recipe from a table of a config; errors name the key as `where.key`."""
-    made: Any = cls.__new__(cls)
+    """Create a recipe from a table of a config.
+
+    Args:
+        cls: The class.
+        table: Its fields.
+        where: Name of the table; errors name a key as "where.key".
+    """
+    created: Any = cls.__new__(cls)
     try:
-        made.__checked_init__(**table)
-    except ValidationError as found:
-        raise InvalidConfig(_sentence(found, cls, where)) from None
-    return made  # type: ignore[no-any-return]
+        created.__checked_init__(**table)
+    except ValidationError as invalid:
+        raise InvalidConfig(_describe(invalid, cls, where)) from None
+    return created  # type: ignore[no-any-return]
 
 
-def to_table(made: Any) -> dict[str, object]:
-    """The fields of a recipe as plain values for TOML; those left at None or False are left out."""
-    fields = [
-        (field, getattr(made, field.name)) for field in dataclasses.fields(made) if field.init
-    ]
-    return {
-        field.name: _value(value)
-        for field, value in fields
-        if value is not None and not (value is False and field.default is False)
-    }
+def to_table(instance: Any) -> dict[str, object]:
+    """The fields of a recipe as plain values for TOML, without None and without a default False."""
+    table = {}
+    for field in dataclasses.fields(instance):
+        if not field.init:
+            continue
+        value = getattr(instance, field.name)
+        is_default_false = value is False and field.default is False
+        if value is not None and not is_default_false:
+            table[field.name] = _to_toml(value)
+    return table
 
 
-def _value(value: Any) -> object:
+def _to_toml(value: Any) -> object:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if hasattr(value, "__checked_init__"):  # a recipe inside a recipe
         return {"kind": value.name, **to_table(value)}
     if isinstance(value, Mapping):
-        return {_key(key): _value(each) for key, each in value.items()}
-    return [_value(each) for each in value] if isinstance(value, tuple | list | range) else value
+        return {_to_toml_key(key): _to_toml(item) for key, item in value.items()}
+    if isinstance(value, tuple | list | range):
+        return [_to_toml(item) for item in value]
+    return value
 
 
-def _key(key: object) -> str:
-    """A key of TOML, which is text: a link (sender, receiver) is "sender:receiver"."""
+def _to_toml_key(key: object) -> str:
+    """Keys of TOML are text: a link (sender, receiver) becomes "sender:receiver"."""
     return ":".join(map(str, key)) if isinstance(key, tuple) else str(key)
 
 
-# --- sentences ---------------------------------------------------------------------------------------
-def choices(word: object, known: Iterable[str]) -> str:
-    """The nearest of the known words, or all of them."""
-    known = list(known)
-    if near := difflib.get_close_matches(str(word), known, 1):
-        return f"did you mean {near[0]!r}?"
-    if len(known) == 2:
-        return f"choose {' or '.join(known)}."
-    return f"choose from {', '.join(known) or 'nothing'}."
+# --- error messages ------------------------------------------------------------------------------
+def choices(word: object, allowed: Iterable[str]) -> str:
+    """The end of an error message: the most similar allowed word, or all of them."""
+    allowed = list(allowed)
+    similar = difflib.get_close_matches(str(word), allowed, 1)
+    if similar:
+        return f"did you mean {similar[0]!r}?"
+    if len(allowed) == 2:
+        return f"choose {' or '.join(allowed)}."
+    return f"choose from {', '.join(allowed) or 'nothing'}."
 
 
-def reject_unknown_keys(table: Mapping[str, object], known: Iterable[str], where: str) -> None:
-    """Refuse keys of a table that mean nothing."""
-    known = list(known)
+def reject_unknown_keys(table: Mapping[str, object], allowed: Iterable[str], where: str) -> None:
+    """Raise `InvalidConfig` if a table has a key that is not allowed."""
+    allowed = list(allowed)
     for key, value in table.items():
-        if key not in known:
-            raise InvalidConfig(_unknown(key, value, known, where))
+        if key not in allowed:
+            raise InvalidConfig(_unknown_key(key, value, allowed, where))
 
 
-def one_of(known: Iterable[str]) -> BeforeValidator:
-    """A check of a text field: it must be one of the known words, which may grow later."""
+def one_of(allowed: Iterable[str]) -> BeforeValidator:
+    """Validator of a text field: the value must be one of the allowed words, which may grow later."""
 
     def check(value: object, info: pydantic.ValidationInfo) -> object:
-        if value not in list(known):
-            raise ValueError(f"{info.field_name}={value!r} is not known; {choices(value, known)}")
+        if value not in list(allowed):
+            raise ValueError(f"{info.field_name}={value!r} is not known; {choices(value, allowed)}")
         return value
 
     return BeforeValidator(check)
 
 
-def _unknown(key: object, value: object, known: list[str], where: str) -> str:
-    return f"{key}={value!r} is not a key of {where}; {choices(key, known)}"
+def _unknown_key(key: object, value: object, allowed: list[str], where: str) -> str:
+    return f"{key}={value!r} is not a key of {where}; {choices(key, allowed)}"
 
 
-def _sentence(found: ValidationError, cls: Any, where: str = "") -> str:
-    """The first thing that is wrong, in one sentence; keys that mean nothing come first."""
-    errors = found.errors(include_url=False)
-    first = next((each for each in errors if each["type"] in _UNKNOWN), errors[0])
+def _describe(invalid: ValidationError, cls: Any, where: str = "") -> str:
+    """One sentence about the first error; unknown keys have precedence.
+
+    Args:
+        invalid: The errors of pydantic.
+        cls: The recipe.
+        where: Name of the table in a config; empty: the recipe was created in Python.
+    """
     fields: dict[str, FieldInfo] = cls.__pydantic_fields__
-    prefix = f"{where}." if where else ""
-    if first["type"] in _UNKNOWN:
-        return _unknown(first["loc"][-1], first["input"], list(fields), where or cls.__name__)
-    key = str(first["loc"][0]) if first["loc"] else ""
-    if first["loc"] and isinstance(first["loc"][0], int):  # given by position
-        key = next(iter(list(fields)[first["loc"][0] :]), "")
-    if first["type"] == "value_error":  # raised by a check of ours, which says it all
-        return f"{prefix if key in fields else ''}{first['ctx']['error']}"
+    errors = invalid.errors(include_url=False)
+    for error in errors:
+        if error["type"] in _UNKNOWN_KEY:
+            key = error["loc"][-1]
+            return _unknown_key(key, error["input"], list(fields), where or cls.__name__)
+    error = errors[0]
+    key = _field_name(error, list(fields))
+    prefix = f"{where}." if where and key in fields else ""
+    if error["type"] == "value_error":  # raised by a validator, with a complete message
+        return f"{prefix}{error['ctx']['error']}"
     if key not in fields:
-        return f"{cls.__name__} takes {', '.join(fields)}, got {first['input']!r}."
-    told = _Told.of(key, fields[key])
-    if first["type"] == "missing":
-        return f"{prefix}{key} is missing; add {told.example(toml=bool(where))}."
-    return prefix + told.bad(first["input"], toml=bool(where), kind=first["type"].endswith("_type"))
+        return f"{cls.__name__} takes {', '.join(fields)}, got {error['input']!r}."
+    field = _FieldDoc(key, fields[key], in_toml=bool(where))
+    if error["type"] == "missing":
+        return f"{prefix}{key} is missing; add {field.assignment()}."
+    if where and error["type"].endswith("_type"):
+        return prefix + field.wrong_type(error["input"])
+    return prefix + field.wrong_value(error["input"])
 
 
-def _kind(annotation: object) -> type:
-    """The plain type inside an annotation: int of `Annotated[int, …] | None`, list of `list[str]`."""
-    plain = get_origin(annotation) or annotation
-    if plain in _WORDS:
-        return plain
-    inner = (_kind(each) for each in get_args(annotation))
-    return next((each for each in inner if each is not object), object)
+def _field_name(error: ErrorDetails, names: list[str]) -> str:
+    """The field of an error; an argument by position is named by its number."""
+    if not error["loc"]:
+        return ""
+    name = error["loc"][0]
+    if isinstance(name, str):
+        return name
+    return names[name] if name < len(names) else ""
 
 
-@dataclass(frozen=True)
-class _Told:
-    """What can be told of a field: its type, its range, and a good value."""
+def _plain_type(annotation: object) -> type:
+    """The plain type in an annotation: int of `Annotated[int, …] | None`, list of `list[str]`."""
+    origin = get_origin(annotation) or annotation
+    if origin in _TYPE_NAMES:
+        return origin
+    for argument in get_args(annotation):
+        plain = _plain_type(argument)
+        if plain is not object:
+            return plain
+    return object
 
-    key: str
-    kind: type
-    bound: str  # "above 0", "at least 1", or nothing
-    good: object
-    must: FieldHint | None
 
-    @staticmethod
-    def of(key: str, info: FieldInfo) -> _Told:
-        kind = _kind(info.annotation)
-        must = next((each for each in info.metadata if isinstance(each, FieldHint)), None)
-        limits = {type(each).__name__: each for each in info.metadata}
-        bound = f"above {limits['Gt'].gt}" if "Gt" in limits else ""
-        bound = f"at least {limits['Ge'].ge}" if "Ge" in limits else bound
-        good = must.example if must and must.example is not None else None
-        good = info.examples[0] if good is None and info.examples else good
-        return _Told(key, kind, bound, info.default if good is None else good, must)
+class _FieldDoc:
+    """Texts about one field: its type, range and a valid value.
 
-    def example(self, *, toml: bool) -> str:
-        if self.good is PydanticUndefined:  # a field without a default or an example
-            return f"{self.key} = …" if toml else f"{self.key}=…"
-        if not toml:
-            return f"{self.key}={self.good!r}"
-        good = float(self.good) if self.kind is float and isinstance(self.good, int) else self.good
-        return f"{self.key} = {json.dumps(good)}"
+    In configs, a wrong type and a number out of range have different messages.
+    """
 
-    def bad(self, value: object, *, toml: bool, kind: bool) -> str:
-        """The sentence about a bad value; a config is told of a wrong type and a wrong number apart."""
-        word = _WORDS.get(self.kind, "something else")
-        if toml and kind:
-            return f"{self.key} must be {word}, got {value!r}; use {self.example(toml=True)}."
-        if toml and self.kind is float and isinstance(value, int):
-            value = float(value)
-        if self.must is not None:
-            use = self.must.use or self.example(toml=False)
-            return f"{self.key} must be {self.must.what}, {self.must.got} {value!r}; use {use}."
-        if toml:
-            return f"{self.key} must be {self.bound}, got {value!r}; use {self.key} = {self.good}."
-        of = f"{word} {self.bound}".replace("number at least", "number of at least").strip()
-        return f"{self.key} must be {of}, got {value!r}; use {self.example(toml=False)}."
+    def __init__(self, key: str, info: FieldInfo, *, in_toml: bool) -> None:
+        self.key = key
+        self.in_toml = in_toml
+        self.type = _plain_type(info.annotation)
+        self.type_name = _TYPE_NAMES.get(self.type, "something else")
+        self.hint: FieldHint | None = None
+        self.bound = ""
+        self.example = info.examples[0] if info.examples else info.default
+        for item in info.metadata:
+            if isinstance(item, FieldHint):
+                self.hint = item
+            elif hasattr(item, "gt"):
+                self.bound = f"above {item.gt}"
+            elif hasattr(item, "ge"):
+                self.bound = f"at least {item.ge}"
+        if self.hint is not None and self.hint.example is not None:
+            self.example = self.hint.example
+
+    def assignment(self) -> str:
+        """A valid assignment: `radius=0.4`, or `radius = 0.4` in a config."""
+        equals = " = " if self.in_toml else "="
+        if self.example is PydanticUndefined:  # no default, no example
+            return f"{self.key}{equals}…"
+        if not self.in_toml:
+            return f"{self.key}={self.example!r}"
+        return f"{self.key} = {json.dumps(self._as_float(self.example))}"
+
+    def wrong_type(self, value: object) -> str:
+        return f"{self.key} must be {self.type_name}, got {value!r}; use {self.assignment()}."
+
+    def wrong_value(self, value: object) -> str:
+        if self.in_toml:
+            value = self._as_float(value)
+        if self.hint is not None:
+            fix = self.hint.use or f"{self.key}={self.example!r}"
+            return (
+                f"{self.key} must be {self.hint.requirement}, {self.hint.got} {value!r}; use {fix}."
+            )
+        if self.in_toml:
+            return (
+                f"{self.key} must be {self.bound}, got {value!r}; use {self.key} = {self.example}."
+            )
+        requirement = f"{self.type_name} {self.bound}".strip()
+        requirement = requirement.replace("number at least", "number of at least")
+        return f"{self.key} must be {requirement}, got {value!r}; use {self.assignment()}."
+
+    def _as_float(self, value: object) -> object:
+        """Whole numbers of a float field, as TOML writes them."""
+        return float(value) if self.type is float and isinstance(value, int) else value

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from spodgt.algorithms import ALGORITHMS, Cosine, method
+from spodgt.algorithms.registry import ALIASES
 from spodgt.network import Network, graphs
 from spodgt.participation import Always, Bernoulli, Trace
 from spodgt.participation.availability import (
@@ -56,7 +57,7 @@ INEXACT = [
 
 
 def traits_of(name: str) -> Any:
-    return ALGORITHMS[name].traits
+    return ALGORITHMS[ALIASES.get(name, name)].traits
 
 
 def world_of(name: str, seed: int = 0, clients: int = 5) -> Network:

@@ -435,7 +435,7 @@ def test_a_curve_ends_where_its_method_ends() -> None:
     )
     assert shown[-1] == found["quick"].final == 6.0
     assert np.isfinite(found["slow"].mean).all()
-    figure = figures.curves(frame, "loss", "delay")
+    figure = figures.plot_curves(frame, "loss", "delay")
     ends = {}
     for line in figure.axes[0].get_lines():
         drawn = np.isfinite(np.asarray(line.get_ydata(), float))
@@ -449,4 +449,4 @@ def test_a_curve_ends_where_its_method_ends() -> None:
 # --- deprecated names ----------------------------------------------------------------------------
 def test_record_warns_of_deprecated_names(result: spodgt.Result) -> None:
     with pytest.warns(DeprecationWarning, match=r"Result\.judged is .*Result\.primary_metric"):
-        assert result.primary_metric == result.primary_metric
+        assert result.judged == result.primary_metric

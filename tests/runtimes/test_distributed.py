@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spodgt.algorithms import ALGORITHMS
-from spodgt.errors import InvalidInput
+from spodgt.errors import Failed, InvalidInput
 from spodgt.network import Network
 from spodgt.network.graphs import DirectedGeometric, RandomGeometric
 from spodgt.participation import Bernoulli
@@ -47,7 +47,7 @@ def pool() -> Iterator[Pool]:
 # --- what the processes do ---------------------------------------------------------------------------
 def runs_of(name: str, seeds: range = range(2), **fields: Any) -> list[Run]:
     """Runs that are as sporadic as the method bears, with unequal clients."""
-    traits = ALGORITHMS[name].traits
+    traits = build(name).traits
     p = np.linspace(0.3, 1.0, CLIENTS) if traits.sporadic_clients != "no" else 1.0
     p_hat = 0.6 if traits.sporadic_links != "no" else 1.0
     recipe: Any = DirectedGeometric(CLIENTS) if traits.directed else RandomGeometric(CLIENTS, 0.6)
@@ -392,3 +392,15 @@ def differing(group: Group) -> str:
     except InvalidInput as error:
         return str(error)
     return "taken"
+
+
+def test_default_store_is_local_if_torch_does_not_offer_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the private function of PyTorch, only the names of lost ranks are missing."""
+    monkeypatch.delattr(torch.distributed.distributed_c10d, "_get_default_store", raising=False)
+    store = distributed_group._default_store()
+    group = Group(0, 3, torch.device("cpu"), 1.0, store)
+    is_lost = pytest.raises(Failed, match="rank 2 was lost in round 0")
+    with group.answering(), is_lost, group.errors_with_rank(2):
+        raise RuntimeError("Connection closed by peer")

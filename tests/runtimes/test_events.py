@@ -24,7 +24,9 @@ from spodgt.network import Network
 from spodgt.participation import Always, Bernoulli, Participation
 from spodgt.problems import Quadratic
 from spodgt.record.record import Record
+from spodgt.runtimes.events.compiled_tracking import CompiledTracking
 from spodgt.runtimes.events.durations import NANO, Time
+from spodgt.runtimes.events.executor import PlainSteps
 from spodgt.runtimes.events.world import EventWorld, check_run
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Run, World
@@ -67,7 +69,7 @@ def trajectory(world: World, ticks: int) -> list[Any]:
 
 
 def sporadic(name: str) -> Participation:
-    traits = ALGORITHMS[name].traits
+    traits = build(name).traits
     return Bernoulli(
         0.6 if traits.sporadic_clients == "yes" else 1.0,
         0.7 if traits.sporadic_links == "yes" else 1.0,
@@ -223,7 +225,7 @@ def test_no_mass_is_lost_at_any_event(
 ])  # fmt: skip
 def test_exact_methods_reach_the_optimum_with_delays(name: str, time: Time) -> None:
     step = (
-        0.3 if ALGORITHMS[name].traits.uses_stale_models else 0.1
+        0.3 if build(name).traits.uses_stale_models else 0.1
     )  # it steps along what stays of its tracker only
     run = run_of(build(name, step_size=step), sporadic(name))
     world = EventWorld([run], time, dtype=torch.float64)
@@ -248,8 +250,8 @@ def test_compiled_turns_are_the_methods_own(name: str, time: Time) -> None:
         for compiled in (True, False)
     ]
     ours, theirs = (trajectory(world, 60) for world in worlds)
-    assert worlds[0].executors[0].compiled is not None
-    assert worlds[1].executors[0].compiled is None
+    assert isinstance(worlds[0].executors[0].computation, CompiledTracking)
+    assert isinstance(worlds[1].executors[0].computation, PlainSteps)
     for mine, other in zip(ours, theirs, strict=True):
         for a, b in zip(mine, other, strict=True):
             assert_close(a, b, rtol=0, atol=1e-12)
@@ -272,9 +274,9 @@ def test_compiled_gradients_of_a_linear_model() -> None:
     )
     worlds = [EventWorld([run], Time(SLOW, LATE), compiled=compiled) for compiled in (True, False)]
     ours, theirs = (trajectory(world, 12)[-1] for world in worlds)
-    compiled = worlds[0].executors[0].compiled
-    assert compiled is not None
-    assert compiled.linear_data is not None
+    computation = worlds[0].executors[0].computation
+    assert isinstance(computation, CompiledTracking)
+    assert computation.linear_data is not None
     for a, b in zip(ours, theirs, strict=True):
         assert_close(a, b, rtol=1e-4, atol=1e-5)
 

@@ -311,7 +311,7 @@ def test_a_large_network_is_drawn_quickly(tmp_path: Path) -> None:
     from spodgt import figures
 
     large = spodgt.Network.draw(spodgt.graphs.KRegular(5000, 20))
-    figure = figures.network(large, np.full(5000, 0.5), np.full(large.links, 0.5))
+    figure = figures.draw_network(large, np.full(5000, 0.5), np.full(large.links, 0.5))
     assert "(20,000 drawn)" in figure.axes[0].get_title()
     figures.save(figure, tmp_path / "large.png")
 

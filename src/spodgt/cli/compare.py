@@ -145,7 +145,7 @@ def _run(
     display = None
     if is_main and not output.as_json:
         display = Display(console)
-    figures.prepare()
+    figures.preload()
     callbacks = []
     if output.tensorboard and is_main:
         callbacks.append(TensorBoard(folder / "tensorboard"))

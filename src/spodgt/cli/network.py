@@ -56,7 +56,7 @@ def network(
         changes["network.clients"] = value_of(clients)
     changes |= ExperimentOptions(assign=assign).config_changes()
     net, availability = load_experiment(config, changes).draw_network(number)
-    figures.save(figures.network(net, availability.p, availability.p_hat, f"seed {seed}"), out)
+    figures.save(figures.draw_network(net, availability.p, availability.p_hat, f"seed {seed}"), out)
     facts = _properties(net, availability.p, availability.p_hat) | {"picture": str(out)}
     if as_json:
         facts |= {

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 from spodgt.errors import InvalidNetwork
 from spodgt.network.graph import MAX_CLIENTS
 from spodgt.network.graph import Graph as Graph  # noqa: PLC0414 - exported
-from spodgt.rng import distinct, generator
+from spodgt.rng import generator, sample_without_replacement
 from spodgt.types import Floats, Ints
 from spodgt.validation import Field, FieldHint, Number, Whole, recipe
 
@@ -256,7 +256,7 @@ class KOut:
         return _draw_connected(self, self._attempt, seed, "use a larger out")
 
     def _attempt(self, draws: np.random.Generator) -> Graph:
-        offsets = distinct(
+        offsets = sample_without_replacement(
             np.full(self.clients, self.clients - 1),
             min(self.out, self.clients - 1),
             lambda _, tops: draws.integers(0, tops[0] + 1, self.clients),

@@ -13,5 +13,5 @@
     folders, backup                   commands on folders: make a run, issue, publish, audit, export
     faults, fleet, demo               fault injection, and a demonstration of it
 
-`docs/peer.md` gives the rules and the measured failure table. Needs `pip install spodgt[peer]`.
+`docs/peer.md` explains the protocol, `docs/peer-results.md` has the failure table. Needs the extra `peer`.
 """

@@ -54,8 +54,8 @@ def classification(
         augment: True trains on random crops and horizontal flips; False by default.
         test_samples: evaluate on the first so many test samples; all by default.
         validation: a fraction of the samples of each client, as for `Learning`; None by default.
-        options: of the model: `hidden` of mlp, `width` of cnn, `width` and `norm` of resnet18, as in
-            `classification("cifar-10", "resnet18", width=16, norm="batch")`.
+        options: of the model: `hidden` of mlp, `width` of cnn, `width` and `norm` of resnet18, as
+            in `classification("cifar-10", "resnet18", width=16, norm="batch")`.
     """
     if model not in MODELS:
         raise InvalidInput(f"model={model!r} is not known; {choices(model, MODELS)}")

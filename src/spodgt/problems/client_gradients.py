@@ -200,7 +200,7 @@ class ClientGradients:
             samples.refuse_nonfinite(indices, 0)
 
     def _total_weight(self, indices: Ints) -> float:
-        """The weight of samples in the mean loss; 1 if targets are known only when they are read."""
+        """The weight of samples in the mean loss; 1 if targets are not in memory."""
         samples = self.data.samples
         if not isinstance(samples, Samples):
             return 1.0

@@ -197,7 +197,8 @@ class Evaluator:
             loss = self.evaluate_on(model, data.validation, limit, x, None).loss
             if not torch.isfinite(loss).all():
                 raise InvalidData(
-                    f"validation has a loss of {float(loss[0])} at the initial model; clean the data."
+                    f"validation has a loss of {float(loss[0])} at the initial model; "
+                    "clean the data."
                 )
 
 

@@ -18,7 +18,7 @@ Loss = Callable[..., Tensor]  # (outputs, targets), or (model, batch)
 
 
 def multi_margin(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The multi-class hinge of `torch.nn.MultiMarginLoss`: mean over classes of max(0, 1 - s_y + s_c)."""
+    """`torch.nn.MultiMarginLoss`: the mean over classes of max(0, 1 - s_y + s_c)."""
     target_scores = outputs.gather(-1, targets[..., None])
     margins = (1 - target_scores + outputs).clamp_min(0)
     margins = margins.scatter(-1, targets[..., None], 0.0)

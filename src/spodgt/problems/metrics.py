@@ -100,11 +100,13 @@ class Metric:
         except Exception as error:
             form = "(model, batch)" if self.calls_model else "(outputs, targets)"
             raise InvalidInput(
-                f"metrics[{self.name!r}] failed on test data: {first_line(error)}; it is called with {form}."
+                f"metrics[{self.name!r}] failed on test data: {first_line(error)}; "
+                f"it is called with {form}."
             ) from error
         if not isinstance(value, Real):
             raise InvalidInput(
-                f"metrics[{self.name!r}] must return one number, got {type(value).__name__}; return a float."
+                f"metrics[{self.name!r}] must return one number, got {type(value).__name__}; "
+                "return a float."
             )
         return float(value)
 
@@ -123,7 +125,8 @@ def read_metrics(given: object, *, loss_calls_model: bool) -> tuple[Metric, ...]
         return ()
     if not isinstance(given, Mapping):
         raise InvalidInput(
-            f'metrics must be a dict of functions by name, got {type(given).__name__}; use {{"f1": f}}.'
+            f"metrics must be a dict of functions by name, got {type(given).__name__}; "
+            'use {"f1": f}.'
         )
     return tuple(_read_metric(name, value, loss_calls_model) for name, value in given.items())
 

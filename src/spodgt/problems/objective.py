@@ -1,7 +1,7 @@
 """The training objective: a loss in one of two forms.
 
-loss(outputs, targets) is the form of the losses of torch. loss(model, batch), recognised by the name
-`model` of its first parameter, calls the model itself on batches of any form.
+loss(outputs, targets) is the form of the losses of torch. loss(model, batch), recognised by the
+name `model` of its first parameter, calls the model itself on batches of any form.
 """
 
 from __future__ import annotations
@@ -90,8 +90,11 @@ class Objective:
 
     def of(self, outputs: Tree, targets: Tree) -> Tensor:
         """The mean loss of outputs, a scalar; zero if all targets are ignored."""
-        may_ignore_all = self.ignore_index is not None and isinstance(targets, Tensor)
-        if may_ignore_all and bool((targets == self.ignore_index).all()):  # type: ignore[attr-defined]
+        if (
+            self.ignore_index is not None
+            and isinstance(targets, Tensor)
+            and bool((targets == self.ignore_index).all())
+        ):
             assert isinstance(outputs, Tensor)
             return (0 * outputs).sum()  # the mean of torch over no sample is NaN
         return self.loss(outputs, targets)

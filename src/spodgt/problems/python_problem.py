@@ -126,7 +126,8 @@ class PythonProblem:
             raise InvalidInput(f"{self._key} failed: {reason}.") from error
         if not isinstance(problem, Problem):
             raise InvalidInput(
-                f"{self._key} must return a spodgt.Learning, got {type(problem).__name__}; return one."
+                f"{self._key} must return a spodgt.Learning, got {type(problem).__name__}; "
+                "return one."
             )
         is_single_client = client is not None and problem.clients == 1
         if problem.clients != clients and not is_single_client:

@@ -45,17 +45,20 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
     noise: float
 
     def __repr__(self) -> str:
-        return f"<Quadratic: {self.clients:,} clients, {self.parameters:,} parameters, noise {self.noise:g}>"
+        return (
+            f"<Quadratic: {self.clients:,} clients, {self.parameters:,} parameters, "
+            f"noise {self.noise:g}>"
+        )
 
     def __init__(self, H: Numbers, c: Numbers, noise: float = 0.0) -> None:
         """Check and keep the numbers.
 
         Args:
-            H: (clients, parameters, parameters) Hessians, each symmetric and positive semidefinite; a
-                tensor, an array or nested lists. Whole numbers become float64.
+            H: (clients, parameters, parameters) Hessians, each symmetric and positive semidefinite;
+                a tensor, an array or nested lists. Whole numbers become float64.
             c: (clients, parameters) the minimiser of each client.
-            noise: standard deviation of independent normal noise on every coordinate of a gradient; 0 by
-                default.
+            noise: standard deviation of independent normal noise on every coordinate of a gradient;
+                0 by default.
         """
         H = _to_tensor(H, "H")
         c = _to_tensor(c, "c")
@@ -77,7 +80,8 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
         if lowest.min() < -_ROUNDING * size:
             client = int(lowest.argmin())
             raise InvalidInput(
-                f"H must be positive semidefinite, but H[{client}] has the eigenvalue {lowest[client]:.3g}; "
+                f"H must be positive semidefinite, but H[{client}] has the eigenvalue "
+                f"{lowest[client]:.3g}; "
                 "a loss without a lower bound has no minimum."
             )
         if (
@@ -107,7 +111,8 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
             clients: how many quadratics.
             parameters: length of a model.
             seed: of the draw; 0 by default.
-            condition: eigenvalues are drawn between 1/condition and 1, log-uniformly; 10 by default.
+            condition: eigenvalues are drawn between 1/condition and 1, log-uniformly; 10 by
+                default.
             spread: standard deviation of every coordinate of the clients' minimisers; 1 by default.
             noise: as for `Quadratic`.
         """
@@ -146,7 +151,8 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
         w = torch.ones(self.clients) if weights is None else _to_tensor(weights, "weights")
         if w.shape != (self.clients,):
             raise InvalidInput(
-                f"weights must be {self.clients} numbers, one per client, got shape {tuple(w.shape)}."
+                f"weights must be {self.clients} numbers, one per client, "
+                f"got shape {tuple(w.shape)}."
             )
         w = w.double().cpu()
         total = torch.einsum("i,ijk->jk", w, H)
@@ -154,7 +160,8 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
             x: Tensor = torch.linalg.solve(total, torch.einsum("i,ijk,ik->j", w, H, c))
         except RuntimeError:  # a LinAlgError
             raise InvalidInput(
-                "the weighted sum of H must be positive definite to have one optimum, but it is singular; "
+                "the weighted sum of H must be positive definite to have one optimum, "
+                "but it is singular; "
                 "add curvature to some client."
             ) from None
         return x.to(self.H.device)

@@ -118,6 +118,11 @@ class Record:
         return statistics.methods(self.frame)
 
     @property
+    def method_names(self) -> dict[str, str]:
+        """The name of the method of each label that has settings, too."""
+        return {label: facts["method"] for label, facts in self.traits.items() if "method" in facts}
+
+    @property
     def stalled(self) -> list[Stalled]:
         """The runs whose models did not move in their last rounds, but have not converged."""
         options = json.dumps(plain(self.config.get("run", {})))

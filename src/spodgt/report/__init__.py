@@ -47,7 +47,14 @@ def draw(page: Page) -> None:
     title = page.title if sweep.figure else ""
     if sweep.grid:
         metric = statistics.primary_metric(page.results)
-        figure = figures.bars(page.results, list(sweep.grid), metric, title=title, note=note)
+        figure = figures.plot_sweep(
+            page.results,
+            list(sweep.grid),
+            metric,
+            title=title,
+            note=note,
+            method_names=page.method_names,
+        )
     else:
         figure = _curves(page, title, note)
     figures.save_all(figure, page.folder)
@@ -56,12 +63,13 @@ def draw(page: Page) -> None:
 def _curves(page: Page, title: str, note: str) -> Figure:
     record = page.records[0]
     axis = next(iter(statistics.axes(record.frame)), "delay")
-    return figures.curves(
+    return figures.plot_curves(
         record.frame,
         statistics.primary_metric(page.results),
         axis,
         style="column",
         end=record.budget if axis == "delay" else None,
+        method_names=page.method_names,
         title=title,
         note=note,
     )

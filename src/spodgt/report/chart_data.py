@@ -42,7 +42,7 @@ def build(page: Page, pictures: dict[str, int]) -> Json:
     if page.sweep.grid and page.methods:
         sweep = _sweep_data(page, names)
     return {
-        "methods": _styles(page.methods),
+        "methods": _styles(page),
         "metrics": _metrics(names),
         "sweep": sweep,
         "runs": [_run_data(record, names, points, pictures) for record in page.records],
@@ -50,9 +50,9 @@ def build(page: Page, pictures: dict[str, int]) -> Json:
     }
 
 
-def _styles(methods: Sequence[str]) -> Json:
+def _styles(page: Page) -> Json:
     """Colour number and dashes of each method."""
-    styles = figures.line_styles(methods)
+    styles = figures.line_styles(page.methods, page.method_names)
     return {name: {"slot": style.slot, "gaps": style.gaps} for name, style in styles.items()}
 
 
@@ -94,12 +94,12 @@ def _sweep_data(page: Page, names: Sequence[str]) -> Json:
     indices: dict[str, dict[Hashable, int]] = {}  # of the values of a key
     for key in page.sweep.grid:
         values = list(dict.fromkeys(page.results[key]))
-        positions, is_logarithmic = figures.axis(values)
+        positions, is_logarithmic = figures.axis_positions(values)
         axes[key] = {
             "at": positions,
             "texts": [label(value) for value in values],
             "log": is_logarithmic,
-            "label": figures.words(key),
+            "label": figures.key_label(key),
         }
         indices[key] = {value: index for index, value in enumerate(values)}
     cells = []

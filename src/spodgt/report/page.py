@@ -37,6 +37,14 @@ class Page:
         return self.sweep.title or self.sweep.name
 
     @property
+    def method_names(self) -> dict[str, str]:
+        """The name of the method of each label that has settings, too."""
+        names: dict[str, str] = {}
+        for record in self.records:
+            names.update(record.method_names)
+        return names
+
+    @property
     def results(self) -> pd.DataFrame:
         """The last evaluation of every run; in a sweep with the keys of the cells."""
         return self.sweep.results

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from spodgt.figures import words
+from spodgt.figures import key_label
 from spodgt.record import statistics
 from spodgt.record.metrics import METRICS
 from spodgt.record.record import Record
@@ -219,7 +219,7 @@ def sweep_tables(results: pd.DataFrame, keys: list[str], references: list[str]) 
     """
     metric = statistics.primary_metric(results)
     methods = statistics.methods(results)
-    key_heads = [words(key) for key in keys]
+    key_heads = [key_label(key) for key in keys]
     means: list[list[TableCell]] = []
     for values, rows in results.groupby(keys, sort=False):
         means.append(_labels(values) + _mean_cells(rows, metric, methods))
@@ -287,7 +287,7 @@ def _best_cells(results: pd.DataFrame, keys: list[str], metric: str) -> Table:
             cells.append(_mean_cell(row, choice))
         cells += [TableCell(label(row[key])) for key in keys]
         rows.append(cells)
-    return Table([*heads, *(words(key) for key in keys)], rows, note=note)
+    return Table([*heads, *(key_label(key) for key in keys)], rows, note=note)
 
 
 def rare_clients(record: Record, reference: str) -> Table | str:

@@ -143,11 +143,13 @@ class ActivitySampler:
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         self.drawn: Activity | None = None
+        self.drawn_rounds = range(0)
 
     def at(self, k: int) -> Activity:
         """Round k and some rounds after it."""
-        if self.drawn is None or k not in self.drawn.rounds:
+        if self.drawn is None or k not in self.drawn_rounds:
             self.drawn = self._draw(k)
+            self.drawn_rounds = self.drawn.rounds
         return self.drawn
 
     def costs(self, k: int) -> Floats:

@@ -54,7 +54,7 @@ class RoundLinks:
     active: ActiveLinks  # (links of the batch,)
     roles: Roles | None  # weights of this round, if they change between rounds
     tally: Tally
-    counted: Bools | None = None  # links whose message of this round has been counted
+    counted: Bools | None = None  # links with a message of this round
 
     def mask(self, matrix: MixingMatrix) -> Bools:
         """(links of the batch,) active links."""
@@ -141,7 +141,7 @@ class BatchRound(OldRoundNames):
         clients = held.clients[here]
         keys = held.batch.keys[clients]
         minibatches = Minibatches(clients, keys, held.batch.client_index[clients], self.k)
-        if len(clients) == len(x) and not len(self.statistics):
+        if len(clients) == len(x) and not self.statistics.columns:
             return held.batch.problem.grad(x, minibatches)
         g = torch.zeros_like(x)
         if len(clients):
@@ -152,7 +152,7 @@ class BatchRound(OldRoundNames):
     def _grad_of_rows(self, x: Tensor, rows: Tensor, minibatches: Minibatches) -> Tensor:
         """Gradients with statistics; the first gradients of a round update these."""
         problem = self.held.batch.problem
-        if not len(self.statistics):
+        if not self.statistics.columns:
             return problem.grad(x[rows], minibatches)
         models = torch.cat([x[rows], self.statistics.values[rows]], 1)
         g = problem.grad(models, minibatches)
@@ -164,7 +164,8 @@ class BatchRound(OldRoundNames):
     # --- mixing ----------------------------------------------------------------------------------
     def pull(self, x: Tensor, codec: Callable[[int], IntervalQuantizer] | None = None) -> Tensor:
         if codec is not None:
-            return self._pull_intervals(x, codec(self.k))
+            self._count(x, MixingMatrix.PULL, codec(self.k))
+            return _pull_intervals(x, self.links, self.mixer, codec(self.k))
         return self._mix(x, MixingMatrix.PULL)
 
     def push(self, y: Tensor, codec: Codec | None = None) -> Tensor:
@@ -194,19 +195,6 @@ class BatchRound(OldRoundNames):
         self._count(x, matrix, codec)
         return self.mixer.mix(x, matrix, self.links.mask(matrix), codec)
 
-    def _pull_intervals(self, x: Tensor, codec: IntervalQuantizer) -> Tensor:
-        """Move models towards the intervals that the active in-links carry."""
-        self._count(x, MixingMatrix.PULL, codec)
-        packed, index = self.mixer.share_packed(x, codec)
-        senders = self.held.batch.links.senders
-        receivers = self.held.batch.links.receivers
-        used = np.flatnonzero(self.links.mask(MixingMatrix.PULL))
-        used = used[self.held.row[receivers[used]] >= 0]
-        centre, half = codec.unpack(packed, x.shape[1], x.dtype)
-        rows = self.held.row[receivers[used]]
-        weights = self.links.weights(MixingMatrix.PULL)[used]
-        return move_into_intervals(x, centre, half, rows, index[senders[used]], weights)
-
     def _count(
         self, x: Tensor, matrix: MixingMatrix, codec: Codec | IntervalQuantizer | None = None
     ) -> None:
@@ -228,3 +216,16 @@ class BatchRound(OldRoundNames):
         self.links.count(active, sent.shape[1] * sent.element_size())
         average = MixingMatrix.PULL if matrix is MixingMatrix.PUSH else matrix
         self.statistics.replace_exchanged(self.mixer.mix(sent, average, active))
+
+
+def _pull_intervals(x: Tensor, links: RoundLinks, mixer: Mixer, codec: IntervalQuantizer) -> Tensor:
+    """Move models towards the intervals that the active in-links carry."""
+    packed, index = mixer.share_packed(x, codec)
+    centre, half = codec.unpack(packed, x.shape[1], x.dtype)
+    senders = links.held.batch.links.senders
+    receivers = links.held.batch.links.receivers
+    used = np.flatnonzero(links.mask(MixingMatrix.PULL))
+    used = used[links.held.row[receivers[used]] >= 0]
+    rows = links.held.row[receivers[used]]
+    weights = links.weights(MixingMatrix.PULL)[used]
+    return move_into_intervals(x, centre, half, rows, index[senders[used]], weights)

@@ -25,7 +25,7 @@ def select_client_values(method: M, rows: Tensor, clients: int) -> M:
     """The same method or schedule with the values of some clients.
 
     Args:
-        method: a method whose fields may hold one value per client.
+        method: a method; its fields may hold one value per client.
         rows: numbers of the clients.
         clients: number of all clients; tensors of this length hold one value per client.
     """
@@ -126,20 +126,30 @@ class HeldClients:
         rows = self.rows_of(runs)
         return rebuild(state, [tensor[rows] for tensor in state])
 
-    def run_states(self, state: State, statistics: Tensor, wanted: Bools) -> list[RunState]:
-        """The states of some runs, of which this process holds all clients."""
-        fields = [self.split(tensor) for tensor in state]
-        values = self.split(statistics)
-        states = []
-        for index in np.flatnonzero(wanted).tolist():
-            rows = rebuild(state, [field[index] for field in fields])
-            states.append(RunState(rows, values[index]))
-        return states
-
     def rows_of(self, runs: Bools) -> Tensor:
         """The rows of some runs; `runs` is (runs,)."""
         rows = np.flatnonzero(np.repeat(runs, self.sizes))
         return torch.from_numpy(rows).to(self.batch.device)
+
+
+def run_states(
+    held: HeldClients, state: State, statistics: Tensor, wanted: Bools
+) -> list[RunState]:
+    """The states of some runs; this process holds all clients.
+
+    Args:
+        held: the clients.
+        state: their state.
+        statistics: (clients, columns).
+        wanted: (runs,).
+    """
+    fields = [held.split(tensor) for tensor in state]
+    values = held.split(statistics)
+    states = []
+    for index in np.flatnonzero(wanted).tolist():
+        rows = rebuild(state, [field[index] for field in fields])
+        states.append(RunState(rows, values[index]))
+    return states
 
 
 class ClientStatistics:
@@ -157,7 +167,8 @@ class ClientStatistics:
 
     def __init__(self, values: Tensor, private: int) -> None:
         self.values = values
-        self.exchanged_columns = values.shape[1] - private
+        self.columns = values.shape[1]
+        self.exchanged_columns = self.columns - private
 
     @staticmethod
     def initial(held: HeldClients, values: Tensor | None = None) -> ClientStatistics:
@@ -171,10 +182,6 @@ class ClientStatistics:
             if values.numel():
                 values.copy_(drawn[torch.from_numpy(held.clients)])
         return ClientStatistics(values, runs[0].problem.private)
-
-    def __len__(self) -> int:
-        """Number of columns."""
-        return self.values.shape[1]
 
     def with_values(self, values: Tensor) -> ClientStatistics:
         """Other values of the same columns."""

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from spodgt.algorithms.compose.codecs import Codec, IntervalQuantizer
 from spodgt.kernels.compiled_rounds import CompiledRounds
-from spodgt.kernels.steps import Activity, State, rebuild
+from spodgt.kernels.steps import Activity, State
 from spodgt.runtimes.batch import MixingMatrix, RunBatch
 from spodgt.runtimes.batch_round import BatchRound, RoundLinks
-from spodgt.runtimes.held_clients import ClientStatistics, HeldClients
+from spodgt.runtimes.held_clients import ClientStatistics, HeldClients, run_states
 from spodgt.runtimes.last_exchange import LastExchanges
 from spodgt.runtimes.world import (
     CheckpointBatch,
@@ -76,7 +76,7 @@ class SimulatedRounds:
     @cached_property
     def compiled_rounds(self) -> CompiledRounds | None:
         """The method's rounds in compiled loops; None if they do not apply."""
-        if not self.compiled or len(self.statistics):
+        if not self.compiled or self.statistics.columns:
             return None  # only the calls of `step` exchange statistics
         return CompiledRounds.create(self.held.algorithm, self.held.batch)
 
@@ -158,11 +158,9 @@ class Simulation:
         return self.batch.activity.costs(k)
 
     def advance(self, state: State, rounds: range) -> State:
-        for segment in self.exchanges.segments(rounds):
-            state = self.rounds.advance(state, segment.rounds)
-            self.exchanges.copy(segment.copied_runs, state[0], self.statistics)
-        self.exchanges.drop_after(rounds.stop - 1)
-        return state
+        if not self.exchanges.has_local_steps:
+            return self.rounds.advance(state, rounds)
+        return self.exchanges.advance(state, rounds, self.rounds.advance, self.statistics)
 
     def select_runs(self, selected: Bools, state: State) -> tuple[Simulation, State]:
         world = Simulation(
@@ -180,15 +178,13 @@ class Simulation:
     def at_last_exchange(self, state: State) -> tuple[Simulation, State]:
         if not self.exchanges.models:
             return self, state
-        x = state[0].clone()
-        statistics = self.statistics.values.clone()
-        self.exchanges.substitute(x, statistics)
+        state, values = self.exchanges.substitute(state, self.statistics.values)
         world = copy.copy(self)
-        world.statistics = self.statistics.with_values(statistics)
-        return world, rebuild(state, (x, *tuple(state)[1:]))
+        world.statistics = self.statistics.with_values(values)
+        return world, state
 
     def gather(self, state: State, wanted: Bools) -> list[RunState] | None:
-        return self.held.run_states(state, self.statistics.values, wanted)
+        return run_states(self.held, state, self.statistics.values, wanted)
 
     def evaluate(self, state: State, index: int, run_state: RunState | None) -> Evaluation | None:
         assert run_state is not None

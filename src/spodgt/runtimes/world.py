@@ -169,7 +169,7 @@ class CheckpointBatch(NamedTuple):
         )
 
     def to_state(self, like: State, names: Sequence[str], device: torch.device) -> State:
-        """The state of the runs, of the type of `like`, whose fields have these names."""
+        """The state of the runs, of the type of `like`; `names` are those of its fields."""
         return rebuild(like, [self.state[name].to(device) for name in names])
 
 
@@ -197,10 +197,9 @@ class World(Protocol):
     write to the memory of its state: callers must copy a state they keep.
     """
 
-    @property
-    def runs(self) -> Ints: ...  # numbers of the runs that are not finished
-    @property
-    def sizes(self) -> Sequence[int]: ...  # rows of a state that belong to each of these runs
+    runs: Ints  # numbers of the runs that are not finished
+    sizes: list[int]  # rows of a state that belong to each of these runs
+
     @property
     def communicator(self) -> Communicator: ...
     def init(self) -> State: ...  # the state after round 0

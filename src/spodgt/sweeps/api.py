@@ -58,7 +58,7 @@ class SweepResult(SweepRecord):
         if chosen not in self.results:
             known = choices(chosen, map(str, self.results))
             raise InvalidInput(f"metric={chosen!r} is not a column of the results; {known}")
-        return figures.save(figures.bars(self.results, list(self.grid), chosen), Path(path))
+        return figures.save(figures.plot_sweep(self.results, list(self.grid), chosen), Path(path))
 
 
 class SweepOptions(ExperimentOptions, total=False):

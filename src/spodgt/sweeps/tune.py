@@ -116,7 +116,9 @@ class Tuned:
             path: The figure to write; its suffix selects the format: png, svg or pdf.
         """
         figures.check_suffix(path)
-        return figures.save(figures.steps(self.frame, self.metric, self.steps), Path(path))
+        return figures.save(
+            figures.plot_step_sizes(self.frame, self.metric, self.steps), Path(path)
+        )
 
     def write(self, folder: str | Path) -> None:
         """Write the table, the choice, the tuned experiment and the figure.

@@ -106,9 +106,10 @@ class Result(Record):
                 there are any, else the delay, unless given.
         """
         figures.check_suffix(path)
-        return figures.save(
-            figures.curves(self.frame, metric or self.primary_metric, against), Path(path)
-        )
+        metric = metric or self.primary_metric
+        names = self.method_names
+        figure = figures.plot_curves(self.frame, metric, against, method_names=names)
+        return figures.save(figure, Path(path))
 
     def plot_network(self, path: str | Path, seed: int | None = None) -> Path:
         """Draw a network: links by p̂, clients by p.
@@ -124,7 +125,7 @@ class Result(Record):
                 f"seed={seed!r} is not one of this result; choose from {_listed(self.draws)}."
             )
         network, available = self.draws[seed].network, self.draws[seed].availability
-        figure = figures.network(network, available.p, available.p_hat, title=f"seed {seed}")
+        figure = figures.draw_network(network, available.p, available.p_hat, title=f"seed {seed}")
         return figures.save(figure, Path(path))
 
 

@@ -86,10 +86,12 @@ def participation_table(counts: Iterable[tuple[str, Run, Tally]]) -> pd.DataFram
 
 
 def method_traits(batches: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, Any]]:
-    """Method → what the tables of a record say of it: the local steps of each seed, and whether it waits."""
+    """Facts about methods by label: name if the label has settings, local steps by seed, waiting."""
     found = {}
     for label, runs in batches.items():
         facts: dict[str, Any] = {}
+        if label != runs[0].algorithm.name:
+            facts["method"] = runs[0].algorithm.name
         periods = [run.algorithm.period for run in runs]
         if max(periods) > 1:
             facts["local_steps"] = periods

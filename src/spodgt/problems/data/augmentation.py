@@ -1,4 +1,4 @@
-"""Data augmentation: random crops and horizontal flips, a function of (seed, round, client, sample).
+"""Random crops and horizontal flips, a function of (seed, round, client, sample).
 
 The usual augmentation of small images [he2016deep]: pad with zeros, crop a random window of the
 original size, flip half of the images. All images of all clients are one gather, on raw bytes.

@@ -405,7 +405,8 @@ def check_test_samples(limit: object) -> None:
         return
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise InvalidInput(
-            f"test_samples must be a whole number of at least 1 or None, got {limit!r}; use None for all."
+            f"test_samples must be a whole number of at least 1 or None, got {limit!r}; "
+            "use None for all."
         )
 
 
@@ -429,7 +430,8 @@ def _check_batch_size(given: object, labels: Sequence[str]) -> BatchSize:
     sizes = tuple(_check_positive(size) for size in given)
     if len(sizes) != len(labels):
         raise InvalidInput(
-            f"batch_size must be one number or {len(labels)} (one per client), got {len(sizes)}; use 16."
+            f"batch_size must be one number or {len(labels)} (one per client), got {len(sizes)}; "
+            "use 16."
         )
     return sizes
 

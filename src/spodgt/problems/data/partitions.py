@@ -65,7 +65,7 @@ class IID:
 
 @recipe(InvalidData, PARTITIONS)
 class LabelsPerClient:
-    """Every client gets samples of exactly `labels` classes, the usual hard case of federated learning.
+    """Every client gets samples of exactly `labels` classes, a hard case of federated learning.
 
     Every class is assigned once before one is assigned twice, and the clients of a class share it
     evenly. A class with fewer samples than clients cannot reach all of them; classes without a
@@ -92,9 +92,9 @@ class LabelsPerClient:
         unused = int((~holds.any(0)).sum())
         if unused:
             warnings.warn(
-                f"LabelsPerClient({self.labels}) gives {clients} clients {len(classes) - unused} of "
-                f"{len(classes)} classes: training samples of the other {unused} are not used, while test "
-                "data keep all classes; use more clients, or more labels for each.",
+                f"LabelsPerClient({self.labels}) gives {clients} clients {len(classes) - unused} "
+                f"of {len(classes)} classes: training samples of the other {unused} are not used, "
+                "while test data keep all classes; use more clients, or more labels for each.",
                 UnusedDataWarning,
                 stacklevel=2,
             )
@@ -112,10 +112,11 @@ class LabelsPerClient:
 
 @recipe(InvalidData, PARTITIONS)
 class Dirichlet:
-    """Each class is dealt out in proportions drawn from a symmetric Dirichlet(α) [hsu2019measuring].
+    """Each class is divided in proportions from a symmetric Dirichlet(α) [hsu2019measuring].
 
     Small `alpha` gives clients few classes, large `alpha` approaches `IID`. The proportions are
-    drawn again until every client has `minimum` samples, so the distribution is conditional on that.
+    drawn again until every client has `minimum` samples, so the distribution is conditional on
+    that.
     """
 
     name: ClassVar[str] = "dirichlet"
@@ -126,8 +127,8 @@ class Dirichlet:
         labels, draws = _checked(targets, clients, seed)
         if self.minimum * clients > len(labels):
             raise InvalidData(
-                f"minimum must be at most {len(labels) // clients}, as {clients} clients share {len(labels)} "
-                f"samples, but is {self.minimum}; lower it, or {_FEWER}."
+                f"minimum must be at most {len(labels) // clients}, as {clients} clients share "
+                f"{len(labels)} samples, but is {self.minimum}; lower it, or {_FEWER}."
             )
         classes, counts = np.unique(labels, return_counts=True)
         best = np.full(clients, -1)
@@ -144,8 +145,9 @@ class Dirichlet:
                 return _finished([np.concatenate(part) for part in zip(*rows, strict=True)], _FEWER)
             best = max(best, sizes, key=np.min)
         raise InvalidData(
-            f"Dirichlet({self.alpha}) should leave no client with fewer samples than {self.minimum}, "
-            f"but in the best of {_DRAWS} draws client {int(best.argmin())} gets {int(best.min())}; "
+            f"Dirichlet({self.alpha}) should leave no client with fewer samples than "
+            f"{self.minimum}, but in the best of {_DRAWS} draws client {int(best.argmin())} gets "
+            f"{int(best.min())}; "
             f"raise alpha, {'lower minimum, ' if self.minimum > 1 else ''}or {_FEWER}."
         )
 
@@ -173,8 +175,9 @@ class Explicit:
         labels, _ = _checked(targets, clients, seed)
         if len(self.indices) != clients:
             raise InvalidData(
-                f"indices must have one list for each of {clients} clients, but has {len(self.indices)}; "
-                "add or remove lists, or change the number of clients."
+                f"indices must have one list for each of {clients} clients, "
+                f"but has {len(self.indices)}; add or remove lists, or change the number of "
+                "clients."
             )
         owner = np.full(len(labels), -1)
         for client, part in enumerate(self.indices):
@@ -186,8 +189,8 @@ class Explicit:
                     )
                 if owner[i] >= 0:
                     raise InvalidData(
-                        f"indices must give every sample to one client at most, but sample {i} is given "
-                        f"to client {owner[i]} and again to client {client}; remove one."
+                        f"indices must give every sample to one client at most, but sample {i} is "
+                        f"given to client {owner[i]} and again to client {client}; remove one."
                     )
                 owner[i] = client
         parts = [np.array(part, np.int64) for part in self.indices]
@@ -205,7 +208,8 @@ class BySpeaker:
         speakers = int(labels.max()) + 1
         if clients > speakers:
             raise InvalidData(
-                f"clients must be at most {speakers}, the number of speakers, but is {clients}; use fewer."
+                f"clients must be at most {speakers}, the number of speakers, but is {clients}; "
+                "use fewer."
             )
         return _finished([np.flatnonzero(labels == speaker) for speaker in range(clients)], _FEWER)
 
@@ -216,8 +220,8 @@ def _checked(
     labels = np.asarray(targets)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise InvalidData(
-            f"targets must be one whole number for each sample, but have shape {labels.shape} and type "
-            f"{labels.dtype}; pass the labels as an int64 tensor (N,)."
+            f"targets must be one whole number for each sample, but have shape {labels.shape} and "
+            f"type {labels.dtype}; pass the labels as an int64 tensor (N,)."
         )
     if isinstance(clients, bool) or not isinstance(clients, int | np.integer) or clients < 1:
         raise InvalidData(

@@ -1,4 +1,4 @@
-"""Data sets in the forms that users have: read into two tensors if possible, else sample by sample."""
+"""Reads data sets in the forms that users have, into two tensors if possible."""
 
 from __future__ import annotations
 
@@ -140,7 +140,8 @@ def to_samples(inputs: Tensor, targets: Tensor, client_label: str) -> Samples:
     for name, tensor in (("inputs", inputs), ("targets", targets)):
         if not tensor.ndim:
             raise InvalidData(
-                f"{client_label} must have one of the {name} per sample, got a single number; give a list."
+                f"{client_label} must have one of the {name} per sample, got a single number; "
+                "give a list."
             )
     if len(inputs) != len(targets):
         raise InvalidData(_unequal_pair(client_label, len(inputs), len(targets)))
@@ -164,7 +165,7 @@ def _is_pair_of_arrays(tree: Tree) -> bool:
 
 
 def _is_inputs_and_targets(source: tuple[object, ...] | list[object]) -> bool:
-    """Whether `source` is (inputs, targets): targets an array, inputs an array or a tree of them."""
+    """Whether `source` is (inputs, targets): an array or a tree of arrays, and an array."""
     if len(source) != 2 or not is_array(source[1]):
         return False
     inputs = source[0]
@@ -264,7 +265,8 @@ def _check_equal_lengths(tree: Tree, client_label: str) -> None:
     if _is_pair_of_arrays(tree):
         raise InvalidData(_unequal_pair(client_label, *lengths))
     raise InvalidData(
-        f"{client_label} has tensors of {min(lengths)} to {max(lengths)} samples; all must have as many."
+        f"{client_label} has tensors of {min(lengths)} to {max(lengths)} samples; "
+        "all must have as many."
     )
 
 

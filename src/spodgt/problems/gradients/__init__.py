@@ -1,11 +1,12 @@
 """Gradients of one module for many clients at once.
 
-Models are flat vectors: the module's trained and exchanged parameters in `named_parameters` order, then
-what clients keep besides: running statistics, personal parameters. An engine takes stacked models (clients,
-columns) and one batch per client, and returns stacked gradients (clients, parameters). A single linear layer
-has a closed form (`linear`). Other modules run as they are, a client at a time (`loop`). An accelerator takes
-all clients at once (`vmap`), except for modules that draw random numbers or keep statistics. The engine is
-selected by `models.engine_selection.select_engine`.
+Models are flat vectors: the module's trained and exchanged parameters in `named_parameters` order,
+then what clients keep besides: running statistics, personal parameters. An engine takes stacked
+models (clients, columns) and one batch per client, and returns stacked gradients (clients,
+parameters). A single linear layer has a closed form (`linear`). Other modules run as they are, a
+client at a time (`loop`). An accelerator takes all clients at once (`vmap`), except for modules
+that draw random numbers or keep statistics. The engine is selected by
+`models.engine_selection.select_engine`.
 """
 
 from __future__ import annotations
@@ -93,3 +94,6 @@ class Layout:
         """Views into `x` (…, parameters), by name."""
         pieces = zip(self.names, self.shapes, torch.split(x, self.sizes, -1), strict=True)
         return {name: piece.reshape((*x.shape[:-1], *shape)) for name, shape, piece in pieces}
+
+
+NO_COLUMNS = Layout()

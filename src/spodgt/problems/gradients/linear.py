@@ -1,4 +1,6 @@
-"""Gradients of a linear model in closed form, in PyTorch; `linear_model` has the same in compiled loops.
+"""Gradients of a linear model in closed form, in PyTorch.
+
+`linear_model` has the same in compiled loops.
 
 A model is (classes × features) weights, class by class, then `classes` biases if the layer has any.
 """

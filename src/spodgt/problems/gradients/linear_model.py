@@ -1,12 +1,14 @@
-"""Compiled loops for mini-batch gradients of a linear model; `linear.LinearEngine` has the same in PyTorch.
+"""Compiled loops for mini-batch gradients of a linear model.
 
-Models are read and written in padded rows: for every class its weights, its bias if there is one, and
-zeros up to a whole cache line, `stride` numbers in all (`padded_stride`). A row of a flat model is
-(classes × features) weights, class by class, then the biases; `copy_padded` converts.
+`linear.LinearEngine` has the same in PyTorch.
 
-Two rules make these loops fast in plain numba. Arrays are flat and rows are offsets into them: a slice
-of an array costs as much as a hundred additions. Offsets are unsigned: numba tests signed ones for
-counting from the end.
+Models are read and written in padded rows: for every class its weights, its bias if there is one,
+and zeros up to a whole cache line, `stride` numbers in all (`padded_stride`). A row of a flat model
+is (classes × features) weights, class by class, then the biases; `copy_padded` converts.
+
+Two rules make these loops fast in plain numba. Arrays are flat and rows are offsets into them: a
+slice of an array costs as much as a hundred additions. Offsets are unsigned: numba tests signed
+ones for counting from the end.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ def padded_stride(data: LinearData, dtype: np.dtype[np.generic]) -> int:
 def chunk_length(stride: int, batch: int) -> int:
     """Numbers of a class that are used together, so that a tile of the mini-batch stays in a cache.
 
-    It depends on the client's own mini-batch alone, so a run has the same results in every batch of runs.
+    It depends on the client's own mini-batch alone, so a run has the same results in every batch of
+    runs.
     """
     longest = max(_SHORTEST, _TILE // _padded_batch(batch))
     chunks = max(1, round(stride / longest))
@@ -83,7 +86,7 @@ def _padded_batch(batch: int) -> int:
 
 @compiled_loop
 def copy_padded(flat, at, padded, to, data, stride, back):  # type: ignore[no-untyped-def]
-    """Copy the flat model that begins at flat[at] to the padded row that begins at padded[to], or `back`."""
+    """Copy the flat model at flat[at] to the padded row at padded[to], or `back`."""
     features = UINT(data.inputs.shape[1])
     classes = UINT(data.classes)
     for c in range(classes):
@@ -105,7 +108,7 @@ def copy_padded(flat, at, padded, to, data, stride, back):  # type: ignore[no-un
 # --- the gradient of one client ------------------------------------------------------------------
 @compiled_loop
 def minibatch_gradient(model, at, gradient, data, stride, draw, scratch):  # type: ignore[no-untyped-def]
-    """gradient ← the gradient of the mean loss of a mini-batch at the padded model that begins at model[at].
+    """gradient ← the gradient of the mean loss of a mini-batch, for the padded model at model[at].
 
     Args:
         model: flat array of padded rows.
@@ -114,7 +117,8 @@ def minibatch_gradient(model, at, gradient, data, stride, draw, scratch):  # typ
         data: a `LinearData`.
         stride: of padded rows, unsigned.
         draw: (row of the client in `data`, key of its mini-batches, client, round, batch size,
-        `chunk_length`). scratch: a `Scratch`.
+            `chunk_length`).
+        scratch: a `Scratch`.
     """
     row, key, client, k, batch, chunk_size = draw
     samples = scratch.samples[:batch]
@@ -152,7 +156,7 @@ def minibatch_gradient(model, at, gradient, data, stride, draw, scratch):  # typ
 
 @compiled_loop
 def _fill_tile(tile, size, inputs, features, samples, first, scale, bias):  # type: ignore[no-untyped-def]
-    """tile ← numbers first … first + size of every sample, as floats; 1 in place of the bias, then zeros."""
+    """tile ← numbers first … first + size of every sample, then 1 for the bias, then zeros."""
     kind = tile.dtype.type
     given = min(size, features - first) if first < features else UINT(0)
     for s in range(len(samples)):
@@ -170,9 +174,8 @@ def _fill_tile(tile, size, inputs, features, samples, first, scale, bias):  # ty
 def _add_scores(model, at, stride, tile, size, scores, classes, columns):  # type: ignore[no-untyped-def]
     """scores (classes, columns) += model · samples, for the chunk of numbers in `tile`."""
     for c in range(UINT(0), classes, UINT(2)):
-        d = min(
-            c + UINT(1), classes - UINT(1)
-        )  # the last of an odd number of classes is its own partner
+        # the last of an odd number of classes is its own partner
+        d = min(c + UINT(1), classes - UINT(1))
         for s in range(UINT(0), columns, UINT(4)):
             sums = _dot_products(model, at + c * stride, at + d * stride, tile, s * size, size)
             to = c * columns + s
@@ -190,7 +193,7 @@ def _add_scores(model, at, stride, tile, size, scores, classes, columns):  # typ
 
 @compiled_dot_product
 def _dot_products(model, c, d, tile, s, size):  # type: ignore[no-untyped-def]
-    """Products of two classes, which begin at c and d, with four samples that follow each other from s on."""
+    """Products of the two classes at c and d with the four samples from s on."""
     t = s + size
     u = t + size
     v = u + size
@@ -209,7 +212,7 @@ def _dot_products(model, c, d, tile, s, size):  # type: ignore[no-untyped-def]
 
 @compiled_loop
 def _add_samples(gradient, at, tile, s, slopes, w, size):  # type: ignore[no-untyped-def]
-    """gradient += Σ slopes · samples, for eight samples that follow each other; the first eight set it."""
+    """gradient += Σ slopes · samples, for the eight samples from s on; the first eight set it."""
     t = s + size
     u = t + size
     v = u + size
@@ -231,10 +234,9 @@ def _add_samples(gradient, at, tile, s, slopes, w, size):  # type: ignore[no-unt
 
 @compiled_loop
 def loss_slopes(loss, scores, classes, columns, targets, samples):  # type: ignore[no-untyped-def]
-    """In place: scores (classes, columns) ← derivatives of the mean loss of `samples`; zero in further
-    columns.
+    """In place: scores (classes, columns) ← derivatives of the mean loss of `samples`.
 
-    `loss` is a value of `losses.LOSSES`.
+    Further columns become zero. `loss` is a value of `losses.LOSSES`.
     """
     kind = scores.dtype.type
     count = UINT(len(samples))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from spodgt.problems.data.pytree import Tree, call, clone, seed_all, seeded
-from spodgt.problems.gradients import Engine, Layout, Many, Noise
+from spodgt.problems.gradients import NO_COLUMNS, Engine, Layout, Many, Noise
 from spodgt.problems.objective import Objective
 from spodgt.thread_pool import run_tasks
 
@@ -24,24 +24,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class LoopEngine(Engine):
-    """Plain autograd through the module, one client at a time: the engine for other models on a CPU.
+    """Plain autograd through the module, one client at a time: the engine of networks on a CPU.
 
-    Each thread has a copy of the module. A client's flat model is copied into it, then the loss is computed
-    and differentiated as in any PyTorch program. A client stays on one thread:
-    threads that divide the work of an operator wait for each other at its end, which on a busy machine takes
-    ten times as long as the work.
+    Each thread has a copy of the module. A client's flat model is copied into it, then the loss is
+    computed and differentiated as in any PyTorch program. Each client is computed by one thread:
+    threads that divide the work of an operator wait for each other at its end, which on a busy
+    machine takes ten times as long as the work.
     """
 
     module: nn.Module
     layout: Layout
     objective: Objective
-    statistics: Layout = field(
-        default_factory=Layout
-    )  # behind the parameters; training passes change them
+    statistics: Layout = NO_COLUMNS  # behind the parameters; training passes change them
     random: bool = False  # passes draw random numbers
-    personal: Layout = field(
-        default_factory=Layout
-    )  # those of the columns behind that are trained here
+    personal: Layout = NO_COLUMNS  # columns of `statistics` that are trained here
     personal_step_size: float = 0.0
     copies: dict[tuple[int, torch.device, torch.dtype], ModuleOnRow] = field(
         default_factory=dict, repr=False
@@ -54,10 +50,10 @@ class LoopEngine(Engine):
     def with_losses(
         self, x: Tensor, inputs: Many, targets: Many, noise: Noise
     ) -> tuple[Tensor, Tensor]:
-        """Losses (clients,) and gradients (clients, parameters), in training mode if `noise` is given.
+        """Losses (clients,) and gradients (clients, parameters); `noise` implies training mode.
 
-        A training pass also updates what stands behind the parameters in `x`: running statistics, and
-        personal parameters by one step along their gradient.
+        A training pass also updates the columns behind the parameters in `x`: running statistics,
+        and personal parameters by one step along their gradient.
         """
         training = noise is not None
         losses = x.new_empty(len(x))
@@ -85,9 +81,8 @@ class LoopEngine(Engine):
 
     def outputs(self, x: Tensor, inputs: Tree) -> list[Tree]:
         shared = self.image(inputs)
-        return self.apply(
-            x, lambda module: call(module, clone(shared))
-        )  # a forward pass may write into it
+        # a copy for each model: a forward pass may write into its inputs
+        return self.apply(x, lambda module: call(module, clone(shared)))
 
     def apply(self, x: Tensor, work: Callable[[nn.Module], T]) -> list[T]:
         """What `work` makes of every model, as a module in evaluation mode."""
@@ -125,7 +120,7 @@ class LoopEngine(Engine):
         return bool(layers) and not any(map(_overruns, layers))
 
     def image(self, batch: Tree) -> Tree:
-        """Inputs with channels last, which on a CPU is faster for convolutions and what is between them."""
+        """Inputs with channels last, which is faster for convolutions on a CPU."""
         if not self.channels_last or not isinstance(batch, Tensor) or batch.ndim != 4:
             return batch
         _, channels, height, width = batch.shape
@@ -137,10 +132,11 @@ class LoopEngine(Engine):
 class ModuleOnRow:
     """A copy of a module whose parameters and buffers are views of one flat model (columns,).
 
-    To load a client's model is to copy its row: a forward pass may write into parameters, as that of
-    `nn.Embedding` with `max_norm` does. The parameters remain the same objects, so that everything that
-    refers to them (tied layers, lists of parameters, the flat weights of recurrent layers) sees the values
-    of this client. `torch.func.functional_call` replaces them by other tensors, which such references miss.
+    To load a client's model is to copy its row: a forward pass may write into parameters, as that
+    of `nn.Embedding` with `max_norm` does. The parameters remain the same objects, so that
+    everything that refers to them (tied layers, lists of parameters, the flat weights of recurrent
+    layers) sees the values of this client. `torch.func.functional_call` replaces them by other
+    tensors, which such references miss.
     """
 
     def __init__(self, engine: LoopEngine, like: Tensor) -> None:
@@ -199,7 +195,7 @@ def _flat_gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def each_row(x: Tensor, one: Callable[[int], object], *, serial: bool = False) -> None:
-    """Call `one` with the number of every row, each on one thread; one after the other if `serial`."""
+    """Call `one` with the number of every row, on several threads unless `serial`."""
     threads = torch.get_num_threads()
     if len(x) == 1 or threads == 1 or serial or x.device.type != "cpu":
         for row in range(len(x)):
@@ -221,7 +217,7 @@ def each_row(x: Tensor, one: Callable[[int], object], *, serial: bool = False) -
 
 @contextlib.contextmanager
 def _differentiable_attention() -> Iterator[None]:
-    """Switch off the fused attention of `nn.TransformerEncoder`, which in evaluation mode has no gradient."""
+    """Switch off the fused attention of `nn.TransformerEncoder`, which has no gradient."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -233,8 +229,8 @@ def _differentiable_attention() -> Iterator[None]:
 def _overruns(layer: nn.Conv2d) -> bool:
     """With channels last, the gradient of this layer's weights may write past its memory.
 
-    So it is with strided 1×1 convolutions of fewer channels than oneDNN takes at once, which is 8 or 16
-    (https://github.com/uxlfoundation/oneDNN/issues/6035).
+    So it is with strided 1×1 convolutions of fewer channels than oneDNN takes at once, which is 8
+    or 16 (https://github.com/uxlfoundation/oneDNN/issues/6035).
     """
     return (
         layer.kernel_size == (1, 1)

@@ -17,7 +17,7 @@ from spodgt.problems.objective import Objective
 
 @dataclass(frozen=True, eq=False)
 class VmapEngine(Engine):
-    """All clients in one call through `torch.func.vmap`: for accelerators, which are idle otherwise."""
+    """All clients in one call through `torch.func.vmap`, for accelerators."""
 
     module: nn.Module
     layout: Layout
@@ -45,7 +45,8 @@ class VmapEngine(Engine):
         module = self._module(x, training=noise is not None)
 
         def forward(row: Tensor, batch: Tensor) -> Tensor:
-            return functional_call(module, self.layout.unflatten(row), (batch,))  # type: ignore[no-any-return]
+            outputs: Tensor = functional_call(module, self.layout.unflatten(row), (batch,))
+            return outputs
 
         with torch.enable_grad():
             x = x.detach().requires_grad_()
@@ -57,12 +58,11 @@ class VmapEngine(Engine):
 
     def outputs(self, x: Tensor, inputs: Tree) -> Tensor:
         assert isinstance(inputs, Tensor)
-        module, own = (
-            self._module(x, training=False),
-            inputs.clone(),
-        )  # a forward pass may write into it
+        module = self._module(x, training=False)
+        own = inputs.clone()  # a forward pass may write into it
 
         def forward(row: Tensor) -> Tensor:
-            return functional_call(module, self.layout.unflatten(row), (own,))  # type: ignore[no-any-return]
+            outputs: Tensor = functional_call(module, self.layout.unflatten(row), (own,))
+            return outputs
 
         return vmap(forward)(x)

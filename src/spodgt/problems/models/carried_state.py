@@ -63,8 +63,8 @@ def refuse_carried_state(
     name = state.name
     if state.owner == "loss":
         raise InvalidInput(
-            f"loss must not change from batch to batch, but {name!r} does, and all clients and later "
-            "runs would share it; make it a buffer of floats of the model and use "
+            f"loss must not change from batch to batch, but {name!r} does, and all clients and "
+            "later runs would share it; make it a buffer of floats of the model and use "
             "loss(model, batch)."
         )
     raise InvalidInput(

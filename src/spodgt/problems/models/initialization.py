@@ -52,7 +52,8 @@ def check_init(model: nn.Module, init: object) -> None:
     """
     if init not in ("given", "fresh") and not callable(init):
         raise InvalidInput(
-            f'init must be "given", "fresh" or a function of (module, seed), got {init!r}; use "given".'
+            f'init must be "given", "fresh" or a function of (module, seed), got {init!r}; '
+            'use "given".'
         )
     if init != "fresh":
         return

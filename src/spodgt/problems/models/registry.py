@@ -47,7 +47,7 @@ def cnn(shape: tuple[int, ...], classes: int, width: int = 8) -> nn.Sequential:
     )
 
 
-# Mean and deviation of the training pixels of CIFAR-10, scaled to [0, 1], for each of red, green, blue.
+# Mean and deviation of the training pixels of CIFAR-10 in [0, 1], for red, green and blue.
 _COLOURS = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 _GREYS = ((0.5,), (0.25,))  # for images of any other number of channels
 _GROUP = 16  # channels normalised together [wu2018group]
@@ -108,7 +108,7 @@ def _normalisation(kind: str, channels: int) -> nn.Module:
 def resnet18(
     shape: tuple[int, ...], classes: int, width: int = 64, norm: str = "group"
 ) -> nn.Sequential:
-    """ResNet-18 for small images: a 3×3 stem and no pooling before the four stages of two blocks each.
+    """ResNet-18 for small images: a 3×3 stem, no pooling, four stages of two blocks each.
 
     The stages have `width`, 2, 4 and 8 times `width` channels; 64 is the usual size (11.2 million
     parameters with 10 classes). `norm="batch"` keeps running statistics, so a problem with it needs
@@ -121,7 +121,8 @@ def resnet18(
         )
     if len(shape) != 3:
         raise InvalidInput(
-            f"resnet18 needs images (channels, height, width), got inputs of shape {shape}; use mlp."
+            f"resnet18 needs images (channels, height, width), got inputs of shape {shape}; "
+            "use mlp."
         )
     blocks: list[nn.Module] = []
     before = width

@@ -1,4 +1,4 @@
-"""A module with its loss as a trainable model: flat rows of parameters, initial values, gradients."""
+"""A module with its loss as a trainable model."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class TransformerBlock(nn.Module):
     def _attend(self, x: Tensor) -> Tensor:
         length, width = x.shape[-2:]
         query, key, value = (self._split_heads(part) for part in self.qkv_proj(x).chunk(3, -1))
-        # Contiguous copies before the product: it would copy the transposed view element by element.
+        # Contiguous copies: the product would copy a transposed view element by element.
         query = (query * math.sqrt(self.heads / width)).contiguous()
         key = key.contiguous()
         scores = query @ key.transpose(-2, -1)

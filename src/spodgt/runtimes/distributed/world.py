@@ -132,11 +132,9 @@ class DistributedWorld:
         return self.batch.activity.costs(k)
 
     def advance(self, state: State, rounds: range) -> State:
-        for segment in self.exchanges.segments(rounds):
-            state = self.rounds.advance(state, segment.rounds)
-            self.exchanges.copy(segment.copied_runs, state[0], self.statistics)
-        self.exchanges.drop_after(rounds.stop - 1)
-        return state
+        if not self.exchanges.has_local_steps:
+            return self.rounds.advance(state, rounds)
+        return self.exchanges.advance(state, rounds, self.rounds.advance, self.statistics)
 
     def select_runs(self, selected: Bools, state: State) -> tuple[DistributedWorld, State]:
         self.messenger.drain()
@@ -155,12 +153,10 @@ class DistributedWorld:
     def at_last_exchange(self, state: State) -> tuple[DistributedWorld, State]:
         if not self.exchanges.models:
             return self, state
-        x = state[0].clone()
-        statistics = self.statistics.values.clone()
-        self.exchanges.substitute(x, statistics)
+        state, values = self.exchanges.substitute(state, self.statistics.values)
         world = copy.copy(self)
-        world.statistics = self.statistics.with_values(statistics)
-        return world, rebuild(state, (x, *tuple(state)[1:]))
+        world.statistics = self.statistics.with_values(values)
+        return world, state
 
     def gather(self, state: State, wanted: Bools) -> list[RunState] | None:
         group = self.communicator

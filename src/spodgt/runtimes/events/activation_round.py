@@ -15,8 +15,7 @@ from spodgt.errors import Incompatible
 from spodgt.runtimes.batch import MixingMatrix
 from spodgt.runtimes.events.activations import ActivationBatch
 from spodgt.runtimes.events.batch_arrays import minibatch_keys
-from spodgt.runtimes.events.batch_messages import AnyCodec, BatchMessages
-from spodgt.runtimes.events.context import RunContext
+from spodgt.runtimes.events.batch_messages import AnyCodec, BatchMessages, RunContext
 from spodgt.types import Minibatches
 
 

@@ -111,18 +111,12 @@ def minibatch_keys(keys: Words, clients: Ints, rounds: Ints) -> Words:
 
 
 class _Table:
-    """Columns of integers; `offsets` notes the number of rows at the end of every batch."""
+    """Columns of integers; `row_counts` are the numbers of rows after every batch."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
         self.rows: list[tuple[int, ...]] = []
         self.row_counts = [0]
-
-    def end_batch(self) -> None:
-        self.row_counts.append(len(self.rows))
-
-    def offsets(self) -> Ints:
-        return np.array(self.row_counts, np.int64)
 
     def columns(self) -> dict[str, Ints]:
         """Contiguous columns by name; loops would be compiled again for other memory layouts."""
@@ -143,6 +137,9 @@ class _Builder:
         self.tracker_copies = _Table("row", "slot")
         self.deliveries = _Table("receiver", "row", "link")
         self.messages = _Table("sender", "link")
+        self.with_offsets: dict[str, _Table] = {
+            name: getattr(self, name) for name in Offsets._fields
+        }
         self.first_row = 0  # of the current batch in `clients`
 
     def add_clients(self, batch: ActivationBatch) -> None:
@@ -183,15 +180,13 @@ class _Builder:
                 self.deliveries.rows.append((receiver, row, message.link))
 
     def end_batch(self) -> None:
-        self.clients.end_batch()
-        self.gradients.end_batch()
-        self.model_reads.end_batch()
-        self.tracker_reads.end_batch()
-        self.model_copies.end_batch()
-        self.tracker_copies.end_batch()
-        self.deliveries.end_batch()
+        for table in self.with_offsets.values():
+            table.row_counts.append(len(table.rows))
 
     def build(self, pull_weights: Floats, push_weights: Floats, keys: Words) -> BatchArrays:
+        offsets = {}
+        for name, table in self.with_offsets.items():
+            offsets[name] = np.array(table.row_counts, np.int64)
         clients = self.clients.columns()["client"]
         model_reads = self.model_reads.columns()
         messages = self.messages.columns()
@@ -200,7 +195,7 @@ class _Builder:
         received = np.bincount(model_reads["receiver"], weights_received, len(clients))
         sent = np.bincount(messages["sender"], weights_sent, len(clients))
         return BatchArrays(
-            offsets=self._offsets(),
+            offsets=Offsets(**offsets),
             clients=clients,
             model_self_weight=np.asarray(1.0 - received, np.float64),
             tracker_self_weight=np.asarray(1.0 - sent, np.float64),
@@ -211,17 +206,6 @@ class _Builder:
             deliveries=_deliveries(self.deliveries.columns(), push_weights),
             gradients=_gradients(self.gradients.columns(), keys),
             links=messages["link"],
-        )
-
-    def _offsets(self) -> Offsets:
-        return Offsets(
-            clients=self.clients.offsets(),
-            model_reads=self.model_reads.offsets(),
-            tracker_reads=self.tracker_reads.offsets(),
-            model_copies=self.model_copies.offsets(),
-            tracker_copies=self.tracker_copies.offsets(),
-            deliveries=self.deliveries.offsets(),
-            gradients=self.gradients.offsets(),
         )
 
 

@@ -7,20 +7,45 @@ Rows that are received in a later batch are copied into a pool.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from spodgt.algorithms.base import Algorithm
 from spodgt.algorithms.compose.codecs import Codec, IntervalQuantizer
 from spodgt.kernels.links import add_rows, move_into_intervals
 from spodgt.runtimes.batch import MixingMatrix
 from spodgt.runtimes.events.activations import ActivationBatch, Receipt
-from spodgt.runtimes.events.context import RunContext
-from spodgt.types import Bools, Floats, Ints
+from spodgt.runtimes.events.local_rounds import Coordination
+from spodgt.runtimes.events.message_pool import MessagePool
+from spodgt.runtimes.world import Run, Tally
+from spodgt.types import Bools, Floats, Ints, Problem, Words
 
 AnyCodec = Codec | IntervalQuantizer
+
+
+@dataclass(eq=False)
+class RunContext:
+    """One run, as its activations see it."""
+
+    run: Run
+    algorithm: Algorithm
+    problem: Problem
+    coordination: Coordination
+    dtype: torch.dtype
+    device: torch.device
+    weights: dict[MixingMatrix, Floats]  # (links,)
+    keys: Words  # (clients,) of the random stream "batch"
+    counts: Tally  # of this run
+    statistics: Tensor  # (clients, columns) private parameters, written in place
+    pool: MessagePool
+
+    @property
+    def clients(self) -> int:
+        return self.run.network.clients
 
 
 class Reads(NamedTuple):
@@ -83,7 +108,7 @@ class BatchMessages:
         return out
 
     def pull_intervals(self, x: Tensor, codec: Callable[[int], IntervalQuantizer]) -> Tensor:
-        """x moved towards the intervals of messages, whose codec is that of the sender's round."""
+        """x moved towards the intervals of messages; codecs depend on the round of the sender."""
         reads = self.model_reads
         buffer = self._buffer(x)
         in_batch = torch.from_numpy(reads.in_batch).to(x.device)

@@ -17,7 +17,7 @@ from spodgt.problems.protocols import CompiledGradient, LinearData
 from spodgt.runtimes.batch import MixingMatrix
 from spodgt.runtimes.events.activations import ActivationBatch
 from spodgt.runtimes.events.batch_arrays import BatchArrays, to_arrays
-from spodgt.runtimes.events.context import RunContext
+from spodgt.runtimes.events.batch_messages import RunContext
 from spodgt.types import Floats, Minibatches
 
 

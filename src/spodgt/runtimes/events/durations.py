@@ -1,19 +1,20 @@
-"""How long things take: `[time]` of a config.
+"""Durations of gradients and messages in virtual time: `[time]` of a config.
 
     [time]
-    compute = 0.02                                      seconds of a gradient: one number, or one per client
-    latency = { kind = "exponential", mean = 0.05 }     seconds of a message: drawn for every message
-    bandwidth = 1e6                                     bytes per second of a link; left out: no limit
+    compute = 0.02                                    seconds of a gradient, or one per client
+    latency = { kind = "exponential", mean = 0.05 }   seconds of a message
+    bandwidth = 1e6                                   bytes per second of a link; default: no limit
 
-A quantity is a number, a list (one number per client or link), or a table whose `kind` is one of
-`QUANTITIES`. Draws are pure functions of (seed, round of the client, client or link), so they do not depend
-on the batch, the method or a restart. Times are whole nanoseconds: events at the same time are exactly so.
+A quantity is a number, a list (one number per client or link), or a table with a `kind` of
+`QUANTITIES`. Draws are pure functions of (seed, round of the client, client or link), so they do
+not depend on the batch, the method or a restart. Times are integers, in nanoseconds, so that
+simultaneous events have equal times.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 import numpy as np
 
 from spodgt import rng
-from spodgt._util.text import short_repr
+from spodgt._util.text import first_line, short_repr
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
 from spodgt.participation.recipes import numbers_by_link
@@ -31,20 +32,80 @@ from spodgt.validation import Field, FieldHint, Number, choices, from_table, rec
 if TYPE_CHECKING:
     import pandas as pd
 
-NANO = 10**9  # of a second
-_MOST = 1e9  # seconds: thirty years
-_UNITS = {"bandwidth": "bytes_per_second"}  # columns of traces; the others are seconds
+NANO = 10**9  # nanoseconds of a second
+_MAX_SECONDS = 1e9  # thirty years
+_TRACE_COLUMNS = ("seconds", "bytes_per_second")
 _upto = partial(Field, le=1e18, allow_inf_nan=False)
 Positive = Annotated[Number, _upto(gt=0, examples=[1.0]), FieldHint("a number above 0")]
 NotNegative = Annotated[Number, _upto(ge=0, examples=[0.0]), FieldHint("a number of at least 0")]
 
 
-class Drawn(Protocol):
+@dataclass(frozen=True)
+class Target:
+    """The clients, or the links, of a network that have a quantity."""
+
+    quantity: str  # name
+    network: Network
+    is_link: bool
+
+    @property
+    def count(self) -> int:
+        return self.network.links if self.is_link else self.network.clients
+
+    @property
+    def kind(self) -> str:
+        return "link" if self.is_link else "client"
+
+    def ends(self) -> list[tuple[int, ...]]:
+        """(client,) of every client, or (sender, receiver) of every link."""
+        if not self.is_link:
+            return [(client,) for client in range(self.count)]
+        senders = self.network.senders.tolist()
+        return list(zip(senders, self.network.receivers.tolist(), strict=True))
+
+
+class Sampler(Protocol):
     """The values of one quantity in one run."""
 
+    def __call__(self, rounds: range) -> Floats: ...  # (rounds, clients or links)
+
+
+@dataclass(frozen=True, eq=False)
+class FixedSampler:
+    """The same values in all rounds."""
+
+    values: Floats  # (clients or links,)
+
     def __call__(self, rounds: range) -> Floats:
-        """(rounds, clients or links) the values in some local rounds of the client, or the sender."""
-        ...
+        return np.broadcast_to(self.values, (len(rounds), len(self.values)))
+
+
+@dataclass(frozen=True, eq=False)
+class RandomSampler:
+    """Independent draws, made from two uniform numbers each."""
+
+    key: np.uint64
+    count: int  # clients or links
+    once: bool  # one draw for all rounds
+    transform: Callable[[Floats, Floats], Floats]
+
+    def __call__(self, rounds: range) -> Floats:
+        k = np.zeros((1, 1), np.int64) if self.once else np.asarray(rounds)[:, None]
+        index = np.arange(self.count)[None, :]
+        first = rng.uniform(self.key, k, index, 0)
+        second = rng.uniform(self.key, k, index, 1)
+        return np.broadcast_to(self.transform(first, second), (len(rounds), self.count))
+
+
+@dataclass(frozen=True, eq=False)
+class TraceSampler:
+    """Recorded values, one after the other, again from the first after the last."""
+
+    traces: Sequence[Floats]  # of each client or link
+
+    def __call__(self, rounds: range) -> Floats:
+        columns = [trace[np.asarray(rounds) % len(trace)] for trace in self.traces]
+        return np.stack(columns, 1)
 
 
 class Quantity(Protocol):
@@ -54,46 +115,15 @@ class Quantity(Protocol):
 
     @property
     def typical(self) -> float: ...  # about the mean
-    def draw(self, key: np.uint64, who: Who) -> Drawn: ...
-
-
-@dataclass(frozen=True)
-class Who:
-    """Whose values are drawn: the clients of a network, or its links."""
-
-    name: str  # of the quantity
-    network: Network
-    links: bool
-
-    @property
-    def count(self) -> int:
-        return self.network.links if self.links else self.network.clients
-
-    @property
-    def one(self) -> str:
-        return "link" if self.links else "client"
+    def draw(self, key: np.uint64, target: Target) -> Sampler: ...
 
 
 QUANTITIES: dict[str, type[Quantity]] = {}
 
 
-def _drawn(
-    key: np.uint64, who: Who, once: bool, value: Callable[[Floats, Floats], Floats]
-) -> Drawn:
-    """Values made from two uniform numbers each."""
-    everyone = np.arange(who.count)[None, :]
-
-    def at(rounds: range) -> Floats:
-        k = np.zeros((1, 1), np.int64) if once else np.asarray(rounds)[:, None]
-        u, v = (rng.uniform(key, k, everyone, part) for part in (0, 1))
-        return np.broadcast_to(value(u, v), (len(rounds), who.count))
-
-    return at
-
-
 @recipe(InvalidInput, QUANTITIES)
 class Constant:
-    """The same for all, always.
+    """One number for all clients or links, in all rounds.
 
     Args:
         value: The number.
@@ -106,13 +136,13 @@ class Constant:
     def typical(self) -> float:
         return self.value
 
-    def draw(self, key: np.uint64, who: Who) -> Drawn:
-        return lambda rounds: np.full((len(rounds), who.count), self.value)
+    def draw(self, key: np.uint64, target: Target) -> Sampler:
+        return FixedSampler(np.full(target.count, self.value))
 
 
 @recipe(InvalidInput, QUANTITIES)
 class Uniform:
-    """Anything between two numbers.
+    """Uniform between two numbers.
 
     Args:
         low: The smallest.
@@ -133,17 +163,20 @@ class Uniform:
     def typical(self) -> float:
         return (self.low + self.high) / 2
 
-    def draw(self, key: np.uint64, who: Who) -> Drawn:
-        return _drawn(key, who, self.once, lambda u, v: self.low + (self.high - self.low) * u)
+    def draw(self, key: np.uint64, target: Target) -> Sampler:
+        return RandomSampler(key, target.count, self.once, self._from_uniform)
+
+    def _from_uniform(self, u: Floats, v: Floats) -> Floats:
+        return self.low + (self.high - self.low) * u
 
 
 @recipe(InvalidInput, QUANTITIES)
 class Exponential:
-    """Mostly short, sometimes long.
+    """Exponential above a minimum.
 
     Args:
-        mean: The mean of what comes on top of `least`.
-        least: The shortest.
+        mean: The mean of the excess over `least`.
+        least: The minimum.
         once: Draw it once for every client or link, not for every gradient or message.
     """
 
@@ -156,17 +189,21 @@ class Exponential:
     def typical(self) -> float:
         return self.least + self.mean
 
-    def draw(self, key: np.uint64, who: Who) -> Drawn:
-        return _drawn(key, who, self.once, lambda u, v: self.least - self.mean * np.log1p(-u))
+    def draw(self, key: np.uint64, target: Target) -> Sampler:
+        return RandomSampler(key, target.count, self.once, self._from_uniform)
+
+    def _from_uniform(self, u: Floats, v: Floats) -> Floats:
+        return self.least - self.mean * np.log1p(-u)
 
 
 @recipe(InvalidInput, QUANTITIES)
 class Lognormal:
-    """Around a median, with stragglers: the logarithm is normal.
+    """Lognormal: around a median, with stragglers.
 
     Args:
         median: Half of the draws are below it.
-        sigma: Standard deviation of the natural logarithm; 0.5 puts one draw in twenty above 2.3 medians.
+        sigma: Standard deviation of the natural logarithm; with 0.5, one draw in twenty is above
+            2.3 medians.
         once: Draw it once for every client or link, not for every gradient or message.
     """
 
@@ -179,16 +216,16 @@ class Lognormal:
     def typical(self) -> float:
         return self.median * math.exp(min(self.sigma**2 / 2, 100.0))
 
-    def draw(self, key: np.uint64, who: Who) -> Drawn:
-        def value(u: Floats, v: Floats) -> Floats:
-            normal = np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v)  # Box and Muller
-            return np.asarray(self.median * np.exp(self.sigma * normal), np.float64)
+    def draw(self, key: np.uint64, target: Target) -> Sampler:
+        return RandomSampler(key, target.count, self.once, self._from_uniform)
 
-        return _drawn(key, who, self.once, value)
+    def _from_uniform(self, u: Floats, v: Floats) -> Floats:
+        normal = np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v)  # Box and Muller
+        return np.asarray(self.median * np.exp(self.sigma * normal), np.float64)
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class PerTarget:
     """One number for each client or link."""
 
     name: ClassVar[str] = "given"
@@ -196,31 +233,30 @@ class Given:
 
     @property
     def typical(self) -> float:
-        """Harmonic: at this pace all of them together do as much."""
+        """The harmonic mean: the same total rate."""
         return float(len(self.values.ravel()) / (1 / np.maximum(self.values, 1 / NANO)).sum())
 
-    def draw(self, key: np.uint64, who: Who) -> Drawn:
-        values = (
-            np.asarray(numbers_by_link(self.values, who.network), np.float64)
-            if who.links
-            else self.values
-        )
-        if values.shape != (who.count,):
+    def draw(self, key: np.uint64, target: Target) -> Sampler:
+        values = self.values
+        if target.is_link:
+            values = np.asarray(numbers_by_link(values, target.network), np.float64)
+        if values.shape != (target.count,):
             raise InvalidInput(
-                f"time.{who.name} must be one number or {who.count}, one per {who.one}, got {values.size}; "
-                f"use one number."
+                f"time.{target.quantity} must be one number or {target.count}, one per "
+                f"{target.kind}, got {values.size}; use one number."
             )
-        return lambda rounds: np.broadcast_to(values, (len(rounds), who.count))
+        return FixedSampler(values)
 
 
 @recipe(InvalidInput, QUANTITIES)
-class Replayed:
-    """Measured values, in a loop.
+class RecordedTrace:
+    """Recorded values, repeated.
 
     Args:
-        path: A CSV file with a column `seconds` (of bandwidth: `bytes_per_second`) and, where rows are of
-            single clients or links, `client`, or `sender` and `receiver`: the network's names or numbers.
-            Rows of one client are replayed in order; without these columns all replay the same rows.
+        path: A CSV file with a column `seconds` (for bandwidth: `bytes_per_second`). Rows of single
+            clients have a column `client`, rows of links `sender` and `receiver`, with names or
+            numbers of the network, and are used in order. Without these columns, all clients or
+            links use the same rows.
     """
 
     name: ClassVar[str] = "trace"
@@ -228,24 +264,25 @@ class Replayed:
 
     @cached_property
     def table(self) -> pd.DataFrame:
+        """The file, with its values in a column `value`."""
         import pandas as pd
 
         try:
             table = pd.read_csv(self.path)
         except (OSError, ValueError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise InvalidInput(
-                f"trace {self.path} cannot be read: {reason}; give a CSV file."
+                f"trace {self.path} cannot be read: {first_line(error)}; give a CSV file."
             ) from None
-        found = [name for name in ("seconds", *_UNITS.values()) if name in table.columns]
-        if len(found) != 1 or not len(table):
+        columns = [name for name in _TRACE_COLUMNS if name in table.columns]
+        if len(columns) != 1 or not len(table):
             raise InvalidInput(f"trace {self.path} must have rows and a column seconds; add it.")
-        values = pd.to_numeric(table[found[0]], errors="coerce").to_numpy(np.float64)
-        if not (np.isfinite(values) & (values >= 0)).all():
-            row = int(np.argmin(np.isfinite(values) & (values >= 0)))
+        values = pd.to_numeric(table[columns[0]], errors="coerce").to_numpy(np.float64)
+        is_valid = np.isfinite(values) & (values >= 0)
+        if not is_valid.all():
+            row = int(np.argmin(is_valid))
             raise InvalidInput(
-                f"{found[0]} must be numbers of at least 0, but row {row} of trace {self.path} has "
-                f"{table[found[0]].iloc[row]!r}; correct it."
+                f"{columns[0]} must be numbers of at least 0, but row {row} of trace {self.path} "
+                f"has {table[columns[0]].iloc[row]!r}; correct it."
             )
         return table.assign(value=values)
 
@@ -253,155 +290,157 @@ class Replayed:
     def typical(self) -> float:
         return float(self.table["value"].mean())
 
-    def draw(self, key: np.uint64, who: Who) -> Drawn:
-        table, net = self.table, who.network
-        if who.name in ("compute", "bandwidth") and not (table["value"] > 0).all():
+    def draw(self, key: np.uint64, target: Target) -> Sampler:
+        if target.quantity in ("compute", "bandwidth") and not (self.table["value"] > 0).all():
             raise InvalidInput(
-                f"trace {self.path} must have numbers above 0 for time.{who.name}; drop rows."
+                f"trace {self.path} must have numbers above 0 for time.{target.quantity}; drop rows."
             )
-        columns = ["sender", "receiver"] if who.links else ["client"]
-        if not all(name in table.columns for name in columns):
-            rows = [table["value"].to_numpy()] * who.count
-        else:
-            ends = (
-                zip(net.senders, net.receivers, strict=True) if who.links else zip(range(who.count))
-            )
-            parts = table.groupby(columns)["value"]
-            groups = {tuple(map(str, names)): part.to_numpy() for names, part in parts}
-            rows = []
-            for each in ends:
-                names = tuple(net.label(int(one)) for one in each)
-                found = groups.get(tuple(map(str, each)), groups.get(tuple(map(str, names))))
-                if found is None:
-                    raise InvalidInput(
-                        f"trace {self.path} has no row of {who.one} {' → '.join(map(str, names))}; add one."
-                    )
-                rows.append(found)
-        return lambda rounds: np.array(
-            [[row[k % len(row)] for row in rows] for k in rounds], np.float64
-        )
+        columns = ["sender", "receiver"] if target.is_link else ["client"]
+        if not set(columns) <= set(self.table.columns):
+            return TraceSampler([self.table["value"].to_numpy()] * target.count)
+        groups = {}
+        for names, rows in self.table.groupby(columns)["value"]:
+            groups[tuple(map(str, names))] = rows.to_numpy()
+        traces = []
+        for numbers in target.ends():
+            labels = [str(target.network.label(number)) for number in numbers]
+            trace = groups.get(tuple(map(str, numbers)), groups.get(tuple(labels)))
+            if trace is None:
+                raise InvalidInput(
+                    f"trace {self.path} has no row of {target.kind} {' → '.join(labels)}; add one."
+                )
+            traces.append(trace)
+        return TraceSampler(traces)
 
 
-def quantity(value: object, name: str, *, zero: bool) -> Quantity:
-    """The quantity that a number, a list or a table stands for; `zero` says whether it may be 0."""
+def parse_quantity(value: object, name: str, *, may_be_zero: bool) -> Quantity:
+    """Parse a number, a list of numbers or a table.
+
+    Args:
+        value: of the config.
+        name: of the quantity.
+        may_be_zero: whether 0 is valid.
+
+    Raises:
+        InvalidInput: the value is not valid.
+    """
     if isinstance(value, Mapping):
-        fields = dict(value)
-        kind = fields.pop("kind", None)
-        if not isinstance(kind, str) or kind not in QUANTITIES:
-            raise InvalidInput(
-                f"time.{name}.kind={kind!r} is not known; {choices(kind, QUANTITIES)}"
-            )
-        made = from_table(QUANTITIES[kind], fields, f"time.{name}")
-        if not zero and isinstance(made, Constant) and not made.value:
-            raise InvalidInput(
-                f"time.{name}.value must be above 0, got {made.value}; use value = 1.0."
-            )
-        return made
-    low = "of at least 0" if zero else "above 0"
+        return _parse_table(value, name, may_be_zero)
     try:
         numbers = np.array(value, np.float64)
     except (TypeError, ValueError):
         numbers = np.array([np.nan])
-    fine = np.isfinite(numbers) & (numbers <= 1e18) & ((numbers >= 0) if zero else (numbers > 0))
-    if isinstance(value, bool | str) or not numbers.size or not fine.all():
+    is_valid = np.isfinite(numbers) & (numbers <= 1e18) & (numbers >= 0)
+    if not may_be_zero:
+        is_valid = is_valid & (numbers > 0)
+    if isinstance(value, bool | str) or not numbers.size or not is_valid.all():
+        minimum = "of at least 0" if may_be_zero else "above 0"
         raise InvalidInput(
-            f"time.{name} must be numbers {low} or a table with a kind, got {short_repr(value)}; "
-            f"use {name} = 1.0."
+            f"time.{name} must be numbers {minimum} or a table with a kind, "
+            f"got {short_repr(value)}; use {name} = 1.0."
         )
-    return Constant(float(numbers)) if numbers.ndim == 0 else Given(numbers)
+    return Constant(float(numbers)) if numbers.ndim == 0 else PerTarget(numbers)
+
+
+def _parse_table(table: Mapping[str, object], name: str, may_be_zero: bool) -> Quantity:
+    fields = dict(table)
+    kind = fields.pop("kind", None)
+    if not isinstance(kind, str) or kind not in QUANTITIES:
+        raise InvalidInput(f"time.{name}.kind={kind!r} is not known; {choices(kind, QUANTITIES)}")
+    quantity = from_table(QUANTITIES[kind], fields, f"time.{name}")
+    if isinstance(quantity, Constant) and not quantity.value and not may_be_zero:
+        raise InvalidInput(
+            f"time.{name}.value must be above 0, got {quantity.value}; use value = 1.0."
+        )
+    return quantity
 
 
 @recipe(InvalidInput)
 class Time:
-    """How long gradients and messages take: numbers, lists or tables of `QUANTITIES`.
+    """Durations of gradients and messages: numbers, lists or tables of `QUANTITIES`.
 
     Args:
-        compute: Seconds of a client's local round: the time of one gradient.
-        latency: Seconds from sending a message to its arrival, beside the time of its bytes.
-        bandwidth: Bytes per second of a link; None is no limit. A message that waits for a busy link is
-            replaced by a newer one, whose totals contain it.
-        tick: Seconds of one round of the record: models are evaluated at its multiples; None is the typical
-            time of a gradient.
+        compute: Seconds of a client's local round, that is, of one gradient.
+        latency: Seconds from sending a message to its arrival, without the time of its bytes.
+        bandwidth: Bytes per second of a link; None: no limit. A message that waits for a busy link
+            is replaced by a newer one, which contains its running sums.
+        tick: Seconds of one round of the record: models are evaluated at its multiples. None: the
+            typical time of a gradient.
     """
 
     compute: object = 1.0
     latency: object = 0.0
     bandwidth: object = None
-    tick: Annotated[Number | None, Field(gt=0, le=_MOST, allow_inf_nan=False, examples=[1.0])] = (
-        None
-    )
+    tick: Annotated[
+        Number | None, Field(gt=0, le=_MAX_SECONDS, allow_inf_nan=False, examples=[1.0])
+    ] = None
 
     __hash__ = object.__hash__
 
     def __post_init__(self) -> None:
-        _ = self.quantities
+        _ = self.quantities  # raises for invalid values
 
     @cached_property
     def quantities(self) -> dict[str, Quantity]:
-        """Those that are given, by name."""
-        zero = {"compute": False, "latency": True, "bandwidth": False}
-        return {
-            name: quantity(getattr(self, name), name, zero=may)
-            for name, may in zero.items()
-            if getattr(self, name) is not None
+        """By name: compute, latency and, if it is limited, bandwidth."""
+        quantities = {
+            "compute": parse_quantity(self.compute, "compute", may_be_zero=False),
+            "latency": parse_quantity(self.latency, "latency", may_be_zero=True),
         }
+        if self.bandwidth is not None:
+            bandwidth = parse_quantity(self.bandwidth, "bandwidth", may_be_zero=False)
+            quantities["bandwidth"] = bandwidth
+        return quantities
 
     @cached_property
     def step(self) -> int:
         """Nanoseconds of a tick."""
         seconds = self.quantities["compute"].typical if self.tick is None else self.tick
-        return max(1, round(min(seconds, _MOST) * NANO))
+        return max(1, round(min(seconds, _MAX_SECONDS) * NANO))
 
     @property
     def seconds(self) -> float:
-        """Of a tick."""
+        """Seconds of a tick."""
         return self.step / NANO
 
     def draw(self, network: Network, seed: int) -> Clock:
-        """The times of one run.
+        """The durations of one run.
 
         Args:
-            network: Whose clients and links.
-            seed: Of the draws.
+            network: The network.
+            seed: Seed of the draws.
         """
-
-        def drawn(name: str, links: bool) -> Drawn | None:
-            known = self.quantities.get(name)
-            return (
-                known.draw(rng.key(seed, f"time:{name}"), Who(name, network, links))
-                if known
-                else None
-            )
-
-        compute, latency = drawn("compute", False), drawn("latency", True)
-        assert compute is not None, "it has a default"
-        assert latency is not None, "it has a default"
-        return Clock(compute, latency, drawn("bandwidth", True), self.step)
+        samplers = {}
+        for name, quantity in self.quantities.items():
+            target = Target(name, network, is_link=name != "compute")
+            samplers[name] = quantity.draw(rng.key(seed, f"time:{name}"), target)
+        bandwidth = samplers.get("bandwidth")
+        return Clock(samplers["compute"], samplers["latency"], bandwidth, self.step)
 
 
 @dataclass(frozen=True, eq=False)
 class Clock:
-    """The times of one run, in nanoseconds, in some local rounds."""
+    """The durations of one run, in nanoseconds."""
 
-    compute: Drawn
-    latency: Drawn
-    bandwidth: Drawn | None
+    compute: Sampler
+    latency: Sampler
+    bandwidth: Sampler | None
     tick: int
 
     def durations(self, rounds: range) -> Ints:
-        """(rounds, clients) of a local round, at least one."""
-        return np.maximum(1, _nano(self.compute(rounds)))
+        """(rounds, clients) of local rounds, at least 1."""
+        return np.maximum(1, _to_nanoseconds(self.compute(rounds)))
 
     def latencies(self, rounds: range) -> Ints:
-        """(rounds, links) of the messages that are sent when these rounds begin."""
-        return _nano(self.latency(rounds))
+        """(rounds, links) of the messages that are sent when these rounds start."""
+        return _to_nanoseconds(self.latency(rounds))
 
     def transfers(self, rounds: range, size: int) -> Ints | None:
-        """(rounds, links) in which `size` bytes pass; None where there is no limit."""
+        """(rounds, links) the time of `size` bytes on each link; None: no limit."""
         if self.bandwidth is None:
             return None
-        return _nano(size / np.maximum(self.bandwidth(rounds), 1e-9))
+        return _to_nanoseconds(size / np.maximum(self.bandwidth(rounds), 1e-9))
 
 
-def _nano(seconds: Floats) -> Ints:
-    return np.asarray(np.rint(np.minimum(seconds, _MOST) * NANO), np.int64)
+def _to_nanoseconds(seconds: Floats) -> Ints:
+    return np.asarray(np.rint(np.minimum(seconds, _MAX_SECONDS) * NANO), np.int64)

@@ -7,7 +7,6 @@ batches are one call of a compiled loop (`compiled_tracking`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import cast
 
 import numpy as np
@@ -20,8 +19,8 @@ from spodgt.kernels.steps import State, rebuild
 from spodgt.runtimes.batch import MixingMatrix
 from spodgt.runtimes.events.activation_round import ActivationRound
 from spodgt.runtimes.events.activations import ActivationBatch, Tick
+from spodgt.runtimes.events.batch_messages import RunContext
 from spodgt.runtimes.events.compiled_tracking import CompiledTracking, TrackingRule
-from spodgt.runtimes.events.context import RunContext
 from spodgt.runtimes.events.durations import Time
 from spodgt.runtimes.events.local_rounds import Coordination
 from spodgt.runtimes.events.message_pool import MessagePool, SlotAllocator
@@ -31,7 +30,7 @@ from spodgt.runtimes.world import Run, Tally
 from spodgt.types import Floats, Round
 
 
-class LastExchange:
+class ClientExchanges:
     """The models of clients after their last exchange, before local steps.
 
     Args:
@@ -64,6 +63,43 @@ class LastExchange:
         self.statistics[index] = statistics[index]
 
 
+class PlainSteps:
+    """Computes batches by the method's own step."""
+
+    def __init__(self, context: RunContext) -> None:
+        self.context = context
+        method = context.algorithm
+        without_values = select_client_values(
+            method, torch.zeros(0, dtype=torch.int64), context.clients
+        )
+        self.has_client_values = repr(without_values) != repr(method)  # such as step sizes
+
+    def compute(self, state: State, batches: Sequence[ActivationBatch]) -> None:
+        """Compute consecutive batches, in place."""
+        for batch in batches:
+            self._step(state, batch)
+
+    def _step(self, state: State, batch: ActivationBatch) -> None:
+        context = self.context
+        clients = [*batch.clients, *batch.partners]
+        index = torch.tensor(clients, device=context.device)
+        method = context.algorithm
+        rows = state
+        if clients != list(range(context.clients)):
+            rows = rebuild(state, [tensor[index] for tensor in state])
+            if self.has_client_values:
+                method = select_client_values(method, index, context.clients)
+        after: State = method.step(rows, cast(Round, ActivationRound(context, batch)))
+        # A step may return a field of its input: copy before `state` is overwritten.
+        inputs = {tensor.untyped_storage().data_ptr() for tensor in rows}
+        fields = []
+        for tensor in after:
+            is_input = tensor.untyped_storage().data_ptr() in inputs
+            fields.append(tensor.clone() if is_input else tensor)
+        for tensor, new in zip(state, fields, strict=True):
+            tensor[index] = new
+
+
 class EventExecutor:
     """One run: its schedule, and the computation of what is scheduled.
 
@@ -73,8 +109,7 @@ class EventExecutor:
         dtype: of the models.
         device: of the models.
         counts: the tally of this run.
-        statistics: (clients, columns) private parameters, written in place.
-        compiled: use compiled loops where they apply.
+        compiled: use compiled loops where they apply; they do not support private parameters.
     """
 
     def __init__(
@@ -84,7 +119,6 @@ class EventExecutor:
         dtype: torch.dtype,
         device: torch.device,
         counts: Tally,
-        statistics: Tensor,
         compiled: bool = True,
     ) -> None:
         network = run.network
@@ -94,7 +128,7 @@ class EventExecutor:
         self.schedule = EventSchedule(run, clock, message_size, coordination)
         algorithm = stack([run.algorithm], [network.clients], dtype=dtype, device=device)
         rule = None
-        if compiled and not statistics.shape[1]:
+        if compiled:
             like = torch.empty(0, dtype=dtype, device=device)
             rule = TrackingRule.of(algorithm, run.availability.p, like)
         self.context = RunContext(
@@ -107,16 +141,16 @@ class EventExecutor:
             weights=_mixing_weights(run),
             keys=np.full(network.clients, rng.key(run.seed, "batch")),
             counts=counts,
-            statistics=statistics,
+            statistics=torch.empty(network.clients, 0),
             pool=MessagePool(network.clients, separate_trackers=rule is not None),
         )
-        self.compiled: CompiledTracking | None = None
+        self.computation: PlainSteps | CompiledTracking = PlainSteps(self.context)
         if rule is not None:
-            self.compiled = CompiledTracking(self.context, rule, self.schedule.links.receivers)
+            self.computation = CompiledTracking(self.context, rule, self.schedule.links.receivers)
         self.ticks: list[Tick] = []  # of the current window
         self.first_tick = 1  # number of the first of them
         self.done = 0  # number of the last tick computed
-        self.last_exchange: LastExchange | None = None  # if the method has local steps
+        self.last_exchange: ClientExchanges | None = None  # if the method has local steps
         self.window_start = self._pack_schedule()
 
     # --- ticks -----------------------------------------------------------------------------------
@@ -148,7 +182,7 @@ class EventExecutor:
         """Set the models of the last exchange, if the method has local steps."""
         period = self.context.run.algorithm.period
         if period > 1:
-            self.last_exchange = LastExchange(period, x.clone(), statistics.clone())
+            self.last_exchange = ClientExchanges(period, x.clone(), statistics.clone())
 
     def advance(self, state: State, ticks: range) -> None:
         """Compute some ticks, in place."""
@@ -165,49 +199,14 @@ class EventExecutor:
     def compute(self, state: State, batches: Sequence[ActivationBatch]) -> None:
         """Compute batches, in place."""
         if self.last_exchange is None:
-            self._compute(state, batches)
+            self.computation.compute(state, batches)
             return
         first = 0
         for index, clients in self.last_exchange.find(batches).items():
-            self._compute(state, batches[first : index + 1])
+            self.computation.compute(state, batches[first : index + 1])
             self.last_exchange.update(clients, state[0], self.context.statistics)
             first = index + 1
-        self._compute(state, batches[first:])
-
-    def _compute(self, state: State, batches: Sequence[ActivationBatch]) -> None:
-        if self.compiled is not None:
-            self.compiled.compute(state, batches)
-            return
-        for batch in batches:
-            self._step(state, batch)
-
-    def _step(self, state: State, batch: ActivationBatch) -> None:
-        """One call of the method's own step for the rows of a batch."""
-        context = self.context
-        clients = [*batch.clients, *batch.partners]
-        index = torch.tensor(clients, device=context.device)
-        method = context.algorithm
-        rows = state
-        if clients != list(range(context.clients)):
-            rows = rebuild(state, [tensor[index] for tensor in state])
-            if self._has_client_values:
-                method = select_client_values(method, index, context.clients)
-        after: State = method.step(rows, cast(Round, ActivationRound(context, batch)))
-        # A step may return a field of its input: copy before `state` is overwritten.
-        inputs = {tensor.untyped_storage().data_ptr() for tensor in rows}
-        fields = []
-        for tensor in after:
-            is_input = tensor.untyped_storage().data_ptr() in inputs
-            fields.append(tensor.clone() if is_input else tensor)
-        for tensor, new in zip(state, fields, strict=True):
-            tensor[index] = new
-
-    @cached_property
-    def _has_client_values(self) -> bool:
-        """Whether the method has values of single clients, such as step sizes."""
-        no_rows = torch.zeros(0, dtype=torch.int64)
-        method = self.context.algorithm
-        return repr(select_client_values(method, no_rows, self.context.clients)) != repr(method)
+        self.computation.compute(state, batches[first:])
 
     def in_flight_mass(self) -> Tensor | None:
         """(columns,) Σ of the trackers in flight; None if none was ever sent."""

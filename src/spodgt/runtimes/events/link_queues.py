@@ -39,7 +39,7 @@ class LinkQueues:
         """Put the rows of a client on its active out-links.
 
         Args:
-            batch: the batch, whose last row is the client's.
+            batch: the batch; its last row is the client's.
             client: the sender.
             starting: the round that it starts.
             now: nanoseconds.
@@ -68,11 +68,11 @@ class LinkQueues:
         for link in self.in_links[client]:
             arrived = self._pop_arrived(link, now)
             for message in arrived:
-                batch.received.append(Receipt(row, message, is_newest=False))
                 if message.copy.batch != batch.number:
                     message.uses_inbox |= self._is_before_next_activation(message)
             if arrived:
-                batch.received[-1] = Receipt(row, arrived[-1])
+                batch.received += [Receipt(row, message, False) for message in arrived[:-1]]
+                batch.received.append(Receipt(row, arrived[-1]))
                 self.last_received_round[link] = arrived[-1].round_number
                 if self.coordination.uses_stale_models:
                     self._remember(batch, arrived[-1])

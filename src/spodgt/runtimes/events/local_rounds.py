@@ -70,19 +70,23 @@ class RoundTable:
         self.pairwise = pairwise
         width = run.network.clients + run.network.links
         self.length = max(1, min(64, _TABLE_SIZE // max(1, width)))  # rounds of a table
-        self.tables: dict[int, list[LocalRound]] = {}
+        self.rounds: dict[int, LocalRound] = {}
 
     def __getitem__(self, k: int) -> LocalRound:
-        number, index = divmod(k, self.length)
-        if number not in self.tables:
-            if len(self.tables) > _CACHED_TABLES:  # the slowest client has passed the oldest one
-                del self.tables[min(self.tables)]
-            self.tables[number] = self._draw(
-                range(number * self.length, (number + 1) * self.length)
-            )
-        return self.tables[number][index]
+        if k not in self.rounds:
+            if len(self.rounds) > _CACHED_TABLES * self.length:
+                self._drop_oldest()
+            first = k - k % self.length
+            self.rounds |= self._draw(range(first, first + self.length))
+        return self.rounds[k]
 
-    def _draw(self, rounds: range) -> list[LocalRound]:
+    def _drop_oldest(self) -> None:
+        """Drop the oldest table: even the slowest client has passed it."""
+        first = min(self.rounds)
+        for k in range(first, first + self.length):
+            del self.rounds[k]
+
+    def _draw(self, rounds: range) -> dict[int, LocalRound]:
         computes = self.availability.computes(rounds)
         links = self.availability.links(rounds).pull
         if self.pairwise:  # clients compute in every round, and links are drawn at a meeting
@@ -91,17 +95,12 @@ class RoundTable:
         durations = self.clock.durations(rounds).tolist()
         latencies = self.clock.latencies(rounds).tolist()
         transfers = self.clock.transfers(rounds, self.message_size)
-        drawn = []
-        for n in range(len(rounds)):
-            drawn.append(
-                LocalRound(
-                    durations[n],
-                    computes[n].tolist(),
-                    links[n].tolist(),
-                    latencies[n],
-                    None if transfers is None else transfers[n].tolist(),
-                )
-            )
+        drawn = {}
+        for n, k in enumerate(rounds):
+            transfer = None if transfers is None else transfers[n].tolist()
+            active = computes[n].tolist()
+            links_active = links[n].tolist()
+            drawn[k] = LocalRound(durations[n], active, links_active, latencies[n], transfer)
         return drawn
 
 
@@ -114,7 +113,7 @@ def links_of_clients(ends: Ints, clients: int) -> list[list[int]]:
 
 
 class PairwiseMeetings:
-    """The random neighbour with whom a client averages its model at the start of a round.
+    """The random neighbour of a client, for averaging in pairs at the start of a round.
 
     Args:
         network: the network.

@@ -20,7 +20,7 @@ from spodgt.problems import refuse_statistics
 from spodgt.runtimes.batch import RunBatch
 from spodgt.runtimes.events.durations import Time
 from spodgt.runtimes.events.executor import EventExecutor
-from spodgt.runtimes.held_clients import ClientStatistics, HeldClients
+from spodgt.runtimes.held_clients import ClientStatistics, HeldClients, run_states
 from spodgt.runtimes.simulator import OneProcess, evaluate_run
 from spodgt.runtimes.world import (
     CheckpointBatch,
@@ -71,26 +71,12 @@ class EventWorld:
         self.counts = Tally.zeros(every) if tally is None else tally
         self.statistics = ClientStatistics.initial(self.held, statistics).values
         self.compiled = compiled
-        self.executors = self._new_executors() if executors is None else list(executors)
+        if executors is None:
+            executors = [_create_executor(self, number) for number in self.runs.tolist()]
+        self.executors = list(executors)
         parts = self.held.split(self.statistics)
         for executor, values in zip(self.executors, parts, strict=True):
             executor.context.statistics = values  # a view, written in place
-
-    def _new_executors(self) -> list[EventExecutor]:
-        executors = []
-        parts = self.held.split(self.statistics)
-        for number, statistics in zip(self.runs.tolist(), parts, strict=True):
-            executor = EventExecutor(
-                self.batch.every[number],
-                self.time,
-                self.batch.dtype,
-                self.batch.device,
-                self.counts.of_run(self.batch.every, number),
-                statistics,
-                self.compiled,
-            )
-            executors.append(executor)
-        return executors
 
     def init(self) -> State:
         states = [executor.init() for executor in self.executors]
@@ -148,11 +134,11 @@ class EventWorld:
         return world, rebuild(state, (x, *tuple(state)[1:]))
 
     def gather(self, state: State, wanted: Bools) -> list[RunState] | None:
-        run_states = self.held.run_states(state, self.statistics, wanted)
+        states = run_states(self.held, state, self.statistics, wanted)
         if not {"y", "g"} <= set(self.held.algorithm.traits.state):
-            return run_states
+            return states
         with_mass = []
-        for index, run_state in zip(np.flatnonzero(wanted), run_states, strict=True):
+        for index, run_state in zip(np.flatnonzero(wanted), states, strict=True):
             mass = self.executors[index].in_flight_mass()
             with_mass.append(run_state._replace(mass_in_flight=mass))
         return with_mass
@@ -174,6 +160,14 @@ class EventWorld:
 
     def close(self) -> None:
         """There is no communication to wait for."""
+
+
+def _create_executor(world: EventWorld, number: int) -> EventExecutor:
+    batch = world.batch
+    counts = world.counts.of_run(batch.every, number)
+    compiled = world.compiled and not world.statistics.shape[1]
+    run = batch.every[number]
+    return EventExecutor(run, world.time, batch.dtype, batch.device, counts, compiled)
 
 
 @dataclass(frozen=True)
