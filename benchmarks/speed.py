@@ -889,11 +889,18 @@ def write_page(results: dict[str, Any]) -> None:
     lines = [
         "# How fast the simulator is",
         "",
-        "Written by `python benchmarks/speed.py`, see its docstring for the yardsticks: ratios, each "
-        "measured within one run, the best of several repeats; the spread is how far the median is above it. "
-        f"On {power['cpu']}, {power['threads']} threads of a shared machine, torch {power['torch']}; in the "
-        f"last run matrix products made {power['gemm_gflops']:.0f} GFLOP/s and copies "
-        f"{power['copy_gb_per_s']:.0f} GB/s.",
+        "How fast is it, compared with other ways to compute the same? Ratios, each measured within one "
+        "run by `python benchmarks/speed.py`. Values are the best of several repeats; spread is the distance "
+        "of the median.",
+        "",
+        "| column | compared with |",
+        "|---|---|",
+        "| times loop | a PyTorch loop with a module and an optimizer per client |",
+        "| times eager | all clients stacked in plain torch |",
+        "| times roofline | the bound by measured matrix products and copies |",
+        "",
+        f"Machine: {power['cpu']}, {power['threads']} threads, shared; torch {power['torch']}; "
+        f"matrix products {power['gemm_gflops']:.0f} GFLOP/s, copies {power['copy_gb_per_s']:.0f} GB/s.",
     ]
     for name in [name for name in results if isinstance(results[name], list)]:
         columns = list(dict.fromkeys(key for row in results[name] for key in row))

@@ -1,4 +1,4 @@
-"""An experiment: what is run, from TOML or the keyword arguments of `compare`, and the draw of a seed."""
+"""An experiment: what is run, from TOML or arguments of `compare`, and the draw of a seed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ class Experiment:
         participation: Which clients and links are active in which round; drawn for every seed.
         problem: A recipe, built for the network's clients when it is first needed, or a problem.
         run: Methods, seeds, limits and evaluations.
-        weights: The rule for the weights of drawn networks: "degree", "random" or, of files, "given".
+        weights: The rule for the weights of drawn networks: "degree", "random" or, of files,
+            "given".
         x0: Initial models, (parameters,) or (clients, parameters); those of the problem if None.
         time: How long gradients and messages take, for virtual time; None: rounds without seconds.
     """
@@ -80,7 +81,8 @@ class Experiment:
         _ = self.methods  # raises if a method is not known
         if self.run.seconds is not None and self.time is None:
             raise InvalidInput(
-                f"seconds={self.run.seconds:g} needs virtual time, got none; add [time], or use rounds."
+                f"seconds={self.run.seconds:g} needs virtual time, got none; "
+                "add [time], or use rounds."
             )
         if self.time is not None and not isinstance(self.time, Time):
             raise InvalidInput(
@@ -156,8 +158,8 @@ class Experiment:
     def override(self, changes: Mapping[str, object]) -> Experiment:
         """Change keys by their dotted names, as in `changes`, `{"network.radius": 0.5}`.
 
-        A section may be replaced by a table. None resets a key to its default; a new kind removes the keys
-        of the old kind.
+        A section may be replaced by a table. None resets a key to its default; a new kind removes
+        the keys of the old kind.
         """
         sections = {name.split(".")[0] for name in changes}
         tables = {name: self._table(name) for name in SECTIONS if name in sections}
@@ -225,8 +227,8 @@ class Experiment:
         run_options["device"] = str(run_options.get("device", "cpu"))
         if isinstance(problem, type) or not isinstance(problem, Problem | ProblemRecipe):
             raise InvalidInput(
-                f"problem must be a spodgt.Learning or spodgt.Quadratic, got {_class_name(problem)}; "
-                "use spodgt.problems.fashion_mnist_svm()."
+                "problem must be a spodgt.Learning or spodgt.Quadratic, "
+                f"got {_class_name(problem)}; use spodgt.problems.fashion_mnist_svm()."
             )
         check_network(network)
         check_participation(participation)
@@ -324,7 +326,8 @@ def _has_step_size(name: str) -> bool:
         algorithm = algorithms().get(name)  # those of installed packages, which are slow to list
     if algorithm is None:
         return False
-    return any(each.name == "step_size" for each in dataclasses.fields(algorithm))  # type: ignore[arg-type]
+    fields = dataclasses.fields(algorithm)  # type: ignore[arg-type]
+    return any(each.name == "step_size" for each in fields)
 
 
 def _class_name(value: object) -> str:

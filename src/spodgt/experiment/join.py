@@ -1,4 +1,4 @@
-"""Where the clients of a network and those of a problem become the same clients."""
+"""Matches the clients of a network with those of a problem, by name or by position."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from spodgt.types import Problem
 
 
 def client_names(problem: Problem) -> tuple[str, ...] | None:
-    """The names of a problem's clients; None where they are numbered."""
+    """The names of a problem's clients; None if they have numbers only."""
     return problem.client_names if isinstance(problem, HasClientNames) else None
 
 
 def join_clients(network: Network, problem: Problem) -> tuple[Network, Problem]:
-    """The network and the problem with the same clients in the same order: that of the network.
+    """The network and the problem with the same clients, in the order of the network.
 
-    Clients are joined by name where both have names. Otherwise client i of the one is client i of the
-    other, and both get the names that there are.
+    Clients are matched by name if both have names. Otherwise client i of the network is client i of
+    the problem, and both get the names of one of them.
+
+    Raises:
+        InvalidInput: if they have different clients.
     """
     names = client_names(problem)
     if names is None or network.names is None:
@@ -31,12 +34,14 @@ def join_clients(network: Network, problem: Problem) -> tuple[Network, Problem]:
                 f"problem has {problem.clients} clients, but the network has {network.clients}; "
                 "use the same number for both."
             )
-        return (network if names is None else replace(network, names=names)), problem
+        if names is not None:
+            network = replace(network, names=names)
+        return network, problem
     difference = describe_difference("the network", network.names, "the data", names)
     if difference:
         raise InvalidInput(
-            f"clients must have the same names in network and data, but {difference}; rename them, or give "
-            "clients as a list, which is joined by position."
+            f"clients must have the same names in network and data, but {difference}; rename them, "
+            "or give clients as a list, which is joined by position."
         )
     assert isinstance(problem, HasClientNames)
     order = np.array([names.index(name) for name in network.names])

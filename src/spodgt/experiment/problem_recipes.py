@@ -66,8 +66,8 @@ class Classification:
         data: The data set.
         model: The model, with its loss.
         batch_size: Samples in a gradient; 0 for all samples of a client.
-        client_weights: Weights of the clients' losses in the objective: "equal" (if None), or "samples" for
-            weights proportional to the number of samples.
+        client_weights: Weights of the clients' losses in the objective: "equal" (if None), or
+            "samples" for weights proportional to the number of samples.
         partition: How the samples are divided among the clients.
         augment: Train on random crops and mirror images.
         test_samples: Evaluate on the first test samples only; all if None.

@@ -1,4 +1,4 @@
-"""The options of a run: `[run]` of a config, and the keyword arguments of `compare`, `sweep` and `tune`.
+"""Options of a run: `[run]` of a config, and keyword arguments of `compare`, `sweep` and `tune`.
 
 A new option is a field of `RunOptions`, with its check and its description, and a line of
 `ExperimentOptions`, with the type that Python callers pass.
@@ -46,14 +46,15 @@ _LIMITS = ("rounds", "delay", "seconds")
 class ExperimentOptions(TypedDict, total=False):
     """Keyword arguments that describe an experiment, of `compare`, `train`, `sweep` and `tune`.
 
-    Those of `[run]` are described in `RunOptions`; all are optional but one of `rounds`, `delay` and
-    `seconds`.
+    Those of `[run]` are described in `RunOptions`; all are optional but one of `rounds`, `delay`
+    and `seconds`.
 
     Args:
         x0: initial models, (parameters,) or (clients, parameters); those of the problem if None.
         weights: the rule for weights of drawn networks, "degree" (default) or "random".
-        time: how long gradients and messages take, `spodgt.Time(compute=0.02, latency=0.1)`: clients
-            continue with what has arrived, and results have virtual seconds. None: rounds without seconds.
+        time: how long gradients and messages take, `spodgt.Time(compute=0.02, latency=0.1)`:
+            clients continue with what has arrived, and results have virtual seconds. None: rounds
+            without seconds.
     """
 
     rounds: int | None
@@ -126,7 +127,8 @@ def _check_autocast(value: object) -> object:
 def _check_evaluate_on(value: object) -> object:
     if value not in (None, "validation"):
         raise InvalidConfig(
-            f"evaluate_on={value!r} is not known; use 'validation', or leave it out for the test data."
+            f"evaluate_on={value!r} is not known; use 'validation', "
+            "or leave it out for the test data."
         )
     return value
 
@@ -143,30 +145,34 @@ class RunOptions:
 
     Args:
         methods: Names, tables with a name and fields, or methods themselves.
-        step_size: Of methods that set none of their own: a number, one per client, or a schedule; None: the
-            default of each method.
-        layers: Of methods that set none of their own: momentum, adam, clip_tracker, … with their values.
-        seeds: The number of seeds (3: seeds 0, 1, 2), or a list of seeds ([3]: seed 3 alone). All seeds of a
-            method run together.
+        step_size: Of methods that set none of their own: a number, one per client, or a schedule;
+            None: the default of each method.
+        layers: Of methods that set none of their own: momentum, adam, clip_tracker, … with their
+            values.
+        seeds: The number of seeds (3: seeds 0, 1, 2), or a list of seeds ([3]: seed 3 alone). All
+            seeds of a method run together.
         delay: Stop before this delay, in units of one gradient of a client that always computes.
-        rounds: Stop after this number of rounds. One of `delay`, `rounds` and `seconds` is required.
+        rounds: Stop after this number of rounds. One of `delay`, `rounds` and `seconds` is
+            required.
         seconds: Stop after so many seconds of virtual time.
         evaluations: The approximate number of evaluations of a run.
         every: Evaluate after every so many rounds instead.
         dtype: float32 or float64; in Python torch.float32 or torch.float64.
         device: A device of torch for models and data, such as cpu or cuda.
-        autocast: "bf16" computes forward passes of gradients in bfloat16, by `torch.autocast`; models and
-            evaluations remain in float32. None: no autocast.
-        gradient_norm: Evaluate the global training loss and gradient always or never; None: where it is
-            affordable.
-        evaluate_on: "validation" evaluates on the validation data of the problem, or on samples that it holds
-            out of training, as `tune` does; None: on the test data.
-        engine: "auto" uses compiled loops where they apply; "plain" runs `step` and the model as they are
-            written, in PyTorch. The environment variable SPODGT_ENGINE=plain does the same for all runs.
-        workers: Processes that compute independent runs (methods × seeds). Networks are trained with one
-            torch thread each, and results do not depend on the number of workers. None: one per core if
-            there are several runs of a network on a CPU that take more than a few seconds; else all runs
-            in this process, with all threads of torch. The output of workers is in `workers` of `out`.
+        autocast: "bf16" computes forward passes of gradients in bfloat16, by `torch.autocast`;
+            models and evaluations remain in float32. None: no autocast.
+        gradient_norm: Evaluate the global training loss and gradient always or never; None: where
+            it is affordable.
+        evaluate_on: "validation" evaluates on the validation data of the problem, or on samples
+            that it holds out of training, as `tune` does; None: on the test data.
+        engine: "auto" uses compiled loops where they apply; "plain" runs `step` and the model as
+            they are written, in PyTorch. The environment variable SPODGT_ENGINE=plain does the same
+            for all runs.
+        workers: Processes that compute independent runs (methods × seeds). Networks are trained
+            with one torch thread each, and results do not depend on the number of workers. None:
+            one per core if there are several runs of a network on a CPU that take more than a few
+            seconds; else all runs in this process, with all threads of torch. The output of workers
+            is in `workers` of `out`.
     """
 
     methods: Annotated[
@@ -262,7 +268,7 @@ class RunOptions:
 
 # --- seeds ---------------------------------------------------------------------------------------
 def read_seeds(seeds: object) -> list[int]:
-    """The seeds of a Python caller: an integer is the number of seeds (0, 1, …), others are lists.
+    """The seeds of a Python caller: an integer is the number of seeds, others are lists.
 
     An integer was the number of one seed in older versions; it warns until the next release.
     """
@@ -271,8 +277,8 @@ def read_seeds(seeds: object) -> list[int]:
     count = int(seeds)
     if isinstance(seeds, bool) or count < 1:
         raise InvalidInput(
-            f"seeds must be how many (at least 1) or a list of which, got {seeds!r}; use seeds=5, or "
-            "seeds=[0] for seed number 0."
+            f"seeds must be how many (at least 1) or a list of which, got {seeds!r}; "
+            "use seeds=5, or seeds=[0] for seed number 0."
         )
     if count > _MAX_SEEDS:
         raise InvalidInput(_TOO_MANY_SEEDS.format(seeds))
@@ -280,8 +286,8 @@ def read_seeds(seeds: object) -> list[int]:
     meaning = meanings.get(count, f"{count} seeds 0, 1, …, {count - 1}")
     warnings.warn(
         f"seeds={count} now means {meaning}; "
-        f"it used to mean seed number {count}; write seeds=[{count}] for that one, seeds=range({count}) for "
-        "no warning.",
+        f"it used to mean seed number {count}; write seeds=[{count}] for that one, "
+        f"seeds=range({count}) for no warning.",
         FutureWarning,
         stacklevel=caller_level(),
     )

@@ -6,10 +6,10 @@
     [problem]        data = "fashion-mnist-small", model = "svm", batch_size = 16
     [problem]        kind = "python", build = "problem.py:build", arguments = { hidden = 32 }
     [problem.partition]  kind = "labels-per-client", labels = 1
-    [time]           compute = 0.02, latency = 0.1: virtual time; without it, all rounds take the same time
+    [time]           compute = 0.02, latency = 0.1: virtual time; optional
 
-The `kind` of a table names a recipe; its other keys are the fields of the recipe. Omitted keys have default
-values, unknown keys are rejected.
+The `kind` of a table names a recipe; its other keys are the fields of the recipe. Omitted keys have
+default values, unknown keys are rejected.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def change_keys(tables: Mapping[str, Table], changes: Mapping[str, object]) -> T
 
     Args:
         tables: of a config, by section.
-        changes: values by names such as "network.radius"; None removes a key, a new kind removes the
-            keys of the old kind, and a section may be replaced by a table.
+        changes: values by names such as "network.radius"; None removes a key, a new kind removes
+            the keys of the old kind, and a section may be replaced by a table.
     """
     changed = copy.deepcopy(dict(tables))
     # New kinds are set first, outer tables before inner ones: they remove the keys of the old kind.

@@ -1,8 +1,9 @@
 """The table of metrics: how a run is evaluated, and how the values are shown.
 
-A new metric is a row of `METRICS`; tables, figures and the report read everything from there. A metric that
-the problem computes (accuracy, or one of the user) has several rows: of the clients, of the average model, of
-the worst client, and of the running means if the method has them; `declare` adds those of the user.
+A new metric is a row of `METRICS`; tables, figures and the report read everything from there. A
+metric that the problem computes (accuracy, or one of the user) has several rows: of the clients, of
+the average model, of the worst client, and of the running means if the method has them; `declare`
+adds those of the user.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class RunSnapshot:
 
         Args:
             fields: names of the tensors of the state.
-            evaluations: of all models, and of their running means if there are any; the last entry of each
-                is that of the average.
+            evaluations: of all models, and of their running means if there are any; the last entry
+                of each is that of the average.
         """
         tensors = dict(zip(fields, run_state.state, strict=True))
         means: Evaluation | None = None
@@ -202,7 +203,7 @@ def _accuracy_metrics() -> list[Metric]:
 
 
 def declare(scores: Mapping[str, Better]) -> None:
-    """Add metrics of a problem to the table, given whether higher ("up") or lower values are better."""
+    """Add metrics of a problem to the table; each maps to "up" (higher is better) or "down"."""
     for name, better in scores.items():
         if name in METRICS and METRICS[name].better == better:
             continue
@@ -213,24 +214,27 @@ def declare(scores: Mapping[str, Better]) -> None:
             METRICS[metric.name] = metric
 
 
-# --- the table --------------------------------------------------------------------------------------
+# --- the table -----------------------------------------------------------------------------------
 # fmt: off
 _TABLE = (
     Metric("loss", "test loss",
            "test loss, mean over clients (the objective itself where there is no test set)",
            lambda s: float(s.clients.loss.mean()), column="loss"),
-    Metric("loss_mean", "test loss of the running means", "test loss of the running means, mean over clients",
+    Metric("loss_mean", "test loss of the running means",
+           "test loss of the running means, mean over clients",
            lambda s: None if s.means is None else float(s.means.loss.mean())),
     *_accuracy_metrics(),
     Metric("consensus_x", "distance of models from their average",
-           "root mean square distance of models from their average", lambda s: spread(s.x), log=True),
+           "root mean square distance of models from their average",
+           lambda s: spread(s.x), log=True),
     Metric("consensus_y", "distance of trackers from their average",
            "root mean square distance of trackers from their average",
            lambda s: None if s.y is None else spread(s.y), log=True),
     Metric("tracking", "tracking error |Σy − Σg|",
-           "|Σy - Σg|, with messages in flight: zero up to rounding, or the implementation is wrong",
+           "|Σy - Σg|, with messages in flight; zero up to rounding in a correct method",
            _tracking_error, log=True),
-    Metric("train_loss", "training loss", "global training loss F of the average model, where affordable",
+    Metric("train_loss", "training loss",
+           "global training loss F of the average model, where affordable",
            lambda s: s.full[0] if s.gradient else None),
     Metric("gradient_norm", "gradient norm |∇F|", "|∇F| of the average model, where affordable",
            lambda s: s.full[1] if s.gradient else None, log=True),

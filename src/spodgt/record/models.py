@@ -66,11 +66,13 @@ def read_model(folder: Path, label: str, seed: int, client: int | None) -> dict[
                 raise InvalidInput(
                     f"client={client} must be below {count}, the number of clients; use average."
                 )
-            return average | {name: file.get_slice(name)[client].clone() for name in file.keys()}  # noqa: SIM118
+            for name in file.keys():  # noqa: SIM118 (it is not a mapping)
+                average[name] = file.get_slice(name)[client].clone()
+            return average
     except (OSError, SafetensorError) as error:
         raise InvalidInput(
-            f"{folder} has no such model ({error}); models of a finished method are in its folder {FOLDER}, "
-            f"those of clients if they take at most {MODELS // 2**20} MiB."
+            f"{folder} has no such model ({error}); models of a finished method are in its folder "
+            f"{FOLDER}, those of clients if they take at most {MODELS // 2**20} MiB."
         ) from None
 
 

@@ -1,7 +1,7 @@
 """The record of a run: tidy tables and facts, complete in memory and on disk.
 
-A run folder holds `metrics.parquet`, `participation.parquet`, `networks.parquet`, `clients.parquet` and
-`summary.json`; a report needs nothing else.
+A run folder holds `metrics.parquet`, `participation.parquet`, `networks.parquet`, `clients.parquet`
+and `summary.json`; a report needs nothing else.
 """
 
 from __future__ import annotations
@@ -77,22 +77,24 @@ class Record:
 
     Args:
         frame: One row per evaluation: algorithm, seed, round, delay and the metrics.
-        participation: One row per method, seed and client or link: its probability, and numbers of gradients,
-            messages and bytes.
-        networks: One row per seed and client or link: probability, and position of a client. Both tables
-            have columns receiver_name and sender_name if clients have names.
+        participation: One row per method, seed and client or link: its probability, and numbers of
+            gradients, messages and bytes.
+        networks: One row per seed and client or link: probability, and position of a client. Both
+            tables have columns receiver_name and sender_name if clients have names.
         config: The settings, as the tables of a TOML file.
         versions: The versions of Python and of the packages that matter.
         diverged: The runs that diverged.
         complete: Whether every method reached its end.
         seconds: The duration of the run; None if it was not measured.
-        prediction: The prediction of the theory for this run, if it was computed: {"lines": [{method, seeds,
-            rounds, measured, predicted, floor, rate}]}.
-        scores: The metrics of the problem (accuracy, or the user's), and whether higher or lower is better.
-        clients: One row per method, seed and client: its samples, loss and metrics of its last model; its
-            name in client_name if clients have names, its weight in the objective if weights differ.
-        traits: Facts of methods for tables: {"local_steps": [K of each seed], "waits": True}; a method
-            without either is left out.
+        prediction: The prediction of the theory for this run, if it was computed: {"lines":
+            [{method, seeds, rounds, measured, predicted, floor, rate}]}.
+        scores: The metrics of the problem (accuracy, or the user's), and whether higher or lower is
+            better.
+        clients: One row per method, seed and client: its samples, loss and metrics of its last
+            model; its name in client_name if clients have names, its weight in the objective if
+            weights differ.
+        traits: Facts of methods for tables: {"local_steps": [K of each seed], "waits": True}; a
+            method without either is left out.
         objective: The objective of all methods, in words.
         engine: How the rounds were computed, see `spodgt.engine`; empty if it is unknown.
     """
@@ -124,13 +126,13 @@ class Record:
 
     @property
     def stalled(self) -> list[Stalled]:
-        """The runs whose models did not move in their last rounds, but have not converged."""
+        """Runs with models that did not move in their last rounds, but have not converged."""
         options = json.dumps(plain(self.config.get("run", {})))
         return find_stalled(self.frame, scheduled="schedule" in options)
 
     @property
     def primary_metric(self) -> str:
-        """The metric by which methods are compared: the accuracy of a classification, else the loss."""
+        """The metric by which methods are compared: the accuracy if there is one, else the loss."""
         return statistics.primary_metric(self.frame)
 
     @property
@@ -181,7 +183,7 @@ class Record:
         return summary_table(self)
 
     def notes(self) -> list[str]:
-        """Sentences below a table of results: which models are evaluated, and the cost of a round."""
+        """Sentences below a table: which models are evaluated, and the cost of a round."""
         return summary_notes(self)
 
     def __repr__(self) -> str:
@@ -295,13 +297,13 @@ def is_complete(folder: Path) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages whose numbers a result depends on."""
+    """The versions of Python and of the packages that results depend on."""
     return dict(_installed_versions())
 
 
 @cache
 def _installed_versions() -> dict[str, str]:
-    """Read once: every look-up searches the folders of all installed packages."""
+    """Cached: every look-up searches the folders of all installed packages."""
     found = {"python": platform.python_version()}
     for name in ("spodgt", "torch", "numpy", "numba", "scipy", "networkx", "pandas"):
         found[name] = metadata.version(name)

@@ -1,8 +1,8 @@
 """A run folder: atomic writes, a lock, and checkpoint files.
 
-Every file is written under a temporary name, flushed and renamed, so a reader finds the old file or the new
-one after any failure. A checkpoint is a zip file of safetensors, Parquet and JSON, with checksums that detect
-damage. Nothing is ever pickled.
+Every file is written under a temporary name, flushed and renamed, so a reader finds the old file or
+the new one after any failure. A checkpoint is a zip file of safetensors, Parquet and JSON, with
+checksums that detect damage. Nothing is ever pickled.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _TENSORS = "tensors.safetensors"
 _NOTES = "notes.json"
 
 
-# Kinds of results, by their names in messages, and the files that only they have. TOML files are not
-# among them: users write these, too.
+# Kinds of results, by their names in messages, and the files that only they have. TOML files are
+# not among them: users write these, too.
 RUN = "a run"
 SWEEP = "a sweep"
 SEARCH = "a search for step sizes"
@@ -69,7 +69,8 @@ def refuse_other_kind(folder: Path, kind: str) -> None:
     held = other_kind(folder, kind)
     if held is not None:
         raise InvalidInput(
-            f"out={str(folder)!r} holds {held}, and {kind} would overwrite its files; use another folder."
+            f"out={str(folder)!r} holds {held}, and {kind} would overwrite its files; "
+            "use another folder."
         )
 
 
@@ -99,7 +100,8 @@ def parquet(frame: pd.DataFrame) -> bytes:
 def plain(value: Any) -> Any:
     """Convert a value to the types of TOML and JSON.
 
-    Keys with None are left out, tuples and arrays become lists, infinity and other objects become text.
+    Keys with None are left out, tuples and arrays become lists, infinity and other objects become
+    text.
     """
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items() if item is not None}
@@ -272,8 +274,8 @@ class RunFolder:
         free = shutil.disk_usage(self.path).free
         if free < needed:
             raise InvalidInput(
-                f"{name} has {free / 1e6:.0f} MB free, but this run may need {needed / 1e6:.0f} MB; "
-                "free some space or choose another folder."
+                f"{name} has {free / 1e6:.0f} MB free, but this run may need "
+                f"{needed / 1e6:.0f} MB; free some space or choose another folder."
             )
 
     def save(self, file: CheckpointFile, name: str = CHECKPOINT) -> None:

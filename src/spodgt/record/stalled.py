@@ -1,4 +1,4 @@
-"""Finds runs whose models have stopped moving although training is not over."""
+"""Finds stalled runs: their models do not move, but training has not converged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ZERO = 1e-10  # a gradient norm that is zero but for rounding
 
 @dataclass(frozen=True)
 class Stalled:
-    """A run whose models did not move in its last rounds."""
+    """A run with models that did not move in its last rounds."""
 
     algorithm: str  # the method's label in the frame
     seed: int
@@ -28,17 +28,18 @@ class Stalled:
 
     def __str__(self) -> str:
         return (
-            f"{self.algorithm} (seed {self.seed}): no model has moved from round {self.since} to round "
-            f"{self.round}; check participation and step_size."
+            f"{self.algorithm} (seed {self.seed}): no model has moved from round {self.since} "
+            f"to round {self.round}; check participation and step_size."
         )
 
 
 def find_stalled(frame: pd.DataFrame, *, scheduled: bool) -> list[Stalled]:
-    """Runs whose evaluations were identical for at least `ROUNDS` rounds up to the last one.
+    """Runs with identical evaluations for at least `ROUNDS` rounds up to the last one.
 
-    A run is not reported if its gradient norm there is zero or at most a thousandth of its largest: it has
-    converged. Nor is a run that moved before, if its gradient norm is unknown or a schedule may have set its
-    step size to zero; nor one that sent no messages meanwhile (local steps), nor a method without steps.
+    A run is not reported if its gradient norm there is zero or at most a thousandth of its largest:
+    it has converged. Nor is a run that moved before, if its gradient norm is unknown or a schedule
+    may have set its step size to zero; nor one that sent no messages meanwhile (local steps), nor a
+    method without steps.
 
     Args:
         frame: The table of evaluations of a record.
@@ -73,7 +74,7 @@ def _first_row_without_movement(rows: pd.DataFrame) -> int | None:
 
 
 def _has_converged(rows: pd.DataFrame, first: int) -> bool:
-    """Whether the gradient norm is small from row `first` on; unknown: only if models moved before."""
+    """Whether the gradient norm is small from row `first` on; if unknown: whether models moved."""
     if "gradient_norm" not in rows:
         return first > 0
     norms = rows["gradient_norm"]

@@ -118,8 +118,8 @@ def summary(last: pd.DataFrame, columns: Sequence[str], keys: Sequence[str] = ()
     """Mean and standard deviation over seeds (of these seeds, not of a population) of every column.
 
     Returns:
-        A row per method and value of `keys`; NaN if a seed has no number: it has diverged, which a mean of
-        the other seeds would hide.
+        A row per method and value of `keys`; NaN if a seed has no number: it has diverged, which a
+        mean of the other seeds would hide.
     """
     import pandas as pd
 
@@ -158,7 +158,7 @@ def paired(last: pd.DataFrame, metric: str, against: str) -> list[Difference]:
 
 
 def chosen_by(results: pd.DataFrame, metric: str) -> str:
-    """The column by which the best cells are chosen: the metric on validation data, if there are any."""
+    """The column by which best cells are chosen: the metric on validation data, if available."""
     validation = f"validation_{metric}"
     return validation if _has_values(results, validation) else metric
 
@@ -216,7 +216,7 @@ def grid_of(frame: pd.DataFrame, against: str, points: int, end: float = 0.0) ->
 
 
 def available(frame: pd.DataFrame, against: str, grid: Floats) -> dict[str, dict[int, Ints]]:
-    """The rows of the last evaluations up to each point of an ascending grid, by method and seed."""
+    """Rows of the last evaluations up to each point of an ascending grid, by method and seed."""
     rows: dict[str, dict[int, Ints]] = {}
     groups = frame.reset_index(drop=True).groupby(["algorithm", "seed"], sort=False)[against]
     for (method, seed), run in groups:
@@ -227,7 +227,7 @@ def available(frame: pd.DataFrame, against: str, grid: Floats) -> dict[str, dict
 
 
 def band(frame: pd.DataFrame, metric: str, rows: dict[int, Ints], within: Bools) -> Band:
-    """The values of one method at the rows of `available`; NaN at points that are not `within` its runs."""
+    """The values of one method at the rows of `available`; NaN at points not `within` its runs."""
     values = frame[metric].to_numpy(float)[np.array(list(rows.values()))]
     values = np.where(np.isfinite(values), values, np.nan)
     combine = getattr(np, _combine(metric))

@@ -1,7 +1,7 @@
 """The record of a sweep: its grid, its cells and the last evaluation of every run in them.
 
-A sweep folder holds `sweep.json` (the facts), `results.parquet` and `results.csv`. Each cell is a run
-folder of its own.
+A sweep folder holds `sweep.json` (the facts), `results.parquet` and `results.csv`. Each cell is a
+run folder of its own.
 """
 
 from __future__ import annotations
@@ -134,16 +134,16 @@ class SweepRecord:
 
     @property
     def primary_metric(self) -> str:
-        """The metric by which methods are compared: the accuracy of a classification, else the loss."""
+        """The metric by which methods are compared: the accuracy if there is one, else the loss."""
         return statistics.primary_metric(self.results)
 
     judged = RenamedAttribute("primary_metric")  # deprecated, removed in the next release
 
     def best(self, metric: str | None = None) -> pd.DataFrame:
-        """Each method in its best cell: keys, and mean and standard deviation of a metric over seeds.
+        """Each method in its best cell: keys, and mean and standard deviation over seeds.
 
-        Cells are chosen by validation data (the column `validation_accuracy`, …) if the problem has them.
-        Otherwise they are chosen by the metric itself, which favours every method if it is that of test data.
+        Cells are chosen by validation data (the column `validation_accuracy`, …) if there are any.
+        Otherwise they are chosen by the metric itself; on test data this favours every method.
 
         Args:
             metric: A column of `results`; the primary metric by default.

@@ -57,7 +57,8 @@ class Spec:
     def override(self, changes: Mapping[str, object]) -> Spec:
         """Change config keys.
 
-        For a key of the grid, a list replaces its values, and a single value removes it from the grid.
+        For a key of the grid, a list replaces its values, and a single value removes it from the
+        grid.
         """
         grid = dict(self.grid)
         fixed: Table = {}

@@ -1,4 +1,4 @@
-"""What the constants imply: the conditions of the theory, met or missed, and bounds on E‖∇F(x̄)‖²."""
+"""The conditions of the theory, met or missed, and bounds on E‖∇F(x̄)‖²."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spodgt.types import Floats
 class Condition:
     """One inequality value <= limit. `factor` = value / limit: above one it is missed by that factor."""
 
-    about: str  # what it limits: links, clients, batches, step size, …
+    about: str  # links, clients, batches, step size, …
     formula: str  # in the names of `Constants`
     holds: bool
     value: float
@@ -31,8 +31,8 @@ class Condition:
 def conditions(constants: Constants) -> list[Condition]:
     """List the conditions in the order of the proofs.
 
-    All are phrased as something that must be small: for p̂ >= r that is 1 - p̂ <= 1 - r, which keeps its
-    digits when r is 1 - 1e-30.
+    All are phrased as something that must be small: for p̂ >= r that is 1 - p̂ <= 1 - r, which
+    keeps its digits when r is 1 - 1e-30.
 
     Args:
         constants: of either variant; each has its own conditions.
@@ -53,10 +53,8 @@ def conditions(constants: Constants) -> list[Condition]:
             _below("descent", "psi0 (I - Psi)^-1 gamma < gamma0", *margin, strict=True),
         ]
     may_idle = c.min_p if isinstance(c.min_p, Infeasible) else 1 - c.min_p
-    by_p, by_B = (
-        "p_i >= 1 - m pi_i/(9 Gamma1 delta1_i^2)",
-        "B_i >= D_i/(1 + m pi_i D_i/(6 Gamma1 sigma1_i^2))",
-    )
+    by_p = "p_i >= 1 - m pi_i/(9 Gamma1 delta1_i^2)"
+    by_B = "B_i >= D_i/(1 + m pi_i D_i/(6 Gamma1 sigma1_i^2))"
     return [
         *found,
         _below_log("links", "p_hat >= r_A", idle_links, c.log_one_minus_r_A),
@@ -90,7 +88,7 @@ def _below_log(about: str, formula: str, value: float, log_limit: float) -> Cond
 def _for_all(
     about: str, formula: str, value: Floats, limit: Vector, *, at_least: bool = False
 ) -> Condition:
-    """value <= limit of every client, or value >= limit: the one that misses its own limit most."""
+    """value <= limit (or >=) for every client: the client with the largest factor."""
     if isinstance(limit, Infeasible):
         worst = float(value.min() if at_least else value.max())
         return Condition(about, formula, False, worst, limit, math.inf)
@@ -103,7 +101,7 @@ def _for_all(
     )
 
 
-# --- bounds on the mean of E‖∇F(x̄)‖² over a run ------------------------------------------------------------
+# --- bounds on the mean of E‖∇F(x̄)‖² over a run ---
 @dataclass(frozen=True)
 class Start:
     """Where a run starts.
@@ -166,7 +164,10 @@ def rigorous_bound(constants: Constants, start: Start, rounds: int) -> Number:
     c = constants
     if c.variant != "corrected":
         return Infeasible("the printed lemmas do not imply it; use variant='corrected'")
-    descent, psi0, omega, omega0 = c.descent_exact, c.neumann_psi0, c.neumann_omega, c.omega0
+    descent = c.descent_exact
+    psi0 = c.neumann_psi0
+    omega = c.neumann_omega
+    omega0 = c.omega0
     if isinstance(descent, Infeasible):
         return descent
     if (

@@ -1,4 +1,4 @@
-"""All constants of the convergence analysis: what they are asked of, and their names."""
+"""All constants of the convergence analysis, and the data they depend on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ V = TypeVar("V")  # an array, or array | Infeasible
 
 @dataclass(frozen=True)
 class Infeasible:
-    """In place of a number that does not exist, with the condition that fails. Counts as false."""
+    """In place of a number that does not exist, with the failed condition. Is false."""
 
     reason: str
 
@@ -45,7 +45,7 @@ class Data:
 
     Args:
         L: smoothness L_i, positive.
-        sigma0: σ₀, gradient noise that stays at a stationary point; unit of a gradient.
+        sigma0: σ₀, gradient noise at a stationary point; unit of a gradient.
         sigma1: σ₁, gradient noise relative to ‖∇F‖; no unit.
         delta0: δ₀, dissimilarity of clients at a stationary point; unit of a gradient.
         delta1: δ₁, dissimilarity relative to ‖∇F‖; no unit.
@@ -123,7 +123,7 @@ class Fields(Always, Generic[N, V]):
     # the recursion ς⁺ <= Ψς + γ E‖∇F‖² + ω, eqn:varsigma
     kappa6: N  # Lemma xdispersion
     kappa7: N  # Lemma ydispersion
-    kappa9: N  # Proposition loss, which stands only in the printed variant
+    kappa9: N  # Proposition loss, only in the printed variant
     kappa10: N  # Proposition loss
     psi11: N  # Lemma xdispersion
     psi12: N
@@ -171,13 +171,13 @@ class Fields(Always, Generic[N, V]):
 class Constants(Fields[Number, Vector]):
     """Every constant of the analysis for one network, data and step size; made by `constants`.
 
-    `variant` is "paper" (printed formulas, index typos repaired) or "corrected" (those for which the
-    proofs go through). A field is a number, an array, or `Infeasible` with the reason.
+    `variant` is "paper" (printed formulas, index typos repaired) or "corrected" (those for which
+    the proofs go through). A field is a number, an array, or `Infeasible` with the reason.
     """
 
 
 class Draft(Fields[float, Floats]):
-    """Constants that are being computed, and what they are computed from: arrays are (clients,)."""
+    """Constants during their computation, and the inputs; arrays are (clients,)."""
 
     links: Links
     L: Floats
@@ -203,14 +203,16 @@ class Draft(Fields[float, Floats]):
             raise InvalidInput(
                 f"variant must be 'paper' or 'corrected', got {variant!r}; use variant='corrected'."
             )
-        self.variant, self.m = variant, network.clients
+        self.variant = variant
+        self.m = network.clients
         for name, value in {**vars(data), "step_size": step_size}.items():
             setattr(
                 self,
                 name,
                 per_client(name, value, self.m, zero=name.startswith(("sigma", "delta"))),
             )
-        B, D = self.batch, self.samples
+        B = self.batch
+        D = self.samples
         outside = (B > D) | (B < 1)
         if outside.any():
             worst = int(np.argmax(outside))
@@ -219,7 +221,8 @@ class Draft(Fields[float, Floats]):
                 "use batch=1."
             )
         self.s = (1 - B / D) / B
-        self.links, self.p = Links.of(network, p_hat), probabilities("p", p, self.m)
+        self.links = Links.of(network, p_hat)
+        self.p = probabilities("p", p, self.m)
         self.p_hat = self.links.p_hat
 
     def __setattr__(self, name: str, value: object) -> None:

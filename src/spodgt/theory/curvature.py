@@ -24,19 +24,17 @@ _FLAT = 1e-7  # curvature relative to the gradient below which there is none
 def largest_eigenvalues(
     problem: Learning, points: Sequence[Tensor], seed: int
 ) -> tuple[Floats, Floats] | None:
-    """(points, clients) of max |λ(∇²F_i)| and of its residual ‖Hv - λv‖; None where every Hessian is zero.
+    """max |λ(∇²F_i)| at each point and client, and its residual ‖Hv - λv‖.
 
-    NotImplementedError where torch cannot differentiate the loss twice.
+    Returns:
+        Two arrays (points, clients); None if every Hessian is zero.
+
+    Raises:
+        NotImplementedError: torch cannot differentiate the loss twice.
     """
     values = np.zeros((len(points), problem.clients))
     residuals = np.zeros_like(values)
-    # the losses here can be differentiated twice, some of torch's own cannot
-    objective = problem.model.objective
-    if objective.calls_model:
-        raise NotImplementedError("a loss that calls the model itself")
-    loss = stacked_loss(objective.loss) or objective.loss
-    if objective.ignore_index is not None:
-        loss = objective.of
+    loss = _twice_differentiable(problem)
     module = copy.deepcopy(problem.model.module).float().eval()
     starts = torch.from_numpy(
         rng.generator(seed, "curvature").standard_normal((problem.clients, problem.parameters))
@@ -48,32 +46,43 @@ def largest_eigenvalues(
                 Hv, slope = _hessian_times(problem, module, loss, x, v, client)
                 size = float(Hv.norm())
                 if size <= _FLAT * slope:
-                    values[k, client] = residuals[k, client] = 0.0
+                    values[k, client] = 0.0
+                    residuals[k, client] = 0.0
                     break
                 rayleigh = float(v @ Hv)
-                values[k, client], residuals[k, client] = (
-                    abs(rayleigh),
-                    float((Hv - rayleigh * v).norm()),
-                )
+                values[k, client] = abs(rayleigh)
+                residuals[k, client] = float((Hv - rayleigh * v).norm())
                 v = Hv / size
                 if residuals[k, client] <= _CLOSE * abs(rayleigh):
                     break
             if values[k, client]:
                 starts[client] = v  # the next point starts from this eigenvector
         if k == 0 and not values.any():
-            return None  # a loss without curvature at one point in general position is piecewise linear
+            return None  # without curvature at a generic point the loss is piecewise linear
     return values, residuals
+
+
+def _twice_differentiable(problem: Learning) -> Loss:
+    """The loss in a form with second derivatives, which some losses of torch do not have."""
+    objective = problem.model.objective
+    if objective.calls_model:
+        raise NotImplementedError("a loss that calls the model itself")
+    if objective.ignore_index is not None:
+        return objective.of
+    return stacked_loss(objective.loss) or objective.loss
 
 
 def _hessian_times(
     problem: Learning, module: nn.Module, loss: Loss, x: Tensor, v: Tensor, client: int
 ) -> tuple[Tensor, float]:
     """∇²F_i(x) v, and ‖∇F_i(x)‖."""
-    n, own = problem.parameters, torch.from_numpy(problem.client_indices[client])
+    n = problem.parameters
+    own = torch.from_numpy(problem.client_indices[client])
     running = problem.model.columns.extra.unflatten(x[n:])
     scales = problem.loss_scales
     scale = 1.0 if scales is None else float(scales[client])
-    product, gradient = torch.zeros(n), torch.zeros(n)
+    product = torch.zeros(n)
+    gradient = torch.zeros(n)
     for rows in torch.split(own, _BLOCK):
         inputs, targets = problem.samples.take(rows, x.dtype)
         with torch.enable_grad():

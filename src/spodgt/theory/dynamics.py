@@ -5,13 +5,14 @@
 
 v and the links independent Bernoulli draws, one draw per link for both A^(k) and B^(k).
 
-The state is (x, z) with z = y - g, and the last gradient h for memory. A round first draws v and turns
-(x, z, h) into (x, y, g), then draws the links and turns (x, y, g) into (x⁺, z⁺ = y½ - g, h⁺ = g). Both are
-stages of `moments`. Deviations are from the mean limit: x from x∞, h from d = ∇F(x∞), z from -E[g].
+The state is (x, z) with z = y - g, and the last gradient h for memory. A round first draws v and
+turns (x, z, h) into (x, y, g), then draws the links and turns (x, y, g) into (x⁺, z⁺ = y½ - g, h⁺ =
+g). Both are stages of `moments`. Deviations are from the mean limit: x from x∞, h from d = ∇F(x∞),
+z from -E[g].
 
-Σy = Σg, that is Σz = 0, is kept by every draw. Without it a state would also have the directions Σz != 0,
-which no run reaches and on which the recursion is the identity: an eigenvalue one that says nothing about
-the method. So every operator here is projected on Σz = 0.
+Σy = Σg, that is Σz = 0, is kept by every draw. Without it a state would also have the directions Σz
+!= 0, which no run reaches and on which the recursion is the identity: an eigenvalue one that is not
+a property of the method. So every operator here is projected on Σz = 0.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ MOST_EXACT = 50  # clients times coupled parameters of an analysis that takes se
 class Dynamics:
     """Exact moments of Spod-GT on quadratics under independent Bernoulli clients and links.
 
-    Coordinates that no H_i couples are treated apart, so diagonal H of any size cost little; a coupled block
-    of n coordinates costs as much as n times as many clients. Step sizes are one number or (clients,).
+    Coordinates that no H_i couples are treated apart, so diagonal H of any size cost little; a
+    coupled block of n coordinates costs as much as n times as many clients. Step sizes are one
+    number or (clients,).
 
     Args:
         network: the graph and its weights A and B.
@@ -67,7 +69,8 @@ class Dynamics:
             raise InvalidInput(
                 f"rule must be one of {', '.join(get_args(Rule))}, got {rule!r}; use rule='zero'."
             )
-        self.network, self.rule = network, rule
+        self.network = network
+        self.rule = rule
         self.p = probabilities("p", p, network.clients)
         self.p_hat = probabilities("p_hat", p_hat, network.links)
         self.H, self.c = _quadratics(network.clients, H, c)
@@ -80,7 +83,7 @@ class Dynamics:
                     f"the sum of {what} over clients must be positive definite; add curvature to some client."
                 )
 
-    # --- limits ------------------------------------------------------------------------------------
+    # --- limits ---
     @cached_property
     def optimum(self) -> Floats:
         """(n,) minimiser of Σ F_i."""
@@ -93,7 +96,7 @@ class Dynamics:
 
     @property
     def bias(self) -> Floats:
-        """(n,) what idle clients shift the mean by: limit minus optimum."""
+        """(n,) shift of the mean limit by idle clients: limit minus optimum."""
         return self.limit - self.optimum
 
     def _curvature(self, weight: Floats) -> Floats:
@@ -103,7 +106,7 @@ class Dynamics:
         pull = np.einsum("i,iab,ib->a", weight, self.H, self.c)
         return np.asarray(np.linalg.solve(self._curvature(weight), pull))
 
-    # --- rates and errors --------------------------------------------------------------------------
+    # --- rates and errors ---
     def mean_radius(self, step_size: ArrayLike) -> float:
         """Spectral radius of E[s⁺] as a function of E[s] on Σz = 0."""
         return max(_Part(self, step_size, first).mean_radius() for first, *_ in self._alike)
@@ -139,9 +142,7 @@ class Dynamics:
     def largest_stable_step(self, tolerance: float = 1e-5) -> float:
         """The common step size at which the mean-square radius reaches one, with a relative `tolerance`."""
 
-        def log_radius(
-            log_step: float,
-        ) -> float:  # in logarithms: radii grow steeply above the limit
+        def log_radius(log_step: float) -> float:  # logarithms: radii grow steeply above the limit
             return float(np.log(max(self.mean_square_radius(np.exp(log_step)), 1e-300)))
 
         phi, pi = perron_vectors(self.network, self.p_hat)
@@ -167,9 +168,9 @@ class Dynamics:
 
     @cached_property
     def _alike(self) -> list[list[Ints]]:
-        """Coordinates that no H_i couples evolve apart, and second moments across them decide nothing.
+        """Groups of coordinates that no H_i couples, which evolve independently.
 
-        Parts of equal curvature stand together: they share one linear system, and so their radii.
+        Parts of equal curvature are in one list: they share one linear system, and so their radii.
         """
         _, label = connected_components(np.any(self.H != 0, axis=0), directed=False)
         groups: dict[bytes, list[Ints]] = {}
@@ -180,15 +181,13 @@ class Dynamics:
 
 
 class _Part:
-    """The recursion on some coordinates, as two stages on (x, z[, h], 1); the 1 carries what is constant."""
+    """The recursion on some coordinates, as two stages on (x, z[, h], 1); the 1 is for constants."""
 
     def __init__(self, dynamics: Dynamics, step_size: ArrayLike, coordinates: Ints) -> None:
         m, n = self.m, self.n = dynamics.network.clients, len(coordinates)
-        self.dynamics, self.coordinates, self.memory = (
-            dynamics,
-            coordinates,
-            dynamics.rule == "memory",
-        )
+        self.dynamics = dynamics
+        self.coordinates = coordinates
+        self.memory = dynamics.rule == "memory"
         self.H = dynamics.H[:, coordinates][:, :, coordinates]
         self.limit = dynamics.limit[coordinates]
         self.d = np.einsum("iab,ib->ia", self.H, self.limit - dynamics.c[:, coordinates])
@@ -201,11 +200,17 @@ class _Part:
 
     def _clients(self) -> Stage:
         """(x, z[, h], 1) -> (x, y, g, 1) by the draw of v."""
-        m, n, p, H, x, y, g = self.m, self.n, self.dynamics.p, self.H, self.x, self.y, self.g
+        m = self.m
+        n = self.n
+        p = self.dynamics.p
+        H = self.H
+        x = self.x
+        y = self.y
+        g = self.g
         scale = 1 / p if self.dynamics.rule == "importance" else np.ones(m)
         one = np.full((m, 1), self.states)
         mean = np.eye(3 * self.size + 1, self.states + 1)
-        mean[2 * self.size :] = 0  # gradients of before, which memory alone keeps
+        mean[2 * self.size :] = 0  # previous gradients, which only memory keeps
         mean[-1, -1] = 1
         for rows in (y, g):
             mean[rows[:, :, None], x[:, None, :]] += (p * scale)[:, None, None] * H
@@ -218,7 +223,7 @@ class _Part:
         idle = Fluctuations(
             reads, np.concatenate([y, g], axis=1), np.concatenate([maps, maps], axis=1)
         )
-        # gradient noise comes with v_i: second moment p (scale noise)², independent over coordinates
+        # gradient noise of active clients: second moment p (scale noise)², independent over coordinates
         sigma = np.repeat(scale * np.sqrt(p) * self.dynamics.noise, n)
         written = np.stack([y.ravel(), g.ravel()], axis=1)
         noise = Fluctuations(
@@ -230,8 +235,14 @@ class _Part:
 
     def _links(self, eta: Floats) -> Stage:
         """(x, y, g, 1) -> (x⁺, z⁺[, h⁺], 1) by the draw of the links, the same for A^(k) and B^(k)."""
-        network, p_hat, x, y, g = self.dynamics.network, self.dynamics.p_hat, self.x, self.y, self.g
-        n, eye, size = self.n, np.eye(self.n), self.size
+        network = self.dynamics.network
+        p_hat = self.dynamics.p_hat
+        x = self.x
+        y = self.y
+        g = self.g
+        n = self.n
+        eye = np.eye(self.n)
+        size = self.size
         A, B = (matrix.toarray() for matrix in expected_matrices(network, p_hat))
         mean = np.eye(self.states + 1, 3 * size + 1)  # h⁺ = g
         mean[-1] = np.eye(3 * size + 1)[-1]
@@ -240,7 +251,10 @@ class _Part:
         mean[size : 2 * size, size : 2 * size] = np.kron(B, eye)
         mean[y.ravel(), g.ravel()] -= 1
         # a working link gives x_i: a(x_j - x_i) - η_i b y_j, x_j: η_j b y_j, z_i: b y_j, z_j: -b y_j
-        i, j, a, b = network.receivers, network.senders, network.a, network.b
+        i = network.receivers
+        j = network.senders
+        a = network.a
+        b = network.b
         local = np.zeros((len(i), 4, 3))
         local[:, 0] = np.stack([-a, a, -eta[i] * b], axis=1)
         local[:, 1:, 2] = np.stack([eta[j] * b, b, -b], axis=1)
@@ -250,7 +264,7 @@ class _Part:
         writes = np.concatenate([x[i], x[j], y[i], y[j]], axis=1)
         return Stage(csr_matrix(mean), (Fluctuations(reads, writes, maps),))
 
-    # --- moments -----------------------------------------------------------------------------------
+    # --- moments ---
     def second_moment(self, S: Floats) -> Floats:
         """One round of E[ssᵀ], s with the trailing 1, on Σz = 0."""
         moment = self.link_stage.second_moment(self.client_stage.second_moment(S))
@@ -281,7 +295,7 @@ class _Part:
         return spectral_radius(self.homogeneous, start)
 
     def source(self) -> Floats:
-        """What a round adds to E[ssᵀ] at stationarity: E[s] = 0, so the constant enters by its square."""
+        """The addition of a round to E[ssᵀ] at stationarity: E[s] = 0, so only the constant's square."""
         constant = np.zeros((self.states + 1, self.states + 1))
         constant[-1, -1] = 1
         return self.second_moment(constant)[:-1, :-1]
@@ -291,11 +305,13 @@ class _Part:
         return float(np.trace(S[: self.size, : self.size]) / self.m)
 
     def curve(self, x0: Floats, rounds: int) -> Floats:
-        size, x = self.size, x0[:, self.coordinates] - self.limit
+        size = self.size
+        x = x0[:, self.coordinates] - self.limit
         z = self.dynamics.mean_weight[:, None] * self.d  # y⁰ = g⁰, so z⁰ = 0
         h = -self.d if self.memory else self.d[:0]  # no gradient yet
         s = np.concatenate([x.ravel(), z.ravel(), h.ravel(), [1.0]])
-        S, errors = np.outer(s, s), []
+        S = np.outer(s, s)
+        errors = []
         bias = np.tile(self.dynamics.bias[self.coordinates], self.m)
         for _ in range(rounds + 1):
             square = np.trace(S[:size, :size]) + 2 * bias @ S[:size, -1] + bias @ bias
@@ -306,10 +322,12 @@ class _Part:
 
 def _quadratics(m: int, H: ArrayLike, c: ArrayLike) -> tuple[Floats, Floats]:
     """Checked curvatures (m, n, n) and centres (m, n)."""
-    hessians, centres = (
-        each[:, None] if each.ndim == 1 else each
-        for each in (np.asarray(t, dtype=np.float64) for t in (H, c))
-    )
+    hessians = np.asarray(H, dtype=np.float64)
+    centres = np.asarray(c, dtype=np.float64)
+    if hessians.ndim == 1:
+        hessians = hessians[:, None]
+    if centres.ndim == 1:
+        centres = centres[:, None]
     n = centres.shape[-1]
     if hessians.ndim == 2:
         hessians = hessians[:, :, None] * np.eye(n)

@@ -1,7 +1,7 @@
-"""The constants of the assumptions (`constants.Data`), estimated for every client from its data.
+"""Estimates of the constants of the assumptions (`constants.Data`) for every client.
 
-Points are those that steepest descent on F visits from the initial model. The assumptions speak of all x,
-an estimate only of these: it can refute a condition, and suggest that one holds, but not prove it.
+They are taken at points of steepest descent on F from the initial model. The assumptions are about
+all x, so an estimate can refute a condition, and suggest that one holds, but not prove it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from spodgt.types import Floats, Problem
 LETTERS = {"L": "L", "sigma0": "σ₀", "sigma1": "σ₁", "delta0": "δ₀", "delta1": "δ₁"}
 Method = Literal["exact", "power iteration", "secants"]
 ENDLESS = 1e15  # samples of a client whose noise is drawn afresh: (1 - B/D)/B is one for B = 1
-_RESAMPLED = 400  # bootstrap samples
-_NUMBERS = 2**23  # in one block of single-sample gradients
-_SHORTEST = 1e-3  # of the whole way: shorter secants are rounding error
+_BOOTSTRAP_SAMPLES = 400  # bootstrap samples
+_BLOCK_NUMBERS = 2**23  # in one block of single-sample gradients
+_MIN_SECANT = 1e-3  # of the longest one: shorter secants are rounding error
 _PIECEWISE = (
     "the loss is piecewise linear: its Hessian is zero almost everywhere and its gradient jumps, so no L_i "
     "bounds all x"
@@ -46,7 +46,7 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class Estimates:
-    """What `constants` asks of the data, and the points at which it was estimated."""
+    """The constants of the data, and the points at which they were estimated."""
 
     L: Estimate
     sigma0: Estimate
@@ -56,23 +56,20 @@ class Estimates:
     samples: Floats  # D
     batch: Floats  # B
     curvature: Method  # how L was found
-    sigma_excess: (
-        Floats  # to be added to σ₀² for the bound to hold at every point seen, zero or more
-    )
+    sigma_excess: Floats  # addition to σ₀² for which the bound holds at every point, at least zero
     delta_excess: Floats  # the same for δ₀²
-    gradients: (
-        Floats  # (clients, k) ∇F_i at the last point, rotated: only their inner products count
-    )
+    gradients: Floats  # (clients, k) ∇F_i at the last point, rotated: inner products are kept
     first_gradients: Floats  # the same at the first point
     losses: Floats  # (points,) F
     gradient_norms: Floats  # (points,) ‖∇F‖
     notes: tuple[str, ...] = ()
 
     def bounding(self) -> Data:
-        """The data of `constants`, with σ₀ and δ₀ raised until the bounds hold at every point seen."""
+        """The data of `constants`, with σ₀ and δ₀ raised so that the bounds hold at every point."""
         sigma0 = np.sqrt(self.sigma0.value**2 + self.sigma_excess)
         delta0 = np.sqrt(self.delta0.value**2 + self.delta_excess)
-        sigma1, delta1 = self.sigma1.value, self.delta1.value
+        sigma1 = self.sigma1.value
+        delta1 = self.delta1.value
         return Data(self.L.value, sigma0, sigma1, delta0, delta1, self.samples, self.batch)
 
     def variance(self, point: int) -> Floats:
@@ -82,13 +79,13 @@ class Estimates:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without the gradients."""
-        values: dict[str, Any] = {
-            **vars(self),
-            **{name: vars(getattr(self, name)) for name in LETTERS},
-        }
-        return {
-            name: plain(value) for name, value in values.items() if not name.endswith("gradients")
-        }
+        facts: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if name in LETTERS:
+                value = vars(value)
+            if not name.endswith("gradients"):
+                facts[name] = plain(value)
+        return facts
 
 
 def estimate(
@@ -104,11 +101,11 @@ def estimate(
 
     Args:
         problem: `Learning` or `Quadratic`, divided among the clients.
-        start: the initial model (parameters,); None takes the problem's own of `seed`.
-        seed: of the samples that are drawn.
-        points: how many points of the descent are used, at least 3.
-        draws: how many single-sample gradients of each client are taken at each point, at least 2.
-        most: how many samples of a client are used at all, at least 2; None takes all.
+        start: The initial model (parameters,). Default: that of the problem for `seed`.
+        seed: Seed of the random samples.
+        points: Number of points of the descent, at least 3.
+        draws: Number of single-sample gradients per client and point, at least 2.
+        most: Number of samples per client, at least 2. Default: all.
     """
     if not isinstance(problem, Learning | Quadratic):
         raise InvalidInput(
@@ -123,10 +120,11 @@ def estimate(
     return _Descent(problem, seed, draws, most).estimates(start, points)
 
 
-# --- quadratics ----------------------------------------------------------------------------------------
+# --- quadratics ---
 def _exact(problem: Quadratic, start: Tensor) -> Estimates:
     """With ∇F_i = M_i ∇F + d_i, M_i = H_i H⁻¹: δ₁² = 2‖M_i‖² and the smallest δ₀ that goes with it."""
-    H, c = problem.H.double().cpu().numpy(), problem.c.double().cpu().numpy()
+    H = problem.H.double().cpu().numpy()
+    c = problem.c.double().cpu().numpy()
     m, n = c.shape
     mean = H.mean(0)
     if not np.linalg.eigvalsh(mean)[0] > 0:
@@ -144,7 +142,8 @@ def _exact(problem: Quadratic, start: Tensor) -> Estimates:
     first = np.einsum("iab,ib->ia", H, x0 - c)
     losses = [np.einsum("ia,iab,ib->", x - c, H, x - c) / (2 * m) for x in (x0, optimum)]
     norms = [np.linalg.norm(g.mean(0)) for g in (first, d)]
-    zeros, ones = np.zeros(m), np.ones(m)
+    zeros = np.zeros(m)
+    ones = np.ones(m)
     return Estimates(
         _known(np.linalg.eigvalsh(H)[:, -1]), _known(np.full(m, problem.noise * np.sqrt(n))),
         _known(zeros), _known(np.sqrt(delta0_square)), _known(np.sqrt(delta1_square)),
@@ -157,16 +156,19 @@ def _known(value: Floats) -> Estimate:
     return Estimate(value, value, value)
 
 
-# --- learning ------------------------------------------------------------------------------------------
+# --- learning ---
 class _Descent:
     """Steepest descent on a learning problem, with estimates at the points it visits."""
 
     def __init__(self, problem: Learning, seed: int, draws: int, most: int | None) -> None:
-        self.whole, self.seed, self.draws = problem, seed, draws
+        self.full_problem = problem
+        self.seed = seed
+        self.draws = draws
         self.problem = problem if most is None else _thinned(problem, seed, most)
-        self.everyone = np.arange(problem.clients)
+        self.all_clients = np.arange(problem.clients)
         self.notes: list[str] = []
-        used, all_of = self.problem.client_indices.sizes, problem.client_indices.sizes
+        used = self.problem.client_indices.sizes
+        all_of = problem.client_indices.sizes
         if (used < all_of).any():
             self.notes.append(
                 f"from {used.max()} samples a client at most, drawn from up to {all_of.max()}"
@@ -183,20 +185,33 @@ class _Descent:
         delta0, delta1, delta_excess = self._fit(mean**2, norms**2, "delta")
         L, curvature = self._lipschitz(xs, gradients)
         return Estimates(
-            L, sigma0, sigma1, delta0, delta1, samples=self.whole.client_indices.sizes.astype(np.float64),
-            batch=self.whole.batches(self.everyone).astype(np.float64), curvature=curvature,
-            sigma_excess=sigma_excess, delta_excess=delta_excess, gradients=_rotated(gradients[-1]),
-            first_gradients=_rotated(gradients[0]), losses=np.array(losses), gradient_norms=mean,
+            L,
+            sigma0,
+            sigma1,
+            delta0,
+            delta1,
+            samples=self.full_problem.client_indices.sizes.astype(np.float64),
+            batch=self.full_problem.batches(self.all_clients).astype(np.float64),
+            curvature=curvature,
+            sigma_excess=sigma_excess,
+            delta_excess=delta_excess,
+            gradients=_rotated(gradients[-1]),
+            first_gradients=_rotated(gradients[0]),
+            losses=np.array(losses),
+            gradient_norms=mean,
             notes=tuple(self.notes),
-        )  # fmt: skip
+        )
 
     def _descend(
         self, start: Tensor, points: int
     ) -> tuple[list[Tensor], list[float], list[Tensor]]:
         """Models, losses F and gradients ∇F_i along steepest descent with a line search."""
-        x = torch.cat([start.cpu(), self.whole.statistics(self.seed)[0]]).float()
+        x = torch.cat([start.cpu(), self.full_problem.statistics(self.seed)[0]]).float()
         loss, g = self._full(x)
-        xs, losses, gradients, t = [x], [loss], [g], 1.0
+        xs = [x]
+        losses = [loss]
+        gradients = [g]
+        t = 1.0
         while len(xs) < points:
             direction = g.mean(0)
             slope = float(direction.square().sum())
@@ -214,30 +229,33 @@ class _Descent:
                 t /= 2
             else:
                 self.notes.append(
-                    f"the descent ended after {len(xs)} points: no step goes down from there"
+                    f"the descent ended after {len(xs)} points: no step reduces the loss there"
                 )
                 break
-            x, t = after, 2 * t
-            xs, losses, gradients = [*xs, x], [*losses, loss], [*gradients, g]
+            x = after
+            t = 2 * t
+            xs.append(x)
+            losses.append(loss)
+            gradients.append(g)
         return xs, losses, gradients
 
     def _full(self, x: Tensor) -> tuple[float, Tensor]:
-        losses, g = self.problem.full(x.expand(len(self.everyone), -1), self.everyone)
+        losses, g = self.problem.full(x.expand(len(self.all_clients), -1), self.all_clients)
         return float(losses.double().mean()), g
 
     def _variances(self, x: Tensor, k: int) -> Floats:
-        """(clients,) variance of the gradient of one sample, with D - 1 below as (1 - B/D)/B asks for."""
-        problem, found = self.problem, np.zeros(len(self.everyone))
-        draw, block = (
-            rng.generator(self.seed, "estimates", k),
-            max(1, _NUMBERS // self.problem.parameters),
-        )
-        for i in self.everyone:
+        """(clients,) variance of the gradient of one sample, with the divisor D - 1 of (1 - B/D)/B."""
+        problem = self.problem
+        variances = np.zeros(len(self.all_clients))
+        draw = rng.generator(self.seed, "estimates", k)
+        block = max(1, _BLOCK_NUMBERS // self.problem.parameters)
+        for i in self.all_clients:
             n = min(self.draws, len(problem.client_indices[i]))
             if n < 2:
                 continue  # a single sample does not vary
             chosen = torch.from_numpy(draw.choice(problem.client_indices[i], n, replace=False))
-            total, squares = torch.zeros(problem.parameters, dtype=torch.float64), 0.0
+            total = torch.zeros(problem.parameters, dtype=torch.float64)
+            squares = 0.0
             for rows in torch.split(chosen, block):
                 inputs, targets = (t[:, None] for t in problem.samples.take(rows, x.dtype))
                 g = problem.model.engine.grads(
@@ -245,16 +263,19 @@ class _Descent:
                 ).double()
                 total += g.sum(0)
                 squares += float(g.square().sum())
-            found[i] = max(0.0, squares - float(total.square().sum()) / n) / (n - 1)
-        return found if problem.loss_scales is None else found * problem.loss_scales**2
+            variances[i] = max(0.0, squares - float(total.square().sum()) / n) / (n - 1)
+        if problem.loss_scales is not None:
+            variances *= problem.loss_scales**2
+        return variances
 
     def _fit(
         self, square: Floats, response: Floats, stream: str
     ) -> tuple[Estimate, Estimate, Floats]:
         """response ≈ a + b ‖∇F‖² with a, b >= 0 for every client; intervals of 95 % by resampling points."""
         values = fit(square, response)
-        draw, n = rng.generator(self.seed, f"estimates:{stream}"), len(square)
-        again = draw.integers(0, n, (_RESAMPLED, n))
+        draw = rng.generator(self.seed, f"estimates:{stream}")
+        n = len(square)
+        again = draw.integers(0, n, (_BOOTSTRAP_SAMPLES, n))
         both = []
         for value, resampled in zip(values, fit(square[again], response[:, again]), strict=True):
             low, high = np.sqrt(np.quantile(resampled, [0.025, 0.975], axis=1))
@@ -268,7 +289,8 @@ class _Descent:
             found = largest_eigenvalues(self.problem, [xs[0], xs[len(xs) // 2], xs[-1]], self.seed)
             reason = _PIECEWISE
         except NotImplementedError:
-            found, reason = None, "torch cannot differentiate this loss twice"
+            found = None
+            reason = "torch cannot differentiate this loss twice"
         if found is None:
             instead = "L is the largest slope of the gradient between points of the descent"
             self.notes.append(f"{reason}; {instead}")
@@ -285,10 +307,10 @@ class _Descent:
         return Estimate(L, low, high), "power iteration"
 
     def _secants(self, xs: list[Tensor], gradients: list[Tensor]) -> Estimate:
-        """‖∇F_i(x) - ∇F_i(x')‖ / ‖x - x'‖ over pairs: the largest; the interval is from the median to ∞."""
+        """Largest ‖∇F_i(x) - ∇F_i(x')‖ / ‖x - x'‖ over pairs; the interval is from the median to ∞."""
         pairs = list(itertools.combinations(zip(xs, gradients, strict=True), 2))
         distance = np.array([float((y.double() - x.double()).norm()) for (x, _), (y, _) in pairs])
-        enough = distance > _SHORTEST * distance.max(initial=0.0)
+        enough = distance > _MIN_SECANT * distance.max(initial=0.0)
         if not enough.any():
             raise InvalidInput(
                 "the gradient at the initial model must not be zero to estimate L; use another start."
@@ -296,7 +318,7 @@ class _Descent:
         slopes = np.stack([(h - g).double().norm(dim=1).numpy() for (_, g), (_, h) in pairs])
         rates = slopes[enough] / distance[enough, None]
         value = rates.max(0)
-        value = np.where(value > 0, value, max(float(value.max()), 1e-12))  # one that never moved
+        value = np.where(value > 0, value, max(float(value.max()), 1e-12))  # for constant gradients
         return Estimate(
             value, np.minimum(np.median(rates, axis=0), value), np.full_like(value, np.inf)
         )
@@ -305,8 +327,10 @@ class _Descent:
 def fit(square: Floats, response: Floats) -> tuple[Floats, Floats]:
     """Non-negative least squares of response (…, points) on (1, square): two unknowns, so in closed form."""
     x, y = np.broadcast_arrays(square, response)
-    mean_x, mean_y = x.mean(-1), y.mean(-1)
-    dx, dy = x - mean_x[..., None], y - mean_y[..., None]
+    mean_x = x.mean(-1)
+    mean_y = y.mean(-1)
+    dx = x - mean_x[..., None]
+    dy = y - mean_y[..., None]
     spread = (dx**2).mean(-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         slope = np.where(spread > 1e-14 * mean_x**2, (dx * dy).mean(-1) / spread, 0.0)
@@ -315,7 +339,8 @@ def fit(square: Floats, response: Floats) -> tuple[Floats, Floats]:
     # outside the quadrant the best point is on one of its two sides
     through_zero = np.where(np.isfinite(through_zero), through_zero, 0.0)
     by_slope = ((y - through_zero[..., None] * x) ** 2).mean(-1)
-    inside, steep = (slope >= 0) & (level >= 0), by_slope < (dy**2).mean(-1)
+    inside = (slope >= 0) & (level >= 0)
+    steep = by_slope < (dy**2).mean(-1)
     a = np.where(inside, level, np.where(steep, 0.0, mean_y))
     b = np.where(inside, slope, np.where(steep, through_zero, 0.0))
     return np.maximum(a, 0.0), np.maximum(b, 0.0)

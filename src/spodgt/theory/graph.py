@@ -27,7 +27,7 @@ DENSE = 1000  # clients up to which the Perron vectors are eliminated densely
 
 @dataclass(frozen=True, eq=False)
 class Links:
-    """A network's links j -> i with their probabilities, checked once; every formula starts from here."""
+    """The links j -> i of a network with their checked probabilities."""
 
     m: int
     i: Ints  # receivers
@@ -59,7 +59,7 @@ class Links:
 
 
 def per_client(name: str, value: ArrayLike, clients: int, *, zero: bool = False) -> Floats:
-    """`value` as one positive number per client, or say which one is not; `zero` will do if allowed."""
+    """`value` as one positive number per client (or zero, if `zero`); raises InvalidInput."""
     array = np.asarray(value, dtype=np.float64)
     if array.shape not in ((), (1,), (clients,)):
         raise InvalidInput(
@@ -68,7 +68,8 @@ def per_client(name: str, value: ArrayLike, clients: int, *, zero: bool = False)
     array = np.broadcast_to(array, (clients,))
     bad = ~(np.isfinite(array) & ((array > 0) | (zero & (array == 0))))
     if bad.any():
-        worst, sign = int(np.argmax(bad)), "zero or positive" if zero else "positive"
+        worst = int(np.argmax(bad))
+        sign = "zero or positive" if zero else "positive"
         raise InvalidInput(
             f"{name}[{worst}] must be {sign} and finite, got {array[worst]}; use {name}=1."
         )
@@ -76,7 +77,7 @@ def per_client(name: str, value: ArrayLike, clients: int, *, zero: bool = False)
 
 
 def probabilities(name: str, value: ArrayLike, count: int) -> Floats:
-    """`value` as `count` probabilities in (0, 1], or say which one is not."""
+    """`value` as `count` probabilities in (0, 1]; raises InvalidInput."""
     p = np.asarray(value, dtype=np.float64)
     if p.shape not in ((), (1,), (count,)):
         raise InvalidInput(
@@ -103,7 +104,8 @@ def expected_matrices(
         p_hat: probability that a link works; one number or (links,).
     """
     links = Links.of(network, p_hat)
-    shape, where = (links.m, links.m), (links.i, links.j)
+    shape = (links.m, links.m)
+    where = (links.i, links.j)
     A, B = (
         sparse.coo_matrix((weight * links.p_hat, where), shape) + sparse.diags(diagonal)
         for weight, diagonal in zip((links.a, links.b), links.diagonals(links.p_hat), strict=True)
@@ -221,7 +223,8 @@ def edge_utility(network: Network) -> EdgeUtility:
     Args:
         network: the graph; must be strongly connected.
     """
-    m, d = network.clients, distances(network)
+    m = network.clients
+    d = distances(network)
     if m == 1:
         return EdgeUtility(0, 0, 0, 1)
     ends = zip(network.senders, network.receivers, strict=True)
@@ -233,9 +236,10 @@ def edge_utility(network: Network) -> EdgeUtility:
 def doubly_stochasticable(network: Network, self_loops: bool = True) -> bool:
     """Return whether some positive weights on exactly these links make the matrix doubly stochastic.
 
-    By the theorem of Perfect and Mirsky this asks for total support: every link must lie on a set of disjoint
-    cycles through all clients. With self-loops that is strong connectivity: close the link to a cycle and let
-    the others keep to themselves. Without them (Gharesifard and Cortés 2010) it is rarer: a star has none.
+    By the theorem of Perfect and Mirsky this requires total support: every link must lie on a set
+    of disjoint cycles through all clients. With self-loops that is strong connectivity: close the
+    link to a cycle and let the others keep to themselves. Without them (Gharesifard and Cortés
+    2010) it is rarer: a star has none.
 
     Args:
         network: the graph; its weights do not matter.
@@ -256,7 +260,7 @@ def doubly_stochasticable(network: Network, self_loops: bool = True) -> bool:
     return bool((component[rows] == component[receiver_of[columns]]).all())
 
 
-# --- exact contraction -----------------------------------------------------------------------------------
+# --- exact contraction ---
 # Links fail independently, so with q_l = p̂_l (1 - p̂_l) for link l: j -> i
 #     E[AᵀΦA]   = ÂᵀΦÂ   + Σ_l q_l a_l² φ_i (e_j - e_i)(e_j - e_i)ᵀ
 #     E[BᵀΠ⁻¹B] = B̂ᵀΠ⁻¹B̂ + Σ_l q_l b_l² (1/π_i + 1/π_j) e_j e_jᵀ
@@ -284,7 +288,9 @@ def pull_second_moment(network: Network, p_hat: ArrayLike, weights: Floats) -> F
     links = Links.of(network, p_hat)
     A = expected_matrices(network, p_hat)[0].toarray()
     moment = np.asarray(A.T @ (weights[:, None] * A))
-    i, j, spread = links.i, links.j, links.variance * links.a**2 * weights[links.i]
+    i = links.i
+    j = links.j
+    spread = links.variance * links.a**2 * weights[links.i]
     for row, column, sign in ((j, j, 1), (i, i, 1), (i, j, -1), (j, i, -1)):
         np.add.at(moment, (row, column), sign * spread)
     return moment
@@ -321,7 +327,8 @@ def contraction(network: Network, p_hat: ArrayLike = 1.0) -> Contraction:
     # worst case over φᵀx = 0 in the φ-norm, and over 1ᵀy = 0 in the π⁻¹-norm
     A = _largest(pull_second_moment(network, p_hat, phi), np.diag(phi), phi)
     B = _largest(pushed, np.diag(1 / pi), np.ones(links.m))
-    graph, (own, _) = edge_utility(network), links.diagonals()
+    graph = edge_utility(network)
+    own, _ = links.diagonals()
     # E[a_ii^(k) a_ij^(k)] >= a_ij p̂_ij a_ii: the worst round keeps at least a_ii at home
     kept = phi[links.i] * links.a * links.p_hat * own[links.i]
     bound = kept.min() / (phi.max() ** 2 * graph.diameter * graph.edge_utility)

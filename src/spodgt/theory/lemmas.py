@@ -1,8 +1,9 @@
 """The formulas of the constants, stage by stage in the order of the proofs, in the paper's letters.
 
-Lemmas and equations are named by the labels of the paper's source. s_i = (1 - B_i/D_i)/B_i is what sampling
-without replacement leaves of the variance, and mean(·) is over clients. Gaps such as 1 - ρ are computed as
-such and never by subtracting a computed ρ from one; what exceeds the floats lives in logarithms.
+Lemmas and equations are named by the labels of the paper's source. s_i = (1 - B_i/D_i)/B_i is the
+variance factor of sampling without replacement, and mean(·) is over clients. Gaps such as 1 - ρ are
+computed as such and never by subtracting a computed ρ from one; quantities that overflow are
+logarithms.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def constants(
     gamma3: float = 2.0,
     variant: Variant = "paper",
 ) -> Constants:
-    """Compute every constant of the analysis; what cannot hold is `Infeasible` with its reason.
+    """Compute every constant of the analysis; those that do not exist are `Infeasible`.
 
     The edge utility K(G) takes links × clients² steps, so this is for up to some hundred clients.
 
@@ -52,27 +53,33 @@ def constants(
             raise InvalidInput(
                 f"{name} must be a finite number above 1, got {gamma}; use {name}=2.0."
             )
-    k, found = Draft(network, p, p_hat, data, step_size, variant), Constants()
-    k.Gamma2, k.gamma3 = float(gamma2), float(gamma3)
+    k = Draft(network, p, p_hat, data, step_size, variant)
+    found = Constants()
+    k.Gamma2 = float(gamma2)
+    k.gamma3 = float(gamma3)
     # tiny probabilities may overflow; what is then not a number is reported as infeasible
     with np.errstate(all="ignore"):
         ended = Infeasible(_compute(k, network))
     always = {field.name for field in fields(Always)}
-    for name in (field.name for field in fields(Constants)):
-        value = vars(k).get(name, ended)
-        if isinstance(value, np.floating):
-            value = float(value)
-        if isinstance(value, float | np.ndarray) and not np.isfinite(value).all():
-            if name not in always:
-                value = Infeasible(f"{name} exceeds the range of floating point")
-            elif np.isnan(value).any():
-                value = math.inf
-        setattr(found, name, value)
+    for field in fields(Constants):
+        value = vars(k).get(field.name, ended)
+        setattr(found, field.name, _finite(field.name, value, field.name in always))
     return found
 
 
+def _finite(name: str, value: object, always_exists: bool) -> object:
+    """Plain floats; values that are not finite are infeasible, or infinite if they always exist."""
+    if isinstance(value, np.floating):
+        value = float(value)
+    if not isinstance(value, float | np.ndarray) or np.isfinite(value).all():
+        return value
+    if not always_exists:
+        return Infeasible(f"{name} exceeds the range of floating point")
+    return math.inf if np.isnan(value).any() else value
+
+
 def _compute(k: Draft, network: Network) -> str:
-    """Fill the draft in the order of the proofs; return why the chain ends where it does, if it does."""
+    """Fill the draft in the order of the proofs; returns the reason if it cannot be completed."""
     _graph(k, network)
     _mixing(k)
     _gradients(k)
@@ -104,14 +111,23 @@ def _graph(k: Draft, network: Network) -> None:
     k.A_hat, k.B_hat = (matrix.toarray() for matrix in expected_matrices(network, k.p_hat))
     k.phi, k.pi = perron_vectors(network, k.p_hat)
     graph = edge_utility(network)
-    k.diameter, k.edge_utility = graph.diameter, graph.edge_utility
+    k.diameter = graph.diameter
+    k.edge_utility = graph.edge_utility
 
 
-# --- contraction ---------------------------------------------------------------------------------------
+# --- contraction ---
 def _mixing(k: Draft) -> None:
-    links, m, phi, pi, D, K = k.links, k.m, k.phi, k.pi, k.diameter, k.edge_utility
+    links = k.links
+    m = k.m
+    phi = k.phi
+    pi = k.pi
+    D = k.diameter
+    K = k.edge_utility
     if m == 1:  # nothing to contract and no link to fail
-        k.one_minus_rho_A, k.one_minus_rho_B, k.rho0_A, k.rho0_B = 1.0, 1.0, 0.0, 0.0
+        k.one_minus_rho_A = 1.0
+        k.one_minus_rho_B = 1.0
+        k.rho0_A = 0.0
+        k.rho0_B = 0.0
         k.log_tau_A = k.log_tau_B = -math.inf
     else:
         # the smallest weight includes the diagonal: the proof walks along a_lj a_ll
@@ -128,8 +144,10 @@ def _mixing(k: Draft) -> None:
         k.log_tau_B = math.log(4 * m**3 * (m - 1) * D * K) + 2 * log_max_B - (3 * m + 2) * log_min_B
     k.one_minus_rho_tilde_A = k.one_minus_rho_A - 2 * k.rho0_A
     k.one_minus_rho_tilde_B = k.one_minus_rho_B - k.rho0_B
-    k.rho_A, k.rho_B = 1 - k.one_minus_rho_A, 1 - k.one_minus_rho_B
-    k.rho_tilde_A, k.rho_tilde_B = 1 - k.one_minus_rho_tilde_A, 1 - k.one_minus_rho_tilde_B
+    k.rho_A = 1 - k.one_minus_rho_A
+    k.rho_B = 1 - k.one_minus_rho_B
+    k.rho_tilde_A = 1 - k.one_minus_rho_tilde_A
+    k.rho_tilde_B = 1 - k.one_minus_rho_tilde_B
     k.lemma_A_ok = bool(k.rho0_A <= k.one_minus_rho_A / 4)
     k.lemma_B_ok = bool(k.rho0_B <= k.one_minus_rho_B / 2)
     k.log_one_minus_r_A = _log_root(2 * (m + 1), k.log_tau_A)
@@ -156,21 +174,29 @@ def _log_root(n: int, log_tau: float) -> float:
     if math.isinf(log_tau):
         return 0.0 if log_tau < 0 else -math.inf  # no links, no threshold; no self-weight, no way
     # decreasing in u = log d; d <= 1/τ, and d >= 1/(τ+n) since (1-d)ⁿ >= 1-nd
-    low, high = -float(np.logaddexp(log_tau, math.log(n))) - 1e-6, min(-log_tau, -1e-300)
+    low = -float(np.logaddexp(log_tau, math.log(n))) - 1e-6
+    high = min(-log_tau, -1e-300)
     return float(
         brentq(lambda u: n * math.log(-math.expm1(u)) - log_tau - u, low, high, xtol=1e-13)
     )
 
 
-# --- gradients -----------------------------------------------------------------------------------------
+# --- gradients ---
 def _gradients(k: Draft) -> None:
-    m, phi, pi, links, p, L = k.m, k.phi, k.pi, k.links, k.p, k.L
+    m = k.m
+    phi = k.phi
+    pi = k.pi
+    links = k.links
+    p = k.p
+    L = k.L
     k.L_bar = L_bar = L.mean()
     s1 = k.s * k.sigma1**2
-    idle0, idle1 = (1 - p) * k.delta0**2, (1 - p) * k.delta1**2
+    idle0 = (1 - p) * k.delta0**2
+    idle1 = (1 - p) * k.delta1**2
     k.noise = (k.sigma0**2 * p * k.s).mean()
     k.sporadicity = idle0.mean()
-    k.eta_max, k.eta_bar = k.step_size.max(), k.step_size.mean()
+    k.eta_max = k.step_size.max()
+    k.eta_bar = k.step_size.mean()
     # m overline(b² p̂ (1-p̂)) is a plain sum over the out-links of j
     link_variance = np.bincount(links.j, links.b**2 * links.variance, m)
     k.kappa1 = (p / phi * (2 * s1 * L_bar**2 + 3 * L**2)).max()
@@ -189,12 +215,20 @@ def _gradients(k: Draft) -> None:
         k.change_gradient = 8 * m * (p * (s1 + 2 * idle1)).mean()
 
 
-# --- the recursion ς⁺ <= Ψς + γ E‖∇F‖² + ω, eqn:varsigma -------------------------------------------------
+# --- the recursion ς⁺ <= Ψς + γ E‖∇F‖² + ω, eqn:varsigma ---
 def _recursion(k: Draft) -> tuple[float, float]:
     """Lemmas xdispersion and ydispersion; returns 1 - ψ11 and 1 - ψ22."""
-    m, k1, k2, k3, k4, k5 = k.m, k.kappa1, k.kappa2, k.kappa3, k.kappa4, k.kappa5
-    rho_B, rho0_A, rho0_B = k.rho_tilde_B, k.rho0_A, k.rho0_B
-    h, noise = k.eta_max**2, k.noise + 3 * k.sporadicity
+    m = k.m
+    k1 = k.kappa1
+    k2 = k.kappa2
+    k3 = k.kappa3
+    k4 = k.kappa4
+    k5 = k.kappa5
+    rho_B = k.rho_tilde_B
+    rho0_A = k.rho0_A
+    rho0_B = k.rho0_B
+    h = k.eta_max**2
+    noise = k.noise + 3 * k.sporadicity
     corrected = k.variant == "corrected"
     k.kappa6 = (1 + k.rho_A) / k.one_minus_rho_tilde_A
     k.kappa7 = k7 = (
@@ -214,7 +248,8 @@ def _recursion(k: Draft) -> tuple[float, float]:
     k.omega1 = m**2 * noise * k.psi12
     g1 = k.one_minus_rho_tilde_A / 2 - m * k1 * k.psi12
     g2 = k.one_minus_rho_tilde_B / 2 - k7 * (k4 * k.psi12 + m * k5 * k3 * h)
-    k.psi11, k.psi22 = 1 - g1, 1 - g2
+    k.psi11 = 1 - g1
+    k.psi22 = 1 - g2
     k.psi21 = k7 * k4 * (2 - g1) + m2 * k7 * k5 * k3 * k1 * h + m * k7 * k5 * rho0_A + x * k1 / m
     k.gamma2 = k7 * k4 * k.gamma1 + k7 * k.change_gradient + m * m2 * k7 * k5 * k3 * k2 * h + x * k2
     k.omega2 = (
@@ -231,9 +266,14 @@ def _recursion(k: Draft) -> tuple[float, float]:
 
 def _loss(k: Draft) -> None:
     """Lemma loss, eqn:loss_redefined."""
-    m, phi, pi, eta, rho_B = k.m, k.phi, k.pi, k.step_size, k.rho_tilde_B
+    m = k.m
+    phi = k.phi
+    pi = k.pi
+    eta = k.step_size
+    rho_B = k.rho_tilde_B
     links = 1 + 3 * k.rho0_B
-    s1, idle1 = k.p * k.s * k.sigma1**2, (1 - k.p) * k.delta1**2
+    s1 = k.p * k.s * k.sigma1**2
+    idle1 = (1 - k.p) * k.delta1**2
     if k.variant == "paper":
         per_client = k.sigma0**2 * k.p * k.s + 3 * (1 - k.p) * k.delta0**2
         k.psi01 = links * k.kappa8 * k.eta_max / 2
@@ -265,12 +305,16 @@ def _sums(k: Draft, g1: float, g2: float) -> None:
     k.descent_exact = k.gamma0 - k.neumann_gamma
 
 
-# --- the propositions and the Theorem --------------------------------------------------------------------
+# --- the propositions and the Theorem ---
 def _proposition_lr(k: Draft) -> None:
-    m, k5, gap_A, gap_B = k.m, k.kappa5, k.one_minus_rho_tilde_A, k.one_minus_rho_tilde_B
+    m = k.m
+    k5 = k.kappa5
+    gap_A = k.one_minus_rho_tilde_A
+    gap_B = k.one_minus_rho_tilde_B
     one_plus_B = 1 + k.rho_tilde_B
     coupling = 2 * k.kappa4 + m * k5 * k.rho0_A
-    size, third = m + 1.0, np.sqrt(gap_A / k5)
+    size = m + 1.0
+    third = np.sqrt(gap_A / k5)
     if k.variant == "corrected":
         # κ7 has 1/min π̂ for 2(m+1), and ψ21 has an m² and the ȳ term of the mixing
         size = 1 / (2 * k.pi.min())
@@ -289,7 +333,11 @@ def _proposition_lr(k: Draft) -> None:
 
 
 def _proposition_loss(k: Draft) -> None:
-    m, pi, gap, G3, product = k.m, k.pi, k.one_minus_rho_Psi, k.gamma3, k.phi * k.pi
+    m = k.m
+    pi = k.pi
+    gap = k.one_minus_rho_Psi
+    G3 = k.gamma3
+    product = k.phi * k.pi
     G1_minus_1 = (
         8 * G3 / m * product.max() / product.min() * k.Gamma2 * k.kappa7 * k.rho_tilde_B / gap
     )
@@ -309,8 +357,14 @@ def _proposition_loss(k: Draft) -> None:
 
 
 def _theorem(k: Draft) -> None:
-    m, gap, q, phi_max, S, T = k.m, k.one_minus_rho_Psi, k.q, k.phi.max(), k.noise, k.sporadicity
-    k7_rho, links = k.kappa7 * k.rho_tilde_B, 1 + 3 * k.rho0_B
+    m = k.m
+    gap = k.one_minus_rho_Psi
+    q = k.q
+    phi_max = k.phi.max()
+    S = k.noise
+    T = k.sporadicity
+    k7_rho = k.kappa7 * k.rho_tilde_B
+    links = 1 + 3 * k.rho0_B
     k.term_optimality_k = 1 / (q * k.eta_max)
     k.term_model_k = links * k.kappa8 / (2 * q * gap)
     k.term_tracking_k = 3 * phi_max * k.rho_tilde_B / (2 * m * q * gap)

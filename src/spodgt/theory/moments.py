@@ -42,24 +42,22 @@ class Stage:
     def second_moment(self, S: Floats) -> Floats:
         """E[s⁺s⁺ᵀ] from the symmetric S = E[ssᵀ]."""
         moment = np.asarray(self.mean @ (self.mean @ S).T)
-        for each in self.fluctuations:
-            local = (
-                each.maps
-                @ S[each.reads[:, :, None], each.reads[:, None, :]]
-                @ each.maps.swapaxes(1, 2)
-            )
-            np.add.at(moment, (each.writes[:, :, None], each.writes[:, None, :]), local)
+        for part in self.fluctuations:
+            read = S[part.reads[:, :, None], part.reads[:, None, :]]
+            local = part.maps @ read @ part.maps.swapaxes(1, 2)
+            np.add.at(moment, (part.writes[:, :, None], part.writes[:, None, :]), local)
         return moment
 
 
 def spectral_radius(apply: Map, start: Floats) -> float:
-    """Spectral radius of a map that keeps positive semidefinite matrices so, found from a positive `start`.
+    """Spectral radius of a map of positive semidefinite matrices, from a positive `start`.
 
-    The radius of such a map is an eigenvalue with a semidefinite eigenvector (Krein-Rutman), so iterating on
-    symmetric matrices suffices.
+    The radius of such a map is an eigenvalue with a semidefinite eigenvector (Krein-Rutman), so
+    iterating on symmetric matrices suffices.
     """
     upper = np.triu_indices(len(start))
-    operator, v0 = _on_triangles(apply, upper), start[upper]
+    operator = _on_triangles(apply, upper)
+    v0 = start[upper]
     if len(v0) <= DENSE:
         return float(np.abs(np.linalg.eigvals(operator @ np.eye(len(v0)))).max())
     try:
@@ -71,20 +69,23 @@ def spectral_radius(apply: Map, start: Floats) -> float:
 
 def _power_iteration(apply: Map, start: Floats) -> float:
     """Fallback where ARPACK does not converge: the growth of the trace, from a positive start."""
-    S, before = start / np.trace(start), 0.0
+    S = start / np.trace(start)
+    before = 0.0
     for _ in range(100_000):
         S = apply(S)
         growth = float(np.trace(S))
         if growth == 0 or abs(growth - before) < 1e-13 * growth:
             return growth
-        S, before = S / growth, growth
+        S = S / growth
+        before = growth
     return before
 
 
 def stationary_moment(apply: Map, source: Floats) -> Floats:
     """The fixed point S = apply(S) + source of a map whose spectral radius is below one."""
     upper = np.triu_indices(len(source))
-    operator, constant = _on_triangles(lambda S: S - apply(S), upper), source[upper]
+    operator = _on_triangles(lambda S: S - apply(S), upper)
+    constant = source[upper]
     if len(constant) <= DENSE:
         return _symmetric(np.linalg.solve(operator @ np.eye(len(constant)), constant), upper)
     solution, stopped = gmres(operator, constant, rtol=1e-10, restart=60, maxiter=200)

@@ -1,4 +1,4 @@
-"""Corollary "Arbitrarily Small Bound" as a tool: settings of a run under which the bound vanishes."""
+"""Corollary "Arbitrarily Small Bound": settings of a run under which the bound vanishes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from spodgt.types import Floats, Ints
 class VanishingSchedule:
     """A step size, participation and batch sizes under which the stationarity gap falls like 1/√rounds.
 
-    plan = vanishing_schedule(1000, problem.client_indices.sizes)
-    train(SpodGT(plan.schedule), plan.batches(problem), network, plan.participation(), rounds=plan.rounds)
+    plan = vanishing_schedule(1000, problem.client_indices.sizes) train(SpodGT(plan.schedule),
+    plan.batches(problem), network, plan.participation(), rounds=plan.rounds)
     """
 
     rounds: int
@@ -37,7 +37,7 @@ class VanishingSchedule:
         """Return a participation in which client i computes with probability p_i.
 
         Args:
-            p_hat: probability that a link works, of which the corollary asks nothing; one number or (links,).
+            p_hat: probability that a link works (not restricted by the corollary); one number or (links,).
         """
         return Bernoulli(self.p, p_hat)
 
@@ -60,7 +60,8 @@ def vanishing_schedule(
 ) -> VanishingSchedule:
     """Plan a run; `step_size`, `idleness` and `batch` are the constants that the corollary leaves open.
 
-    The batch sizes are those for which the sampling variance (1 - B/D)/B is at most 1/(batch √(K+1)).
+    The batch sizes are those for which the sampling variance (1 - B/D)/B is at most 1/(batch
+    √(K+1)).
 
     Args:
         rounds: K, the length of the run.

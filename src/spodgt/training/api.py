@@ -51,13 +51,13 @@ class ExecutionOptions(TypedDict, total=False):
 
     Args:
         out: a folder for checkpoints and results; None (default): results in memory only.
-        resume: continue the run in `out`, with the same numbers as an uninterrupted one. A finished run
-            continues, too, if `rounds`, `delay` or `seconds` is larger than before.
+        resume: continue the run in `out`, with the same numbers as an uninterrupted one. A finished
+            run continues, too, if `rounds`, `delay` or `seconds` is larger than before.
         checkpoint_every: seconds between two checkpoints, 30 by default.
         progress: True shows a progress bar, False none; None (default): one on a terminal or in a
             notebook. A function is called with a `Progress` about ten times a second.
-        callbacks: functions that are called with every evaluation, a dict like a row of `result.frame`, such
-            as `spodgt.loggers.TensorBoard("folder")`.
+        callbacks: functions that are called with every evaluation, a dict like a row of
+            `result.frame`, such as `spodgt.loggers.TensorBoard("folder")`.
         keep_states: keep the states of all rounds in `result.states[seed]`, with tensors of
             (rounds + 1, clients, parameters).
         runtime: "simulator" or "distributed"; None (default): the latter under torchrun.
@@ -107,16 +107,19 @@ def compare(
     """Run every method on the same networks, participation, data and seeds.
 
     Args:
-        algorithms: methods or their names, such as ["spod-gt", spodgt.method("k-gt", local_steps=3)].
-        problem: a `Learning` or `Quadratic`, or `spodgt.problems.python("problem.py:build")`, a function that
-            returns one; partitions are drawn for each seed.
+        algorithms: methods or their names, such as ["spod-gt", spodgt.method("k-gt",
+            local_steps=3)].
+        problem: a `Learning` or `Quadratic`, or `spodgt.problems.python("problem.py:build")`, a
+            function that returns one; partitions are drawn for each seed.
         network: a fixed network for all seeds, or a recipe of `spodgt.graphs`, drawn for each seed.
-        participation: which clients and links are active in which round, drawn for each seed; default: all.
-        options: see `RunOptions`, `ExperimentOptions` and `ExecutionOptions`. The most frequent ones are the
-            limits `rounds`, `delay` and `seconds` (of virtual time), of which one is required; `seeds` (3:
-            seeds 0, 1, 2; [3]: seed 3 alone; default: seed 0); `every`, rounds between two evaluations;
-            `time` for virtual time; `device` and `dtype`; `x0`, initial models; `out`, a folder for
-            checkpoints and results, and `resume` to continue the run there; `progress` and `callbacks`.
+        participation: which clients and links are active in which round, drawn for each seed;
+            default: all.
+        options: see `RunOptions`, `ExperimentOptions` and `ExecutionOptions`. The most frequent
+            ones are the limits `rounds`, `delay` and `seconds` (of virtual time), of which one is
+            required; `seeds` (3: seeds 0, 1, 2; [3]: seed 3 alone; default: seed 0); `every`,
+            rounds between two evaluations; `time` for virtual time; `device` and `dtype`; `x0`,
+            initial models; `out`, a folder for checkpoints and results, and `resume` to continue
+            the run there; `progress` and `callbacks`.
     """
     reject_unknown_options(options, TrainOptions.__annotations__, "compare")
     execution: dict[str, Any] = {}
@@ -220,7 +223,7 @@ def _create_executor(
 
 
 def _warn(result: Result) -> None:
-    """Warn of diverged runs and of runs whose models do not move, at the line that called `train`."""
+    """Warn of diverged and stalled runs, at the line of the caller."""
     for diverged in result.diverged:
         warnings.warn(str(diverged), DivergenceWarning, stacklevel=caller_level())
     for stalled in result.stalled:
@@ -327,7 +330,7 @@ def _schedule(options: RunOptions, rounds: int | None) -> EvaluationSchedule:
 
 
 def labels(methods: Sequence[Algorithm]) -> list[str]:
-    """Labels of the methods in tables: the name, and the fields in which methods of a name differ."""
+    """Labels of methods in tables: the name, and fields in which methods of a name differ."""
     found = []
     for method in methods:
         fields: dict[str, Any] = describe(method)

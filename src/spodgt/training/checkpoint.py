@@ -1,7 +1,7 @@
 """The log of one method: its evaluations, the checkpoints of its runs, and its form in a file.
 
-Every run has a checkpoint of its own, whether it was interrupted or reached its end. A later call continues
-interrupted runs, and ended runs if their limits have been extended.
+Every run has a checkpoint of its own, whether it was interrupted or reached its end. A later call
+continues interrupted runs, and ended runs if their limits have been extended.
 """
 
 from __future__ import annotations
@@ -192,8 +192,8 @@ def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor
 def limit_size(checkpoint: RunCheckpoint, max_bytes: int) -> tuple[RunCheckpoint, bool]:
     """Drop what is too large to keep of a run that has ended.
 
-    A state of more than `max_bytes` bytes is reduced to the models x, and these to their average if they
-    take more than `MODELS` bytes.
+    A state of more than `max_bytes` bytes is reduced to the models x, and these to their average if
+    they take more than `MODELS` bytes.
 
     Returns:
         The checkpoint, and whether it holds the average model only.

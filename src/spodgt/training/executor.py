@@ -1,4 +1,4 @@
-"""Runs a comparison: executes each method, records metrics, writes checkpoints and resumes from them."""
+"""Runs a comparison: executes methods, records metrics, writes checkpoints and resumes."""
 
 from __future__ import annotations
 
@@ -361,7 +361,7 @@ class Executor:
         return {"config": self.facts, "schedule": schedule, "seconds": self.seconds}
 
     def save(self, label: str | None, running: Mapping[int, RunCheckpoint] | None = None) -> None:
-        """Write checkpoint.zip, with the method that is running, if any, and the state of its runs."""
+        """Write checkpoint.zip, with the method that is running and the state of its runs."""
         if self.folder is None:
             return
         if label is None:
@@ -370,7 +370,7 @@ class Executor:
             self.folder.save(self.logs[label].to_file(self.notes(), running))
 
     def _restore(self, folder: RunFolder) -> bool:
-        """Read the checkpoints of the folder, if there are any; returns whether the run is extended."""
+        """Read the checkpoints of the folder, if any; returns whether the run is extended."""
         current = folder.load()
         if current is None:
             return False
@@ -384,7 +384,7 @@ class Executor:
         return extended
 
     def _restore_method(self, folder: RunFolder, label: str, current: CheckpointFile) -> None:
-        """Read the newest checkpoints of a method: when it finished, while it ran, and of workers."""
+        """Read the newest checkpoints of a method: finished, interrupted, or of workers."""
         runs = self.batches[label]
         file = folder.load(self._method_file(label))
         if file is not None:

@@ -1,7 +1,7 @@
 """Loggers: callbacks that send every evaluation to TensorBoard, Weights & Biases or MLflow.
 
-Each needs the package it is named after. A run of a method on a seed is a run there, too; metrics are logged
-against the round, and `delay` is one of them.
+Each needs the package of its name. Every method and seed is a run; metrics are logged against the
+round, and `delay` is one of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Log = Callable[[Mapping[str, float], int], object]  # metrics by name, and their
 
 
 class Logger(ABC):
-    """A callback for `train` and `compare` that opens a run of its own for every method and seed."""
+    """A callback that logs every method and seed as a run of its own."""
 
     def __init__(self) -> None:
         self.config: dict[str, Any] = {}
@@ -30,7 +30,7 @@ class Logger(ABC):
 
     @contextlib.contextmanager
     def logging(self, config: dict[str, Any]) -> Iterator[None]:
-        """Around a comparison with these settings."""
+        """Log a comparison with these settings in this block."""
         self.config = config
         try:
             yield
@@ -44,16 +44,16 @@ class Logger(ABC):
         name = f"{row['algorithm']}/seed-{row['seed']}"
         if name not in self.runs:
             self.runs[name] = self.open(name, str(row["algorithm"]), int(row["seed"]))
-        values = {
-            key: value
-            for key, value in row.items()
-            if isinstance(value, float) and math.isfinite(value)
-        }
-        self.runs[name][0](values, int(row["round"]))
+        values = {}
+        for key, value in row.items():
+            if isinstance(value, float) and math.isfinite(value):
+                values[key] = value
+        log, _ = self.runs[name]
+        log(values, int(row["round"]))
 
     @abstractmethod
     def open(self, name: str, algorithm: str, seed: int) -> tuple[Log, Close]:
-        """Begin the run of one method and seed: how to log to it, and how to close it."""
+        """Start the run of one method and seed; returns functions to log to it and to close it."""
 
 
 class TensorBoard(Logger):
@@ -75,7 +75,7 @@ class TensorBoard(Logger):
         def log(values: Mapping[str, float], k: int) -> None:
             for key, value in values.items():
                 writer.add_scalar(key, value, k)
-                if key != "delay":  # TensorBoard knows no other axis than a whole number
+                if key != "delay":  # axes of TensorBoard have whole numbers only
                     writer.add_scalar(f"{key} by delay", value, round(values.get("delay", 0.0)))
 
         return log, writer.close
@@ -87,7 +87,8 @@ class WandB(Logger):
     Args:
         project: the project there.
         group: the name of this comparison; Weights & Biases gives none by default.
-        mode: "online" (default), or "offline" to write to `folder` and upload later with `wandb sync`.
+        mode: "online" (default), or "offline" to write to `folder` and upload later with `wandb
+            sync`.
         folder: where local files go; the current folder by default.
     """
 
@@ -115,8 +116,8 @@ class MLflow(Logger):
     """Logs to an MLflow tracking server or folder.
 
     Args:
-        uri: the tracking address, such as "http://localhost:5000"; MLflow's own setting by default. A local
-            database ("sqlite:///mlflow.db") needs the whole package mlflow.
+        uri: the tracking address, such as "http://localhost:5000"; MLflow's own setting by default.
+            A local database ("sqlite:///mlflow.db") needs the whole package mlflow.
         experiment: the experiment there; it is made if it is not there.
     """
 
@@ -124,17 +125,19 @@ class MLflow(Logger):
         super().__init__()
         self.package = _package("mlflow", "mlflow")
         self.client = self.package.tracking.MlflowClient(tracking_uri=uri)
-        known = self.client.get_experiment_by_name(experiment)
-        self.experiment = (
-            known.experiment_id if known else self.client.create_experiment(experiment)
-        )
+        existing = self.client.get_experiment_by_name(experiment)
+        if existing is None:
+            self.experiment = self.client.create_experiment(experiment)
+        else:
+            self.experiment = existing.experiment_id
 
     def open(self, name: str, algorithm: str, seed: int) -> tuple[Log, Close]:
         tags = {"algorithm": algorithm, "seed": str(seed)}
         run = self.client.create_run(self.experiment, run_name=name, tags=tags).info.run_id
         for section, table in self.config.items():
-            for key, value in table.items() if isinstance(table, Mapping) else ():
-                self.client.log_param(run, f"{section}.{key}", str(value)[:500])
+            if isinstance(table, Mapping):
+                for key, value in table.items():
+                    self.client.log_param(run, f"{section}.{key}", str(value)[:500])
 
         def log(values: Mapping[str, float], k: int) -> None:
             for key, value in values.items():
@@ -144,7 +147,7 @@ class MLflow(Logger):
 
 
 def _package(module: str, extra: str) -> ModuleType:
-    """Say before the work, not after it, that a package is missing."""
+    """Import a package before the run; raises if it is not installed."""
     try:
         return import_module(module)
     except ImportError:

@@ -1,7 +1,7 @@
 """The observer of one method: evaluates, records and saves its runs, and reports their progress.
 
-It runs in every process that holds clients. All of them call it in the same rounds; collective operations
-belong to the world. Only the process that records fills tables and writes files.
+It runs in every process that holds clients. All of them call it in the same rounds; collective
+operations belong to the world. Only the process that records fills tables and writes files.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class ObserverCallbacks:
 
     Args:
         stop_requested: whether the runs are to be saved and stopped.
-        save: writes a checkpoint, given the checkpoints of the runs in progress; None: no checkpoints.
+        save: writes a checkpoint, given the checkpoints of the runs in progress; None: no
+            checkpoints.
         labels: of all methods, in their order, for reports of progress.
     """
 
@@ -91,8 +92,8 @@ class Observer:
     def __call__(self, snapshot: Snapshot, evaluation_due: Bools, is_last: Bools) -> Bools:
         """Evaluate, record and checkpoint the runs of a batch after one round.
 
-        Methods with local steps are evaluated with the models of the last exchange; checkpoints hold the
-        models of this round.
+        Methods with local steps are evaluated with the models of the last exchange; checkpoints
+        hold the models of this round.
 
         Args:
             evaluation_due: (runs,) runs to evaluate now.
@@ -256,7 +257,8 @@ class Observer:
         """Keep the final checkpoint of a run.
 
         Args:
-            copy: whether to copy tensors, because the memory of the whole batch would be held otherwise.
+            copy: whether to copy tensors, because the memory of the whole batch would be held
+                otherwise.
         """
         reduced, averaged = limit_size(checkpoint, self.settings.max_state_bytes)
         self.log.checkpoints[run] = to_cpu(reduced, copy=copy)
@@ -442,7 +444,8 @@ class BackgroundEvaluations:
 def _fits_background(problem: Problem, state: State) -> bool:
     """Whether models may be evaluated while training continues.
 
-    Modules may draw random numbers, or share memory with those that are trained; linear models do neither.
+    Modules may draw random numbers, or share memory with those that are trained; linear models do
+    neither.
     """
     if not isinstance(problem, CompiledGradient) or problem.linear_data(state[0].dtype) is None:
         return False
@@ -457,7 +460,7 @@ def _copy_state(run_state: RunState) -> RunState:
 
 
 def _at_exchange(snapshot: Snapshot) -> Snapshot:
-    """The snapshot with the models of the last exchange; itself if no run is between local steps."""
+    """The snapshot with the models of the last exchange; itself without local steps."""
     world, state = snapshot.world.at_last_exchange(snapshot.state)
     if world is snapshot.world:
         return snapshot

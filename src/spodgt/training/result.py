@@ -1,8 +1,7 @@
-"""What `train` and `compare` return: the record, and what is only there in memory."""
+"""The result of `train` and `compare`: the record, and states and models in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,12 @@ from spodgt.tensors import mean
 
 @dataclass(eq=False, repr=False)
 class Result(Record):
-    """A record with the states that were kept and the draws of every seed.
+    """A record, with the draws of all seeds, and states and models.
 
     Args:
-        states: by seed, the states of the (last) method; only with `keep_states=True`.
-        draws: by seed, the network, participation and problem of the run.
-        models: by method and seed, the trained models (clients, columns).
+        states: Of all rounds of the last method, by seed, with `keep_states=True`.
+        draws: By seed.
+        models: (clients, columns) by method and seed.
     """
 
     states: dict[int, Any] = field(default_factory=dict)
@@ -36,13 +35,12 @@ class Result(Record):
     def model(
         self, method: str | None = None, seed: int | None = None, client: int | str = "average"
     ) -> nn.Module:
-        """The user's module with a trained model in it: parameters, and running statistics if there are any.
+        """The module of the problem with trained parameters and running statistics.
 
         Args:
-            method: whose model; may be left out where there is one method.
-            seed: of which run; the first unless given.
-            client: a client's name or number, or "average" (default) for the average of all clients'
-                models.
+            method: Its label; optional if there is one method.
+            seed: Of the run; the first by default.
+            client: A client's name or number, or "average" (default) for the average of all clients.
         """
         problem, x = self._trained(method, seed, client)
         return problem.module(x)
@@ -50,12 +48,12 @@ class Result(Record):
     def state_dict(
         self, method: str | None = None, seed: int | None = None, client: int | str = "average"
     ) -> dict[str, Tensor]:
-        """The tensors of a trained model by name, as `torch.nn.Module.load_state_dict` takes them.
+        """The tensors of a trained model by name, for `torch.nn.Module.load_state_dict`.
 
         Args:
-            method: as for `model`.
-            seed: as for `model`.
-            client: as for `model`.
+            method: As for `model`.
+            seed: As for `model`.
+            client: As for `model`.
         """
         problem, x = self._trained(method, seed, client)
         return problem.state_dict(x)
@@ -63,6 +61,7 @@ class Result(Record):
     def _trained(
         self, method: str | None, seed: int | None, client: int | str
     ) -> tuple[HasModel, Tensor]:
+        """The problem of a run, and its trained model."""
         names = self.algorithms
         if method is None and len(names) == 1:
             (method,) = names
@@ -70,40 +69,48 @@ class Result(Record):
             raise InvalidInput(
                 f"method={method!r} is not one of this result; choose from {', '.join(names)}."
             )
-        seed = next(iter(self.draws)) if seed is None else seed
-        if seed not in self.draws:
-            raise InvalidInput(
-                f"seed={seed!r} is not one of this result; choose from {_listed(self.draws)}."
-            )
-        problem, models = self.draws[seed].problem, self.models.get((str(method), seed))
+        draw = self._draw(seed)
+        problem = draw.problem
         if not isinstance(problem, HasModel):
             raise InvalidInput(
                 f"problem must have a torch module to give a model, got {type(problem).__name__}; "
                 "use spodgt.Learning."
             )
+        models = self.models.get((str(method), draw.seed))
         if models is None:
             raise InvalidInput(
-                f"{method} (seed {seed}) has no model: it did not reach its end; run it again."
+                f"{method} (seed {draw.seed}) has no model: it did not reach its end; run it again."
             )
         if client == "average":
             return problem, mean(models)
-        network = self.draws[seed].network
+        network = draw.network
         number = client_number(client, network.names, network.clients, "client")
         if len(models) < network.clients:
             raise InvalidInput(
-                f"client={client} is not there: clients' models of more than {MODELS // 2**20} MiB are not "
-                'kept; use client="average".'
+                f"client={client} is not there: clients' models of more than "
+                f'{MODELS // 2**20} MiB are not kept; use client="average".'
             )
         return problem, models[number]
 
+    def _draw(self, seed: int | None) -> Draw:
+        """The draw of a seed; the first if None."""
+        if seed is None:
+            return next(iter(self.draws.values()))
+        if seed not in self.draws:
+            raise InvalidInput(
+                f"seed={seed!r} is not one of this result; "
+                f"choose from {', '.join(map(str, self.draws))}."
+            )
+        return self.draws[seed]
+
     def plot(self, path: str | Path, metric: str | None = None, against: str | None = None) -> Path:
-        """Draw a metric of every method, mean and one-sigma band over seeds.
+        """Draw a metric of every method: mean over seeds, and a band of one standard deviation.
 
         Args:
-            path: the picture to write; its suffix picks the format: png, svg or pdf.
-            metric: a column of `frame`; accuracy where something is classified, else the loss, unless given.
-            against: "delay", "round" or "bytes", or, in virtual time, "seconds"; seconds where
-                there are any, else the delay, unless given.
+            path: Of the picture; its suffix is the format: png, svg or pdf.
+            metric: A column of `frame`; the primary metric by default.
+            against: "delay", "round", "bytes" or, in virtual time, "seconds"; by default seconds if
+                there are any, else the delay.
         """
         figures.check_suffix(path)
         metric = metric or self.primary_metric
@@ -112,22 +119,15 @@ class Result(Record):
         return figures.save(figure, Path(path))
 
     def plot_network(self, path: str | Path, seed: int | None = None) -> Path:
-        """Draw a network: links by p̂, clients by p.
+        """Draw a network, with the probabilities of clients (p) and links (p̂).
 
         Args:
-            path: the picture to write; its suffix picks the format: png, svg or pdf.
-            seed: whose network; the first unless given.
+            path: Of the picture; its suffix is the format: png, svg or pdf.
+            seed: Of the network; the first by default.
         """
         figures.check_suffix(path)
-        seed = next(iter(self.draws)) if seed is None else seed
-        if seed not in self.draws:
-            raise InvalidInput(
-                f"seed={seed!r} is not one of this result; choose from {_listed(self.draws)}."
-            )
-        network, available = self.draws[seed].network, self.draws[seed].availability
-        figure = figures.draw_network(network, available.p, available.p_hat, title=f"seed {seed}")
+        draw = self._draw(seed)
+        availability = draw.availability
+        title = f"seed {draw.seed}"
+        figure = figures.draw_network(draw.network, availability.p, availability.p_hat, title=title)
         return figures.save(figure, Path(path))
-
-
-def _listed(seeds: Iterable[int]) -> str:
-    return ", ".join(map(str, seeds))

@@ -44,8 +44,8 @@ def group_by_round(log: MethodLog, runs: Sequence[Run], stop: Stop) -> list[Resu
         if not set(run.algorithm.traits.state) <= checkpoint.state.keys():
             raise InvalidInput(
                 f"{log.label} cannot be extended: its states take more than "
-                f"{MAX_STATE_BYTES // 2**20} MiB, so they were not kept at its end; run it again with "
-                "the new limits in another folder."
+                f"{MAX_STATE_BYTES // 2**20} MiB, so they were not kept at its end; "
+                "run it again with the new limits in another folder."
             )
         by_round.setdefault(checkpoint.k, []).append(number)
     groups = [ResumeGroup(by_round[k], False) for k in sorted(by_round)]
@@ -55,7 +55,7 @@ def group_by_round(log: MethodLog, runs: Sequence[Run], stop: Stop) -> list[Resu
 
 
 def update_if_newer(log: MethodLog, number: int, seed: int, part: MethodLog) -> None:
-    """Take over the log of one run, as a worker saved it, unless `log` has a later checkpoint of it."""
+    """Take over the log of one run, unless `log` has a later checkpoint of it."""
     saved = part.checkpoints.get(0)
     current = log.checkpoints.get(number)
     if saved is None:
@@ -124,8 +124,8 @@ def is_extension(old: dict[str, Any], new: dict[str, Any], folder: str) -> bool:
         now = new_limits[key]
         if now is not None and now != before and (before is None or now < before):
             raise InvalidInput(
-                f"{folder} holds another run: {key} is {before!r} there and {now!r} here; a run can be "
-                "extended but not shortened, so use a later end or another folder."
+                f"{folder} holds another run: {key} is {before!r} there and {now!r} here; "
+                "a run can be extended but not shortened, so use a later end or another folder."
             )
     return old_limits != new_limits
 

@@ -1,4 +1,4 @@
-"""The tables of a record, and what tells one experiment from another when a run is resumed."""
+"""The tables of a record: evaluations, participation, clients and facts of methods."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ _PARTICIPATION = (
     "bytes",
     "root",
 )
-_MOST_LABELS = 10  # classes of a client that are listed
+_MOST_LABELS = 10  # classes that are listed for a client
 
 
 def metrics_table(rows: list[dict[str, Any]], labels: Sequence[str]) -> pd.DataFrame:
     """One row per evaluation, methods in the order of `labels`."""
     import pandas as pd
 
-    columns = list(dict.fromkeys([*_BASE, *(name for row in rows for name in row)]))
+    columns = dict.fromkeys(_BASE)  # a set in the order of insertion
+    for row in rows:
+        columns.update(dict.fromkeys(row))
     order = {label: number for number, label in enumerate(labels)}
-    frame = pd.DataFrame(rows, columns=columns)
+    rows = sorted(rows, key=lambda row: (order[row["algorithm"]], row["seed"], row["round"]))
+    frame = pd.DataFrame(rows, columns=list(columns))
     frame["algorithm"] = frame["algorithm"].astype(str)
-    return frame.sort_values(
-        ["algorithm", "seed", "round"],
-        key=lambda column: column.map(order) if column.name == "algorithm" else column,
-        ignore_index=True,
-    )
+    return frame
 
 
 def participation_table(counts: Iterable[tuple[str, Run, Tally]]) -> pd.DataFrame:
     """One row per client and per link of every run.
 
-    Columns are the probability, the number of gradients, messages and bytes, and whether a client is a root.
+    Columns are the probability, the number of gradients, messages and bytes, and whether a client
+    is a root.
 
     Args:
         counts: for every run the label of its method, the run, and what was counted.
@@ -104,39 +104,45 @@ def method_traits(batches: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, A
 
 
 def client_rows(label: str, run: Run, snapshot: RunSnapshot) -> pd.DataFrame:
-    """One row per client of a run: what it holds, and the loss and metrics of its last model."""
+    """One row per client of a run: its data, and the loss and metrics of its last model."""
     import pandas as pd
 
-    m, problem = run.network.clients, run.problem
-    table: dict[str, Any] = {"algorithm": label, "seed": run.seed, "client": np.arange(m)}
+    problem = run.problem
+    clients = run.network.clients
+    table: dict[str, Any] = {"algorithm": label, "seed": run.seed, "client": np.arange(clients)}
     if run.network.names is not None:
         table["client_name"] = list(run.network.names)
     if isinstance(problem, HasSamples):
         table["samples"] = problem.sizes()
-        if (labels := problem.labels()) is not None:
-            table["labels"] = [_counts(row) for row in labels]
+        labels = problem.labels()
+        if labels is not None:
+            table["labels"] = [_label_counts(row) for row in labels]
     if isinstance(problem, HasClientWeights) and problem.loss_scales is not None:
-        table["weight"] = problem.loss_scales / m
+        table["weight"] = problem.loss_scales / clients
     table["loss"] = snapshot.clients.loss.cpu().numpy()
-    table |= {name: values.cpu().numpy() for name, values in snapshot.clients.metrics.items()}
+    for name, values in snapshot.clients.metrics.items():
+        table[name] = values.cpu().numpy()
     return pd.DataFrame(table)
 
 
 def objective_of(problem: Problem) -> str:
-    """What all methods minimise on a problem, in words."""
+    """The objective of all methods on a problem, in words."""
     weighting = problem.weighting if isinstance(problem, HasClientWeights) else "equal"
-    by = {
+    descriptions = {
         "equal": "in which every client weighs the same",
         "samples": "weighted by their numbers of samples (client_weights='samples')",
     }
-    return f"the mean of the clients' losses, {by.get(weighting, 'weighted by the given client_weights')}"
+    description = descriptions.get(weighting, "weighted by the given client_weights")
+    return f"the mean of the clients' losses, {description}"
 
 
-def _counts(row: Ints) -> str:
-    """The classes a client holds, with how many samples: `3: 600, 7: 120`; the largest if there are many."""
-    held = [int(label) for label in np.argsort(-row, kind="stable") if row[label]]
-    shown = ", ".join(f"{label}: {row[label]}" for label in held[:_MOST_LABELS])
-    return f"{shown}, {len(held) - _MOST_LABELS} more" if len(held) > _MOST_LABELS else shown
+def _label_counts(row: Ints) -> str:
+    """The numbers of samples of a client by class, the largest first: `3: 600, 7: 120`."""
+    labels = [int(label) for label in np.argsort(-row, kind="stable") if row[label]]
+    text = ", ".join(f"{label}: {row[label]}" for label in labels[:_MOST_LABELS])
+    if len(labels) > _MOST_LABELS:
+        text += f", {len(labels) - _MOST_LABELS} more"
+    return text
 
 
 def clients_table(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:

@@ -1,8 +1,9 @@
 """Worker processes for independent runs: every run (method, seed) is computed in a forked process.
 
-A forked process shares the memory of data and models with its parent, and needs no pickling of the user's
-code. It sends evaluations, progress and checkpoints through a pipe; the parent alone writes the run folder.
-Sweeps use other processes (`spodgt.sweeps.executors`), which read their experiments from files.
+A forked process shares the memory of data and models with its parent, and needs no pickling of the
+user's code. It sends evaluations, progress and checkpoints through a pipe; the parent alone writes
+the run folder. Sweeps use other processes (`spodgt.sweeps.executors`), which read their experiments
+from files.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def count_workers(
     """The number of worker processes; 1: this process computes all runs.
 
     Args:
-        requested: the option `workers`. None: one per thread of torch if there are several runs of a
-            network on a CPU, and together they take more than some seconds.
+        requested: the option `workers`. None: one per thread of torch if there are several runs of
+            a network on a CPU, and together they take more than some seconds.
     """
     obstacle = _find_obstacle(runtime, settings)
     runs = sum(map(len, batches.values()))
@@ -92,8 +93,9 @@ def uses_one_thread(
 ) -> bool:
     """Whether torch uses one thread for every run, even in this process.
 
-    Sums of several threads differ in the last digits. With one thread, the results of networks are the same
-    for every number of workers that is requested. Compiled loops do not depend on the number of threads.
+    Sums of several threads differ in the last digits. With one thread, the results of networks are
+    the same for every number of workers that is requested. Compiled loops do not depend on the
+    number of threads.
     """
     if requested is None or settings.device.type != "cpu":
         return False
@@ -195,7 +197,7 @@ class WorkerPool:
         return logs
 
     def _create_jobs(self, labels: Sequence[str], logs: Path) -> None:
-        """Create a job for every run, and write the checkpoint of every run to a file of its own."""
+        """Create a job for every run, and write its checkpoint to a file of its own."""
         executor = self.executor
         for label in labels:
             runs = executor.batches[label]
@@ -311,7 +313,8 @@ class WorkerPool:
         if code == -signal.SIGKILL:
             cause += " (often out of memory: use fewer workers)"
         raise Failed(
-            f"the worker of {job.name} ended with {cause}; see {job.log_file}, and run again with --resume."
+            f"the worker of {job.name} ended with {cause}; see {job.log_file}, "
+            "and run again with --resume."
         )
 
     def _stop_workers(self) -> None:
@@ -335,7 +338,7 @@ class WorkerPool:
         self.running.clear()
 
     def _show_progress(self, label: str) -> None:
-        """Report the progress of a method: means over its runs, and the round of the slowest run."""
+        """Report the progress of a method: means over runs, and the round of the slowest."""
         show = self.executor.settings.progress
         if show is None:
             return
@@ -398,7 +401,7 @@ class Worker:
 
     def _open_log_file(self) -> None:
         """Redirect the output of this process; locks of the parent's streams may be held."""
-        file = open(self.log_file, "w", encoding="utf-8", buffering=1)  # noqa: SIM115 (until the end)
+        file = self.log_file.open("w", encoding="utf-8", buffering=1)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         sys.stdout = file
