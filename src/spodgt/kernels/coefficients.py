@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -46,7 +46,7 @@ class _Inputs:
 
     members: Mapping[str, Array]  # of the round: (rounds or 1, clients), or (clients,)
     fields: Mapping[str, Floats] = field(default_factory=dict)  # (clients,) narrow fields
-    weights: tuple[Floats, ...] = ()  # (links,) of each matrix, zero for inactive links
+    weights: Sequence[Floats] = ()  # (links,) of each matrix, zero for inactive links
 
 
 @dataclass(eq=False)
@@ -114,9 +114,11 @@ class CoefficientTables:
         rounds = len(activity.cost)
         fields = {name: tensor.numpy()[:, 0].astype(np.float64) for name, tensor in narrow.items()}
         factors = np.empty((rounds, len(self.program.coefficients), len(self.batch.p)), self.dtype)
+        weights = self.weights(activity)
+        active = self.active(activity)
         for r in range(rounds):
             members = {name: _of_round(values, r) for name, values in inputs.members.items()}
-            here = _Inputs(members, fields, self._weights_of_round(activity, r))
+            here = _Inputs(members, fields, _active_weights(weights, active, r))
             for number, column in enumerate(self.program.coefficients):
                 factors[r, number] = self._value(column, here)
             fields = {
@@ -214,16 +216,16 @@ class CoefficientTables:
             return np.stack([pull, push])
         return pull[None]
 
-    def _weights_of_round(self, activity: Activity, r: int) -> tuple[Floats, ...]:
-        """(links,) of each matrix, zero for inactive links."""
-        active = self.active(activity)
-        weights = []
-        for matrix, values in enumerate(self.weights(activity)):
-            is_active = active[-1 if matrix == PUSH else 0, r]
-            weights.append(_of_round(values, r) * is_active)
-        return tuple(weights)
-
 
 def _of_round(values: Array, r: int) -> Array:
     """Row r, or the only row of values that are the same in all rounds."""
     return values[min(r, len(values) - 1)]  # type: ignore[no-any-return]
+
+
+def _active_weights(weights: Floats, active: Bools, r: int) -> list[Floats]:
+    """(links,) weights of each matrix in round r, zero for inactive links."""
+    result = []
+    for matrix, values in enumerate(weights):
+        is_active = active[-1 if matrix == PUSH else 0, r]
+        result.append(_of_round(values, r) * is_active)
+    return result

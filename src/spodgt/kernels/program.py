@@ -50,24 +50,21 @@ class Operation(NamedTuple):
     side: int = 0
 
 
-class OperationTable(NamedTuple):
-    """Operations as arrays, one entry per operation; see `Operation`."""
+# Columns of a table of operations. (A NamedTuple of arrays is slower: loops pass it by value.)
+KIND = Operation._fields.index("kind")
+TARGET = Operation._fields.index("target")
+GUARD = Operation._fields.index("guard")
+SOURCE = Operation._fields.index("source")
+MATRIX = Operation._fields.index("matrix")
+FIRST = Operation._fields.index("first")
+END = Operation._fields.index("end")
+MASK = Operation._fields.index("mask")
+SIDE = Operation._fields.index("side")
 
-    kind: Ints
-    target: Ints
-    guard: Ints
-    source: Ints
-    matrix: Ints
-    first: Ints
-    end: Ints
-    mask: Ints
-    side: Ints
 
-    @classmethod
-    def create(cls, operations: list[Operation]) -> OperationTable:
-        """The table of some operations, which may be none."""
-        table = np.array(operations, np.int64).reshape(-1, len(cls._fields))
-        return cls(*np.ascontiguousarray(table.T))
+def _table(operations: list[Operation]) -> Ints:
+    """(operations, fields)."""
+    return np.array(operations, np.int64).reshape(-1, len(Operation._fields))
 
 
 @dataclass(eq=False)
@@ -84,8 +81,8 @@ class Program:
     blocks: int = 0  # registers with a block of columns of all clients
     rows: int = 1  # registers with the row of one client; the first is the gradient
     gradient_at: int = 0  # register of the models at which gradients are taken
-    before: OperationTable = field(default_factory=lambda: OperationTable.create([]))
-    after: OperationTable = field(default_factory=lambda: OperationTable.create([]))
+    before: Ints = field(default_factory=lambda: _table([]))  # operations before the gradient
+    after: Ints = field(default_factory=lambda: _table([]))  # and after it
     terms: Ints = field(default_factory=lambda: np.zeros((0, 2), np.int64))  # register, coefficient
     coefficients: list[Column] = field(default_factory=list)
     masks: list[Column] = field(default_factory=lambda: [TracedRound.computes])
@@ -217,10 +214,10 @@ class _Assembler:
         """Fill in the program."""
         homes = self._lasting_registers()
         before = self._operations_before(homes, self._guards(homes))
-        self.program.before = OperationTable.create(before)
+        self.program.before = _table(before)
         self.program.gradient_at = self.register[self.gradient_point]
         self.register[self.graph.gradient] = self.program.lasting
-        self.program.after = OperationTable.create(self._operations_after())
+        self.program.after = _table(self._operations_after())
         self.program.terms = np.array(self.emitter.terms, np.int64).reshape(-1, 2)
 
     # --- registers -------------------------------------------------------------------------------

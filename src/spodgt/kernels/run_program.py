@@ -18,7 +18,21 @@ from spodgt.kernels.mixing import (
     mix_differences,
     select_links,
 )
-from spodgt.kernels.program import MATRICES, MIX, NO_MASK, SUM, OperationTable
+from spodgt.kernels.program import (
+    END,
+    FIRST,
+    GUARD,
+    KIND,
+    MASK,
+    MATRICES,
+    MATRIX,
+    MIX,
+    NO_MASK,
+    SIDE,
+    SOURCE,
+    SUM,
+    TARGET,
+)
 from spodgt.kernels.tracing import PUSH
 from spodgt.problems.gradients.linear_model import (
     UINT,
@@ -33,8 +47,8 @@ from spodgt.types import Array, Bools, Floats, Ints, Words
 class Operations(NamedTuple):
     """The program of a round, as loops read it; see `program.Program`."""
 
-    before: OperationTable
-    after: OperationTable
+    before: Ints  # (operations, fields of `Operation`)
+    after: Ints
     terms: Ints  # (terms, 2)
     uses_matrix: Bools  # (matrices,) mixing matrices of rows
     gradient_at: int  # register
@@ -216,11 +230,11 @@ def _run_before(memory, r, width, operations, coefficients):  # type: ignore[no-
     masks = coefficients.masks[r]
     for left in range(0, width, operations.columns):
         size = UINT(min(operations.columns, width - left))
-        for n in range(len(table.kind)):
-            guard = table.guard[n]
+        for n in range(len(table)):
+            guard = table[n, GUARD]
             if guard != NO_MASK and not coefficients.any_masks[r, guard]:
                 continue
-            if table.kind[n] != SUM:
+            if table[n, KIND] != SUM:
                 _mix(memory, table, n, UINT(left), size)
                 continue
             for i in range(len(memory.diagonal)):
@@ -243,14 +257,14 @@ def _mix(memory, table, n, left, size):  # type: ignore[no-untyped-def]
     """Run the mixing operation n in `size` columns from `left` on."""
     numbers = memory.numbers
     registers = memory.before
-    s = table.source[n]
-    t = table.target[n]
+    s = table[n, SOURCE]
+    t = table[n, TARGET]
     source = registers.starts[s] + left * registers.shifts[s], registers.strides[s]
     target = registers.starts[t] + left * registers.shifts[t], registers.strides[t]
-    begins = memory.begins[table.matrix[n]]
-    senders = memory.senders[table.matrix[n]]
-    entries = memory.entries[table.matrix[n]]
-    if table.kind[n] == MIX:
+    begins = memory.begins[table[n, MATRIX]]
+    senders = memory.senders[table[n, MATRIX]]
+    entries = memory.entries[table[n, MATRIX]]
+    if table[n, KIND] == MIX:
         mix_columns(numbers, source, numbers, target, begins, senders, entries, size)
     else:
         mix_differences(numbers, source, numbers, target, begins, senders, entries, size)
@@ -262,7 +276,7 @@ def _run_after(memory, r, i, width, operations, coefficients):  # type: ignore[n
     factors = coefficients.factors[min(r, len(coefficients.factors) - 1)]
     masks = coefficients.masks[r]
     table = operations.after
-    for n in range(len(table.kind)):
+    for n in range(len(table)):
         _combine(
             memory.numbers,
             memory.after,
@@ -290,12 +304,12 @@ def _combine(numbers, registers, table, n, terms, factors, masks, i, left, size)
 
     If the target is one of its own terms, it is the first one (`program` sorts them).
     """
-    mask = table.mask[n]
-    if mask != NO_MASK and masks[mask, i] != (table.side[n] == 1):
+    mask = table[n, MASK]
+    if mask != NO_MASK and masks[mask, i] != (table[n, SIDE] == 1):
         return
-    to = _address(registers, table.target[n], i, left)
-    first = table.first[n]
-    end = table.end[n]
+    to = _address(registers, table[n, TARGET], i, left)
+    first = table[n, FIRST]
+    end = table[n, END]
     if end == first:
         for c in range(size):
             numbers[to + c] = 0
