@@ -1,128 +1,79 @@
-"""Decentralized federated learning over directed graphs, when clients and links come and go.
+"""Decentralized federated learning over directed graphs with intermittent clients and links.
 
-Public names are loaded when they are first used: importing the package itself costs nothing.
+Public names are imported on first use, so that importing the package itself is fast. Their types are
+in `__init__.pyi`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module, metadata
-from typing import TYPE_CHECKING
 
 from spodgt._util.deprecation import renamed_attribute
 
-if TYPE_CHECKING:
-    from spodgt import problems
-    from spodgt.algorithms import ALGORITHMS, method, register
-    from spodgt.algorithms.ab_push_pull import ABPushPull
-    from spodgt.algorithms.g_push_pull import GPushPull
-    from spodgt.algorithms.k_gt import KGT
-    from spodgt.algorithms.spod_gt import SpodGT
-    from spodgt.algorithms.spod_gt_importance import SpodGTImportance
-    from spodgt.algorithms.spod_gt_memory import SpodGTMemory
-    from spodgt.algorithms.sporadic_k_gt import SporadicKGT
-    from spodgt.experiment import Experiment
-    from spodgt.network import Network, graphs
-    from spodgt.participation import (
-        Always,
-        Bernoulli,
-        Beta,
-        Bursts,
-        DayNight,
-        EveryK,
-        GilbertElliott,
-        Intersection,
-        Markov,
-        OneLink,
-        Outages,
-        Trace,
-    )
-    from spodgt.problems import Learning, Quadratic
-    from spodgt.runtimes.events.durations import Time
-    from spodgt.sweeps.api import sweep
-    from spodgt.sweeps.tune import Search, tune
-    from spodgt.training import Result, compare, loggers, run, train
-
 _MODULES = {
+    "errors": "spodgt.errors",
+    "figures": "spodgt.figures",
     "graphs": "spodgt.network.graphs",
     "loggers": "spodgt.training.loggers",
+    "partitions": "spodgt.problems.data.partitions",
     "problems": "spodgt.problems",
+    "theory": "spodgt.theory",
 }
 _NAMES = {
-    "spodgt.algorithms": ("ALGORITHMS", "method", "register"),
-    "spodgt.algorithms.ab_push_pull": ("ABPushPull",),
-    "spodgt.algorithms.g_push_pull": ("GPushPull",),
-    "spodgt.algorithms.k_gt": ("KGT",),
-    "spodgt.algorithms.spod_gt": ("SpodGT",),
-    "spodgt.algorithms.spod_gt_importance": ("SpodGTImportance",),
-    "spodgt.algorithms.spod_gt_memory": ("SpodGTMemory",),
-    "spodgt.algorithms.sporadic_k_gt": ("SporadicKGT",),
-    "spodgt.experiment": ("Experiment",),
-    "spodgt.network": ("Network",),
+    "spodgt.algorithms": "ALGORITHMS Algorithm method register",
+    "spodgt.experiment": "Experiment",
+    "spodgt.network": "GraphFile Network",
     "spodgt.participation": (
-        "Always",
-        "Bernoulli",
-        "Beta",
-        "Bursts",
-        "DayNight",
-        "EveryK",
-        "GilbertElliott",
-        "Markov",
-        "OneLink",
-        "Outages",
-        "Intersection",
-        "Trace",
+        "Always Bernoulli Beta Bursts DayNight EveryK GilbertElliott Intersection Markov OneLink "
+        "Outages Participation Trace TraceFile"
     ),
-    "spodgt.problems": ("Learning", "Quadratic"),
-    "spodgt.runtimes.events.durations": ("Time",),
-    "spodgt.sweeps.tune": ("Search", "tune"),
-    "spodgt.sweeps.api": ("sweep",),
-    "spodgt.training": ("Result", "compare", "run", "train"),
+    "spodgt.problems": "Learning Quadratic",
+    "spodgt.runtimes.events.durations": "Time",
+    "spodgt.sweeps.api": "sweep",
+    "spodgt.sweeps.tune": "Search tune",
+    "spodgt.training": "Result compare run train",
+}
+_METHODS = {  # the class of each method in `spodgt.algorithms`, by its module
+    "ab": "AB",
+    "ab_push_pull": "ABPushPull",
+    "ad_psgd": "ADPSGD",
+    "asy_sonata": "AsySONATA",
+    "d2": "D2",
+    "dfedavg": "DFedAvg",
+    "diging": "DIGing",
+    "dsgd": "DSGD",
+    "dspodfl": "DSpodFL",
+    "extra": "Extra",
+    "fedavg": "FedAvg",
+    "frost": "Frost",
+    "g_push_pull": "GPushPull",
+    "gossip": "Gossip",
+    "gossip_push_pull": "GossipPushPull",
+    "gsgt": "GSGT",
+    "gt_dsgd": "GTDSGD",
+    "k_gt": "KGT",
+    "mifa": "MIFA",
+    "next": "Next",
+    "osgp": "OSGP",
+    "push_diging": "PushDIGing",
+    "push_pull": "PushPull",
+    "relay": "Relay",
+    "relay_sum": "RelaySum",
+    "sgd": "SGD",
+    "sgp": "SGP",
+    "spod_gt": "SpodGT",
+    "spod_gt_importance": "SpodGTImportance",
+    "spod_gt_memory": "SpodGTMemory",
+    "sporadic_k_gt": "SporadicKGT",
+    "subgradient_push": "SubgradientPush",
 }
 _RENAMED = {"Together": "spodgt.participation.Intersection"}
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = [
-    "ALGORITHMS",
-    "KGT",
-    "ABPushPull",
-    "Always",
-    "Bernoulli",
-    "Beta",
-    "Bursts",
-    "DayNight",
-    "EveryK",
-    "Experiment",
-    "GPushPull",
-    "GilbertElliott",
-    "Intersection",
-    "Learning",
-    "Markov",
-    "Network",
-    "OneLink",
-    "Outages",
-    "Quadratic",
-    "Result",
-    "Search",
-    "SpodGT",
-    "SpodGTImportance",
-    "SpodGTMemory",
-    "SporadicKGT",
-    "Time",
-    "Trace",
-    "compare",
-    "graphs",
-    "loggers",
-    "method",
-    "problems",
-    "register",
-    "run",
-    "sweep",
-    "train",
-    "tune",
-]
+_MODULE_OF = {name: f"spodgt.algorithms.{module}" for module, name in _METHODS.items()}
+for _module, _names in _NAMES.items():
+    _MODULE_OF.update(dict.fromkeys(_names.split(), _module))
 
-
-__version__: str  # of the installed package
+__all__ = sorted([*_MODULES, *_MODULE_OF])  # noqa: PLE0605 - listed in the stub
 
 
 def __getattr__(name: str) -> object:
@@ -130,8 +81,8 @@ def __getattr__(name: str) -> object:
         value: object = metadata.version("spodgt")
     elif name in _MODULES:
         value = import_module(_MODULES[name])
-    elif name in _HOME:
-        value = getattr(import_module(_HOME[name]), name)
+    elif name in _MODULE_OF:
+        value = getattr(import_module(_MODULE_OF[name]), name)
     else:
         return renamed_attribute(__name__, name, _RENAMED)
     globals()[name] = value
@@ -139,4 +90,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*__all__, "__version__"]

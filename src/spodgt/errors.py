@@ -17,6 +17,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+__all__ = [
+    "DivergenceWarning",
+    "Failed",
+    "Incompatible",
+    "InvalidConfig",
+    "InvalidData",
+    "InvalidInput",
+    "InvalidNetwork",
+    "SpodgtError",
+    "StalledWarning",
+    "UnusedDataWarning",
+]
+
 
 class SpodgtError(Exception):
     """Base of every error raised on purpose."""

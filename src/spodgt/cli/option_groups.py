@@ -30,8 +30,8 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Expand the dataclass parameters of a command into options, for typer.
 
     A field is an option if its annotation has a help text, `Annotated[int, "Stop after …"]`, or a
-    typer option, `Annotated[int, typer.Option(…)]`; other fields keep their defaults. Fields whose
-    type typer cannot parse have a `TextOption` in the annotation of the command's parameter:
+    typer option, `Annotated[int, typer.Option(…)]`; other fields keep their defaults. Fields of
+    types that typer cannot parse have a `TextOption` in the annotation of the command's parameter:
     `Annotated[Deployment, {"names": TextOption(split_commas)}]`.
     """
     # `get_type_hints` of Python 3.10 loses annotations of parameters that default to None

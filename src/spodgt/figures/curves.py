@@ -35,7 +35,7 @@ _KEY_LABELS = {
     "problem.partition.labels": "labels per client",
     "network.radius": "radius of the graph",
     "network.clients": "clients",
-    "run.step_size": "learning rate",
+    "run.step_size": "step size",
 }
 _SIDE_LEGEND: dict[str, Any] = {
     "fontsize": 9,

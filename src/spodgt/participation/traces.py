@@ -377,7 +377,11 @@ class TraceFile:
         return self.trace.draw(network, seed)
 
     def convert(self, table: pd.DataFrame) -> Trace:
-        """Convert a log to a trace."""
+        """Convert a log to a trace.
+
+        Args:
+            table: The log.
+        """
         reader = LogReader(self.path, self.round_length, self.start, self.end, self.cover)
         recorded = reader.read(table)
         if self.computes != _RECORDED and len(recorded.recorded_clients):

@@ -176,7 +176,7 @@ def difference_table(last: pd.DataFrame, reference: str) -> Table | None:
     note = (
         "Differences of the last models within a seed: same network, clients and data. "
         f"Above zero, {reference} is better. Student's interval over seeds; where it contains zero, "
-        "the question is open."
+        "the comparison is inconclusive."
     )
     return Table(heads, rows, note=note)
 

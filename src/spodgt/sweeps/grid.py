@@ -3,7 +3,7 @@
     title = "Fashion-MNIST: radius"        title of the report
     figure = "3b"                          number of the figure in the paper
     paper = "…"                            statement of the paper about it
-    base = "fmnist-noniid"                 file in the same folder whose config is the base
+    base = "fmnist-noniid"                 file in the same folder with the base config
     [run] [network] [participation] [problem]   differences from the base, as in any config
     [sweep]
     "network.radius" = [0.3, 0.4, 0.5]     config keys and their values; several keys form a grid

@@ -86,7 +86,7 @@ class Candidate:
         """The method with the values of this candidate, as a table of a config.
 
         Args:
-            method: The method whose step size is replaced.
+            method: The method; its step size is replaced.
             vary: The varied field; "" for none.
             budget: The fraction of the experiment that is run. The rounds of a cosine schedule and
                 of a warm-up are shortened to it, so that short runs cover the whole schedule.

@@ -14,7 +14,7 @@ from spodgt.types import Floats
 
 @dataclass(frozen=True)
 class Condition:
-    """One inequality value <= limit. `factor` = value / limit: above one it is missed by that factor."""
+    """One inequality value <= limit, with factor = value / limit (above one if it is missed)."""
 
     about: str  # links, clients, batches, step size, …
     formula: str  # in the names of `Constants`

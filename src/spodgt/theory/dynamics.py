@@ -91,7 +91,7 @@ class Dynamics:
 
     @cached_property
     def limit(self) -> Floats:
-        """(n,) minimiser of Σ μ_i F_i: the fixed point of the mean dynamics, for every small step size."""
+        """(n,) minimiser of Σ μ_i F_i: the fixed point of the mean dynamics."""
         return self._minimiser(self.mean_weight)
 
     @property
@@ -133,14 +133,14 @@ class Dynamics:
         return self.variance(step_size) + float(self.bias @ self.bias)
 
     def curve(self, step_size: ArrayLike, x0: ArrayLike, rounds: int) -> Floats:
-        """(rounds + 1,) exact E‖x_k - optimum‖² / clients from the models `x0`, (n,) or (clients, n)."""
+        """(rounds + 1,) exact E‖x_k - optimum‖² / clients from models `x0`, (n,) or (clients, n)."""
         m, n = self.c.shape
         x = np.broadcast_to(np.asarray(x0, dtype=np.float64).reshape(-1, n), (m, n))
         parts = (_Part(self, step_size, own) for same in self._alike for own in same)
         return np.asarray(np.sum([part.curve(x, rounds) for part in parts], axis=0))
 
     def largest_stable_step(self, tolerance: float = 1e-5) -> float:
-        """The common step size at which the mean-square radius reaches one, with a relative `tolerance`."""
+        """The common step size with mean-square radius one, with a relative `tolerance`."""
 
         def log_radius(log_step: float) -> float:  # logarithms: radii grow steeply above the limit
             return float(np.log(max(self.mean_square_radius(np.exp(log_step)), 1e-300)))
@@ -156,7 +156,7 @@ class Dynamics:
         return float(np.exp(brentq(log_radius, low, high, xtol=tolerance)))
 
     def fastest_step(self, largest: float | None = None) -> float:
-        """The step size with the smallest mean-square radius; `largest` is the largest stable one."""
+        """The step size with the smallest mean-square radius; `largest`: the largest stable one."""
         top = float(np.log(largest or self.largest_stable_step()))
         found = minimize_scalar(
             lambda u: self.mean_square_radius(np.exp(u)),
@@ -181,7 +181,7 @@ class Dynamics:
 
 
 class _Part:
-    """The recursion on some coordinates, as two stages on (x, z[, h], 1); the 1 is for constants."""
+    """The recursion on some coordinates, as two stages on (x, z[, h], 1); 1 is for constants."""
 
     def __init__(self, dynamics: Dynamics, step_size: ArrayLike, coordinates: Ints) -> None:
         m, n = self.m, self.n = dynamics.network.clients, len(coordinates)
@@ -234,7 +234,7 @@ class _Part:
         return Stage(csr_matrix(mean), (idle, noise))
 
     def _links(self, eta: Floats) -> Stage:
-        """(x, y, g, 1) -> (x⁺, z⁺[, h⁺], 1) by the draw of the links, the same for A^(k) and B^(k)."""
+        """(x, y, g, 1) -> (x⁺, z⁺[, h⁺], 1) by one draw of the links for A^(k) and B^(k)."""
         network = self.dynamics.network
         p_hat = self.dynamics.p_hat
         x = self.x
@@ -295,7 +295,7 @@ class _Part:
         return spectral_radius(self.homogeneous, start)
 
     def source(self) -> Floats:
-        """The addition of a round to E[ssᵀ] at stationarity: E[s] = 0, so only the constant's square."""
+        """The addition of a round to E[ssᵀ] at stationarity (E[s] = 0): the constant's square."""
         constant = np.zeros((self.states + 1, self.states + 1))
         constant[-1, -1] = 1
         return self.second_moment(constant)[:-1, :-1]

@@ -25,7 +25,7 @@ from spodgt.types import Floats, Problem
 
 LETTERS = {"L": "L", "sigma0": "σ₀", "sigma1": "σ₁", "delta0": "δ₀", "delta1": "δ₁"}
 Method = Literal["exact", "power iteration", "secants"]
-ENDLESS = 1e15  # samples of a client whose noise is drawn afresh: (1 - B/D)/B is one for B = 1
+ENDLESS = 1e15  # samples of a client with independent noise: (1 - B/D)/B is one for B = 1
 _BOOTSTRAP_SAMPLES = 400  # bootstrap samples
 _BLOCK_NUMBERS = 2**23  # in one block of single-sample gradients
 _MIN_SECANT = 1e-3  # of the longest one: shorter secants are rounding error
@@ -122,7 +122,7 @@ def estimate(
 
 # --- quadratics ---
 def _exact(problem: Quadratic, start: Tensor) -> Estimates:
-    """With ∇F_i = M_i ∇F + d_i, M_i = H_i H⁻¹: δ₁² = 2‖M_i‖² and the smallest δ₀ that goes with it."""
+    """With ∇F_i = M_i ∇F + d_i, M_i = H_i H⁻¹: δ₁² = 2‖M_i‖² and the smallest δ₀ for it."""
     H = problem.H.double().cpu().numpy()
     c = problem.c.double().cpu().numpy()
     m, n = c.shape
@@ -244,7 +244,7 @@ class _Descent:
         return float(losses.double().mean()), g
 
     def _variances(self, x: Tensor, k: int) -> Floats:
-        """(clients,) variance of the gradient of one sample, with the divisor D - 1 of (1 - B/D)/B."""
+        """(clients,) variance of single-sample gradients, with the divisor D - 1 of (1 - B/D)/B."""
         problem = self.problem
         variances = np.zeros(len(self.all_clients))
         draw = rng.generator(self.seed, "estimates", k)
@@ -271,7 +271,7 @@ class _Descent:
     def _fit(
         self, square: Floats, response: Floats, stream: str
     ) -> tuple[Estimate, Estimate, Floats]:
-        """response ≈ a + b ‖∇F‖² with a, b >= 0 for every client; intervals of 95 % by resampling points."""
+        """response ≈ a + b ‖∇F‖² with a, b >= 0 per client; 95 % intervals by resampling points."""
         values = fit(square, response)
         draw = rng.generator(self.seed, f"estimates:{stream}")
         n = len(square)
@@ -307,7 +307,7 @@ class _Descent:
         return Estimate(L, low, high), "power iteration"
 
     def _secants(self, xs: list[Tensor], gradients: list[Tensor]) -> Estimate:
-        """Largest ‖∇F_i(x) - ∇F_i(x')‖ / ‖x - x'‖ over pairs; the interval is from the median to ∞."""
+        """Largest ‖∇F_i(x) - ∇F_i(x')‖ / ‖x - x'‖ over pairs; interval: median to ∞."""
         pairs = list(itertools.combinations(zip(xs, gradients, strict=True), 2))
         distance = np.array([float((y.double() - x.double()).norm()) for (x, _), (y, _) in pairs])
         enough = distance > _MIN_SECANT * distance.max(initial=0.0)
@@ -325,7 +325,7 @@ class _Descent:
 
 
 def fit(square: Floats, response: Floats) -> tuple[Floats, Floats]:
-    """Non-negative least squares of response (…, points) on (1, square): two unknowns, so in closed form."""
+    """Non-negative least squares of response (…, points) on (1, square), in closed form."""
     x, y = np.broadcast_arrays(square, response)
     mean_x = x.mean(-1)
     mean_y = y.mean(-1)

@@ -114,7 +114,7 @@ def expected_matrices(
 
 
 def perron_vectors(network: Network, p_hat: ArrayLike = 1.0) -> tuple[Floats, Floats]:
-    """Return φ̂ with φ̂ᵀÂ = φ̂ᵀ and π̂ with B̂π̂ = π̂ (eqn:eigenvectors), (clients,), positive with sum one.
+    """Return φ̂ with φ̂ᵀÂ = φ̂ᵀ and π̂ with B̂π̂ = π̂ (eqn:eigenvectors), (clients,), with sum one.
 
     ‖φ̂ᵀÂ - φ̂ᵀ‖₁ and ‖B̂π̂ - π̂‖₁ stay below 1e-14, also for sparse networks of 10⁴ clients.
 
@@ -149,7 +149,7 @@ def _stationary(m: int, source: Ints, target: Ints, weight: Floats) -> Floats:
 
 
 def _eliminate(m: int, source: Ints, target: Ints, weight: Floats) -> Floats:
-    """Grassmann-Taksar-Heyman elimination: no subtraction, so every entry is right to a few ulps."""
+    """Grassmann-Taksar-Heyman elimination: no subtraction, so errors are a few ulps."""
     P = np.zeros((m, m))
     np.add.at(P, (source, target), weight)
     for n in range(m - 1, 0, -1):
@@ -168,7 +168,7 @@ def _eliminate(m: int, source: Ints, target: Ints, weight: Floats) -> Floats:
 
 
 def _factorise(m: int, P_T: sparse.csr_matrix) -> Floats:
-    """The slowly mixing sparse case: fix law[0] = 1 and solve the rest, an M-matrix that needs no pivots."""
+    """The slowly mixing sparse case: fix law[0] = 1 and solve the rest (an M-matrix, no pivots)."""
     system = sparse.identity(m, format="csc") - P_T.tocsc()
     lu = splu(
         system[1:, 1:],
@@ -234,7 +234,7 @@ def edge_utility(network: Network) -> EdgeUtility:
 
 
 def doubly_stochasticable(network: Network, self_loops: bool = True) -> bool:
-    """Return whether some positive weights on exactly these links make the matrix doubly stochastic.
+    """Return whether positive weights on exactly these links can be doubly stochastic.
 
     By the theorem of Perfect and Mirsky this requires total support: every link must lie on a set
     of disjoint cycles through all clients. With self-loops that is strong connectivity: close the

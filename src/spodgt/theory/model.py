@@ -1,4 +1,4 @@
-"""Quadratics on which the dynamics of an experiment are exact: the problem itself, or a model of it."""
+"""Quadratics with exact dynamics: the problem itself, or a model of it."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _power_iteration(apply: Map, start: Floats) -> float:
 
 
 def stationary_moment(apply: Map, source: Floats) -> Floats:
-    """The fixed point S = apply(S) + source of a map whose spectral radius is below one."""
+    """The fixed point S = apply(S) + source of a map with a spectral radius below one."""
     upper = np.triu_indices(len(source))
     operator = _on_triangles(lambda S: S - apply(S), upper)
     constant = source[upper]

@@ -76,8 +76,8 @@ def setting(draw: Draw, step_size: ArrayLike | Tensor | Schedule, rounds: int) -
     clients = draw.network.clients
     if clients > MAX_CLIENTS:
         raise InvalidInput(
-            f"network.clients must be at most {MAX_CLIENTS}, because K(G) takes links times clients² steps, "
-            f"got {clients}; use network.clients={MAX_CLIENTS}."
+            f"network.clients must be at most {MAX_CLIENTS}, because K(G) takes links times "
+            f"clients² steps, got {clients}; use network.clients={MAX_CLIENTS}."
         )
     if rounds < 1:
         raise InvalidInput(f"rounds must be at least 1, got {rounds}; use rounds=1000.")
@@ -312,7 +312,7 @@ def _stationary_noise(dynamics: Dynamics, step_size: Floats) -> float:
 
 
 def _rounds_per_decade(rate: float) -> float:
-    """Rounds for a 10× reduction of a root mean square whose square falls by `rate` a round."""
+    """Rounds for a 10× reduction of a root mean square; the square falls by `rate` a round."""
     if rate >= 1:
         return math.inf
     return math.log(100) / -math.log(rate) if rate > 0 else 0.0

@@ -1,6 +1,6 @@
-"""Three spirals, told apart by a small network; each client holds some of the points.
+"""Three spirals, classified by a small network; each client holds some of the points.
 
-Change this file into your own problem: all that spodgt asks for is a function that returns a
+Change this file into your own problem: it needs a function that returns a
 `spodgt.Learning`. Its parameters are keys of [problem.arguments] in experiment.toml; `clients` is
 given by the network. Every process builds the problem for itself, from the same random state: all
 get the same one.

@@ -20,6 +20,8 @@ from spodgt.errors import InvalidData, InvalidInput, UnusedDataWarning
 from spodgt.rng import generator
 from spodgt.validation import Field, FieldHint, Number, Whole, recipe
 
+__all__ = ["IID", "BySpeaker", "Dirichlet", "Explicit", "LabelsPerClient", "Partition"]
+
 Indices = NDArray[np.int64]
 
 _DRAWS = 1_000  # attempts at a Dirichlet deal in which every client has the minimum
@@ -164,7 +166,11 @@ def _indices(given: Iterable[Iterable[SupportsIndex]]) -> tuple[tuple[int, ...],
 
 @recipe(InvalidData, PARTITIONS)
 class Explicit:
-    """The samples of every client, given: `Explicit([[0, 2], [1]])`; the seed changes nothing."""
+    """Given samples of each client: `Explicit([[0, 2], [1]])`; the same for every seed.
+
+    Args:
+        indices: One list of sample indices per client.
+    """
 
     name: ClassVar[str] = "explicit"
     indices: Annotated[

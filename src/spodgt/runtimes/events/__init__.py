@@ -1,1 +1,1 @@
-"""Virtual time: an event-driven runtime in which gradients and messages take seconds."""
+"""Discrete-event simulation ("virtual time"): gradients and messages take seconds of a simulated clock."""
