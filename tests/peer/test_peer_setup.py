@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import io
 import json
@@ -861,3 +862,15 @@ def test_gradients_of_peers_have_the_weight_of_their_client(
             InvalidInput, match="client_weights='samples' needs the samples of all clients"
         ):
             folders.plan(named_config(tmp_path, weights="samples", alone=True), names)
+
+
+def test_a_certificate_with_a_damaged_key_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    create(tmp_path / "run", Experiment.parse(CONFIG))
+    home = folders.issue(tmp_path / "run", "p0")
+    first, *body, last = (home / "cert.pem").read_text().strip().splitlines()
+    der = bytearray(base64.b64decode("".join(body)))
+    der[der.index(b"\x03\x42\x00\x04") + 20] ^= 1  # the point is not on the curve any more
+    text = base64.encodebytes(bytes(der)).decode()
+    (home / "cert.pem").write_text(f"{first}\n{text}{last}\n")
+    with pytest.raises(InvalidInput, match="do not belong to each other"):
+        Peer(home, "p0", Options(durability="process"))

@@ -32,7 +32,7 @@ def changed(manifest: Manifest, change: Change) -> Manifest:
         links[ends] = from_table(Link, {**old, **table, **named}, "link")
     for ends in change.unlinked:
         del links[ends]
-    for key in ("rounds_per_second", "max_alone"):
+    for key in ("rounds_per_second", "max_alone", "rounds"):
         value = vars(change)[key]
         if value is not None and not value >= 0:
             raise InvalidInput(f"{key} must be at least 0, got {value}; use 0.")
@@ -47,6 +47,7 @@ def changed(manifest: Manifest, change: Change) -> Manifest:
         rounds_per_second=manifest.rounds_per_second if rate is None else rate,
         max_alone=manifest.max_alone if alone is None else alone,
         root=manifest.root if change.root is None else change.root,
+        rounds=manifest.rounds if change.rounds is None else change.rounds,
     )
     if after == manifest:
         raise InvalidInput("nothing would change; give another value.")

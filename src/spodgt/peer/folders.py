@@ -116,6 +116,7 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         divided_into=parts,
         rounds_per_second=deployment.rounds_per_second,
         max_alone=deployment.max_alone,
+        rounds=deployment.rounds,
     )
 
 

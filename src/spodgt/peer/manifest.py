@@ -130,13 +130,15 @@ class Manifest:
     rounds_per_second: Number = 0.0  # 0: as fast as the device can
     max_alone: Whole = 200  # rounds without news after which a client waits; 0: never
     root: str = ""  # who leads, if the method has a root
+    rounds: Whole = 0  # local rounds that each client makes; 0: until it is stopped
 
     # --- text ------------------------------------------------------------------------------------
     def to_text(self) -> bytes:
         body = {"format": FORMAT, **asdict(self)}
         body["method"] = {key: value for key, value in body["method"].items() if value != {}}
-        if not self.root:
-            del body["root"]  # the release before does not know it
+        for key in ("root", "rounds"):
+            if not body[key]:
+                del body[key]  # the release before does not know it
         return tomli_w.dumps(body).encode()
 
     @classmethod

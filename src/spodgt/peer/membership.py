@@ -88,6 +88,9 @@ class Membership:
 
     def adopt(self) -> Terms | None:
         """Put newer terms in force and keep them in the folder, if there are any."""
+        if self.update is not None:
+            with contextlib.suppress(InvalidInput, OSError):
+                self._read_manifest()  # a newer one in the folder must not be overwritten
         update = self.update
         self.update = None
         if update is None or update.manifest.version <= self.manifest.version:

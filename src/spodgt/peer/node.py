@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -75,6 +76,7 @@ class Node:
         self.dirty: set[str] = set()
         self.shown: State = state  # what is committed, all that others may see
         self.shown_incarnation = incarnation
+        self.has_ended = False  # all rounds of the manifest were made
         self.last_epoch = 2**62  # later ones belong to a manifest we do not have yet
         self.newer_manifest: str | None = None  # a neighbour that has one
         self.proofs: Counter[str] = Counter()  # that our disk was set back, by neighbour
@@ -119,7 +121,8 @@ class Node:
             return None
         numbers = state.epoch, link.number, link.base, link.acked
         vectors = state.method.x[0], link.total
-        return Message(*numbers, self.shown_incarnation, link.seen, *vectors, self.seats.root_place)
+        ends = self.shown_incarnation, link.seen
+        return Message(*numbers, *ends, *vectors, self.seats.root_place, self.has_ended)
 
     def waits(self, name: str) -> bool:
         """Whether something on this link is unacknowledged, or its receiver has not met this incarnation."""
@@ -131,9 +134,9 @@ class Node:
         link = self.shown.into.get(name)
         if link is None:
             return None
-        return Ack(
-            self.shown.epoch, link.number, self.shown_incarnation, link.seen, self.seats.root_place
-        )
+        ends = self.shown_incarnation, link.seen
+        root = self.seats.root_place
+        return Ack(self.shown.epoch, link.number, *ends, root, self.has_ended)
 
     # --- one local round -------------------------------------------------------------------------
     def advance(self, computes: bool, links: Iterable[str]) -> None:
@@ -164,6 +167,8 @@ class Node:
         """Whether an out-link is used now: its receiver is there and has most of what was sent."""
         link = self.state.out.get(name)
         if link is None or name not in self.part.sends or name not in self.confirmed:
+            return False
+        if name in self.state.ended:
             return False
         if link.number - link.acked >= HOLD or not self._up_to_date():
             return False
@@ -291,6 +296,29 @@ class Node:
         self.notify("epoch", f"{name}: {why}; epoch {self.state.epoch} begins without it")
         return True
 
+    def end(self) -> None:
+        """Tell all neighbours that no more rounds follow: one more message on every link, without mass."""
+        self.has_ended = True
+        out = {name: replace(link, number=link.number + 1) for name, link in self.state.out.items()}
+        self.state = self.state._replace(out=out)
+        self.dirty |= {f"out:{name}" for name in out}
+
+    def is_end_known(self) -> bool:
+        """Whether every receiver has acknowledged the last message, or has ended itself."""
+        links = self.state.out.items()
+        return all(link.acked == link.number or name in self.state.ended for name, link in links)
+
+    def _note_end(self, name: str, has_ended: bool, is_newer: bool) -> None:
+        """Keep which neighbours have ended; one that has more rounds to make again sends newer frames."""
+        ended = self.state.ended
+        if has_ended:
+            ended = ended | {name}
+        elif is_newer:
+            ended = ended - {name}
+        if ended != self.state.ended:
+            self.state = self.state._replace(ended=ended)
+            self.dirty.add("x")  # a commit is due
+
     def touch(self) -> None:
         """Let the next commit write every vector."""
         self.dirty = set(states.vectors_of(self.state))
@@ -391,6 +419,7 @@ class Node:
         link = self.state.out.get(name)
         if link is None or not self._of_this_epoch(name, ack):
             return
+        self._note_end(name, ack.has_ended, ack.sender.number > link.seen.number)
         link = protocol.take_ack(link, ack)
         z = self.state.z
         heard_at = self.state.heard_at
@@ -410,7 +439,11 @@ class Node:
     def _take_message(self, name: str, message: Message) -> News | None:
         if not self._of_this_epoch(name, message):
             return None
-        link, mass, folded = protocol.take(self.state.into[name], message)
+        before = self.state.into[name]
+        link, mass, folded = protocol.take(before, message)
+        is_newer = mass is not None or message.sender.number > before.seen.number
+        if message.sender == link.seen:
+            self._note_end(name, message.has_ended, is_newer)
         if self.state.is_outdated and message.sender == link.seen:
             self._adopt_model(name, message)
         z = self.state.z

@@ -17,6 +17,7 @@ Ends = tuple[str, str]  # sender, receiver
 _DEVICE = "Limits of a device: 'p0={kind = \"budget\", share = 0.25}'; repeatable."
 _ROUNDS_PER_SECOND = "Upper limit of a client's local rounds per second; 0: no limit."
 _MAX_ALONE = "Pause a client after this many local rounds without a new message; 0: never."
+_ROUNDS = "Local rounds after which every client ends; 0: it runs until it is stopped."
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,10 @@ class Deployment:
     ] = None
     rounds_per_second: Annotated[float, _ROUNDS_PER_SECOND] = 0.0
     max_alone: Annotated[int, _MAX_ALONE] = 200
+    rounds: Annotated[int, _ROUNDS] = 0
 
     def __post_init__(self) -> None:
-        for key in ("rounds_per_second", "max_alone"):
+        for key in ("rounds_per_second", "max_alone", "rounds"):
             if vars(self)[key] < 0:
                 raise InvalidInput(f"{key} must be at least 0, got {vars(self)[key]}; use {key}=0.")
 
@@ -89,6 +91,7 @@ class Change:
         frozenset()
     )
     root: Annotated[str | None, "The root client, for a method with a root."] = None
+    rounds: Annotated[int | None, _ROUNDS] = None
 
 
 def check_address(address: str, what: str) -> None:

@@ -61,6 +61,7 @@ class Message(NamedTuple):
     x: Tensor  # (n,) float32
     total: Tensor  # (n,) float32
     root: int = NO_ROOT  # its place in the sender's manifest
+    has_ended: bool = False  # the sender has made all rounds of the manifest
     half: Tensor | None = None  # (n,): x is known up to this much; None: exactly
 
     @property
@@ -84,6 +85,7 @@ class Ack(NamedTuple):
     sender: Incarnation
     seen: Incarnation  # the sender's incarnation as the receiver knows it
     root: int = NO_ROOT  # its place in the manifest of the client that answers
+    has_ended: bool = False  # the client that answers has made all rounds of the manifest
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,8 @@ from spodgt.peer.work import Work, active_links
 
 _CHECK_SECONDS = 10.0  # between two looks at the server's connections
 _WAIT = 0.2  # seconds, the longest pause of a client that waits for frames
+_END_SECONDS = 3.0  # after the last round, in which senders get an answer that says so
+_LAST_SECONDS = 60.0  # after the last round: a neighbour that is down is not waited for
 _SEND_AGAIN = 1.0  # seconds between two sends of the committed state while no local rounds are made
 
 
@@ -45,6 +47,7 @@ class Rounds:
         self._checked = self.begun  # when the server's connections were looked at last
         self._next = 0.0  # when the next round is due, if their rate is limited
         self._sent_at = -math.inf  # monotonic time of the last send
+        self._ended_at = math.inf  # monotonic time at which all rounds were made
 
     def run(self) -> None:
         """Rounds until a limit is reached or `stop` is called."""
@@ -79,6 +82,8 @@ class Rounds:
             return _WAIT
         if self._follow_manifest():
             return 0.0
+        if self._is_last_round_made():
+            return self._end()
         early = self._pace(self.membership.manifest.rounds_per_second)
         if early > 0:
             return early
@@ -94,6 +99,29 @@ class Rounds:
             or (limits.gradients is not None and state.gradients >= limits.gradients)
             or (limits.seconds is not None and self._elapsed() >= limits.seconds)
         )
+
+    def _is_last_round_made(self) -> bool:
+        """Whether all rounds of the manifest were made."""
+        rounds = self.membership.manifest.rounds
+        is_made = 0 < rounds < self.node.state.k
+        if not is_made:
+            self.node.has_ended = False
+        return is_made
+
+    def _end(self) -> float | None:
+        """Tell all neighbours that the rounds are over, and stay until they know it."""
+        if not self.node.has_ended:
+            self.node.end()
+            self._publish()
+            self._ended_at = self.clock.monotonic()
+            self.reporter.status.waiting = False
+            self.reporter.journal.event("ended", f"all {self.node.state.k - 1} rounds were made")
+        self._rest()
+        seconds = self.clock.monotonic() - self._ended_at
+        is_known = self.node.is_end_known() and seconds >= _END_SECONDS
+        if (is_known or seconds >= _LAST_SECONDS) and not self.options.linger:
+            return None
+        return _WAIT
 
     def _elapsed(self) -> float:
         return self.clock.monotonic() - self.begun
@@ -119,7 +147,7 @@ class Rounds:
     def _max_alone(self) -> int | None:
         """Local rounds without news after which the client waits; None: it never waits."""
         max_alone = self.membership.manifest.max_alone
-        if not max_alone:
+        if not max_alone or self.node.state.into.keys() <= self.node.state.ended:
             return None
         return max(max_alone, 2 * self.node.exchange_every)  # at least one exchange falls into them
 

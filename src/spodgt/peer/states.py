@@ -38,6 +38,7 @@ class State(NamedTuple):
     is_outdated: bool = (
         False  # a root whose disk was set back: it takes a neighbour's model before it leads
     )
+    ended: frozenset[str] = frozenset()  # neighbours that have made all their rounds
 
 
 class Member(NamedTuple):
@@ -222,6 +223,7 @@ def meta_of(state: State, own: Incarnation) -> dict[str, object]:
         "heard_at": state.heard_at,
         "more": list(state.more),
         "outdated": state.is_outdated,
+        "ended": sorted(state.ended),
         "incarnation": own.number,
         "out": {n: [v.weight, v.number, v.base, v.acked, *v.seen] for n, v in state.out.items()},
         "in": {n: [v.weight, v.number, v.base, *v.seen] for n, v in state.into.items()},
@@ -258,5 +260,6 @@ def state_from(vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> State:
         more,
         private,
         heard_at,
-        bool(meta.get("outdated", False)),  # release 0.2.0 did not keep it
+        bool(meta.get("outdated", False)),  # release 0.2.0 did not keep these
+        frozenset(meta.get("ended", ())),
     )

@@ -257,13 +257,13 @@ class Reporter:
     def silence(self) -> dict[str, float]:
         """Seconds since each neighbour was heard on any link, or since the start.
 
-        Those are left out whose links the method does not use, as far as they are there.
+        Those are left out whose links the method does not use, and those that have made all their rounds.
         """
         now = self.clock.monotonic()
         heard = dict.fromkeys(sorted(self.transport.into), self.begun)
         for name, traffic in self.transport.traffic():
             heard[name] = max(heard.get(name, self.begun), traffic.heard)
-        asked = self.node.part.sends | self.node.part.hears
+        asked = (self.node.part.sends | self.node.part.hears) - self.node.state.ended
         return {name: now - at for name, at in heard.items() if name in asked}
 
     def _warnings(self) -> Iterator[str]:

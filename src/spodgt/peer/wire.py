@@ -111,6 +111,7 @@ def _packed_header(context: Context, receiver: str, message: Message, frame: int
         frame=frame % 2**32,
         version=context.version,
         crew=_packed_root(message.root),
+        ended=message.has_ended,
     )
 
 
@@ -190,7 +191,7 @@ class Assembler:
         counts = first.epoch, first.number, first.base, first.acked
         root = _unpacked_root(first)
         ends = _unpacked(first.incarnation), _unpacked(first.seen)
-        self.last = Message(*counts, *ends, x, total, root, half)
+        self.last = Message(*counts, *ends, x, total, root, first.ended, half)
         return self.last
 
     def _repeat(self, header: pb.Header) -> Repeat:
@@ -199,9 +200,9 @@ class Assembler:
         if last is None or last.content != (header.epoch, header.number, header.base, sender):
             return Repeat(sender, None)
         root = _unpacked_root(header)
-        return Repeat(
-            sender, last._replace(acked=header.acked, seen=_unpacked(header.seen), root=root)
-        )
+        seen = _unpacked(header.seen)
+        repeated = last._replace(acked=header.acked, seen=seen, root=root, has_ended=header.ended)
+        return Repeat(sender, repeated)
 
     def _vectors(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """The model, how well it is known, and the total, of message `number`."""
@@ -249,6 +250,7 @@ def pack_ack(context: Context, ack: Ack) -> bytes:
         incarnation=_packed(ack.sender),
         seen=_packed(ack.seen),
         crew=_packed_root(ack.root),
+        ended=ack.has_ended,
     ).SerializeToString()
 
 
@@ -268,7 +270,7 @@ def unpack_ack(context: Context, data: bytes) -> Ack:
         raise Refused(f"the acknowledgement is of run {ack.run!r} and protocol {ack.protocol}")
     _check_numbers(ack.epoch, ack.number, ack.incarnation.number, ack.seen.number)
     known = _unpacked(ack.incarnation), _unpacked(ack.seen)
-    return Ack(ack.epoch, ack.number, *known, _unpacked_root(ack))
+    return Ack(ack.epoch, ack.number, *known, _unpacked_root(ack), ack.ended)
 
 
 def _packed(incarnation: Incarnation) -> pb.Incarnation:

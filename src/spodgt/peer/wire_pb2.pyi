@@ -27,7 +27,7 @@ class Crew(_message.Message):
     def __init__(self, term: _Optional[int] = ..., root: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., times: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Header(_message.Message):
-    __slots__ = ("protocol", "run", "layout", "epoch", "sender", "receiver", "number", "base", "acked", "incarnation", "seen", "dtype", "n", "offset", "frame", "version", "crew")
+    __slots__ = ("protocol", "run", "layout", "epoch", "sender", "receiver", "number", "base", "acked", "incarnation", "seen", "dtype", "n", "offset", "frame", "version", "crew", "ended")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class Header(_message.Message):
     FRAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CREW_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run: str
     layout: bytes
@@ -62,10 +63,11 @@ class Header(_message.Message):
     frame: int
     version: str
     crew: Crew
-    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., layout: _Optional[bytes] = ..., epoch: _Optional[int] = ..., sender: _Optional[str] = ..., receiver: _Optional[str] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., acked: _Optional[int] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., seen: _Optional[_Union[Incarnation, _Mapping]] = ..., dtype: _Optional[str] = ..., n: _Optional[int] = ..., offset: _Optional[int] = ..., frame: _Optional[int] = ..., version: _Optional[str] = ..., crew: _Optional[_Union[Crew, _Mapping]] = ...) -> None: ...
+    ended: bool
+    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., layout: _Optional[bytes] = ..., epoch: _Optional[int] = ..., sender: _Optional[str] = ..., receiver: _Optional[str] = ..., number: _Optional[int] = ..., base: _Optional[int] = ..., acked: _Optional[int] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., seen: _Optional[_Union[Incarnation, _Mapping]] = ..., dtype: _Optional[str] = ..., n: _Optional[int] = ..., offset: _Optional[int] = ..., frame: _Optional[int] = ..., version: _Optional[str] = ..., crew: _Optional[_Union[Crew, _Mapping]] = ..., ended: bool = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("protocol", "run", "epoch", "number", "incarnation", "seen", "crew")
+    __slots__ = ("protocol", "run", "epoch", "number", "incarnation", "seen", "crew", "ended")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +75,7 @@ class Ack(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
     CREW_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run: str
     epoch: int
@@ -80,4 +83,5 @@ class Ack(_message.Message):
     incarnation: Incarnation
     seen: Incarnation
     crew: Crew
-    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., seen: _Optional[_Union[Incarnation, _Mapping]] = ..., crew: _Optional[_Union[Crew, _Mapping]] = ...) -> None: ...
+    ended: bool
+    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., incarnation: _Optional[_Union[Incarnation, _Mapping]] = ..., seen: _Optional[_Union[Incarnation, _Mapping]] = ..., crew: _Optional[_Union[Crew, _Mapping]] = ..., ended: bool = ...) -> None: ...

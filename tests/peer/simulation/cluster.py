@@ -50,6 +50,7 @@ class SimulatedHost:
         self.chaos: dict[str, float] = {}
         self.process: PeerProcess | None = None
         self.is_wanted = True  # whether the supervisor keeps a process running
+        self.has_ended = False  # its peer has made all its rounds
         self.is_damaged = False  # a bit of its state was flipped
         self.end = ""  # the sentence with which the last process ended by itself
 
@@ -117,6 +118,10 @@ class PeerProcess:
         while True:
             pause = self.peer.rounds.step()
             if pause is None:
+                await self.peer.stop()
+                self.host.has_ended = True
+                self.host.is_wanted = False
+                self.kill()
                 return
             early = self.cluster.random.uniform(0.3, 1.0)  # a frame may end a pause
             await asyncio.sleep(self.host.step_seconds + pause * early)
@@ -377,6 +382,7 @@ def first_manifest(setup: Setup) -> Manifest:
         rounds_per_second=setup.rate,
         max_alone=setup.max_alone,
         divided_into=setup.clients + 2,
+        rounds=setup.rounds,
     )
     manifest = folders.plan(config, deployment)
     dial = "receiver" if setup.dialled_by_receivers else "sender"

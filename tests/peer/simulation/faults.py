@@ -228,7 +228,14 @@ def half_copy(cluster: Cluster, fault: Fault) -> None:
     whole = disk.inodes[FOLDER / name]
     content = bytes(whole.content)
     disk.put(FOLDER / name, content[: len(content) // 2], whole.mode)
-    cluster.after(fault.seconds, lambda: disk.put(FOLDER / name, content, whole.mode))
+
+    def complete() -> None:
+        if name == "manifest.toml":
+            cluster.give_manifest(fault.target)
+        else:
+            cluster.issue(fault.target)
+
+    cluster.after(fault.seconds, complete)
 
 
 def old_manifest(cluster: Cluster, fault: Fault) -> None:

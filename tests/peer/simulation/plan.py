@@ -24,6 +24,7 @@ class Setup:
     durability: str = "power"
     p_hat: float = 1.0
     dialled_by_receivers: bool = False
+    rounds: int = 0  # of the manifest; 0: peers do not end
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,87 @@
+"""A fleet that ends: a number of rounds in the manifest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+
+import pytest
+
+from spodgt.peer.changes import changed
+from spodgt.peer.options import Change
+from tests.peer.simulation.cluster import Cluster
+from tests.peer.simulation.plan import Setup
+from tests.peer.simulation.simulator import quiet
+from tests.peer.simulation.virtual import VirtualLoop
+
+ROUNDS = 40
+SECONDS = 400  # of virtual time, within which all must have ended
+
+
+@contextmanager
+def cluster_of(method: str) -> Iterator[Cluster]:
+    """Peers of which one is much slower than the others."""
+    loop = VirtualLoop()
+    with quiet():
+        cluster = Cluster(Setup(method=method, rounds=ROUNDS, max_alone=6), Random(3), loop)
+        cluster.hosts["p0"].step_seconds = 2.0
+        try:
+            yield cluster
+        finally:
+            loop.run_until_complete(cluster.close())
+            loop.close()
+
+
+def run_to_the_end(cluster: Cluster) -> None:
+    """Start all peers; until the last one has ended, none may call another silent."""
+    for name, host in cluster.hosts.items():
+        host.has_ended = False
+        host.is_wanted = True
+        cluster.after(0.0, lambda name=name: cluster.start(name))  # type: ignore[misc]
+    for _ in range(SECONDS):
+        cluster.loop.run_until_complete(asyncio.sleep(1.0))
+        if cluster.failure is not None:
+            raise cluster.failure
+        for name, peer in cluster.running().items():
+            silent = [text for text in peer.reporter.status.warnings if "silent" in text]
+            assert not silent, (name, silent)
+        if all(host.has_ended for host in cluster.hosts.values()):
+            return
+    raise AssertionError("some peers have not ended")
+
+
+def rounds(cluster: Cluster) -> set[int]:
+    return {state.k - 1 for state in cluster.checks.states.values()}
+
+
+@pytest.mark.parametrize("method", ["spod-gt-memory", "relay"])
+def test_peers_end_by_themselves_and_none_waits_for_one_that_has_ended(method: str) -> None:
+    with cluster_of(method) as cluster:
+        run_to_the_end(cluster)
+        assert rounds(cluster) == {ROUNDS}
+        cluster.checks.check_all()
+
+
+@pytest.mark.parametrize("method", ["spod-gt-memory", "relay"])
+def test_peers_end_although_each_is_killed_now_and_then(method: str) -> None:
+    with cluster_of(method) as cluster:
+        for number in range(12):
+            name = f"p{number % 3}"
+            cluster.after(4.0 + 5 * number, lambda name=name: cluster.kill(name))  # type: ignore[misc]
+            cluster.after(5.0 + 5 * number, lambda name=name: cluster.start(name))  # type: ignore[misc]
+        run_to_the_end(cluster)
+        assert rounds(cluster) == {ROUNDS}
+        cluster.checks.check_all()
+
+
+def test_a_version_with_more_rounds_is_trained_on() -> None:
+    with cluster_of("spod-gt-memory") as cluster:
+        run_to_the_end(cluster)
+        more = changed(cluster.manifest, Change(rounds=ROUNDS + 20))
+        for name in cluster.hosts:
+            cluster.publish(more, name)
+        run_to_the_end(cluster)
+        assert rounds(cluster) == {ROUNDS + 20}
+        cluster.checks.check_all()
