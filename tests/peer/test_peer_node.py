@@ -13,7 +13,7 @@ from spodgt.errors import Failed
 from spodgt.peer import node as nodes
 from spodgt.peer.audit import local_error
 from spodgt.peer.node import Node
-from spodgt.peer.norms import Norms, norm
+from spodgt.peer.norms import SILENT_ROUNDS, Norms, norm
 from spodgt.peer.protocol import Incarnation
 from spodgt.peer.seats import Part
 from spodgt.peer.states import State, begin, meta_of, state_from, vectors_of
@@ -191,6 +191,28 @@ def test_numbers_far_above_the_usual_are_named() -> None:
     node.advance(True, [])
     assert world.events[-1][0] == "refused"
     assert node.norms["p2"].flags == 0
+
+
+@pytest.mark.parametrize(("rounds_alone", "flags"), [(0, 1), (SILENT_ROUNDS, 0)])
+def test_norms_of_models_trained_apart_are_not_flagged(rounds_alone: int, flags: int) -> None:
+    """A distance that is unusual after the last message is not so after a long silence of the link."""
+    norms = Norms()
+    for k in range(1, 31):
+        norms.note_round(k)
+        norms.note(0.01, 0.01, (1.0, 2.0))
+    norms.note_round(30 + rounds_alone)
+    norms.note(0.01, 4.5, (1.0, 2.0))
+    assert norms.flags == flags
+    norms.note(0.01, 1e25, (1.0, 2.0))
+    assert norms.flags == flags + 1
+
+
+def test_norms_are_noted_with_the_own_round() -> None:
+    world = World(3)
+    lockstep(world, 40)
+    node = world.nodes[1]
+    assert node.norms["p0"].last_round is not None
+    assert abs(node.state.k - node.norms["p0"].last_round) <= 1
 
 
 def test_huge_numbers_early_in_an_epoch_are_named() -> None:

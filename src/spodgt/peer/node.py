@@ -229,6 +229,7 @@ class Node:
             for name, new in news.items():
                 y += new.mass
                 norms = self.norms.setdefault(name, Norms())
+                norms.note_round(self.state.k)
                 difference = new.x - x[0]
                 for told in norms.note(norm(new.mass), norm(difference), own):
                     self.notify("suspicious", f"{name}: {told}")

@@ -14,6 +14,7 @@ _KEPT = 64  # messages that the median is taken of
 _KNOWN = 16  # messages before anything can be called unusual
 FAR = 100.0  # times the median
 _SMALL = 0.1  # of the own gradient or model
+SILENT_ROUNDS = 50  # own rounds without a message after which earlier norms are no measure
 
 
 @dataclass
@@ -27,6 +28,7 @@ class Norms:
     largest_own: dict[str, float] = field(
         default_factory=dict
     )  # norms of the own gradient and model
+    last_round: int | None = None  # the own round of the last message
     pull: float = 0.0  # by how much this neighbour's models have lengthened the own one
     largest: dict[str, float] = field(
         default_factory=dict
@@ -71,6 +73,16 @@ class Norms:
         if norms:
             return median(norms)
         return _SMALL * self.largest_own[what] or math.inf
+
+    def note_round(self, k: int) -> None:
+        """Note that a message was received in the own round k.
+
+        After a long silence of the link the running medians are forgotten: models that were trained
+        apart are far from each other, and much mass has accumulated.
+        """
+        if self.last_round is not None and k - self.last_round >= SILENT_ROUNDS:
+            self.begin_epoch()
+        self.last_round = k
 
     def begin_epoch(self) -> None:
         """Forget the running medians: the numbers of an epoch begin large, but not larger than ever."""
