@@ -28,8 +28,9 @@ def described(command: Any, name: str) -> Iterator[str]:
         yield "| | |\n|---|---|"
         yield from (row(each) for each in command.params if not getattr(each, "hidden", False))
         yield ""
-    for key in inner:
-        yield from described(inner[key], f"{name} {key}")
+    for key, subcommand in inner.items():
+        if not subcommand.hidden:  # deprecated names
+            yield from described(subcommand, f"{name} {key}")
 
 
 def row(parameter: Any) -> str:

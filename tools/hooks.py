@@ -172,11 +172,12 @@ def on_post_build(config: MkDocsConfig) -> None:
 def summary(text: str) -> str:
     """The first sentence of a page, without marks."""
     plain = re.sub(r"<!--.*?-->", "", _FENCE.sub("", text), flags=re.DOTALL)
+    plain = re.sub(r"^#.*$|\*\*", "", plain, flags=re.MULTILINE)
     plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", plain)
     paragraphs = [part.strip() for part in plain.split("\n\n")]
-    is_prose = (part for part in paragraphs if part and part[0] not in "#|!<:?-")
-    first = " ".join(next(is_prose, "").split())
-    return re.split(r"(?<=[.?!])\s", first)[0].strip("*")
+    prose = (part for part in paragraphs if part and part[0] not in "|!<:?-")
+    first = " ".join(next(prose, "").split())
+    return re.split(r"(?<=[.?!])\s", first)[0]
 
 
 def with_output(markdown: str, printed: list[str]) -> str:

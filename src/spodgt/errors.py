@@ -1,7 +1,7 @@
 """Exceptions and warnings.
 
 SpodgtError
-├── InvalidInput          invalid input: one sentence with the name, the value and the fix (exit code 2)
+├── InvalidInput          one sentence with the name, the value and the fix (exit code 2)
 │   ├── InvalidNetwork    graph or weights
 │   ├── InvalidData       files, datasets, partitions
 │   ├── InvalidConfig     keys and values of a configuration

@@ -189,7 +189,7 @@ def _markov_state(
     p_up_given_up: NDArray[np.float64],
     p_up_given_down: NDArray[np.float64],
 ) -> NDArray[np.bool_]:
-    """(chains,) states in round k, by going back to a round whose draw decides."""
+    """(chains,) states in round k, by going back to a round in which the draw decides."""
     low = np.minimum(p_up_given_up, p_up_given_down)
     high = np.maximum(p_up_given_up, p_up_given_down)
     is_flipped = np.zeros(len(p_start), np.bool_)

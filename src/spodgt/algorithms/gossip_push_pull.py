@@ -2,7 +2,7 @@
 
     client i is activated, pulls from an in-neighbour j and pushes to an out-neighbour l
     x⁺ = R̂ x - α c⊙y                     R̂: x_i becomes the mean of x_i and x_j
-    y⁺ = Ĉ y + g⁺ - g                     Ĉ: half of y_i goes to l
+    y⁺ = Ĉ y + g⁺ - g                     Ĉ: half of y_i is sent to l
     g⁺ = where(c, ∇f(x⁺), g)              c = 1 for i, j and l: only they step
 
 From the paper: push-pull's recursion with random R̂ and Ĉ, where few clients act in a round. Ours: the

@@ -179,7 +179,7 @@ Rate = Annotated[float | Tensor | Schedule, positive]
 
 
 def check_fields(owner: object, name: str) -> None:
-    """Check the fields of a dataclass whose types carry a check, and store the converted values.
+    """Check the fields of a dataclass by the checks in their types; store the converted values.
 
     Args:
         owner: An instance of a frozen dataclass.

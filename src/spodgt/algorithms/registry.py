@@ -89,7 +89,7 @@ A = TypeVar("A", bound=type[Algorithm])
 
 
 def _import_method(file: str) -> type[Algorithm]:
-    """The class of a method file: the `Algorithm` whose name is that of the file."""
+    """The class of a method file: the `Algorithm` with the name of the file."""
     name = file.replace("_", "-")
     for value in vars(import_module(f"spodgt.algorithms.{file}")).values():
         is_method = isinstance(value, type) and issubclass(value, Algorithm)
@@ -294,7 +294,7 @@ def stack(
         device: Of the columns.
 
     Returns:
-        A method whose differing fields are (clients of all runs, 1).
+        A method; fields that differ between runs are (clients of all runs, 1).
     """
     columns: dict[str, object] = {}
     for name, first in _field_values(parts[0]).items():

@@ -54,7 +54,7 @@ class TreeRound(IndexedRound, Protocol):
 
 
 class CompressedRound(Round, Protocol):
-    """A round whose links carry compressed messages.
+    """A round of a runtime with compressed messages.
 
     Codecs of models depend on the round of the sender, which may differ from the receiver's.
     """

@@ -84,7 +84,7 @@ class Links:
     def mix_differences(self, x: Tensor, weights: Floats, active: Bools) -> Tensor:
         """Multiply the mixing matrix of the active links minus the identity by x.
 
-        Computed from differences of rows, whose rounding errors are small if rows nearly agree;
+        Computed from differences of rows, with small rounding errors if rows nearly agree;
         `mix(x) - x` has the errors of x.
         """
         on = np.flatnonzero(active)

@@ -249,7 +249,7 @@ class _Assembler:
         return [node for node in dict.fromkeys(needed) if node not in self.graph.dependent]
 
     def _take_register(self, node: Node, open_registers: list[int]) -> int:
-        """An open register, best one to whose result the node contributes; or a new one."""
+        """An open register, if possible of a result that depends on the node; or a new one."""
         if not open_registers:
             self.program.lasting += 1
             return self.program.lasting - 1
@@ -332,7 +332,7 @@ class _Assembler:
         return operations + copies
 
     def _next_after(self, waiting: list[Node]) -> tuple[Node, int | None]:
-        """A node whose sources are computed, if possible one with a free result register."""
+        """A node with computed sources, if possible with a free result register."""
         ready = [node for node in waiting if not set(node.sources) & set(waiting)]
         for node in ready:
             still_read: set[Node] = set()

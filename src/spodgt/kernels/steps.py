@@ -17,7 +17,7 @@ State = tuple[Tensor, ...]  # the NamedTuple of a method, x first
 
 def rebuild(state: State, tensors: Sequence[Tensor]) -> State:
     """A state of the same type with other tensors."""
-    state_type: Callable[..., State] = type(state)  # a NamedTuple, whose arguments are its fields
+    state_type: Callable[..., State] = type(state)  # a NamedTuple: arguments are fields
     return state_type(*tensors)
 
 

@@ -1,6 +1,6 @@
 """Symbolic tensors: a step that is called with them is recorded as an expression graph.
 
-`Rows` stands for (clients, parameters), `Column` for one number per client. They support sums,
+`Rows` represents (clients, parameters), `Column` for one number per client. They support sums,
 factors per client, selection by a condition on the client, mixing and one gradient; any other
 operation raises `NotLinear`.
 """
@@ -24,7 +24,7 @@ class NotLinear(Exception):
 
 # --- symbols -----------------------------------------------------------------------------------------
 class Symbol:
-    """Stands for a tensor while a step is traced."""
+    """Represents a tensor while a step is traced."""
 
     @classmethod
     def __torch_function__(
@@ -165,7 +165,7 @@ def to_symbol(value: object) -> Symbol:
 
 
 def to_rows(symbol: object) -> Rows:
-    """The symbol, if it stands for rows."""
+    """The symbol, if it represents rows."""
     if not isinstance(symbol, Rows):
         raise NotLinear("a column in the place of rows")
     return symbol

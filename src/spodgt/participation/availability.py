@@ -1,7 +1,7 @@
 """Which clients compute and which links work in round k, for one network and one seed.
 
 Availabilities are pure functions of the round. Masks are (rounds, clients) and (rounds, links).
-Recipes draw them (`recipes`, `correlated`, `traces`); methods wrap them to change who participates.
+Recipes draw them (`recipes`, `correlated`, `traces`); methods wrap them to change the active clients.
 """
 
 from __future__ import annotations

@@ -555,8 +555,8 @@ class Intersection:
     Their draws are independent of each other, so that frequencies multiply.
 
     Args:
-        of: The participations. At most one of them may be a trace or day-night, whose times are
-            fixed.
+        of: The participations. At most one of them may be a trace or day-night, which have
+            fixed times.
     """
 
     name: ClassVar[str] = "together"

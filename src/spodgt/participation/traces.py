@@ -91,7 +91,8 @@ class Trace:
             path: The file.
             options: As for `from_table`.
         """
-        return TraceFile(str(path) if isinstance(path, Path) else path, **options).trace  # type: ignore[arg-type]
+        name = str(path) if isinstance(path, Path) else path
+        return TraceFile(name, **options).trace  # type: ignore[arg-type]
 
     @classmethod
     def from_table(

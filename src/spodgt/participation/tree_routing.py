@@ -104,7 +104,7 @@ class Epoch:
 
 
 class Departure(NamedTuple):
-    """Clients whose departure is detected in the same round."""
+    """Departures of clients that are detected in the same round."""
 
     clients: Bools  # (clients,)
     detected: int

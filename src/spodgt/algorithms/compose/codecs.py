@@ -105,7 +105,7 @@ class Int8Codec:
 
 
 def _aligned(data: Tensor) -> Tensor:
-    """A contiguous copy, whose bytes can be viewed as numbers of any size."""
+    """A contiguous copy, of which bytes can be viewed as numbers of any size."""
     return data.clone(memory_format=torch.contiguous_format)
 
 

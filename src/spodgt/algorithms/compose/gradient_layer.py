@@ -45,7 +45,7 @@ class GradientLayer(Layer[S]):
 
 @dataclass
 class _GradientProxy(RoundProxy):
-    """A round whose gradients are transformed by a layer."""
+    """A round with gradients transformed by a layer."""
 
     round: Round
     layer: GradientLayer

@@ -1,4 +1,4 @@
-"""Step-size schedules, for any method whose paper allows them.
+"""Step-size schedules, for methods that allow them.
 
 `method("dsgd", step_size=InverseSqrt(0.1))` wraps the method, so method files only contain a number.
 A schedule starts at `start`, a number or one per client, in round 1; with `warmup`, the step size

@@ -86,7 +86,7 @@ class Wrapper(Algorithm[S]):
 class ScaledDirection:
     """A step size that transforms the direction first: η * y is η times transforms of y.
 
-    It replaces the step size of the inner method, whose `step_size * y` then applies the layers.
+    It replaces the step size of the inner method: `step_size * y` there then applies the layers.
     """
 
     rate: Rate
@@ -110,7 +110,7 @@ class ScaledDirection:
 def with_rate(
     algorithm: Algorithm[S], change: Callable[[Rate | ScaledDirection], Rate | ScaledDirection]
 ) -> Algorithm[S]:
-    """A copy whose innermost method has the step size `change(step_size)`.
+    """A copy with the step size `change(step_size)` in the innermost method.
 
     `dataclasses.replace` would check the new value, but 0, the end of a schedule, is valid here.
     """
