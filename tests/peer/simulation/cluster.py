@@ -29,6 +29,7 @@ from tests.peer.simulation.virtual import SimulatedClock, VirtualLoop
 
 STEP_SECONDS = 0.02  # of a local round on an ordinary host
 LAST_EPOCH = 2**62  # later than all
+CRASH_SECONDS = 0.01
 RESTART_SECONDS = 3.0  # after which a supervisor starts a peer again that ended with an error
 FOLDER = Path("/peer")
 RUNNING: contextvars.ContextVar[PeerProcess | None] = contextvars.ContextVar("RUNNING")
@@ -68,6 +69,7 @@ class PeerProcess:
         self.is_alive = True
         self.crash_in = 0  # operations on the disk or sends until it crashes; 0: never
         self.crash_loses_power = False
+        self.is_crashing = False
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.context = contextvars.copy_context()
         self.context.run(RUNNING.set, self)
@@ -91,10 +93,12 @@ class PeerProcess:
 
     def operates(self, operation: str) -> None:
         """Called before every change of the disk."""
-        if not self.is_alive:
+        if not self.is_alive or self.is_crashing:
             raise OSError("the process is dead")
         if self._crashes():
-            self.kill(self.crash_loses_power)
+            # frames that were handed to the thread of the wire may have left before the crash
+            self.is_crashing = True
+            self.cluster.after(CRASH_SECONDS, lambda: self.kill(self.crash_loses_power))
             raise Crashed(operation)
 
     def sends(self, data: bytes) -> None:
@@ -306,7 +310,7 @@ class Cluster:
             self.ended(host, error)
         elif error is not None and not isinstance(error, Crashed | SpodgtError):
             self.fail(error)
-        elif host.process is None:
+        elif host.process is None or process.is_crashing:
             self._start_later(host.name)
 
     def ended(self, host: SimulatedHost, error: SpodgtError) -> None:
