@@ -492,7 +492,9 @@ def test_the_unit_and_the_container_start_what_there_is() -> None:
         re.findall(r"^ENTRYPOINT (.*)$", (DEPLOY / "Containerfile").read_text(), re.M)[0]
     )
     compose = re.findall(r"command: \[p\d, (.*)\]", (DEPLOY / "compose.yaml").read_text())
-    source = (Path(folders.__file__).parents[1] / "cli" / "peer.py").read_text()
+    package = Path(folders.__file__).parents[1]
+    declarations = [package / "peer" / "options.py", *(package / "cli" / "peer").glob("*.py")]
+    source = "".join(path.read_text() for path in declarations)
     for text in (" ".join(words), " ".join(entry), *compose):
         for option in re.findall(r"--[a-z-]+", text):
             assert option.removeprefix("--").replace("-", "_") in source, option
