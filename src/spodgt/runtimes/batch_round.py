@@ -17,6 +17,7 @@ from torch import Tensor
 from spodgt.algorithms.compose.codecs import Codec, IntervalQuantizer
 from spodgt.algorithms.deprecated import OldRoundNames
 from spodgt.kernels.links import matrix_diagonal, move_into_intervals
+from spodgt.participation.local_blocks import block_ends
 from spodgt.participation.roles import Roles
 from spodgt.runtimes.batch import MixingMatrix
 from spodgt.runtimes.held_clients import ClientStatistics, HeldClients
@@ -127,6 +128,13 @@ class BatchRound(OldRoundNames):
             self.step_weight = held.column(links.roles.step_weight)
             reset = torch.from_numpy(links.roles.reset_tracker[held.clients])
             self.reset_tracker = reset.to(device)[:, None]
+
+    @property
+    def block_ends(self) -> Tensor:
+        runs = self.held.batch.live
+        ends = [block_ends(run.availability, range(self.k, self.k + 1))[0] for run in runs]
+        here = np.concatenate(ends)[self.held.clients]
+        return torch.from_numpy(here).to(self.held.batch.device)[:, None]
 
     @property
     def push_self_weight(self) -> Tensor:
