@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from typing_extensions import Unpack
 
+from spodgt._util.deprecation import renamed_argument
 from spodgt.algorithms import describe
 from spodgt.algorithms.base import Algorithm
 from spodgt.engine import announce_compilation, use_engine
@@ -82,23 +83,25 @@ class TrainOptions(ExperimentOptions, ExecutionOptions, total=False):
     workers: int | None
 
 
+@renamed_argument("algorithm", "method")
 def train(
-    algorithm: Method,
+    method: Method,
     problem: Problem | ProblemRecipe,
     network: Network | Recipe,
     participation: Participation = _ALWAYS,
     **options: Unpack[TrainOptions],
 ) -> Result:
-    """Train with one method; all arguments but `algorithm` are those of `compare`.
+    """Train with one method; all arguments but `method` are those of `compare`.
 
     Args:
-        algorithm: a method, or its name.
+        method: a method, or its name.
     """
-    return compare([algorithm], problem, network, participation, **options)
+    return compare([method], problem, network, participation, **options)
 
 
+@renamed_argument("algorithms", "methods")
 def compare(
-    algorithms: Sequence[Method],
+    methods: Sequence[Method],
     problem: Problem | ProblemRecipe,
     network: Network | Recipe,
     participation: Participation = _ALWAYS,
@@ -107,7 +110,7 @@ def compare(
     """Run every method on the same networks, participation, data and seeds.
 
     Args:
-        algorithms: methods or their names, such as ["spod-gt", spodgt.method("k-gt",
+        methods: methods or their names, such as ["spod-gt", spodgt.method("k-gt",
             local_steps=3)].
         problem: a `Learning` or `Quadratic`, or `spodgt.problems.python("problem.py:build")`, a
             function that returns one; partitions are drawn for each seed.
@@ -129,7 +132,7 @@ def compare(
             execution[name] = value
         else:
             described[name] = value
-    experiment = Experiment.of(algorithms, problem, network, participation, **described)
+    experiment = Experiment.of(methods, problem, network, participation, **described)
     return run(experiment, **execution)
 
 
@@ -336,9 +339,7 @@ def labels(methods: Sequence[Algorithm]) -> list[str]:
         fields: dict[str, Any] = describe(method)
         same_name = [describe(other) for other in methods if other.name == method.name]
         if same_name.count(fields) > 1:
-            raise InvalidInput(
-                f"algorithms must differ, but {method.name} is there twice; drop one."
-            )
+            raise InvalidInput(f"methods must differ, but {method.name} is there twice; drop one.")
         differences = []
         for key, value in fields.items():
             if any(other.get(key) != value for other in same_name):

@@ -320,6 +320,8 @@ class Executor:
         """The result of the process that records, in all processes."""
         import pandas as pd
 
+        from spodgt.record.frames import with_old_names
+
         result = self.result()
         if self.runtime.processes == 1:
             return result
@@ -334,10 +336,10 @@ class Executor:
             tables.append(self.runtime.broadcast_bytes(partial(parquet, table)))
         if self.runtime.is_main:
             return result
-        result.frame = pd.read_parquet(BytesIO(tables[0]))
-        result.participation = pd.read_parquet(BytesIO(tables[1]))
-        result.clients = pd.read_parquet(BytesIO(tables[2]))
-        result.diverged = [Diverged(**each) for each in facts["diverged"]]
+        result.frame = with_old_names(pd.read_parquet(BytesIO(tables[0])))
+        result.participation = with_old_names(pd.read_parquet(BytesIO(tables[1])))
+        result.clients = with_old_names(pd.read_parquet(BytesIO(tables[2])))
+        result.diverged = [Diverged.from_dict(each) for each in facts["diverged"]]
         result.complete = facts["complete"]
         result.seconds = facts["seconds"]
         return result

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from spodgt._util.deprecation import RenamedKey
 from spodgt.algorithms import describe
 from spodgt.engine import fits_loops
 from spodgt.kernels.steps import State, rebuild
@@ -328,7 +329,7 @@ class Observer:
         seed = self.runs[run].seed
         key = (seed, int(values["round"]))
         self.accuracy[run] = values.get("accuracy", np.nan)
-        row = {**self.log.rows.get(key, {}), "algorithm": self.log.label, "seed": seed, **values}
+        row = {**self.log.rows.get(key, {}), "method": self.log.label, "seed": seed, **values}
         self.log.rows[key] = row
         self.pending_rows.append(row)
 
@@ -338,7 +339,7 @@ class Observer:
             row = self.pending_rows.popleft()
             if self.records:
                 for callback in self.settings.callbacks:
-                    callback(dict(row))
+                    callback(RenamedKey(row, "algorithm", "method"))
 
     # --- progress --------------------------------------------------------------------------------
     def _report(self, snapshot: Snapshot, *, is_over: bool) -> None:
@@ -356,7 +357,7 @@ class Observer:
         labels = self.callbacks.labels
         report(
             Progress(
-                algorithm=self.log.label,
+                method=self.log.label,
                 number=labels.index(self.log.label) + 1,
                 total=len(labels),
                 k=snapshot.k,
