@@ -43,7 +43,7 @@ def test_constraints_are_the_versions_of_the_lock() -> None:
 
 
 def test_the_lock_names_the_public_index_only() -> None:
-    hosts = set()
+    hosts: set[str] = set()
     for package in read_toml("uv.lock")["package"]:
         if package["name"] == "spodgt":
             assert package["source"] == {"editable": "."}
