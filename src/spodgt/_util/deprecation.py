@@ -79,7 +79,7 @@ def renamed_argument(old: str, new: str) -> Callable[[Callable[P, T]], Callable[
     return decorate
 
 
-class RenamedKey(dict[str, Any]):
+class RenamedKey(dict[str, object]):
     """A dict in which one key has a deprecated name, too.
 
     Args:
@@ -88,12 +88,12 @@ class RenamedKey(dict[str, Any]):
         new: Key to use instead.
     """
 
-    def __init__(self, values: Mapping[str, Any], old: str, new: str) -> None:
+    def __init__(self, values: Mapping[str, object], old: str, new: str) -> None:
         super().__init__(values)
         self.old = old
         self.new = new
 
-    def __missing__(self, key: str) -> Any:
+    def __missing__(self, key: str) -> object:
         if key != self.old:
             raise KeyError(key)
         warn_renamed(f"the key {self.old!r}", repr(self.new))

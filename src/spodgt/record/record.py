@@ -304,7 +304,7 @@ def _read_tables(folder: Path) -> dict[str, pd.DataFrame]:
     return tables
 
 
-def _old_rows(methods: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _old_rows(methods: list[dict[str, object]]) -> list[dict[str, object]]:
     """The rows of methods with the key `name` of older versions; removed in the next release."""
     rows = []
     for row in methods:

@@ -38,7 +38,7 @@ from spodgt.training.loggers import Logger
 from spodgt.training.progress import Display, Progress, interactive_console
 from spodgt.training.result import Result
 from spodgt.training.resume import identify
-from spodgt.training.settings import ExecutionSettings
+from spodgt.training.settings import Callback, ExecutionSettings
 from spodgt.training.workers import count_workers, uses_one_thread
 from spodgt.types import Problem
 
@@ -68,7 +68,7 @@ class ExecutionOptions(TypedDict, total=False):
     resume: bool
     checkpoint_every: float
     progress: ProgressOption
-    callbacks: Sequence[Callable[[dict[str, Any]], None]]
+    callbacks: Sequence[Callback]
     keep_states: bool
     runtime: str | None
 
@@ -143,7 +143,7 @@ def run(
     resume: bool = False,
     checkpoint_every: float = 30.0,
     progress: ProgressOption = None,
-    callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
+    callbacks: Sequence[Callback] = (),
     keep_states: bool = False,
     runtime: str | None = None,
 ) -> Result:

@@ -40,7 +40,7 @@ from spodgt.training.checkpoint import MAX_STATE_BYTES, MethodLog, with_statisti
 from spodgt.training.observer import Observer, ObserverCallbacks
 from spodgt.training.result import Result
 from spodgt.training.resume import ResumeGroup, group_by_round, is_extension, update_if_newer
-from spodgt.training.settings import ExecutionSettings, Interrupt
+from spodgt.training.settings import ExecutionSettings, Interrupt, Row
 from spodgt.training.tables import (
     clients_table,
     method_traits,
@@ -275,7 +275,7 @@ class Executor:
 
     def result(self) -> Result:
         """The result so far; all tables are in the order of methods and seeds."""
-        rows: list[dict[str, Any]] = []
+        rows: list[Row] = []
         clients: list[pd.DataFrame] = []
         diverged: list[Diverged] = []
         models = {}

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +36,7 @@ from spodgt.runtimes.world import (
 from spodgt.tensors import is_finite
 from spodgt.training.checkpoint import Ending, MethodLog, limit_size, to_cpu
 from spodgt.training.progress import Progress
-from spodgt.training.settings import ExecutionSettings
+from spodgt.training.settings import ExecutionSettings, Row
 from spodgt.training.tables import client_rows
 from spodgt.types import Bools, Evaluation, Problem
 
@@ -86,7 +85,7 @@ class Observer:
         self.background = BackgroundEvaluations()
         self.history: dict[int, list[State]] = {run: [] for run in range(len(runs))}
         self.accuracy = np.full(len(runs), np.nan)
-        self.pending_rows: deque[dict[str, Any]] = deque()  # not yet given to user callbacks
+        self.pending_rows: deque[Row] = deque()  # not yet given to user callbacks
         self.saved_at = time.monotonic()
         self.reported_at = time.monotonic()
 

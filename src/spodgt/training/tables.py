@@ -13,6 +13,7 @@ from spodgt.record.metrics import RunSnapshot
 from spodgt.record.networks import with_names
 from spodgt.record.record import no_clients
 from spodgt.runtimes.world import Run, Tally
+from spodgt.training.settings import Row
 from spodgt.types import Ints, Problem
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _PARTICIPATION = (
 _MOST_LABELS = 10  # classes that are listed for a client
 
 
-def metrics_table(rows: list[dict[str, Any]], labels: Sequence[str]) -> pd.DataFrame:
+def metrics_table(rows: list[Row], labels: Sequence[str]) -> pd.DataFrame:
     """One row per evaluation, methods in the order of `labels`."""
     import pandas as pd
 
