@@ -21,6 +21,8 @@ from spodgt.algorithms.gsgt import GSGT
 from spodgt.algorithms.gt_dsgd import GTDSGD
 from spodgt.algorithms.k_gt import KGT
 from spodgt.algorithms.local_gt import LocalGT
+from spodgt.algorithms.local_sgd import LocalSGD
+from spodgt.algorithms.local_sgp import LocalSGP
 from spodgt.algorithms.mifa import MIFA
 from spodgt.algorithms.next import Next
 from spodgt.algorithms.osgp import OSGP
@@ -28,6 +30,7 @@ from spodgt.algorithms.push_diging import PushDIGing
 from spodgt.algorithms.push_pull import PushPull
 from spodgt.algorithms.relay import Relay
 from spodgt.algorithms.relay_sum import RelaySum
+from spodgt.algorithms.scaffold import SCAFFOLD
 from spodgt.algorithms.sgd import SGD
 from spodgt.algorithms.sgp import SGP
 from spodgt.algorithms.spod_gt import SpodGT
@@ -35,6 +38,7 @@ from spodgt.algorithms.spod_gt_importance import SpodGTImportance
 from spodgt.algorithms.spod_gt_memory import SpodGTMemory
 from spodgt.algorithms.sporadic_k_gt import SporadicKGT
 from spodgt.algorithms.subgradient_push import SubgradientPush
+from spodgt.algorithms.tracked_diloco import TrackedDiloco
 from spodgt.experiment import Experiment
 from spodgt.network import GraphFile, Network, graphs
 from spodgt.participation import (
@@ -73,6 +77,7 @@ __all__ = [
     "KGT",
     "MIFA",
     "OSGP",
+    "SCAFFOLD",
     "SGD",
     "SGP",
     "ABPushPull",
@@ -99,6 +104,8 @@ __all__ = [
     "Intersection",
     "Learning",
     "LocalGT",
+    "LocalSGD",
+    "LocalSGP",
     "Markov",
     "Network",
     "Next",
@@ -120,6 +127,7 @@ __all__ = [
     "Time",
     "Trace",
     "TraceFile",
+    "TrackedDiloco",
     "compare",
     "errors",
     "figures",

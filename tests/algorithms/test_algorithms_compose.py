@@ -33,7 +33,11 @@ from spodgt.runtimes.simulator import Simulation
 from tests.helpers import NAMES, STEPPING, build, final, make_run, ring_of, states
 
 FREE = [name for name in STEPPING if ALGORITHMS[name].traits.steps != "constant"]
-PER_CLIENT = [name for name in STEPPING if ALGORITHMS[name].traits.steps == "per client"]
+PER_CLIENT = [
+    name
+    for name in STEPPING
+    if ALGORITHMS[name].traits.steps == "per client" and ALGORITHMS[name].traits.exact != "no"
+]
 
 
 def traits_of(name: str) -> Any:

@@ -143,6 +143,98 @@ def test_local_gt(lengths: Any, averaging: float) -> None:
     bench.agrees(out)
 
 
+@pytest.mark.parametrize("name", ["local-sgd", "local-sgp"])
+@pytest.mark.parametrize("lengths", [4, "1-6"])
+def test_averaging_after_local_steps(name: str, lengths: Any) -> None:
+    bench = Bench(name, 0.5, 0.6, local_steps=lengths)
+    is_push = name == "local-sgp"
+    weights = bench.network.B if is_push else bench.network.A
+    x = bench.x0.copy()
+    u = x.copy()
+    s = np.ones(5)
+    out = [bench.x0]
+    for k in range(1, ROUNDS + 1):
+        for i in np.flatnonzero(bench.active(k - 1)[0]).tolist():
+            u[i] = u[i] - STEP * bench.grad(i, x[i])
+        sent_u = u.copy()
+        sent_s = s.copy()
+        for i, j in bench.active(k)[1]:
+            if is_push:
+                u[i] += weights[i, j] * sent_u[j]
+                u[j] -= weights[i, j] * sent_u[j]
+                s[i] += weights[i, j] * sent_s[j]
+                s[j] -= weights[i, j] * sent_s[j]
+            else:
+                u[i] += weights[i, j] * (sent_u[j] - sent_u[i])
+        x = u / s[:, None]
+        out.append(x)
+    assert is_push == bool((s != 1).any())
+    bench.agrees(out)
+
+
+@pytest.mark.parametrize("lengths", [4, "1-6"])
+def test_tracked_diloco(lengths: Any) -> None:
+    outer, beta = 0.7, 0.6
+    bench = Bench("tracked-diloco", 0.5, 0.6, local_steps=lengths, outer_step=outer, nesterov=beta)
+    A, B = bench.network.A, bench.network.B
+    moved = np.zeros((5, 2))  # by the local steps of the block
+    anchor = bench.x0.copy()
+    y, c, m = np.zeros((3, 5, 2))
+    count = np.zeros(5, int)
+    out = [bench.x0]
+    for k in range(1, ROUNDS + 1):
+        for i in np.flatnonzero(bench.active(k - 1)[0]).tolist():
+            moved[i] += STEP * bench.grad(i, anchor[i] - moved[i])
+            count[i] += 1
+        ends = block_ends(bench.run.availability, range(k, k + 1))[0]
+        for i in np.flatnonzero(ends & (count > 0)).tolist():
+            y[i] += moved[i] - c[i]
+            c[i] = moved[i]
+            m[i] = beta * m[i] + y[i]
+            anchor[i] = anchor[i] - outer * (y[i] + beta * m[i])
+            moved[i] = 0
+            count[i] = 0
+        sent_x, sent_y = anchor.copy(), y.copy()
+        for i, j in bench.active(k)[1]:
+            anchor[i] = anchor[i] + A[i, j] * (sent_x[j] - sent_x[i])
+            y[i] = y[i] + B[i, j] * sent_y[j]
+            y[j] = y[j] - B[i, j] * sent_y[j]
+        out.append(anchor - moved)
+    bench.agrees(out)
+
+
+def test_scaffold() -> None:
+    """The paper's listing: option II, c_i⁺ = c_i - c + (x - z_i)/(K_i η) after K_i steps."""
+    bench = Bench("scaffold", 0.4, 1.0, local_steps=4)
+    server = None  # x; before the first exchange models differ
+    z = bench.x0.copy()
+    start = z.copy()
+    own = np.zeros((5, 2))
+    c = np.zeros(2)
+    count = np.zeros(5, int)
+    out = [bench.x0]
+    for k in range(1, ROUNDS + 1):
+        for i in np.flatnonzero(bench.active(k - 1)[0]).tolist():
+            z[i] = z[i] - STEP * (bench.grad(i, z[i]) + c - own[i])
+            count[i] += 1
+        if k % 4 == 0:
+            chosen = np.flatnonzero(count).tolist()
+            change = np.zeros(2)
+            for i in chosen:
+                new = own[i] - c + (start[i] - z[i]) / (count[i] * STEP)
+                change += (new - own[i]) / 5
+                own[i] = new
+            c = c + change
+            server = z[chosen].mean(0)
+            z = np.tile(server, (5, 1))
+            start = z.copy()
+            count[:] = 0
+        assert not bench.active(k)[1]
+        out.append(z.copy())
+    assert server is not None
+    bench.agrees(out)
+
+
 def test_mifa() -> None:
     bench = Bench("mifa", 0.4, 0.3)
     x, out, last = bench.x0.mean(0), [np.tile(bench.x0.mean(0), (5, 1))], np.zeros((5, 2))

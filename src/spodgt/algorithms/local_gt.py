@@ -20,11 +20,12 @@ from typing import Annotated, NamedTuple
 
 import torch
 
-from spodgt.algorithms.base import Algorithm, Availability, Network, Rate, Tensor
+from spodgt.algorithms.base import Rate, Tensor
+from spodgt.algorithms.block_steps import BlockSteps
 from spodgt.algorithms.hyperparameters import NumberCheck
 from spodgt.algorithms.rounds import BlockRound
 from spodgt.algorithms.spod_gt_memory import SpodGTMemory
-from spodgt.participation.local_blocks import BlockLengths, check_block_lengths, with_local_blocks
+from spodgt.participation.local_blocks import BlockLengths, check_block_lengths
 
 
 class LocalGTState(NamedTuple):
@@ -38,7 +39,7 @@ class LocalGTState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LocalGT(Algorithm[LocalGTState, BlockRound]):
+class LocalGT(BlockSteps[LocalGTState, BlockRound]):
     name = "local-gt"
     traits = replace(
         SpodGTMemory.traits, source="spodgt", mixed_fields=(), local_steps=True, rule=None,
@@ -47,14 +48,6 @@ class LocalGT(Algorithm[LocalGTState, BlockRound]):
     step_size: Rate = 0.01  # η
     local_steps: Annotated[BlockLengths, check_block_lengths] = 5
     averaging: Annotated[float, NumberCheck(maximum=1.0)] = 1.0  # α
-
-    @property
-    def period(self) -> int:
-        return self.local_steps if isinstance(self.local_steps, int) else 1
-
-    def adapt_availability(self, availability: Availability, network: Network) -> Availability:
-        name = f"local_steps of {self.name}"
-        return with_local_blocks(availability, network, self.local_steps, name)
 
     def init(self, x: Tensor, round: BlockRound) -> LocalGTState:
         zero = x.new_zeros(x.shape)

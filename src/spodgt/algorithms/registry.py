@@ -40,6 +40,9 @@ METHODS = (
     "sporadic_k_gt",
     "k_gt",
     "local_gt",
+    "tracked_diloco",
+    "local_sgd",
+    "local_sgp",
     "push_pull",
     "ab",
     "gossip_push_pull",
@@ -61,6 +64,7 @@ METHODS = (
     "ad_psgd",
     "gossip",
     "fedavg",
+    "scaffold",
     "mifa",
     "sgd",
 )
