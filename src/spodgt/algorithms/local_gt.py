@@ -60,10 +60,13 @@ class LocalGT(BlockSteps[LocalGTState, BlockRound]):
         s = s + g
         h = h + active
         ends = round.block_ends & (h > 0)
-        mean = s / h.clamp(min=1)
-        new_c = torch.where(ends, c + self.averaging * (mean - c), c)
-        s = torch.where(ends, torch.zeros_like(s), s)
-        h = torch.where(ends, torch.zeros_like(h), h)
+        if ends.any():
+            mean = s / h.clamp(min=1)
+            change = torch.where(ends, self.averaging * (mean - c), torch.zeros_like(c))
+            c = c + change
+            y = y + change
+            s = torch.where(ends, torch.zeros_like(s), s)
+            h = torch.where(ends, torch.zeros_like(h), h)
         x = round.pull(z)
-        y = round.push(y + (new_c - c))
-        return LocalGTState(x, y, new_c, round.grad(x), round.computes.to(x), s, h)
+        y = round.push(y)
+        return LocalGTState(x, y, c, round.grad(x), round.computes.to(x), s, h)
