@@ -48,9 +48,13 @@ def create(folder: Path, experiment: Experiment, deployment: Deployment = Deploy
     The experiment's network, problem and one method are drawn with its first seed. Its participation is that
     of simulated clients: real ones compute and send as often as they can, unless `deployment` limits them.
     """
-    if (folder / "ca.key").exists():
-        raise InvalidInput(f"{folder} already holds a run; give another folder.")
-    manifest = plan(experiment, deployment)
+    _check_is_free(folder)
+    return create_from(folder, plan(experiment, deployment))
+
+
+def create_from(folder: Path, manifest: Manifest) -> Manifest:
+    """Make a run's folder with a new authority and a first manifest; returns it signed and written."""
+    _check_is_free(folder)
     check_devices(manifest)
     manifest = with_root(manifest)
     key, authority = identity.create_authority(manifest.run)
@@ -66,11 +70,16 @@ def create(folder: Path, experiment: Experiment, deployment: Deployment = Deploy
     return manifest
 
 
+def _check_is_free(folder: Path) -> None:
+    if (folder / "ca.key").exists():
+        raise InvalidInput(f"{folder} already holds a run; give another folder.")
+
+
 def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     """The first manifest of a run."""
     seed = experiment.run.seed_list[0]
     network, availability = experiment.draw_network(seed, deployment.names)
-    names, addresses = _clients_of(network, deployment)
+    names, addresses = clients_of(network, deployment)
     if experiment.weights == "given":
         raise InvalidInput("network.weights='given' is not for peers; use weights = \"degree\".")
     parts = deployment.divided_into or network.clients
@@ -135,7 +144,7 @@ def _method_of(experiment: Experiment) -> Method:
     return Method(name, step_size, fields)
 
 
-def _clients_of(network: Network, deployment: Deployment) -> tuple[list[str], list[str]]:
+def clients_of(network: Network, deployment: Deployment) -> tuple[list[str], list[str]]:
     """Names and addresses in the order of the network's clients.
 
     Given names are joined by name to those of the network if both are the same; if they have none in

@@ -10,6 +10,7 @@ The table `compute` of a client in the manifest says what its device can do:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ from spodgt.participation import DayNight, Markov, Participation, TraceFile
 from spodgt.peer.clock import SYSTEM_CLOCK, Clock
 from spodgt.peer.manifest import Manifest, layout_of
 from spodgt.peer.options import Table
+from spodgt.peer.states import State
 from spodgt.problems import refuse_statistics
 from spodgt.problems.protocols import HasClientWeights
 from spodgt.types import Minibatches, Problem
@@ -175,6 +177,20 @@ class Work:
         )
         self.capacity.spent(self.clock.monotonic() - begun)
         return g
+
+    def evaluate(self, state: State) -> list[tuple[float, float]]:
+        """(loss, accuracy) of the model, and of its running mean where the method keeps one."""
+        models = [state.method.x]
+        if "mean" in state.more:
+            models.append(state.more["mean"].float())
+        wide = torch.cat([torch.cat((x, state.private), 1) for x in models])
+        scores = self.problem.evaluate(wide, np.full(len(models), self.row))
+        accuracies = scores.metrics.get("accuracy")
+        rows = []
+        for index, loss in enumerate(scores.loss):
+            accuracy = math.nan if accuracies is None else float(accuracies[index])
+            rows.append((float(loss), accuracy))
+        return rows
 
 
 def row_of(problem: Problem, name: str, part: int) -> int:
