@@ -9,10 +9,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from spodgt.errors import InvalidInput
+from spodgt.sites.checkpoint import HasState
 from spodgt.sites.hooks import check_model
 from spodgt.sites.layout import model_row
+from spodgt.sites.options import BlockOptions
 from spodgt.sites.run_setup import LAYOUT_VARIABLE, write_layout_and_exit
-from spodgt.sites.site import BlockOptions, HasState, Site
+from spodgt.sites.site import Site
 
 
 def join(

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -20,7 +20,15 @@ FILE = "training.safetensors"
 _TENSOR = "tensor:"
 
 
-def save(folder: Path, objects: Mapping[str, Any]) -> None:
+class HasState(Protocol):
+    """An optimizer, scheduler or gradient scaler."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object: ...
+
+
+def save(folder: Path, objects: Mapping[str, HasState]) -> None:
     """Write the states of all objects in one file, replaced at once.
 
     Args:
@@ -39,7 +47,7 @@ def save(folder: Path, objects: Mapping[str, Any]) -> None:
 
 
 def load(
-    folder: Path, objects: Mapping[str, Any], notify: Callable[[str, str], None]
+    folder: Path, objects: Mapping[str, HasState], notify: Callable[[str, str], None]
 ) -> None:
     """Restore what `save` has written; objects that do not fit begin anew, and `notify` is called."""
     path = folder / FILE

@@ -33,7 +33,8 @@ from spodgt.peer.transport import wire_format
 from spodgt.peer.transport.connection import Local
 from spodgt.peer.transport.grpc_wire import system_host
 from spodgt.peer.transport.links import Transport
-from spodgt.sites.exchange import Exchange
+from spodgt.sites.exchange import Exchange, ExchangeOptions
+from spodgt.sites.handover import Block, Handover
 from spodgt.sites.layout import Layout
 
 SCRIPT = "script"  # `kind` of the problem in the manifest of a run of training scripts
@@ -63,7 +64,7 @@ class Connection:
         start: (columns,) its present model, used if the folder has no state yet.
         dtype: Of the contribution: float32, or float64 for models in float64.
         initial: "first": take over the model of the first client of the manifest; "own": keep `start`.
-        alpha, max_silent_blocks: As in `Exchange`.
+        options: Of the exchange.
         durability: "power" or "process".
     """
 
@@ -75,8 +76,7 @@ class Connection:
         *,
         dtype: torch.dtype,
         initial: str,
-        alpha: float,
-        max_silent_blocks: int | None,
+        options: ExchangeOptions,
         durability: str,
     ) -> None:
         if not (folder / "cert.pem").exists():
@@ -100,18 +100,13 @@ class Connection:
         )
         try:
             self.node = self._restore(start, dtype, initial)
-            self._build(folder, layout, identity, alpha, max_silent_blocks)
+            self._build(folder, layout, identity, options)
         except SpodgtError:
             self.store.close()
             raise
 
     def _build(
-        self,
-        folder: Path,
-        layout: Layout,
-        identity: Identity,
-        alpha: float,
-        max_silent_blocks: int | None,
+        self, folder: Path, layout: Layout, identity: Identity, options: ExchangeOptions
     ) -> None:
         manifest = self.membership.manifest
         context = wire_format.Context(
@@ -130,14 +125,15 @@ class Connection:
         self.reporter = Reporter(
             folder, self.node, self.scores, self.transport, self.journal, Options()
         )
+        self.handover = Handover()
         self.exchange = Exchange(
             self.node,
             self.transport,
             self.membership,
             self.reporter,
+            self.handover,
+            options,
             tracked=layout.tracked,
-            alpha=alpha,
-            max_silent_blocks=max_silent_blocks,
             has_model=self.store.labels[_MODEL] == _COMMON,
         )
 
@@ -220,9 +216,31 @@ class Connection:
         self.store.labels[_MODEL] = _COMMON
         self.exchange.has_model = True
 
+    def submit(self, block: Block) -> None:
+        """Hand a block over to the exchange; waits while the one before is being written."""
+        self.handover.submit(block)
+        self.node.arrived.set()
+
+    def wait_for_news(self) -> None:
+        """Wait for a message if there has been none for too many blocks."""
+        if self.exchange.is_alone:
+            handover = self.handover
+            handover.wait_for_news(lambda: handover.block is None and not self.exchange.is_alone)
+
+    def finish(self, seconds: float) -> None:
+        """Inform the neighbours that no more blocks follow; waits for their answers, at most `seconds`."""
+        handover = self.handover
+        handover.wait_until(lambda: handover.block is None)
+        handover.is_ending = True
+        handover.is_waiting = True  # what arrives is committed at once
+        self.node.arrived.set()
+        node = self.node
+        handover.wait_until(lambda: node.has_ended and node.is_end_known(), seconds)
+
     def close(self) -> None:
         """End both threads and release the folder."""
-        self.exchange.stop()
+        self.handover.is_stopped = True
+        self.node.arrived.set()
         worker = getattr(self, "_worker", None)
         if worker is not None:
             worker.join()
@@ -231,7 +249,7 @@ class Connection:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._network.join()
         self.loop.close()
-        if self.exchange.failure is None and worker is not None:
+        if self.handover.failure is None and worker is not None:
             self.reporter.report(last=True)
         self.store.close()
 
