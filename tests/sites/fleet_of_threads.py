@@ -66,15 +66,16 @@ def make_run(
     """A run of `clients` sites on a directed exponential graph, with certificates for all."""
     if isinstance(layout, nn.Module):
         layout = model_row(layout).layout
+    layers = {"compress": "int8"} if compress else {}
     experiment = Experiment.parse(
         {
             "network": {"kind": "exponential", "clients": clients},
             "participation": {"kind": "bernoulli", "p": 1.0, "p_hat": p_hat},
-            "run": {"seeds": 1},
+            "run": {"methods": ["spod-gt-memory"], "seeds": 1, "layers": layers},
         }
     )
     deployment = Deployment(limits_from_config=p_hat < 1)
-    manifest = create_script_run(folder, experiment, layout, deployment, compress=compress)
+    manifest = create_script_run(folder, experiment, layout, deployment)
     for name in manifest.names:
         run_folders.issue(folder, name)
     return manifest

@@ -8,6 +8,7 @@ RUN/NAME/                     one client's certificate, key, manifest, and later
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import socket
 from collections import Counter
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.torch import save_file
+from torch import Tensor
 
 try:
     import fcntl
@@ -33,7 +35,7 @@ from spodgt.peer import identity, store
 from spodgt.peer.audit import Audit, audit
 from spodgt.peer.changes import check_devices, with_root, without
 from spodgt.peer.files import DISK, OWNER_ONLY, PUBLIC
-from spodgt.peer.manifest import Client, Link, Manifest, Method, SignedManifest, is_name, layout_of
+from spodgt.peer.manifest import SCRIPT, Client, Link, Manifest, Method, SignedManifest, is_name, layout_of
 from spodgt.peer.options import Deployment, Table, check_address
 from spodgt.peer.states import state_from
 from spodgt.peer.work import capacity, manifest_problem, problem_of, row_of
@@ -304,9 +306,13 @@ def export(
             f"mean=True, but {meta['name']} keeps no running mean; {fix}, or leave it out."
         )
     x = vectors["more:mean" if mean else "x"].float()
-    if problem is None and (folder / "manifest.toml").exists():
-        problem = manifest_problem(load(folder), str(meta["name"]))
     named = {"x": x}
+    if problem is None and (folder / "manifest.toml").exists():
+        manifest = load(folder)
+        if manifest.problem.get("kind") == SCRIPT:
+            named = script_parameters(manifest, x)
+        else:
+            problem = manifest_problem(manifest, str(meta["name"]))
     if (
         problem is not None
         and layout_of(problem) == meta["layout"]
@@ -321,6 +327,19 @@ def export(
         "tensors": {name: list(t.shape) for name, t in tensors.items()},
         **notes,
     }
+
+
+def script_parameters(manifest: Manifest, x: Tensor) -> dict[str, Tensor]:
+    """The parameters of a training script's model by name, from a row as sites exchange it."""
+    layout = manifest.problem["layout"]
+    assert isinstance(layout, dict)
+    named = {}
+    start = 0
+    for name, shape, _ in layout["parameters"]:
+        size = math.prod(shape)
+        named[name] = x[start : start + size].reshape(shape)
+        start += size
+    return named
 
 
 def _authority_key(folder: Path) -> bytes:

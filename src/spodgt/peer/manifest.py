@@ -39,6 +39,7 @@ else:
     import tomli as tomllib
 
 FORMAT = 2
+SCRIPT = "script"  # `kind` of the problem of a run whose clients are training scripts
 RESETS = 2**32  # epochs that one version has room for
 DIAL = ("sender", "receiver")
 _SIGNED = b"# signature: "  # begins the last line of the file

@@ -27,7 +27,7 @@ from spodgt.network import Network
 from spodgt.network.names import list_names
 from spodgt.participation import DayNight, Markov, Participation, TraceFile
 from spodgt.peer.clock import SYSTEM_CLOCK, Clock
-from spodgt.peer.manifest import Manifest, layout_of
+from spodgt.peer.manifest import SCRIPT, Manifest, layout_of
 from spodgt.peer.options import Table
 from spodgt.peer.states import State
 from spodgt.problems import refuse_statistics
@@ -221,6 +221,10 @@ def row_of(problem: Problem, name: str, part: int) -> int:
 
 def manifest_problem(manifest: Manifest, name: str | None = None) -> Problem:
     """The problem that a manifest describes, in as many parts as the run was made with."""
+    if manifest.problem.get("kind") == SCRIPT:
+        raise InvalidInput(
+            "the run is for training scripts; start the script that calls spodgt.join with this folder."
+        )
     clients = manifest.divided_into or len(manifest.clients)
     return problem_of(read_problem(manifest.problem), clients, name).draw(manifest.seed)
 

@@ -18,7 +18,7 @@ from spodgt.errors import Failed, InvalidInput, SpodgtError
 from spodgt.peer.host.fault_injection import Chaos
 from spodgt.peer.membership import certificates
 from spodgt.peer.membership.certificates import OBSERVER, Identity
-from spodgt.peer.membership.manifest import RESETS, Manifest
+from spodgt.peer.membership.manifest import RESETS, SCRIPT, Manifest
 from spodgt.peer.options import Options
 from spodgt.peer.process.main import check_state
 from spodgt.peer.process.membership import Membership
@@ -37,7 +37,6 @@ from spodgt.sites.exchange import Exchange, ExchangeOptions
 from spodgt.sites.handover import Block, Handover
 from spodgt.sites.layout import Layout
 
-SCRIPT = "script"  # `kind` of the problem in the manifest of a run of training scripts
 _MODEL = "initial model"  # label of a state: whose initial model it holds
 _COMMON = "common"
 _START_SECONDS = 20.0  # for opening the server

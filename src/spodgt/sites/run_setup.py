@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
+from spodgt.algorithms import describe
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
-from spodgt.peer.membership.manifest import Client, Link, Manifest, Method
+from spodgt.peer.membership.manifest import SCRIPT, Client, Link, Manifest, Method
 from spodgt.peer.membership.run_folders import clients_of, create_from
 from spodgt.peer.options import Deployment, Table
-from spodgt.sites.connection import SCRIPT
 from spodgt.sites.layout import Layout
 
 LAYOUT_VARIABLE = "SPODGT_LAYOUT"  # file to which `spodgt.join` writes the layout, and ends
@@ -61,22 +61,25 @@ def write_layout_and_exit(layout: Layout, target: Path) -> None:
     sys.exit(0)
 
 
+def wire_options(experiment: Experiment) -> Table:
+    """The layer of the method that changes messages: compress = "int8" sends 8 bits per number."""
+    fields = describe(experiment.methods[0])
+    return {key: fields[key] for key in ("compress",) if fields.get(key)}
+
+
 def create_script_run(
     folder: Path,
     experiment: Experiment,
     layout: Layout,
     deployment: Deployment = Deployment(),  # noqa: B008
-    *,
-    compress: bool = False,
 ) -> Manifest:
     """Make the folder of a run for training scripts; returns its manifest.
 
     Args:
         folder: Must not hold a run yet.
-        experiment: Its network, participation and first seed are used.
+        experiment: Its network, participation, first seed and layer `compress` are used.
         layout: Of the model that all sites train.
         deployment: Names, addresses and limits of the sites.
-        compress: Send 8 bits per number.
     """
     seed = experiment.run.seed_list[0]
     network, availability = experiment.draw_network(seed, deployment.names)
@@ -100,7 +103,7 @@ def create_script_run(
         links=tuple(links),
         layout=layout.hash,
         parameters=layout.columns,
-        method=Method(METHOD, 1.0, {"compress": "int8"} if compress else {}),
+        method=Method(METHOD, 1.0, wire_options(experiment)),
         problem={"kind": SCRIPT, "layout": layout.to_table()},
         seed=seed,
         weights=experiment.weights or "degree",
