@@ -28,7 +28,7 @@ def unwrap_optimizer(optimizer: object) -> Optimizer:
         InvalidInput: it is no torch optimizer, or one that cannot be corrected.
     """
     inner = getattr(optimizer, "optimizer", None)
-    while isinstance(inner, Optimizer):
+    while inner is not None:
         optimizer = inner
         inner = getattr(optimizer, "optimizer", None)
     if not isinstance(optimizer, Optimizer):
