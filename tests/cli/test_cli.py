@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,6 @@ from spodgt.record.summary import short_bytes, short_count
 from spodgt.training import Progress
 from spodgt.training.progress import Display
 from tests.conftest import Cli
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SMALL = ("--set", "network.clients=4", "--set", "network.radius=0.8", "--set", "run.evaluations=2")
 QUADRATIC = (

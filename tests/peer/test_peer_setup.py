@@ -106,8 +106,8 @@ def test_the_others_must_stay_connected(tmp_path: Path) -> None:
 
 def test_certificates_say_what_is_wrong() -> None:
     key, authority = certificates.create_authority("run")
-    past = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=5)
-    future = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=5)
+    past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=5)
+    future = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=5)
     good = certificates.issue(key, authority, "p0")
     certificates.check(good)
     cases = {

@@ -81,7 +81,7 @@ class Server:
                     pass
                 await call.done_writing()
                 return f"{(await call.code()).name}: {await call.details()}"
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 return "open" if self.heard else "no connection"
             except grpc.aio.AioRpcError as error:
                 return f"{error.code().name}: {error.details()}"
@@ -259,7 +259,7 @@ def test_the_whole_message_is_repeated_to_a_receiver_of_protocol_1() -> None:
 
 
 def test_strangers_stay_out() -> None:
-    past = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=3)
+    past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=3)
     other_key, other_ca = certificates.create_authority("other")
     foreign = certificates.issue(other_key, other_ca, "a")
     strangers = {
@@ -375,7 +375,7 @@ def test_one_stream_for_each_name_and_a_later_incarnation_takes_over(
 
 
 def test_the_cause_of_a_dead_link_is_named() -> None:
-    past = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=3)
+    past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=3)
 
     async def why(person: Identity, address: str) -> str:
         transport = Transport(Local(context("a"), person, lambda *_: None, lambda *_: None))

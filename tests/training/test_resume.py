@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,6 @@ from spodgt.errors import Failed, InvalidInput
 from spodgt.problems import Quadratic
 from spodgt.record.run_folder import CHECKPOINT, RunFolder
 from spodgt.training import Progress
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 METHODS = [
     "spod-gt",

@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -222,7 +222,7 @@ class Cluster:
 
     def issue(self, name: str, days: float = 30.0) -> None:
         """Put a new certificate into a client's folder."""
-        now = datetime.fromtimestamp(SimulatedClock(self.loop).wall(), timezone.utc)
+        now = datetime.fromtimestamp(SimulatedClock(self.loop).wall(), UTC)
         made = certificates.issue(self.key, self.authority, name, days=days, start=now)
         disk = self.hosts[name].disk
         disk.put(FOLDER / "ca.pem", self.authority)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
@@ -230,5 +230,5 @@ def _common_name(text: str) -> x509.Name:
 
 def _utc(now: float | None) -> datetime:
     if now is None:
-        return datetime.now(timezone.utc)
-    return datetime.fromtimestamp(now, timezone.utc)
+        return datetime.now(UTC)
+    return datetime.fromtimestamp(now, UTC)

@@ -11,7 +11,7 @@ import base64
 import binascii
 import hashlib
 import re
-import sys
+import tomllib
 from collections import Counter
 from dataclasses import asdict, field
 from functools import cached_property
@@ -32,11 +32,6 @@ from spodgt.peer.protocol.epoch_topology import Seats
 from spodgt.problems.protocols import HasLayout
 from spodgt.types import Problem
 from spodgt.validation import Field, FieldHint, Number, Whole, from_table, one_of, recipe
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FORMAT = 2
 RESETS = 2**32  # epochs that one version has room for

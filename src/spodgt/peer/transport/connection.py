@@ -105,5 +105,5 @@ async def fetch(
                 file += chunk
                 if len(file) > limit:
                     raise Refused(f"the answer of {name} has more than {limit} bytes")
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise Refused(f"{name} answers too slowly: {len(file)} bytes so far") from None

@@ -238,7 +238,7 @@ class OutStream(Dialled):
             now = self.local.now
             stuck = self.writing and now - self.writing > CHUNK_SECONDS
             if stuck or (self.asked and now - self.asked > limit):
-                raise asyncio.TimeoutError
+                raise TimeoutError
 
     async def _send(self, call: Stream, protocol: int) -> None:
         """Send the newest message, each once on a stream, and repeat the header of one not acknowledged.
