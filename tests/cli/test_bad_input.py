@@ -245,7 +245,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "method twice": (
         "[run]\nmethods = ['spod-gt', 'spod-gt']",
-        "algorithms must differ, but spod-gt is there twice; drop one.",
+        "methods must differ, but spod-gt is there twice; drop one.",
     ),
     "no step": (
         "[run]\nstep_size = 0",
@@ -619,11 +619,11 @@ CALLS: dict[str, tuple[Any, str]] = {
     ),
     "no methods": (
         lambda: spodgt.compare([], PROBLEM, RING, rounds=3),
-        'algorithms must name at least one method, got none; use ["spod-gt"].',
+        'methods must name at least one method, got none; use ["spod-gt"].',
     ),
     "methods are a number": (
         lambda: spodgt.compare(3, PROBLEM, RING, rounds=3),  # type: ignore[arg-type]
-        'algorithms must be a list of methods, got int; use ["spod-gt"].',
+        'methods must be a list of methods, got int; use ["spod-gt"].',
     ),
     "beta of a word": (
         lambda: spodgt.Beta("half"),  # type: ignore[arg-type]

@@ -291,7 +291,7 @@ def test_memory_removes_the_bias_of_bursts() -> None:
     result = spodgt.compare(
         methods, problem, Network.draw(graphs.Complete(6)), participation, **options
     )
-    last = result.frame.groupby("algorithm")["gradient_norm"].last()
+    last = result.frame.groupby("method")["gradient_norm"].last()
     assert last["spod-gt-memory"] < 1e-9
     assert last["spod-gt"] > 1e-2
 
