@@ -94,6 +94,10 @@ class Method:
                 raise Incompatible(
                     f"{self.name} with compress = {asked!r} cannot run between peers; {use}."
                 )
+        local_steps = self.more.get("local_steps", 1)
+        if not isinstance(local_steps, int):
+            fix = "use one number, such as local_steps = 5"
+            raise Incompatible(f"local_steps = {local_steps!r} cannot run between peers; {fix}.")
         needs, links = set(TrackingState._fields), {("push", "y"), ("pull", "x")}
         traits = (
             built.traits
