@@ -60,7 +60,9 @@ def join(
         A context manager; inside, `site.exchange()`, `site.correct()`, `site.report(loss=…)`, `site.steps`.
     """
     if not isinstance(model, nn.Module):
-        raise InvalidInput(f"model must be a torch.nn.Module, got {type(model).__name__}; pass the model.")
+        raise InvalidInput(
+            f"model must be a torch.nn.Module, got {type(model).__name__}; pass the model."
+        )
     target = os.environ.get(LAYOUT_VARIABLE)
     if target:
         check_model(model)

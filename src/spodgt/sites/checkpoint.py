@@ -46,9 +46,7 @@ def save(folder: Path, objects: Mapping[str, HasState]) -> None:
     os.replace(partial, path)
 
 
-def load(
-    folder: Path, objects: Mapping[str, HasState], notify: Callable[[str, str], None]
-) -> None:
+def load(folder: Path, objects: Mapping[str, HasState], notify: Callable[[str, str], None]) -> None:
     """Restore what `save` has written; objects that do not fit begin anew, and `notify` is called."""
     path = folder / FILE
     if not path.exists():
@@ -75,7 +73,9 @@ def _encode(value: object, path: str, tensors: dict[str, Tensor]) -> object:
         tensors[path] = value.detach().cpu().contiguous().clone()
         return {_TENSOR: path}
     if isinstance(value, Mapping):
-        pairs = [[_key(key), _encode(each, f"{path}{key}.", tensors)] for key, each in value.items()]
+        pairs = [
+            [_key(key), _encode(each, f"{path}{key}.", tensors)] for key, each in value.items()
+        ]
         return {"dict": pairs}
     if isinstance(value, list | tuple):
         items = [_encode(each, f"{path}{number}.", tensors) for number, each in enumerate(value)]
@@ -105,5 +105,3 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if kind == "omitted":
         return None
     return content
-
-

@@ -191,7 +191,9 @@ class Connection:
     def start(self) -> None:
         """Listen, connect, and begin to exchange in the background."""
         self.loop = asyncio.new_event_loop()
-        self._network = threading.Thread(target=self.loop.run_forever, name="spodgt-network", daemon=True)
+        self._network = threading.Thread(
+            target=self.loop.run_forever, name="spodgt-network", daemon=True
+        )
         self._network.start()
         manifest = self.membership.manifest
         address = manifest.client(self.name).address
@@ -203,7 +205,9 @@ class Connection:
             raise Failed(
                 f"{self.name} cannot listen at {address}; is another process there?"
             ) from None
-        self._worker = threading.Thread(target=self.exchange.run, name="spodgt-exchange", daemon=True)
+        self._worker = threading.Thread(
+            target=self.exchange.run, name="spodgt-exchange", daemon=True
+        )
         self._worker.start()
 
     def has_common_model(self) -> bool:
@@ -292,7 +296,9 @@ def check_layout(manifest: Manifest, layout: Layout) -> None:
         )
     table = problem.get("layout")
     if not isinstance(table, Mapping):
-        raise InvalidInput("the manifest has no layout; make the run with spodgt peer init --script.")
+        raise InvalidInput(
+            "the manifest has no layout; make the run with spodgt peer init --script."
+        )
     difference = layout.difference(Layout.from_table(table))
     if difference:
         raise InvalidInput(

@@ -154,7 +154,9 @@ class OptimizerHooks:
         if early is not None:
             self._used_gradient = early is Recorded.USED
             return
-        found_inf = getattr(self.optimizer, "found_inf", None)  # set by GradScaler, fused optimizers
+        found_inf = getattr(
+            self.optimizer, "found_inf", None
+        )  # set by GradScaler, fused optimizers
         if isinstance(found_inf, Tensor) and float(found_inf.sum()) > 0:
             self._used_gradient = False
             return

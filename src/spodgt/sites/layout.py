@@ -108,7 +108,9 @@ class Layout:
 def _specs_of(rows: object) -> tuple[TensorSpec, ...]:
     if not isinstance(rows, list | tuple):
         raise TypeError
-    return tuple(TensorSpec(str(name), tuple(map(int, shape)), str(dtype)) for name, shape, dtype in rows)
+    return tuple(
+        TensorSpec(str(name), tuple(map(int, shape)), str(dtype)) for name, shape, dtype in rows
+    )
 
 
 @dataclass(eq=False)
@@ -192,7 +194,9 @@ def model_row(model: nn.Module) -> ModelRow:
     """
     trained = {name: each for name, each in _named_parameters(model) if each.requires_grad}
     if not trained:
-        raise InvalidInput("model has no parameter with requires_grad=True; unfreeze what is to be trained.")
+        raise InvalidInput(
+            "model has no parameter with requires_grad=True; unfreeze what is to be trained."
+        )
     for name, parameter in trained.items():
         _check_parameter(name, parameter)
     buffers = {name: each for name, each in _named_buffers(model) if each.dtype in _SUPPORTED}

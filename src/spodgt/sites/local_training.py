@@ -124,5 +124,3 @@ class LocalTraining:
         while not capacity.computes(draw):
             time.sleep(seconds)
             draw += _OTHER_DRAW
-
-

@@ -26,7 +26,9 @@ from spodgt.peer.options import Deployment, Table
 from spodgt.sites.layout import Layout
 
 LAYOUT_VARIABLE = "SPODGT_LAYOUT"  # file to which `spodgt.join` writes the layout, and ends
-METHOD = "spod-gt-memory"  # with contributions that are means over blocks: see docs/explanation/join.md
+METHOD = (
+    "spod-gt-memory"  # with contributions that are means over blocks: see docs/explanation/join.md
+)
 
 
 def read_layout(script: Path, arguments: Sequence[str] = (), seconds: float = 600.0) -> Layout:
@@ -36,14 +38,21 @@ def read_layout(script: Path, arguments: Sequence[str] = (), seconds: float = 60
         InvalidInput: the script fails, or ends before it joins.
     """
     if not script.is_file():
-        raise InvalidInput(f"--script {script} does not exist; give a training script that calls spodgt.join.")
+        raise InvalidInput(
+            f"--script {script} does not exist; give a training script that calls spodgt.join."
+        )
     with tempfile.TemporaryDirectory(prefix="spodgt-layout-") as folder:
         target = Path(folder) / "layout.json"
         command = [sys.executable, str(script), *arguments]
         environment = {**os.environ, LAYOUT_VARIABLE: str(target)}
         try:
             done = subprocess.run(
-                command, env=environment, timeout=seconds, capture_output=True, text=True, check=False
+                command,
+                env=environment,
+                timeout=seconds,
+                capture_output=True,
+                text=True,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             raise InvalidInput(
