@@ -41,14 +41,16 @@ class Quadratics:
 
     def loss(self, site: int, x: Tensor) -> Tensor:
         difference = x - self.m[site]
-        return difference @ self.q[site] @ difference / 2
+        value: Tensor = difference @ self.q[site] @ difference / 2
+        return value
 
     @property
     def optimum(self) -> Tensor:
         """The minimiser of the sum."""
         total = torch.stack(self.q).sum(0)
         right = torch.stack([q @ m for q, m in zip(self.q, self.m, strict=True)]).sum(0)
-        return torch.linalg.solve(total, right)
+        solution: Tensor = torch.linalg.solve(total, right)
+        return solution
 
     def error(self, x: Tensor) -> float:
         """Distance from the optimum, relative."""

@@ -41,7 +41,7 @@ def hooked(
 
 
 def backward(model: Weights, slope: float) -> None:
-    (slope * model.w.sum()).backward()
+    torch.autograd.backward(slope * model.w.sum())
 
 
 def test_step_uses_the_gradient_plus_the_correction_and_records_the_raw_gradient() -> None:
@@ -79,7 +79,7 @@ def test_closure_is_corrected_after_its_backward_pass(as_keyword: bool) -> None:
     def closure() -> Tensor:
         optimizer.zero_grad()
         loss = 0.5 * model.w.sum()
-        loss.backward()
+        torch.autograd.backward(loss)
         return loss
 
     with hooked(model, optimizer) as (correction, hooks, _):
@@ -103,7 +103,7 @@ def test_grad_scaler_records_unscaled_gradients_and_skips_infinite_ones(
     with hooked(model, optimizer) as (correction, hooks, _):
         for slope in (0.5, float("inf")):
             optimizer.zero_grad()
-            scaler.scale(slope * model.w.sum()).backward()
+            torch.autograd.backward(scaler.scale(slope * model.w.sum()))
             if unscale:
                 scaler.unscale_(optimizer)
             scaler.step(optimizer)
@@ -121,7 +121,7 @@ def test_grad_scaler_with_early_correction_continues_after_a_skipped_step() -> N
     with hooked(model, optimizer) as (correction, hooks, texts):
         for slope in (float("inf"), 0.5):
             optimizer.zero_grad()
-            scaler.scale(slope * model.w.sum()).backward()
+            torch.autograd.backward(scaler.scale(slope * model.w.sum()))
             scaler.unscale_(optimizer)
             hooks.correct()
             scaler.step(optimizer)
@@ -157,11 +157,14 @@ def test_coupled_weight_decay_is_part_of_the_recorded_gradient(
 
 def test_weight_decay_of_groups_is_taken_per_group() -> None:
     model = nn.Linear(2, 1)
-    groups = [{"params": [model.weight], "weight_decay": 0.5}, {"params": [model.bias]}]
+    groups: list[dict[str, Any]] = [
+        {"params": [model.weight], "weight_decay": 0.5},
+        {"params": [model.bias]},
+    ]
     optimizer = torch.optim.SGD(groups, lr=0.1)
     weight = model.weight.detach().clone()
     with hooked(model, optimizer) as (correction, _, _):
-        (model.weight.sum() * 0 + model.bias.sum()).backward()
+        torch.autograd.backward(model.weight.sum() * 0 + model.bias.sum())
         optimizer.step()
         sums = correction.row.views(correction.gradient_sum)
         assert torch.allclose(sums[0], 0.5 * weight)
@@ -173,7 +176,7 @@ def test_missing_gradient_of_a_trained_parameter_counts_as_zero() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     bias = model.bias.detach().clone()
     with hooked(model, optimizer):
-        model.weight.sum().backward()
+        torch.autograd.backward(model.weight.sum())
         assert model.bias.grad is None
         optimizer.step()
     assert torch.allclose(model.bias, bias - D)
@@ -250,7 +253,7 @@ def test_removed_hooks_are_found_at_the_next_step() -> None:
         for handle in hooks._handles[:2]:
             handle.remove()
         backward(model, 0.5)
-        with pytest.raises(Failed, match="hooks of spodgt.join were removed"):
+        with pytest.raises(Failed, match=r"hooks of spodgt\.join were removed"):
             optimizer.step()
 
 
@@ -270,7 +273,7 @@ def test_optimizers_that_cannot_be_corrected_are_refused() -> None:
     model = Weights()
     with pytest.raises(InvalidInput, match="LBFGS"):
         unwrap_optimizer(torch.optim.LBFGS(model.parameters()))
-    with pytest.raises(InvalidInput, match="must be a torch.optim.Optimizer, got dict"):
+    with pytest.raises(InvalidInput, match=r"must be a torch\.optim\.Optimizer, got dict"):
         unwrap_optimizer({})
 
     class ZeroRedundancyOptimizer(torch.optim.SGD):
@@ -304,7 +307,7 @@ def test_sparse_gradients_are_refused() -> None:
     model = nn.Embedding(4, 2, sparse=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with hooked(model, optimizer):
-        model(torch.tensor([1])).sum().backward()
+        torch.autograd.backward(model(torch.tensor([1])).sum())
         with pytest.raises(InvalidInput, match="sparse=False"):
             optimizer.step()
 

@@ -10,7 +10,7 @@ from spodgt.errors import InvalidInput
 from spodgt.sites.layout import Layout, model_row
 
 
-def network() -> nn.Module:
+def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 

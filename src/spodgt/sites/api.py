@@ -44,11 +44,11 @@ def join(
         folder: Of this site, made by `spodgt peer init --script` and `spodgt peer issue`.
         model: Its parameters with `requires_grad` travel, and the running statistics of BatchNorm.
         optimizer: Any `torch.optim.Optimizer` of these parameters but LBFGS.
-        block_steps: Optimizer steps of a block. Without it and `block_seconds`, only `site.exchange()` ends one.
+        block_steps: Optimizer steps of a block. Without it and `block_seconds`, `site.exchange()` ends a block.
         block_seconds: Seconds of a block.
         scheduler, scaler: Their states are saved beside that of the optimizer.
-        alpha: Weight of the newest block in the site's contribution, in (0, 1]; below 1 it is a running mean.
-        weight: Multiplies the gradients of this site; use w_i with mean 1 over sites to weigh samples equally.
+        alpha: Weight of the newest block in the contribution, in (0, 1]; below 1 it is a running mean.
+        weight: Multiplies the gradients of this site; weights with mean 1 over sites weigh samples equally.
         max_norm: Clip the corrected gradient to this norm. Clipping before the correction is not exact.
         max_silent_blocks: Wait after so many blocks without a message; None: continue alone.
         initial: "first": begin with the model of the first client of the manifest; "own": with this model.

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -20,12 +20,15 @@ FILE = "training.safetensors"
 _TENSOR = "tensor:"
 
 
+StateDict: TypeAlias = dict[str, Any]  # as torch defines it
+
+
 class HasState(Protocol):
     """An optimizer, scheduler or gradient scaler."""
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> StateDict: ...
 
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> object: ...
+    def load_state_dict(self, state_dict: StateDict, /) -> object: ...
 
 
 def save(folder: Path, objects: Mapping[str, HasState]) -> None:
@@ -89,7 +92,7 @@ def _key(key: object) -> list[object]:
     return [type(key).__name__, key if isinstance(key, int) else str(key)]
 
 
-def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _decode(value: StateDict, tensors: Mapping[str, Tensor]) -> Any:
     (kind, content), *_ = value.items()
     if kind == _TENSOR:
         return tensors[content]

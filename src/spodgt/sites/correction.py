@@ -115,7 +115,7 @@ class Correction:
 
     @torch.no_grad()
     def end_block(self) -> Tensor | None:
-        """(tracked,) on the CPU: the mean gradient of the block, and a new block begins; None without steps."""
+        """End the block: (tracked,) on the CPU, its mean gradient; None if no step was made."""
         if not self.steps:
             return None
         mean = (self.gradient_sum / self.steps).cpu()

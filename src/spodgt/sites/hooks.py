@@ -6,8 +6,8 @@ so the closure is wrapped. A global hook finds steps that bypass the hooks of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from spodgt.errors import Failed, InvalidInput
 from spodgt.sites.correction import Correction, Recorded
 from spodgt.sites.layout import ModelRow
 
+Arguments: TypeAlias = tuple[Any, ...]  # of `Optimizer.step`, with the optimizer itself
+Keywords: TypeAlias = dict[str, Any]
 _BAD_STEPS = 10  # steps in a row without a finite gradient, after which the site stops
 
 
@@ -125,8 +127,8 @@ class OptimizerHooks:
         self._early = self._correct(scale=1.0)
 
     def _before(
-        self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self, optimizer: Optimizer, args: Arguments, kwargs: Keywords
+    ) -> tuple[Arguments, Keywords] | None:
         self._ran = True
         # args[0] is the optimizer itself in the hooks of torch
         closure = kwargs.get("closure")
@@ -137,13 +139,13 @@ class OptimizerHooks:
             self._before_gradient_use()
             return None
 
-        def corrected_closure() -> Any:
+        def corrected_closure() -> object:
             loss = closure()
             self._before_gradient_use()
             return loss
 
         if position is None:
-            return tuple(args), {**kwargs, "closure": corrected_closure}
+            return args, {**kwargs, "closure": corrected_closure}
         changed = list(args)
         changed[position] = corrected_closure
         return tuple(changed), kwargs
@@ -205,7 +207,7 @@ class OptimizerHooks:
                     )
 
 
-def _closure_position(args: Sequence[Any]) -> int | None:
+def _closure_position(args: Arguments) -> int | None:
     """Where the closure is among the positional arguments of `step`; None if there is none."""
     for position, value in enumerate(args):
         if position > 0 and callable(value):

@@ -128,7 +128,7 @@ class ModelRow:
 
     def views(self, row: Tensor) -> list[Tensor]:
         """The tracked columns of a row as tensors in the shapes of the parameters, without a copy."""
-        parts = row[: self.layout.tracked].split(self._sizes)
+        parts = torch.split(row[: self.layout.tracked], self._sizes)
         pairs = zip(parts, self.parameters, strict=True)
         return [part.view(parameter.shape) for part, parameter in pairs]
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from spodgt.errors import Failed
-from spodgt.sites import checkpoint
-from spodgt.sites.checkpoint import HasState
 from spodgt.sites.connection import Connection
 from spodgt.sites.correction import Correction
 from spodgt.sites.handover import Block

@@ -6,11 +6,11 @@ import os
 import warnings
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from typing_extensions import Self
 
 from spodgt.errors import InvalidInput
 from spodgt.sites import checkpoint
@@ -74,7 +74,7 @@ class Site:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps so far. After a restart those of earlier processes are counted that were committed."""
+        """Optimizer steps so far, with those that earlier processes have committed."""
         made = 0 if self._hooks is None else self._hooks.steps
         return self._steps_before + made
 
