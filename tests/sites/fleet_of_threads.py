@@ -13,7 +13,7 @@ from spodgt.experiment import Experiment
 from spodgt.peer.membership import run_folders
 from spodgt.peer.membership.manifest import Manifest
 from spodgt.peer.options import Deployment
-from spodgt.sites.layout import Layout, model_row
+from spodgt.sites.layout import RowLayout, model_row
 from spodgt.sites.run_setup import create_script_run
 
 
@@ -59,7 +59,7 @@ class Quadratics:
 
 def make_run(
     folder: Path,
-    layout: Layout | nn.Module,
+    layout: RowLayout | nn.Module,
     clients: int,
     *,
     p_hat: float = 1.0,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from spodgt.errors import InvalidInput
-from spodgt.sites.layout import Layout, model_row
+from spodgt.sites.layout import RowLayout, model_row
 
 
 def network() -> nn.Sequential:
@@ -51,7 +51,7 @@ def test_mixing_moves_parameters_and_statistics_towards_the_row() -> None:
 
 def test_layout_survives_the_manifest_and_names_the_first_difference() -> None:
     layout = model_row(network()).layout
-    again = Layout.from_table(layout.to_table())
+    again = RowLayout.from_table(layout.to_table())
     assert again == layout
     assert again.hash == layout.hash
     other = model_row(nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))).layout
@@ -60,7 +60,7 @@ def test_layout_survives_the_manifest_and_names_the_first_difference() -> None:
     assert text == "0.weight float32[5, 3] is where 0.weight float32[4, 3] was expected"
     assert "float64" in model_row(network().double()).layout.difference(layout)
     with pytest.raises(InvalidInput, match="another form"):
-        Layout.from_table({"parameters": [["a"]], "buffers": []})
+        RowLayout.from_table({"parameters": [["a"]], "buffers": []})
 
 
 def test_frozen_part_must_be_the_same_everywhere() -> None:

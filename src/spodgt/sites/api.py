@@ -44,7 +44,7 @@ def join(
         folder: Of this site, made by `spodgt peer init --script` and `spodgt peer issue`.
         model: Its parameters with `requires_grad` travel, and the running statistics of BatchNorm.
         optimizer: Any `torch.optim.Optimizer` of these parameters but LBFGS.
-        block_steps: Optimizer steps of a block. Without it and `block_seconds`, `site.exchange()` ends a block.
+        block_steps: Optimizer steps of a block. Without both limits only `site.exchange()` ends a block.
         block_seconds: Seconds of a block.
         scheduler, scaler: Their states are saved beside that of the optimizer.
         alpha: Weight of the newest block in the contribution, in (0, 1]; below 1 it is a running mean.

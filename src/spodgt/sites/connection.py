@@ -35,7 +35,7 @@ from spodgt.peer.transport.grpc_wire import system_host
 from spodgt.peer.transport.links import Transport
 from spodgt.sites.exchange import Exchange, ExchangeOptions
 from spodgt.sites.handover import Block, Handover
-from spodgt.sites.layout import Layout
+from spodgt.sites.layout import RowLayout
 
 _MODEL = "initial model"  # label of a state: whose initial model it holds
 _COMMON = "common"
@@ -70,7 +70,7 @@ class Connection:
     def __init__(
         self,
         folder: Path,
-        layout: Layout,
+        layout: RowLayout,
         start: Tensor,
         *,
         dtype: torch.dtype,
@@ -84,6 +84,7 @@ class Connection:
                 "spodgt peer issue, or give the folder of one client."
             )
         host = system_host()
+        self.folder = folder
         self.host = host
         self.name = certificates.owner(folder)
         identity = Identity.read(folder, self.name, host.files, host.clock.wall())
@@ -105,7 +106,7 @@ class Connection:
             raise
 
     def _build(
-        self, folder: Path, layout: Layout, identity: Identity, options: ExchangeOptions
+        self, folder: Path, layout: RowLayout, identity: Identity, options: ExchangeOptions
     ) -> None:
         manifest = self.membership.manifest
         context = wire_format.Context(
@@ -150,7 +151,7 @@ class Connection:
             self.store.labels[_MODEL] = _COMMON if has_model else "awaited"
             state = client_state.fresh(initial_state(start, dtype), manifest.epoch, seats.part)
         else:
-            self._check_saved(saved, manifest)
+            _check_saved(saved, self.store, manifest, self.name)
             self.store.labels[_MODEL] = str(saved.meta.get(_MODEL, _COMMON))
             state = state_from(*saved)
             number = saved.meta["incarnation"] + 1
@@ -173,19 +174,6 @@ class Connection:
             node.relink(seats, manifest.epoch)
         node.commit()  # the new incarnation is on disk before any message leaves
         return node
-
-    def _check_saved(self, saved: Saved, manifest: Manifest) -> None:
-        meta = saved.meta
-        if meta["run"] != manifest.run or meta["name"] != self.name:
-            raise InvalidInput(
-                f"{self.store.path} holds the state of {meta['name']} in run {meta['run']}, not of "
-                f"{self.name} in {manifest.run}; give another folder."
-            )
-        if meta["epoch"] > manifest.last_epoch:
-            raise InvalidInput(
-                f"the state in {self.store.path} is of version {meta['epoch'] // RESETS}, but "
-                f"manifest.toml is of version {manifest.version}; put the newer manifest.toml there."
-            )
 
     # --- threads ---------------------------------------------------------------------------------
     def start(self) -> None:
@@ -247,7 +235,7 @@ class Connection:
         worker = getattr(self, "_worker", None)
         if worker is not None:
             worker.join()
-        stopping = asyncio.run_coroutine_threadsafe(self._stop_transport(), self.loop)
+        stopping = asyncio.run_coroutine_threadsafe(_stop(self.transport), self.loop)
         stopping.result(_START_SECONDS)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._network.join()
@@ -255,10 +243,6 @@ class Connection:
         if self.handover.failure is None and worker is not None:
             self.reporter.report(last=True)
         self.store.close()
-
-    async def _stop_transport(self) -> None:
-        await asyncio.sleep(0.05)  # the last frames leave
-        await self.transport.stop()
 
     # --- answers to neighbours and observers -----------------------------------------------------
     def _look_for_manifest(self, name: str) -> None:
@@ -286,7 +270,7 @@ def initial_state(x: Tensor, dtype: torch.dtype) -> State:
     return State(1, 0, method, torch.zeros(1, n, dtype=torch.float64), {}, {})
 
 
-def check_layout(manifest: Manifest, layout: Layout) -> None:
+def check_layout(manifest: Manifest, layout: RowLayout) -> None:
     """Refuse a run of another kind, and a model that differs from that of the manifest."""
     problem: Mapping[str, object] = manifest.problem
     if problem.get("kind") != SCRIPT:
@@ -299,7 +283,7 @@ def check_layout(manifest: Manifest, layout: Layout) -> None:
         raise InvalidInput(
             "the manifest has no layout; make the run with spodgt peer init --script."
         )
-    difference = layout.difference(Layout.from_table(table))
+    difference = layout.difference(RowLayout.from_table(table))
     if difference:
         raise InvalidInput(
             f"model differs from the manifest: {difference}; use the same model at every site, or make "
@@ -309,3 +293,23 @@ def check_layout(manifest: Manifest, layout: Layout) -> None:
 
 def _no_gradient(x: Tensor, k: int) -> Tensor:
     raise AssertionError("the gradients of a site are computed by its training script")
+
+
+def _check_saved(saved: Saved, store: Store, manifest: Manifest, name: str) -> None:
+    """Refuse the state of another client, or of a later manifest."""
+    meta = saved.meta
+    if meta["run"] != manifest.run or meta["name"] != name:
+        raise InvalidInput(
+            f"{store.path} holds the state of {meta['name']} in run {meta['run']}, not of "
+            f"{name} in {manifest.run}; give another folder."
+        )
+    if meta["epoch"] > manifest.last_epoch:
+        raise InvalidInput(
+            f"the state in {store.path} is of version {meta['epoch'] // RESETS}, but "
+            f"manifest.toml is of version {manifest.version}; put the newer manifest.toml there."
+        )
+
+
+async def _stop(transport: Transport) -> None:
+    await asyncio.sleep(0.05)  # the last frames leave
+    await transport.stop()

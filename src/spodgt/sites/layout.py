@@ -47,7 +47,7 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """What a row means; equal layouts have equal hashes."""
 
     parameters: tuple[TensorSpec, ...]
@@ -79,7 +79,7 @@ class Layout:
         }
 
     @classmethod
-    def from_table(cls, table: Mapping[str, object]) -> Layout:
+    def from_table(cls, table: Mapping[str, object]) -> RowLayout:
         """The layout in a manifest; `InvalidInput` if the table has another form."""
         try:
             parameters = _specs_of(table["parameters"])
@@ -90,7 +90,7 @@ class Layout:
             ) from None
         return cls(parameters, buffers, str(table.get("frozen", "")))
 
-    def difference(self, other: Layout) -> str:
+    def difference(self, other: RowLayout) -> str:
         """The first difference from `other` in words; "" if there is none."""
         pairs = [("parameters", self.parameters, other.parameters)]
         pairs.append(("buffers", self.buffers, other.buffers))
@@ -117,7 +117,7 @@ def _specs_of(rows: object) -> tuple[TensorSpec, ...]:
 class ModelRow:
     """The tensors of one model that travel, and the row that they are copied to and from."""
 
-    layout: Layout
+    layout: RowLayout
     names: Sequence[str]
     parameters: Sequence[nn.Parameter]
     buffers: Sequence[Tensor]
@@ -201,7 +201,7 @@ def model_row(model: nn.Module) -> ModelRow:
         _check_parameter(name, parameter)
     buffers = {name: each for name, each in _named_buffers(model) if each.dtype in _SUPPORTED}
     specs = [_spec(name, parameter) for name, parameter in trained.items()]
-    layout = Layout(
+    layout = RowLayout(
         tuple(specs),
         tuple(TensorSpec(name, tuple(each.shape), _dtype(each)) for name, each in buffers.items()),
         _fingerprint(model),

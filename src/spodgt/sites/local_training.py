@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Mapping
 
 import torch
 
 from spodgt.errors import Failed
+from spodgt.sites import checkpoint
+from spodgt.sites.checkpoint import HasState
 from spodgt.sites.connection import Connection
 from spodgt.sites.correction import Correction
 from spodgt.sites.handover import Block
@@ -26,7 +29,7 @@ class LocalTraining:
         options: When a block ends.
         replicas: Processes inside the site.
         connection: To the other sites; None in all processes but rank 0.
-        save: Writes the state of the optimizer.
+        saved_objects: Optimizer, scheduler and scaler by name.
     """
 
     def __init__(
@@ -35,14 +38,14 @@ class LocalTraining:
         options: BlockOptions,
         replicas: Replicas,
         connection: Connection | None,
-        save: Callable[[], None],
+        saved_objects: Mapping[str, HasState],
     ) -> None:
         self.correction = correction
         self.row = correction.row
         self.options = options
         self.replicas = replicas
         self.connection = connection
-        self.save = save
+        self.saved_objects = saved_objects
         self.exchange_seconds = 0.0  # in which the training thread did not train
         self._blocks = 0  # of this process
         self._block_began = time.monotonic()
@@ -99,6 +102,17 @@ class LocalTraining:
         self._copy_from_peer()
         self._block_began = time.monotonic()
         self.exchange_seconds += self._block_began - began
+
+    def save(self) -> None:
+        """Write the states of optimizer, scheduler and scaler beside that of the exchange."""
+        if self.connection is not None:
+            checkpoint.save(self.connection.folder, self.saved_objects)
+
+    def warn(self, text: str) -> None:
+        """Log what an operator must know, and warn the user of the script."""
+        if self.connection is not None:
+            self.connection.journal.event("not finite", text)
+        warnings.warn(f"{text}.", stacklevel=5)
 
     def _take_update(self, connection: Connection) -> None:
         """Apply what has arrived to the present model: x += a (X - x), and the new correction."""

@@ -23,7 +23,7 @@ from spodgt.experiment import Experiment
 from spodgt.peer.membership.manifest import SCRIPT, Client, Link, Manifest, Method
 from spodgt.peer.membership.run_folders import clients_of, create_from
 from spodgt.peer.options import Deployment, Table
-from spodgt.sites.layout import Layout
+from spodgt.sites.layout import RowLayout
 
 LAYOUT_VARIABLE = "SPODGT_LAYOUT"  # file to which `spodgt.join` writes the layout, and ends
 METHOD = (
@@ -31,7 +31,7 @@ METHOD = (
 )
 
 
-def read_layout(script: Path, arguments: Sequence[str] = (), seconds: float = 600.0) -> Layout:
+def read_layout(script: Path, arguments: Sequence[str] = (), seconds: float = 600.0) -> RowLayout:
     """Run a training script up to its `spodgt.join` and return the layout of its model.
 
     Raises:
@@ -61,10 +61,10 @@ def read_layout(script: Path, arguments: Sequence[str] = (), seconds: float = 60
         if not target.exists():
             last_line = (done.stderr.strip().splitlines() or ["it printed no error"])[-1]
             raise InvalidInput(f"{script} did not reach spodgt.join: {last_line}")
-        return Layout.from_table(json.loads(target.read_text()))
+        return RowLayout.from_table(json.loads(target.read_text()))
 
 
-def write_layout_and_exit(layout: Layout, target: Path) -> None:
+def write_layout_and_exit(layout: RowLayout, target: Path) -> None:
     """Write the layout for `read_layout`, and end the script."""
     target.write_text(json.dumps(layout.to_table()))
     sys.exit(0)
@@ -79,7 +79,7 @@ def wire_options(experiment: Experiment) -> Table:
 def create_script_run(
     folder: Path,
     experiment: Experiment,
-    layout: Layout,
+    layout: RowLayout,
     deployment: Deployment = Deployment(),  # noqa: B008
 ) -> Manifest:
     """Make the folder of a run for training scripts; returns its manifest.

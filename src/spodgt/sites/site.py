@@ -111,7 +111,7 @@ class Site:
         if self.replicas.is_peer:
             self._connection = self._connect()
         training = LocalTraining(
-            self.correction, self.options, self.replicas, self._connection, self._save
+            self.correction, self.options, self.replicas, self._connection, self.saved_objects
         )
         try:
             training.begin()
@@ -124,7 +124,7 @@ class Site:
         self._steps_before = int(steps)
         self._training = training
         self._hooks = OptimizerHooks(
-            self.optimizer, self.correction, training.after_step, self._warn
+            self.optimizer, self.correction, training.after_step, training.warn
         )
         return self
 
@@ -165,10 +165,11 @@ class Site:
 
     def _finish(self) -> None:
         """End the last block, save, and inform the neighbours."""
-        self._running().end_block()
+        training = self._running()
+        training.end_block()
         if self._connection is None:
             return
-        self._save()
+        training.save()
         self._connection.finish(self.options.linger_seconds)
         if self.steps == 0:
             warnings.warn(
@@ -181,11 +182,3 @@ class Site:
         if self._training is None:
             raise InvalidInput("the site is not connected; use it inside `with spodgt.join(...)`.")
         return self._training
-
-    def _save(self) -> None:
-        checkpoint.save(self.folder, self.saved_objects)
-
-    def _warn(self, text: str) -> None:
-        if self._connection is not None:
-            self._connection.journal.event("not finite", text)
-        warnings.warn(f"{text}.", stacklevel=4)
