@@ -22,7 +22,7 @@ from spodgt.experiment import Experiment
 from spodgt.network import Network, graphs
 from spodgt.participation import delay
 from spodgt.participation.correlated import split_into_regions
-from spodgt.peer.work import capacity
+from spodgt.peer.process.local_problem import capacity
 from spodgt.problems import Quadratic
 from spodgt.types import Bools, Floats
 from tests.strategies import SEEDS, bursts, networks

@@ -14,13 +14,13 @@ from typing import Any
 
 from spodgt.errors import SpodgtError
 from spodgt.experiment import Experiment
-from spodgt.peer import folders, identity
-from spodgt.peer.changes import check_devices, with_root
-from spodgt.peer.faults import Chaos
-from spodgt.peer.host import Disconnected, Host
-from spodgt.peer.manifest import Manifest, SignedManifest
+from spodgt.peer.host.fault_injection import Chaos
+from spodgt.peer.host.interfaces import Disconnected, Host
+from spodgt.peer.membership import certificates, run_folders
+from spodgt.peer.membership.manifest import Manifest, SignedManifest
+from spodgt.peer.membership.manifest_changes import check_devices, with_root
 from spodgt.peer.options import Deployment, Options
-from spodgt.peer.run import Peer
+from spodgt.peer.process.main import Peer
 from tests.peer.simulation.checks import Checks, Violation
 from tests.peer.simulation.disk import Inode, ProcessFiles, SimulatedDisk
 from tests.peer.simulation.network import Network, ProcessWire
@@ -173,7 +173,7 @@ class Cluster:
         loop.set_task_factory(self._make_task)
         loop.set_exception_handler(self._unhandled)
         self.manifest = first_manifest(setup)
-        self.key, self.authority = identity.create_authority(self.manifest.run)
+        self.key, self.authority = certificates.create_authority(self.manifest.run)
         self.checks.manifest = self.manifest
         for name in self.manifest.names:
             self.add_host(name)
@@ -223,7 +223,7 @@ class Cluster:
     def issue(self, name: str, days: float = 30.0) -> None:
         """Put a new certificate into a client's folder."""
         now = datetime.fromtimestamp(SimulatedClock(self.loop).wall(), UTC)
-        made = identity.issue(self.key, self.authority, name, days=days, start=now)
+        made = certificates.issue(self.key, self.authority, name, days=days, start=now)
         disk = self.hosts[name].disk
         disk.put(FOLDER / "ca.pem", self.authority)
         disk.put(FOLDER / "key.pem", made.key, 0o600)
@@ -388,7 +388,7 @@ def first_manifest(setup: Setup) -> Manifest:
         divided_into=setup.clients + 2,
         rounds=setup.rounds,
     )
-    manifest = folders.plan(config, deployment)
+    manifest = run_folders.plan(config, deployment)
     dial = "receiver" if setup.dialled_by_receivers else "sender"
     links = tuple(replace(link, p_hat=setup.p_hat, dial=dial) for link in manifest.links)
     manifest = replace(manifest, run="simulation", links=links)

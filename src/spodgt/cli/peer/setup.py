@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +25,7 @@ from spodgt.errors import InvalidInput
 from spodgt.peer.options import Deployment
 
 if TYPE_CHECKING:
-    from spodgt.peer.manifest import Manifest
+    from spodgt.peer.membership.manifest import Manifest
 
 _DEFAULTS: dict[str, object] = {  # without --config
     "run.methods": ["spod-gt-memory"],
@@ -61,6 +62,10 @@ def peer_init(
         str | None,
         typer.Option(help="A model and data of your own: problem.py:FUNCTION."),
     ] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(help="A training script that calls spodgt.join, with its arguments."),
+    ] = None,
     assign: SetOption = None,
     as_json: JsonOption = False,
     *,
@@ -68,7 +73,8 @@ def peer_init(
 ) -> None:
     """Create a run: a certificate authority and a signed manifest."""
     with peer_extra():
-        from spodgt.peer.folders import create
+        from spodgt.peer.membership.run_folders import create
+        from spodgt.sites.run_setup import create_script_run, read_layout
 
     _check_participation(assign or [], deployment)
     changes: dict[str, object] = {}
@@ -82,8 +88,24 @@ def peer_init(
         methods=method, labels_per_client=labels_per_client, problem=problem, assign=assign
     )
     changes |= options.config_changes()
-    manifest = create(run, load_experiment(config, changes), deployment)
+    experiment = load_experiment(config, changes)
+    if script is None:
+        manifest = create(run, experiment, deployment)
+    else:
+        _check_script_options(problem, labels_per_client, method)
+        path, *arguments = shlex.split(script) or [""]
+        layout = read_layout(Path(path), arguments)
+        manifest = create_script_run(run, experiment, layout, deployment)
     _print_manifest(run, manifest, as_json)
+
+
+def _check_script_options(*others: str | None) -> None:
+    """Reject options of runs whose model, data and method are not those of a script."""
+    if any(value is not None for value in others):
+        raise InvalidInput(
+            "--script brings its own model, data and optimizer; leave out --problem, --labels-per-client "
+            "and --method."
+        )
 
 
 def _check_participation(assignments: list[str], deployment: Deployment) -> None:
@@ -107,7 +129,7 @@ def _number_of_clients(deployment: Deployment) -> int | None:
 
 
 def _print_manifest(run: Path, manifest: Manifest, as_json: bool) -> None:
-    from spodgt.peer.work import limits
+    from spodgt.peer.process.local_problem import limits
 
     sentences = limits(manifest)
     if as_json:
@@ -138,12 +160,12 @@ def peer_issue(
 ) -> None:
     """Create a client's folder: certificate, key and manifest, to be copied to its host."""
     with peer_extra():
-        from spodgt.peer import folders
+        from spodgt.peer.membership import run_folders
     names = [name]
     if name == "all":
-        names = folders.load(run).names
+        names = run_folders.load(run).names
     for client in names:
-        print(folders.issue(run, client, days=days))
+        print(run_folders.issue(run, client, days=days))
 
 
 @peer_app.command("renew", epilog="Example: [bold]spodgt peer renew all --run peers[/]")
