@@ -21,7 +21,17 @@ from spodgt.problems.data.partitions import Dirichlet, LabelsPerClient
 
 HERE = Path(__file__).parent
 RUNS = HERE / "local-steps.csv"
-COLUMNS = ("setting", "inner", "method", "step_size", "seed", "rounds", "accuracy", "worst", "bytes")
+COLUMNS = (
+    "setting",
+    "inner",
+    "method",
+    "step_size",
+    "seed",
+    "rounds",
+    "accuracy",
+    "worst",
+    "bytes",
+)
 
 ROUNDS = 1575  # 150 blocks of 10.5 rounds on average
 TUNING_ROUNDS = ROUNDS // 3
