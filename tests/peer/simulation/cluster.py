@@ -263,7 +263,7 @@ class Cluster:
     def options(self) -> Options:
         return Options(
             durability=self.setup.durability,
-            report_every=2.0,
+            report_every=3.0,
             evaluate_every=20.0,
             commit_every=self.setup.commit_every,
             drop_after=self.setup.drop_after,
@@ -365,14 +365,18 @@ class Cluster:
             await asyncio.sleep(0)
 
 
+def first_step_size(method: str) -> float:
+    """The step size of the first manifest: large, so that few rounds lead to the optimum."""
+    return 0.3 if method == "relay" else 0.2
+
+
 def first_manifest(setup: Setup) -> Manifest:
     """The manifest with which a run begins."""
-    step_size = 0.3 if setup.method == "relay" else 0.1
     config = Experiment.parse(
         {
             "run": {
                 "methods": [{"name": setup.method, **setup.layers}],
-                "step_size": step_size,
+                "step_size": first_step_size(setup.method),
                 "seeds": 1,
             },
             "network": {"kind": setup.graph, "clients": setup.clients},

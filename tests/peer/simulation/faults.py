@@ -9,7 +9,7 @@ from spodgt.errors import SpodgtError
 from spodgt.peer import changes
 from spodgt.peer.manifest import Manifest
 from spodgt.peer.options import Change, Ends, Table
-from tests.peer.simulation.cluster import FOLDER, Cluster
+from tests.peer.simulation.cluster import FOLDER, Cluster, first_step_size
 from tests.peer.simulation.disk import Inode
 from tests.peer.simulation.network import Path
 from tests.peer.simulation.plan import Fault, names_of
@@ -248,17 +248,13 @@ def old_manifest(cluster: Cluster, fault: Fault) -> None:
 def change_settings(cluster: Cluster, fault: Fault) -> None:
     """Another step size, rate or limit."""
     version = cluster.manifest.version
-    step_size = first_step(cluster.manifest) * (1 - 1e-3 * version)
+    step_size = first_step_size(cluster.setup.method) * (1 - 1e-3 * version)
     for change in (
         Change(step_size=step_size),
         Change(max_alone=5 + version),
         Change(rounds_per_second=cluster.setup.rate * (1 + 0.1 * version)),
     )[int(fault.number) % 3 :][:1]:
         _publish(cluster, lambda manifest, change=change: changes.changed(manifest, change))  # type: ignore[misc]
-
-
-def first_step(manifest: Manifest) -> float:
-    return 0.3 if manifest.method.name == "relay" else 0.1
 
 
 def change_address(cluster: Cluster, fault: Fault) -> None:
