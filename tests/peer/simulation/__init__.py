@@ -7,7 +7,7 @@
     simulator                         one plan from its start to its verdict
     liars                             members that send frames no honest peer sends
     mutants                           wrong versions of the program, each found by some seeds
-    shrink, __main__                  a smaller schedule that still fails; the command line
+    shrink, pool, __main__            a smaller schedule that still fails; processes; the command line
 
 `docs/simulation.md` has the list of bugs that were found this way.
 """

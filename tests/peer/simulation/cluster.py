@@ -169,6 +169,8 @@ class Cluster:
         self.clones: dict[str, PeerProcess] = {}
         self.old_manifests: list[bytes] = []
         self.copies: dict[str, list[dict[Path, Inode]]] = {}  # of disks, by client, oldest first
+        self.ends: dict[int, Callable[[], object] | None] = {}  # of faults; None: it has ended
+        self.moved: set[str] = set()  # clients whose address has changed
         self.started = 0
         loop.set_task_factory(self._make_task)
         loop.set_exception_handler(self._unhandled)
@@ -210,6 +212,23 @@ class Cluster:
                 self.fail(error)
 
         contextvars.Context().run(self.loop.call_later, seconds, do)
+
+    def at_end(self, seconds: float, work: Callable[[], object]) -> None:
+        """Do what ends a fault, after `seconds` or when all faults end, whatever comes first."""
+        number = len(self.ends)
+        self.ends[number] = work
+        self.after(seconds, lambda: self._end(number))
+
+    def end_faults(self) -> None:
+        """End all faults that last."""
+        for number in list(self.ends):
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        work = self.ends.get(number)
+        self.ends[number] = None
+        if work is not None:
+            work()
 
     # --- the authority and the operator ------------------------------------------------------------
     def add_host(self, name: str) -> SimulatedHost:
@@ -317,7 +336,8 @@ class Cluster:
         """A peer has ended with a sentence: the operator does as it says, and it is started again."""
         host.end = str(error)
         self.checks.note(f"{host.name} ended: {host.end}")
-        if "was removed from the run" in host.end:
+        is_removed = host.name not in self.manifest.names and "is not in version" in host.end
+        if is_removed or "was removed from the run" in host.end:
             host.is_wanted = False
         elif "remove the directory" in host.end and host.is_damaged:
             host.is_damaged = False

@@ -20,7 +20,7 @@ Kind = Callable[[Cluster, Fault], None]
 def crash(cluster: Cluster, fault: Fault) -> None:
     """kill -9."""
     cluster.kill(fault.target)
-    cluster.after(fault.seconds, lambda: cluster.start(fault.target))
+    cluster.at_end(fault.seconds, lambda: cluster.start(fault.target))
 
 
 def crash_point(cluster: Cluster, fault: Fault) -> None:
@@ -34,7 +34,7 @@ def crash_point(cluster: Cluster, fault: Fault) -> None:
 def power(cluster: Cluster, fault: Fault) -> None:
     """Loss of power: writes that were not synced are lost, torn or reordered."""
     cluster.kill(fault.target, loses_power=True)
-    cluster.after(fault.seconds, lambda: cluster.start(fault.target))
+    cluster.at_end(fault.seconds, lambda: cluster.start(fault.target))
 
 
 def power_point(cluster: Cluster, fault: Fault) -> None:
@@ -50,7 +50,7 @@ def stop(cluster: Cluster, fault: Fault) -> None:
     process = cluster.hosts[fault.target].process
     if process is not None:
         process.spawn(process.stop())
-        cluster.after(0.5 + fault.seconds, lambda: cluster.start(fault.target))
+        cluster.at_end(0.5 + fault.seconds, lambda: cluster.start(fault.target))
 
 
 def restart_all(cluster: Cluster, fault: Fault) -> None:
@@ -61,7 +61,7 @@ def restart_all(cluster: Cluster, fault: Fault) -> None:
     cluster.random.shuffle(names)
     for number, name in enumerate(names):
         if cluster.hosts[name].is_wanted:
-            cluster.after(fault.number * number * 0.1, lambda name=name: cluster.start(name))  # type: ignore[misc]
+            cluster.at_end(fault.number * number * 0.1, lambda name=name: cluster.start(name))  # type: ignore[misc]
 
 
 def cut(cluster: Cluster, fault: Fault) -> None:
@@ -96,7 +96,7 @@ def _change_path(cluster: Cluster, fault: Fault, path: Path, both: bool) -> None
             if cluster.network.paths.get(pair) is path:
                 del cluster.network.paths[pair]
 
-    cluster.after(fault.seconds, heal)
+    cluster.at_end(fault.seconds, heal)
 
 
 def outage(cluster: Cluster, fault: Fault) -> None:
@@ -109,7 +109,7 @@ def outage(cluster: Cluster, fault: Fault) -> None:
                     cluster, Fault(0, "", one, other, fault.seconds), Path(is_cut=True), False
                 )
     if fault.number > 3:
-        cluster.after(fault.seconds, lambda: restart_all(cluster, fault))
+        cluster.at_end(fault.seconds, lambda: restart_all(cluster, fault))
 
 
 def reset(cluster: Cluster, fault: Fault) -> None:
@@ -125,7 +125,7 @@ def chaos(cluster: Cluster, fault: Fault) -> None:
     share = min(0.4, 0.03 * fault.number)
     host.chaos = {"loss": share, "twice": share, "late": share, "replay": share / 2}
     crash(cluster, Fault(fault.at, "crash", fault.target, seconds=0.1))
-    cluster.after(fault.seconds, host.chaos.clear)
+    cluster.at_end(fault.seconds, host.chaos.clear)
 
 
 def full_disk(cluster: Cluster, fault: Fault) -> None:
@@ -136,7 +136,7 @@ def full_disk(cluster: Cluster, fault: Fault) -> None:
     def free() -> None:
         disk.is_full = False
 
-    cluster.after(fault.seconds, free)
+    cluster.at_end(fault.seconds, free)
 
 
 def lost_disk(cluster: Cluster, fault: Fault) -> None:
@@ -144,7 +144,7 @@ def lost_disk(cluster: Cluster, fault: Fault) -> None:
     cluster.kill(fault.target)
     cluster.hosts[fault.target].disk.remove(FOLDER / "state")
     cluster.checks.lost_state(fault.target)
-    cluster.after(fault.seconds, lambda: cluster.start(fault.target))
+    cluster.at_end(fault.seconds, lambda: cluster.start(fault.target))
 
 
 def slow_site(cluster: Cluster, fault: Fault) -> None:
@@ -156,7 +156,7 @@ def slow_site(cluster: Cluster, fault: Fault) -> None:
     def heal() -> None:
         host.step_seconds = min(before, 0.02)
 
-    cluster.after(fault.seconds, heal)
+    cluster.at_end(fault.seconds, heal)
 
 
 def bit_flip(cluster: Cluster, fault: Fault) -> None:
@@ -171,7 +171,7 @@ def bit_flip(cluster: Cluster, fault: Fault) -> None:
     if "state" in path.parts:
         cluster.checks.lost_state(fault.target)
         cluster.hosts[fault.target].is_damaged = True
-    cluster.after(fault.seconds, lambda: cluster.start(fault.target))
+    cluster.at_end(fault.seconds, lambda: cluster.start(fault.target))
 
 
 def roll_back(cluster: Cluster, fault: Fault) -> None:
@@ -183,7 +183,7 @@ def roll_back(cluster: Cluster, fault: Fault) -> None:
     cluster.kill(fault.target)
     _restore_copy(host.disk.inodes, copies[-min(len(copies), int(fault.number))])
     cluster.checks.lost_state(fault.target)
-    cluster.after(fault.seconds, lambda: cluster.start(fault.target))
+    cluster.at_end(fault.seconds, lambda: cluster.start(fault.target))
 
 
 def _restore_copy(inodes: dict[FilePath, Inode], copy: dict[FilePath, Inode]) -> None:
@@ -195,7 +195,7 @@ def _restore_copy(inodes: dict[FilePath, Inode], copy: dict[FilePath, Inode]) ->
 def clone(cluster: Cluster, fault: Fault) -> None:
     """A second process runs from a copy of the disk, with the same certificate."""
     cluster.start_clone(fault.target)
-    cluster.after(fault.seconds, lambda: cluster.end_clone(fault.target))
+    cluster.at_end(fault.seconds, lambda: cluster.end_clone(fault.target))
 
 
 def clock_skew(cluster: Cluster, fault: Fault) -> None:
@@ -212,13 +212,13 @@ def clock_step(cluster: Cluster, fault: Fault) -> None:
     def set_right() -> None:
         clock.error = 0.0
 
-    cluster.after(fault.seconds, set_right)
+    cluster.at_end(fault.seconds, set_right)
 
 
 def expiry(cluster: Cluster, fault: Fault) -> None:
     """The certificate ends soon, and is renewed later."""
     cluster.issue(fault.target, days=fault.number / 86400)
-    cluster.after(fault.seconds, lambda: cluster.issue(fault.target))
+    cluster.at_end(fault.seconds, lambda: cluster.issue(fault.target))
 
 
 def half_copy(cluster: Cluster, fault: Fault) -> None:
@@ -235,7 +235,7 @@ def half_copy(cluster: Cluster, fault: Fault) -> None:
         else:
             cluster.issue(fault.target)
 
-    cluster.after(fault.seconds, complete)
+    cluster.at_end(fault.seconds, complete)
 
 
 def old_manifest(cluster: Cluster, fault: Fault) -> None:
@@ -258,7 +258,8 @@ def change_settings(cluster: Cluster, fault: Fault) -> None:
 
 
 def change_address(cluster: Cluster, fault: Fault) -> None:
-    """A client listens elsewhere."""
+    """A client listens elsewhere; neighbours that miss it need the manifest from their operators."""
+    cluster.moved.add(fault.target)
     address = f"10.1.{cluster.manifest.version}.1:7000"
     change = Change(addresses={fault.target: address})
     _publish(cluster, lambda manifest: changes.changed(manifest, change))
@@ -282,7 +283,7 @@ def change_root(cluster: Cluster, fault: Fault) -> None:
 def quarantine(cluster: Cluster, fault: Fault) -> None:
     """A client has no links for a while."""
     if _publish(cluster, lambda manifest: changes.quarantined(manifest, fault.target)):
-        cluster.after(
+        cluster.at_end(
             fault.seconds,
             lambda: _publish(cluster, lambda m: changes.quarantined(m, fault.target, False)),
         )
@@ -316,7 +317,7 @@ def dead_root(cluster: Cluster, fault: Fault) -> None:
             cluster.hosts[root].is_wanted = True
             cluster.start(root)
 
-    cluster.after(fault.seconds, replace)
+    cluster.at_end(fault.seconds, replace)
 
 
 def join(cluster: Cluster, fault: Fault) -> None:
@@ -333,7 +334,7 @@ def join(cluster: Cluster, fault: Fault) -> None:
 
     if _publish(cluster, joined):
         cluster.add_host(name)
-        cluster.after(fault.seconds, lambda: cluster.start(name))
+        cluster.at_end(fault.seconds, lambda: cluster.start(name))
 
 
 def _publish(cluster: Cluster, change: Callable[[Manifest], Manifest]) -> bool:
@@ -386,6 +387,7 @@ KINDS: dict[str, tuple[Kind, float]] = {  # with the weight of its draw
 
 def heal(cluster: Cluster) -> None:
     """End all faults: the network, disks and clocks are well, and all members run."""
+    cluster.end_faults()
     cluster.network.heal()
     for name, host in cluster.hosts.items():
         cluster.end_clone(name)
@@ -404,3 +406,6 @@ def heal(cluster: Cluster) -> None:
     # a newcomer cannot spread a version: clients that do not have it refuse its links
     members = [name for name in names_of(cluster.setup) if name in cluster.manifest.linked]
     cluster.give_manifest(cluster.random.choice(members or cluster.manifest.names))
+    if len(cluster.moved) > 1:  # some may have the old addresses of all their neighbours
+        for name in cluster.manifest.names:
+            cluster.give_manifest(name)
