@@ -12,6 +12,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from spodgt.errors import SpodgtError
 from spodgt.experiment import Experiment
 from spodgt.peer import folders, identity
@@ -53,6 +56,7 @@ class SimulatedHost:
         self.is_wanted = True  # whether the supervisor keeps a process running
         self.has_ended = False  # its peer has made all its rounds
         self.is_damaged = False  # a bit of its state was flipped
+        self.has_bad_data = False  # gradients are not finite
         self.end = ""  # the sentence with which the last process ended by itself
 
 
@@ -68,6 +72,7 @@ class PeerProcess:
         self.clock = host.clock
         self.is_alive = True
         self.crash_in = 0  # operations on the disk or sends until it crashes; 0: never
+        self.crash_operation = ""  # the only one that counts; "": all of them
         self.crash_loses_power = False
         self.is_crashing = False
         self.tasks: dict[asyncio.Task[Any], None] = {}
@@ -83,9 +88,17 @@ class PeerProcess:
             self.files.close()
             raise
         cluster.checks.watch(self.peer, is_clone)
+        self.honest_gradient = self.peer.node.gradient
+        self.peer.node.gradient = self._gradient
         if host.chaos:
             hear = Chaos(self.peer.node.hear, **host.chaos, seed=cluster.random.random())
             self.peer.transport.local = replace(self.peer.transport.local, hear=hear)
+
+    def _gradient(self, x: Tensor, k: int) -> Tensor:
+        gradient = self.honest_gradient(x, k)
+        if self.host.has_bad_data:
+            return torch.full_like(gradient, torch.nan)
+        return gradient
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start a task of this process."""
@@ -95,7 +108,7 @@ class PeerProcess:
         """Called before every change of the disk."""
         if not self.is_alive or self.is_crashing:
             raise OSError("the process is dead")
-        if self._crashes():
+        if self._crashes(operation):
             # frames that were handed to the thread of the wire may have left before the crash
             self.is_crashing = True
             self.cluster.after(CRASH_SECONDS, lambda: self.kill(self.crash_loses_power))
@@ -106,12 +119,12 @@ class PeerProcess:
         self.cluster.checks.no_secret(data)
         if not self.is_alive:
             raise Disconnected("the process is dead")
-        if self._crashes():
+        if self._crashes("send"):
             self.kill(self.crash_loses_power)
             raise Disconnected("the process is dead")
 
-    def _crashes(self) -> bool:
-        if self.crash_in:
+    def _crashes(self, operation: str) -> bool:
+        if self.crash_in and self.crash_operation in ("", operation):
             self.crash_in -= 1
             return self.crash_in == 0
         return False
@@ -347,6 +360,8 @@ class Cluster:
             self.give_manifest(host.name)
         elif "peer renew" in host.end or "peer issue" in host.end or "set the clock" in host.end:
             self.issue(host.name)
+        elif "gradients in a row were not finite" in host.end and host.has_bad_data:
+            host.has_bad_data = False
         elif "the disk is full" not in host.end:
             self.fail(Violation(f"{host.name} ended: {host.end}"))
         self._start_later(host.name)

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path as FilePath
 
-from spodgt.errors import SpodgtError
-from spodgt.peer import changes
-from spodgt.peer.manifest import Manifest
-from spodgt.peer.options import Change, Ends, Table
-from tests.peer.simulation.cluster import FOLDER, Cluster, first_step_size
+from tests.peer.simulation import manifest_faults, operator_faults
+from tests.peer.simulation.cluster import FOLDER, Cluster
 from tests.peer.simulation.disk import Inode
 from tests.peer.simulation.network import Path
 from tests.peer.simulation.plan import Fault, names_of
@@ -29,6 +26,7 @@ def crash_point(cluster: Cluster, fault: Fault) -> None:
     if process is not None:
         process.crash_in = int(fault.number)
         process.crash_loses_power = False
+        process.crash_operation = ""
 
 
 def power(cluster: Cluster, fault: Fault) -> None:
@@ -38,11 +36,12 @@ def power(cluster: Cluster, fault: Fault) -> None:
 
 
 def power_point(cluster: Cluster, fault: Fault) -> None:
-    """Loss of power in the middle of a commit."""
+    """Loss of power in the middle of a commit: at any operation on the disk, or before a sync."""
     process = cluster.hosts[fault.target].process
     if process is not None:
         process.crash_in = int(fault.number)
         process.crash_loses_power = True
+        process.crash_operation = "sync" if fault.seconds > 2 else ""
 
 
 def stop(cluster: Cluster, fault: Fault) -> None:
@@ -129,12 +128,14 @@ def chaos(cluster: Cluster, fault: Fault) -> None:
 
 
 def full_disk(cluster: Cluster, fault: Fault) -> None:
-    """Files cannot grow."""
+    """Files cannot grow; some hosts are restarted to free the disk."""
     disk = cluster.hosts[fault.target].disk
     disk.is_full = True
 
     def free() -> None:
         disk.is_full = False
+        if fault.number > 3:
+            crash(cluster, Fault(fault.at, "crash", fault.target, seconds=0.1))
 
     cluster.at_end(fault.seconds, free)
 
@@ -178,8 +179,8 @@ def roll_back(cluster: Cluster, fault: Fault) -> None:
     """The disk is set back to a copy of some seconds ago."""
     host = cluster.hosts[fault.target]
     copies = cluster.copies.get(fault.target)
-    if not copies:
-        return
+    if not copies or fault.target not in cluster.manifest.names:
+        return  # a removed client with an old manifest is a stranger, to whom nobody tells of its removal
     cluster.kill(fault.target)
     _restore_copy(host.disk.inodes, copies[-min(len(copies), int(fault.number))])
     cluster.checks.lost_state(fault.target)
@@ -238,117 +239,6 @@ def half_copy(cluster: Cluster, fault: Fault) -> None:
     cluster.at_end(fault.seconds, complete)
 
 
-def old_manifest(cluster: Cluster, fault: Fault) -> None:
-    """An older version of the manifest is copied into the folder of a client."""
-    file = cluster.old_manifests[int(fault.number) % len(cluster.old_manifests)]
-    cluster.hosts[fault.target].disk.put(FOLDER / "manifest.toml", file)
-
-
-# --- versions of the manifest ----------------------------------------------------------------------
-def change_settings(cluster: Cluster, fault: Fault) -> None:
-    """Another step size, rate or limit."""
-    version = cluster.manifest.version
-    step_size = first_step_size(cluster.setup.method) * (1 - 1e-3 * version)
-    for change in (
-        Change(step_size=step_size),
-        Change(max_alone=5 + version),
-        Change(rounds_per_second=cluster.setup.rate * (1 + 0.1 * version)),
-    )[int(fault.number) % 3 :][:1]:
-        _publish(cluster, lambda manifest, change=change: changes.changed(manifest, change))  # type: ignore[misc]
-
-
-def change_address(cluster: Cluster, fault: Fault) -> None:
-    """A client listens elsewhere; neighbours that miss it need the manifest from their operators."""
-    cluster.moved.add(fault.target)
-    address = f"10.1.{cluster.manifest.version}.1:7000"
-    change = Change(addresses={fault.target: address})
-    _publish(cluster, lambda manifest: changes.changed(manifest, change))
-
-
-def change_links(cluster: Cluster, fault: Fault) -> None:
-    """A link is added, used less often, or taken away."""
-    ends = (fault.target, fault.other)
-    known = {(link.sender, link.receiver) for link in cluster.manifest.links}
-    change = Change(links={ends: {"p_hat": 0.5}})
-    if ends in known and fault.number > 3:
-        change = Change(unlinked=frozenset({ends}))
-    _publish(cluster, lambda manifest: changes.changed(manifest, change))
-
-
-def change_root(cluster: Cluster, fault: Fault) -> None:
-    """Another client leads."""
-    _publish(cluster, lambda manifest: changes.changed(manifest, Change(root=fault.target)))
-
-
-def quarantine(cluster: Cluster, fault: Fault) -> None:
-    """A client has no links for a while."""
-    if _publish(cluster, lambda manifest: changes.quarantined(manifest, fault.target)):
-        cluster.at_end(
-            fault.seconds,
-            lambda: _publish(cluster, lambda m: changes.quarantined(m, fault.target, False)),
-        )
-
-
-def remove(cluster: Cluster, fault: Fault) -> None:
-    """A client leaves for ever."""
-    _remove(cluster, fault.target)
-
-
-def _remove(cluster: Cluster, name: str) -> bool:
-    if len(cluster.manifest.linked) <= 2:
-        return False
-    if not _publish(cluster, lambda manifest: changes.without(manifest, name)):
-        return False
-    cluster.give_manifest(name)
-    return True
-
-
-def dead_root(cluster: Cluster, fault: Fault) -> None:
-    """The root of `relay` dies for ever, and is removed."""
-    root = cluster.manifest.root
-    if not root or not cluster.hosts[root].is_wanted:
-        return
-    cluster.kill(root)
-    cluster.hosts[root].is_wanted = False
-
-    def replace() -> None:
-        is_member = root in cluster.manifest.names
-        if is_member and not _remove(cluster, root):
-            cluster.hosts[root].is_wanted = True
-            cluster.start(root)
-
-    cluster.at_end(fault.seconds, replace)
-
-
-def join(cluster: Cluster, fault: Fault) -> None:
-    """A client joins."""
-    name = f"p{len(cluster.hosts)}"
-    links: dict[Ends, Table] = {}
-    for other in (fault.target, fault.other):
-        links[name, other] = {}
-        links[other, name] = {}
-
-    def joined(manifest: Manifest) -> Manifest:
-        address = f"10.0.0.{len(cluster.hosts)}:7000"
-        return changes.joined(manifest, name, address=address, links=links)
-
-    if _publish(cluster, joined):
-        cluster.add_host(name)
-        cluster.at_end(fault.seconds, lambda: cluster.start(name))
-
-
-def _publish(cluster: Cluster, change: Callable[[Manifest], Manifest]) -> bool:
-    """Sign a next version and give it to one running member; False if the version is not possible."""
-    try:
-        manifest = change(cluster.manifest)
-    except SpodgtError as error:
-        cluster.checks.note(f"refused by the authority: {error}")
-        return False
-    running = [name for name in cluster.running() if name in manifest.names]
-    cluster.publish(manifest, cluster.random.choice(running or manifest.names))
-    return True
-
-
 KINDS: dict[str, tuple[Kind, float]] = {  # with the weight of its draw
     "crash": (crash, 2.0),
     "crash_point": (crash_point, 3.0),
@@ -373,15 +263,19 @@ KINDS: dict[str, tuple[Kind, float]] = {  # with the weight of its draw
     "clock_step": (clock_step, 0.5),
     "expiry": (expiry, 1.0),
     "half_copy": (half_copy, 0.5),
-    "old_manifest": (old_manifest, 0.5),
-    "change_settings": (change_settings, 1.0),
-    "change_address": (change_address, 1.0),
-    "change_links": (change_links, 1.0),
-    "change_root": (change_root, 1.0),
-    "quarantine": (quarantine, 0.5),
-    "remove": (remove, 0.7),
-    "dead_root": (dead_root, 0.7),
-    "join": (join, 0.7),
+    "old_manifest": (manifest_faults.old_manifest, 0.5),
+    "change_settings": (manifest_faults.change_settings, 1.0),
+    "change_address": (manifest_faults.change_address, 1.0),
+    "change_links": (manifest_faults.change_links, 1.0),
+    "change_root": (manifest_faults.change_root, 1.0),
+    "quarantine": (manifest_faults.quarantine, 0.5),
+    "remove": (manifest_faults.remove, 0.7),
+    "dead_root": (manifest_faults.dead_root, 0.7),
+    "join": (manifest_faults.join, 0.7),
+    "restore": (operator_faults.restore, 1.0),
+    "restore_model": (operator_faults.restore_model, 0.5),
+    "bad_gradients": (operator_faults.bad_gradients, 1.0),
+    "read_status": (operator_faults.read_status, 0.5),
 }
 
 
@@ -396,6 +290,7 @@ def heal(cluster: Cluster) -> None:
         if name in cluster.manifest.names:
             cluster.issue(name)
         host.step_seconds = 0.02
+        host.has_bad_data = False
         if host.chaos and host.process is not None:
             cluster.kill(name)
         host.chaos = {}
