@@ -358,6 +358,8 @@ class Cluster:
             self.checks.lost_state(host.name)
         elif "manifest.toml" in host.end:
             self.give_manifest(host.name)
+        elif "copy it again" in host.end:  # a certificate is damaged
+            self.issue(host.name)
         elif "peer renew" in host.end or "peer issue" in host.end or "set the clock" in host.end:
             self.issue(host.name)
         elif "gradients in a row were not finite" in host.end and host.has_bad_data:

@@ -301,6 +301,6 @@ def heal(cluster: Cluster) -> None:
     # a newcomer cannot spread a version: clients that do not have it refuse its links
     members = [name for name in names_of(cluster.setup) if name in cluster.manifest.linked]
     cluster.give_manifest(cluster.random.choice(members or cluster.manifest.names))
-    if len(cluster.moved) > 1:  # some may have the old addresses of all their neighbours
+    if cluster.moved:  # some clients may have the old addresses of all that have the newest version
         for name in cluster.manifest.names:
             cluster.give_manifest(name)
