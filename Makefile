@@ -1,11 +1,13 @@
 # make demo   one command, one picture          make test   what CI runs
 # make lint   style and types                   make docs   the site, in site/
 # make bench  speed, as ratios                  make package  sdist and wheel, tried in a clean venv
+# make lock   new versions for all of these     make lowest, make newest  the ends of the supported versions
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
-# Exact versions for Python 3.11; on another one: make CONSTRAINTS= test
+# The versions of uv.lock, for pip; make CONSTRAINTS= test takes the newest ones instead
 CONSTRAINTS ?= constraints.txt
+UV ?= uv
 # make docs RUN=0: build the site without running the code blocks of its pages
 RUN ?= 1
 # make simulate MINUTES=60 FIRST=1000: seeds from 1000 on, for an hour
@@ -14,7 +16,7 @@ FIRST ?= 0
 SMOKE := tests/test_public.py tests/test_rng.py tests/network tests/kernels tests/participation tests/record tests/training \
 	tests/algorithms/test_golden.py tests/problems/test_learning.py tests/peer/test_peer_protocol.py tests/peer/test_peer_store.py
 
-.PHONY: demo test test-slow simulate coverage lint docs package lowest bench clean
+.PHONY: demo test test-slow simulate coverage lint docs package lowest newest lock bench clean
 
 demo: $(STAMP)
 	$(VENV)/bin/spodgt compare
@@ -33,17 +35,27 @@ package: $(STAMP)
 	$(VENV)/bin/python -m build --no-isolation --outdir dist . > /dev/null
 	$(VENV)/bin/python tools/package.py dist
 
-lowest: # the lowest versions that pyproject.toml allows, for this Python; downloads some 3 GB
-	$(PYTHON) -m venv build/lowest
-	build/lowest/bin/python -m pip install --quiet uv
-	build/lowest/bin/uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct --editable ".[peer]"
-	build/lowest/bin/uv pip install --quiet --python build/lowest/bin/python pytest hypothesis
-	build/lowest/bin/python -m pytest -o filterwarnings=default $(SMOKE)
+# The two ends of what pyproject.toml allows, for $(PYTHON); each downloads some 3 GB, most of it CUDA.
+lowest: RESOLUTION := lowest-direct
+newest: RESOLUTION := highest
+lowest newest:
+	$(PYTHON) -m venv --clear build/$@
+	build/$@/bin/python -m pip install --quiet uv
+	build/$@/bin/uv pip install --quiet --python build/$@/bin/python --resolution $(RESOLUTION) --editable ".[peer]"
+	build/$@/bin/uv pip install --quiet --python build/$@/bin/python pytest hypothesis
+	build/$@/bin/python -c "import sys, torch; print('Python', sys.version.split()[0], 'torch', torch.__version__)"
+	build/$@/bin/python -m pytest -o filterwarnings=default $(SMOKE)
+
+lock: # uv.lock, and the same list for pip; make lock UPGRADE=--upgrade takes the newest versions
+	$(UV) lock $(UPGRADE)
+	$(UV) export --quiet --locked --all-extras --all-groups --no-hashes --no-emit-project --no-annotate --no-header \
+		--output-file constraints.txt
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/zizmor --quiet --offline .github
 	$(VENV)/bin/python tools/methods.py --check
 
 docs: $(STAMP)
@@ -60,7 +72,7 @@ bench: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)/bin/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable ".[dev]"
+	$(VENV)/bin/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable . --group dev
 	rm -rf $(VENV)/first-run # a short run, which compiles the loops
 	$(VENV)/bin/spodgt compare --seeds 2 --rounds 100 --json --out $(VENV)/first-run > $(VENV)/first-run.json
 	touch $(STAMP)

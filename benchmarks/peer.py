@@ -21,15 +21,16 @@ from typing import Any
 import grpc
 import torch
 
-from spodgt.peer import folders, identity, wire
-from spodgt.peer.channel import Local
-from spodgt.peer.demo import five_peers
-from spodgt.peer.fleet import Fleet
-from spodgt.peer.folders import create
-from spodgt.peer.grpc_wire import OPTIONS, secure_channel
+from spodgt.peer.membership import certificates, run_folders
+from spodgt.peer.membership.run_folders import create
 from spodgt.peer.options import Options
-from spodgt.peer.protocol import Ack, Incarnation, Message
-from spodgt.peer.transport import Transport
+from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message
+from spodgt.peer.testing.demo import five_peers
+from spodgt.peer.testing.fleet import Fleet
+from spodgt.peer.transport import wire_format
+from spodgt.peer.transport.connection import Local
+from spodgt.peer.transport.grpc_wire import OPTIONS, secure_channel
+from spodgt.peer.transport.links import Transport
 
 CONFIG = five_peers(step_size=0.01, labels=1)
 
@@ -80,13 +81,13 @@ def cpu(pid: int) -> float:
 
 async def link(n: int = 45_000_000 // 8, count: int = 12) -> dict[str, Any]:
     """MB/s and CPU seconds per GB of messages with x and total (45 MB), ours and bare; in one process."""
-    key, ca = identity.create_authority("bench")
-    a, b = (identity.issue(key, ca, name) for name in "ab")
+    key, ca = certificates.create_authority("bench")
+    a, b = (certificates.issue(key, ca, name) for name in "ab")
     results = {}
     for kind in ("bare", "ours"):
         arrived = asyncio.Semaphore(0)
         if kind == "ours":
-            contexts = [wire.Context("run", b"1", n, name) for name in "ab"]
+            contexts = [wire_format.Context("run", b"1", n, name) for name in "ab"]
             incarnations = Incarnation(1, 1), Incarnation(1, 2)
 
             def got(
@@ -138,8 +139,8 @@ async def link(n: int = 45_000_000 // 8, count: int = 12) -> dict[str, Any]:
             async def send(
                 number: int, call: Any = call, data: Any = data, arrived: Any = arrived
             ) -> None:
-                for at in range(0, len(data), wire.CHUNK):
-                    await call.write(data[at : at + wire.CHUNK])
+                for at in range(0, len(data), wire_format.CHUNK):
+                    await call.write(data[at : at + wire_format.CHUNK])
                 await arrived.acquire()
 
             async def close(channel: Any = channel, bare: Any = bare) -> None:
@@ -168,17 +169,19 @@ async def link(n: int = 45_000_000 // 8, count: int = 12) -> dict[str, Any]:
 
 def profile(count: int = 500) -> dict[str, Any]:
     """CPU milliseconds of the parts of a round: step (with gradient), commit, packing a message."""
-    from spodgt.peer.run import Peer
+    from spodgt.peer.process.main import Peer
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         create(run, CONFIG)
-        peer = Peer(folders.issue(run, "p0"), "p0", Options(durability="process", compiled=True))
+        peer = Peer(
+            run_folders.issue(run, "p0"), "p0", Options(durability="process", compiled=True)
+        )
         node = peer.node
         node.confirmed = set(node.state.out)  # as if all neighbours were there
         parts = {"step": 0.0, "commit": 0.0, "pack": 0.0, "unpack": 0.0}
-        other = wire.Context(peer.context.run, peer.context.layout, peer.context.n, "p1")
+        other = wire_format.Context(peer.context.run, peer.context.layout, peer.context.n, "p1")
         for k in range(count):
             t0 = time.process_time()
             node.advance(True, list(node.state.out))
@@ -187,9 +190,9 @@ def profile(count: int = 500) -> dict[str, Any]:
             t2 = time.process_time()
             message = node.message("p1")
             assert message is not None
-            chunks = list(wire.pack(peer.context, "p1", message, k))
+            chunks = list(wire_format.pack(peer.context, "p1", message, k))
             t3 = time.process_time()
-            assembler = wire.Assembler(other, "p0")
+            assembler = wire_format.Assembler(other, "p0")
             for chunk in chunks:
                 assembler.add(chunk)
             t4 = time.process_time()

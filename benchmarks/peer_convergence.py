@@ -16,10 +16,10 @@ from typing import Any
 
 import spodgt
 from spodgt.experiment import Experiment
-from spodgt.peer.demo import five_peers
-from spodgt.peer.fleet import Fleet
-from spodgt.peer.folders import create
+from spodgt.peer.membership.run_folders import create
 from spodgt.peer.options import Deployment, Options
+from spodgt.peer.testing.demo import five_peers
+from spodgt.peer.testing.fleet import Fleet
 
 STEP = 0.05
 WINDOW = 0.2  # accuracies from 0.8 to 1.2 times the gradients are averaged: single ones are noisy

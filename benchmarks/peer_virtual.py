@@ -32,9 +32,9 @@ from torch import Tensor
 import spodgt
 from spodgt import figures
 from spodgt.experiment import Experiment
-from spodgt.peer.fleet import Fleet
-from spodgt.peer.folders import audit_folders, create, free_addresses, issue
+from spodgt.peer.membership.run_folders import audit_folders, create, free_addresses, issue
 from spodgt.peer.options import Deployment, Options
+from spodgt.peer.testing.fleet import Fleet
 from spodgt.problems import MODELS
 from spodgt.problems.data import LabelsPerClient
 from spodgt.problems.data.datasets import load

@@ -43,7 +43,7 @@ def main() -> None:
             methods, problem, network, participation, rounds=ROUNDS, every=20, dtype=torch.float64
         )
         styles = figures.line_styles(names)
-        for name, rows in result.frame.groupby("algorithm", sort=False):
+        for name, rows in result.frame.groupby("method", sort=False):
             axes.semilogy(
                 rows["round"], rows["distance"], **styles[name].line, linewidth=2, label=name
             )

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["spodgt"]
+#
+# [tool.uv.sources]
+# spodgt = { path = "..", editable = true }
+# ///
 """An autoencoder of images, read from a torch data set with random transforms.
 
     python examples/autoencoder.py [--small] [--picture FILE]

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["spodgt"]
+#
+# [tool.uv.sources]
+# spodgt = { path = "..", editable = true }
+# ///
 """A dict-in, dict-out transformer in the style of Hugging Face: frozen body, LoRA adapters that travel.
 
     python examples/lora.py [--small] [--picture FILE]

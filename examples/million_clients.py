@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["spodgt"]
+#
+# [tool.uv.sources]
+# spodgt = { path = "..", editable = true }
+# ///
 """A million clients on a sparse digraph: logistic regression on 8×8 images, four images a client.
 
     python examples/million_clients.py [CLIENTS] [ROUNDS]

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["spodgt"]
+#
+# [tool.uv.sources]
+# spodgt = { path = "..", editable = true }
+# ///
 """Personal heads: clients share a body and keep a last layer of their own, each with a test of its own.
 
     python examples/personal_head.py [--small] [--picture FILE]

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["spodgt"]
+#
+# [tool.uv.sources]
+# spodgt = { path = "..", editable = true }
+# ///
 """A pretrained model: it starts at the accuracy it has, and clients improve it on data it has not seen.
 
     python examples/pretrained.py [--small] [--picture FILE]

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["spodgt"]
+#
+# [tool.uv.sources]
+# spodgt = { path = "..", editable = true }
+# ///
 """Regression: no classes and so no accuracy; R² and the mean absolute error are measured instead.
 
     python examples/regression.py [--small] [--picture FILE]

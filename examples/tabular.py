@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["spodgt"]
+#
+# [tool.uv.sources]
+# spodgt = { path = "..", editable = true }
+# ///
 """Tabular data: hospitals of very different size train a network with BatchNorm.
 
     python examples/tabular.py [--small] [--picture FILE]

@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["spodgt"]
+#
+# [tool.uv.sources]
+# spodgt = { path = "..", editable = true }
+# ///
 """Ragged text: an LSTM reads sentences of unequal length.
 
     python examples/text_lstm.py [--small] [--picture FILE]

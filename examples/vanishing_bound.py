@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["spodgt"]
+#
+# [tool.uv.sources]
+# spodgt = { path = "..", editable = true }
+# ///
 """The corollary "Arbitrarily Small Bound": a gradient that vanishes with the length of the run.
 
     python examples/vanishing_bound.py [PICTURE]

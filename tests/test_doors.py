@@ -58,7 +58,7 @@ def accuracy(project: Path, tensors: dict[str, Tensor], hidden: int = 32) -> flo
 
 def reported(folder: Path) -> float:
     """The accuracy of the average model in the record of a run."""
-    frame = pd.read_parquet(folder / "metrics.parquet").query("algorithm == 'spod-gt-memory'")
+    frame = pd.read_parquet(folder / "metrics.parquet").query("method == 'spod-gt-memory'")
     return float(frame.sort_values("round")["accuracy_average"].iloc[-1])
 
 

@@ -18,7 +18,7 @@ sys.exit(
             f"-I{SOURCE}",
             f"--python_out={SOURCE}",
             f"--pyi_out={SOURCE}",
-            f"{SOURCE}/spodgt/peer/wire.proto",
+            f"{SOURCE}/spodgt/peer/transport/wire.proto",
         ]
     )
 )

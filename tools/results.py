@@ -122,7 +122,7 @@ def tables(page: Page, metric: str) -> Iterator[str]:
     yield "Mean ± standard deviation over seeds, best in bold. Leads are paired over seeds."
     diverged = page.results[page.results["diverged"]]
     if len(diverged):
-        runs = ", ".join(f"{row.algorithm} (seed {row.seed})" for row in diverged.itertuples())
+        runs = ", ".join(f"{row.method} (seed {row.seed})" for row in diverged.itertuples())
         yield f"Diverged: {runs}; the last finite evaluation counts."
     yield ""
     yield from grid_table(page, metric) if page.sweep.grid else method_table(page, metric)
@@ -139,7 +139,7 @@ def tables(page: Page, metric: str) -> Iterator[str]:
 def verdict(page: Page) -> str:
     """How the paper's claim fares among the paper's methods, in one sentence of numbers."""
     table = summaries(page)
-    table = table[table["algorithm"].isin(PAPERS)]
+    table = table[table["method"].isin(PAPERS)]
     leads = differences(page)
     keys = list(page.sweep.grid)
     cells = (
@@ -147,7 +147,7 @@ def verdict(page: Page) -> str:
     )
     first, sentences = 0, []
     for at, part in cells:
-        ranked = part.sort_values("accuracy", ascending=False)["algorithm"].tolist()
+        ranked = part.sort_values("accuracy", ascending=False)["method"].tolist()
         first += ranked[0] == "spod-gt"
         rival = next(method for method in ranked if method != "spod-gt")
         at = at if isinstance(at, tuple) else (at,)
@@ -183,8 +183,8 @@ def verdict(page: Page) -> str:
 
 def learned(run: Record) -> bool:
     """Whether any method ended clearly above the accuracy that the models started with."""
-    values = run.frame.groupby(["algorithm", "seed"], sort=False)["accuracy"]
-    gains = (values.last() - values.first()).groupby("algorithm").mean()
+    values = run.frame.groupby(["method", "seed"], sort=False)["accuracy"]
+    gains = (values.last() - values.first()).groupby("method").mean()
     return bool(gains.max() >= _LEARNED)
 
 
@@ -311,7 +311,7 @@ def step_part(page: Page, metric: str) -> Iterator[str]:
     yield "## Effective step size\n"
     yield "The average gradient is followed with step m φ̂ᵀπ̂ η, where φ̂ and π̂ are the Perron vectors."
     yield f"The table has m φ̂ᵀπ̂ of each seed, and in brackets the final {metric} of {reference(page)}.\n"
-    ends = page.results[page.results["algorithm"] == reference(page)].set_index(["cell", "seed"])[
+    ends = page.results[page.results["method"] == reference(page)].set_index(["cell", "seed"])[
         metric
     ]
     rows = []

@@ -26,7 +26,7 @@ def main() -> None:
     result = spodgt.run(experiment, out=out, resume=(out / "config.toml").exists())
     result.plot(HERE / "bytes.png", against="bytes")
     last = statistics.final(result.frame)
-    table = last.groupby("algorithm", sort=False)[["accuracy", "accuracy_average", "bytes"]].mean()
+    table = last.groupby("method", sort=False)[["accuracy", "accuracy_average", "bytes"]].mean()
     table["of the bytes"] = table["bytes"] / table.loc[METHOD, "bytes"]
     for one in statistics.paired(last, "accuracy", METHOD):
         table.loc[one.method, ["behind", "low", "high"]] = one.mean, one.low, one.high

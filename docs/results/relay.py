@@ -118,10 +118,10 @@ def read(folder: Path, name: str) -> tuple[pd.DataFrame, float]:
                 continue
             frame = Record.read(path).frame
             seconds += json.loads((path / "summary.json").read_text("utf-8"))["seconds"]
-            parts.append(frame.assign(algorithm=method))
+            parts.append(frame.assign(method=method))
             if "accuracy_mean" in frame:
                 means = frame.assign(
-                    algorithm=f"{method}, running mean", accuracy=frame["accuracy_mean"]
+                    method=f"{method}, running mean", accuracy=frame["accuracy_mean"]
                 )
                 parts.append(means)
     return pd.concat(parts, ignore_index=True), seconds
@@ -134,7 +134,7 @@ def table(heads: list[str], rows: list[list[str]]) -> str:
 
 def best_memory(last: pd.DataFrame) -> str | None:
     """The rival: spod-gt-memory with its best step size."""
-    means = last.groupby("algorithm")["accuracy"].mean()
+    means = last.groupby("method")["accuracy"].mean()
     plain = [
         each for each in means.index if each.startswith("spod-gt-memory step") and "," not in each
     ]
@@ -149,15 +149,15 @@ def draw(frame: pd.DataFrame, rival: str, path: Path) -> None:
         options = [each for each in rest.split(", ") if not each.startswith("step_size")]
         if label == rival or (name != "spod-gt-memory" and options in ([], ["running mean"])):
             names[label] = ", ".join([name, *options])
-    shown = frame[frame["algorithm"].isin(names)]
-    shown = shown.assign(algorithm=shown["algorithm"].map(names))
+    shown = frame[frame["method"].isin(names)]
+    shown = shown.assign(method=shown["method"].map(names))
     figures.save(figures.plot_curves(shown, "accuracy", end=DELAY), path)
 
 
 def section(title: str, name: str, last: pd.DataFrame, rival: str) -> Iterator[str]:
     methods, wide = (
         statistics.methods(last),
-        last.pivot(index="seed", columns="algorithm", values="accuracy"),
+        last.pivot(index="seed", columns="method", values="accuracy"),
     )
     yield f"## {title}\n"
     yield f"![accuracy against delay](relay-{name}.png)\n"
@@ -195,7 +195,7 @@ def drawn(seed: int) -> list[str]:
 
 def seeds_table(last: pd.DataFrame) -> str:
     """One row per seed: its draw, and the accuracies with one label per client."""
-    wide = last.pivot(index="seed", columns="algorithm", values="accuracy")
+    wide = last.pivot(index="seed", columns="method", values="accuracy")
     every = ("spod-gt-memory step_size=0.03", "relay step_size=0.1", "relay-sum step_size=0.1")
     shown = [name for name in every if name in wide]
     heads = ["seed", "m φᵀπ", "two smallest p"]
@@ -217,7 +217,7 @@ def write(folder: Path) -> None:
             parts.append(f"Time on one core of a shared machine: {duration(seconds)}.\n")
             every.append(last.assign(setting=name))
     (DOCS / "results/relay.md").write_text("\n".join(parts), "utf-8")
-    columns = ["setting", "algorithm", "seed", "round", "delay", "accuracy", "loss"]
+    columns = ["setting", "method", "seed", "round", "delay", "accuracy", "loss"]
     together = pd.concat(every)
     together[columns].to_csv(DOCS / "results/relay.csv", index=False, float_format="%.6g")
     before, _, rest = (DOCS / "explanation/theory.md").read_text("utf-8").partition(_BEGIN)

@@ -52,6 +52,7 @@ _METHODS = {  # the class of each method in `spodgt.algorithms`, by its module
     "gsgt": "GSGT",
     "gt_dsgd": "GTDSGD",
     "k_gt": "KGT",
+    "local_gt": "LocalGT",
     "mifa": "MIFA",
     "next": "Next",
     "osgp": "OSGP",

@@ -20,6 +20,7 @@ from spodgt.algorithms.gossip_push_pull import GossipPushPull
 from spodgt.algorithms.gsgt import GSGT
 from spodgt.algorithms.gt_dsgd import GTDSGD
 from spodgt.algorithms.k_gt import KGT
+from spodgt.algorithms.local_gt import LocalGT
 from spodgt.algorithms.mifa import MIFA
 from spodgt.algorithms.next import Next
 from spodgt.algorithms.osgp import OSGP
@@ -97,6 +98,7 @@ __all__ = [
     "GraphFile",
     "Intersection",
     "Learning",
+    "LocalGT",
     "Markov",
     "Network",
     "Next",

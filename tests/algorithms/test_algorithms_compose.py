@@ -22,7 +22,7 @@ from spodgt.algorithms import (
     method,
     stack,
 )
-from spodgt.algorithms.base import Algorithm
+from spodgt.algorithms.base import Algorithm, LocalSteps
 from spodgt.algorithms.compose.schedules import SCHEDULES
 from spodgt.algorithms.spod_gt import SpodGT
 from spodgt.errors import InvalidConfig, InvalidInput
@@ -77,13 +77,14 @@ def test_schedules_by_hand() -> None:
 def test_a_schedule_is_another_number_in_every_round(name: str, schedule: Any) -> None:
     """The wrapped method against the method rebuilt by hand for every round."""
     fields: dict[str, Any] = {"local_steps": 3} if ALGORITHMS[name].traits.local_steps else {}
+    is_held = issubclass(ALGORITHMS[name], LocalSteps)  # between two exchanges
     problem, network = Quadratic.random(5, 2, seed=1, noise=0.1), ring_of(5)
     run = make_run(method(name, step_size=schedule, **fields), problem, network)
     ours = states([run], 9)[-1]
     world = Simulation([run], dtype=torch.float64, compiled=False)
     state = method(name, **fields).init(world.held.initial_models(), world.rounds.start(0))
     for k in range(1, 10):
-        held = (k - 1) // 3 * 3 + 1 if fields else k  # between two exchanges the step is held
+        held = (k - 1) // 3 * 3 + 1 if is_held else k
         state = method(name, step_size=float(schedule.at(held)), **fields).step(
             state, world.rounds.start(k)
         )
@@ -234,7 +235,7 @@ MISTAKES = [
     (
         {"pace": 1},
         "pace=1 is not a field of spod-gt; its fields are step_size, local_steps, compress, weights, "
-        "clip_tracker, adam, weight_decay, momentum, l2, clip_gradient, running_mean.",
+        "clip_tracker, adam, optimizer, weight_decay, momentum, l2, clip_gradient, running_mean.",
     ),
     (
         {"adam": {"gamma": 1}},
@@ -259,7 +260,8 @@ MISTAKES = [
     ({"l2": "much"}, "l2 of spod-gt must be a number above 0, got 'much'; use l2=0.01."),
     (
         {"local_steps": 2.5},
-        "local_steps of spod-gt must be a whole number above 0, got 2.5; use local_steps=5.",
+        "local_steps of spod-gt must be a whole number above 0, a list with one per client, "
+        'or a range "1-20", got 2.5; use local_steps=5.',
     ),
     (
         {"step_size": {"schedule": "constant", "start": 0.1, "warmup": -3}},

@@ -34,11 +34,13 @@ EACH: dict[str, dict[str, Any]] = {
     "weight-decay": {"weight_decay": 0.1},
     "l2": {"l2": 0.1},
     "local": {"local_steps": 3},
+    "optimizer": {"optimizer": {"name": "Adam", "betas": [0.8, 0.9]}},
     "working": {"weights": "working"},
     "warm-up": {"step_size": Constant(0.05, warmup=7)},
 }
 ALL: dict[str, Any] = {
     "step_size": Cosine(0.05, 50, warmup=4), "local_steps": 2, "clip_tracker": 2.0, "adam": {"amsgrad": True},
+    "optimizer": "RMSprop",
     "weight_decay": 0.01, "momentum": 0.5, "l2": 0.01, "clip_gradient": 3.0,
 }  # fmt: skip
 BOTH = EACH | {"all": ALL}
@@ -407,7 +409,7 @@ def test_traits_say_what_a_layer_adds() -> None:
     fields = (*base.state, "adam_m", "adam_v", "adam_left", "adam_top")
     assert adam.traits == replace(base, state=fields, compiled=None, rule=None)
     assert method("spod-gt-memory", **ALL).name == (
-        "spod-gt-memory+local+cosine+clip-tracker+adam+weight-decay+momentum+l2+clip-gradient"
+        "spod-gt-memory+local+cosine+clip-tracker+adam+rmsprop+weight-decay+momentum+l2+clip-gradient"
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from spodgt.network import Network, graphs
 from spodgt.participation import Bernoulli
+from spodgt.participation.local_blocks import block_ends
 from spodgt.problems import Quadratic
 from spodgt.runtimes.world import Run
 from spodgt.types import Floats
@@ -103,6 +104,42 @@ def test_local_steps(name: str) -> None:
         v, links, _ = bench.active(k)
         assert bool(links) == (name == "dfedavg" and k % 4 == 0)
         out.append(z)
+    bench.agrees(out)
+
+
+@pytest.mark.parametrize("averaging", [1.0, 0.3])
+@pytest.mark.parametrize("lengths", [4, [1, 2, 3, 4, 5], "1-6"])
+def test_local_gt(lengths: Any, averaging: float) -> None:
+    """Client by client and link by link: blocks, contributions, and messages of block ends only."""
+    bench = Bench("local-gt", 0.5, 0.6, local_steps=lengths, averaging=averaging)
+    A = bench.network.A
+    B = bench.network.B
+    x = bench.x0.copy()
+    y = np.zeros((5, 2))
+    c = np.zeros((5, 2))
+    blocks: list[list[Floats]] = [[] for _ in range(5)]  # gradients since the last block end
+    out = [bench.x0]
+    for k in range(1, ROUNDS + 1):
+        computed, _, _ = bench.active(k - 1)
+        for i in np.flatnonzero(computed).tolist():
+            g = bench.grad(i, x[i])
+            blocks[i].append(g)
+            x[i] = x[i] - STEP * (g + y[i] - c[i])
+        ends = np.flatnonzero(block_ends(bench.run.availability, range(k, k + 1))[0]).tolist()
+        for i in ends:
+            if blocks[i]:
+                new = c[i] + averaging * (np.mean(blocks[i], 0) - c[i])
+                y[i] = y[i] + new - c[i]
+                c[i] = new
+                blocks[i] = []
+        sent_x = x.copy()
+        sent_y = y.copy()
+        for i, j in bench.active(k)[1]:
+            assert j in ends
+            x[i] = x[i] + A[i, j] * (sent_x[j] - sent_x[i])
+            y[i] = y[i] + B[i, j] * sent_y[j]
+            y[j] = y[j] - B[i, j] * sent_y[j]
+        out.append(x.copy())
     bench.agrees(out)
 
 

@@ -219,7 +219,7 @@ def test_top_k_of_a_run_with_local_steps_does_not_depend_on_the_rest_of_its_batc
         )
         for seeds in ([1], [0, 1, 2])
     )
-    name = alone.algorithms[0]
+    name = alone.methods[0]
     assert torch.equal(alone.models[name, 1], batch.models[name, 1])
 
 

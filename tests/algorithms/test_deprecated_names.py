@@ -12,7 +12,7 @@ from spodgt import Always, Network, method
 from spodgt.algorithms import Traits
 from spodgt.algorithms.deprecated import ROUND_MEMBERS
 from spodgt.algorithms.dsgd import DSGD
-from spodgt.peer.states import Member, PeerRound
+from spodgt.peer.protocol.client_state import Member, PeerRound
 from spodgt.types import Availability
 from tests.helpers import ring_of
 

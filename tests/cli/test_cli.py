@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,6 @@ from spodgt.record.summary import short_bytes, short_count
 from spodgt.training import Progress
 from spodgt.training.progress import Display
 from tests.conftest import Cli
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SMALL = ("--set", "network.clients=4", "--set", "network.radius=0.8", "--set", "run.evaluations=2")
 QUADRATIC = (
@@ -127,13 +123,13 @@ def test_compare_needs_no_arguments_but_takes_them(cli: Cli, tmp_path: Path) -> 
     assert {path.name for path in folder.iterdir()} >= FILES | {"accuracy.png", "network.png"}
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
     frame = pd.read_parquet(folder / "metrics.parquet")
-    assert frame["algorithm"].unique().tolist() == list(PAPER_METHODS)
+    assert frame["method"].unique().tolist() == list(PAPER_METHODS)
     assert frame["seed"].unique().tolist() == [0, 1]
-    assert (frame.groupby(["algorithm", "seed"])["round"].max() == 3).all()
+    assert (frame.groupby(["method", "seed"])["round"].max() == 3).all()
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["complete"]
-    assert [row["name"] for row in summary["algorithms"]] == list(PAPER_METHODS)
-    assert {"accuracy", "accuracy_std", "delay", "rounds", "seeds"} <= set(summary["algorithms"][0])
+    assert [row["method"] for row in summary["methods"]] == list(PAPER_METHODS)
+    assert {"accuracy", "accuracy_std", "delay", "rounds", "seeds"} <= set(summary["methods"][0])
     for name in ("accuracy.png", "network.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
     assert Experiment.read(folder / "config.toml").network.clients == 4
@@ -174,8 +170,8 @@ def test_json_is_json_and_nothing_else(cli: Cli, tmp_path: Path) -> None:
     answer = json.loads(out)
     assert answer["out"] == "here"
     assert answer["complete"]
-    assert len(answer["algorithms"]) == len(PAPER_METHODS)
-    assert "accuracy" not in answer["algorithms"][0], "a quadratic has none"
+    assert len(answer["methods"]) == len(PAPER_METHODS)
+    assert "accuracy" not in answer["methods"][0], "a quadratic has none"
     assert (tmp_path / "here" / "loss.png").exists()
     for command in (("methods",), ("data", "list"), ("network",)):
         code, out, err = cli(*command, "--json")
@@ -232,7 +228,7 @@ def test_a_diverging_method_is_named_and_the_others_finish(cli: Cli, tmp_path: P
     assert err.endswith("with step_size=100000000.0; use a smaller step_size.\n")
     summary = json.loads((tmp_path / "here" / "summary.json").read_text())
     assert len(summary["diverged"]) == 1
-    assert summary["algorithms"][1]["rounds"] == 60
+    assert summary["methods"][1]["rounds"] == 60
 
 
 def test_tables_fit_80_columns_whatever_the_numbers(cli: Cli) -> None:
@@ -275,7 +271,7 @@ def test_results_of_long_names_and_long_runs_are_not_cut() -> None:
     frame = pd.DataFrame(
         [
             {
-                "algorithm": name,
+                "method": name,
                 "seed": seed,
                 "round": 123_456,
                 "delay": 5000.0,
@@ -288,7 +284,7 @@ def test_results_of_long_names_and_long_runs_are_not_cut() -> None:
             for seed in (0, 1)
         ]
     )
-    done = pd.DataFrame({"algorithm": names, "gradients": 123_456_789, "messages": 98_765_432_100})
+    done = pd.DataFrame({"method": names, "gradients": 123_456_789, "messages": 98_765_432_100})
     frame["bytes"] = 123_456_789_000.0
     result = Result(frame, done, pd.DataFrame(), {}, {}, [Diverged(names[1], 0, 9, 8, "0.1")])
     screen = io.StringIO()
@@ -331,8 +327,8 @@ def test_a_problems_own_score_stands_beside_the_loss() -> None:
     from spodgt.training.result import Result
 
     declare({"perplexity": "down"})
-    row = {"algorithm": "ab", "seed": 0, "round": 9, "delay": 5.0, "loss": 2.0, "perplexity": 7.389}
-    done = pd.DataFrame({"algorithm": ["ab"], "gradients": 9, "messages": 9})
+    row = {"method": "ab", "seed": 0, "round": 9, "delay": 5.0, "loss": 2.0, "perplexity": 7.389}
+    done = pd.DataFrame({"method": ["ab"], "gradients": 9, "messages": 9})
     for frame, shown in (
         (pd.DataFrame([row]), True),
         (pd.DataFrame([row]).drop(columns="perplexity"), False),

@@ -44,7 +44,7 @@ def test_it_learns(cli: Cli) -> None:
     assert cli("init", ".")[0] == 0
     code, out, err = cli("run", "experiment.toml", "--json")
     assert code == 0, err
-    for row in json.loads(out)["algorithms"]:
+    for row in json.loads(out)["methods"]:
         assert row["accuracy"] > 0.8, row
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 import re
-import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,6 @@ from spodgt.problems.learning import Learning
 from spodgt.sweeps.api import SweepOptions
 from spodgt.training import ExecutionOptions, TrainOptions
 from tests.strategies import SEEDS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 QUADRATIC = {"problem": {"kind": "quadratic", "parameters": 3}}
 NEEDED: dict[str, dict[str, Any]] = {  # keys without a default

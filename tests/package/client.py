@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import assert_type
+
 import pandas as pd
 import torch
 from torch import nn
-from typing_extensions import assert_type
 
 import spodgt
 

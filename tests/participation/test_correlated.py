@@ -22,7 +22,7 @@ from spodgt.experiment import Experiment
 from spodgt.network import Network, graphs
 from spodgt.participation import delay
 from spodgt.participation.correlated import split_into_regions
-from spodgt.peer.work import capacity
+from spodgt.peer.process.local_problem import capacity
 from spodgt.problems import Quadratic
 from spodgt.types import Bools, Floats
 from tests.strategies import SEEDS, bursts, networks
@@ -291,7 +291,7 @@ def test_memory_removes_the_bias_of_bursts() -> None:
     result = spodgt.compare(
         methods, problem, Network.draw(graphs.Complete(6)), participation, **options
     )
-    last = result.frame.groupby("algorithm")["gradient_norm"].last()
+    last = result.frame.groupby("method")["gradient_norm"].last()
     assert last["spod-gt-memory"] < 1e-9
     assert last["spod-gt"] > 1e-2
 

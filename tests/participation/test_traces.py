@@ -20,7 +20,7 @@ from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.network import Network
 from spodgt.participation import Trace, TraceFile
-from spodgt.peer.work import capacity
+from spodgt.peer.process.local_problem import capacity
 from spodgt.types import Bools
 from tests.strategies import SEEDS, networks
 

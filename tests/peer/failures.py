@@ -30,18 +30,21 @@ import numpy as np
 import torch
 
 from spodgt.experiment import Experiment
-from spodgt.peer import changes, faults, folders, store, wire
-from spodgt.peer import wire_pb2 as pb
-from spodgt.peer.audit import Audit
-from spodgt.peer.changes import without
-from spodgt.peer.fleet import Fleet
-from spodgt.peer.folders import create
-from spodgt.peer.grpc_wire import SERVICE, secure_channel
-from spodgt.peer.identity import Identity
-from spodgt.peer.manifest import Manifest, SignedManifest
+from spodgt.peer.host import fault_injection
+from spodgt.peer.membership import manifest_changes, run_folders
+from spodgt.peer.membership.certificates import Identity
+from spodgt.peer.membership.manifest import Manifest, SignedManifest
+from spodgt.peer.membership.manifest_changes import without
+from spodgt.peer.membership.run_folders import create
 from spodgt.peer.options import Change, Deployment, Options
-from spodgt.peer.protocol import Incarnation, Message
-from spodgt.peer.work import manifest_problem
+from spodgt.peer.process.local_problem import manifest_problem
+from spodgt.peer.protocol.audit import Audit
+from spodgt.peer.protocol.running_sums import Incarnation, Message
+from spodgt.peer.storage import state_store
+from spodgt.peer.testing.fleet import Fleet
+from spodgt.peer.transport import wire_format
+from spodgt.peer.transport import wire_pb2 as pb
+from spodgt.peer.transport.grpc_wire import SERVICE, secure_channel
 from spodgt.problems.protocols import HasOptimum
 from spodgt.types import Problem
 from tests.peer.proxy import Proxies
@@ -132,7 +135,7 @@ def row_1(seconds: float = 20) -> str:
         return f"{exact(found)} after {k} rounds; distance between neighbours {consensus:.1e}"
 
 
-def row_5(points: tuple[str, ...] = faults.POINTS, times: tuple[int, ...] = (1, 2)) -> str:
+def row_5(points: tuple[str, ...] = fault_injection.POINTS, times: tuple[int, ...] = (1, 2)) -> str:
     """kill -9 at each commit, send and ack point, first and second time"""
     worst, count = 0.0, 0
     with fleet(clients=3, problem=LARGE, rate=10) as f:
@@ -283,7 +286,7 @@ def row_9() -> str:
 
 def row_10() -> str:
     """torn write: the newest slot of y damaged"""
-    from spodgt.peer.store import Store
+    from spodgt.peer.storage.state_store import Store
 
     with fleet(clients=3) as f:
         f.start()
@@ -385,7 +388,7 @@ def row_13() -> str:
         f.wait(lambda: all(f.status(n)["epoch"] >= 1 for n in f.names), 60, "epoch reset")
         f.kill("p3")
         begun = time.monotonic()
-        folders.remove(f.run, "p3")
+        run_folders.remove(f.run, "p3")
         rest = [n for n in f.names if n != "p3"]
         f.kill("p0", number=signal.SIGTERM)
         f.start("p0")  # one client is given the new manifest; the others learn it from each other
@@ -459,7 +462,7 @@ def all_up(f: Fleet, *names: str) -> bool:
 
 def row_19(resets_wanted: int = 243) -> str:
     """TCP connections reset all the time, no kills"""
-    real, shown = folders.free_addresses(4), folders.free_addresses(4)
+    real, shown = run_folders.free_addresses(4), run_folders.free_addresses(4)
     with (
         Proxies(dict(zip(shown, real, strict=True)), cut=0.004) as proxies,
         fleet(clients=4, graph="complete", addresses=shown) as f,
@@ -484,7 +487,7 @@ def row_20(connections: int = 1100) -> str:
     """1,100 silent connections of a stranger, 1,024 descriptors"""
     with fleet(clients=3) as f:
         f.start("p0", "p2")
-        address = folders.load(f.run).client("p1").address
+        address = run_folders.load(f.run).client("p1").address
         process = command(
             f, "p1", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
         )
@@ -520,7 +523,7 @@ def row_21(frames: int = 400) -> str:
         f.start("p0", "p1")
         f.wait(beyond(f, "k", {"p0": 20, "p1": 20}), 120)
         person = Identity.read(f.run / "p2", "p2")
-        address = folders.load(f.run).client("p0").address
+        address = run_folders.load(f.run).client("p0").address
         process, memory = f.processes["p0"], []
         memory.append(resident(process.pid))
         asyncio.run(shout(person, address, "p0", frames))
@@ -538,10 +541,10 @@ def row_26() -> str:
     with fleet(clients=3) as f:
         f.start("p0", "p1")
         f.wait(beyond(f, "k", {"p0": 20, "p1": 20}), 120)
-        manifest = folders.load(f.run)
+        manifest = run_folders.load(f.run)
         person, address = Identity.read(f.run / "p2", "p2"), manifest.client("p0").address
         n, layout = manifest.parameters, bytes.fromhex(manifest.layout)
-        own = wire.Context(manifest.run, layout, n, "p2", "")
+        own = wire_format.Context(manifest.run, layout, n, "p2", "")
         zero, last = torch.zeros(n), Incarnation(2**64 - 1, 1)
         honest = Message(manifest.epoch, 1, 0, 0, Incarnation(1, 7), Incarnation(), zero, zero)
         lies = [
@@ -554,7 +557,7 @@ def row_26() -> str:
             honest._replace(total=torch.full((n,), 3e38)),
         ]
         asyncio.run(
-            say(person, address, "p0", [list(wire.pack(own, "p0", lie, 1)) for lie in lies])
+            say(person, address, "p0", [list(wire_format.pack(own, "p0", lie, 1)) for lie in lies])
         )
         f.wait(beyond(f, "k", {n: f.status(n)["k"] for n in ("p0", "p1")}, 60), 60, "rounds go on")
         assert f.log("p0", "refused")
@@ -593,9 +596,9 @@ async def shout(person: Identity, address: str, name: str, frames: int) -> None:
 def row_22(seconds: float = 60) -> str:
     """a client that starts a minute before the others know it"""
     with fleet(clients=5) as f:
-        whole = folders.load(f.run)
+        whole = run_folders.load(f.run)
         rest = [n for n in f.names if n != "p4"]
-        folders.publish(f.run, replace(without(whole, "p4"), version=2, removed=()))
+        run_folders.publish(f.run, replace(without(whole, "p4"), version=2, removed=()))
         f.start(*rest)
         f.wait(beyond(f, "k", dict.fromkeys(rest, 20)), 120)
         signed = SignedManifest.sign(replace(whole, version=3), (f.run / "ca.key").read_bytes())
@@ -610,7 +613,9 @@ def row_22(seconds: float = 60) -> str:
 
 def models(f: Fleet, *names: str) -> dict[str, tuple[int, torch.Tensor]]:
     """Round and model of clients, from their disks while they run."""
-    found = {name: store.read(f.run / name / "state", running=True) for name in names or f.names}
+    found = {
+        name: state_store.read(f.run / name / "state", running=True) for name in names or f.names
+    }
     return {name: (meta["k"], vectors["x"]) for name, (vectors, meta) in found.items()}
 
 
@@ -626,7 +631,7 @@ def row_23(seconds: float = 60) -> str:
     """a client that dies and stays dead, --drop-after 5, quadratics"""
     options = Options(durability="process", evaluate_every=2, report_every=0.3, drop_after=5)
     with fleet(options=options, step=0.1) as f:
-        problem = manifest_problem(folders.load(f.run))
+        problem = manifest_problem(run_folders.load(f.run))
         assert isinstance(problem, HasOptimum)
         alive = [n for n in f.names if n != "p4"]
         optimum = problem.optimum([float(n != "p4") for n in f.names])
@@ -677,7 +682,7 @@ def row_25(seconds: float = 60) -> str:
 def row_24(step: float = 0.1, distance: float = 1e-4) -> str:
     """rounds to 1e-4 on quadratics, equal devices, against the simulator"""
     with fleet(step=step) as f:
-        manifest = folders.load(f.run)
+        manifest = run_folders.load(f.run)
         wanted = simulated_rounds(manifest, manifest_problem(manifest), step, distance)
         took = rounds_to(f, distance)
         found = exact(settled(f))
@@ -704,7 +709,7 @@ def row_40(method: str = "relay", step: float = 0.4, distance: float = 1e-6) -> 
 
 def rounds_to(f: Fleet, distance: float) -> int:
     """Start all, and wait until their models are so close (relative) to the optimum: the rounds it took."""
-    problem = manifest_problem(folders.load(f.run))
+    problem = manifest_problem(run_folders.load(f.run))
     assert isinstance(problem, HasOptimum)
     optimum = problem.optimum()
     f.start()
@@ -723,7 +728,7 @@ def begin_anew(f: Fleet, *names: str) -> float:
 def row_41(times: int = 10) -> str:
     """relay: kill -9 of the root, many times; the manifest names another; its disk is lost; it is removed"""
     with fleet(method="relay", step=0.4) as f:
-        problem, told = manifest_problem(folders.load(f.run)), []
+        problem, told = manifest_problem(run_folders.load(f.run)), []
         assert isinstance(problem, HasOptimum)
 
         def best(names: list[str]) -> torch.Tensor:
@@ -745,7 +750,7 @@ def row_41(times: int = 10) -> str:
         told.append(f"{f.kills - 4} kill -9 of the root {root}, then of all: {exact(f.audit())}")
         begin_anew(f, *f.names)
         second = next(n for n in f.names if n != root)
-        folders.publish_next(f.run, lambda m: changes.changed(m, Change(root=second)))
+        run_folders.publish_next(f.run, lambda m: manifest_changes.changed(m, Change(root=second)))
         took = f.wait(lambda: is_led(f.names, second), 60, "another root")
         f.wait(lambda: farthest(f, best(f.names)) < 1e-6, 60, "at the optimum")
         told.append(
@@ -764,7 +769,7 @@ def row_41(times: int = 10) -> str:
         begin_anew(f, *f.names)
         f.kill(second)
         begun = time.monotonic()
-        folders.remove(f.run, second)
+        run_folders.remove(f.run, second)
         rest = [n for n in f.names if n != second]
         f.wait(lambda: all(f.status(n)["version"] == 3 for n in rest), 60, "version 3")
         f.wait(lambda: farthest(f, best(rest), *rest) < 1e-6, 60, "at the optimum of the rest")

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from spodgt.experiment import Experiment
-from spodgt.peer import folders
-from spodgt.peer.changes import changed, joined, without
-from spodgt.peer.fleet import Fleet
-from spodgt.peer.folders import create, free_addresses
-from spodgt.peer.manifest import Manifest
+from spodgt.peer.membership import run_folders
+from spodgt.peer.membership.manifest import Manifest
+from spodgt.peer.membership.manifest_changes import changed, joined, without
+from spodgt.peer.membership.run_folders import create, free_addresses
 from spodgt.peer.options import Change, Deployment, Options
+from spodgt.peer.testing.fleet import Fleet
 from tests.peer.proxy import Proxies
 
 CONFIG: dict[str, Any] = {
@@ -55,7 +55,7 @@ def renewals(seconds: float = 600, life: float = 120, cut: float = 0.0005) -> st
     with tempfile.TemporaryDirectory(prefix="spodgt-life-") as folder:
         run = Path(folder) / "run"
         create(run, Experiment.parse(CONFIG), Deployment(rounds_per_second=20, addresses=shown))
-        names = folders.load(run).names
+        names = run_folders.load(run).names
         options = Options(durability="process", report_every=0.2)
         with (
             Proxies(dict(zip(shown, real, strict=True)), cut=cut) as proxies,
@@ -71,7 +71,7 @@ def renewals(seconds: float = 600, life: float = 120, cut: float = 0.0005) -> st
             while time.monotonic() < end:
                 if time.monotonic() > due:
                     for name in names:
-                        folders.issue(run, name, days=life / 86400)
+                        run_folders.issue(run, name, days=life / 86400)
                     renewed, due = renewed + 1, due + life / 2
                 outages.look()
                 time.sleep(0.1)
@@ -111,9 +111,9 @@ def changing() -> str:
                 what: str, change: Callable[[Manifest], Manifest], newcomer: str = ""
             ) -> None:
                 """Publish a change; when all follow it, stop them, audit their disks, start them again."""
-                version = folders.publish_next(run, change).version
+                version = run_folders.publish_next(run, change).version
                 if newcomer:
-                    folders.issue(run, newcomer)
+                    run_folders.issue(run, newcomer)
                     f.names.append(newcomer)
                     f.start(newcomer)
                 took = f.wait(lambda: settled(f, version), 90, what)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from spodgt.peer import folders
+from spodgt.peer.membership import run_folders
 from tests.peer.failures import Skipped, exact, make
 
 
@@ -127,9 +127,9 @@ def wired(
         run = make(
             Path(folder) / "run", clients=clients, addresses=addresses, graph="complete", **options
         )
-        names = [client.name for client in folders.load(run).clients]
+        names = [client.name for client in run_folders.load(run).clients]
         for name in names:
-            folders.issue(run, name)
+            run_folders.issue(run, name)
         try:
             wires.build()
             if hidden >= 0:
@@ -193,7 +193,7 @@ def wait(condition: Any, seconds: float) -> float:
 
 def audit(wires: Wires, run: Path, names: list[str]) -> str:
     wires.stop()
-    return exact(folders.audit_folders([run / name for name in names]))
+    return exact(run_folders.audit_folders([run / name for name in names]))
 
 
 def rate(run: Path, names: list[str], seconds: float) -> dict[str, float]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from spodgt.peer import folders
-from spodgt.peer.fleet import Fleet
+from spodgt.peer.membership import run_folders
+from spodgt.peer.testing.fleet import Fleet
 from tests.peer.failures import CHAOS, EXACT, all_up, fleet, resets, resident, settled
 from tests.peer.proxy import Proxies
 
@@ -61,7 +61,7 @@ def soak(
 ) -> dict[str, object]:
     """Run, disturb, let it come to rest; what was measured, under "failed" the claims that do not hold."""
     draw = random.Random(seed)
-    real, shown = folders.free_addresses(clients), folders.free_addresses(clients)
+    real, shown = run_folders.free_addresses(clients), run_folders.free_addresses(clients)
     with (
         Proxies(dict(zip(shown, real, strict=True)), cut=cut, seed=seed) as proxies,
         fleet(clients=clients, addresses=shown, rate=10, env={"SPODGT_CHAOS": CHAOS}) as f,

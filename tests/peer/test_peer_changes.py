@@ -16,13 +16,14 @@ import torch
 
 from spodgt.errors import InvalidConfig, InvalidInput, InvalidNetwork
 from spodgt.experiment import Experiment
-from spodgt.peer import changes, folders, identity, store
-from spodgt.peer.backup import backup, restore, restore_model
-from spodgt.peer.folders import create
-from spodgt.peer.manifest import Client, Link, Manifest, SignedManifest
+from spodgt.peer.membership import certificates, manifest_changes, run_folders
+from spodgt.peer.membership.manifest import Client, Link, Manifest, SignedManifest
+from spodgt.peer.membership.run_folders import create
 from spodgt.peer.options import Change, Deployment, Options
-from spodgt.peer.run import Peer
-from spodgt.peer.store import Store
+from spodgt.peer.process.main import Peer
+from spodgt.peer.storage import state_store
+from spodgt.peer.storage.backup import backup, restore, restore_model
+from spodgt.peer.storage.state_store import Store
 from tests.peer.life import changing, renewals
 from tests.peer.test_peer_setup import CONFIG, cli
 
@@ -37,16 +38,16 @@ def run(tmp_path: Path) -> Path:
 
 # --- what a change is --------------------------------------------------------------------------------
 def test_a_client_joins_on_the_part_of_the_problem_that_nobody_holds(run: Path) -> None:
-    first = folders.load(run)
-    made = changes.joined(first, "p5", address="127.0.0.1:9", links=BOTH)
+    first = run_folders.load(run)
+    made = manifest_changes.joined(first, "p5", address="127.0.0.1:9", links=BOTH)
     assert (made.version, made.client("p5").part, made.client("p5").place) == (2, 5, 5)
     with pytest.raises(InvalidInput, match="all 6 parts of the problem are held"):
-        changes.joined(
+        manifest_changes.joined(
             made, "p6", address="127.0.0.1:8", links={("p0", "p6"): {}, ("p6", "p1"): {}}
         )
     # a part is free again when its holder leaves; a place, from which draws come, never is
-    later = changes.joined(
-        changes.without(made, "p2"),
+    later = manifest_changes.joined(
+        manifest_changes.without(made, "p2"),
         "p6",
         address="127.0.0.1:8",
         links={("p0", "p6"): {}, ("p6", "p1"): {}},
@@ -57,67 +58,67 @@ def test_a_client_joins_on_the_part_of_the_problem_that_nobody_holds(run: Path) 
 
 def test_a_client_with_a_function_of_its_own_brings_its_data(run: Path) -> None:
     own = {"kind": "python", "build": "own.py:build"}
-    full = replace(folders.load(run), problem=own, divided_into=5)
-    made = changes.joined(full, "p5", address="127.0.0.1:9", links=BOTH)
+    full = replace(run_folders.load(run), problem=own, divided_into=5)
+    made = manifest_changes.joined(full, "p5", address="127.0.0.1:9", links=BOTH)
     assert made.client("p5").part == 5
     with pytest.raises(InvalidInput, match="all 5 parts of the problem are held"):
-        changes.joined(replace(full, problem={}), "p5", address="127.0.0.1:9", links=BOTH)
+        manifest_changes.joined(replace(full, problem={}), "p5", address="127.0.0.1:9", links=BOTH)
 
 
 def test_a_root_stays_until_it_leaves_and_a_newcomer_never_leads(tmp_path: Path) -> None:
     run = tmp_path / "run"
     methods = {**CONFIG, "run": {**CONFIG["run"], "methods": ["relay"]}}
     create(run, Experiment.parse(methods), Deployment(divided_into=6))
-    first = folders.load(run)
+    first = run_folders.load(run)
     assert first.root in first.names
     assert first.method.more["patience"] == 0.0
     links: dict[tuple[str, str], dict[str, object]] = {}
     for name in first.names:  # the newcomer has the best links of all
         links |= {("p5", name): {"p_hat": 1.0}, (name, "p5"): {"p_hat": 1.0}}
-    made = changes.joined(first, "p5", address="127.0.0.1:9", links=links)
+    made = manifest_changes.joined(first, "p5", address="127.0.0.1:9", links=links)
     assert made.root == first.root
     assert made.seats("p5").root == first.root
-    assert changes.without(made, first.root).root == "p5"
-    assert changes.quarantined(made, first.root).root == "p5"
+    assert manifest_changes.without(made, first.root).root == "p5"
+    assert manifest_changes.quarantined(made, first.root).root == "p5"
     other = next(name for name in first.names if name != first.root)
-    moved = changes.changed(made, Change(root=other))
+    moved = manifest_changes.changed(made, Change(root=other))
     assert Manifest.parse(moved.to_text()).root == other
     leads = [moved.seats(name).part.step_weight for name in moved.names]
     assert [name for name, lead in zip(moved.names, leads, strict=True) if lead] == [other]
     with pytest.raises(InvalidInput, match=r"root='p9' must be one of p0, "):
-        changes.changed(made, Change(root="p9"))
+        manifest_changes.changed(made, Change(root="p9"))
 
 
 def test_a_root_is_for_methods_that_have_one(run: Path) -> None:
-    assert b"root" not in folders.load(run).to_text()  # the release before reads this
+    assert b"root" not in run_folders.load(run).to_text()  # the release before reads this
     with pytest.raises(
         InvalidInput, match="root='p1' is for methods with a root, not for spod-gt-memory"
     ):
-        changes.changed(folders.load(run), Change(root="p1"))
+        manifest_changes.changed(run_folders.load(run), Change(root="p1"))
 
 
 def test_a_name_is_used_once(run: Path) -> None:
-    gone = changes.without(folders.load(run), "p3")
+    gone = manifest_changes.without(run_folders.load(run), "p3")
     for manifest, name in ((gone, "p3"), (gone, "p0")):
         with pytest.raises(InvalidInput, match=f"'{name}' is or was another client's"):
-            changes.joined(manifest, name, address="127.0.0.1:9", links={})
+            manifest_changes.joined(manifest, name, address="127.0.0.1:9", links={})
 
 
 def test_a_client_without_an_address_dials_its_links(run: Path) -> None:
-    made = changes.joined(folders.load(run), "p5", address="", links=BOTH)
+    made = manifest_changes.joined(run_folders.load(run), "p5", address="", links=BOTH)
     dial = {(link.sender, link.receiver): link.dial for link in made.links}
     assert dial["p0", "p5"] == "receiver"
     assert dial["p5", "p1"] == "sender"
     with pytest.raises(
         InvalidConfig, match=r"dials p5, which has no address; give it one, or use dial"
     ):
-        changes.changed(made, Change(links={("p0", "p5"): {"dial": "sender"}}))
+        manifest_changes.changed(made, Change(links={("p0", "p5"): {"dial": "sender"}}))
 
 
 def test_what_a_change_gives_and_what_it_refuses(run: Path) -> None:
-    first = folders.load(run)
+    first = run_folders.load(run)
     link = (first.links[0].sender, first.links[0].receiver)
-    made = changes.changed(
+    made = manifest_changes.changed(
         first,
         Change(
             0.02,
@@ -137,7 +138,7 @@ def test_what_a_change_gives_and_what_it_refuses(run: Path) -> None:
     assert made.client("p1").address == "127.0.0.1:9"
     assert made.client("p2").compute == {"kind": "budget", "share": 0.5}
     assert made.links[0].p_hat == 0.5
-    assert changes.obstacle(first, made) is None
+    assert manifest_changes.obstacle(first, made) is None
     for change, sentence in (
         (Change(), "nothing would change"),
         (Change(step_size=-1.0), "step_size"),
@@ -149,40 +150,40 @@ def test_what_a_change_gives_and_what_it_refuses(run: Path) -> None:
         (Change(links={("p0", "p0"): {}}), "leads to itself"),
     ):
         with pytest.raises(InvalidInput, match=sentence):
-            changes.changed(first, change)
+            manifest_changes.changed(first, change)
     every = frozenset((link.sender, link.receiver) for link in first.links if link.receiver == "p0")
     with pytest.raises(InvalidNetwork, match="strongly connected"):
-        changes.changed(first, Change(unlinked=every))
+        manifest_changes.changed(first, Change(unlinked=every))
 
 
 def test_a_client_in_quarantine_has_no_links_and_gets_them_back(run: Path) -> None:
-    first = folders.load(run)
-    made = changes.quarantined(first, "p0")
+    first = run_folders.load(run)
+    made = manifest_changes.quarantined(first, "p0")
     assert made.seats("p0").part[:2] == ({}, {})
     assert made.neighbours("p0") == ({}, {})
     assert "p0" in made.names
     assert "p0" not in made.linked
     assert all("p0" not in made.seats(name).part.out for name in made.linked)
-    back = changes.quarantined(made, "p0", on=False)
+    back = manifest_changes.quarantined(made, "p0", on=False)
     assert back.seats("p0").part == first.seats("p0").part
     with pytest.raises(InvalidInput, match="p0 is in quarantine already"):
-        changes.quarantined(made, "p0")
+        manifest_changes.quarantined(made, "p0")
 
 
 def test_what_cannot_change_is_refused_by_a_running_peer(run: Path) -> None:
-    first = folders.load(run)
+    first = run_folders.load(run)
     moved = tuple(replace(c, place=9) if c.name == "p1" else c for c in first.clients)
     for later, why in (
         (replace(first, seed=4), "seed is another"),
         (replace(first, clients=moved), "place or part of p1 is another"),
     ):
-        assert why in str(changes.obstacle(first, later))
+        assert why in str(manifest_changes.obstacle(first, later))
 
 
 def test_a_manifest_for_many_is_read_quickly_and_is_beyond_one_message() -> None:
     clients = [f"c{i}" for i in range(140)]
     made = replace(
-        folders.plan(Experiment.parse(CONFIG), Deployment()),
+        run_folders.plan(Experiment.parse(CONFIG), Deployment()),
         clients=tuple(Client(name, f"h:{i + 1}", i, i) for i, name in enumerate(clients)),
         links=tuple(Link(a, b) for a in clients for b in clients if a != b),
     )
@@ -195,11 +196,11 @@ def test_a_manifest_for_many_is_read_quickly_and_is_beyond_one_message() -> None
 def test_the_signature_is_inside_and_half_a_file_is_never_there(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     assert not list(run.rglob("*.sig"))
     before = (home / "manifest.toml").read_bytes()
     newer = SignedManifest.sign(
-        replace(folders.load(run), version=2), (run / "ca.key").read_bytes()
+        replace(run_folders.load(run), version=2), (run / "ca.key").read_bytes()
     )
 
     def power_fails(_: int) -> None:
@@ -210,23 +211,23 @@ def test_the_signature_is_inside_and_half_a_file_is_never_there(
         newer.write(home)
     assert (home / "manifest.toml").read_bytes() == before
     monkeypatch.undo()
-    assert folders.load(home).version == 1
+    assert run_folders.load(home).version == 1
 
 
 def test_of_two_manifests_of_one_version_the_first_stays_in_force(
     run: Path, tmp_path: Path
 ) -> None:
     """Two operators change the same version: the second change is named, and not taken silently."""
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process"))
     authority = peer.membership.identity.authority
     key = (run / "ca.key").read_bytes()
     first, second, third = (
         SignedManifest.verify(SignedManifest.sign(made, key).file, authority)
         for made in (
-            changes.changed(folders.load(run), Change(max_alone=201)),
-            changes.changed(folders.load(run), Change(max_alone=202)),
-            replace(folders.load(run), version=3, max_alone=203),
+            manifest_changes.changed(run_folders.load(run), Change(max_alone=201)),
+            manifest_changes.changed(run_folders.load(run), Change(max_alone=202)),
+            replace(run_folders.load(run), version=3, max_alone=203),
         )
     )
     membership = peer.membership
@@ -257,10 +258,10 @@ def test_a_neighbour_that_never_answers_delays_no_manifest_of_another(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that was removed kept its neighbours waiting for a manifest that came one byte a second."""
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process"))
     newer = SignedManifest.sign(
-        changes.without(folders.load(run), "p1"), (run / "ca.key").read_bytes()
+        manifest_changes.without(run_folders.load(run), "p1"), (run / "ca.key").read_bytes()
     )
     asked = []
 
@@ -270,7 +271,7 @@ def test_a_neighbour_that_never_answers_delays_no_manifest_of_another(
             await asyncio.sleep(3600)
         return newer.file
 
-    monkeypatch.setattr("spodgt.peer.membership.fetch", answer)
+    monkeypatch.setattr("spodgt.peer.process.membership.fetch", answer)
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
@@ -289,16 +290,16 @@ def test_a_neighbour_that_never_answers_delays_no_manifest_of_another(
 
 
 def test_an_observer_reads_the_manifest_and_a_removed_client_does_not(run: Path) -> None:
-    peer = Peer(folders.issue(run, "p0"), "p0", Options(durability="process"))
-    for name, may in (("p1", True), (identity.OBSERVER, True), ("p9", False)):
+    peer = Peer(run_folders.issue(run, "p0"), "p0", Options(durability="process"))
+    for name, may in (("p1", True), (certificates.OBSERVER, True), ("p9", False)):
         assert (peer.membership.shown_to(name) is not None) == may
     peer.store.close()
 
 
 def test_an_older_manifest_than_the_state_is_refused(run: Path) -> None:
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     old = (home / "manifest.toml").read_bytes()
-    folders.remove(run, "p3")
+    run_folders.remove(run, "p3")
     Peer(home, "p0", Options(durability="process", rounds=3)).run()
     (home / "manifest.toml").write_bytes(old)
     with pytest.raises(InvalidInput, match=r"is of version 2, but manifest.toml is of version 1"):
@@ -307,23 +308,23 @@ def test_an_older_manifest_than_the_state_is_refused(run: Path) -> None:
 
 
 def test_a_key_that_others_can_read_is_refused_and_made_anew_as_a_secret(run: Path) -> None:
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     (home / "key.pem").chmod(0o644)
     with pytest.raises(
         InvalidInput, match=r"key.pem has mode 0644, others could read it; run: chmod 600"
     ):
-        identity.Identity.read(home, "p0")
-    folders.issue(run, "p0")
+        certificates.Identity.read(home, "p0")
+    run_folders.issue(run, "p0")
     assert (home / "key.pem").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_running_client_is_exported_and_backed_up_and_comes_back(
     run: Path, tmp_path: Path
 ) -> None:
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     Peer(home, "p0", Options(durability="process", rounds=20)).run()
     peer = Peer(home, "p0", Options(durability="process"))  # holds the lock from here on
-    told = folders.export(home, tmp_path / "model.safetensors")
+    told = run_folders.export(home, tmp_path / "model.safetensors")
     assert told["k"] == "21"
     file = tmp_path / "p0.backup"
     assert backup(home, file)["k"] == 21
@@ -338,18 +339,18 @@ def test_a_running_client_is_exported_and_backed_up_and_comes_back(
     again = Peer(back, "p0", Options(durability="process", rounds=40))
     assert torch.equal(again.node.state.method.x[0], x)
     again.run()
-    assert folders.audit_folders([back]).local["p0"] <= 1e-12
+    assert run_folders.audit_folders([back]).local["p0"] <= 1e-12
     # only the model: the run was ruined, and gradients were taken at ruined models
     epoch = again.node.state.epoch
     for good in (file, tmp_path / "model.safetensors"):
         restore_model(good, back)
-        model, meta = store.read(back / "state")
+        model, meta = state_store.read(back / "state")
         assert torch.equal(model["x"], x)
         epoch += 1
         assert (meta["k"], meta["epoch"]) == (41, epoch)
         assert not model["y"].any()
         assert not model["g"].any()
-        assert folders.audit_folders([back]).local["p0"] <= 1e-12
+        assert run_folders.audit_folders([back]).local["p0"] <= 1e-12
     (tmp_path / "junk").write_bytes(b"junk")
     for bad, folder, why in (
         (tmp_path / "junk", back, "cannot be read as a backup"),
@@ -363,22 +364,22 @@ def test_a_running_client_is_exported_and_backed_up_and_comes_back(
 
 
 def test_half_a_renewal_is_not_used_and_the_whole_one_is(run: Path) -> None:
-    home = folders.issue(run, "p0", days=1)
+    home = run_folders.issue(run, "p0", days=1)
     peer = Peer(home, "p0", Options(durability="process"))
     first = peer.membership.identity
-    other = folders.issue(run, "p1", days=20)
+    other = run_folders.issue(run, "p1", days=20)
     (home / "key.pem").write_bytes((other / "key.pem").read_bytes())
     assert peer.membership.check_folder() is None
     assert peer.membership.identity is first
-    folders.issue(run, "p0", days=20)
+    run_folders.issue(run, "p0", days=20)
     renewed = peer.membership.check_folder()
     assert renewed is not None
-    assert 19.9 < identity.days_left(renewed) < 20
+    assert 19.9 < certificates.days_left(renewed) < 20
     assert peer.membership.check_folder() is None
     assert peer.transport.local.identity is first
     loop = peer.transport.loop = Loop()  # type: ignore[assignment]
     peer.membership._seen = ()
-    peer.transport.address = folders.load(run).client("p0").address
+    peer.transport.address = run_folders.load(run).client("p0").address
     peer.rounds._report()
     assert loop.done[0] == "renew"
     assert 19.9 < peer.reporter.status.days_left < 20
@@ -403,10 +404,10 @@ BROKEN: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 def test_a_certificate_that_is_copied_in_place_does_not_end_a_running_peer(
     how: str, run: Path
 ) -> None:
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process"))
     own = peer.membership.identity
-    folders.issue(run, "p0", days=20)
+    run_folders.issue(run, "p0", days=20)
     file, damage = BROKEN[how]
     whole = (home / file).read_bytes()
     (home / file).write_bytes(damage(whole))
@@ -419,7 +420,7 @@ def test_a_certificate_that_is_copied_in_place_does_not_end_a_running_peer(
     (home / file).write_bytes(whole)
     renewed = peer.membership.check_folder()
     assert renewed is not None
-    assert 19.9 < identity.days_left(renewed) < 20
+    assert 19.9 < certificates.days_left(renewed) < 20
     peer.store.close()
 
 
@@ -427,7 +428,7 @@ def test_a_certificate_that_is_copied_in_place_does_not_end_a_running_peer(
 def test_a_broken_certificate_at_a_start_is_one_sentence(
     how: str, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     file, damage = BROKEN[how]
     (home / file).write_bytes(damage((home / file).read_bytes()))
     code, text = cli(
@@ -439,10 +440,10 @@ def test_a_broken_certificate_at_a_start_is_one_sentence(
 
 
 def test_an_unusable_manifest_in_the_folder_of_a_running_peer_is_named(run: Path) -> None:
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process"))
     first = (home / "manifest.toml").read_bytes()
-    made = replace(folders.load(run), max_alone=7)  # another one of version 1, rightly signed
+    made = replace(run_folders.load(run), max_alone=7)  # another one of version 1, rightly signed
     same = SignedManifest.sign(made, (run / "ca.key").read_bytes()).file
     for file, sentence in (
         (b"garbage", "manifest.toml does not match its signature"),
@@ -468,11 +469,11 @@ def test_an_unusable_manifest_in_the_folder_of_a_running_peer_is_named(run: Path
 
 
 def test_two_manifests_of_one_version_are_not_both_taken(run: Path) -> None:
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process"))
     key = (run / "ca.key").read_bytes()
     for alone in (7, 8):
-        newer = SignedManifest.sign(replace(folders.load(run), version=2, max_alone=alone), key)
+        newer = SignedManifest.sign(replace(run_folders.load(run), version=2, max_alone=alone), key)
         if alone == 8:
             late = peer.membership.terms.of(newer, "p0", peer.membership.terms)
         else:
@@ -491,31 +492,31 @@ def test_changes_of_two_admins_at_once_are_both_made(run: Path) -> None:
     def slow(manifest: Manifest) -> Manifest:
         begun.set()
         time.sleep(0.3)  # the other one must not read the manifest now
-        return changes.changed(manifest, Change(max_alone=7))
+        return manifest_changes.changed(manifest, Change(max_alone=7))
 
-    first = threading.Thread(target=folders.publish_next, args=(run, slow))
+    first = threading.Thread(target=run_folders.publish_next, args=(run, slow))
     first.start()
     assert begun.wait(10)
-    folders.publish_next(
-        run, lambda manifest: changes.changed(manifest, Change(rounds_per_second=20.0))
+    run_folders.publish_next(
+        run, lambda manifest: manifest_changes.changed(manifest, Change(rounds_per_second=20.0))
     )
     first.join(10)
-    made = folders.load(run)
+    made = run_folders.load(run)
     assert (made.version, made.max_alone, made.rounds_per_second) == (3, 7, 20.0)
 
 
 def test_a_client_that_was_removed_ends_with_a_sentence(run: Path) -> None:
-    home = folders.issue(run, "p3")
+    home = run_folders.issue(run, "p3")
     peer = Peer(home, "p3", Options(durability="process", seconds=20, report_every=0.1))
-    folders.remove(run, "p3")
+    run_folders.remove(run, "p3")
     with pytest.raises(InvalidInput, match="p3 was removed from the run in version 2"):
         peer.run()
 
 
 def test_a_manifest_that_cannot_be_taken_whole_is_not_taken(run: Path) -> None:
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process"))
-    folders.publish(run, replace(folders.load(run), version=2, seed=7))
+    run_folders.publish(run, replace(run_folders.load(run), version=2, seed=7))
     peer.membership.check_folder()
     assert peer.membership.update is None
     assert "seed is another" in list(peer.journal.recent)[-1][2]
@@ -530,12 +531,14 @@ class Loop:
 
 
 def test_all_that_a_manifest_says_is_taken(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process"))
     loop = peer.transport.loop = Loop()  # type: ignore[assignment]
     device = {"kind": "bernoulli", "p": 0.25}
     wanted = Change(1e-9, addresses={"p1": "127.0.0.1:9"}, compute={"p0": device})
-    made = folders.publish_next(run, lambda m: changes.changed(changes.without(m, "p3"), wanted))
+    made = run_folders.publish_next(
+        run, lambda m: manifest_changes.changed(manifest_changes.without(m, "p3"), wanted)
+    )
     peer.membership.check_folder()
     assert peer.rounds._follow_manifest()
     node = peer.node
@@ -601,16 +604,18 @@ def test_changes_by_command(
     assert "part 5 of the problem" in call(
         "add", "p5", "--address", "127.0.0.1:9", "--links", "p0,p5:p1"
     )
-    ends = {(link.sender, link.receiver) for link in folders.load(run).links if "p5" in str(link)}
+    ends = {
+        (link.sender, link.receiver) for link in run_folders.load(run).links if "p5" in str(link)
+    }
     assert ends == {("p0", "p5"), ("p5", "p0"), ("p5", "p1")}
     assert (run / "p5" / "key.pem").exists()
     call("set", "--step-size", "0.01", "--address", "p0=127.0.0.1:8", "--unlink", "p5:p1")
     call("set", "--step-size", "{schedule = 'inverse', start = 0.1, scale = 30.0}")
-    assert folders.load(run).method.build().name == "spod-gt-memory+inverse"
+    assert run_folders.load(run).method.build().name == "spod-gt-memory+inverse"
     call("set", "--step-size", "0.01")
     call("quarantine", "p2")
     call("renew", "p5", "--days", "2")
-    made = folders.load(run / "p5")
+    made = run_folders.load(run / "p5")
     assert (made.version, made.method.step_size, made.client("p0").address) == (
         6,
         0.01,
@@ -636,7 +641,7 @@ def test_a_signed_file_is_its_text_and_one_line(run: Path) -> None:
     text = (run / "manifest.toml").read_text()
     assert text.splitlines()[-1].startswith("# signature: ")
     authority = (run / "ca.pem").read_bytes()
-    assert SignedManifest.verify(text.encode(), authority).manifest == folders.load(run)
+    assert SignedManifest.verify(text.encode(), authority).manifest == run_folders.load(run)
     for changed in (
         text.replace("seed = 0", "seed = 1"),
         text[:-9],

@@ -10,13 +10,13 @@ import torch
 
 import spodgt
 from spodgt.errors import Failed
-from spodgt.peer import node as nodes
-from spodgt.peer.audit import local_error
-from spodgt.peer.node import Node
-from spodgt.peer.norms import SILENT_ROUNDS, Norms, norm
-from spodgt.peer.protocol import Incarnation
-from spodgt.peer.seats import Part
-from spodgt.peer.states import State, begin, meta_of, state_from, vectors_of
+from spodgt.peer.protocol import node as nodes
+from spodgt.peer.protocol.audit import local_error
+from spodgt.peer.protocol.client_state import State, begin, meta_of, state_from, vectors_of
+from spodgt.peer.protocol.epoch_topology import Part
+from spodgt.peer.protocol.node import Node
+from spodgt.peer.protocol.outlier_detection import SILENT_ROUNDS, Norms, norm
+from spodgt.peer.protocol.running_sums import Incarnation
 from tests.peer.world import World
 
 EXACT = 1e-12

@@ -19,10 +19,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from spodgt.peer import protocol
-from spodgt.peer.audit import audit, local_error
-from spodgt.peer.node import Node
-from spodgt.peer.states import state_from
+from spodgt.peer.protocol import running_sums
+from spodgt.peer.protocol.audit import audit, local_error
+from spodgt.peer.protocol.client_state import state_from
+from spodgt.peer.protocol.node import Node
 from tests.peer.world import Noisy, World
 
 EXACT = 1e-12
@@ -42,7 +42,7 @@ class AcksEarly(Node):
 
     def ack(self, name: str) -> Any:
         link = self.state.into[name]
-        return protocol.Ack(self.state.epoch, link.number, self.incarnation, link.seen)
+        return running_sums.Ack(self.state.epoch, link.number, self.incarnation, link.seen)
 
 
 class Schedules(RuleBasedStateMachine):
@@ -260,7 +260,7 @@ def test_without_the_rollback_rule_early_senders_lose_mass(
 
     take = Node._take
     monkeypatch.setattr(
-        protocol.RolledBack,
+        running_sums.RolledBack,
         "__init__",
         lambda self, why, incarnation: Exception.__init__(self, why),
     )
@@ -330,8 +330,8 @@ def test_what_leaves_y_is_what_enters_the_link() -> None:
     """The mass that leaves y is what the rounded total gained."""
     draws = torch.Generator().manual_seed(1)
     total, y = torch.randn(500, generator=draws), torch.randn(500, generator=draws).double() * 1e-3
-    link = protocol.OutLink(0.3, total)
-    after, mass = protocol.put(link, y)
+    link = running_sums.OutLink(0.3, total)
+    after, mass = running_sums.put(link, y)
     assert torch.equal(after.total.double() - total.double(), mass)
     torch.testing.assert_close(after.total.double(), total.double() + 0.3 * y, rtol=1e-6, atol=1e-7)
     assert after.total.dtype == torch.float32

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spodgt
-from spodgt.peer.audit import local_error
+from spodgt.peer.protocol.audit import local_error
 from tests.peer.test_peer_node import lockstep
 from tests.peer.world import World
 

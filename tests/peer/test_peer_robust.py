@@ -20,21 +20,24 @@ import pytest
 import torch
 
 from spodgt.errors import Failed
-from spodgt.peer import channel, folders, gate, metrics_server, store, wire
-from spodgt.peer.audit import local_error
-from spodgt.peer.channel import Local, Traffic, fetch
-from spodgt.peer.display import serve_metrics
-from spodgt.peer.epochs import AT_ONCE, STEP
-from spodgt.peer.gate import Gate
-from spodgt.peer.grpc_wire import NO_CONNECTION, OPTIONS, SERVICE, probe, secure_channel
-from spodgt.peer.host import Rejected
-from spodgt.peer.norms import Norms
+from spodgt.peer.host.interfaces import Rejected
+from spodgt.peer.membership import run_folders
+from spodgt.peer.monitoring import metrics_server
+from spodgt.peer.monitoring.console import serve_metrics
 from spodgt.peer.options import Options
-from spodgt.peer.protocol import JUMP, Ack, Incarnation, Refused
-from spodgt.peer.run import Peer
-from spodgt.peer.status import Journal
-from spodgt.peer.store import StoreFailed
-from spodgt.peer.transport import Transport
+from spodgt.peer.process.main import Peer
+from spodgt.peer.process.status import Journal
+from spodgt.peer.protocol.audit import local_error
+from spodgt.peer.protocol.epoch_limit import AT_ONCE, STEP
+from spodgt.peer.protocol.outlier_detection import Norms
+from spodgt.peer.protocol.running_sums import JUMP, Ack, Incarnation, Refused
+from spodgt.peer.storage import state_store
+from spodgt.peer.storage.state_store import StoreFailed
+from spodgt.peer.transport import access_control, connection, wire_format
+from spodgt.peer.transport.access_control import Gate
+from spodgt.peer.transport.connection import Local, Traffic, fetch
+from spodgt.peer.transport.grpc_wire import NO_CONNECTION, OPTIONS, SERVICE, probe, secure_channel
+from spodgt.peer.transport.links import Transport
 from tests.peer.failures import make
 from tests.peer.test_peer_node import lockstep
 from tests.peer.test_peer_transport import Server, chunks, context, message, run, who
@@ -63,7 +66,7 @@ async def until(condition: Any, seconds: float = 20) -> None:
 )
 def test_no_exception_ends_a_link(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC has more exceptions for a call that ended than it documents."""
-    pack, left = wire.pack, [error, error]
+    pack, left = wire_format.pack, [error, error]
 
     def breaks(*arguments: Any) -> Any:
         if left:
@@ -75,7 +78,7 @@ def test_no_exception_ends_a_link(error: BaseException, monkeypatch: pytest.Monk
             events: list[tuple[str, str]] = []
             transport = sender(events)
             await transport.start("127.0.0.1:0", {"b": server.address}, {})
-            monkeypatch.setattr(wire, "pack", breaks)
+            monkeypatch.setattr(wire_format, "pack", breaks)
             transport.send_latest("b", message())
             await until(lambda: server.heard)
             assert not left
@@ -87,7 +90,7 @@ def test_no_exception_ends_a_link(error: BaseException, monkeypatch: pytest.Monk
 
 
 def test_a_link_that_ended_all_the_same_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.streams._BACKOFF", (0.02, 0.05))
+    monkeypatch.setattr("spodgt.peer.transport.streams._BACKOFF", (0.02, 0.05))
 
     async def work() -> None:
         async with Server() as server:
@@ -105,7 +108,7 @@ def test_a_link_that_ended_all_the_same_is_made_anew(monkeypatch: pytest.MonkeyP
 
 
 def test_links_come_up_after_many_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.streams._BACKOFF", (0.01, 0.03))
+    monkeypatch.setattr("spodgt.peer.transport.streams._BACKOFF", (0.01, 0.03))
 
     async def work() -> None:
         async with Server() as server:
@@ -127,7 +130,7 @@ def test_links_come_up_after_many_refusals(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_name_holds_two_streams_and_a_silent_one_is_let_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("spodgt.peer.transport.FIRST_SECONDS", 1.0)
+    monkeypatch.setattr("spodgt.peer.transport.links.FIRST_SECONDS", 1.0)
 
     async def work() -> None:
         async with Server() as server, secure_channel(who("a"), server.address, "b") as channel:
@@ -164,7 +167,7 @@ def test_a_stranger_who_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) 
     """gRPC would keep a half-open handshake for two minutes; five seconds are enough, here a tenth of it."""
     key = "grpc.server_handshake_timeout_ms"
     sooner = [(name, value // 10 if name == key else value) for name, value in OPTIONS]
-    monkeypatch.setattr("spodgt.peer.grpc_wire.OPTIONS", sooner)
+    monkeypatch.setattr("spodgt.peer.transport.grpc_wire.OPTIONS", sooner)
 
     async def work() -> None:
         async with Server() as server:
@@ -175,7 +178,7 @@ def test_a_stranger_who_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_strangers_hold_so_many_connections_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.transport.CONNECTIONS", 4)
+    monkeypatch.setattr("spodgt.peer.transport.links.CONNECTIONS", 4)
 
     async def work() -> None:
         async with Server() as server:  # with one neighbour: 4 + 2
@@ -198,10 +201,10 @@ def test_a_peer_takes_as_many_descriptors_as_it_may(home: Path) -> None:
 def test_who_sends_bad_frames_is_kept_out_by_the_server() -> None:
     async def work() -> None:
         async with Server() as server:
-            for _ in range(gate.REFUSALS):
+            for _ in range(access_control.REFUSALS):
                 assert "is for 'x'" in await server.knock(who("a"), chunks(message(), receiver="x"))
             answer = await server.knock(who("a"), chunks(message()))
-            assert f"a sent {gate.REFUSALS} bad frames and is kept out" in answer
+            assert f"a sent {access_control.REFUSALS} bad frames and is kept out" in answer
 
     run(work())
 
@@ -209,14 +212,14 @@ def test_who_sends_bad_frames_is_kept_out_by_the_server() -> None:
 def test_bad_frames_keep_a_name_out_for_a_while() -> None:
     now = [0.0]
     kept = Gate(lambda: now[0])
-    for _ in range(gate.REFUSALS):
+    for _ in range(access_control.REFUSALS):
         with kept.stream("a"):
             kept.bad_frame("a")
     with pytest.raises(Refused, match="kept out for 30 s more"), kept.stream("a"):
         pass
     with kept.stream("b"):
         pass
-    now[0] = gate.BAN_SECONDS + 1
+    now[0] = access_control.BAN_SECONDS + 1
     with kept.stream("a"):
         kept.bad_frame("a")  # one more is one, not six
     with kept.stream("a"):
@@ -242,7 +245,7 @@ def test_headers_and_logs_are_bounded(tmp_path: Path) -> None:
 
 
 def test_the_log_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.status._LOG_BYTES", 2000)
+    monkeypatch.setattr("spodgt.peer.process.status._LOG_BYTES", 2000)
     journal = Journal(tmp_path / "log.jsonl", "p0")
     for number in range(200):
         journal.append({"event": "status", "number": number})
@@ -256,10 +259,10 @@ def test_the_largest_life_is_refused() -> None:
     """Believed, it would be one too many for a frame: the neighbour could never send again."""
     lie = Incarnation(2**64 - 1, 3)
     with pytest.raises(Refused, match="must be below 2\\^62"):
-        wire.Assembler(context("b"), "a").add(chunks(message(seen=lie))[0])
-    packed = wire.pack_ack(context("b"), Ack(0, 1, Incarnation(1, 1), lie))
+        wire_format.Assembler(context("b"), "a").add(chunks(message(seen=lie))[0])
+    packed = wire_format.pack_ack(context("b"), Ack(0, 1, Incarnation(1, 1), lie))
     with pytest.raises(Refused, match="must be below 2\\^62"):
-        wire.unpack_ack(context("a"), packed)
+        wire_format.unpack_ack(context("a"), packed)
     world = World(2)
     world.drain(3)
     node = world.nodes[1]
@@ -388,7 +391,7 @@ def test_texts_of_others_bring_no_lines_and_no_terminal_codes_into_a_log(
     assert journal.recent[-1][2].isprintable()
     traffic = Traffic()
     with pytest.raises(Refused) as error:
-        channel.agreed(
+        connection.agreed(
             context("b"), "a", {"spodgt-protocols": "9", "spodgt-version": evil}, traffic
         )
     assert traffic.version.isprintable()
@@ -432,8 +435,8 @@ def test_connections_without_a_stream_are_closed_and_full_is_logged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A removed client held all connections of a peer with its certificate; no neighbour could come back."""
-    monkeypatch.setattr("spodgt.peer.transport.CONNECTIONS", 4)
-    monkeypatch.setattr("spodgt.peer.grpc_wire.IDLE_MS", 3000)
+    monkeypatch.setattr("spodgt.peer.transport.links.CONNECTIONS", 4)
+    monkeypatch.setattr("spodgt.peer.transport.grpc_wire.IDLE_MS", 3000)
 
     async def work() -> None:
         async with Server() as server:  # with one neighbour: 4 + 2
@@ -466,7 +469,7 @@ def test_connections_without_a_stream_are_closed_and_full_is_logged(
 
 
 def test_an_idle_limit_ends_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.grpc_wire.IDLE_MS", 300)
+    monkeypatch.setattr("spodgt.peer.transport.grpc_wire.IDLE_MS", 300)
 
     async def work() -> None:
         async with Server() as server:
@@ -488,7 +491,7 @@ FILE = bytes(range(256)) * 12_000  # beyond one gRPC message
 def test_an_answer_that_comes_too_slowly_or_is_too_large_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("spodgt.peer.channel.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("spodgt.peer.transport.connection.ANSWER_SECONDS", 0.5)
 
     async def slow(self: Transport, call: Any) -> None:
         while True:
@@ -526,11 +529,11 @@ def test_a_removed_client_reads_no_manifest() -> None:
 def test_a_file_that_nobody_reads_is_held_twice_and_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("spodgt.peer.transport.CHUNK_SECONDS", 0.5)
+    monkeypatch.setattr("spodgt.peer.transport.links.CHUNK_SECONDS", 0.5)
 
     async def work() -> None:
         async with Server() as server, secure_channel(who("a"), server.address, "b") as channel:
-            server.transport.manifest = lambda name: bytes(40 * wire.CHUNK)
+            server.transport.manifest = lambda name: bytes(40 * wire_format.CHUNK)
             calls = [channel.stream_stream(f"/{SERVICE}/Manifest")() for _ in range(3)]
             await until(lambda: server.transport.gate.open["a (files)"] == 2)
             await until(lambda: server.transport.gate.open["a (files)"] == 0)
@@ -543,7 +546,7 @@ def test_a_file_that_nobody_reads_is_held_twice_and_not_for_ever(
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    return folders.issue(make(tmp_path / "run", clients=3), "p0")
+    return run_folders.issue(make(tmp_path / "run", clients=3), "p0")
 
 
 def test_a_status_that_cannot_be_written_ends_nothing(home: Path) -> None:
@@ -570,7 +573,7 @@ def test_a_client_whose_gradients_are_nan_names_it_and_ends_with_a_sentence(home
     assert seen[40] == ["gradients that were not finite, and not used: 1"]  # in the report after it
     assert peer.journal.counts["not finite"] == 10
     assert peer.journal.counts["failed"] == 1
-    saved = store.read(home / "state")
+    saved = state_store.read(home / "state")
     assert torch.isfinite(saved.vectors["y"]).all()
     assert saved.meta["k"] == 49
 
@@ -612,7 +615,7 @@ def test_a_silent_neighbour_is_named_and_dropped_if_that_is_wanted(home: Path) -
 def test_a_state_whose_numbers_contradict_each_other_is_not_taken(home: Path) -> None:
     """The checksums are right and the local audit is not: a wrong number was once committed with them."""
     Peer(home, "p0", Options(durability="process", rounds=5)).run()
-    with closing(store.Store(home / "state", durability="process", labels={})) as disk:
+    with closing(state_store.Store(home / "state", durability="process", labels={})) as disk:
         saved = disk.load()
         assert saved is not None
         disk.commit({"y": saved.vectors["y"] + 1}, {**saved.meta, "k": 77})
@@ -633,7 +636,7 @@ def test_flags_of_a_neighbour_end_after_some_time(
     for _ in range(3):
         peer.reporter.report()
     assert peer.reporter.status.warnings[0].startswith("p1 sent 1 large messages")
-    monkeypatch.setattr("spodgt.peer.status.FLAG_SECONDS", 0.0)  # the time is over
+    monkeypatch.setattr("spodgt.peer.process.status.FLAG_SECONDS", 0.0)  # the time is over
     peer.reporter.report()
     assert norms.flags == 0
     assert peer.reporter.status.warnings == []
@@ -642,7 +645,7 @@ def test_flags_of_a_neighbour_end_after_some_time(
 
 def test_a_key_is_never_copied_and_never_readable_by_others(home: Path, monkeypatch: Any) -> None:
     (home / "key.pem").chmod(0o644)
-    folders.issue(home.parent, "p0")
+    run_folders.issue(home.parent, "p0")
     assert (home / "key.pem").stat().st_mode & 0o777 == 0o600
     peer = Peer(home, "p0", Options(durability="process"))
     monkeypatch.setattr(
@@ -696,7 +699,7 @@ def test_the_exception_that_broke_a_link_is_shown(monkeypatch: pytest.MonkeyPatc
         async with Server() as server:
             transport = sender([])
             await transport.start("127.0.0.1:0", {"b": server.address}, {})
-            monkeypatch.setattr(wire, "pack", breaks)
+            monkeypatch.setattr(wire_format, "pack", breaks)
             transport.send_latest("b", message())
             why = "answers, but the stream broke: ValueError: Value out of range: 4294967296"
             await until(lambda: why in transport.out["b"].traffic.why)

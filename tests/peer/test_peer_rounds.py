@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from spodgt.experiment import Experiment
-from spodgt.peer import changes, folders
+from spodgt.peer.membership import manifest_changes, run_folders
 from spodgt.peer.options import Change, Deployment, Options
-from spodgt.peer.protocol import Ack, Message
-from spodgt.peer.run import Peer
+from spodgt.peer.process.main import Peer
+from spodgt.peer.protocol.running_sums import Ack, Message
 
 MAX_ALONE = 5
 
@@ -63,8 +63,8 @@ class Network:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.rounds._WAIT", 0.0)
-    monkeypatch.setattr("spodgt.peer.rounds._SEND_AGAIN", 0.0)
+    monkeypatch.setattr("spodgt.peer.process.round_loop._WAIT", 0.0)
+    monkeypatch.setattr("spodgt.peer.process.round_loop._SEND_AGAIN", 0.0)
 
 
 @pytest.fixture
@@ -81,14 +81,16 @@ def make(folder: Path, method: str | dict[str, Any], p_hat: float = 1.0) -> list
             "problem": {"kind": "quadratic", "parameters": 3, "seed": 1},
         }
     )
-    manifest = folders.create(folder, config, Deployment(max_alone=MAX_ALONE))
+    manifest = run_folders.create(folder, config, Deployment(max_alone=MAX_ALONE))
     if p_hat < 1:
         links: dict[tuple[str, str], dict[str, object]] = {}
         for link in manifest.links:
             links[link.sender, link.receiver] = {"p_hat": p_hat}
-        folders.publish_next(folder, lambda before: changes.changed(before, Change(links=links)))
+        run_folders.publish_next(
+            folder, lambda before: manifest_changes.changed(before, Change(links=links))
+        )
     for name in manifest.names:
-        folders.issue(folder, name)
+        run_folders.issue(folder, name)
     return manifest.names
 
 
@@ -151,8 +153,8 @@ def test_peers_resume_when_a_root_was_removed_while_all_were_down(
     network.start(*names)
     network.turns(10 * MAX_ALONE)
     outage(network)
-    root = folders.load(folder).root
-    folders.remove(folder, root)
+    root = run_folders.load(folder).root
+    run_folders.remove(folder, root)
     network.start(*(name for name in names if name != root))
     assert_all_go_on(network)
 

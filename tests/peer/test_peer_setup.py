@@ -26,18 +26,18 @@ from safetensors.torch import load_file
 import spodgt
 from spodgt.errors import InvalidConfig, InvalidInput, InvalidNetwork
 from spodgt.experiment import Experiment
-from spodgt.peer import changes, folders, identity
-from spodgt.peer.demo import demo
-from spodgt.peer.display import _Metrics, overview, panel, serve_metrics
-from spodgt.peer.folders import create
-from spodgt.peer.manifest import Manifest, SignedManifest
-from spodgt.peer.membership import Terms
+from spodgt.peer.membership import certificates, manifest_changes, run_folders
+from spodgt.peer.membership.manifest import Manifest, SignedManifest
+from spodgt.peer.membership.run_folders import create
+from spodgt.peer.monitoring.console import _Metrics, overview, panel, serve_metrics
 from spodgt.peer.options import Deployment, Options
-from spodgt.peer.run import Peer
-from spodgt.peer.seats import Part
-from spodgt.peer.states import Member, begin
-from spodgt.peer.store import Store
-from spodgt.peer.work import Budget, Work, active_links, capacity, limits
+from spodgt.peer.process.local_problem import Budget, Work, active_links, capacity, limits
+from spodgt.peer.process.main import Peer
+from spodgt.peer.process.membership import Terms
+from spodgt.peer.protocol.client_state import Member, begin
+from spodgt.peer.protocol.epoch_topology import Part
+from spodgt.peer.storage.state_store import Store
+from spodgt.peer.testing.demo import demo
 from tests.conftest import Cli
 from tests.peer.world import World
 
@@ -64,7 +64,7 @@ def test_as_many_clients_as_names_or_addresses(cli: Cli, words: tuple[str, str])
 
 
 def test_a_manifest_is_what_it_says(run: Path) -> None:
-    made = folders.load(run)
+    made = run_folders.load(run)
     assert Manifest.parse(made.to_text()) == made
     assert {link.p_hat for link in made.links} == {0.7}
     assert made.client("p2").compute == {"kind": "bernoulli", "p": 0.5}
@@ -77,23 +77,23 @@ def test_a_changed_manifest_is_refused(run: Path) -> None:
     text = (run / "manifest.toml").read_text()
     (run / "manifest.toml").write_text(text.replace("seed = 0", "seed = 1"))
     with pytest.raises(InvalidInput, match="does not match its signature"):
-        folders.load(run)
+        run_folders.load(run)
 
 
 def test_a_client_leaves(run: Path) -> None:
-    after = folders.remove(run, "p3")
+    after = run_folders.remove(run, "p3")
     assert after.version == 2
-    assert after.epoch > folders.load(run).version
+    assert after.epoch > run_folders.load(run).version
     assert [client.place for client in after.clients] == [0, 1, 2, 4]
     with pytest.raises(InvalidInput, match="'p3' is not in version 2"):
-        folders.remove(run, "p3")
+        run_folders.remove(run, "p3")
 
 
 def test_the_others_must_stay_connected(tmp_path: Path) -> None:
     create(
         tmp_path / "ring", Experiment.parse({**CONFIG, "network": {"kind": "ring", "clients": 4}})
     )
-    made = folders.load(tmp_path / "ring")
+    made = run_folders.load(tmp_path / "ring")
     one_way = replace(
         made,
         links=tuple(
@@ -101,36 +101,36 @@ def test_the_others_must_stay_connected(tmp_path: Path) -> None:
         ),
     )
     with pytest.raises(InvalidNetwork, match="strongly connected"):
-        changes.without(one_way, "p1")
+        manifest_changes.without(one_way, "p1")
 
 
 def test_certificates_say_what_is_wrong() -> None:
-    key, authority = identity.create_authority("run")
-    past = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=5)
-    future = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=5)
-    good = identity.issue(key, authority, "p0")
-    identity.check(good)
+    key, authority = certificates.create_authority("run")
+    past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=5)
+    future = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=5)
+    good = certificates.issue(key, authority, "p0")
+    certificates.check(good)
     cases = {
-        "expired on": identity.issue(key, authority, "p0", days=1, start=past),
-        "set the clock": identity.issue(key, authority, "p0", start=future),
-        "names p1, not 'p0'": identity.Identity(
-            "p0", good.key, identity.issue(key, authority, "p1").certificate, authority
+        "expired on": certificates.issue(key, authority, "p0", days=1, start=past),
+        "set the clock": certificates.issue(key, authority, "p0", start=future),
+        "names p1, not 'p0'": certificates.Identity(
+            "p0", good.key, certificates.issue(key, authority, "p1").certificate, authority
         ),
-        "another authority": identity.Identity(
-            "p0", good.key, good.certificate, identity.create_authority("x")[1]
+        "another authority": certificates.Identity(
+            "p0", good.key, good.certificate, certificates.create_authority("x")[1]
         ),
     }
     for text, person in cases.items():
         with pytest.raises(InvalidInput, match=text):
-            identity.check(person)
+            certificates.check(person)
 
 
 def test_certificates_pass_strict_verifiers() -> None:
     """Python 3.13 checks what RFC 5280 asks for: a certificate names the key that signed it."""
-    key, authority = identity.create_authority("run")
+    key, authority = certificates.create_authority("run")
     root, leaf = (
         x509.load_pem_x509_certificate(pem)
-        for pem in (authority, identity.issue(key, authority, "p0").certificate)
+        for pem in (authority, certificates.issue(key, authority, "p0").certificate)
     )
     own = root.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     issuer = leaf.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
@@ -138,7 +138,7 @@ def test_certificates_pass_strict_verifiers() -> None:
 
 
 def test_keys_are_for_their_owner_only(run: Path) -> None:
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     for path in (run / "ca.key", home / "key.pem"):
         assert path.stat().st_mode & 0o077 == 0
 
@@ -184,7 +184,7 @@ import sys
 from pathlib import Path
 from spodgt.engine import use_loops
 from spodgt.peer.options import Options
-from spodgt.peer.run import Peer
+from spodgt.peer.process.main import Peer
 with use_loops(False):
     Peer(Path(sys.argv[1]), "p0", Options(durability="process", rounds=5)).run()
 heavy = {"numba", "pandas", "pyarrow", "matplotlib", "networkx", "sklearn", "sympy", "torch._dynamo"}
@@ -195,7 +195,7 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
 def test_a_peer_loads_no_heavy_package(tmp_path: Path) -> None:
     """On images with a linear model; numba alone takes 120 MB."""
     create(tmp_path, Experiment.parse({**CONFIG, "problem": {"model": "svm"}}))
-    home = folders.issue(tmp_path, "p0")
+    home = run_folders.issue(tmp_path, "p0")
     done = subprocess.run(
         [sys.executable, "-c", LEAN, str(home)], capture_output=True, text=True, check=False
     )
@@ -214,7 +214,7 @@ def test_rounds_between_peers_reach_the_optimum_of_all() -> None:
 
 
 def test_a_peer_alone_waits_and_restarts_where_it_was(run: Path) -> None:
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     for incarnation, rounds in ((1, 30), (2, 60)):
         peer = Peer(home, "p0", Options(durability="process", rounds=rounds))
         peer.run()
@@ -223,15 +223,15 @@ def test_a_peer_alone_waits_and_restarts_where_it_was(run: Path) -> None:
     status = json.loads((home / "status.json").read_text())
     assert status["k"] == 61
     assert status["audit"] <= 1e-12
-    assert folders.audit_folders([home]).local["p0"] <= 1e-12
-    told = folders.export(home, run / "model.safetensors")
+    assert run_folders.audit_folders([home]).local["p0"] <= 1e-12
+    told = run_folders.export(home, run / "model.safetensors")
     assert torch.equal(load_file(run / "model.safetensors")["x"], peer.node.state.method.x[0])
     assert told["k"] == "61"
 
 
 def test_a_lone_peer_that_is_started_again_does_not_drift_on(run: Path) -> None:
     """It waits after `max_alone` rounds without news, however often it is started."""
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     for _ in range(3):
         peer = Peer(home, "p0", Options(durability="process", seconds=1.0, rounds=500))
         peer.run()
@@ -313,7 +313,7 @@ def test_an_audit_passes_only_what_is_whole(
     for run in runs:
         create(run, Experiment.parse(config))
         for name in ("p0", "p1", "p2"):
-            folders.issue(run, name)
+            run_folders.issue(run, name)
             Peer(run / name, name, Options(durability="process", rounds=5)).run()
 
     def audit(*homes: Path) -> tuple[int, str]:
@@ -338,7 +338,7 @@ def test_an_audit_passes_only_what_is_whole(
         assert audit(*command)[0] == 1
     change(homes[0], y=torch.zeros(6, dtype=torch.float64))
     assert audit(*homes)[0] == 1
-    epoch = folders.load(runs[1]).epoch
+    epoch = run_folders.load(runs[1]).epoch
     assert audit(*(runs[1] / name for name in ("p0", "p1", "p2")))[0] == 0
     change(runs[1] / "p1", epoch=epoch + 1)
     late = audit(*(runs[1] / name for name in ("p0", "p1", "p2")))
@@ -371,7 +371,7 @@ def test_a_problem_of_ones_own_is_in_the_manifest(
     }
     made = create(tmp_path / "run", Experiment.parse(tables))
     assert made.problem["build"] == f"own.py:{function}"
-    folders.issue(tmp_path / "run", "p2")
+    run_folders.issue(tmp_path / "run", "p2")
     peer = Peer(tmp_path / "run" / "p2", "p2", Options(durability="process"))
     with closing(peer.store):
         assert peer.work.problem.clients == (1 if function == "build" else len(made.clients))
@@ -380,7 +380,7 @@ def test_a_problem_of_ones_own_is_in_the_manifest(
         _, grad = draw.problem.full(draw.start[2:3], np.array([2]))
         own = peer.work.problem.full(peer.work.start()[None], np.array([peer.work.row]))
         assert torch.equal(own[1], grad)
-    found = folders.export(tmp_path / "run" / "p2", tmp_path / "model.safetensors")
+    found = run_folders.export(tmp_path / "run" / "p2", tmp_path / "model.safetensors")
     assert found["tensors"] == {"weight": [2, 4], "bias": [2]}
     net = torch.nn.Linear(4, 2)
     net.load_state_dict(load_file(tmp_path / "model.safetensors"))
@@ -394,7 +394,7 @@ def test_the_flag_of_init_writes_the_table(
     words = ["peer", "init", "--run", "run", "--clients", "3", "--problem"]
     assert cli(*words, "own.py:build", "--set", "problem.arguments.size=4")[0] == 0
     table = {"kind": "python", "build": "own.py:build", "arguments": {"size": 4}}
-    assert folders.load(tmp_path / "run").problem == table
+    assert run_folders.load(tmp_path / "run").problem == table
     code, _, err = cli(
         "peer", "init", "--run", "other", "--clients", "3", "--problem", "own.py:make"
     )
@@ -479,7 +479,7 @@ def test_a_start_that_cannot_be_leaves_nothing(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folders.issue(run, "p0")
+    run_folders.issue(run, "p0")
     code, text = cli(
         "peer", "start", "p0", "--run", str(run), *option, capsys=capsys, monkeypatch=monkeypatch
     )
@@ -509,7 +509,7 @@ def test_schedules_and_layers_travel_in_the_manifest(
     made = create(tmp_path / "run", Experiment.parse({**CONFIG, "run": methods}))
     assert Manifest.parse(made.to_text()) == made
     assert made.method.build().name == name
-    home = folders.issue(tmp_path / "run", "p0")
+    home = run_folders.issue(tmp_path / "run", "p0")
     for rounds in (10, 20):  # and their memory in the state
         peer = Peer(home, "p0", Options(durability="process", rounds=rounds))
         peer.run()
@@ -552,7 +552,7 @@ def test_a_config_limits_real_clients_only_if_it_is_asked_to(
     assert code == 0
     assert "no limits: every client computes and sends as often as it can" in out
     assert out.endswith("next: spodgt peer issue all --run free\n")
-    made = folders.load(tmp_path / "free")
+    made = run_folders.load(tmp_path / "free")
     assert {client.compute["p"] for client in made.clients} == {1.0}
     assert {link.p_hat for link in made.links} == {1.0}
 
@@ -568,7 +568,7 @@ def test_a_config_limits_real_clients_only_if_it_is_asked_to(
     code, out, _ = cli("peer", "init", *words)
     assert code == 0
     assert "all clients: at most 20 rounds per second" in out
-    limited = folders.load(tmp_path / "limited")
+    limited = run_folders.load(tmp_path / "limited")
     assert all(client.compute["p"] != 1.0 for client in limited.clients)
     if CONFIGS[config]:
         assert [client.compute["p"] for client in limited.clients] == [0.9, 0.6, 0.2]
@@ -578,7 +578,7 @@ def test_a_config_limits_real_clients_only_if_it_is_asked_to(
 
 
 def test_a_manifest_put_into_the_folder_of_a_running_client_is_taken(run: Path) -> None:
-    folders.issue(run, "p0")
+    run_folders.issue(run, "p0")
     peer = Peer(run / "p0", "p0", Options(durability="process"))
 
     def found() -> Terms | None:
@@ -586,7 +586,7 @@ def test_a_manifest_put_into_the_folder_of_a_running_client_is_taken(run: Path) 
         return peer.membership.update
 
     assert found() is None
-    folders.remove(run, "p3")
+    run_folders.remove(run, "p3")
     whole = (run / "p0" / "manifest.toml").read_bytes()
     (run / "p0" / "manifest.toml").write_bytes(
         whole[:-20]
@@ -609,13 +609,15 @@ def test_a_model_with_another_layout_is_refused(
         )
 
     create(tmp_path / "run", Experiment.parse(CONFIG))
-    home = folders.issue(tmp_path / "run", "p2")
+    home = run_folders.issue(tmp_path / "run", "p2")
     peer = Peer(home, "p2", Options(durability="process"))
     peer.store.close()
     target = tmp_path / "model.safetensors"
-    folders.export(home, target, build("p2"))  # it does not describe these numbers
+    run_folders.export(home, target, build("p2"))  # it does not describe these numbers
     assert torch.equal(load_file(target)["x"], peer.node.state.method.x[0])
-    monkeypatch.setattr("spodgt.peer.work.manifest_problem", lambda manifest, name: build(name))
+    monkeypatch.setattr(
+        "spodgt.peer.process.local_problem.manifest_problem", lambda manifest, name: build(name)
+    )
     with pytest.raises(InvalidInput, match="with other names or shapes than the 6 of the manifest"):
         Peer(home, "p2", Options(durability="process"))
 
@@ -656,8 +658,8 @@ def test_private_columns_stay_with_their_client(
     always = Experiment.parse({**CONFIG, "participation": {"kind": "always"}})
     inner = always.draw(0).problem
     assert create(tmp_path / "run", always).parameters == 6
-    home = folders.issue(tmp_path / "run", "p0")
-    problem = "spodgt.peer.work.manifest_problem"
+    home = run_folders.issue(tmp_path / "run", "p0")
+    problem = "spodgt.peer.process.local_problem.manifest_problem"
     monkeypatch.setattr(problem, lambda manifest, name: Personal(inner))
     for rounds in (10, 25):  # counted on after a restart
         peer = Peer(home, "p0", Options(durability="process", rounds=rounds))
@@ -683,7 +685,7 @@ def test_a_demo_deletes_only_a_demo(tmp_path: Path) -> None:
 
 def test_what_a_peer_has_done_is_shown(run: Path) -> None:
     """The panel, the overview and the metrics read the same status."""
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process", rounds=20))
     peer.run()
     port = serve_metrics(peer.reporter.status, peer.journal, 0)
@@ -707,7 +709,7 @@ def test_a_running_mean_is_scored_shown_and_exported(tmp_path: Path, cli: Cli) -
         ["--set", "run.layers.running_mean=0.2", "--labels-per-client", "2"],
     )
     assert cli("peer", "init", "--run", str(run), "--clients", "3", *words)[0] == 0
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process", rounds=30))
     peer.run()
     status, mean = peer.reporter.status, peer.node.state.more["mean"]
@@ -732,7 +734,7 @@ def test_a_running_mean_is_scored_shown_and_exported(tmp_path: Path, cli: Cli) -
 
 
 def test_a_mean_that_is_not_kept_is_not_exported(run: Path, cli: Cli) -> None:
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     Peer(home, "p0", Options(durability="process", rounds=2)).run()
     assert json.loads((home / "status.json").read_text())["mean_loss"] is None
     code, _, err = cli("peer", "export", str(home), str(run / "model.safetensors"), "--mean")
@@ -816,8 +818,8 @@ def named_work(manifest: Manifest, name: str) -> Work:
 def test_peers_hold_the_data_of_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     experiment = named_config(tmp_path)
-    assert folders.plan(experiment, Deployment()).names == ["north", "south", "east"]
-    made = folders.plan(experiment, Deployment(names=["east", "north", "south"]))
+    assert run_folders.plan(experiment, Deployment()).names == ["north", "south", "east"]
+    made = run_folders.plan(experiment, Deployment(names=["east", "north", "south"]))
     for name, size in (("north", 9), ("south", 6), ("east", 3)):
         work = named_work(made, name)
         assert isinstance(work.problem, spodgt.Learning)
@@ -825,7 +827,7 @@ def test_peers_hold_the_data_of_their_name(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(
         InvalidInput, match="the data have no client 'west', their clients are 'north'"
     ):
-        folders.plan(experiment, Deployment(names=["north", "south", "west"]))
+        run_folders.plan(experiment, Deployment(names=["north", "south", "west"]))
 
 
 def test_peers_take_names_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -834,15 +836,15 @@ def test_peers_take_names_of_the_network(tmp_path: Path, monkeypatch: pytest.Mon
     network = {"kind": "file", "path": "graph.txt"}
     participation = {"kind": "bernoulli", "p": {"north": 0.1, "south": 0.2, "east": 0.3}}
     experiment = Experiment.parse({**CONFIG, "network": network, "participation": participation})
-    assert folders.plan(experiment, Deployment()).names == ["east", "north", "south"]
+    assert run_folders.plan(experiment, Deployment()).names == ["east", "north", "south"]
     names = ["north", "south", "east"]
-    made = folders.plan(experiment, Deployment(names=names, addresses=["n:1", "s:1", "e:1"]))
+    made = run_folders.plan(experiment, Deployment(names=names, addresses=["n:1", "s:1", "e:1"]))
     assert {client.name: client.address for client in made.clients} == dict(
         zip(names, ["n:1", "s:1", "e:1"], strict=True)
     )
     assert ("north", "south") in {(link.sender, link.receiver) for link in made.links}
     with pytest.raises(InvalidInput, match="only the network has 'east', only --names has 'west'"):
-        folders.plan(experiment, Deployment(names=["north", "south", "west"]))
+        run_folders.plan(experiment, Deployment(names=["north", "south", "west"]))
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -851,8 +853,8 @@ def test_gradients_of_peers_have_the_weight_of_their_client(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names = Deployment(names=["north", "south", "east"])
-    made = folders.plan(named_config(tmp_path, weights="counts", alone=alone), names)
-    plain = folders.plan(named_config(tmp_path, alone=alone), names)
+    made = run_folders.plan(named_config(tmp_path, weights="counts", alone=alone), names)
+    plain = run_folders.plan(named_config(tmp_path, alone=alone), names)
     for name, scale in (("north", 1.5), ("south", 1.0), ("east", 0.5)):
         weighted, equal = named_work(made, name), named_work(plain, name)
         x = equal.start()[None]
@@ -861,12 +863,12 @@ def test_gradients_of_peers_have_the_weight_of_their_client(
         with pytest.raises(
             InvalidInput, match="client_weights='samples' needs the samples of all clients"
         ):
-            folders.plan(named_config(tmp_path, weights="samples", alone=True), names)
+            run_folders.plan(named_config(tmp_path, weights="samples", alone=True), names)
 
 
 def test_a_certificate_with_a_damaged_key_is_refused_in_one_sentence(tmp_path: Path) -> None:
     create(tmp_path / "run", Experiment.parse(CONFIG))
-    home = folders.issue(tmp_path / "run", "p0")
+    home = run_folders.issue(tmp_path / "run", "p0")
     first, *body, last = (home / "cert.pem").read_text().strip().splitlines()
     der = bytearray(base64.b64decode("".join(body)))
     der[der.index(b"\x03\x42\x00\x04") + 20] ^= 1  # the point is not on the curve any more

@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from spodgt.errors import InvalidInput
-from spodgt.peer import faults
-from spodgt.peer import store as stores
-from spodgt.peer.store import Saved, Store, StoreFailed
+from spodgt.peer.host import fault_injection
+from spodgt.peer.storage import state_store as stores
+from spodgt.peer.storage.state_store import Saved, Store, StoreFailed
 
 
 def vectors(value: float) -> dict[str, torch.Tensor]:
@@ -58,7 +58,7 @@ def test_kill_9_inside_a_commit_leaves_the_old_or_the_new_state(folder: Path, po
     if not child:
         mine = Store(folder, durability="process")
         mine.load()
-        faults.arm(point)
+        fault_injection.arm(point)
         mine.commit(vectors(2), {"k": 2})
         os._exit(0)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
@@ -287,7 +287,7 @@ def test_systems_without_fallocate_and_fdatasync(
         store.commit(vectors(k), {"k": k})
     store.close()
     assert stores.read(folder)[1] == {"k": 2}
-    monkeypatch.setattr("spodgt.peer.files.CAN_LOCK", False)
+    monkeypatch.setattr("spodgt.peer.host.files.CAN_LOCK", False)
     with pytest.raises(StoreFailed, match="run them on Linux or macOS"):
         Store(folder)
 

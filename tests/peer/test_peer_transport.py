@@ -13,26 +13,27 @@ import grpc
 import pytest
 import torch
 
-from spodgt.peer import identity, wire
-from spodgt.peer import wire_pb2 as pb
-from spodgt.peer.channel import Local
-from spodgt.peer.grpc_wire import SERVICE, GrpcServer, secure_channel
-from spodgt.peer.identity import Identity
-from spodgt.peer.protocol import Ack, Incarnation, Message
-from spodgt.peer.transport import Transport
+from spodgt.peer.membership import certificates
+from spodgt.peer.membership.certificates import Identity
+from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message
+from spodgt.peer.transport import wire_format
+from spodgt.peer.transport import wire_pb2 as pb
+from spodgt.peer.transport.connection import Local
+from spodgt.peer.transport.grpc_wire import SERVICE, GrpcServer, secure_channel
+from spodgt.peer.transport.links import Transport
 
 pytestmark = pytest.mark.network
 N = 50
-KEY, CA = identity.create_authority("test")
+KEY, CA = certificates.create_authority("test")
 LAYOUT = b"\1" * 32
 
 
 def who(name: str, **options: Any) -> Identity:
-    return identity.issue(KEY, CA, name, **options)
+    return certificates.issue(KEY, CA, name, **options)
 
 
-def context(name: str, n: int = N) -> wire.Context:
-    return wire.Context("run", LAYOUT, n, name, "0.1")
+def context(name: str, n: int = N) -> wire_format.Context:
+    return wire_format.Context("run", LAYOUT, n, name, "0.1")
 
 
 def message(
@@ -80,7 +81,7 @@ class Server:
                     pass
                 await call.done_writing()
                 return f"{(await call.code()).name}: {await call.details()}"
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 return "open" if self.heard else "no connection"
             except grpc.aio.AioRpcError as error:
                 return f"{error.code().name}: {error.details()}"
@@ -88,7 +89,7 @@ class Server:
 
 def chunks(m: Message, name: str = "a", to: str = "b", n: int = N, **changes: Any) -> list[bytes]:
     made = []
-    for chunk in wire.pack(context(name, n), to, m, 1):
+    for chunk in wire_format.pack(context(name, n), to, m, 1):
         (length,) = struct.unpack_from("<I", chunk)
         header = pb.Header.FromString(chunk[4 : 4 + length])
         for key, value in changes.items():
@@ -130,7 +131,7 @@ def test_messages_and_acks_arrive_and_only_the_newest_is_kept() -> None:
 class Pair:
     """Client a, which sends to a `Server` that acknowledges only what a test tells it to."""
 
-    def __init__(self, server: Server, protocols: tuple[int, ...] = wire.PROTOCOLS) -> None:
+    def __init__(self, server: Server, protocols: tuple[int, ...] = wire_format.PROTOCOLS) -> None:
         own = replace(context("a"), protocols=protocols)
         self.server = server
         self.acks: list[Any] = []
@@ -173,7 +174,7 @@ class Pair:
 
 @pytest.fixture
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.streams.RESEND_SECONDS", 0.03)
+    monkeypatch.setattr("spodgt.peer.transport.streams.RESEND_SECONDS", 0.03)
 
 
 @pytest.mark.usefixtures("_often")
@@ -258,9 +259,9 @@ def test_the_whole_message_is_repeated_to_a_receiver_of_protocol_1() -> None:
 
 
 def test_strangers_stay_out() -> None:
-    past = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=3)
-    other_key, other_ca = identity.create_authority("other")
-    foreign = identity.issue(other_key, other_ca, "a")
+    past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=3)
+    other_key, other_ca = certificates.create_authority("other")
+    foreign = certificates.issue(other_key, other_ca, "a")
     strangers = {
         "another authority": Identity("a", foreign.key, foreign.certificate, CA),
         "expired": who("a", days=1, start=past),
@@ -352,7 +353,7 @@ def test_a_frame_beyond_the_limit_is_never_buffered() -> None:
 def test_one_stream_for_each_name_and_a_later_incarnation_takes_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("spodgt.peer.transport.TAKEOVER_SECONDS", 0.6)
+    monkeypatch.setattr("spodgt.peer.transport.links.TAKEOVER_SECONDS", 0.6)
 
     async def work() -> None:
         async with Server() as server, secure_channel(who("a"), server.address, "b") as old:
@@ -374,7 +375,7 @@ def test_one_stream_for_each_name_and_a_later_incarnation_takes_over(
 
 
 def test_the_cause_of_a_dead_link_is_named() -> None:
-    past = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=3)
+    past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=3)
 
     async def why(person: Identity, address: str) -> str:
         transport = Transport(Local(context("a"), person, lambda *_: None, lambda *_: None))

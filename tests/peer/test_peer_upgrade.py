@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from spodgt.peer import folders, store
+from spodgt.peer.membership import run_folders
 from spodgt.peer.options import Options
-from spodgt.peer.run import Peer
-from spodgt.peer.store import StoreFailed
+from spodgt.peer.process.main import Peer
+from spodgt.peer.storage import state_store
+from spodgt.peer.storage.state_store import StoreFailed
 from tests.peer.failures import all_up, beyond, exact, fleet, resets
 from tests.peer.test_peer_changes import run as run  # noqa: PLC0414
 from tests.peer.test_peer_store import bodies, database
@@ -23,10 +24,10 @@ from tests.peer.test_peer_store import bodies, database
 # the next release: one more protocol, another number
 NEXT = """
 import functools, sys
-from spodgt.peer import run
-run.wire.Context = functools.partial(run.wire.Context, protocols=(1, 2, 3))
-run.metadata.version = lambda name: "9.9"
-run.Peer(sys.argv[1], sys.argv[2], run.Options(durability="process", report_every=0.3)).run()
+from spodgt.peer.process import main
+main.wire_format.Context = functools.partial(main.wire_format.Context, protocols=(1, 2, 3))
+main.metadata.version = lambda name: "9.9"
+main.Peer(sys.argv[1], sys.argv[2], main.Options(durability="process", report_every=0.3)).run()
 """
 LATER = ("crew", "heard_at", "more")  # numbers that the first states did not have
 
@@ -34,10 +35,10 @@ LATER = ("crew", "heard_at", "more")  # numbers that the first states did not ha
 def rewrite(home: Path, number: int) -> None:
     """Make the commits of a stopped client those of another format."""
     for path in (home / "state").glob("commit.*"):
-        record = store._unsealed(path.read_bytes())
+        record = state_store._unsealed(path.read_bytes())
         body: dict[str, Any] = json.loads(record.text)
         body["format"] = number
-        path.write_bytes(store._sealed(record._replace(text=json.dumps(body).encode())))
+        path.write_bytes(state_store._sealed(record._replace(text=json.dumps(body).encode())))
 
 
 def as_release_0_2(home: Path) -> None:
@@ -50,7 +51,7 @@ def as_release_0_2(home: Path) -> None:
 
 
 def test_a_state_of_the_version_before_is_read_and_goes_on(run: Path) -> None:
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process", rounds=20))
     peer.run()
     as_release_0_2(home)
@@ -59,11 +60,11 @@ def test_a_state_of_the_version_before_is_read_and_goes_on(run: Path) -> None:
     assert again.node.state.k == 21
     again.run()
     assert again.node.state.k == 41
-    assert folders.audit_folders([home]).local["p0"] <= 1e-12
+    assert run_folders.audit_folders([home]).local["p0"] <= 1e-12
 
 
 def test_a_state_of_a_later_version_is_refused_with_a_sentence_and_kept(run: Path) -> None:
-    home = folders.issue(run, "p0")
+    home = run_folders.issue(run, "p0")
     Peer(home, "p0", Options(durability="process", rounds=5)).run()
     rewrite(home, 4)
     before = (home / "state" / "vectors.bin").read_bytes()

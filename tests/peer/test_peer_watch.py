@@ -23,17 +23,18 @@ import pytest
 
 from spodgt.errors import Failed, InvalidInput
 from spodgt.experiment import Experiment
-from spodgt.peer import changes, folders, identity, wire
-from spodgt.peer.channel import Local
-from spodgt.peer.display import JsonLines, serve_metrics
-from spodgt.peer.folders import create
-from spodgt.peer.identity import Identity
+from spodgt.peer.membership import certificates, manifest_changes, run_folders
+from spodgt.peer.membership.certificates import Identity
+from spodgt.peer.membership.run_folders import create
+from spodgt.peer.monitoring.console import JsonLines, serve_metrics
+from spodgt.peer.monitoring.report_validation import check_events, check_status
+from spodgt.peer.monitoring.watch import Named, Page, Watched, first_named, judge, links_of
 from spodgt.peer.options import Deployment, Options
-from spodgt.peer.reports import check_events, check_status
-from spodgt.peer.run import Peer
-from spodgt.peer.status import Journal, Status
-from spodgt.peer.transport import Transport
-from spodgt.peer.watch import Named, Page, Watched, first_named, judge, links_of
+from spodgt.peer.process.main import Peer
+from spodgt.peer.process.status import Journal, Status
+from spodgt.peer.transport import wire_format
+from spodgt.peer.transport.connection import Local
+from spodgt.peer.transport.links import Transport
 from tests.peer.test_peer_setup import CONFIG
 from tests.report.test_report import BROWSER, FLAGS
 
@@ -257,7 +258,7 @@ def run(tmp_path: Path) -> Path:
     run, now = tmp_path / "run", time.time()
     ends = [(link.sender, link.receiver) for link in made.links]
     for name in made.names:
-        home = folders.issue(run, name)
+        home = run_folders.issue(run, name)
         near = [neighbour(b, "to") for a, b in ends if a == name]
         near += [neighbour(a, "from") for a, b in ends if b == name]
         for n in near:
@@ -356,7 +357,7 @@ def test_a_browser_shows_who_is_silent_and_who_sends_huge_numbers(
     assert "HUGE NUMBERS" in dom
     assert re.search(r"SILENT \d\d s", dom)
     states = re.findall(r'data-link="\w+:\w+" data-state="(\w+)"', dom)
-    assert len(states) == len(folders.load(run).links)
+    assert len(states) == len(run_folders.load(run).links)
     assert {"up", "down"} == set(states)
     assert len(re.findall(r'<tr data-client="', dom)) == 5
     assert "<title>(2) p1, p3 – spodgt peers</title>" in dom
@@ -367,24 +368,24 @@ def test_the_page_follows_the_manifest(run: Path) -> None:
     for places in ([str(run)], [str(run / name) for name in NAMES]):
         watched = Watched(places)
         watched.look()
-        before = folders.load(run).version
+        before = run_folders.load(run).version
         name = f"late{before}"
         links: dict[tuple[str, str], dict[str, object]] = {(name, "p0"): {}, ("p0", name): {}}
-        room = replace(folders.load(run), divided_into=9)
-        made = changes.joined(room, name, address="127.0.0.1:9", links=links)
-        folders.publish(run, made)
+        room = replace(run_folders.load(run), divided_into=9)
+        made = manifest_changes.joined(room, name, address="127.0.0.1:9", links=links)
+        run_folders.publish(run, made)
         watched.look()
         view = watched.view()
         assert view["version"] == before + 1
         assert name in [client["name"] for client in view["clients"]]
         (unseen,) = [each for each in view["findings"] if each["client"] == name]
         assert (unseen["level"], unseen["kind"]) == ("bad", "unseen")
-        home = folders.issue(run, name)
+        home = run_folders.issue(run, name)
         (home / "status.json").write_text(json.dumps(row(name, neighbours=[])))
         again = Watched([*places, str(home)]) if len(places) > 1 else watched
         again.look()
         assert not [each for each in again.view()["findings"] if each["kind"] == "unseen"]
-        folders.remove(run, name)
+        run_folders.remove(run, name)
         watched.look()
         assert name not in [client["name"] for client in watched.view()["clients"]]
 
@@ -400,7 +401,7 @@ def test_members_that_are_not_watched_are_named(run: Path) -> None:
 def test_a_report_that_is_too_large_or_too_slow_delays_no_other(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spodgt.peer.watch.SECONDS", 0.5)
+    monkeypatch.setattr("spodgt.peer.monitoring.watch.SECONDS", 0.5)
     asked = []
 
     async def answer(what: str, own: Any, address: str, name: str, limit: int) -> bytes:
@@ -409,7 +410,7 @@ def test_a_report_that_is_too_large_or_too_slow_delays_no_other(
             await asyncio.sleep(3600)
         return json.dumps({"status": row(name), "events": [] if name != "p1" else 7}).encode()
 
-    monkeypatch.setattr("spodgt.peer.watch.fetch", answer)
+    monkeypatch.setattr("spodgt.peer.monitoring.watch.fetch", answer)
     for name in NAMES:
         shutil.rmtree(run / name)
     watched = Watched([str(run)])
@@ -425,13 +426,13 @@ def test_a_report_that_is_too_large_or_too_slow_delays_no_other(
 @pytest.mark.network
 def test_clients_elsewhere_are_asked_over_mutual_tls(run: Path) -> None:
     """p0 runs elsewhere: an observer may ask it, a removed client and another run's observer may not."""
-    manifest = folders.load(run)
+    manifest = run_folders.load(run)
     own = Identity.read(run / "p0", "p0")
     body = json.dumps({"status": row("p0", k=777), "events": []}).encode()
-    context = wire.Context(manifest.run, b"\1" * 32, 3, "p0")
+    context = wire_format.Context(manifest.run, b"\1" * 32, 3, "p0")
     transport = Transport(
         Local(context, own, lambda *_: None, lambda *_: None),
-        status=lambda name: body if name in (*manifest.names, identity.OBSERVER) else None,
+        status=lambda name: body if name in (*manifest.names, certificates.OBSERVER) else None,
     )
     shutil.rmtree(run / "p0")
     address = manifest.client("p0").address
@@ -455,7 +456,7 @@ def test_clients_elsewhere_are_asked_over_mutual_tls(run: Path) -> None:
         other = create(run.parent / "other", Experiment.parse(CONFIG))
         assert other.run != manifest.run
         stranger = Watched([address], run)
-        stranger.identity = folders.observer(run.parent / "other")
+        stranger.identity = run_folders.observer(run.parent / "other")
         stranger.look()
         only, unwatched = stranger.view()["findings"]
         assert unwatched["kind"] == "unwatched"
@@ -474,9 +475,9 @@ def test_a_peer_tells_its_status_to_members_and_observers(run: Path) -> None:
         assert json.loads(told)["status"]["name"] == "p0"
     assert peer._told("p9") is None
     peer.store.close()
-    home = folders.issue(run, "observer", days=2)
-    assert folders.observer(home).name == "observer"
-    assert changes.without(folders.load(run), "p4").version == 2
+    home = run_folders.issue(run, "observer", days=2)
+    assert run_folders.observer(home).name == "observer"
+    assert manifest_changes.without(run_folders.load(run), "p4").version == 2
 
 
 # --- deployment ---------------------------------------------------------------------------------------
@@ -492,7 +493,7 @@ def test_the_unit_and_the_container_start_what_there_is() -> None:
         re.findall(r"^ENTRYPOINT (.*)$", (DEPLOY / "Containerfile").read_text(), re.M)[0]
     )
     compose = re.findall(r"command: \[p\d, (.*)\]", (DEPLOY / "compose.yaml").read_text())
-    package = Path(folders.__file__).parents[1]
+    package = Path(run_folders.__file__).parents[2]
     declarations = [package / "peer" / "options.py", *(package / "cli" / "peer").glob("*.py")]
     source = "".join(path.read_text() for path in declarations)
     for text in (" ".join(words), " ".join(entry), *compose):

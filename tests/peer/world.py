@@ -10,13 +10,13 @@ import torch
 
 import spodgt
 from spodgt.network import Network
-from spodgt.peer import wire
-from spodgt.peer.audit import Audit, audit
-from spodgt.peer.epochs import FollowedEpochs
-from spodgt.peer.node import Node
-from spodgt.peer.protocol import Ack, Incarnation, Message
-from spodgt.peer.seats import Seats
-from spodgt.peer.states import Member, begin, meta_of, state_from, vectors_of
+from spodgt.peer.protocol.audit import Audit, audit
+from spodgt.peer.protocol.client_state import Member, begin, meta_of, state_from, vectors_of
+from spodgt.peer.protocol.epoch_limit import FollowedEpochs
+from spodgt.peer.protocol.epoch_topology import Seats
+from spodgt.peer.protocol.node import Node
+from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message
+from spodgt.peer.transport import wire_format
 
 
 class MemoryVault:
@@ -149,9 +149,11 @@ class World:
 
     def over_the_wire(self, sender: str, receiver: str, frame: Message) -> Message:
         """What a receiver makes of the bytes."""
-        a, b = (wire.Context("run", b"", self.n, name, short=True) for name in (sender, receiver))
-        assembler = wire.Assembler(b, sender)
-        got = [assembler.add(chunk) for chunk in wire.pack(a, receiver, frame, 1)][-1]
+        a, b = (
+            wire_format.Context("run", b"", self.n, name, short=True) for name in (sender, receiver)
+        )
+        assembler = wire_format.Assembler(b, sender)
+        got = [assembler.add(chunk) for chunk in wire_format.pack(a, receiver, frame, 1)][-1]
         assert isinstance(got, Message)
         return got
 

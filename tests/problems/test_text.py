@@ -101,7 +101,7 @@ def test_training_lowers_perplexity() -> None:
         rounds=40,
         evaluations=2,
     )
-    for _, rows in result.frame.groupby("algorithm"):
+    for _, rows in result.frame.groupby("method"):
         assert rows["perplexity"].iloc[-1] < 0.6 * rows["perplexity"].iloc[0]
     assert "accuracy" not in result.frame or result.frame["accuracy"].isna().all()
 

@@ -122,10 +122,10 @@ def test_what_is_written_is_what_is_read(result: spodgt.Result, tmp_path: Path) 
     again = Record.read(tmp_path)
     for name in ("frame", "participation", "networks"):
         pd.testing.assert_frame_equal(getattr(again, name), getattr(result, name))
-    for name in ("versions", "diverged", "complete", "seconds", "prediction", "algorithms"):
+    for name in ("versions", "diverged", "complete", "seconds", "prediction", "methods"):
         assert getattr(again, name) == getattr(result, name)
     pd.testing.assert_frame_equal(again.summary(), result.summary())
-    assert again.final().query("diverged")[["algorithm", "seed"]].to_numpy().tolist() == [
+    assert again.final().query("diverged")[["method", "seed"]].to_numpy().tolist() == [
         ["spod-gt-memory", 1]
     ]
     assert is_complete(tmp_path)
@@ -169,7 +169,7 @@ def test_names_of_clients_stand_in_the_tables(tmp_path: Path) -> None:
 
 def test_participation_is_counted_in_rounds(result: spodgt.Result) -> None:
     one = result.observed()["spod-gt"][0]
-    rows = result.participation.query("algorithm == 'spod-gt' and seed == 0")
+    rows = result.participation.query("method == 'spod-gt' and seed == 0")
     assert one.rounds == 30
     np.testing.assert_allclose(one.clients * 31, rows.loc[rows["kind"] == "client", "gradients"])
     np.testing.assert_allclose(one.links * 30, rows.loc[rows["kind"] == "link", "messages"])
@@ -216,9 +216,9 @@ def test_a_divergence_says_what_to_do() -> None:
 
 
 def test_where_all_runs_diverged_the_summary_still_has_the_metric() -> None:
-    row = {"algorithm": "ab", "seed": 0, "round": 0, "delay": 0.0, "loss": 2.0, "accuracy": 0.1}
+    row = {"method": "ab", "seed": 0, "round": 0, "delay": 0.0, "loss": 2.0, "accuracy": 0.1}
     lost = row | {"round": 9, "loss": math.nan, "accuracy": math.nan}
-    done = pd.DataFrame({"algorithm": ["ab"], "gradients": 9, "messages": 9})
+    done = pd.DataFrame({"method": ["ab"], "gradients": 9, "messages": 9})
     gone = [Diverged("ab", 0, 9, 8, "0.1")]
     result = spodgt.Result(pd.DataFrame([row, lost]), done, pd.DataFrame(), {}, {}, gone)
     assert result.summary()["accuracy"].isna().all()
@@ -246,7 +246,7 @@ def test_a_sweep_is_read_as_it_was_written(result: spodgt.Result, tmp_path: Path
         == str(scale)
         == "laptop scale: width 16 (paper 64), 2 of 8 values of network.radius"
     )
-    assert again.cells[0].read().algorithms == ["spod-gt", "spod-gt-memory"]
+    assert again.cells[0].read().methods == ["spod-gt", "spod-gt-memory"]
     pd.testing.assert_frame_equal(again.results, record.results)
     assert again.results["network.radius"].tolist() == [0.4] * 6
 
@@ -262,7 +262,7 @@ def test_scales_and_labels_in_words() -> None:
 # --- statistics ---------------------------------------------------------------------------------------
 def last(values: dict[str, list[float]], metric: str = "accuracy") -> pd.DataFrame:
     rows = [
-        {"algorithm": name, "seed": seed, metric: value}
+        {"method": name, "seed": seed, metric: value}
         for name, column in values.items()
         for seed, value in enumerate(column)
     ]
@@ -300,7 +300,7 @@ def test_only_seeds_of_both_are_paired() -> None:
 
 def test_a_band_holds_the_last_model_available() -> None:
     rows = [("m", 0, 0, 1.0), ("m", 0, 10, 3.0), ("m", 1, 0, 2.0), ("m", 1, 5, 5.0)]
-    frame = pd.DataFrame(rows, columns=["algorithm", "seed", "delay", "loss"])
+    frame = pd.DataFrame(rows, columns=["method", "seed", "delay", "loss"])
     grid, found = statistics.bands(frame, "loss")
     band = found["m"]
     assert band.seeds == [0, 1]
@@ -311,7 +311,7 @@ def test_a_band_holds_the_last_model_available() -> None:
 
 def test_a_seed_that_left_the_numbers_is_not_hidden_by_the_others() -> None:
     rows = [("m", 0, 0, 1.0), ("m", 0, 10, np.inf), ("m", 1, 0, 2.0), ("m", 1, 10, 2.0)]
-    frame = pd.DataFrame(rows, columns=["algorithm", "seed", "delay", "loss"])
+    frame = pd.DataFrame(rows, columns=["method", "seed", "delay", "loss"])
     band = statistics.bands(frame, "loss")[1]["m"]
     assert band.mean[0] == 1.5
     assert np.isnan(band.mean[-1])
@@ -325,15 +325,15 @@ def test_each_method_is_shown_at_its_best() -> None:
         ("b", 0.1, 0, 0.9),
         ("b", 0.2, 0, 0.1),
     ]
-    frame = pd.DataFrame(rows, columns=["algorithm", "run.step_size", "seed", "accuracy"])
+    frame = pd.DataFrame(rows, columns=["method", "run.step_size", "seed", "accuracy"])
     best = statistics.best_cells(frame, ["run.step_size"], "accuracy")
-    assert best["algorithm"].tolist() == ["b", "a"]
+    assert best["method"].tolist() == ["b", "a"]
     assert best["run.step_size"].tolist() == [0.1, 0.2]
     assert best["accuracy"].tolist() == [0.9, pytest.approx(0.7)]
     lowest = statistics.best_cells(
         frame.rename(columns={"accuracy": "loss"}), ["run.step_size"], "loss"
     )
-    assert lowest.set_index("algorithm")["run.step_size"].to_dict() == {"b": 0.2, "a": 0.1}
+    assert lowest.set_index("method")["run.step_size"].to_dict() == {"b": 0.2, "a": 0.1}
 
 
 def test_a_result_prints_as_its_table_in_80_columns(result: spodgt.Result) -> None:
@@ -345,7 +345,7 @@ def test_a_result_prints_as_its_table_in_80_columns(result: spodgt.Result) -> No
     assert "<table" in result._repr_html_()
     rows = [
         {
-            "algorithm": "spod-gt-importance",
+            "method": "spod-gt-importance",
             "seed": 0,
             "round": 123_456,
             "delay": 5.0,
@@ -362,7 +362,7 @@ def test_a_result_prints_as_its_table_in_80_columns(result: spodgt.Result) -> No
     wide.diverged = [Diverged("spod-gt-importance", 0, 9, 8, "0.1")]
     heads, cells, diverged = repr(wide).splitlines()
     assert max(map(len, (heads, cells))) <= 80
-    assert heads.split()[0] == "name"
+    assert heads.split()[0] == "method"
     assert {"delay", "rounds", "bytes", "seeds"} <= set(heads.split())
     assert "1.7 GB" in cells
     assert diverged == "spod-gt-importance diverged in 1 of 1 seeds."
@@ -379,19 +379,19 @@ def three(**options: object) -> spodgt.Result:
 
 def test_costs_of_the_summary_are_means_per_seed(tmp_path: Path) -> None:
     result = three(rounds=12, out=tmp_path / "run")
-    summary = result.summary().set_index("name")
-    last = result.final().groupby("algorithm")
+    summary = result.summary().set_index("method")
+    last = result.final().groupby("method")
     for name in ("gradients", "messages"):
-        per_seed = result.participation.groupby(["algorithm", "seed"])[name].sum()
-        means = per_seed.groupby("algorithm").mean()
+        per_seed = result.participation.groupby(["method", "seed"])[name].sum()
+        means = per_seed.groupby("method").mean()
         pd.testing.assert_series_equal(summary[name], means[summary.index], check_names=False)
     for name in ("delay", "bytes"):
         pd.testing.assert_series_equal(
             summary[name], last[name].mean()[summary.index], check_names=False
         )
-    rows = json.loads((tmp_path / "run" / "summary.json").read_text())["algorithms"]
-    assert {"name", "delay", "rounds", "gradients", "messages", "bytes", "seeds"} <= set(rows[0])
-    (table,) = [line for line in repr(result).splitlines() if line.strip().startswith("name")]
+    rows = json.loads((tmp_path / "run" / "summary.json").read_text())["methods"]
+    assert {"method", "delay", "rounds", "gradients", "messages", "bytes", "seeds"} <= set(rows[0])
+    (table,) = [line for line in repr(result).splitlines() if line.strip().startswith("method")]
     assert {"delay", "bytes"} <= set(table.split())
 
 
@@ -427,7 +427,7 @@ def test_a_curve_ends_where_its_method_ends() -> None:
         ("quick", 0, 1.1, 5.0),
     ]
     rows += [("quick", 1, 0.0, 4.0), ("quick", 1, 0.7, 7.0)]
-    frame = pd.DataFrame(rows, columns=["algorithm", "seed", "delay", "loss"])
+    frame = pd.DataFrame(rows, columns=["method", "seed", "delay", "loss"])
     grid, found = statistics.bands(frame, "loss")
     shown = found["quick"].mean[np.isfinite(found["quick"].mean)]
     assert grid[np.isfinite(found["quick"].mean)].max() == 1.1, (

@@ -22,7 +22,7 @@ def frame_of(losses: list[float], norms: list[float], every: int = 50) -> pd.Dat
     rounds = every * np.arange(len(losses))
     return pd.DataFrame(
         {
-            "algorithm": "relay",
+            "method": "relay",
             "seed": 3,
             "round": rounds,
             "bytes": 8.0 * rounds,
@@ -57,7 +57,7 @@ def test_stalled_runs_are_those_without_movement_that_have_not_converged(
 
 def test_methods_without_steps_and_rounds_without_messages_are_not_stalled() -> None:
     frame = frame_of([5.0, 5.0, 5.0], [1.0, 1.0, 1.0])
-    assert find_stalled(frame.assign(algorithm="gossip"), scheduled=False) == []
+    assert find_stalled(frame.assign(method="gossip"), scheduled=False) == []
     assert find_stalled(frame.assign(bytes=7.0), scheduled=False) == []
 
 
@@ -81,7 +81,7 @@ def test_a_stalled_run_is_in_the_result_the_warnings_and_the_report(tmp_path: An
         result = still(out=tmp_path / "run")
     assert result.stalled == [Stalled("spod-gt", 0, 0, 300)]
     assert result.as_dict()["stalled"] == [
-        {"algorithm": "spod-gt", "seed": 0, "since": 0, "round": 300}
+        {"method": "spod-gt", "seed": 0, "since": 0, "round": 300}
     ]
     report.write(tmp_path / "run")
     assert "no model has moved from round 0" in (tmp_path / "run" / "report.html").read_text(

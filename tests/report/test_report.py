@@ -93,9 +93,9 @@ def test_the_page_loads_nothing_and_says_everything(run: Path) -> None:
     page = text_of(run)
     assert not re.search(r"(src|href)\s*=|@import|url\(['\"]?http", page)
     assert "default-src 'none'" in page
-    for row in json.loads((run / "summary.json").read_text())["algorithms"]:
+    for row in json.loads((run / "summary.json").read_text())["methods"]:
         assert f"{row['accuracy']:.3f}" in page
-        assert row["name"] in page
+        assert row["method"] in page
     settings = re.search(r"Settings</summary><pre>(.*?)</pre>", page, re.S)
     assert settings
     assert html.unescape(settings.group(1)) == (run / "config.toml").read_text()
@@ -106,15 +106,15 @@ def test_the_page_loads_nothing_and_says_everything(run: Path) -> None:
 
 def test_the_data_in_the_page_are_the_statistics(run: Path) -> None:
     data, frame = data_of(run), pd.read_parquet(run / "metrics.parquet")
-    one = frame[(frame["algorithm"] == "k-gt") & (frame["seed"] == 1)]
+    one = frame[(frame["method"] == "k-gt") & (frame["seed"] == 1)]
     np.testing.assert_allclose(
         data["runs"][0]["seeds"]["k-gt"][1]["accuracy"], one["accuracy"], rtol=1e-3
     )
     assert list(data["methods"]) == ["spod-gt", "spod-gt-memory", "k-gt"]
     axis = data["runs"][0]["axes"]["delay"]
     mean, sigma = axis["bands"]["loss"]["k-gt"]
-    last = frame[frame["algorithm"] == "k-gt"].groupby("seed")["loss"].last()
-    end = frame.loc[frame["algorithm"] == "k-gt", "delay"].max()
+    last = frame[frame["method"] == "k-gt"].groupby("seed")["loss"].last()
+    end = frame.loc[frame["method"] == "k-gt", "delay"].max()
     at = axis["x"].index(pytest.approx(end, rel=1e-6))
     assert mean[at] == pytest.approx(last.mean(), rel=1e-3), "a curve ends with the last model"
     assert sigma[at] == pytest.approx(last.std(ddof=0), rel=0.05)
@@ -170,7 +170,7 @@ def test_methods_with_markup_in_their_name_stay_text(run: Path, tmp_path: Path) 
     shutil.copytree(run, copy)
     for name in ("metrics", "participation"):
         table = pd.read_parquet(copy / f"{name}.parquet")
-        table["algorithm"] = table["algorithm"].replace("k-gt", "</script><b>k")
+        table["method"] = table["method"].replace("k-gt", "</script><b>k")
         table.to_parquet(copy / f"{name}.parquet")
     page = report.write(copy).read_text()
     assert "<b>k" not in page
@@ -181,14 +181,14 @@ def test_a_sweep_has_a_row_for_every_cell_and_every_method_at_its_best(swept: Pa
     page = text_of(swept)
     frame = pd.read_parquet(swept / "results.parquet")
     cell = frame[(frame["run.step_size"] == 0.1) & (frame["participation.kind"] == "beta")]
-    for value in cell.groupby("algorithm")["accuracy"].mean():
+    for value in cell.groupby("method")["accuracy"].mean():
         assert f"{value:.3f}" in page
     data = data_of(swept)
     assert data["sweep"]["keys"]["run.step_size"]["log"]
     assert data["sweep"]["keys"]["participation.kind"]["at"] == [0, 1]
     assert len(data["sweep"]["cells"]) == len(data["runs"]) == 4
     best = page.split("Each method at its best")[1]
-    for method, rows in frame.groupby("algorithm"):
+    for method, rows in frame.groupby("method"):
         means = rows.groupby(["run.step_size", "participation.kind"])["accuracy"].mean()
         row = re.search(rf"<td>{method}</td>(.*?)</tr>", best, re.S)
         assert row

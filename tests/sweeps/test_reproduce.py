@@ -282,7 +282,7 @@ def test_results_pages_hold_the_numbers(
     module.main()
     page = (tmp_path / "fmnist-noniid.md").read_text()
     frame = pd.read_csv(tmp_path / "fmnist-noniid.csv")
-    for value in frame.groupby("algorithm")["accuracy"].mean():
+    for value in frame.groupby("method")["accuracy"].mean():
         assert f"{value:.3f}" in page
     assert "spodgt reproduce fmnist-noniid --scale smoke" in page
     assert "never heard" in page

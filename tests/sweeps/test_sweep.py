@@ -128,7 +128,7 @@ def test_a_sweep_fills_tidy_tables(spec: experiments.Spec, tmp_path: Path) -> No
     assert not done.failures
     table = pd.read_csv(tmp_path / "out/results.csv")
     assert len(table) == 3 * 2 * 2  # cells, methods, seeds
-    assert {"run.step_size", "algorithm", "seed", "loss", "delay", "diverged", "cell"} <= set(table)
+    assert {"run.step_size", "method", "seed", "loss", "delay", "diverged", "cell"} <= set(table)
     note = json.loads((tmp_path / "out/sweep.json").read_text())
     assert note["complete"]
     assert all(cell["complete"] and cell["seconds"] > 0 for cell in note["cells"])
@@ -159,7 +159,7 @@ def test_a_failing_cell_takes_no_other_with_it(tmp_path: Path) -> None:
     )
     done = sweep.run(spec_of(tmp_path, text), tmp_path / "out", workers=1)
     assert not done.complete
-    assert list(done.results["algorithm"].unique()) == ["spod-gt"]
+    assert list(done.results["method"].unique()) == ["spod-gt"]
     ((name, why),) = done.failures.items()
     assert "extra" in name
     assert "extra" in why
@@ -289,7 +289,7 @@ def test_a_killed_sweep_goes_on_and_equals_an_unbroken_one(tmp_path: Path, worke
     for name, before in finished.items():
         assert stamps(tmp_path / "broken/cells" / name) == before, "a finished cell was run twice"
     resumed = pd.read_parquet(tmp_path / "broken/results.parquet")
-    pd.testing.assert_frame_equal(resumed, unbroken.results)
+    pd.testing.assert_frame_equal(unbroken.results, resumed)
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def test_a_cell_is_the_comparison_it_stands_for(folder: Path) -> None:
     rows = done.results[
         (done.results["run.step_size"] == 0.05) & (done.results["problem.arguments.size"] == 4)
     ]
-    rows = rows[rows["algorithm"] == "sgp"].reset_index(drop=True)
+    rows = rows[rows["method"] == "sgp"].reset_index(drop=True)
     pd.testing.assert_frame_equal(rows[list(alone)], alone)
 
 
@@ -125,7 +125,7 @@ def Quadratic_recipe(size: int) -> Any:
 def test_the_best_cell_and_the_picture(folder: Path) -> None:
     done = sweep({"step_size": [0.001, 0.05]}, rounds=30, methods=["spod-gt", "sgp"])
     best = done.best()
-    assert list(best["algorithm"]) == ["spod-gt", "sgp"] or list(best["algorithm"]) == [
+    assert list(best["method"]) == ["spod-gt", "sgp"] or list(best["method"]) == [
         "sgp",
         "spod-gt",
     ]

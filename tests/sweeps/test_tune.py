@@ -367,7 +367,7 @@ def taken(one: MethodSearch, losses: dict[float, float]) -> list[float]:
     """Add the losses of the current candidates, NaN for diverged ones; returns the next step sizes."""
     names = [f"step {candidate.step:g}" for candidate in one.candidates]
     values = [losses.get(candidate.step, math.nan) for candidate in one.candidates]
-    frame = pd.DataFrame({"algorithm": names, "seed": 0, "round": 1, "delay": 1.0, "loss": values})
+    frame = pd.DataFrame({"method": names, "seed": 0, "round": 1, "delay": 1.0, "loss": values})
     gone = [
         Diverged(name, 0, 1, 0, "")
         for name, value in zip(names, values, strict=True)

@@ -109,14 +109,12 @@ def test_divergence_ends_the_curve() -> None:
     ids=lambda chosen: chosen.name,
 )
 def test_no_prediction_for_other_dynamics(chosen: Algorithm) -> None:
-    frame = pd.DataFrame({"algorithm": [chosen.name], "seed": [0], "round": [0], "distance": [1.0]})
+    frame = pd.DataFrame({"method": [chosen.name], "seed": [0], "round": [0], "distance": [1.0]})
     assert theory.prediction(drawn(range(1)), [chosen], frame) is None
     plain = method("spod-gt", step_size=0.05)
+    assert theory.prediction(drawn(range(1)), [plain], frame.assign(method="spod-gt")) is not None
     assert (
-        theory.prediction(drawn(range(1)), [plain], frame.assign(algorithm="spod-gt")) is not None
-    )
-    assert (
-        theory.prediction(drawn(range(1), EveryK(3)), [plain], frame.assign(algorithm="spod-gt"))
+        theory.prediction(drawn(range(1), EveryK(3)), [plain], frame.assign(method="spod-gt"))
         is None
     )
     assert theory.prediction(drawn(range(1)), [plain], frame.drop(columns="distance")) is None

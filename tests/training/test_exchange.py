@@ -51,7 +51,7 @@ def test_metrics_are_of_the_last_exchange_and_states_of_every_round(name: str) -
         assert period > 1
         x = result.states[seed].x
         assert len(x) == ROUNDS + 1
-        assert torch.equal(result.models[result.algorithms[0], seed], x[-1]), (
+        assert torch.equal(result.models[result.methods[0], seed], x[-1]), (
             "the model is that of the end"
         )
         assert not torch.equal(x[ROUNDS - 1], x[ROUNDS - 2]), "states go on between exchanges"
@@ -124,7 +124,7 @@ def test_a_run_resumed_or_extended_between_exchanges_shows_the_same(
         options |= common | {"rounds": rounds, "out": tmp_path / "run"}
         return spodgt.train(method, PROBLEM, RECIPE, participation, **options)
 
-    label = whole.algorithms[0]
+    label = whole.methods[0]
     assert not go(23, progress=StopAt(label, 10)).complete
     assert go(23, resume=True).complete
     result = go(33, resume=True)

@@ -56,8 +56,8 @@ def loaded(tensors: dict[str, Tensor]) -> nn.Module:
 @pytest.mark.parametrize("seed", [1, 5])
 def test_models_give_the_reported_accuracy(done: Any, method: str, seed: int) -> None:
     result, out = done
-    last = result.final().query("algorithm == @method and seed == @seed").iloc[0]
-    own = result.clients.query("algorithm == @method and seed == @seed").set_index("client")[
+    last = result.final().query("method == @method and seed == @seed").iloc[0]
+    own = result.clients.query("method == @method and seed == @seed").set_index("client")[
         "accuracy"
     ]
     assert accuracy(result.model(method, seed)) == pytest.approx(last["accuracy_average"])
@@ -143,8 +143,8 @@ def test_callbacks_get_the_rows_of_the_frame() -> None:
         seeds=[0, 1],
         callbacks=[rows.append],
     )
-    found = {(row["algorithm"], row["seed"], row["round"]): row["loss"] for row in rows}
-    frame = result.frame.set_index(["algorithm", "seed", "round"])["loss"].to_dict()
+    found = {(row["method"], row["seed"], row["round"]): row["loss"] for row in rows}
+    frame = result.frame.set_index(["method", "seed", "round"])["loss"].to_dict()
     assert found == frame
     assert len(rows) == len(result.frame)
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,6 @@ from spodgt.errors import Failed, InvalidInput
 from spodgt.problems import Quadratic
 from spodgt.record.run_folder import CHECKPOINT, RunFolder
 from spodgt.training import Progress
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 METHODS = [
     "spod-gt",
@@ -72,13 +68,13 @@ def unbroken() -> spodgt.Result:
 def same(out: Path, expected: spodgt.Result) -> None:
     """What lies in the folder is what an unbroken run gives, bit for bit."""
     pd.testing.assert_frame_equal(
-        pd.read_parquet(out / "metrics.parquet"),
         expected.frame,
+        pd.read_parquet(out / "metrics.parquet"),
         check_exact=True,
         check_column_type=False,
     )
     activity = pd.read_parquet(out / "participation.parquet")
-    pd.testing.assert_frame_equal(activity, expected.participation, check_exact=True)
+    pd.testing.assert_frame_equal(expected.participation, activity, check_exact=True)
     summary = json.loads((out / "summary.json").read_text())
     assert summary["complete"]
     assert summary["diverged"] == [dataclasses.asdict(each) for each in expected.diverged]
@@ -94,7 +90,7 @@ class StopAt:
         self.method, self.k, self.number = method, k, number
 
     def __call__(self, now: Progress) -> None:
-        if now.algorithm == self.method and now.k >= self.k:
+        if now.method == self.method and now.k >= self.k:
             signal.raise_signal(self.number)
             self.k = 10**9
 
@@ -121,8 +117,8 @@ def test_ctrl_c_leaves_a_valid_part_and_resume_completes_it(
     assert not part.complete
     assert not json.loads((out / "summary.json").read_text())["complete"]
     rows = pd.read_parquet(out / "metrics.parquet")
-    whole = unbroken.frame.set_index(["algorithm", "seed", "round"])
-    assert rows.set_index(["algorithm", "seed", "round"]).index.isin(whole.index).all(), (
+    whole = unbroken.frame.set_index(["method", "seed", "round"])
+    assert rows.set_index(["method", "seed", "round"]).index.isin(whole.index).all(), (
         "a part of the whole"
     )
     result = run(out, resume=True)
@@ -163,7 +159,7 @@ def test_a_second_ctrl_c_does_not_wait(
     monkeypatch.setattr("spodgt.training.observer._REPORT_SECONDS", 0.0)
 
     def impatient(now: Progress) -> None:
-        if now.algorithm == "spod-gt-memory" and now.k == 5:
+        if now.method == "spod-gt-memory" and now.k == 5:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
 
@@ -298,11 +294,11 @@ def test_the_command_line_survives(tmp_path: Path, number: int) -> None:
 
     whole = run(Experiment.read(tmp_path / "small.toml"), out=tmp_path / "whole")
     pd.testing.assert_frame_equal(
-        pd.read_parquet(out / "metrics.parquet"), whole.frame, check_exact=True
+        whole.frame, pd.read_parquet(out / "metrics.parquet"), check_exact=True
     )
     assert (
-        json.loads(resumed.stdout)["algorithms"]
-        == json.loads((out / "summary.json").read_text())["algorithms"]
+        json.loads(resumed.stdout)["methods"]
+        == json.loads((out / "summary.json").read_text())["methods"]
     )
 
 
@@ -329,7 +325,7 @@ def test_every_kind_of_state_comes_back(tmp_path: Path, monkeypatch: pytest.Monk
     ]
     options = {"participation": spodgt.Always(), "delay": None, "rounds": 25, "methods": methods}
     whole = run(None, **options)
-    for name in whole.algorithms:
+    for name in whole.methods:
         out = tmp_path / name
         assert not run(out, progress=StopAt(name, 13), **options).complete
         run(out, resume=True, **options)
@@ -574,7 +570,7 @@ def test_an_extended_run_is_an_unbroken_one(
         assert not part.complete
     result = run(out, resume=True, delay=180.0)
     assert result.complete
-    keys = ["algorithm", "seed", "round"]
+    keys = ["method", "seed", "round"]
     ends = (
         result.frame.merge(whole.frame[keys], how="left", indicator=True)["_merge"] == "left_only"
     )
@@ -786,7 +782,7 @@ class CrashAt(StopAt):
     """Ends the run without a word to it: nothing is saved but what the last checkpoint holds."""
 
     def __call__(self, now: Progress) -> None:
-        if now.algorithm == self.method and now.k >= self.k:
+        if now.method == self.method and now.k >= self.k:
             raise Crash
 
 
@@ -798,13 +794,13 @@ def extended(request: pytest.FixtureRequest) -> tuple[str, spodgt.Result]:
 
 def rounds_of(whole: spodgt.Result, method: str) -> int:
     """The rounds of the longest run of a method."""
-    return int(whole.frame.loc[whole.frame["algorithm"] == method, "round"].max())
+    return int(whole.frame.loc[whole.frame["method"] == method, "round"].max())
 
 
 def assert_unbroken(out: Path, result: spodgt.Result, whole: spodgt.Result) -> None:
     """Rows, counts, models, and the clients' last evaluations are those of the unbroken run."""
     assert result.complete
-    keys = ["algorithm", "seed", "round"]
+    keys = ["method", "seed", "round"]
     extra = (
         result.frame.merge(whole.frame[keys], how="left", indicator=True)["_merge"] == "left_only"
     )
@@ -886,7 +882,7 @@ def test_an_extension_of_a_run_that_stopped_between_two_methods(
         patch.setattr(Executor, "finish", finish_one)
         part = run(out, methods=THREE, **RARELY | SHORT[kind])
     assert not part.complete
-    assert list(part.participation["algorithm"].unique()) == ["spod-gt"]
+    assert list(part.participation["method"].unique()) == ["spod-gt"]
     result = run(out, methods=THREE, resume=True, **RARELY | LONG[kind])
     assert_unbroken(out, result, whole)
 
@@ -903,7 +899,7 @@ def test_an_interrupted_method_runs_first_and_only_it_continues(
     run(
         tmp_path / "run",
         resume=True,
-        progress=lambda now: seen.append((now.algorithm, now.k)),
+        progress=lambda now: seen.append((now.method, now.k)),
         **later,
     )
     begins = dict(reversed(seen))

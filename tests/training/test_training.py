@@ -33,20 +33,20 @@ def run(*names: Any, **options: Any) -> spodgt.Result:
 def test_the_frame_is_tidy() -> None:
     result = run("spod-gt", "k-gt", seeds=[2, 0], every=5)
     frame = result.frame
-    assert list(frame.columns[:4]) == ["algorithm", "seed", "round", "delay"]
+    assert list(frame.columns[:4]) == ["method", "seed", "round", "delay"]
     assert set(frame.columns[4:]) <= {"bytes", *METRICS}, "every column is explained"
-    assert frame["algorithm"].unique().tolist() == ["spod-gt", "k-gt"], "in the order given"
-    assert not frame.duplicated(["algorithm", "seed", "round"]).any()
-    for _, rows in frame.groupby(["algorithm", "seed"]):
+    assert frame["method"].unique().tolist() == ["spod-gt", "k-gt"], "in the order given"
+    assert not frame.duplicated(["method", "seed", "round"]).any()
+    for _, rows in frame.groupby(["method", "seed"]):
         assert rows["round"].tolist() == [0, 5, 10, 15, 20]
         assert rows["delay"].is_monotonic_increasing
     assert frame["distance"].notna().all()
-    assert frame.loc[frame["algorithm"] == "k-gt", "tracking"].isna().all(), "k-gt has no tracker y"
-    assert result.algorithms == ["spod-gt", "k-gt"]
+    assert frame.loc[frame["method"] == "k-gt", "tracking"].isna().all(), "k-gt has no tracker y"
+    assert result.methods == ["spod-gt", "k-gt"]
     assert result.complete
     assert len(result.final()) == 4
     summary = result.summary()
-    assert summary["name"].tolist() == ["spod-gt", "k-gt"]
+    assert summary["method"].tolist() == ["spod-gt", "k-gt"]
     assert {"loss", "loss_std", "delay", "rounds", "seeds"} <= set(summary.columns)
     assert summary["seeds"].tolist() == [2, 2]
 
@@ -173,13 +173,13 @@ def test_float32_is_the_default_and_near_float64() -> None:
 
 
 def test_one_method_needs_no_list() -> None:
-    assert spodgt.compare("spod-gt", PROBLEM, NETWORK, rounds=3).algorithms == ["spod-gt"]
-    assert spodgt.compare(spodgt.KGT(), PROBLEM, NETWORK, rounds=3).algorithms == ["k-gt"]  # type: ignore[arg-type]
+    assert spodgt.compare("spod-gt", PROBLEM, NETWORK, rounds=3).methods == ["spod-gt"]
+    assert spodgt.compare(spodgt.KGT(), PROBLEM, NETWORK, rounds=3).methods == ["k-gt"]  # type: ignore[arg-type]
 
 
 def test_two_of_a_name_are_told_apart_by_what_differs() -> None:
     result = run(spodgt.SpodGT(step_size=0.1), spodgt.SpodGT(step_size=0.2), "k-gt")
-    assert result.algorithms == ["spod-gt step_size=0.1", "spod-gt step_size=0.2", "k-gt"]
+    assert result.methods == ["spod-gt step_size=0.1", "spod-gt step_size=0.2", "k-gt"]
 
 
 def test_step_size_per_client_and_recipes_of_weights() -> None:
@@ -204,7 +204,7 @@ def test_a_run_is_a_pure_function_of_its_arguments() -> None:
 def test_a_diverging_method_stops_alone() -> None:
     wild = spodgt.method("spod-gt", step_size=1e6)
     result = run(wild, "spod-gt-memory", seeds=[0, 1], rounds=400, dtype=torch.float32)
-    assert {stop.algorithm for stop in result.diverged} == {"spod-gt"}
+    assert {stop.method for stop in result.diverged} == {"spod-gt"}
     assert {stop.seed for stop in result.diverged} == {0, 1}
     for stop in result.diverged:
         assert 0 <= stop.finite_at < stop.round < 400
@@ -213,11 +213,11 @@ def test_a_diverging_method_stops_alone() -> None:
             "with step_size=1000000.0; use a smaller step_size."
         )
     assert result.complete
-    tame = result.frame[result.frame["algorithm"] == "spod-gt-memory"]
+    tame = result.frame[result.frame["method"] == "spod-gt-memory"]
     assert tame["round"].max() == 400
     alone = run("spod-gt-memory", seeds=[0, 1], rounds=400, dtype=torch.float32).frame
     assert tame.reset_index(drop=True)[alone.columns].equals(alone)
-    assert (result.frame.loc[result.frame["algorithm"] == "spod-gt", "round"] < 400).all()
+    assert (result.frame.loc[result.frame["method"] == "spod-gt", "round"] < 400).all()
 
 
 def test_one_run_of_a_batch_diverges_and_the_others_go_on(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_trace_ends_the_run() -> None:
 def test_progress_is_told() -> None:
     seen: list[Progress] = []
     run("spod-gt", "k-gt", rounds=30, progress=seen.append)
-    assert [(g.algorithm, g.number, g.total, g.k, g.fraction) for g in seen if g.fraction == 1] == [
+    assert [(g.method, g.number, g.total, g.k, g.fraction) for g in seen if g.fraction == 1] == [
         ("spod-gt", 1, 2, 30, 1.0),
         ("k-gt", 2, 2, 30, 1.0),
     ]
@@ -351,7 +351,7 @@ def test_bad_arguments_are_one_sentence(options: dict[str, Any], sentence: str) 
     with pytest.raises(InvalidInput) as caught:
         spodgt.train(
             **{
-                "algorithm": "spod-gt",
+                "method": "spod-gt",
                 "problem": PROBLEM,
                 "network": NETWORK,
                 "rounds": 1,
@@ -374,8 +374,8 @@ def test_what_requires_gradients_is_taken_as_numbers() -> None:
 
 def test_a_picture_needs_a_column_of_numbers_and_a_path(tmp_path: Path) -> None:
     result = run(rounds=1)
-    with pytest.raises(InvalidInput, match="metric='algorithm' is not a column of the result"):
-        result.plot(tmp_path / "x.png", "algorithm")
+    with pytest.raises(InvalidInput, match="metric='method' is not a column of the result"):
+        result.plot(tmp_path / "x.png", "method")
     with pytest.raises(InvalidInput, match="picture '5' must end in"):
         result.plot(5)  # type: ignore[arg-type]
 

@@ -99,9 +99,9 @@ def test_results_do_not_depend_on_the_number_of_workers(
     result = compare(problem, workers, out=out, callbacks=[rows.append], progress=reports.append)
     check_equal(result, expected)
     assert len(rows) == len(expected.frame)
-    assert {report.algorithm for report in reports} == set(expected.algorithms)
+    assert {report.method for report in reports} == set(expected.methods)
     assert reports[-1].fraction == 1
-    pd.testing.assert_frame_equal(pd.read_parquet(out / "metrics.parquet"), expected.frame)
+    pd.testing.assert_frame_equal(expected.frame, pd.read_parquet(out / "metrics.parquet"))
     assert not list((out / SINGLE_RUNS).iterdir())
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib import import_module
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
@@ -52,3 +56,45 @@ class RenamedAttribute:
         class_name = type(instance).__name__
         warn_renamed(f"{class_name}.{self.old}", f"{class_name}.{self.new}", stacklevel=3)
         return getattr(instance, self.new)
+
+
+def renamed_argument(old: str, new: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorator of a function with a renamed argument: the old keyword warns and works.
+
+    Args:
+        old: Deprecated keyword.
+        new: Name of the parameter.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if old in kwargs and new not in kwargs:
+                warn_renamed(f"{function.__name__}({old}=…)", f"{function.__name__}({new}=…)")
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+class RenamedKey(dict[str, object]):
+    """A dict in which one key has a deprecated name, too.
+
+    Args:
+        values: The content.
+        old: Deprecated key; `self[old]` warns.
+        new: Key to use instead.
+    """
+
+    def __init__(self, values: Mapping[str, object], old: str, new: str) -> None:
+        super().__init__(values)
+        self.old = old
+        self.new = new
+
+    def __missing__(self, key: str) -> object:
+        if key != self.old:
+            raise KeyError(key)
+        warn_renamed(f"the key {self.old!r}", repr(self.new))
+        return self[self.new]

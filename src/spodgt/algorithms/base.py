@@ -127,6 +127,7 @@ class Traits(deprecated.OldNames):
     # active in a round: all clients; a random pair; a random pair, of which the first computes; or a
     # random client with one in- and one out-neighbour
     activation: Literal["all", "edge", "edge-initiator", "node"] = "all"
+    idle_steps: bool = True  # with tracking: clients step in rounds without a new gradient, too
     steps: Literal["per client", "common", "constant", "none"] = "common"  # allowed step sizes
     momentum: Literal["kept", "restarted", "none"] = "kept"  # restarted: at each exchange
     direction: bool = True  # a step is η times one direction, which layers may transform

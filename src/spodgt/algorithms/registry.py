@@ -20,6 +20,7 @@ from spodgt.algorithms.compose.clipping import ClipGradient, ClipTracker
 from spodgt.algorithms.compose.compression import Compression
 from spodgt.algorithms.compose.local_steps import LocalStepsLayer
 from spodgt.algorithms.compose.momentum import Momentum
+from spodgt.algorithms.compose.optimizer import OptimizerLayer
 from spodgt.algorithms.compose.running_mean import RunningMean
 from spodgt.algorithms.compose.schedules import Scheduled, check_names, schedule
 from spodgt.algorithms.compose.weight_decay import L2, WeightDecay
@@ -38,6 +39,7 @@ METHODS = (
     "g_push_pull",
     "sporadic_k_gt",
     "k_gt",
+    "local_gt",
     "push_pull",
     "ab",
     "gossip_push_pull",
@@ -77,6 +79,7 @@ LAYERS: dict[str, type[Layer]] = {
         ActiveDegreeLayer,
         ClipTracker,
         Adam,
+        OptimizerLayer,
         WeightDecay,
         Momentum,
         L2,
@@ -174,8 +177,8 @@ def method(name: str | Algorithm, **fields: Any) -> Algorithm:
         fields: Hyperparameters of the method. `step_size` may be a number, one per client (a list in
             the order of the network's clients, or a dict by name), a schedule or its config
             `{"schedule": "inverse-sqrt", "start": 0.1}`. Every method also takes the keywords of
-            `LAYERS`: local_steps, compress, weights, clip_tracker, adam, weight_decay, momentum,
-            l2, clip_gradient, running_mean.
+            `LAYERS`: local_steps, compress, weights, clip_tracker, adam, optimizer, weight_decay,
+            momentum, l2, clip_gradient, running_mean.
 
     Returns:
         The method, wrapped in its layers.

@@ -23,6 +23,13 @@ class IndexedRound(Round, Protocol):
     def clients(self) -> int: ...  # clients of a run; of the largest, if runs of a batch differ
 
 
+class BlockRound(Round, Protocol):
+    """A round with the ends of blocks of local steps (`participation.local_blocks`)."""
+
+    @property
+    def block_ends(self) -> Tensor: ...  # (clients, 1) bool: clients that end a block
+
+
 class PushRound(Round, Protocol):
     """A round with the diagonal of the push matrix."""
 

@@ -240,9 +240,9 @@ def results_table(result: Record) -> Table:
     table.add_column("method", overflow="fold")
     for heading in (*quality, *(_COST_HEADINGS.get(name, name) for name in costs)):
         table.add_column(heading, justify="right", no_wrap=True)
-    diverged = {run.algorithm for run in result.diverged}
+    diverged = {run.method for run in result.diverged}
     for row in summary.to_dict("records"):
-        label = str(row["name"])
+        label = str(row["method"])
         if label in diverged:
             label += " (diverged)"
         if has_accuracy:

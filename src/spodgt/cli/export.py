@@ -72,7 +72,7 @@ def export(
 
 
 def _choose_method(record: Record, method: str | None) -> str:
-    methods = record.algorithms
+    methods = record.methods
     if method is None and len(methods) == 1:
         return methods[0]
     if method is None:

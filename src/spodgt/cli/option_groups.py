@@ -34,7 +34,6 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     types that typer cannot parse have a `TextOption` in the annotation of the command's parameter:
     `Annotated[Deployment, {"names": TextOption(split_commas)}]`.
     """
-    # `get_type_hints` of Python 3.10 loses annotations of parameters that default to None
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, _OptionGroup] = {}
     parameters: list[inspect.Parameter] = []

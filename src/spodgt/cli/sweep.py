@@ -228,7 +228,7 @@ def _best_cells(record: SweepRecord) -> Table:
         table.add_column(heading, justify="right", overflow="fold")
     for row in record.best().to_dict("records"):
         values = [label(row[key]) for key in keys]
-        table.add_row(row["algorithm"], *values, f"{row[metric]:.4g}")
+        table.add_row(row["method"], *values, f"{row[metric]:.4g}")
     return table
 
 

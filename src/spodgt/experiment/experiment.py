@@ -309,13 +309,13 @@ def _check_methods(methods: Entry | Iterable[Entry]) -> list[object]:
         methods = [methods]
     if not isinstance(methods, Iterable):
         raise InvalidInput(
-            f'algorithms must be a list of methods, got {type(methods).__name__}; use ["spod-gt"].'
+            f'methods must be a list of methods, got {type(methods).__name__}; use ["spod-gt"].'
         )
     entries: list[object] = []
     for entry in methods:
         entries.append(entry if isinstance(entry, Mapping) else method(entry))
     if not entries:
-        raise InvalidInput('algorithms must name at least one method, got none; use ["spod-gt"].')
+        raise InvalidInput('methods must name at least one method, got none; use ["spod-gt"].')
     return entries
 
 

@@ -15,7 +15,7 @@ default values, unknown keys are rejected.
 from __future__ import annotations
 
 import copy
-import sys
+import tomllib
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,11 +33,6 @@ from spodgt.problems.data import PARTITIONS, BySpeaker
 from spodgt.problems.protocols import HasIdentity
 from spodgt.types import Problem
 from spodgt.validation import choices, from_table, to_table
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Table = dict[str, Any]
 R = TypeVar("R")

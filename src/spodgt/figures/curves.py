@@ -195,7 +195,7 @@ def _plot_panel(
         span = np.log10(max(positions) / min(positions))
     gap = 0.012 * (span or 1)
     for number, method in enumerate(methods):
-        groups = part[part["algorithm"] == method].groupby(key, sort=False)[metric]
+        groups = part[part["method"] == method].groupby(key, sort=False)[metric]
         shift = (number - (len(methods) - 1) / 2) * gap  # error bars are side by side
         x = np.array([positions[values.index(value)] for value in groups.mean().index])
         x = x * 10**shift if is_logarithmic else x + shift

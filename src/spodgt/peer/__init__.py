@@ -1,17 +1,15 @@
-"""Real peers: every client is its own process, asynchronous and authenticated, and no mass is ever lost.
+"""Peers: every client is its own process, asynchronous and authenticated, and no mass is ever lost.
 
-    protocol ◀─ states ◀─ node        the core: no clock, socket or file
-    audit                             whether all mass is there
-    store                             a client's state on disk
-    host ◀─ clock, files, grpc_wire   what a peer uses of its host, and the real clock, disk and wire
-    wire ◀─ gate, channel, streams, transport  its links: frames as bytes, rate limits, streams
-    identity, manifest, changes       who may take part, what all agree on, its next version
-    work                              what the device can do, and its part of the problem
-    options, membership, rounds, run  the process: its options, what it follows, its loop, all together
-    norms                             outlier detection on message norms
-    status, display, metrics_server, watch  what people and programs see of it, and of all
-    folders, backup                   commands on folders: make a run, issue, publish, audit, export
-    faults, fleet, demo               fault injection, and a demonstration of it
+    options       options of a run, of one process, and of a change of a run
+    host          clocks, files and the network as interfaces; fault injection
+    protocol      running sums, a client's state and local rounds; no clock, socket or file
+    storage       commits on disk, backups
+    membership    certificates, the signed manifest and its changes, folders of a run
+    transport     frames as bytes, connections, streams, access control
+    process       one client: round loop, local computation, membership, status
+    monitoring    console, Prometheus metrics, web page
+    testing       several local peers, the demonstration
 
-`docs/peer.md` explains the protocol, `docs/peer-results.md` has the failure table. Needs the extra `peer`.
+A package imports only from those above it. `docs/peer.md` explains the protocol,
+`docs/peer-results.md` has the failure table. Needs the extra `peer`.
 """

@@ -104,7 +104,7 @@ def read_participation(
         last_rounds: the last round of each run (method, seed); others are left out.
     """
     observed: dict[str, dict[int, Observed]] = {}
-    for (method, number), rows in participation.groupby(["algorithm", "seed"], sort=False):
+    for (method, number), rows in participation.groupby(["method", "seed"], sort=False):
         seed = int(str(number))
         rounds = last_rounds.get((str(method), seed))
         if rounds is None:

@@ -41,8 +41,8 @@ _FILES = {  # table → file
 }
 _LINK_COLUMNS = ("kind", "receiver", "sender", "probability")
 _REQUIRED_COLUMNS = {
-    "frame": ("algorithm", "seed", "round", "delay"),
-    "participation": ("algorithm", "seed", *_LINK_COLUMNS, "gradients", "messages"),
+    "frame": ("method", "seed", "round", "delay"),
+    "participation": ("method", "seed", *_LINK_COLUMNS, "gradients", "messages"),
     "networks": ("seed", *_LINK_COLUMNS),
 }
 
@@ -51,7 +51,7 @@ _REQUIRED_COLUMNS = {
 class Diverged:
     """A run that was stopped because its models became infinite or NaN."""
 
-    algorithm: str  # label of the method
+    method: str  # its label
     seed: int
     round: int  # in which it was detected
     finite_at: int  # the last round in which all models were checked to be finite
@@ -59,16 +59,26 @@ class Diverged:
 
     def __str__(self) -> str:
         return (
-            f"{self.algorithm} (seed {self.seed}) diverged by round {self.round}, finite at round "
+            f"{self.method} (seed {self.seed}) diverged by round {self.round}, finite at round "
             f"{self.finite_at}, with step_size={self.step_size}; use a smaller step_size."
         )
+
+    @classmethod
+    def from_dict(cls, facts: dict[str, Any]) -> Diverged:
+        """From an entry of summary.json; older versions called the method `algorithm`."""
+        facts = dict(facts)
+        if "algorithm" in facts:
+            facts["method"] = facts.pop("algorithm")
+        return cls(**facts)
+
+    algorithm = RenamedAttribute("method")  # deprecated, removed in the next release
 
 
 def no_clients() -> pd.DataFrame:
     """An empty table of clients."""
     import pandas as pd
 
-    return pd.DataFrame(columns=["algorithm", "seed", "client", "loss"])
+    return pd.DataFrame(columns=["method", "seed", "client", "loss"])
 
 
 @dataclass(eq=False, repr=False)
@@ -76,7 +86,7 @@ class Record:
     """The results of a run: all methods, all seeds.
 
     Args:
-        frame: One row per evaluation: algorithm, seed, round, delay and the metrics.
+        frame: One row per evaluation: method, seed, round, delay and the metrics.
         participation: One row per method, seed and client or link: its probability, and numbers of
             gradients, messages and bytes.
         networks: One row per seed and client or link: probability, and position of a client. Both
@@ -115,7 +125,7 @@ class Record:
     engine: str = ""
 
     @property
-    def algorithms(self) -> list[str]:
+    def methods(self) -> list[str]:
         """The labels of the methods, in the order of the run."""
         return statistics.methods(self.frame)
 
@@ -157,9 +167,9 @@ class Record:
 
     def observed(self) -> dict[str, dict[int, Observed]]:
         """The observed participation by method and seed, without diverged runs."""
-        diverged = {(run.algorithm, run.seed) for run in self.diverged}
+        diverged = {(run.method, run.seed) for run in self.diverged}
         last_rounds = {}
-        for (method, seed), rounds in self.frame.groupby(["algorithm", "seed"])["round"]:
+        for (method, seed), rounds in self.frame.groupby(["method", "seed"])["round"]:
             run = (str(method), int(str(seed)))
             if run not in diverged:
                 last_rounds[run] = int(rounds.max())
@@ -167,14 +177,14 @@ class Record:
 
     def final(self) -> pd.DataFrame:
         """The last evaluation of every run, and whether the run diverged."""
-        diverged = {(run.algorithm, run.seed) for run in self.diverged}
+        diverged = {(run.method, run.seed) for run in self.diverged}
         last = statistics.final(self.frame)
-        runs = zip(last["algorithm"], last["seed"], strict=True)
+        runs = zip(last["method"], last["seed"], strict=True)
         last["diverged"] = [run in diverged for run in runs]
         return last
 
     def summary(self) -> pd.DataFrame:
-        """One row per algorithm: metrics (mean over seeds; sigma of the first), costs, seeds.
+        """One row per method: metrics (mean over seeds; sigma of the first), costs, seeds.
 
         The costs are means per seed: delay, in virtual time also seconds, rounds, gradients
         and messages of all clients, bytes. Gradients and messages of an unfinished method are NaN.
@@ -206,8 +216,10 @@ class Record:
                     "better": metric.better,
                     "log": metric.log,
                 }
+        methods = json.loads(self.summary().to_json(orient="records"))
         facts = {
-            "algorithms": json.loads(self.summary().to_json(orient="records")),
+            "methods": methods,
+            "algorithms": _old_rows(methods),
             "complete": self.complete,
             "diverged": [asdict(run) for run in self.diverged],
             "stalled": [asdict(run) for run in self.stalled],
@@ -255,7 +267,7 @@ class Record:
                 **tables,
                 config=dict(facts["config"]),
                 versions=dict(facts["versions"]),
-                diverged=[Diverged(**run) for run in facts["diverged"]],
+                diverged=[Diverged.from_dict(run) for run in facts["diverged"]],
                 complete=facts["complete"] is True,
                 seconds=facts["seconds"],
                 prediction=facts.get("prediction"),
@@ -270,22 +282,35 @@ class Record:
                 f"{folder} is not a whole run directory ({reason}); run it again."
             ) from None
 
-    judged = RenamedAttribute("primary_metric")  # deprecated, removed in the next release
+    # Deprecated names, removed in the next release.
+    judged = RenamedAttribute("primary_metric")
+    algorithms = RenamedAttribute("methods")
 
 
 def _read_tables(folder: Path) -> dict[str, pd.DataFrame]:
     """The tables of a run folder; raises KeyError if one has no column that is required."""
     import pandas as pd
 
-    tables = {}
+    from spodgt.record.frames import with_old_names
+
+    tables: dict[str, pd.DataFrame] = {}
     for name, file in _FILES.items():
         if name == "clients" and not (folder / file).exists():
             continue  # older versions did not write it
-        tables[name] = pd.read_parquet(folder / file)
+        tables[name] = with_old_names(pd.read_parquet(folder / file))
         for column in _REQUIRED_COLUMNS.get(name, ()):
             if column not in tables[name]:
                 raise KeyError(f"{file} has no column {column}")
     return tables
+
+
+def _old_rows(methods: list[dict[str, object]]) -> list[dict[str, object]]:
+    """The rows of methods with the key `name` of older versions; removed in the next release."""
+    rows = []
+    for row in methods:
+        values = dict(row)
+        rows.append({"name": values.pop("method"), **values})
+    return rows
 
 
 def is_complete(folder: Path) -> bool:

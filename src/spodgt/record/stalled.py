@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from spodgt._util.deprecation import RenamedAttribute
 from spodgt.algorithms import ALGORITHMS
 
 if TYPE_CHECKING:
@@ -21,16 +22,18 @@ _ZERO = 1e-10  # a gradient norm that is zero but for rounding
 class Stalled:
     """A run with models that did not move in its last rounds."""
 
-    algorithm: str  # the method's label in the frame
+    method: str  # its label in the frame
     seed: int
     since: int  # the first evaluated round with the same models as the last
     round: int  # the last evaluated round
 
     def __str__(self) -> str:
         return (
-            f"{self.algorithm} (seed {self.seed}): no model has moved from round {self.since} "
+            f"{self.method} (seed {self.seed}): no model has moved from round {self.since} "
             f"to round {self.round}; check participation and step_size."
         )
+
+    algorithm = RenamedAttribute("method")  # deprecated, removed in the next release
 
 
 def find_stalled(frame: pd.DataFrame, *, scheduled: bool) -> list[Stalled]:
@@ -46,7 +49,7 @@ def find_stalled(frame: pd.DataFrame, *, scheduled: bool) -> list[Stalled]:
         scheduled: Whether step sizes change with the rounds.
     """
     stalled = []
-    for (label, seed), rows in frame.groupby(["algorithm", "seed"], sort=False):
+    for (label, seed), rows in frame.groupby(["method", "seed"], sort=False):
         method = ALGORITHMS.get(str(label).partition("+")[0])
         if method is not None and method.traits.steps == "none":
             continue

@@ -90,7 +90,7 @@ def axes(frame: pd.DataFrame) -> dict[str, str]:
 
 def methods(frame: pd.DataFrame) -> list[str]:
     """The methods of a frame, in its order."""
-    return list(dict.fromkeys(frame["algorithm"].astype(str)))
+    return list(dict.fromkeys(frame["method"].astype(str)))
 
 
 def available_metrics(frame: pd.DataFrame) -> list[str]:
@@ -111,7 +111,7 @@ def available_metrics(frame: pd.DataFrame) -> list[str]:
 
 def final(frame: pd.DataFrame) -> pd.DataFrame:
     """The last evaluation of every run."""
-    return frame.groupby(["algorithm", "seed"], sort=False).tail(1).reset_index(drop=True)
+    return frame.groupby(["method", "seed"], sort=False).tail(1).reset_index(drop=True)
 
 
 def summary(last: pd.DataFrame, columns: Sequence[str], keys: Sequence[str] = ()) -> pd.DataFrame:
@@ -123,7 +123,7 @@ def summary(last: pd.DataFrame, columns: Sequence[str], keys: Sequence[str] = ()
     """
     import pandas as pd
 
-    groups = last.groupby(["algorithm", *keys] if keys else "algorithm", sort=False)
+    groups = last.groupby(["method", *keys] if keys else "method", sort=False)
     table = {}
     for name in columns:
         is_complete = groups[name].count() == groups.size()
@@ -134,7 +134,7 @@ def summary(last: pd.DataFrame, columns: Sequence[str], keys: Sequence[str] = ()
 
 def paired(last: pd.DataFrame, metric: str, against: str) -> list[Difference]:
     """The lead of the method `against` over every other method, on the seeds that both have."""
-    runs = last.set_index(["algorithm", "seed"])[metric]
+    runs = last.set_index(["method", "seed"])[metric]
     names = methods(last)
     if against not in names:
         return []
@@ -174,7 +174,7 @@ def best_cells(results: pd.DataFrame, keys: list[str], metric: str) -> pd.DataFr
     choice = chosen_by(results, metric)
     table = summary(results, list(dict.fromkeys([metric, choice])), keys).reset_index()
     ranked = table.sort_values(choice, ascending=better(metric) < 0, kind="stable")
-    return ranked.drop_duplicates("algorithm").reset_index(drop=True)
+    return ranked.drop_duplicates("method").reset_index(drop=True)
 
 
 def half_width(values: Floats) -> float:
@@ -204,7 +204,7 @@ def bands(
 
 def curve_ends(frame: pd.DataFrame, against: str) -> dict[str, float]:
     """The end of the curve of every method: the last evaluation of all its seeds."""
-    ends = frame.groupby("algorithm", sort=False)[against].max()
+    ends = frame.groupby("method", sort=False)[against].max()
     return {str(method): float(end) for method, end in ends.items()}
 
 
@@ -218,7 +218,7 @@ def grid_of(frame: pd.DataFrame, against: str, points: int, end: float = 0.0) ->
 def available(frame: pd.DataFrame, against: str, grid: Floats) -> dict[str, dict[int, Ints]]:
     """Rows of the last evaluations up to each point of an ascending grid, by method and seed."""
     rows: dict[str, dict[int, Ints]] = {}
-    groups = frame.reset_index(drop=True).groupby(["algorithm", "seed"], sort=False)[against]
+    groups = frame.reset_index(drop=True).groupby(["method", "seed"], sort=False)[against]
     for (method, seed), run in groups:
         last = np.searchsorted(run.to_numpy(), grid, side="right") - 1
         index = run.index.to_numpy()

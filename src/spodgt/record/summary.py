@@ -21,6 +21,8 @@ _HIDDEN = ("gradients", "messages", "diverged")  # columns that the text does no
 
 def summary_table(record: Record) -> pd.DataFrame:
     """See `Record.summary`."""
+    from spodgt.record.frames import with_old_names
+
     last = statistics.final(record.frame)
     # Of the whole frame: a metric that all runs have lost at the end is shown as NaN.
     metrics = [name for name in statistics.available_metrics(record.frame) if METRICS[name].column]
@@ -30,20 +32,20 @@ def summary_table(record: Record) -> pd.DataFrame:
     averaged = [first, *others, "delay", "round", *seconds, *traffic]
     table = statistics.summary(last, averaged).reset_index()
     for name in ("gradients", "messages"):
-        table[name] = table["algorithm"].map(_mean_per_seed(record, name))
-    diverged = [run.algorithm for run in record.diverged]
-    table["diverged"] = [diverged.count(name) for name in table["algorithm"]]
-    columns = ["algorithm", first, f"{first}_std", *others, "delay", *seconds, "round"]
+        table[name] = table["method"].map(_mean_per_seed(record, name))
+    diverged = [run.method for run in record.diverged]
+    table["diverged"] = [diverged.count(name) for name in table["method"]]
+    columns = ["method", first, f"{first}_std", *others, "delay", *seconds, "round"]
     columns += ["gradients", "messages", *traffic, "seeds", "diverged"]
-    return table[columns].rename(columns={"algorithm": "name", "round": "rounds"})
+    return with_old_names(table[columns].rename(columns={"round": "rounds"}))
 
 
 def _mean_per_seed(record: Record, column: str) -> dict[str, float]:
     """The sum of a column of the table of participation, mean over seeds, by method."""
     if column not in record.participation:
         return {}
-    sums = record.participation.groupby("algorithm")[column].sum()
-    seeds = record.frame.groupby("algorithm")["seed"].nunique()
+    sums = record.participation.groupby("method")[column].sum()
+    seeds = record.frame.groupby("method")["seed"].nunique()
     means = {}
     for method, count in sums.items():
         means[str(method)] = float(count) / int(seeds.get(method, 1))
@@ -72,7 +74,7 @@ def summary_text(record: Record) -> str:
         table[headings.get(name, name)] = [_cell(name, value) for value in summary[name]]
     lines = [pd.DataFrame(table, dtype=str).to_string(index=False)]
     for row in summary[summary["diverged"] > 0].to_dict("records"):
-        lines.append(f"{row['name']} diverged in {row['diverged']} of {row['seeds']} seeds.")
+        lines.append(f"{row['method']} diverged in {row['diverged']} of {row['seeds']} seeds.")
     return "\n".join(lines + summary_notes(record))
 
 
@@ -82,7 +84,7 @@ def summary_notes(record: Record) -> list[str]:
     local_steps = []
     waiting = []
     others = []
-    for method in record.algorithms:
+    for method in record.methods:
         traits = record.traits.get(method, {})
         if traits.get("local_steps"):
             local_steps.append(f"{method} (K = {_range(traits['local_steps'])})")
@@ -96,7 +98,7 @@ def summary_notes(record: Record) -> list[str]:
         )
     compared_by_rounds = record.budget is None and "seconds" not in record.frame
     if waiting and others and compared_by_rounds:
-        delay = statistics.final(record.frame).groupby("algorithm")["delay"].mean()
+        delay = statistics.final(record.frame).groupby("method")["delay"].mean()
         slower = [method for method in waiting if delay[method] > delay[others].max()]
         if slower:
             notes.append(

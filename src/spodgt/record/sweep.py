@@ -185,6 +185,8 @@ class SweepRecord:
         """
         import pandas as pd
 
+        from spodgt.record.frames import with_old_names
+
         folder = Path(folder)
         try:
             facts = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
@@ -193,7 +195,7 @@ class SweepRecord:
                 cells.append(CellRecord(**{**cell, "folder": folder / cell["folder"]}))
             results = pd.DataFrame()
             if any(cell.complete for cell in cells):
-                results = pd.read_parquet(folder / f"{RESULTS}.parquet")
+                results = with_old_names(pd.read_parquet(folder / f"{RESULTS}.parquet"))
             rest = {key: facts[key] for key in _FACTS}
             return cls(results=results, cells=cells, scale=Scale(**facts["scale"]), **rest)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -206,6 +208,8 @@ def collect(cells: list[CellRecord]) -> pd.DataFrame:
     """One row per finished cell, method and seed: the cell's keys, then the last evaluation."""
     import pandas as pd
 
+    from spodgt.record.frames import with_old_names
+
     tables = []
     for cell in cells:
         if not cell.complete:
@@ -215,7 +219,9 @@ def collect(cells: list[CellRecord]) -> pd.DataFrame:
             keys[key] = value if isinstance(value, int | float | str) else label(value)
         final = cell.read().final()
         tables.append(pd.DataFrame([keys] * len(final)).join(final).assign(cell=cell.name))
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+    if not tables:
+        return pd.DataFrame()
+    return with_old_names(pd.concat(tables, ignore_index=True))
 
 
 def label(value: Any) -> str:

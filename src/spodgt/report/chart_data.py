@@ -153,7 +153,7 @@ def _seeds(record: Record, names: Sequence[str]) -> dict[str, list[Json]]:
     frame = record.frame
     columns = (*statistics.axes(frame), *names)
     seeds: dict[str, list[Json]] = {}
-    for (method, _), run in frame.groupby(["algorithm", "seed"], sort=False):
+    for (method, _), run in frame.groupby(["method", "seed"], sort=False):
         thinned = run.iloc[_thinned_indices(len(run))]
         values = {name: _round_all(thinned[name]) for name in columns}
         seeds.setdefault(str(method), []).append(values)
@@ -162,10 +162,10 @@ def _seeds(record: Record, names: Sequence[str]) -> dict[str, list[Json]]:
 
 def _clients(record: Record) -> Json:
     """Data and last metrics of clients: headings, and rows by method and seed."""
-    keys = ["algorithm", "seed", "client", "client_name"]  # names are part of the network
+    keys = ["method", "seed", "client", "client_name"]  # names are part of the network
     columns = [name for name in record.clients if name not in keys]
     rows_by_method: dict[str, dict[str, list[list[object]]]] = {}
-    for (method, seed), part in record.clients.groupby(["algorithm", "seed"], sort=False):
+    for (method, seed), part in record.clients.groupby(["method", "seed"], sort=False):
         if len(part) > MAX_CLIENTS:
             continue
         rows = []

@@ -149,7 +149,7 @@ def _facts(page: Page) -> list[str]:
     """Short facts about the result, for the head of the page."""
     facts: list[str] = []
     if len(page.results):
-        seeds = int(page.results.groupby("algorithm")["seed"].nunique().max())
+        seeds = int(page.results.groupby("method")["seed"].nunique().max())
         facts.append(_count(seeds, "seed"))
         facts.append(_count(len(page.methods), "method"))
     if page.records:

@@ -98,11 +98,11 @@ def final_table(record: Record) -> Table:
     means = statistics.summary(last, metrics)
     means = means.sort_values(primary, ascending=statistics.better(primary) < 0)
     summary = record.summary()
-    costs = {row["name"]: row for row in summary.to_dict("records")}
+    costs = {row["method"]: row for row in summary.to_dict("records")}
     cost_names = [name for name in _COSTS if name in summary]
     rows: list[list[TableCell]] = []
     for row in means.reset_index().to_dict("records"):
-        method = str(row["algorithm"])
+        method = str(row["method"])
         cells = [TableCell(method)]
         for name in metrics:
             is_best = not rows and name == primary
@@ -137,7 +137,7 @@ def _roots(record: Record) -> list[str]:
     if "root" not in table:  # a folder of an earlier version
         return []
     sentences = []
-    for method, rows in table[table["root"].astype(bool)].groupby("algorithm", sort=False):
+    for method, rows in table[table["root"].astype(bool)].groupby("method", sort=False):
         column = "receiver_name" if "receiver_name" in rows else "receiver"
         roots = []
         for seed, clients in rows.groupby("seed")[column]:
@@ -249,7 +249,7 @@ def _mean_cells(rows: pd.DataFrame, metric: str, methods: list[str]) -> list[Tab
     best = summary[metric].max() if statistics.better(metric) > 0 else summary[metric].min()
     cells = {}
     for row in summary.reset_index().to_dict("records"):
-        cells[str(row["algorithm"])] = _mean_cell(row, metric, is_best=row[metric] == best)
+        cells[str(row["method"])] = _mean_cell(row, metric, is_best=row[metric] == best)
     return [cells.get(method, _EMPTY) for method in methods]
 
 
@@ -282,7 +282,7 @@ def _best_cells(results: pd.DataFrame, keys: list[str], metric: str) -> Table:
         note = f"Chosen by {choice_label}, and not by the {metric_label} shown."
     rows = []
     for row in statistics.best_cells(results, keys, metric).to_dict("records"):
-        cells = [TableCell(row["algorithm"]), _mean_cell(row, metric)]
+        cells = [TableCell(row["method"]), _mean_cell(row, metric)]
         if choice != metric:
             cells.append(_mean_cell(row, choice))
         cells += [TableCell(label(row[key])) for key in keys]

@@ -17,6 +17,7 @@ from torch import Tensor
 from spodgt.algorithms.compose.codecs import Codec, IntervalQuantizer
 from spodgt.algorithms.deprecated import OldRoundNames
 from spodgt.kernels.links import matrix_diagonal, move_into_intervals
+from spodgt.participation.local_blocks import block_ends
 from spodgt.participation.roles import Roles
 from spodgt.runtimes.batch import MixingMatrix
 from spodgt.runtimes.held_clients import ClientStatistics, HeldClients
@@ -123,6 +124,8 @@ class BatchRound(OldRoundNames):
         self.computes = torch.from_numpy(computes[held.clients]).to(device)[:, None]
         self.step_weight = torch.ones_like(held.p)
         self.reset_tracker = torch.zeros_like(self.computes)
+        if held.algorithm.traits.local_steps:
+            self.block_ends = _block_ends(held, k)
         if links.roles is not None:
             self.step_weight = held.column(links.roles.step_weight)
             reset = torch.from_numpy(links.roles.reset_tracker[held.clients])
@@ -216,6 +219,13 @@ class BatchRound(OldRoundNames):
         self.links.count(active, sent.shape[1] * sent.element_size())
         average = MixingMatrix.PULL if matrix is MixingMatrix.PUSH else matrix
         self.statistics.replace_exchanged(self.mixer.mix(sent, average, active))
+
+
+def _block_ends(held: HeldClients, k: int) -> Tensor:
+    """(clients, 1) bool: clients with a block of local steps that ends in round k."""
+    ends = [block_ends(run.availability, range(k, k + 1))[0] for run in held.batch.live]
+    here = np.concatenate(ends)[held.clients]
+    return torch.from_numpy(here).to(held.batch.device)[:, None]
 
 
 def _pull_intervals(x: Tensor, links: RoundLinks, mixer: Mixer, codec: IntervalQuantizer) -> Tensor:

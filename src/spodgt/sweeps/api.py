@@ -10,6 +10,7 @@ from typing import Any
 from typing_extensions import Unpack
 
 from spodgt import figures
+from spodgt._util.deprecation import renamed_argument
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import InvalidInput
 from spodgt.experiment import PROBLEMS, Experiment, ExperimentOptions, ProblemRecipe, RunOptions
@@ -73,8 +74,9 @@ class SweepOptions(ExperimentOptions, total=False):
     layers: dict[str, object] | None
 
 
+@renamed_argument("algorithms", "methods")
 def sweep(
-    algorithms: Sequence[Algorithm | str],
+    methods: Sequence[Algorithm | str],
     problem: Problem | ProblemRecipe,
     network: Network | Recipe,
     participation: Participation = _ALWAYS,
@@ -95,7 +97,7 @@ def sweep(
     `spodgt.problems.python("problem.py:build")` to use all cores and to sweep over its arguments.
 
     Args:
-        algorithms: Methods or their names; give names to sweep over `step_size`.
+        methods: Methods or their names; give names to sweep over `step_size`.
         problem: As for `compare`.
         network: As for `compare`.
         participation: As for `compare`.
@@ -121,25 +123,25 @@ def sweep(
             f"grid must name what is swept, got {grid!r}; use grid={{'step_size': [0.01, 0.1]}}."
         )
     config_grid = dict(_config_key(key, values) for key, values in grid.items())
-    methods = _method_tables(algorithms)
-    _refuse_fixed_steps(config_grid, methods)
+    entries = _method_tables(methods)
+    _refuse_fixed_steps(config_grid, entries)
     reject_unknown_options(options, SweepOptions.__annotations__, "sweep")
     experiment_options: dict[str, Any] = dict(options)
     # the experiment needs a stop condition, which every cell replaces
     for key in ("rounds", "delay", "seconds"):
         if f"run.{key}" in config_grid:
             experiment_options.setdefault(key, config_grid[f"run.{key}"][0])
-    experiment = Experiment.of(methods, problem, network, participation, **experiment_options)
+    experiment = Experiment.of(entries, problem, network, participation, **experiment_options)
     spec = checked(Spec(Path(out).name, experiment, config_grid))
     record = sweeps.run(spec, out, workers=workers, save_every=checkpoint_every, on_event=progress)
     return SweepResult(**vars(record))
 
 
-def _method_tables(algorithms: object) -> list[Any]:
+def _method_tables(methods: object) -> list[Any]:
     """Methods as a list; names become tables of a config."""
-    if isinstance(algorithms, str | Algorithm) or not isinstance(algorithms, Iterable):
-        algorithms = [algorithms]
-    return [{"name": item} if isinstance(item, str) else item for item in algorithms]
+    if isinstance(methods, str | Algorithm) or not isinstance(methods, Iterable):
+        methods = [methods]
+    return [{"name": item} if isinstance(item, str) else item for item in methods]
 
 
 def _config_key(key: str, values: object) -> tuple[str, list[Any]]:

@@ -70,7 +70,7 @@ def run_job(job: Job, on_event: OnEvent, experiment: Experiment | None = None) -
 
     def show(progress: training.Progress) -> None:
         fraction = (progress.number - 1 + progress.fraction) / progress.total
-        note = f"{progress.algorithm}, delay {progress.delay:,.0f}"
+        note = f"{progress.method}, delay {progress.delay:,.0f}"
         on_event(CellProgress(job.name, fraction, note))
 
     folder = Path(job.out)

@@ -206,7 +206,7 @@ class MethodSearch:
         self.metric = record.primary_metric
         last = record.final()
         for candidate, label in zip(self.candidates, labels, strict=True):
-            rows = last[last["algorithm"] == label]
+            rows = last[last["method"] == label]
             diverged = len(rows) < self.search.seeds or bool(rows["diverged"].any())
             value = math.nan
             sigma = math.nan

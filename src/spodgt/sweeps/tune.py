@@ -17,6 +17,7 @@ import tomli_w
 from typing_extensions import Unpack
 
 from spodgt import figures
+from spodgt._util.deprecation import renamed_argument
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import Failed
 from spodgt.experiment import Experiment, ExperimentOptions
@@ -136,8 +137,9 @@ class Tuned:
             self.plot(folder / PICTURE)
 
 
+@renamed_argument("algorithms", "methods")
 def tune(
-    algorithms: Sequence[Method],
+    methods: Sequence[Method],
     problem: Problem,
     network: Network | Recipe,
     participation: Participation = _ALWAYS,
@@ -152,7 +154,7 @@ def tune(
     `compare(tuned.methods, …)` compares the tuned methods.
 
     Args:
-        algorithms: Methods or their names; their own step sizes are replaced.
+        methods: Methods or their names; their own step sizes are replaced.
         problem: A `Learning` or `Quadratic`.
         network: A fixed network, or a recipe of `spodgt.graphs`.
         participation: Availability of clients and links. Default: always available.
@@ -162,7 +164,7 @@ def tune(
         options: The options of `compare` that describe an experiment, see `ExperimentOptions`.
     """
     reject_unknown_options(options, ExperimentOptions.__annotations__, "tune")
-    experiment = Experiment.of(algorithms, problem, network, participation, **options)
+    experiment = Experiment.of(methods, problem, network, participation, **options)
     if out is not None:
         return tune_experiment(experiment, out, search, workers=1, progress=progress)
     with tempfile.TemporaryDirectory() as folder:

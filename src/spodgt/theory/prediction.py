@@ -70,7 +70,7 @@ def prediction(
 
 def _line(draws: Mapping[int, Draw], method: Algorithm, frame: pd.DataFrame) -> Line | None:
     """The curves of one method; None if it has no prediction or that is too expensive."""
-    rows = frame[(frame["algorithm"] == method.name) & np.isfinite(frame["distance"])]
+    rows = frame[(frame["method"] == method.name) & np.isfinite(frame["distance"])]
     seeds = [int(seed) for seed in rows["seed"].unique() if seed in draws]
     dynamics = _dynamics_of_seeds(draws, method, seeds)
     step_size = method.step_size if isinstance(method, HasStepSize) else None

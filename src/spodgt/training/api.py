@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from typing_extensions import Unpack
 
+from spodgt._util.deprecation import renamed_argument
 from spodgt.algorithms import describe
 from spodgt.algorithms.base import Algorithm
 from spodgt.engine import announce_compilation, use_engine
@@ -37,7 +38,7 @@ from spodgt.training.loggers import Logger
 from spodgt.training.progress import Display, Progress, interactive_console
 from spodgt.training.result import Result
 from spodgt.training.resume import identify
-from spodgt.training.settings import ExecutionSettings
+from spodgt.training.settings import Callback, ExecutionSettings
 from spodgt.training.workers import count_workers, uses_one_thread
 from spodgt.types import Problem
 
@@ -67,7 +68,7 @@ class ExecutionOptions(TypedDict, total=False):
     resume: bool
     checkpoint_every: float
     progress: ProgressOption
-    callbacks: Sequence[Callable[[dict[str, Any]], None]]
+    callbacks: Sequence[Callback]
     keep_states: bool
     runtime: str | None
 
@@ -82,23 +83,25 @@ class TrainOptions(ExperimentOptions, ExecutionOptions, total=False):
     workers: int | None
 
 
+@renamed_argument("algorithm", "method")
 def train(
-    algorithm: Method,
+    method: Method,
     problem: Problem | ProblemRecipe,
     network: Network | Recipe,
     participation: Participation = _ALWAYS,
     **options: Unpack[TrainOptions],
 ) -> Result:
-    """Train with one method; all arguments but `algorithm` are those of `compare`.
+    """Train with one method; all arguments but `method` are those of `compare`.
 
     Args:
-        algorithm: a method, or its name.
+        method: a method, or its name.
     """
-    return compare([algorithm], problem, network, participation, **options)
+    return compare([method], problem, network, participation, **options)
 
 
+@renamed_argument("algorithms", "methods")
 def compare(
-    algorithms: Sequence[Method],
+    methods: Sequence[Method],
     problem: Problem | ProblemRecipe,
     network: Network | Recipe,
     participation: Participation = _ALWAYS,
@@ -107,7 +110,7 @@ def compare(
     """Run every method on the same networks, participation, data and seeds.
 
     Args:
-        algorithms: methods or their names, such as ["spod-gt", spodgt.method("k-gt",
+        methods: methods or their names, such as ["spod-gt", spodgt.method("k-gt",
             local_steps=3)].
         problem: a `Learning` or `Quadratic`, or `spodgt.problems.python("problem.py:build")`, a
             function that returns one; partitions are drawn for each seed.
@@ -129,7 +132,7 @@ def compare(
             execution[name] = value
         else:
             described[name] = value
-    experiment = Experiment.of(algorithms, problem, network, participation, **described)
+    experiment = Experiment.of(methods, problem, network, participation, **described)
     return run(experiment, **execution)
 
 
@@ -140,7 +143,7 @@ def run(
     resume: bool = False,
     checkpoint_every: float = 30.0,
     progress: ProgressOption = None,
-    callbacks: Sequence[Callable[[dict[str, Any]], None]] = (),
+    callbacks: Sequence[Callback] = (),
     keep_states: bool = False,
     runtime: str | None = None,
 ) -> Result:
@@ -336,9 +339,7 @@ def labels(methods: Sequence[Algorithm]) -> list[str]:
         fields: dict[str, Any] = describe(method)
         same_name = [describe(other) for other in methods if other.name == method.name]
         if same_name.count(fields) > 1:
-            raise InvalidInput(
-                f"algorithms must differ, but {method.name} is there twice; drop one."
-            )
+            raise InvalidInput(f"methods must differ, but {method.name} is there twice; drop one.")
         differences = []
         for key, value in fields.items():
             if any(other.get(key) != value for other in same_name):

@@ -131,16 +131,18 @@ class MethodLog:
     @staticmethod
     def from_file(file: CheckpointFile) -> MethodLog:
         """The log that `to_file` stored."""
+        from spodgt.record.frames import with_old_names
+
         notes = file.notes
         log = MethodLog(notes["label"])
         log.finite_at = {int(number): k for number, k in notes["finite_at"].items()}
-        log.diverged = [Diverged(**each) for each in notes["diverged"]]
+        log.diverged = [Diverged.from_dict(each) for each in notes["diverged"]]
         if "metrics" in file.tables:
-            for row in file.tables["metrics"].to_dict("records"):
+            for row in with_old_names(file.tables["metrics"]).to_dict("records"):
                 values = {str(name): value for name, value in row.items()}
                 log.rows[int(values["seed"]), int(values["round"])] = values
         if "clients" in file.tables:
-            for seed, table in file.tables["clients"].groupby("seed", sort=False):
+            for seed, table in with_old_names(file.tables["clients"]).groupby("seed", sort=False):
                 log.clients[int(str(seed))] = table
         for number, facts in notes["runs"].items():
             log.checkpoints[int(number)] = _load(

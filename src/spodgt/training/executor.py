@@ -40,7 +40,7 @@ from spodgt.training.checkpoint import MAX_STATE_BYTES, MethodLog, with_statisti
 from spodgt.training.observer import Observer, ObserverCallbacks
 from spodgt.training.result import Result
 from spodgt.training.resume import ResumeGroup, group_by_round, is_extension, update_if_newer
-from spodgt.training.settings import ExecutionSettings, Interrupt
+from spodgt.training.settings import ExecutionSettings, Interrupt, Row
 from spodgt.training.tables import (
     clients_table,
     method_traits,
@@ -275,7 +275,7 @@ class Executor:
 
     def result(self) -> Result:
         """The result so far; all tables are in the order of methods and seeds."""
-        rows: list[dict[str, Any]] = []
+        rows: list[Row] = []
         clients: list[pd.DataFrame] = []
         diverged: list[Diverged] = []
         models = {}
@@ -320,6 +320,8 @@ class Executor:
         """The result of the process that records, in all processes."""
         import pandas as pd
 
+        from spodgt.record.frames import with_old_names
+
         result = self.result()
         if self.runtime.processes == 1:
             return result
@@ -334,10 +336,10 @@ class Executor:
             tables.append(self.runtime.broadcast_bytes(partial(parquet, table)))
         if self.runtime.is_main:
             return result
-        result.frame = pd.read_parquet(BytesIO(tables[0]))
-        result.participation = pd.read_parquet(BytesIO(tables[1]))
-        result.clients = pd.read_parquet(BytesIO(tables[2]))
-        result.diverged = [Diverged(**each) for each in facts["diverged"]]
+        result.frame = with_old_names(pd.read_parquet(BytesIO(tables[0])))
+        result.participation = with_old_names(pd.read_parquet(BytesIO(tables[1])))
+        result.clients = with_old_names(pd.read_parquet(BytesIO(tables[2])))
+        result.diverged = [Diverged.from_dict(each) for each in facts["diverged"]]
         result.complete = facts["complete"]
         result.seconds = facts["seconds"]
         return result

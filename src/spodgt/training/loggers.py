@@ -41,9 +41,9 @@ class Logger(ABC):
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         """Log one evaluation, a row of `result.frame`."""
-        name = f"{row['algorithm']}/seed-{row['seed']}"
+        name = f"{row['method']}/seed-{row['seed']}"
         if name not in self.runs:
-            self.runs[name] = self.open(name, str(row["algorithm"]), int(row["seed"]))
+            self.runs[name] = self.open(name, str(row["method"]), int(row["seed"]))
         values = {}
         for key, value in row.items():
             if isinstance(value, float) and math.isfinite(value):
@@ -52,7 +52,7 @@ class Logger(ABC):
         log(values, int(row["round"]))
 
     @abstractmethod
-    def open(self, name: str, algorithm: str, seed: int) -> tuple[Log, Close]:
+    def open(self, name: str, method: str, seed: int) -> tuple[Log, Close]:
         """Start the run of one method and seed; returns functions to log to it and to close it."""
 
 
@@ -68,8 +68,8 @@ class TensorBoard(Logger):
         self.folder = Path(folder)
         self.package = _package("torch.utils.tensorboard", "tensorboard")
 
-    def open(self, name: str, algorithm: str, seed: int) -> tuple[Log, Close]:
-        folder = self.folder / algorithm.replace("/", "_") / f"seed-{seed}"
+    def open(self, name: str, method: str, seed: int) -> tuple[Log, Close]:
+        folder = self.folder / method.replace("/", "_") / f"seed-{seed}"
         writer = self.package.SummaryWriter(str(folder))
 
         def log(values: Mapping[str, float], k: int) -> None:
@@ -103,12 +103,12 @@ class WandB(Logger):
         self.package = _package("wandb", "wandb")
         self.options = {"project": project, "group": group, "mode": mode, "dir": str(folder)}
 
-    def open(self, name: str, algorithm: str, seed: int) -> tuple[Log, Close]:
+    def open(self, name: str, method: str, seed: int) -> tuple[Log, Close]:
         facts = {
-            "config": {**self.config, "algorithm": algorithm, "seed": seed},
+            "config": {**self.config, "method": method, "seed": seed},
             "reinit": "create_new",
         }
-        run = self.package.init(name=name, job_type=algorithm, **self.options, **facts)
+        run = self.package.init(name=name, job_type=method, **self.options, **facts)
         return lambda values, k: run.log(dict(values), step=k), run.finish
 
 
@@ -131,8 +131,8 @@ class MLflow(Logger):
         else:
             self.experiment = existing.experiment_id
 
-    def open(self, name: str, algorithm: str, seed: int) -> tuple[Log, Close]:
-        tags = {"algorithm": algorithm, "seed": str(seed)}
+    def open(self, name: str, method: str, seed: int) -> tuple[Log, Close]:
+        tags = {"method": method, "seed": str(seed)}
         run = self.client.create_run(self.experiment, run_name=name, tags=tags).info.run_id
         for section, table in self.config.items():
             if isinstance(table, Mapping):

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 
+from spodgt._util.deprecation import RenamedKey
 from spodgt.algorithms import describe
 from spodgt.engine import fits_loops
 from spodgt.kernels.steps import State, rebuild
@@ -36,7 +36,7 @@ from spodgt.runtimes.world import (
 from spodgt.tensors import is_finite
 from spodgt.training.checkpoint import Ending, MethodLog, limit_size, to_cpu
 from spodgt.training.progress import Progress
-from spodgt.training.settings import ExecutionSettings
+from spodgt.training.settings import ExecutionSettings, Row
 from spodgt.training.tables import client_rows
 from spodgt.types import Bools, Evaluation, Problem
 
@@ -85,7 +85,7 @@ class Observer:
         self.background = BackgroundEvaluations()
         self.history: dict[int, list[State]] = {run: [] for run in range(len(runs))}
         self.accuracy = np.full(len(runs), np.nan)
-        self.pending_rows: deque[dict[str, Any]] = deque()  # not yet given to user callbacks
+        self.pending_rows: deque[Row] = deque()  # not yet given to user callbacks
         self.saved_at = time.monotonic()
         self.reported_at = time.monotonic()
 
@@ -328,7 +328,7 @@ class Observer:
         seed = self.runs[run].seed
         key = (seed, int(values["round"]))
         self.accuracy[run] = values.get("accuracy", np.nan)
-        row = {**self.log.rows.get(key, {}), "algorithm": self.log.label, "seed": seed, **values}
+        row = {**self.log.rows.get(key, {}), "method": self.log.label, "seed": seed, **values}
         self.log.rows[key] = row
         self.pending_rows.append(row)
 
@@ -338,7 +338,7 @@ class Observer:
             row = self.pending_rows.popleft()
             if self.records:
                 for callback in self.settings.callbacks:
-                    callback(dict(row))
+                    callback(RenamedKey(row, "algorithm", "method"))
 
     # --- progress --------------------------------------------------------------------------------
     def _report(self, snapshot: Snapshot, *, is_over: bool) -> None:
@@ -356,7 +356,7 @@ class Observer:
         labels = self.callbacks.labels
         report(
             Progress(
-                algorithm=self.log.label,
+                method=self.log.label,
                 number=labels.index(self.log.label) + 1,
                 total=len(labels),
                 k=snapshot.k,

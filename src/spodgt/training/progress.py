@@ -10,6 +10,8 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Column
 
+from spodgt._util.deprecation import RenamedAttribute
+
 COMPILING = (
     "spodgt: compiling (once): loops are compiled for this machine, which takes some ten seconds."
 )
@@ -20,7 +22,7 @@ class Progress:
     """The progress of a comparison; the argument of a progress callback.
 
     Args:
-        algorithm: the method that is running.
+        method: the label of the method that is running.
         number: its number among `total` methods, from 1.
         total: the number of methods.
         k: the round.
@@ -29,13 +31,15 @@ class Progress:
         accuracy: mean over runs at their last evaluation, NaN before the first.
     """
 
-    algorithm: str
+    method: str
     number: int
     total: int
     k: int
     delay: float
     fraction: float
     accuracy: float
+
+    algorithm = RenamedAttribute("method")  # deprecated, removed in the next release
 
 
 class Display:
@@ -69,7 +73,7 @@ class Display:
         note = f"k {progress.k:<7,} delay {progress.delay:<7,.0f} "
         if progress.accuracy == progress.accuracy:  # not NaN
             note += f"acc {progress.accuracy:.3f}"
-        self.move(progress.algorithm, progress.fraction, note)
+        self.move(progress.method, progress.fraction, note)
 
     def announce_compilation(self) -> None:
         """Explain why the first rounds take longer."""

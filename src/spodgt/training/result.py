@@ -62,7 +62,7 @@ class Result(Record):
         self, method: str | None, seed: int | None, client: int | str
     ) -> tuple[HasModel, Tensor]:
         """The problem of a run, and its trained model."""
-        names = self.algorithms
+        names = self.methods
         if method is None and len(names) == 1:
             (method,) = names
         if method not in names:

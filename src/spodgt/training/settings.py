@@ -15,6 +15,9 @@ import torch
 from spodgt.runtimes.loop import EvaluationSchedule, Stop
 from spodgt.training.progress import Progress
 
+Row = dict[str, Any]  # an evaluation, by columns of `result.frame`
+Callback = Callable[[Row], object]  # of the user
+
 
 @dataclass(frozen=True)
 class ExecutionSettings:
@@ -37,7 +40,7 @@ class ExecutionSettings:
     keep_states: bool = False
     gradient_norm: bool | None = None
     progress: Callable[[Progress], None] | None = None
-    callbacks: tuple[Callable[[dict[str, Any]], None], ...] = ()
+    callbacks: tuple[Callback, ...] = ()
     checkpoint_every: float = 30.0
     max_state_bytes: int = 0
     workers: int = 1

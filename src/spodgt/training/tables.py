@@ -13,14 +13,15 @@ from spodgt.record.metrics import RunSnapshot
 from spodgt.record.networks import with_names
 from spodgt.record.record import no_clients
 from spodgt.runtimes.world import Run, Tally
+from spodgt.training.settings import Row
 from spodgt.types import Ints, Problem
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_BASE = ("algorithm", "seed", "round", "delay", "bytes", "loss")
+_BASE = ("method", "seed", "round", "delay", "bytes", "loss")
 _PARTICIPATION = (
-    "algorithm",
+    "method",
     "seed",
     "kind",
     "receiver",
@@ -34,18 +35,20 @@ _PARTICIPATION = (
 _MOST_LABELS = 10  # classes that are listed for a client
 
 
-def metrics_table(rows: list[dict[str, Any]], labels: Sequence[str]) -> pd.DataFrame:
+def metrics_table(rows: list[Row], labels: Sequence[str]) -> pd.DataFrame:
     """One row per evaluation, methods in the order of `labels`."""
     import pandas as pd
+
+    from spodgt.record.frames import with_old_names
 
     columns = dict.fromkeys(_BASE)  # a set in the order of insertion
     for row in rows:
         columns.update(dict.fromkeys(row))
     order = {label: number for number, label in enumerate(labels)}
-    rows = sorted(rows, key=lambda row: (order[row["algorithm"]], row["seed"], row["round"]))
+    rows = sorted(rows, key=lambda row: (order[row["method"]], row["seed"], row["round"]))
     frame = pd.DataFrame(rows, columns=list(columns))
-    frame["algorithm"] = frame["algorithm"].astype(str)
-    return frame
+    frame["method"] = frame["method"].astype(str)
+    return with_old_names(frame)
 
 
 def participation_table(counts: Iterable[tuple[str, Run, Tally]]) -> pd.DataFrame:
@@ -59,6 +62,8 @@ def participation_table(counts: Iterable[tuple[str, Run, Tally]]) -> pd.DataFram
     """
     import pandas as pd
 
+    from spodgt.record.frames import with_old_names
+
     tables = [pd.DataFrame(columns=_PARTICIPATION)]
     for label, run, tally in counts:
         network = run.network
@@ -70,7 +75,7 @@ def participation_table(counts: Iterable[tuple[str, Run, Tally]]) -> pd.DataFram
         if isinstance(availability, HasRoles):
             is_root[list(availability.roots)] = True
         columns = {
-            "algorithm": label,
+            "method": label,
             "seed": run.seed,
             "kind": ["client"] * network.clients + ["link"] * network.links,
             "receiver": np.concatenate([clients, network.receivers]),
@@ -82,7 +87,7 @@ def participation_table(counts: Iterable[tuple[str, Run, Tally]]) -> pd.DataFram
             "root": is_root,
         }
         tables.append(with_names(pd.DataFrame(columns), network))
-    return pd.concat(tables[1:] or tables, ignore_index=True)
+    return with_old_names(pd.concat(tables[1:] or tables, ignore_index=True))
 
 
 def method_traits(batches: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, Any]]:
@@ -109,7 +114,7 @@ def client_rows(label: str, run: Run, snapshot: RunSnapshot) -> pd.DataFrame:
 
     problem = run.problem
     clients = run.network.clients
-    table: dict[str, Any] = {"algorithm": label, "seed": run.seed, "client": np.arange(clients)}
+    table: dict[str, Any] = {"method": label, "seed": run.seed, "client": np.arange(clients)}
     if run.network.names is not None:
         table["client_name"] = list(run.network.names)
     if isinstance(problem, HasSamples):
@@ -149,4 +154,6 @@ def clients_table(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """The tables of clients of all runs, one below the other."""
     import pandas as pd
 
-    return pd.concat(tables or [no_clients()], ignore_index=True)
+    from spodgt.record.frames import with_old_names
+
+    return with_old_names(pd.concat(tables or [no_clients()], ignore_index=True))

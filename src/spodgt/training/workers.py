@@ -33,6 +33,7 @@ import torch
 import torch.multiprocessing as mp
 
 from spodgt import errors
+from spodgt._util.deprecation import RenamedKey
 from spodgt.errors import Failed, InvalidInput, SpodgtError
 from spodgt.problems.protocols import CompiledGradient
 from spodgt.record.run_folder import CheckpointFile, write
@@ -270,7 +271,7 @@ class WorkerPool:
         if kind == _ROW:
             row = json.loads(data)
             for callback in self.executor.settings.callbacks:
-                callback(dict(row))
+                callback(RenamedKey(row, "algorithm", "method"))
         elif kind == _PROGRESS:
             job.progress = Progress(**json.loads(data))
             self._show_progress(job.label)

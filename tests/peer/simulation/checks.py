@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spodgt.peer.audit import audit, local_error
-from spodgt.peer.manifest import RESETS, Manifest
-from spodgt.peer.node import Vault
-from spodgt.peer.run import Peer
-from spodgt.peer.states import State
-from spodgt.peer.work import manifest_problem
+from spodgt.peer.membership.manifest import RESETS, Manifest
+from spodgt.peer.process.local_problem import manifest_problem
+from spodgt.peer.process.main import Peer
+from spodgt.peer.protocol.audit import audit, local_error
+from spodgt.peer.protocol.client_state import State
+from spodgt.peer.protocol.node import Vault
 from spodgt.problems.quadratic import Quadratic
 from tests.peer.simulation.virtual import VirtualLoop
 

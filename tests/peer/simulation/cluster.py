@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from spodgt.errors import SpodgtError
 from spodgt.experiment import Experiment
-from spodgt.peer import folders, identity
-from spodgt.peer.changes import check_devices, with_root
-from spodgt.peer.faults import Chaos
-from spodgt.peer.host import Disconnected, Host
-from spodgt.peer.manifest import Manifest, SignedManifest
+from spodgt.peer.host.fault_injection import Chaos
+from spodgt.peer.host.interfaces import Disconnected, Host
+from spodgt.peer.membership import certificates, run_folders
+from spodgt.peer.membership.manifest import Manifest, SignedManifest
+from spodgt.peer.membership.manifest_changes import check_devices, with_root
 from spodgt.peer.options import Deployment, Options
-from spodgt.peer.run import Peer
+from spodgt.peer.process.main import Peer
 from tests.peer.simulation.checks import Checks, Violation
 from tests.peer.simulation.disk import Inode, ProcessFiles, SimulatedDisk
 from tests.peer.simulation.network import Network, ProcessWire
@@ -34,6 +34,7 @@ STEP_SECONDS = 0.02  # of a local round on an ordinary host
 LAST_EPOCH = 2**62  # later than all
 CRASH_SECONDS = 0.01
 RESTART_SECONDS = 3.0  # after which a supervisor starts a peer again that ended with an error
+CERTIFICATE_CURES = ("copy it again", "peer renew", "peer issue", "set the clock")
 FOLDER = Path("/peer")
 RUNNING: contextvars.ContextVar[PeerProcess | None] = contextvars.ContextVar("RUNNING")
 
@@ -188,7 +189,7 @@ class Cluster:
         loop.set_task_factory(self._make_task)
         loop.set_exception_handler(self._unhandled)
         self.manifest = first_manifest(setup)
-        self.key, self.authority = identity.create_authority(self.manifest.run)
+        self.key, self.authority = certificates.create_authority(self.manifest.run)
         self.checks.manifest = self.manifest
         for name in self.manifest.names:
             self.add_host(name)
@@ -254,8 +255,8 @@ class Cluster:
 
     def issue(self, name: str, days: float = 30.0) -> None:
         """Put a new certificate into a client's folder."""
-        now = datetime.fromtimestamp(SimulatedClock(self.loop).wall(), timezone.utc)
-        made = identity.issue(self.key, self.authority, name, days=days, start=now)
+        now = datetime.fromtimestamp(SimulatedClock(self.loop).wall(), UTC)
+        made = certificates.issue(self.key, self.authority, name, days=days, start=now)
         disk = self.hosts[name].disk
         disk.put(FOLDER / "ca.pem", self.authority)
         disk.put(FOLDER / "key.pem", made.key, 0o600)
@@ -358,9 +359,7 @@ class Cluster:
             self.checks.lost_state(host.name)
         elif "manifest.toml" in host.end:
             self.give_manifest(host.name)
-        elif "copy it again" in host.end:  # a certificate is damaged
-            self.issue(host.name)
-        elif "peer renew" in host.end or "peer issue" in host.end or "set the clock" in host.end:
+        elif any(text in host.end for text in CERTIFICATE_CURES):
             self.issue(host.name)
         elif "gradients in a row were not finite" in host.end and host.has_bad_data:
             host.has_bad_data = False
@@ -429,7 +428,7 @@ def first_manifest(setup: Setup) -> Manifest:
         divided_into=setup.clients + 2,
         rounds=setup.rounds,
     )
-    manifest = folders.plan(config, deployment)
+    manifest = run_folders.plan(config, deployment)
     dial = "receiver" if setup.dialled_by_receivers else "sender"
     links = tuple(replace(link, p_hat=setup.p_hat, dial=dial) for link in manifest.links)
     manifest = replace(manifest, run="simulation", links=links)

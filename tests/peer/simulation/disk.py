@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from spodgt.peer.files import OWNER_ONLY, FileStatus
+from spodgt.peer.host.files import OWNER_ONLY, FileStatus
 
 SECTOR = 512  # bytes that are written whole or not at all
 
@@ -104,7 +104,7 @@ Operation = Callable[[str], None]  # called before every change of the disk; may
 
 
 class ProcessFiles:
-    """The disk as one process uses it: `spodgt.peer.files.Files`."""
+    """The disk as one process uses it: `spodgt.peer.host.files.Files`."""
 
     def __init__(self, disk: SimulatedDisk, before: Operation, check: Callable[[bytes], None]):
         self.disk = disk
@@ -169,7 +169,7 @@ class ProcessFiles:
 
 
 class ProcessFile:
-    """An open file of a process: `spodgt.peer.files.File`."""
+    """An open file of a process: `spodgt.peer.host.files.File`."""
 
     def __init__(self, files: ProcessFiles, inode: Inode) -> None:
         self.files = files

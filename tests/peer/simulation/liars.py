@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from spodgt.peer import identity
-from spodgt.peer.changes import changed
-from spodgt.peer.manifest import Manifest, SignedManifest
+from spodgt.peer.membership import certificates
+from spodgt.peer.membership.manifest import Manifest, SignedManifest
+from spodgt.peer.membership.manifest_changes import changed
 from spodgt.peer.options import Change
-from spodgt.peer.protocol import Incarnation, Message
-from spodgt.peer.run import Peer
+from spodgt.peer.process.main import Peer
+from spodgt.peer.protocol.running_sums import Incarnation, Message
 
 FAR = 2**20 - 1  # epochs
 Lie = Callable[[Message], Message]
@@ -82,6 +82,6 @@ def later_version(message: Message) -> Message:
 
 def forge_manifest(peer: Peer, manifest: Manifest) -> None:
     """Answer with a manifest that another authority has signed."""
-    key, _ = identity.create_authority("forged")
+    key, _ = certificates.create_authority("forged")
     forged = SignedManifest.sign(changed(manifest, Change(max_alone=1)), key)
     peer.transport.manifest = lambda name: forged.file

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spodgt.errors import SpodgtError
-from spodgt.peer import changes
-from spodgt.peer.manifest import Manifest
+from spodgt.peer.membership import manifest_changes
+from spodgt.peer.membership.manifest import Manifest
 from spodgt.peer.options import Change, Ends, Table
 from tests.peer.simulation.cluster import FOLDER, Cluster, first_step_size
 from tests.peer.simulation.plan import Fault
@@ -22,12 +22,13 @@ def change_settings(cluster: Cluster, fault: Fault) -> None:
     """Another step size, rate or limit."""
     version = cluster.manifest.version
     step_size = first_step_size(cluster.setup.method) * (1 - 1e-3 * version)
-    for change in (
+    changes = (
         Change(step_size=step_size),
         Change(max_alone=5 + version),
         Change(rounds_per_second=cluster.setup.rate * (1 + 0.1 * version)),
-    )[int(fault.number) % 3 :][:1]:
-        _publish(cluster, lambda manifest, change=change: changes.changed(manifest, change))  # type: ignore[misc]
+    )
+    change = changes[int(fault.number) % 3]
+    _publish(cluster, lambda manifest: manifest_changes.changed(manifest, change))
 
 
 def change_address(cluster: Cluster, fault: Fault) -> None:
@@ -35,7 +36,7 @@ def change_address(cluster: Cluster, fault: Fault) -> None:
     cluster.moved.add(fault.target)
     address = f"10.1.{cluster.manifest.version}.1:7000"
     change = Change(addresses={fault.target: address})
-    _publish(cluster, lambda manifest: changes.changed(manifest, change))
+    _publish(cluster, lambda manifest: manifest_changes.changed(manifest, change))
 
 
 def change_links(cluster: Cluster, fault: Fault) -> None:
@@ -45,20 +46,24 @@ def change_links(cluster: Cluster, fault: Fault) -> None:
     change = Change(links={ends: {"p_hat": 0.5}})
     if ends in known and fault.number > 3:
         change = Change(unlinked=frozenset({ends}))
-    _publish(cluster, lambda manifest: changes.changed(manifest, change))
+    _publish(cluster, lambda manifest: manifest_changes.changed(manifest, change))
 
 
 def change_root(cluster: Cluster, fault: Fault) -> None:
     """Another client leads."""
-    _publish(cluster, lambda manifest: changes.changed(manifest, Change(root=fault.target)))
+    _publish(
+        cluster, lambda manifest: manifest_changes.changed(manifest, Change(root=fault.target))
+    )
 
 
 def quarantine(cluster: Cluster, fault: Fault) -> None:
     """A client has no links for a while."""
-    if _publish(cluster, lambda manifest: changes.quarantined(manifest, fault.target)):
+    if _publish(cluster, lambda manifest: manifest_changes.quarantined(manifest, fault.target)):
         cluster.at_end(
             fault.seconds,
-            lambda: _publish(cluster, lambda m: changes.quarantined(m, fault.target, False)),
+            lambda: _publish(
+                cluster, lambda m: manifest_changes.quarantined(m, fault.target, False)
+            ),
         )
 
 
@@ -70,7 +75,7 @@ def remove(cluster: Cluster, fault: Fault) -> None:
 def _remove(cluster: Cluster, name: str) -> bool:
     if len(cluster.manifest.linked) <= 2:
         return False
-    if not _publish(cluster, lambda manifest: changes.without(manifest, name)):
+    if not _publish(cluster, lambda manifest: manifest_changes.without(manifest, name)):
         return False
     cluster.give_manifest(name)
     return True
@@ -103,7 +108,7 @@ def join(cluster: Cluster, fault: Fault) -> None:
 
     def joined(manifest: Manifest) -> Manifest:
         address = f"10.0.0.{len(cluster.hosts)}:7000"
-        return changes.joined(manifest, name, address=address, links=links)
+        return manifest_changes.joined(manifest, name, address=address, links=links)
 
     if _publish(cluster, joined):
         cluster.add_host(name)

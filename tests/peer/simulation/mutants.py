@@ -15,11 +15,13 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from spodgt.peer import node, protocol, states, store, streams
-from spodgt.peer.membership import Membership
-from spodgt.peer.protocol import Ack, InLink, Message, OutLink, Taken
-from spodgt.peer.rounds import Rounds
-from spodgt.peer.store import Store, StoreFailed
+from spodgt.peer.process.membership import Membership
+from spodgt.peer.process.round_loop import Rounds
+from spodgt.peer.protocol import client_state, node, running_sums
+from spodgt.peer.protocol.running_sums import Ack, InLink, Message, OutLink, Taken
+from spodgt.peer.storage import state_store
+from spodgt.peer.storage.state_store import Store, StoreFailed
+from spodgt.peer.transport import streams
 from tests.peer.simulation.simulator import plan_of, simulate
 
 MOST_SEEDS = 150
@@ -47,7 +49,7 @@ def rebase_early(link: OutLink) -> tuple[OutLink, Tensor] | None:
     return replace(link, base=link.number, total=torch.zeros_like(link.total)), link.total
 
 
-_rebase = protocol.rebase
+_rebase = running_sums.rebase
 
 
 def rebase_without_z(link: OutLink) -> tuple[OutLink, Tensor] | None:
@@ -55,7 +57,7 @@ def rebase_without_z(link: OutLink) -> tuple[OutLink, Tensor] | None:
     return None if quiet is None else (quiet[0], torch.zeros_like(quiet[1]))
 
 
-_take = protocol.take
+_take = running_sums.take
 
 
 def take_old(link: InLink, message: Message) -> Taken:
@@ -65,23 +67,23 @@ def take_old(link: InLink, message: Message) -> Taken:
     return _take(link, message)
 
 
-def believe_own_disk(own: protocol.Incarnation, epoch: int, frame: Message | Ack) -> bool:
+def believe_own_disk(own: running_sums.Incarnation, epoch: int, frame: Message | Ack) -> bool:
     if frame.epoch > epoch:
-        raise protocol.NewerEpoch(frame)
+        raise running_sums.NewerEpoch(frame)
     return frame.epoch == epoch
 
 
-_fresh = states.fresh
+_fresh = client_state.fresh
 
 
-def keep_tracker(state: states.State, epoch: int, part: Any) -> states.State:
+def keep_tracker(state: client_state.State, epoch: int, part: Any) -> client_state.State:
     return _fresh(state, epoch, part)._replace(method=state.method)
 
 
-_meta_of = states.meta_of
+_meta_of = client_state.meta_of
 
 
-def same_incarnation(state: states.State, own: protocol.Incarnation) -> dict[str, object]:
+def same_incarnation(state: client_state.State, own: running_sums.Incarnation) -> dict[str, object]:
     return {**_meta_of(state, own), "incarnation": own.number - 1}
 
 
@@ -123,9 +125,9 @@ def never_send_first(self: Rounds) -> None:
 
 
 # --- the disk --------------------------------------------------------------------------------------
-def skip_sync(self: Store, record: store.Record) -> None:
+def skip_sync(self: Store, record: state_store.Record) -> None:
     file = self.records[record.generation % 2]
-    file.write(memoryview(store._sealed(record)), 0)
+    file.write(memoryview(state_store._sealed(record)), 0)
 
 
 _write = Store._write
@@ -147,9 +149,9 @@ def ignore_full_disk(self: Store, vectors: Any, meta: Any) -> None:
         return
 
 
-def one_record(self: Store, record: store.Record) -> None:
+def one_record(self: Store, record: state_store.Record) -> None:
     file = self.records[0]
-    file.write(memoryview(store._sealed(record)), 0)
+    file.write(memoryview(state_store._sealed(record)), 0)
     if self.durability == "power":
         file.sync()
 
@@ -187,14 +189,14 @@ def ask_nobody(self: Membership, neighbour: str, loop: object) -> None:
 
 
 MUTANTS: dict[str, Mutant] = {
-    "forget an acknowledgement": Mutant(protocol, "take_ack", forget_ack),
-    "subtract the unrounded mass": Mutant(protocol, "put", unrounded),
-    "rebase before all is acknowledged": Mutant(protocol, "rebase", rebase_early),
-    "forget what a rebase folds away": Mutant(protocol, "rebase", rebase_without_z),
-    "take older messages": Mutant(protocol, "take", take_old),
-    "ignore proofs of a disk set back": Mutant(protocol, "check_epoch", believe_own_disk),
-    "keep the tracker in a new epoch": Mutant(states, "fresh", keep_tracker),
-    "start with the old incarnation": Mutant(states, "meta_of", same_incarnation),
+    "forget an acknowledgement": Mutant(running_sums, "take_ack", forget_ack),
+    "subtract the unrounded mass": Mutant(running_sums, "put", unrounded),
+    "rebase before all is acknowledged": Mutant(running_sums, "rebase", rebase_early),
+    "forget what a rebase folds away": Mutant(running_sums, "rebase", rebase_without_z),
+    "take older messages": Mutant(running_sums, "take", take_old),
+    "ignore proofs of a disk set back": Mutant(running_sums, "check_epoch", believe_own_disk),
+    "keep the tracker in a new epoch": Mutant(client_state, "fresh", keep_tracker),
+    "start with the old incarnation": Mutant(client_state, "meta_of", same_incarnation),
     "send before the commit": Mutant(Rounds, "_publish", send_before_commit),
     "acknowledge before the commit": Mutant(Rounds, "_publish", ack_before_commit),
     "send nothing while waiting": Mutant(Rounds, "_exchange_without_round", silent_while_waiting),

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from cryptography import x509
 
-from spodgt.peer.clock import Clock
-from spodgt.peer.host import Call, Disconnected, Handler, Headers, Rejected, WireError
-from spodgt.peer.identity import Identity
-from spodgt.peer.protocol import Refused
+from spodgt.peer.host.clock import Clock
+from spodgt.peer.host.interfaces import Call, Disconnected, Handler, Headers, Rejected, WireError
+from spodgt.peer.membership.certificates import Identity
+from spodgt.peer.protocol.running_sums import Refused
 from tests.peer.simulation.virtual import VirtualLoop
 
 CONNECT_SECONDS = 5.0
@@ -291,7 +291,7 @@ class Network:
 
 
 class ProcessWire:
-    """The network as one process uses it: `spodgt.peer.host.Wire`."""
+    """The network as one process uses it: `spodgt.peer.host.interfaces.Wire`."""
 
     def __init__(self, network: Network, process: Process) -> None:
         self.network = network

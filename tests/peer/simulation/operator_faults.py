@@ -5,11 +5,11 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from spodgt.peer import backup
-from spodgt.peer.channel import fetch
-from spodgt.peer.host import WireError
-from spodgt.peer.protocol import Refused
-from spodgt.peer.reports import parse_report
+from spodgt.peer.host.interfaces import WireError
+from spodgt.peer.monitoring.report_validation import parse_report
+from spodgt.peer.protocol.running_sums import Refused
+from spodgt.peer.storage import backup
+from spodgt.peer.transport.connection import fetch
 from tests.peer.simulation.checks import Violation
 from tests.peer.simulation.cluster import FOLDER, Cluster, PeerProcess
 from tests.peer.simulation.plan import Fault

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from spodgt.peer.changes import changed
+from spodgt.peer.membership.manifest_changes import changed
 from spodgt.peer.options import Change
 from tests.peer.simulation.cluster import Cluster
 from tests.peer.simulation.plan import Setup

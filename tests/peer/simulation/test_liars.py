@@ -10,10 +10,10 @@ from random import Random
 import pytest
 import torch
 
-from spodgt.peer import changes
-from spodgt.peer.epochs import AT_ONCE
+from spodgt.peer.membership import manifest_changes
 from spodgt.peer.options import Change
-from spodgt.peer.run import Peer
+from spodgt.peer.process.main import Peer
+from spodgt.peer.protocol.epoch_limit import AT_ONCE
 from tests.peer.simulation import liars
 from tests.peer.simulation.cluster import Cluster
 from tests.peer.simulation.liars import EpochStorm, NewNumbers, lie
@@ -51,7 +51,7 @@ class Town:
 
     def remove_liar(self) -> None:
         """The operator removes it; all others must be well again."""
-        manifest = changes.without(self.cluster.manifest, LIAR)
+        manifest = manifest_changes.without(self.cluster.manifest, LIAR)
         self.cluster.publish(manifest, "p1")
         self.cluster.give_manifest(LIAR)
         self.let_pass(40.0)
@@ -97,7 +97,7 @@ def test_a_liar_cannot_make_itself_the_root() -> None:
         root = made.cluster.manifest.root
         place = made.cluster.manifest.client(LIAR).place
         if root == LIAR:
-            manifest = changes.changed(made.cluster.manifest, Change(root="p1"))
+            manifest = manifest_changes.changed(made.cluster.manifest, Change(root="p1"))
             made.cluster.manifest = manifest
             for name in made.cluster.hosts:
                 made.cluster.give_manifest(name)

@@ -38,12 +38,14 @@ class DirectionLayer(Layer[S]):
 
     @property
     def follows_own_gradients(self) -> bool:
-        """Whether clients step along neither a tracker nor the mean of all gradients."""
+        """Whether clients step only after a gradient of their own."""
         method: Algorithm = self.base
         while isinstance(method, Wrapper):
             method = method.base
         traits = method.traits
-        return traits.activation == "all" and not traits.tracking and traits.exact == "no"
+        if traits.activation != "all":
+            return False
+        return not traits.idle_steps or (not traits.tracking and traits.exact == "no")
 
     def set_traits(self, suffix: str, *memory_names: str, **changes: object) -> None:
         if self.follows_own_gradients:

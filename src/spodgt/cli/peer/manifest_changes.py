@@ -25,7 +25,7 @@ from spodgt.errors import InvalidInput
 from spodgt.peer.options import Change
 
 if TYPE_CHECKING:
-    from spodgt.peer.manifest import Manifest
+    from spodgt.peer.membership.manifest import Manifest
 
 _NEIGHBOURS = "Neighbours, comma-separated: p0 for both directions, p0:NAME or NAME:p0 for one."
 
@@ -51,7 +51,7 @@ def peer_add(
     Copied into the folder of one running client, the manifest is distributed to all.
     """
     with peer_extra():
-        from spodgt.peer import changes, folders
+        from spodgt.peer.membership import manifest_changes, run_folders
 
     device = None
     if compute is not None:
@@ -65,17 +65,17 @@ def peer_add(
             link_tables[name, neighbour] = {}
 
     def add_client(manifest: Manifest) -> Manifest:
-        return changes.joined(
+        return manifest_changes.joined(
             manifest,
             name,
-            address=folders.address_of(address),
+            address=run_folders.address_of(address),
             links=link_tables,
             compute=device,
         )
 
     manifest = _publish(run, add_client)
     print(f"version {manifest.version}: {', '.join(manifest.names)}")
-    folder = folders.issue(run, name, days=days)
+    folder = run_folders.issue(run, name, days=days)
     print(f"part {manifest.client(name).part} of the problem; folder {folder}")
 
 
@@ -88,14 +88,14 @@ def peer_remove(
     Copied into the folder of one running client, the manifest is distributed to all.
     """
     with peer_extra():
-        from spodgt.peer.folders import remove
+        from spodgt.peer.membership.run_folders import remove
     manifest = remove(run, name)
     print(f"version {manifest.version}: {', '.join(manifest.names)}")
 
 
 def parse_addresses(texts: list[str] | None) -> dict[str, str]:
     """Addresses by client, of --address NAME=host:port."""
-    from spodgt.peer.folders import address_of
+    from spodgt.peer.membership.run_folders import address_of
 
     addresses = {}
     for text in texts or []:
@@ -135,8 +135,8 @@ def peer_set(run: RunOption = DEFAULT_RUN, *, change: Annotated[Change, _TEXT_OP
     Running clients apply all changes of a manifest, or none.
     """
     with peer_extra():
-        from spodgt.peer import changes
-    manifest = _publish(run, lambda manifest: changes.changed(manifest, change))
+        from spodgt.peer.membership import manifest_changes
+    manifest = _publish(run, lambda manifest: manifest_changes.changed(manifest, change))
     clients = len(manifest.clients)
     print(f"version {manifest.version}: {clients} clients, {len(manifest.links)} links")
 
@@ -152,10 +152,10 @@ def peer_quarantine(
     It sends and receives no messages.
     """
     with peer_extra():
-        from spodgt.peer import changes
+        from spodgt.peer.membership import manifest_changes
 
     def quarantine(manifest: Manifest) -> Manifest:
-        return changes.quarantined(manifest, name, not end)
+        return manifest_changes.quarantined(manifest, name, not end)
 
     manifest = _publish(run, quarantine)
     print(f"version {manifest.version}: linked are {', '.join(manifest.linked)}")
@@ -163,6 +163,6 @@ def peer_quarantine(
 
 def _publish(run: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
     """Sign and write the next version of a run's manifest."""
-    from spodgt.peer.folders import publish_next
+    from spodgt.peer.membership.run_folders import publish_next
 
     return publish_next(run, change)

@@ -39,8 +39,8 @@ def peer_start(
     from spodgt.engine import use_loops
 
     with peer_extra():
-        from spodgt.peer.display import panel, serve_metrics
-        from spodgt.peer.run import Peer
+        from spodgt.peer.monitoring.console import panel, serve_metrics
+        from spodgt.peer.process.main import Peer
     from rich.live import Live
 
     _check_start(options, metrics_port)
@@ -83,13 +83,13 @@ def _client_folder(run: Path, name: str) -> Path:
     Raises:
         InvalidInput: if it has no certificate.
     """
-    from spodgt.peer import folders
+    from spodgt.peer.membership import run_folders
 
     folder = run / name if (run / name).is_dir() else run
     if (folder / "cert.pem").exists():
         return folder
     if (run / "manifest.toml").exists():
-        names = folders.load(run).names
+        names = run_folders.load(run).names
         if name not in names:
             raise InvalidInput(
                 f"{name!r} is not a client of {run}; choose from {', '.join(names)}, or add it "
@@ -100,7 +100,7 @@ def _client_folder(run: Path, name: str) -> Path:
 
 
 def _configure_logging(json_log: bool, level: int) -> None:
-    from spodgt.peer.display import JsonLines
+    from spodgt.peer.monitoring.console import JsonLines
 
     handler = logging.StreamHandler()
     if json_log:
@@ -114,7 +114,7 @@ def _configure_logging(json_log: bool, level: int) -> None:
 def peer_status(run: RunOption = DEFAULT_RUN, as_json: JsonOption = False) -> None:
     """Show the last status of the clients in this folder."""
     with peer_extra():
-        from spodgt.peer.display import overview
+        from spodgt.peer.monitoring.console import overview
     from rich.console import Console
 
     paths = sorted([*run.glob("*/status.json"), *run.glob("status.json")])
@@ -143,7 +143,7 @@ def peer_watch(
 ) -> None:
     """Serve a local web page of all clients: silent clients, outliers and training progress."""
     with peer_extra():
-        from spodgt.peer.watch import Page, Watched
+        from spodgt.peer.monitoring.watch import Page, Watched
     if not every > 0:
         raise InvalidInput(f"--every must be above 0, got {every}; use 2.")
     page = Page(Watched(sources, identity), bind, port, every)
@@ -162,7 +162,7 @@ def peer_demo(
 ) -> None:
     """Run five local peers on images, kill and restart two of them, and plot the training."""
     with peer_extra():
-        from spodgt.peer.demo import demo
+        from spodgt.peer.testing.demo import demo
     from rich.console import Console
 
     result = demo(out, seconds, Console(stderr=as_json))

@@ -24,7 +24,7 @@ from spodgt.errors import InvalidInput
 from spodgt.peer.options import Deployment
 
 if TYPE_CHECKING:
-    from spodgt.peer.manifest import Manifest
+    from spodgt.peer.membership.manifest import Manifest
 
 _DEFAULTS: dict[str, object] = {  # without --config
     "run.methods": ["spod-gt-memory"],
@@ -68,7 +68,7 @@ def peer_init(
 ) -> None:
     """Create a run: a certificate authority and a signed manifest."""
     with peer_extra():
-        from spodgt.peer.folders import create
+        from spodgt.peer.membership.run_folders import create
 
     _check_participation(assign or [], deployment)
     changes: dict[str, object] = {}
@@ -107,7 +107,7 @@ def _number_of_clients(deployment: Deployment) -> int | None:
 
 
 def _print_manifest(run: Path, manifest: Manifest, as_json: bool) -> None:
-    from spodgt.peer.work import limits
+    from spodgt.peer.process.local_problem import limits
 
     sentences = limits(manifest)
     if as_json:
@@ -138,12 +138,12 @@ def peer_issue(
 ) -> None:
     """Create a client's folder: certificate, key and manifest, to be copied to its host."""
     with peer_extra():
-        from spodgt.peer import folders
+        from spodgt.peer.membership import run_folders
     names = [name]
     if name == "all":
-        names = folders.load(run).names
+        names = run_folders.load(run).names
     for client in names:
-        print(folders.issue(run, client, days=days))
+        print(run_folders.issue(run, client, days=days))
 
 
 @peer_app.command("renew", epilog="Example: [bold]spodgt peer renew all --run peers[/]")

@@ -21,7 +21,7 @@ def peer_audit(
 ) -> None:
     """Check the conservation of mass: trackers plus mass in flight equal the stored gradients."""
     with peer_extra():
-        from spodgt.peer.folders import audit_folders
+        from spodgt.peer.membership.run_folders import audit_folders
     audit = audit_folders(folders)
     passed = audit.passed(limit)
     if as_json:
@@ -54,7 +54,7 @@ def peer_export(
 ) -> None:
     """Write the last committed model of a client as safetensors."""
     with peer_extra():
-        from spodgt.peer.folders import export
+        from spodgt.peer.membership.run_folders import export
     facts = export(folder, target, mean=mean)
     if as_json:
         print(json.dumps(facts, indent=2))
@@ -73,7 +73,7 @@ def peer_backup(
 ) -> None:
     """Write a client's certificate, key, manifest and state to one file, while it runs."""
     with peer_extra():
-        from spodgt.peer.backup import backup
+        from spodgt.peer.storage.backup import backup
     print(json.dumps(backup(folder, target), indent=2))
 
 
@@ -87,7 +87,7 @@ def peer_restore(
 ) -> None:
     """Create a client's folder from a backup, or restore its model into a stopped client."""
     with peer_extra():
-        from spodgt.peer.backup import restore, restore_model
+        from spodgt.peer.storage.backup import restore, restore_model
     if model:
         facts = restore_model(file, folder)
     else:

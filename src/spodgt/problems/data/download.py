@@ -304,7 +304,7 @@ def _chunks(name: str, url: str) -> Iterator[tuple[bytes, int | None]]:
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
-        reason = getattr(error, "reason", None) or error or type(error).__name__
+        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
         raise InvalidData(
             f"{url} must be reachable, got '{reason}'; check the network, or {OFFLINE[name]}."
         ) from error

@@ -12,6 +12,7 @@ from torch import Tensor
 from spodgt.algorithms.compose.codecs import IntervalQuantizer
 from spodgt.algorithms.deprecated import OldRoundNames
 from spodgt.errors import Incompatible
+from spodgt.participation.local_blocks import block_ends
 from spodgt.runtimes.batch import MixingMatrix
 from spodgt.runtimes.events.activations import ActivationBatch
 from spodgt.runtimes.events.batch_arrays import minibatch_keys
@@ -59,6 +60,16 @@ class ActivationRound(OldRoundNames):
             return self.batch.rounds[0]
         rounds = [*self.batch.rounds, *([0] * len(self.batch.partners))]
         return torch.tensor(rounds, device=self.context.device)[:, None]
+
+    @property
+    def block_ends(self) -> Tensor:
+        availability = self.context.run.availability
+        rounds = [*self.batch.rounds, *([0] * len(self.batch.partners))]
+        ends = [
+            block_ends(availability, range(k, k + 1))[0, client]
+            for k, client in zip(rounds, self.rows.tolist(), strict=True)
+        ]
+        return torch.tensor(ends, device=self.context.device)[:, None]
 
     @property
     def p(self) -> Tensor:

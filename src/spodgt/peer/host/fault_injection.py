@@ -1,0 +1,93 @@
+"""Fault injection inside a peer's process, chosen by environment variables. Unset, it costs nothing.
+
+SPODGT_CRASH="after commit:3"                              kill -9 the third time this point is reached
+SPODGT_CHAOS="loss=0.3,twice=0.1,late=0.2,replay=0.05"     lose, repeat, delay and replay received frames
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spodgt.errors import InvalidInput
+from spodgt.peer.protocol.running_sums import Ack, Message
+
+Hear = Callable[[str, Message | Ack], None]  # (from whom, what)
+POINTS: tuple[str, ...] = ("frames taken", "vectors written", "before commit", "after commit")
+POINTS += ("half sent", "message sent", "ack sent")
+_armed: dict[str, int] = {}  # how often the crash point is reached until it kills
+_KEPT = 16  # old frames of a link that may come again
+
+
+def arm(text: str) -> None:
+    """Choose the crash point, as `name` or `name:count`; none if `text` is empty."""
+    name, _, count = text.partition(":")
+    if name and name not in POINTS:
+        raise InvalidInput(
+            f"SPODGT_CRASH={text!r} names no point; choose from {', '.join(POINTS)}."
+        )
+    _armed.clear()
+    if name:
+        _armed[name] = int(count or 1)
+
+
+def crash_point(name: str) -> None:
+    """Die here, as by kill -9, if this is the chosen point and the chosen time."""
+    if name in _armed:
+        _armed[name] -= 1
+        if _armed[name] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass
+class Chaos:
+    """Passes received frames on to `hear`, some lost, repeated, late or replayed, drawn from `seed`."""
+
+    hear: Hear
+    loss: float = 0.0
+    twice: float = 0.0
+    late: float = 0.0
+    replay: float = 0.0
+    seed: float = 0
+
+    def __post_init__(self) -> None:
+        self.draw = random.Random(self.seed)
+        self.waiting: list[tuple[str, Message | Ack]] = []
+        self.old: dict[tuple[str, type], list[Message | Ack]] = {}
+
+    @classmethod
+    def parse(cls, hear: Hear, text: str) -> Hear:
+        """`hear` behind the faults that `text` names; `hear` itself if it is empty."""
+        if not text:
+            return hear
+        try:
+            return cls(
+                hear,
+                **{key: float(value) for key, value in (p.split("=") for p in text.split(","))},
+            )
+        except (ValueError, TypeError):
+            like = "loss=0.3,twice=0.1,late=0.2,seed=1"
+            raise InvalidInput(f"SPODGT_CHAOS={text!r} must be like {like}.") from None
+
+    def __call__(self, source: str, frame: Message | Ack) -> None:
+        past = self.old.setdefault((source, type(frame)), [])
+        past.append(frame)
+        del past[:-_KEPT]
+        if self.draw.random() < self.loss:
+            return
+        if self.draw.random() < self.late:
+            self.waiting.append((source, frame))
+        else:
+            self.hear(source, frame)
+        if self.draw.random() < self.twice:
+            self.hear(source, frame)
+        if self.draw.random() < self.replay:
+            self.hear(source, self.draw.choice(past))
+        if len(self.waiting) > _KEPT or (self.waiting and self.draw.random() < 0.3):
+            self.hear(*self.waiting.pop(self.draw.randrange(len(self.waiting))))
+
+
+arm(os.environ.get("SPODGT_CRASH", ""))

@@ -1,0 +1,1 @@
+"""Members of a run: certificates, the signed manifest and its changes, folders."""

@@ -1,0 +1,343 @@
+"""The folders of a run: made from an experiment; certificates, new manifests, audits and exported models.
+
+RUN/ca.pem, ca.key            the authority; the key never leaves this folder
+RUN/manifest.toml             what all agree on, signed
+RUN/NAME/                     one client's certificate, key, manifest, and later its state and log
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from safetensors.torch import save_file
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+from spodgt.algorithms import describe
+from spodgt.errors import InvalidInput
+from spodgt.experiment import Experiment, PythonProblem
+from spodgt.experiment.join import client_names, join_clients
+from spodgt.network import Network
+from spodgt.network.names import describe_difference
+from spodgt.peer.host.files import DISK, OWNER_ONLY, PUBLIC
+from spodgt.peer.membership import certificates
+from spodgt.peer.membership.manifest import (
+    Client,
+    Link,
+    Manifest,
+    Method,
+    SignedManifest,
+    is_name,
+    layout_of,
+)
+from spodgt.peer.membership.manifest_changes import check_devices, with_root, without
+from spodgt.peer.options import Deployment, Table, check_address
+from spodgt.peer.process.local_problem import capacity, manifest_problem, problem_of, row_of
+from spodgt.peer.protocol.audit import Audit, audit
+from spodgt.peer.protocol.client_state import state_from
+from spodgt.peer.storage import state_store
+from spodgt.problems import refuse_statistics
+from spodgt.problems.protocols import HasLayout
+from spodgt.types import Problem
+
+
+def create(folder: Path, experiment: Experiment, deployment: Deployment = Deployment()) -> Manifest:  # noqa: B008
+    """Make a run's folder, which must not hold a run yet; returns its manifest, signed and written.
+
+    The experiment's network, problem and one method are drawn with its first seed. Its participation is that
+    of simulated clients: real ones compute and send as often as they can, unless `deployment` limits them.
+    """
+    if (folder / "ca.key").exists():
+        raise InvalidInput(f"{folder} already holds a run; give another folder.")
+    manifest = plan(experiment, deployment)
+    check_devices(manifest)
+    manifest = with_root(manifest)
+    key, authority = certificates.create_authority(manifest.run)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(
+            f"{folder} cannot be made: {error.strerror}; give another folder."
+        ) from None
+    DISK.replace(folder / "ca.key", key, mode=OWNER_ONLY)
+    (folder / "ca.pem").write_bytes(authority)
+    publish(folder, manifest)
+    return manifest
+
+
+def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
+    """The first manifest of a run."""
+    seed = experiment.run.seed_list[0]
+    network, availability = experiment.draw_network(seed, deployment.names)
+    names, addresses = _clients_of(network, deployment)
+    if experiment.weights == "given":
+        raise InvalidInput("network.weights='given' is not for peers; use weights = \"degree\".")
+    parts = deployment.divided_into or network.clients
+    if parts < network.clients:
+        must = f"at least {network.clients}, one part per client"
+        raise InvalidInput(f"divided_into must be {must}, got {parts}; use {network.clients}.")
+    if isinstance(experiment.problem, PythonProblem):
+        problem = problem_of(experiment.problem, parts, names[0])
+    else:
+        _, problem = join_clients(network, experiment.base_problem.draw(seed))
+    refuse_statistics(problem, "peers")
+    if deployment.names is None and network.names is None and problem.clients == len(names):
+        names = list(client_names(problem) or names)
+    for part, name in enumerate(names):
+        row_of(problem, name, part)  # raises where the data have no such client
+    p = np.ones(network.clients)
+    p_hat = np.ones(network.links)
+    if deployment.limits_from_config:
+        p = availability.p
+        p_hat = availability.p_hat
+    devices: list[Table] = [{"kind": "bernoulli", "p": float(each)} for each in p]
+    for name, table in deployment.compute.items():
+        if name not in names:
+            raise InvalidInput(
+                f"--compute names {name!r}, which is no client; they are {', '.join(names)}."
+            )
+        capacity(table, seed, names.index(name), name)  # raises if it means nothing
+        devices[names.index(name)] = dict(table)
+    ends = zip(network.receivers, network.senders, p_hat, strict=True)
+    return Manifest(
+        run=secrets.token_hex(8),
+        clients=tuple(map(Client, names, addresses, range(len(names)), range(len(names)), devices)),
+        links=tuple(
+            Link(names[j], names[i], float(used), "sender" if addresses[i] else "receiver")
+            for i, j, used in ends
+        ),
+        layout=layout_of(problem),
+        parameters=problem.parameters,
+        method=_method_of(experiment),
+        problem=experiment.to_dict()["problem"],
+        seed=seed,
+        weights=experiment.weights or "degree",
+        divided_into=parts,
+        rounds_per_second=deployment.rounds_per_second,
+        max_alone=deployment.max_alone,
+        rounds=deployment.rounds,
+    )
+
+
+def _method_of(experiment: Experiment) -> Method:
+    """The method of the run as the manifest holds it."""
+    if len(experiment.methods) != 1:
+        several = ", ".join(each.name for each in experiment.methods)
+        raise InvalidInput(
+            f"run.methods must be one method, got {several}; use --method spod-gt-memory."
+        )
+    fields = describe(experiment.methods[0])
+    if "patience" in fields:
+        fields["patience"] = 0.0  # waiting is simulated; real clients and links do not wait
+    name = fields.pop("name")
+    step_size = _common(fields.pop("step_size", None))
+    return Method(name, step_size, fields)
+
+
+def _clients_of(network: Network, deployment: Deployment) -> tuple[list[str], list[str]]:
+    """Names and addresses in the order of the network's clients.
+
+    Given names are joined by name to those of the network if both are the same; if they have none in
+    common, they are new names for the clients in the order of the network.
+    """
+    addresses = [
+        address_of(text) for text in deployment.addresses or free_addresses(network.clients)
+    ]
+    own = list(network.names or ())
+    if deployment.names is None:
+        usable = own and all(is_name(name) for name in own)
+        names = own if usable else [f"p{i}" for i in range(network.clients)]
+        _check_clients(network.clients, names, addresses)
+        return names, addresses
+    names = deployment.names
+    _check_clients(network.clients, names, addresses)
+    if not set(own) & set(names):
+        return names, addresses
+    difference = describe_difference("the network", own, "--names", names)
+    if difference:
+        raise InvalidInput(
+            f"--names must be those of the network, but {difference}; leave --names out."
+        )
+    return own, [addresses[names.index(name)] for name in own]
+
+
+def _common(step_size: object) -> float | Table:
+    """A step size that is the same for all clients: a number or a schedule."""
+    start = step_size.get("start") if isinstance(step_size, dict) else step_size
+    if not isinstance(start, float):
+        raise InvalidInput(
+            f"step_size must be one number between peers, got {step_size}; use 0.01."
+        )
+    return step_size  # type: ignore[return-value]
+
+
+def _check_clients(clients: int, names: list[str], addresses: list[str]) -> None:
+    for what, given in (("names", names), ("addresses", addresses)):
+        if len(given) != clients:
+            raise InvalidInput(f"{what} must be {clients}, one per client, got {len(given)}.")
+    listening = [address for address in addresses if address]
+    for address in listening:
+        check_address(address, "addresses")
+    if len(set(listening)) < len(listening):
+        raise InvalidInput(
+            f"addresses must differ, got {', '.join(addresses)}; give each client its own."
+        )
+
+
+def address_of(text: str) -> str:
+    """An address as the manifest has it: "none" stands for a client that does not listen."""
+    return "" if text == "none" else text
+
+
+def free_addresses(count: int) -> list[str]:
+    """Loopback addresses with ports that are free now, below those the kernel gives to connections."""
+    found: set[str] = set()
+    while len(found) < count:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.add(f"127.0.0.1:{port}")
+    return list(found)
+
+
+def load(folder: Path) -> Manifest:
+    """The manifest of a run's or a client's folder, checked against the authority there."""
+    return _signed(folder).manifest
+
+
+def publish(folder: Path, manifest: Manifest) -> None:
+    """Sign a manifest and write it, also into the folders of clients in this folder."""
+    signed = SignedManifest.sign(manifest, _authority_key(folder))
+    signed.write(folder)
+    for name in (*manifest.names, *manifest.removed):  # who has left must learn it, too
+        if (folder / name / "cert.pem").exists():
+            signed.write(folder / name)
+
+
+def publish_next(folder: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
+    """Publish what `change` makes of a run's manifest; put into one running client's folder, it spreads."""
+    with _locked(folder):  # two changes at once would both be the next version, and one be lost
+        manifest = change(load(folder))
+        publish(folder, manifest)
+    return manifest
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process changes the run's manifest."""
+    _authority_key(folder)  # says what is wrong if there is none
+    with (folder / "ca.key").open("rb") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def issue(folder: Path, name: str, *, days: float = certificates.DAYS) -> Path:
+    """Make a client's folder in the run's: a certificate valid for `days`, its key, authority, manifest."""
+    signed = _signed(folder)
+    if name != certificates.OBSERVER:
+        signed.manifest.client(name)
+    if not days > 0:
+        raise InvalidInput(f"days must be above 0, got {days!r}; use days={certificates.DAYS}.")
+    authority = (folder / "ca.pem").read_bytes()
+    made = certificates.issue(_authority_key(folder), authority, name, days=days)
+    home = folder / name
+    home.mkdir(mode=0o700, exist_ok=True)
+    DISK.replace(home / "ca.pem", authority, mode=PUBLIC)
+    signed.write(home)
+    # a running client takes the two together once they belong to each other
+    DISK.replace(home / "key.pem", made.key, mode=OWNER_ONLY)
+    DISK.replace(home / "cert.pem", made.certificate, mode=PUBLIC)
+    return home
+
+
+def observer(folder: Path) -> certificates.Identity:
+    """Who asks clients for their status: the folder's owner, or an observer for a day if the key is there."""
+    if (folder / "ca.key").exists():
+        authority = (folder / "ca.pem").read_bytes()
+        return certificates.issue(_authority_key(folder), authority, certificates.OBSERVER, days=1)
+    return certificates.Identity.read(folder, certificates.owner(folder))
+
+
+def remove(folder: Path, name: str) -> Manifest:
+    """Publish the next version of the manifest, without a client."""
+    return publish_next(folder, lambda manifest: without(manifest, name))
+
+
+def audit_folders(folders: list[Path]) -> Audit:
+    """The audit of stopped clients, from their disks alone."""
+    saved = [_saved(folder) for folder in folders]
+    problems = []
+    if len(runs := {meta["run"] for _, meta in saved}) > 1:
+        problems.append(f"the clients are of different runs: {', '.join(sorted(runs))}")
+    for name, count in Counter(meta["name"] for _, meta in saved).items():
+        problems += [f"{name} was given {count} times"] if count > 1 else []
+    found = audit({meta["name"]: state_from(vectors, meta) for vectors, meta in saved})
+    return replace(found, problems=[*problems, *found.problems])
+
+
+def export(
+    folder: Path, target: Path, problem: Problem | None = None, *, mean: bool = False
+) -> dict[str, object]:
+    """Write a client's model, as it last committed it, as safetensors; returns what the file holds.
+
+    Args:
+        folder: Of the client; it may run.
+        target: The file.
+        problem: Knows the names of the parameters, or the manifest's does; else the file has one vector "x".
+        mean: The running mean of its models instead of the last one.
+    """
+    vectors, meta = _saved(folder, running=True)
+    if mean and "more:mean" not in vectors:
+        fix = "make the run with --set run.layers.running_mean=0.2"
+        raise InvalidInput(
+            f"mean=True, but {meta['name']} keeps no running mean; {fix}, or leave it out."
+        )
+    x = vectors["more:mean" if mean else "x"].float()
+    if problem is None and (folder / "manifest.toml").exists():
+        problem = manifest_problem(load(folder), str(meta["name"]))
+    named = {"x": x}
+    if (
+        problem is not None
+        and layout_of(problem) == meta["layout"]
+        and isinstance(problem, HasLayout)
+    ):
+        named = problem.layout.unflatten(x)
+    tensors = {name: tensor.contiguous() for name, tensor in named.items()}
+    notes = {key: str(meta[key]) for key in ("run", "name", "k", "epoch", "gradients", "layout")}
+    save_file(tensors, target, notes)
+    return {
+        "file": str(target),
+        "tensors": {name: list(t.shape) for name, t in tensors.items()},
+        **notes,
+    }
+
+
+def _authority_key(folder: Path) -> bytes:
+    try:
+        return (folder / "ca.key").read_bytes()
+    except FileNotFoundError:
+        why = "certificates and manifests are made where the run was made"
+        raise InvalidInput(f"{folder} holds no ca.key; {why}.") from None
+
+
+def _signed(folder: Path) -> SignedManifest:
+    if not (folder / "ca.pem").exists():
+        raise InvalidInput(f"{folder} holds no run; make one with spodgt peer init --run {folder}.")
+    return SignedManifest.read(folder, (folder / "ca.pem").read_bytes())
+
+
+def _saved(folder: Path, *, running: bool = False) -> state_store.Saved:
+    return state_store.read(
+        folder / "state" if (folder / "state").is_dir() else folder, running=running
+    )

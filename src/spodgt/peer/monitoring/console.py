@@ -1,0 +1,198 @@
+"""A peer for people and programs: the live panel, the table of `spodgt peer status`, Prometheus metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from rich import box
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from spodgt.errors import Failed
+from spodgt.peer.monitoring.metrics_server import MetricsServer
+from spodgt.peer.process.membership import WARN_DAYS
+from spodgt.peer.process.status import Journal, Status
+
+_COLOURS = {"up": "green", "down": "red", "waiting": "yellow"}
+
+
+def panel(status: Status, journal: Journal) -> Panel:
+    """One client: its progress, its links and the latest events."""
+    head = Table.grid(padding=(0, 3))
+    head.add_row(
+        f"local round [bold]{status.k:,}[/]"
+        + (" [yellow](waits for news)[/]" if status.waiting else ""),
+        f"gradients [bold]{status.gradients:,}[/]",
+        f"{status.rounds_per_second:.0f} rounds/s",
+        f"incarnation {status.incarnation}, manifest {status.version}, epoch {status.epoch}"
+        + (f", root {status.root}" if status.root else ""),
+    )
+    head.add_row(
+        f"loss [bold]{_number(status.loss)}[/]{_beside(status.mean_loss)}",
+        f"accuracy [bold]{_number(status.accuracy)}[/]{_beside(status.mean_accuracy)}",
+        f"consensus {_number(status.consensus)}",
+        Text(f"audit {status.audit:.1e}", style="green" if status.audit <= 1e-12 else "bold red"),
+    )
+    if status.days_left < WARN_DAYS:
+        head.add_row(
+            Text(f"certificate ends in {status.days_left:.1f} days: renew it", style="bold yellow")
+        )
+    columns = "link", "state", "number", "messages", "MB", "silent", "distance", "mass"
+    links = Table(*columns, box=None, pad_edge=False)
+    for n in status.neighbours:
+        arrow = f"{status.name} → {n.name}" if n.way == "to" else f"{n.name} → {status.name}"
+        state = Text(n.state, style=_COLOURS[n.state]).append(
+            f" ({n.why})" if n.why else "", style="dim"
+        )
+        silent = "–" if n.silent is None else f"{n.silent:.0f} s"
+        norms = ("" if v is None else f"{v:.3g}" for v in (n.distance, n.mass))
+        counts = f"{n.number:,}", f"{n.messages:,}", f"{n.bytes / 1e6:.1f}"
+        links.add_row(arrow, state, *counts, silent, *norms, style="bold red" if n.flags else None)
+    warnings = [Text(warning, style="bold red") for warning in status.warnings]
+    events = [
+        Text(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {kind}: {text}", style="dim")
+        for at, kind, text in list(journal.recent)
+    ]
+    body = Group(head, *warnings, Text(), links, *events)
+    return Panel(body, title=f"spodgt peer {status.name}", title_align="left", border_style="blue")
+
+
+def overview(rows: list[dict[str, Any]]) -> Table:
+    """Several clients, one row each, from their status files."""
+    heads = (
+        "client",
+        "round",
+        "gradients",
+        "/s",
+        "loss",
+        "acc",
+        "consensus",
+        "audit",
+        "links",
+        "days",
+        "age",
+    )
+    table = Table(*heads, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for row in rows:
+        up, age = sum(n["state"] == "up" for n in row["neighbours"]), time.time() - row["time"]
+        numbers = f"{row['k']:,}", f"{row['gradients']:,}", f"{row['rounds_per_second']:.0f}"
+        scores = [
+            _number(row[key]) + _beside(row.get(f"mean_{key}")) for key in ("loss", "accuracy")
+        ]
+        scores.append(_number(row["consensus"]))
+        links = f"{up}/{len(row['neighbours'])}"
+        late = Text(f"{age:.0f} s", style="red" if age > 10 else "")
+        left = row.get("days_left")
+        days = Text(_number(left), style="" if left is None or left >= WARN_DAYS else "bold yellow")
+        table.add_row(row["name"], *numbers, *scores, _number(row["audit"]), links, days, late)
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.3g}"
+
+
+def _beside(value: float | None) -> str:
+    """What the running mean of the models has, after what the last model has."""
+    return "" if value is None or math.isnan(value) else f" (mean {value:.3g})"
+
+
+class _Metrics(Collector):
+    def __init__(self, status: Status, journal: Journal) -> None:
+        self.status, self.journal = status, journal
+
+    def collect(self) -> Iterator[Metric]:
+        name = self.status.name
+        for key, value in vars(self.status).items():
+            if isinstance(value, int | float):
+                gauge = GaugeMetricFamily(
+                    f"spodgt_peer_{key}", f"{key} of this client", labels=["client"]
+                )
+                gauge.add_metric([name], float(value))
+                yield gauge
+        link = ["client", "way", "neighbour"]
+        messages = CounterMetricFamily("spodgt_peer_messages", "messages on a link", labels=link)
+        size = CounterMetricFamily("spodgt_peer_bytes", "bytes on a link", labels=link)
+        up = GaugeMetricFamily("spodgt_peer_link_up", "1 if the link works", labels=link)
+        silent = GaugeMetricFamily(
+            "spodgt_peer_silent_seconds", "since something was heard", labels=link
+        )
+        distance = GaugeMetricFamily(
+            "spodgt_peer_distance", "of the neighbour's model", labels=link
+        )
+        mass = GaugeMetricFamily(
+            "spodgt_peer_mass", "norm of what its last message brought", labels=link
+        )
+        flags = GaugeMetricFamily(
+            "spodgt_peer_flags", "messages far above their median", labels=link
+        )
+        for n in self.status.neighbours:
+            counts = (
+                (messages, n.messages),
+                (size, n.bytes),
+                (up, n.state == "up"),
+                (flags, n.flags),
+            )
+            for metric, value in (
+                *counts,
+                (silent, n.silent),
+                (distance, n.distance),
+                (mass, n.mass),
+            ):
+                if value is not None:
+                    metric.add_metric([name, n.way, n.name], float(value))
+        events = CounterMetricFamily(
+            "spodgt_peer_events", "events in the log", labels=["client", "kind"]
+        )
+        for kind, count in list(self.journal.counts.items()):
+            events.add_metric([name, kind], float(count))
+        warnings = GaugeMetricFamily(
+            "spodgt_peer_warnings", "warnings in the status", labels=["client"]
+        )
+        warnings.add_metric([name], len(self.status.warnings))
+        yield from (messages, size, up, silent, distance, mass, flags, warnings, events)
+
+
+def serve_metrics(status: Status, journal: Journal, port: int, bind: str = "127.0.0.1") -> int:
+    """Serve the metrics at http://`bind`:`port`/metrics; 0 takes a free port. Returns the port."""
+    registry = CollectorRegistry()
+    registry.register(_Metrics(status, journal))
+    try:
+        server = MetricsServer(registry, bind, port)
+    except OSError as error:
+        raise Failed(
+            f"metrics cannot be served at {bind}:{port}: {error.strerror}; use another."
+        ) from None
+    server.start()
+    return server.server_port
+
+
+class JsonLines(logging.Formatter):
+    """Log records as one JSON object per line, with the keys of log.jsonl."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        row: dict[str, object] = {"time": record.created, "level": record.levelname.lower()}
+        if (
+            record.name.startswith("spodgt.peer.")
+            and isinstance(record.args, tuple)
+            and len(record.args) == 2
+        ):
+            event, text = record.args
+            row |= {
+                "client": record.name.removeprefix("spodgt.peer."),
+                "event": event,
+                "text": text,
+            }
+        else:
+            row |= {"logger": record.name, "text": record.getMessage()}
+        return json.dumps(row, default=str)

@@ -1,0 +1,214 @@
+"""What one client computes: when its device can, and on which part of the problem.
+
+The table `compute` of a client in the manifest says what its device can do:
+
+{kind = "bernoulli", p = 0.7}      drawn, a pure function of (seed, round, client)
+{kind = "budget", share = 0.25}    at most this fraction of wall time goes into gradients
+{kind = "trace", path = "a.csv"}   recorded: a log as `TraceFile` reads it, with its other keys; in a loop
+{kind = "markov", on = 20.0, off = 5.0} and {kind = "day-night", …}   as in the simulator, with their keys
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spodgt import rng
+from spodgt.errors import InvalidConfig, InvalidInput
+from spodgt.experiment import ProblemRecipe, PythonProblem
+from spodgt.experiment.join import client_names
+from spodgt.experiment.toml import read_problem
+from spodgt.network import Network
+from spodgt.network.names import list_names
+from spodgt.participation import DayNight, Markov, Participation, TraceFile
+from spodgt.peer.host.clock import SYSTEM_CLOCK, Clock
+from spodgt.peer.membership.manifest import Manifest, layout_of
+from spodgt.peer.options import Table
+from spodgt.problems import refuse_statistics
+from spodgt.problems.protocols import HasClientWeights
+from spodgt.types import Minibatches, Problem
+from spodgt.validation import from_table
+
+_KEYS = {"bernoulli": "p", "budget": "share", "trace": "path"}
+_BURSTS: dict[str, type[Participation]] = {recipe.name: recipe for recipe in (Markov, DayNight)}
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """Computes in rounds that are drawn or recorded."""
+
+    p: float
+    computes: Callable[[int], bool]  # in round k?
+
+    def spent(self, seconds: float) -> None:
+        """A gradient took so long; a schedule does not mind."""
+
+
+@dataclass
+class Budget:
+    """Computes as long as gradients have taken no more than a fraction `p` of the time."""
+
+    p: float
+    clock: Callable[[], float] = SYSTEM_CLOCK.monotonic
+    used: float = 0.0
+    begun: float = -1.0
+
+    def computes(self, k: int) -> bool:
+        now = self.clock()
+        if self.begun < 0:
+            self.begun = now
+        return self.used <= self.p * (now - self.begun)
+
+    def spent(self, seconds: float) -> None:
+        self.used += seconds
+
+
+Capacity = Scheduled | Budget
+
+
+def capacity(
+    section: Table, seed: int, place: int, name: str = "", clock: Clock = SYSTEM_CLOCK
+) -> Capacity:
+    """The capacity of client number `place`, called `name`, from its table in the manifest."""
+    kind = section.get("kind")
+    if isinstance(kind, str) and kind in _BURSTS:
+        fields = {key: value for key, value in section.items() if key != "kind"}
+        drawn = from_table(_BURSTS[kind], fields, "compute").draw(Network.ring(place + 2), seed)
+        return Scheduled(
+            float(drawn.p[place]), lambda k: bool(drawn.computes(range(k, k + 1))[0, place])
+        )
+    key = _KEYS.get(kind) if isinstance(kind, str) else None
+    if key is None or key not in section or (kind != "trace" and set(section) != {"kind", key}):
+        raise InvalidConfig(
+            f"compute={dict(section)!r} must be one of {{kind = 'bernoulli', p = 0.7}}, "
+            "{kind = 'budget', share = 0.25}, {kind = 'trace', path = 'trace.csv'}, "
+            "{kind = 'markov', on = 20.0, off = 5.0} and {kind = 'day-night', day = 50, night = 50}."
+        )
+    value = section[key]
+    if kind == "trace":
+        log = from_table(TraceFile, {k: v for k, v in section.items() if k != "kind"}, "compute")
+        rounds = log.trace.column(place, name)
+        return Scheduled(float(rounds.mean()), lambda k: bool(rounds[k % len(rounds)]))
+    if not isinstance(value, int | float) or not 0 < value <= 1:
+        raise InvalidConfig(f"compute.{key} must be in (0, 1], got {value!r}; use {key} = 0.5.")
+    if kind == "budget":
+        return Budget(value, clock.monotonic)
+    draws = rng.key(seed, "clients")  # the simulator's
+    return Scheduled(value, lambda k: bool(rng.uniform(draws, k, place) < value))
+
+
+def limits(manifest: Manifest) -> list[str]:
+    """What holds clients back, one sentence for each that is limited; empty if they run freely."""
+    sentences = []
+    if manifest.rounds_per_second:
+        sentences.append(f"all clients: at most {manifest.rounds_per_second:g} rounds per second")
+    for client in manifest.clients:
+        parts = _limits_of_device(client.compute)
+        for receiver, p_hat in manifest.probabilities(client.name).items():
+            if p_hat < 1:
+                parts.append(f"sends to {receiver} in {100 * p_hat:.3g} % of its rounds")
+        if parts:
+            sentences.append(f"{client.name}: {', '.join(parts)}")
+    return sentences
+
+
+def _limits_of_device(table: Table) -> list[str]:
+    kind = table["kind"]
+    if kind not in ("bernoulli", "budget"):
+        return [f"computes as {dict(table)} says"]
+    share = float(table[_KEYS[kind]])  # type: ignore[arg-type]
+    if kind == "budget" and share < 1:
+        return [f"spends at most {100 * share:.3g} % of its time on gradients"]
+    if kind == "bernoulli" and share < 1:
+        return [f"computes in {100 * share:.3g} % of its rounds"]
+    return []
+
+
+def active_links(probabilities: Mapping[str, float], seed: int, place: int, k: int) -> list[str]:
+    """The out-links drawn for local round k, from p̂ of each."""
+    if all(p_hat >= 1 for p_hat in probabilities.values()):
+        return list(probabilities)
+    draws = rng.uniform(rng.key(seed, "peer-links"), k, place, np.arange(len(probabilities)))
+    return [
+        name for (name, p_hat), u in zip(probabilities.items(), draws, strict=True) if u < p_hat
+    ]
+
+
+class Work:
+    """What client `name` computes, on the problem of the manifest."""
+
+    def __init__(
+        self, name: str, manifest: Manifest, capacity: Capacity, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.clock = clock
+        problem = manifest_problem(manifest, name)
+        refuse_statistics(problem, "peers")
+        self.problem = problem.to(torch.device("cpu"), torch.float32)
+        own = manifest.client(name)
+        self.place, self.seed, self.capacity = own.place, manifest.seed, capacity
+        self.row = row_of(problem, name, own.part)
+        if layout_of(problem) != manifest.layout:
+            raise InvalidInput(
+                f"the model of {name} has {problem.parameters} parameters, with other names or shapes "
+                f"than the {manifest.parameters} of the manifest; use the model the run was made with, "
+                "or make the run with spodgt peer init --problem."
+            )
+        self.keys = np.array([rng.key(self.seed, "batch")])
+
+    def start(self) -> Tensor:
+        """(parameters,): the initial model."""
+        return self.problem.start(self.seed)[self.row]
+
+    def private(self) -> Tensor:
+        """(columns,): the parameters that never leave this client, as they begin."""
+        return self.problem.statistics(self.seed)[self.row]
+
+    def gradient(self, x: Tensor, k: int) -> Tensor:
+        """(1, parameters): the stochastic gradient of local round k; private columns of x are updated."""
+        begun = self.clock.monotonic()
+        g = self.problem.grad(
+            x, Minibatches(np.array([self.row]), self.keys, np.array([self.place]), k)
+        )
+        self.capacity.spent(self.clock.monotonic() - begun)
+        return g
+
+
+def row_of(problem: Problem, name: str, part: int) -> int:
+    """The client of a problem that peer `name` is: the one of its name, or else number `part`.
+
+    A problem of one client is the peer's own.
+    """
+    if problem.clients == 1:
+        if isinstance(problem, HasClientWeights) and problem.weighting == "samples":
+            raise InvalidInput(
+                f"client_weights='samples' needs the samples of all clients, but {name} has its own alone; "
+                "give a dict with the weights of all clients, and clients as a dict by name."
+            )
+        return 0
+    names = client_names(problem)
+    if names is not None:
+        if name not in names:
+            raise InvalidInput(
+                f"the data have no client {name!r}, their clients are {list_names(names)}; use these names."
+            )
+        return names.index(name)
+    if part >= problem.clients:
+        raise InvalidInput(
+            f"the problem has {problem.clients} parts, but {name} has number {part}; give it data."
+        )
+    return part
+
+
+def manifest_problem(manifest: Manifest, name: str | None = None) -> Problem:
+    """The problem that a manifest describes, in as many parts as the run was made with."""
+    clients = manifest.divided_into or len(manifest.clients)
+    return problem_of(read_problem(manifest.problem), clients, name).draw(manifest.seed)
+
+
+def problem_of(recipe: ProblemRecipe, clients: int, name: str | None) -> Problem:
+    """The problem of a recipe; a function of the user's may load the data of client `name` alone."""
+    return recipe.make(clients, name) if isinstance(recipe, PythonProblem) else recipe.make(clients)

@@ -1,0 +1,233 @@
+"""A client as a process: rounds in one thread, the wire in another, and both stop cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import signal
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+from spodgt.errors import Failed, InvalidInput, SpodgtError
+from spodgt.peer.host.fault_injection import Chaos
+from spodgt.peer.host.interfaces import Host
+from spodgt.peer.membership.certificates import OBSERVER, Identity
+from spodgt.peer.membership.manifest import RESETS
+from spodgt.peer.options import Options
+from spodgt.peer.process.local_problem import Work
+from spodgt.peer.process.membership import Membership
+from spodgt.peer.process.round_loop import Rounds
+from spodgt.peer.process.status import SUSPECT, Journal, Reporter
+from spodgt.peer.protocol.audit import local_error
+from spodgt.peer.protocol.client_state import begin, state_from
+from spodgt.peer.protocol.epoch_limit import FollowedEpochs
+from spodgt.peer.protocol.node import Node
+from spodgt.peer.protocol.running_sums import Incarnation
+from spodgt.peer.storage.state_store import Saved, Store
+from spodgt.peer.transport import wire_format
+from spodgt.peer.transport.connection import Local
+from spodgt.peer.transport.grpc_wire import system_host
+from spodgt.peer.transport.links import Transport
+
+
+class Peer:
+    """Client `name` of a run, put together from its folder of certificate, manifest and state.
+
+    Args:
+        folder: of the client.
+        name: of the client, as in its certificate.
+        options: how it runs.
+        host: its clocks, disk and wire; default: those of this process.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        name: str,
+        options: Options = Options(),  # noqa: B008
+        host: Host | None = None,
+    ) -> None:
+        folder = Path(folder)
+        host = host or system_host()
+        self.name = name
+        self.options = options
+        self.host = host
+        identity = Identity.read(folder, name, host.files, host.clock.wall())
+        self.journal = Journal(folder / "log.jsonl", name, host)
+        self.membership = Membership(folder, identity, self.journal.event, host)
+        manifest = self.membership.manifest
+        self.work = Work(name, manifest, self.membership.terms.capacity, host.clock)
+        labels = {"run": manifest.run, "name": name, "layout": manifest.layout}
+        self.store = Store(
+            folder / "state", durability=options.durability, labels=labels, files=host.files
+        )
+        try:
+            self.node = restore(self.store, self.membership, self.work, self.journal)
+        except SpodgtError:
+            self.store.close()
+            raise
+        layout, version = bytes.fromhex(manifest.layout), metadata.version("spodgt")
+        sizes = manifest.parameters, name, version, manifest.method.short
+        self.context = wire_format.Context(manifest.run, layout, *sizes)
+        hear = Chaos.parse(self.node.hear, os.environ.get("SPODGT_CHAOS", ""))
+        local = Local(self.context, identity, hear, self.journal.event, host)
+        self.transport = Transport(local, self.membership.shown_to, self._told)
+        self.transport.unknown_link = self._look_for_manifest
+        self.reporter = Reporter(
+            folder, self.node, self.work, self.transport, self.journal, options
+        )
+        self.rounds = Rounds(
+            self.node, self.transport, self.membership, self.work, self.reporter, options
+        )
+
+    def _look_for_manifest(self, name: str) -> None:
+        """A member has opened a link that is not in our manifest: it may have a newer one.
+
+        A client in quarantine has no links, so nothing else tells it that the quarantine has ended.
+        """
+        if name in self.membership.manifest.names:
+            self.node.newer_manifest = name
+
+    def _told(self, name: str) -> bytes | None:
+        """The status and the latest events, for members and observers."""
+        if name != OBSERVER and name not in self.membership.manifest.names:
+            return None
+        events = [
+            {"time": at, "event": kind, "text": text}
+            for at, kind, text in list(self.journal.recent)
+        ]
+        status = self.reporter.status.to_dict(self.host.clock.wall())
+        return json.dumps({"status": status, "events": events}).encode()
+
+    def run(self, view: Callable[[], None] = lambda: None) -> None:
+        """Run in this process until the rounds are done, or SIGTERM or SIGINT ends them cleanly.
+
+        `view` is called twice a second.
+        """
+        _raise_descriptor_limit()
+        torch.set_num_threads(1)  # several peers may share a host; a peer's step is small
+        # the 200,000 objects of imported modules are no garbage; counted, they let Python look for old
+        # garbage only when there are a quarter more
+        gc.freeze()
+        try:
+            asyncio.run(self._run(view))
+        finally:
+            gc.unfreeze()
+
+    async def start(self) -> None:
+        """Listen and connect to the neighbours."""
+        manifest = self.membership.manifest
+        address = self.options.listen or manifest.client(self.name).address
+        try:
+            await self.transport.start(address, *manifest.neighbours(self.name))
+        except RuntimeError:
+            raise Failed(
+                f"{self.name} cannot listen at {address}; is another process there?"
+            ) from None
+
+    async def stop(self) -> None:
+        """Close all links, report for the last time, and close the state."""
+        await asyncio.sleep(0.05)  # the last frames leave
+        await self.transport.stop()
+        self.reporter.report(last=True)
+        self.store.close()
+
+    async def _run(self, view: Callable[[], None]) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.rounds.stop)
+        await self.start()
+        rounds = asyncio.create_task(asyncio.to_thread(self.rounds.run))
+        try:
+            while not self.rounds.halt.is_set() and not rounds.done():
+                view()
+                await asyncio.wait({rounds}, timeout=0.5)
+        finally:
+            self.rounds.stop()
+            await asyncio.wait({rounds})
+            failure = rounds.exception()
+            if failure is None:
+                await self.stop()
+            else:
+                self.journal.event("failed", str(failure))
+                await self.transport.stop()
+                self.store.close()
+        rounds.result()
+
+
+def _raise_descriptor_limit() -> None:
+    """Take as many descriptors as the host allows: every connection of a stranger costs one."""
+    if resource is not None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def check_state(saved: Saved) -> None:
+    """Raise ValueError for a state that no client can be in: its local audit is not zero to rounding."""
+    error = local_error(state_from(*saved))
+    if not error <= SUSPECT:
+        raise ValueError(f"its local audit is {error:.1e}")
+
+
+def restore(store: Store, membership: Membership, work: Work, journal: Journal) -> Node:
+    """The client as it was when its last incarnation committed, or at its beginning; committed again."""
+    name, (signed, algorithm, _, member, seats) = journal.name, membership.terms
+    manifest = signed.manifest
+    saved, number = store.load(check_state), 1
+    if saved is None and store.damaged:
+        journal.event(
+            "damaged", f"{store.damaged}; the client begins anew, with an epoch reset of all"
+        )
+    if saved is None:
+        first, epoch = work.capacity.computes(0), manifest.epoch
+        begun = algorithm, work.gradient, work.start(), first, seats.part
+        state = begin(*begun, epoch=epoch, member=member, private=work.private())
+    else:
+        if saved.meta["run"] != manifest.run or saved.meta["name"] != name:
+            whose = (
+                f"{saved.meta['name']} in run {saved.meta['run']}, not of {name} in {manifest.run}"
+            )
+            raise InvalidInput(f"{store.path} holds the state of {whose}; give another folder.")
+        state, number = state_from(*saved), saved.meta["incarnation"] + 1
+        if state.epoch > manifest.last_epoch:
+            known = f"version {state.epoch // RESETS}, but manifest.toml is of version {manifest.version}"
+            fix = "put the newer manifest.toml there, from the authority or from another client's folder"
+            raise InvalidInput(f"the state in {store.path} is of {known}; {fix}.")
+        if store.damaged:
+            journal.event("damaged", f"{store.damaged}; the newest commit that is whole is used")
+    incarnation, notify = Incarnation(number, journal.host.random.getrandbits(63)), journal.event
+    node = Node(
+        algorithm,
+        work.gradient,
+        store,
+        incarnation=incarnation,
+        state=state,
+        seats=seats,
+        member=member,
+        short=manifest.method.short,
+        notify=notify,
+    )
+    node.epochs = FollowedEpochs(journal.host.clock.monotonic)
+    node.last_epoch = manifest.last_epoch
+    if saved is None:
+        node.touch()
+    elif state.epoch < manifest.epoch:
+        node.relink(seats, manifest.epoch)
+    elif saved.meta.get("crew", [0])[
+        0
+    ]:  # release 0.2.0: clients had changed the root among themselves
+        node.relink(seats, state.epoch + 1)
+    node.commit()  # the new incarnation is on disk before anybody hears of it
+    return node

@@ -1,0 +1,237 @@
+"""What a running peer follows: its certificate, and the manifest in force with all that depends on it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from spodgt.algorithms.base import Algorithm, TrackingState
+from spodgt.errors import InvalidInput, SpodgtError
+from spodgt.peer.host.clock import SYSTEM_CLOCK, Clock
+from spodgt.peer.host.interfaces import Host
+from spodgt.peer.membership import certificates
+from spodgt.peer.membership.certificates import Identity
+from spodgt.peer.membership.manifest import Manifest, SignedManifest
+from spodgt.peer.membership.manifest_changes import obstacle
+from spodgt.peer.process.local_problem import Capacity, capacity
+from spodgt.peer.protocol.client_state import Member
+from spodgt.peer.protocol.epoch_topology import Seats
+from spodgt.peer.transport.connection import fetch
+
+WARN_DAYS = 7.0  # before a certificate ends
+_WARN_SECONDS = 3600.0  # between two warnings
+_PAUSE = 0.5  # seconds between two requests for a manifest
+
+
+class Terms(NamedTuple):
+    """A manifest, and what one client makes of it."""
+
+    signed: SignedManifest
+    algorithm: Algorithm[TrackingState]
+    capacity: Capacity
+    member: Member
+    seats: Seats
+
+    @classmethod
+    def of(
+        cls,
+        signed: SignedManifest,
+        name: str,
+        old: Terms | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> Terms:
+        """What client `name` does under a manifest; a device that stays as it was keeps its account."""
+        manifest = signed.manifest
+        own = manifest.client(name)
+        if old is not None and old.manifest.client(name).compute == own.compute:
+            device = old.capacity
+        else:
+            device = capacity(own.compute, manifest.seed, own.place, own.name, clock)
+        member = Member(own.place, len(manifest.linked), device.p)
+        return cls(signed, manifest.method.build(), device, member, manifest.seats(name))
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.signed.manifest
+
+
+class Membership:
+    """The terms in force, and newer ones once they are known: from the folder or from a neighbour."""
+
+    def __init__(
+        self, folder: Path, own: Identity, notify: Callable[[str, str], None], host: Host
+    ) -> None:
+        self.folder = folder
+        self.identity = own
+        self.notify = notify
+        self.host = host
+        signed = SignedManifest.read(folder, own.authority, host.files)
+        self.terms = Terms.of(signed, own.name, clock=host.clock)
+        self.update: Terms | None = None
+        self.left = ""  # why this client is no member any more
+        self._seen = self._stamp()
+        self._warned = 0.0  # when last
+        self._told: dict[str, str] = {}  # the last text of a kind that is found at every look
+        self._requests: dict[str, concurrent.futures.Future[None]] = {}  # by neighbour
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.terms.manifest
+
+    def shown_to(self, name: str) -> bytes | None:
+        """The manifest's file for a member or an observer; None for others, as for one that was removed."""
+        return (
+            self.terms.signed.file
+            if name in (*self.manifest.names, certificates.OBSERVER)
+            else None
+        )
+
+    def adopt(self) -> Terms | None:
+        """Put newer terms in force and keep them in the folder, if there are any."""
+        if self.update is not None:
+            with contextlib.suppress(InvalidInput, OSError):
+                self._read_manifest()  # a newer one in the folder must not be overwritten
+        update = self.update
+        self.update = None
+        if update is None or update.manifest.version <= self.manifest.version:
+            return None  # another one of this version may have been considered at the same time
+        try:
+            update.signed.write(self.folder, self.host.files)
+        except OSError as error:  # it comes again with the neighbours' next frames
+            self.notify("failed", f"manifest.toml cannot be written: {error.strerror}")
+            return None
+        self.terms = update
+        return update
+
+    # --- from the folder --------------------------------------------------------------------------
+    def check_folder(self) -> Identity | None:
+        """Look for a newer manifest, and return a new certificate if somebody has put one there."""
+        try:
+            self._read_manifest()
+        except (InvalidInput, OSError) as error:  # read again later: a copy may not be complete yet
+            version = f"version {self.manifest.version} stays in use"
+            self._tell_once(
+                "manifest", f"{version}; manifest.toml in the folder is not usable: {error}"
+            )
+        renewed = self._renewed()
+        self._warn()
+        return renewed
+
+    def _read_manifest(self) -> None:
+        file = self.host.files.read(self.folder / "manifest.toml")
+        if file == self.terms.signed.file:
+            self._told.pop("manifest", None)
+            return
+        newer = SignedManifest.verify(file, self.identity.authority)
+        if newer.manifest.version < self.manifest.version:
+            raise InvalidInput(f"it is version {newer.manifest.version}; put the newest one there.")
+        if newer.manifest.version == self.manifest.version:
+            raise InvalidInput(
+                "another one of the same version is in use; publish the next version."
+            )
+        self._consider(newer)
+
+    def _tell_once(self, kind: str, text: str) -> None:
+        """Log what is found at every look only when it changes."""
+        if self._told.get(kind) != text:
+            self._told[kind] = text
+            self.notify(kind, text)
+
+    def _stamp(self) -> tuple[int, ...]:
+        """Changes when somebody writes the key or the certificate."""
+        stamp: list[int] = []
+        with contextlib.suppress(OSError):
+            for name in ("key.pem", "cert.pem"):
+                status = self.host.files.status(self.folder / name)
+                stamp += [status.modified, status.size]
+        return tuple(stamp)
+
+    def _renewed(self) -> Identity | None:
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return None
+        try:
+            self.identity = Identity.read(
+                self.folder, self.identity.name, self.host.files, self.host.clock.wall()
+            )
+        except InvalidInput as error:  # one of two files is there, or half of one: read again later
+            self._tell_once("certificate", f"the old one stays in use: {error}")
+            return None
+        self._seen = stamp
+        self._warned = 0.0
+        self._told.pop("certificate", None)
+        self.notify("certificate", f"a new one, valid for {self.days_left:.1f} days")
+        return self.identity
+
+    @property
+    def days_left(self) -> float:
+        """Until the own certificate ends."""
+        return certificates.days_left(self.identity, self.host.clock.wall())
+
+    def _warn(self) -> None:
+        left = self.days_left
+        now = self.host.clock.monotonic()
+        if left < WARN_DAYS and (not self._warned or now - self._warned > _WARN_SECONDS):
+            self._warned = now
+            when = (
+                f"ends in {left:.1f} days" if left > 0 else "has ended: no link can connect again"
+            )
+            self.notify(
+                "certificate", f"{when}; renew it with: spodgt peer renew {self.identity.name}"
+            )
+
+    # --- from neighbours --------------------------------------------------------------------------
+    def ask(self, neighbour: str, loop: asyncio.AbstractEventLoop) -> None:
+        """Fetch a neighbour's manifest in `loop`; one request to each neighbour at a time."""
+        request = self._requests.get(neighbour)
+        if request is None or request.done():
+            self._requests[neighbour] = asyncio.run_coroutine_threadsafe(
+                self._fetch(neighbour), loop
+            )
+
+    async def _fetch(self, neighbour: str) -> None:
+        try:
+            address = self.manifest.client(neighbour).address
+            if address:  # else it dials, and has to be told by somebody who listens
+                file = await fetch(
+                    "Manifest", self.identity, address, neighbour, through=self.host.wire
+                )
+                self._consider(SignedManifest.verify(file, self.identity.authority))
+        except Exception as error:  # the neighbour's next frame asks again
+            self.notify("failed", f"the manifest of {neighbour} cannot be had: {error}"[:300])
+        await asyncio.sleep(_PAUSE)
+
+    def _consider(self, newer: SignedManifest) -> None:
+        ours = self.manifest
+        theirs = newer.manifest
+        if (
+            theirs.run == ours.run
+            and theirs.version == ours.version
+            and newer.file != self.terms.signed.file
+        ):
+            cure = "two were made from one version; make the next with spodgt peer set"
+            self.notify(
+                "refused", f"manifest: another one of version {ours.version} is in force; {cure}"
+            )
+        if theirs.run != ours.run or theirs.version <= ours.version:
+            return
+        pending = self.update
+        if pending is not None and pending.manifest.version >= theirs.version:
+            return
+        name, version = self.identity.name, f"version {theirs.version} of the manifest"
+        if name not in theirs.names:
+            self.left = (
+                f"{name} was removed from the run in {version}; its state is kept in {self.folder}."
+            )
+            return
+        if why := obstacle(ours, theirs):
+            self.notify("refused", f"{version}: {why}")
+            return
+        try:
+            self.update = Terms.of(newer, name, self.terms, self.host.clock)
+        except SpodgtError as error:
+            self.notify("refused", f"{version}: {error}")

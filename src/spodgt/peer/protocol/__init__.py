@@ -1,0 +1,1 @@
+"""The protocol of one client, without sockets, files or threads."""

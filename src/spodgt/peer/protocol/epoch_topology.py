@@ -1,0 +1,104 @@
+"""What a client does in the epochs of one manifest: the weights of its links and, with a root, its trees.
+
+Without a root every client does the same. With one, gradients go up a tree to the root, and models come down
+another. The prices 1/p̂ of links and the root are in the signed manifest, so every client computes the same
+trees. Nothing that a member sends changes the root or the trees: that takes another version of the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from spodgt.network import Network
+from spodgt.network.spanning_trees import SpanningTrees, cheapest_trees
+from spodgt.peer.protocol.running_sums import NO_ROOT
+from spodgt.types import Floats
+
+
+class Part(NamedTuple):
+    """One client's part in an epoch; links by the neighbour's name."""
+
+    out: Mapping[str, float]  # b of every out-link, 0 where it carries no mass
+    into: Mapping[str, float]  # a of every in-link, 0 where its models are not taken
+    sends: frozenset[str]  # the out-links in use
+    hears: frozenset[str]  # the in-links in use
+    step_weight: float = 1.0  # its part of the step
+
+
+@dataclass(frozen=True, eq=False)
+class Seats:
+    """The network as one client sees it, under one manifest.
+
+    Args:
+        name: The client.
+        places: Of the clients with links, by name, in the order of `network`.
+        network: Who can talk, with the weights of methods without a root.
+        prices: (links,) what the use of each link costs; None: the method has no root.
+        given_root: The name in the manifest; "": the best one.
+    """
+
+    name: str
+    places: Mapping[str, int]
+    network: Network
+    prices: Floats | None = None
+    given_root: str = ""
+
+    @cached_property
+    def root(self) -> str:
+        """The name of the root; "" if the method has none."""
+        if self.prices is None:
+            return ""
+        if self.given_root in self.places:
+            return self.given_root
+        everybody = np.ones(len(self.places), bool)
+        trees = cheapest_trees(self.network, self.prices, everybody)
+        return list(self.places)[trees.root]
+
+    @property
+    def root_place(self) -> int:
+        """The place of the root, which every frame repeats; NO_ROOT if the method has none."""
+        return self.places[self.root] if self.root else NO_ROOT
+
+    @cached_property
+    def part(self) -> Part:
+        """What the client does in every epoch of the manifest."""
+        network = self.network
+        if self.prices is None:
+            a = network.a
+            b = network.b
+            used = np.ones(network.links, bool)
+            step_weight = 1.0
+        else:
+            trees = self._trees(self.prices)
+            a = trees.down.astype(float)
+            b = trees.up.astype(float)
+            used = trees.up | trees.down
+            step_weight = 1 / int(trees.members.sum()) if self.root == self.name else 0.0
+        names = list(self.places)
+        out = {}
+        into = {}
+        for link, (receiver, sender) in enumerate(
+            zip(network.receivers, network.senders, strict=True)
+        ):
+            if names[sender] == self.name:
+                out[link] = names[receiver]
+            elif names[receiver] == self.name:
+                into[link] = names[sender]
+        return Part(
+            {name: float(b[link]) for link, name in out.items()},
+            {name: float(a[link]) for link, name in into.items()},
+            frozenset(name for link, name in out.items() if used[link]),
+            frozenset(name for link, name in into.items() if used[link]),
+            step_weight,
+        )
+
+    def _trees(self, prices: Floats) -> SpanningTrees:
+        leaders = np.array([name == self.root for name in self.places])
+        return cheapest_trees(
+            self.network, prices, np.ones(len(leaders), bool), eligible_roots=leaders
+        )

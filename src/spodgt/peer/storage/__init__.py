@@ -1,0 +1,1 @@
+"""The state of a client on disk: commits, reading after a crash, backups."""

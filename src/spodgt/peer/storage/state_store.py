@@ -1,0 +1,355 @@
+"""A client's state on disk, written so that no crash can tear it apart.
+
+Every vector has two slots in `vectors.bin`. A commit writes changed vectors to the slots *not* in use, then
+a record to the older of the files `commit.0` and `commit.1`: which slots count, their checksums, and all
+numbers. That record is the commit point. The record before it stays, so a damaged slot costs one commit, not
+the run. A record begins with the SHA-256 of the rest of it: a torn or damaged one is not taken for a state.
+
+Durability `power` survives loss of power (two syncs in every commit); `process` survives kill -9 only, and
+does not wait for the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import shutil
+import sqlite3
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spodgt._util.text import first_line
+from spodgt.errors import Failed, InvalidInput
+from spodgt.peer.host import files as disks
+from spodgt.peer.host.fault_injection import crash_point
+from spodgt.peer.host.files import DISK, File, Files
+
+DURABILITY = ("power", "process")
+VECTORS = "vectors.bin"
+RECORDS = ("commit.0", "commit.1")  # of even and of odd generations
+DATABASE = "state.db"  # of release 0.2.0, in the place of the records
+_FORMAT = 3
+_READ = (2, _FORMAT)
+_ATTEMPTS = 20  # to read the state of a running client: it may overwrite a slot meanwhile
+_DIGEST = 64  # hexadecimal digits
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError)  # what reading spoilt data raises
+_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
+
+
+class StoreFailed(Failed):
+    """The state could not be written or read; nothing was sent."""
+
+
+class Slot(TypedDict):
+    """Where a vector is in `vectors.bin`."""
+
+    at: int  # offset of its two slots
+    n: int  # numbers in it
+    dtype: str
+    slot: int  # which of the two counts
+    crc: list[int]
+    generation: int  # the commit that wrote it
+
+
+class Saved(NamedTuple):
+    """A committed state; `states.state_from(*saved)` makes a `State` of it."""
+
+    vectors: dict[str, Tensor]
+    meta: dict[str, Any]  # JSON values
+
+
+class Record(NamedTuple):
+    """The body of a commit, as it was written."""
+
+    generation: int
+    text: bytes
+
+
+class Store:
+    """One state directory, open in one process at a time.
+
+    Args:
+        directory: made if missing.
+        durability: "power" or "process".
+        labels: in every commit: run, client and layout that the state belongs to.
+        files: the disk.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        durability: str = "power",
+        labels: Mapping[str, str] | None = None,
+        files: Files = DISK,
+    ) -> None:
+        if durability not in DURABILITY:
+            raise InvalidInput(
+                f"durability must be power or process, got {durability!r}; use power."
+            )
+        if not disks.CAN_LOCK:
+            raise StoreFailed(
+                "peers keep their state with POSIX file locks; run them on Linux or macOS."
+            )
+        self.path = Path(directory)
+        self.durability = durability
+        self.labels = dict(labels or {})
+        self._open = contextlib.ExitStack()
+        try:
+            self.file = self._opened(files, VECTORS)
+            self.records = [self._opened(files, name) for name in RECORDS]
+            if (self.path / DATABASE).exists():
+                self._convert(read_database(self.path))
+        except OSError as error:
+            self.close()
+            why = f"cannot be used: {_reason(error)}"
+            if isinstance(error, BlockingIOError):
+                why = "is in use by another process; stop that first"
+            raise StoreFailed(f"state directory {self.path} {why}.") from None
+        except StoreFailed:
+            self.close()
+            raise
+        self.slots: dict[str, Slot] = {}
+        self.generation = 0
+        self.damaged = ""  # why the newest commit could not be used, if so
+
+    def _opened(self, files: Files, name: str) -> File:
+        file = files.open(self.path / name)
+        self._open.callback(file.close)
+        return file
+
+    def _convert(self, records: list[Record]) -> None:
+        """Take over the commits of a state of release 0.2.0; its vectors are stored in the same way."""
+        for record in records:
+            self._write_record(record)
+        for path in self.path.glob(f"{DATABASE}*"):
+            path.unlink()
+
+    # --- writing ---------------------------------------------------------------------------------
+    def commit(self, vectors: Mapping[str, Tensor], meta: Mapping[str, object]) -> None:
+        """Write changed vectors and all numbers atomically: after a crash all of it is there, or none."""
+        slots = dict(self.slots)
+        generation = self.generation + 1
+        try:
+            for name, vector in vectors.items():
+                slots[name] = self._write(vector, slots.get(name), generation)
+            crash_point("vectors written")
+            if self.durability == "power":
+                self.file.sync()
+            body = {"format": _FORMAT, "slots": slots, "meta": {**meta, **self.labels}}
+            text = json.dumps(body, separators=(",", ":")).encode()
+            crash_point("before commit")
+            self._write_record(Record(generation, text))
+        except OSError as error:
+            raise StoreFailed(
+                f"state directory {self.path} could not be written: {_reason(error)}; nothing was sent. "
+                "Free the disk and start again."
+            ) from None
+        crash_point("after commit")
+        self.slots = slots
+        self.generation = generation
+
+    def _write_record(self, record: Record) -> None:
+        file = self.records[record.generation % 2]
+        file.write(memoryview(_sealed(record)), 0)
+        if self.durability == "power":
+            file.sync()
+
+    def _write(self, vector: Tensor, old: Slot | None, generation: int) -> Slot:
+        kind = str(vector.dtype).removeprefix("torch.")
+        data = vector.contiguous().numpy().astype(_DTYPES[kind], copy=False)
+        if old is None or old["n"] != len(data) or old["dtype"] != kind:
+            at = self._allocate(2 * data.nbytes)
+            old = Slot(at=at, n=len(data), dtype=kind, slot=1, crc=[0, 0], generation=0)
+        slot = 1 - old["slot"]
+        view = data.data.cast("B")
+        self.file.write(view, old["at"] + slot * data.nbytes)
+        crc = list(old["crc"])
+        crc[slot] = zlib.crc32(view)
+        return {**old, "slot": slot, "crc": crc, "generation": generation}
+
+    def _allocate(self, size: int) -> int:
+        """Space at the end of the file, taken now: a full disk shows here and not in the middle of a run."""
+        at = self.file.size()
+        at += -at % 4096
+        self.file.allocate(at, size)
+        return at
+
+    # --- reading ---------------------------------------------------------------------------------
+    def load(self, check: Callable[[Saved], None] = lambda saved: None) -> Saved | None:
+        """The newest undamaged state; None in a new directory, or in one whose commits were lost.
+
+        `check` raises ValueError for a state that cannot be; the one before it is taken then.
+        """
+        sealed = [file.read(0, file.size()) for file in self.records]
+        found = _newest(sealed, self.file.read, self.path, check)
+        if found is None:
+            if self.file.size():
+                self.damaged = f"{VECTORS} holds numbers, but no commit is left"
+            return None
+        self.slots = found.slots
+        self.generation = found.generation
+        self.damaged = found.damaged
+        return found.saved
+
+    def close(self) -> None:
+        self._open.close()
+
+
+class _Found(NamedTuple):
+    saved: Saved
+    slots: dict[str, Slot]
+    generation: int
+    damaged: str  # why a later commit cannot be used, if there is one
+
+
+ReadAt = Callable[[int, int], bytes]  # position, size
+
+
+def _newest(
+    sealed: list[bytes], read_at: ReadAt, path: Path, check: Callable[[Saved], None]
+) -> _Found | None:
+    """The newest commit that is whole; None if there is none at all."""
+    records = []
+    damaged = ""
+    for content in filter(None, sealed):
+        try:
+            records.append(_unsealed(content))
+        except _DAMAGE as error:
+            damaged = f"{type(error).__name__}: {error}"[:200]
+    records.sort(reverse=True)
+    for record in records:
+        try:
+            body = json.loads(record.text)
+            if body["format"] not in _READ:
+                known = f"has format {body['format']}, this version reads {' and '.join(map(str, _READ))}"
+                raise StoreFailed(f"{path} {known}; use the version that wrote it.")
+            saved = Saved(_vectors(read_at, body["slots"]), body["meta"])
+            check(saved)
+        except _DAMAGE as error:
+            damaged = f"{type(error).__name__}: {error}"[:200]
+            continue
+        if len(records) == 1 and record.generation > 1:  # there are always two
+            damaged = damaged or "one of the last two commits is missing"
+        return _Found(saved, body["slots"], record.generation, damaged)
+    was_first = not records and not all(sealed)  # the first commit was torn: nothing was sent
+    if damaged and not was_first:
+        fix = "remove the directory: the client joins again with an epoch reset"
+        raise StoreFailed(f"state in {path} is damaged ({damaged}); {fix}.")
+    return None
+
+
+def _sealed(record: Record) -> bytes:
+    """A record as it is written: digest, generation and length, then the text."""
+    head = b"%20d %12d\n" % (record.generation, len(record.text))
+    digest = hashlib.sha256(head + record.text).hexdigest()
+    return digest.encode() + head + record.text
+
+
+def _unsealed(content: bytes) -> Record:
+    """The inverse of `_sealed`; what an earlier, longer record left behind it is ignored."""
+    head, newline, rest = content[_DIGEST:].partition(b"\n")
+    generation, length = map(int, head.split())
+    text = rest[:length]
+    digest = hashlib.sha256(head + newline + text).hexdigest()
+    if content[:_DIGEST] != digest.encode():
+        raise ValueError("checksum of a commit is wrong")
+    return Record(generation, text)
+
+
+def _vectors(read_at: ReadAt, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
+    vectors = {}
+    for name, slot in slots.items():
+        kind = _DTYPES[slot["dtype"]]
+        size = slot["n"] * kind.itemsize
+        at = slot["at"] + slot["slot"] * size
+        data = read_at(at, size)
+        if len(data) != size or zlib.crc32(data) != slot["crc"][slot["slot"]]:
+            raise ValueError(f"checksum of {name} is wrong")
+        numbers = np.frombuffer(data, kind).astype(kind.newbyteorder("="))  # a copy: it is writable
+        vectors[name] = torch.from_numpy(numbers)
+    return vectors
+
+
+def read(directory: str | Path, *, running: bool = False) -> Saved:
+    """The committed state of a directory, in which nothing is written.
+
+    Args:
+        directory: of a `Store`.
+        running: whether a client may use the directory meanwhile; if not, that is refused.
+    """
+    path = Path(directory)
+    has_database = (path / DATABASE).exists()
+    if not has_database and not any((path / name).exists() for name in RECORDS):
+        raise InvalidInput(
+            f"{directory} holds no peer state; give the state directory of a client."
+        )
+    if not running and disks.is_locked(path / VECTORS):
+        raise StoreFailed(f"state directory {path} is in use by another process; stop that first.")
+    for attempt in range(_ATTEMPTS):
+        try:
+            if has_database:
+                sealed = [_sealed(record) for record in read_database(path)]
+            else:
+                sealed = [_content(path / name) for name in RECORDS]
+            with (path / VECTORS).open("rb") as file:
+                found = _newest(sealed, partial(_read_at, file), path, lambda saved: None)
+            break
+        except StoreFailed:
+            if not running or attempt == _ATTEMPTS - 1:
+                raise
+    if found is None:
+        raise InvalidInput(f"{directory} holds no committed state; start the client first.")
+    return found.saved
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
+def _read_at(file: BinaryIO, at: int, size: int) -> bytes:
+    file.seek(at)
+    return file.read(size)
+
+
+def read_database(path: Path) -> list[Record]:
+    """The commits in the sqlite database of release 0.2.0; nothing is written in the directory."""
+    records = []
+    fix = "remove the directory: the client joins again with an epoch reset"
+    with tempfile.TemporaryDirectory(prefix="spodgt-state-") as copy:
+        for file in path.glob(f"{DATABASE}*"):  # after a kill its log is played back, which writes
+            shutil.copyfile(file, Path(copy) / file.name)
+        try:
+            with contextlib.closing(sqlite3.connect(Path(copy) / DATABASE)) as database:
+                database.text_factory = bytes
+                rows = database.execute("SELECT generation, body FROM commits").fetchall()
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter quotes spoilt text
+            raise StoreFailed(
+                f"{path}/{DATABASE} cannot be read: {_reason(error)}; {fix}."
+            ) from None
+    for generation, row in rows:
+        text = row[_DIGEST:]
+        digest = hashlib.sha256(b"%d " % generation + text).hexdigest()
+        if row[:_DIGEST] == digest.encode():
+            records.append(Record(generation, text))
+    if rows and not records:
+        raise StoreFailed(f"{path}/{DATABASE} cannot be read: its commits are damaged; {fix}.")
+    return records
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "the disk is full"
+    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES):
+        return f"it is read-only ({error.strerror})"
+    return first_line(error)

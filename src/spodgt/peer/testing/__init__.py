@@ -1,0 +1,1 @@
+"""Several local peers under one supervisor, for demonstrations and tests."""

@@ -1,0 +1,1 @@
+"""Links between peers: frames as bytes, connections, streams, access control."""

@@ -1,0 +1,109 @@
+"""What both ends of a stream have in common: its counters, its headers, and requests with one answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from spodgt.peer.host.fault_injection import Hear
+from spodgt.peer.host.interfaces import Ended, Headers, Host, Rejected, Wire, WireError
+from spodgt.peer.host.text import printable
+from spodgt.peer.membership.certificates import Identity
+from spodgt.peer.protocol.running_sums import Refused
+from spodgt.peer.transport import wire_format
+from spodgt.peer.transport.grpc_wire import GRPC, system_host
+
+CHUNK_SECONDS = 60.0  # a chunk of 1 MiB that takes longer is a dead link
+ANSWER_SECONDS = 5.0  # for an answer, beyond the time its bytes take at the slowest rate
+SLOWEST = 16_000.0  # bytes per second that a link must carry
+TEXT = 300  # characters of a reason that travel back to the sender
+ANSWER = 2**27  # bytes of a manifest at most: a complete graph of 1,000 clients
+_HEADER = 40  # characters of a program's version, or of its protocols
+PROTOCOLS = "spodgt-protocols"
+VERSION = "spodgt-version"
+
+
+@dataclass
+class Traffic:
+    """What has happened on one link."""
+
+    state: str = "waiting"  # waiting, up, down
+    why: str = ""
+    messages: int = 0
+    bytes: int = 0
+    heard: float = 0.0  # monotonic time
+    version: str = ""  # of the neighbour's program
+
+
+@dataclass(frozen=True)
+class Local:
+    """What the ends of all streams of one client need to know of it."""
+
+    context: wire_format.Context
+    identity: Identity
+    hear: Hear  # takes what arrives
+    notify: Callable[[str, str], None]  # takes events: kind, text
+    host: Host = field(default_factory=system_host)
+
+    @property
+    def now(self) -> float:
+        """Seconds of the monotonic clock."""
+        return self.host.clock.monotonic()
+
+    async def cause(self, error: BaseException | None, address: str, name: str) -> str:
+        """One sentence on why the link to `name` is down."""
+        if isinstance(error, Ended):
+            return f"{name} ended the stream"
+        if isinstance(error, Rejected):
+            return f"{name} refuses: {error}"[:TEXT]
+        found = await self.host.wire.probe(self.identity, address, name)
+        if error is None or isinstance(error, WireError):
+            return found
+        if isinstance(error, asyncio.TimeoutError):
+            return f"{found}: no answer in time"[:TEXT]
+        return f"{found}: {type(error).__name__}: {error}"[:TEXT]
+
+
+def own_headers(own: wire_format.Context) -> Headers:
+    """The headers that a stream begins with at both ends."""
+    return {PROTOCOLS: " ".join(map(str, own.protocols)), VERSION: own.version or "?"}
+
+
+def agreed(own: wire_format.Context, name: str, headers: Headers, traffic: Traffic) -> int:
+    """The protocol of a stream, from the headers of the other end `name`; its version is noted."""
+    traffic.version = printable(headers.get(VERSION, "")[:_HEADER])
+    words = headers.get(PROTOCOLS, "1")[:_HEADER].split()
+    theirs = [int(word) for word in words if word.isdecimal()]
+    return wire_format.agree(own, theirs, name, traffic.version)
+
+
+async def fetch(
+    what: str,
+    identity: Identity,
+    address: str,
+    name: str,
+    limit: int = ANSWER,
+    through: Wire = GRPC,
+) -> bytes:
+    """Request the "Manifest" of the client `name`, not yet verified, or its "Status" as JSON.
+
+    Raises:
+        Refused: the answer has more than `limit` bytes, or arrives too slowly.
+    """
+    file = bytearray()
+    async with through.open(identity, address, name, what, {}) as call:
+        begun = asyncio.get_running_loop().time()
+        try:
+            await call.close_writing()
+            while True:
+                deadline = begun + ANSWER_SECONDS + len(file) / SLOWEST
+                left = deadline - asyncio.get_running_loop().time()
+                chunk = await asyncio.wait_for(call.read(), max(left, 0.0))
+                if chunk is None:
+                    return bytes(file)
+                file += chunk
+                if len(file) > limit:
+                    raise Refused(f"the answer of {name} has more than {limit} bytes")
+        except TimeoutError:
+            raise Refused(f"{name} answers too slowly: {len(file)} bytes so far") from None

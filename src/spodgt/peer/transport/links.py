@@ -1,0 +1,353 @@
+"""All links of a client: one stream for each directed link.
+
+The sender writes messages, and acknowledgements come back. One end opens the stream, as the manifest says:
+the sender calls Talk, or the receiver calls Fetch, so a client behind NAT needs outgoing connections only.
+Only the newest message of a link is ever kept, and two may be on their way, so nothing grows when a link is
+slow. A message is sent once on a stream; until it is acknowledged, its header is repeated every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
+
+from spodgt.peer.host.interfaces import Call, IncomingCall, Server, Stream
+from spodgt.peer.membership.certificates import Identity, seconds_left
+from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message, Refused
+from spodgt.peer.transport import wire_format
+from spodgt.peer.transport.access_control import Gate
+from spodgt.peer.transport.connection import (
+    CHUNK_SECONDS,
+    SLOWEST,
+    TEXT,
+    Local,
+    Traffic,
+    agreed,
+    own_headers,
+)
+from spodgt.peer.transport.grpc_wire import NO_CONNECTION
+from spodgt.peer.transport.streams import TAKEOVER_SECONDS, Dialled, InStream, OutStream
+from spodgt.peer.transport.wire_format import Repeat
+
+HEARTBEAT_SECONDS = 2.0  # a stream on which nothing was answered for so long gets a heartbeat
+FIRST_SECONDS = 10.0  # for the first whole message of a stream, beyond the time its bytes take
+FILE_CHUNK = 2**16  # bytes: even at the slowest rate each arrives within the seconds for an answer
+CONNECTIONS = 256  # beyond those of the links: strangers cannot use up the descriptors
+
+Serve = Callable[[str, Stream, int], Awaitable[None]]  # neighbour, stream, protocol
+Answer = Callable[[str], bytes | None]  # to whom asks, by its name; None: it may not know
+
+
+class Transport:
+    """All links of one client; `manifest` and `status` answer those who ask for them."""
+
+    def __init__(
+        self, local: Local, manifest: Answer = lambda name: None, status: Answer = lambda name: None
+    ) -> None:
+        self.local = local
+        self.manifest = manifest
+        self.status = status
+        self.unknown_link: Callable[[str], None] = lambda name: (
+            None
+        )  # called with a neighbour's name
+        self.out: dict[str, OutStream] = {}
+        self.into: dict[str, Traffic] = {}
+        self.fetching: dict[str, InDialled] = {}  # the in-links that this end dials
+        self.streams: dict[str, InStream] = {}
+        self.gate = Gate(local.host.clock.monotonic)
+        self.server: Server | None = None
+        self.address = ""  # where it listens
+        self.port = 0
+        self.is_full = False  # no more connections are accepted
+
+    async def start(self, address: str, out: Mapping[str, str], into: Mapping[str, str]) -> int:
+        """Listen at `address`, and take up the links as in `relink`; returns the port."""
+        self.loop = asyncio.get_running_loop()
+        self.into = {name: Traffic() for name in into}
+        port = await self._listen(address)
+        self.relink(out, into)
+        return port
+
+    @property
+    def most_connections(self) -> int:
+        return 2 * len(self.into) + CONNECTIONS
+
+    async def check_full(self) -> bool:
+        """Whether the server accepts no more connections, by a connection to itself; logged if so."""
+        if not self.address:
+            return False
+        local = self.local
+        host = self.address.rpartition(":")[0]
+        own_address = f"{host}:{self.port}"
+        found = await local.host.wire.probe(local.identity, own_address, local.context.name)
+        was_full = self.is_full
+        self.is_full = NO_CONNECTION in found
+        if self.is_full and not was_full:
+            told = (
+                f"all {self.most_connections} are in use: a neighbour that restarts cannot connect"
+            )
+            local.notify(
+                "connections", f"{told}; limit new connections per address in the firewall"
+            )
+        return self.is_full
+
+    async def _listen(self, address: str) -> int:
+        """Open the server at `address`, and only then close the one before; RuntimeError if it cannot be."""
+        handlers = {
+            "Talk": self._talk,
+            "Fetch": self._fetch,
+            "Manifest": self._manifest,
+            "Status": self._status,
+        }
+        server = await self.local.host.wire.serve(
+            address, lambda: self.local.identity, handlers, self.most_connections
+        )
+        before = self.server
+        self.server = server
+        self.address = address
+        self.port = server.port
+        if before is not None:
+            await before.stop()
+        return self.port
+
+    async def move(self, address: str) -> None:
+        """Listen elsewhere; if that cannot be, the old address is kept."""
+        try:
+            await self._listen(address)
+            self.local.notify("address", f"listening at {address or 'no address'}")
+        except RuntimeError:
+            self.local.notify(
+                "failed", f"cannot listen at {address}; still at {self.address or 'none'}"
+            )
+
+    def renew(self, identity: Identity) -> None:
+        """Use another certificate for all connections from now on; open ones stay."""
+        self.local = replace(self.local, identity=identity)
+        for stream in (*self.out.values(), *self.fetching.values()):
+            stream.local = self.local
+
+    def relink(self, out: Mapping[str, str], into: Mapping[str, str]) -> None:
+        """Take the links of a manifest: open what is new, close what is gone, follow what has moved.
+
+        Args:
+            out: receivers, with the address at which they are dialled; "" if they dial.
+            into: senders, in the same way.
+        """
+        for streams, addresses in ((self.out, out), (self.fetching, into)):
+            for name, stream in list(streams.items()):
+                if addresses.get(name) != stream.address:
+                    stream.close()
+                    del streams[name]
+        for name, address in out.items():
+            if name not in self.out:
+                self.out[name] = OutStream(self.local, name, address)
+        self.into = {name: self.into.get(name, Traffic()) for name in into}
+        for name in sorted(set(self.streams) - set(into)):
+            self.streams.pop(name).close()
+        for name, address in into.items():
+            if address and name not in self.fetching:
+                self.fetching[name] = InDialled(self, name, address)
+
+    def traffic(self) -> list[tuple[str, Traffic]]:
+        """What has happened on each link, out-links first, by the neighbour's name."""
+        out, into = (
+            dict(self.out),
+            dict(self.into),
+        )  # another thread asks while a manifest may change these
+        return [*((name, stream.traffic) for name, stream in out.items()), *into.items()]
+
+    async def stop(self) -> None:
+        streams: list[Dialled] = [*self.out.values(), *self.fetching.values()]
+        for stream in streams:
+            stream.close()
+        await asyncio.gather(*(stream.task for stream in streams), return_exceptions=True)
+        handlers = [stream.handler for stream in self.streams.values()]
+        for handler in handlers:  # before the server does it, which would log an error
+            handler.cancel()
+        if handlers:
+            await asyncio.wait(handlers, timeout=1)
+        if self.server is not None:
+            await self.server.stop()
+
+    # --- called from the thread in which rounds run ------------------------------------------------
+    def send_latest(self, target: str, message: Message) -> None:
+        """Send on an out-link; a message that has not left yet is replaced."""
+        stream = self.out.get(target)
+        if stream is not None:
+            stream.latest = message
+            if not stream.nudged:  # one wake-up for many rounds
+                stream.nudged = True
+                self.loop.call_soon_threadsafe(stream.wake.set)
+
+    def send_ack(self, target: str, ack: Ack) -> None:
+        """Answer on an in-link."""
+        stream = self.streams.get(target)
+        if stream is not None:
+            stream.ack = ack
+            self.loop.call_soon_threadsafe(stream.wake.set)
+
+    # --- streams that others open ------------------------------------------------------------------
+    async def _talk(self, call: IncomingCall) -> None:
+        """Serve a sender that has connected."""
+        name = call.caller
+        traffic = None if name in self.fetching else self.into.get(name)
+        await self._serve(call, traffic, f"{name} → {self.local.context.name}", self.receive)
+
+    async def _fetch(self, call: IncomingCall) -> None:
+        """Serve a receiver that has connected."""
+        name = call.caller
+        stream = self.out.get(name)
+        traffic = None if stream is None or stream.address else stream.traffic
+        serve = self.receive if stream is None else stream.serve
+        await self._serve(call, traffic, f"{self.local.context.name} → {name}", serve)
+
+    async def _serve(
+        self, call: IncomingCall, traffic: Traffic | None, link: str, serve: Serve
+    ) -> None:
+        """Admit the links of the manifest, agree on a protocol, and tell a neighbour why it is refused."""
+        name = call.caller
+        if traffic is None:
+            self.unknown_link(name)
+            why = f"link {link} is not in the manifest"
+            self.local.notify("refused", why)
+            raise Refused(why)
+        try:
+            with self.gate.stream(name), self._until_expiry(name, call.certificate):
+                protocol = agreed(self.local.context, name, call.headers, traffic)
+                await call.begin(own_headers(self.local.context))
+                await serve(name, call, protocol)
+        except Refused as error:
+            why = str(error)[:TEXT]
+            self.local.notify("refused", f"{name}: {why}")
+            raise Refused(why) from None
+
+    @contextlib.contextmanager
+    def _until_expiry(self, name: str, certificate: bytes) -> Iterator[None]:
+        """End a stream with the certificate of either end; it is opened again with the new one."""
+        task = asyncio.current_task()
+        assert task is not None
+        stop = task.cancel
+
+        def end() -> None:
+            why = f"{name}: a certificate of this stream has ended, and so does it"
+            self.local.notify("certificate", why)
+            stop()
+
+        now = self.local.host.clock.wall()
+        own = self.local.identity.certificate
+        left = min(seconds_left(certificate, now), seconds_left(own, now))
+        timer = self.loop.call_later(max(left, 0), end)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    # --- the receiver's end of a stream ------------------------------------------------------------
+    async def receive(self, sender: str, frames: Stream, protocol: int) -> None:
+        """Take the messages of one stream until it ends; `Refused` for a frame no honest peer sends."""
+        assembler = wire_format.Assembler(self.local.context, sender)
+        stream: InStream | None = None
+        traffic = self.into[sender]
+        task = asyncio.current_task()
+        assert task is not None
+        limit = FIRST_SECONDS + 8 * self.local.context.n / SLOWEST
+        first = self.loop.call_later(limit, task.cancel)
+        try:
+            while True:
+                chunk = await frames.read()
+                if chunk is None:
+                    break
+                frame = self._assemble(assembler, chunk)
+                traffic.bytes += len(chunk)
+                if frame is None:
+                    continue
+                if stream is None:
+                    first.cancel()
+                    stream = self._register(sender, frame.sender, frames, protocol)
+                message = frame.message if isinstance(frame, Repeat) else frame
+                traffic.messages += isinstance(frame, Message)
+                now = self.local.now
+                traffic.heard = now
+                stream.heard = now
+                traffic.state = "up"
+                traffic.why = ""
+                if now - stream.answered > HEARTBEAT_SECONDS:
+                    stream.wake.set()  # tell the sender we are alive, however long the round takes
+                if message is not None:
+                    self.local.hear(sender, message)
+        except asyncio.CancelledError:
+            return  # the sender went away or says nothing, a later incarnation of it has come, or we end
+        finally:
+            first.cancel()
+            if stream is not None:
+                stream.task.cancel()
+                if self.streams.get(sender) is stream:
+                    del self.streams[sender]
+                    traffic.state = "down"
+
+    def _assemble(self, assembler: wire_format.Assembler, chunk: bytes) -> Message | Repeat | None:
+        try:
+            return assembler.add(chunk)
+        except Refused:
+            self.gate.bad_frame(assembler.sender)
+            raise
+
+    def _register(
+        self, sender: str, incarnation: Incarnation, frames: Stream, protocol: int
+    ) -> InStream:
+        """One stream for each sender; a later incarnation replaces an earlier one that has fallen silent."""
+        old = self.streams.get(sender)
+        if old is not None:
+            is_live = self.local.now - old.heard < TAKEOVER_SECONDS
+            is_other = old.incarnation != incarnation
+            if (is_other and is_live) or old.incarnation.supersedes(incarnation):
+                known = f"{sender} is already connected as incarnation {old.incarnation.number}"
+                raise Refused(f"{known}; another process uses its name")
+            old.close()
+        stream = InStream(self.local, incarnation, frames, protocol)
+        self.streams[sender] = stream
+        return stream
+
+    async def _manifest(self, call: IncomingCall) -> None:
+        await self._answer(self.manifest, call)
+
+    async def _status(self, call: IncomingCall) -> None:
+        await self._answer(self.status, call)
+
+    async def _answer(self, answer: Answer, call: IncomingCall) -> None:
+        """Send a file in chunks."""
+        name = call.caller
+        file = answer(name)
+        if file is None:
+            why = f"{name} is not in the manifest"
+            self.local.notify("refused", why)
+            raise Refused(why)
+        task = asyncio.current_task()
+        assert task is not None
+        # a client that asks and does not read is let go
+        late = self.loop.call_later(CHUNK_SECONDS, task.cancel)
+        try:
+            with self.gate.stream(f"{name} (files)"):
+                for start in range(0, len(file), FILE_CHUNK):
+                    await call.write(file[start : start + FILE_CHUNK])
+        finally:
+            late.cancel()
+
+
+class InDialled(Dialled):
+    """The receiver's end of a link that the receiver dials."""
+
+    rpc = "Fetch"
+
+    def __init__(self, transport: Transport, name: str, address: str) -> None:
+        self.transport = transport
+        super().__init__(transport.local, name, address, transport.into[name])
+
+    @property
+    def link(self) -> str:
+        return f"{self.name} → {self.local.context.name}"
+
+    async def talk(self, call: Call, protocol: int) -> None:
+        await self.transport.receive(self.name, call, protocol)
