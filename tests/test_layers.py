@@ -42,8 +42,15 @@ ORDER += [
     "report",
     "sweeps",
 ]
-ORDER += ["peer", "cli", "__main__", "__init__"]
-SIDE_ROOMS = ("peer", "theory", "sweeps", "report")  # the rest works without them
+ORDER += ["peer", "sites", "integrations", "cli", "__main__", "__init__"]
+SIDE_ROOMS = (
+    "integrations",
+    "sites",
+    "peer",
+    "theory",
+    "sweeps",
+    "report",
+)  # the rest works without them
 EXTRAS = {"spodgt.sweeps.executors.ray"}  # needs a package that may be missing
 LOOPS = {  # import numba, which only those processes should load that call a loop
     "spodgt.random_draws",
@@ -161,6 +168,7 @@ def test_capabilities_are_declared_and_not_probed() -> None:
 
 
 PUBLIC = {  # the doors that users come in by
+    "sites/api.py:join",
     "training/api.py:train",
     "training/api.py:compare",
     "problems/learning.py:__init__",

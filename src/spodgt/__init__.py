@@ -29,6 +29,7 @@ _NAMES = {
     ),
     "spodgt.problems": "Learning Quadratic",
     "spodgt.runtimes.events.durations": "Time",
+    "spodgt.sites.api": "join",
     "spodgt.sweeps.api": "sweep",
     "spodgt.sweeps.tune": "Search tune",
     "spodgt.training": "Result compare run train",

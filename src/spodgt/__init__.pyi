@@ -56,6 +56,7 @@ from spodgt.participation import (
 from spodgt.problems import Learning, Quadratic
 from spodgt.problems.data import partitions
 from spodgt.runtimes.events.durations import Time
+from spodgt.sites.api import join
 from spodgt.sweeps.api import sweep
 from spodgt.sweeps.tune import Search, tune
 from spodgt.training import Result, compare, loggers, run, train
@@ -124,6 +125,7 @@ __all__ = [
     "errors",
     "figures",
     "graphs",
+    "join",
     "loggers",
     "method",
     "partitions",

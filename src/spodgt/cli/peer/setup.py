@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,6 +62,10 @@ def peer_init(
         str | None,
         typer.Option(help="A model and data of your own: problem.py:FUNCTION."),
     ] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(help="A training script that calls spodgt.join, with its arguments."),
+    ] = None,
     assign: SetOption = None,
     as_json: JsonOption = False,
     *,
@@ -69,6 +74,7 @@ def peer_init(
     """Create a run: a certificate authority and a signed manifest."""
     with peer_extra():
         from spodgt.peer.membership.run_folders import create
+        from spodgt.sites.run_setup import create_script_run, read_layout
 
     _check_participation(assign or [], deployment)
     changes: dict[str, object] = {}
@@ -82,8 +88,24 @@ def peer_init(
         methods=method, labels_per_client=labels_per_client, problem=problem, assign=assign
     )
     changes |= options.config_changes()
-    manifest = create(run, load_experiment(config, changes), deployment)
+    experiment = load_experiment(config, changes)
+    if script is None:
+        manifest = create(run, experiment, deployment)
+    else:
+        _check_script_options(problem, labels_per_client, method)
+        path, *arguments = shlex.split(script) or [""]
+        layout = read_layout(Path(path), arguments)
+        manifest = create_script_run(run, experiment, layout, deployment)
     _print_manifest(run, manifest, as_json)
+
+
+def _check_script_options(*others: str | None) -> None:
+    """Reject options of runs whose model, data and method are not those of a script."""
+    if any(value is not None for value in others):
+        raise InvalidInput(
+            "--script brings its own model, data and optimizer; leave out --problem, --labels-per-client "
+            "and --method."
+        )
 
 
 def _check_participation(assignments: list[str], deployment: Deployment) -> None:

@@ -34,6 +34,7 @@ from spodgt.types import Problem
 from spodgt.validation import Field, FieldHint, Number, Whole, from_table, one_of, recipe
 
 FORMAT = 2
+SCRIPT = "script"  # `kind` of the problem of a run whose clients are training scripts
 RESETS = 2**32  # epochs that one version has room for
 DIAL = ("sender", "receiver")
 _SIGNED = b"# signature: "  # begins the last line of the file

@@ -8,6 +8,7 @@ RUN/NAME/                     one client's certificate, key, manifest, and later
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import socket
 from collections import Counter
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.torch import save_file
+from torch import Tensor
 
 try:
     import fcntl
@@ -32,6 +34,7 @@ from spodgt.network.names import describe_difference
 from spodgt.peer.host.files import DISK, OWNER_ONLY, PUBLIC
 from spodgt.peer.membership import certificates
 from spodgt.peer.membership.manifest import (
+    SCRIPT,
     Client,
     Link,
     Manifest,
@@ -57,9 +60,13 @@ def create(folder: Path, experiment: Experiment, deployment: Deployment = Deploy
     The experiment's network, problem and one method are drawn with its first seed. Its participation is that
     of simulated clients: real ones compute and send as often as they can, unless `deployment` limits them.
     """
-    if (folder / "ca.key").exists():
-        raise InvalidInput(f"{folder} already holds a run; give another folder.")
-    manifest = plan(experiment, deployment)
+    _check_is_free(folder)
+    return create_from(folder, plan(experiment, deployment))
+
+
+def create_from(folder: Path, manifest: Manifest) -> Manifest:
+    """Make a run's folder with a new authority and a first manifest; returns it signed and written."""
+    _check_is_free(folder)
     check_devices(manifest)
     manifest = with_root(manifest)
     key, authority = certificates.create_authority(manifest.run)
@@ -75,11 +82,16 @@ def create(folder: Path, experiment: Experiment, deployment: Deployment = Deploy
     return manifest
 
 
+def _check_is_free(folder: Path) -> None:
+    if (folder / "ca.key").exists():
+        raise InvalidInput(f"{folder} already holds a run; give another folder.")
+
+
 def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
     """The first manifest of a run."""
     seed = experiment.run.seed_list[0]
     network, availability = experiment.draw_network(seed, deployment.names)
-    names, addresses = _clients_of(network, deployment)
+    names, addresses = clients_of(network, deployment)
     if experiment.weights == "given":
         raise InvalidInput("network.weights='given' is not for peers; use weights = \"degree\".")
     parts = deployment.divided_into or network.clients
@@ -144,7 +156,7 @@ def _method_of(experiment: Experiment) -> Method:
     return Method(name, step_size, fields)
 
 
-def _clients_of(network: Network, deployment: Deployment) -> tuple[list[str], list[str]]:
+def clients_of(network: Network, deployment: Deployment) -> tuple[list[str], list[str]]:
     """Names and addresses in the order of the network's clients.
 
     Given names are joined by name to those of the network if both are the same; if they have none in
@@ -304,9 +316,13 @@ def export(
             f"mean=True, but {meta['name']} keeps no running mean; {fix}, or leave it out."
         )
     x = vectors["more:mean" if mean else "x"].float()
-    if problem is None and (folder / "manifest.toml").exists():
-        problem = manifest_problem(load(folder), str(meta["name"]))
     named = {"x": x}
+    if problem is None and (folder / "manifest.toml").exists():
+        manifest = load(folder)
+        if manifest.problem.get("kind") == SCRIPT:
+            named = script_parameters(manifest, x)
+        else:
+            problem = manifest_problem(manifest, str(meta["name"]))
     if (
         problem is not None
         and layout_of(problem) == meta["layout"]
@@ -321,6 +337,19 @@ def export(
         "tensors": {name: list(t.shape) for name, t in tensors.items()},
         **notes,
     }
+
+
+def script_parameters(manifest: Manifest, x: Tensor) -> dict[str, Tensor]:
+    """The parameters of a training script's model by name, from a row as sites exchange it."""
+    layout = manifest.problem["layout"]
+    assert isinstance(layout, dict)
+    named = {}
+    start = 0
+    for name, shape, _ in layout["parameters"]:
+        size = math.prod(shape)
+        named[name] = x[start : start + size].reshape(shape)
+        start += size
+    return named
 
 
 def _authority_key(folder: Path) -> bytes:

@@ -10,6 +10,7 @@ The table `compute` of a client in the manifest says what its device can do:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -26,8 +27,9 @@ from spodgt.network import Network
 from spodgt.network.names import list_names
 from spodgt.participation import DayNight, Markov, Participation, TraceFile
 from spodgt.peer.host.clock import SYSTEM_CLOCK, Clock
-from spodgt.peer.membership.manifest import Manifest, layout_of
+from spodgt.peer.membership.manifest import SCRIPT, Manifest, layout_of
 from spodgt.peer.options import Table
+from spodgt.peer.protocol.client_state import State
 from spodgt.problems import refuse_statistics
 from spodgt.problems.protocols import HasClientWeights
 from spodgt.types import Minibatches, Problem
@@ -176,6 +178,20 @@ class Work:
         self.capacity.spent(self.clock.monotonic() - begun)
         return g
 
+    def evaluate(self, state: State) -> list[tuple[float, float]]:
+        """(loss, accuracy) of the model, and of its running mean where the method keeps one."""
+        models = [state.method.x]
+        if "mean" in state.more:
+            models.append(state.more["mean"].float())
+        wide = torch.cat([torch.cat((x, state.private), 1) for x in models])
+        scores = self.problem.evaluate(wide, np.full(len(models), self.row))
+        accuracies = scores.metrics.get("accuracy")
+        rows = []
+        for index, loss in enumerate(scores.loss):
+            accuracy = math.nan if accuracies is None else float(accuracies[index])
+            rows.append((float(loss), accuracy))
+        return rows
+
 
 def row_of(problem: Problem, name: str, part: int) -> int:
     """The client of a problem that peer `name` is: the one of its name, or else number `part`.
@@ -205,6 +221,10 @@ def row_of(problem: Problem, name: str, part: int) -> int:
 
 def manifest_problem(manifest: Manifest, name: str | None = None) -> Problem:
     """The problem that a manifest describes, in as many parts as the run was made with."""
+    if manifest.problem.get("kind") == SCRIPT:
+        raise InvalidInput(
+            "the run is for training scripts; start the script that calls spodgt.join with this folder."
+        )
     clients = manifest.divided_into or len(manifest.clients)
     return problem_of(read_problem(manifest.problem), clients, name).draw(manifest.seed)
 

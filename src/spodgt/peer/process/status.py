@@ -11,17 +11,15 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-
-import numpy as np
-import torch
+from typing import Protocol
 
 from spodgt.peer.host.files import OWNER_ONLY
 from spodgt.peer.host.interfaces import Host
 from spodgt.peer.host.text import json_values, printable
 from spodgt.peer.membership.manifest import RESETS
 from spodgt.peer.options import Options
-from spodgt.peer.process.local_problem import Work
 from spodgt.peer.protocol.audit import local_error
+from spodgt.peer.protocol.client_state import State
 from spodgt.peer.protocol.epoch_limit import STEP
 from spodgt.peer.protocol.node import Node
 from spodgt.peer.protocol.outlier_detection import norm
@@ -132,6 +130,14 @@ class Status:
         return body
 
 
+class Evaluates(Protocol):
+    """Scores the model of a peer."""
+
+    def evaluate(self, state: State) -> list[tuple[float, float]]:
+        """(loss, accuracy) of the model, and of its running mean where there is one."""
+        ...
+
+
 class Reporter:
     """Keeps the status of one peer up to date, in its folder."""
 
@@ -139,7 +145,7 @@ class Reporter:
         self,
         folder: Path,
         node: Node,
-        work: Work,
+        work: Evaluates,
         transport: Transport,
         journal: Journal,
         options: Options,
@@ -199,17 +205,8 @@ class Reporter:
 
     def _evaluate(self) -> None:
         """Score the model, and its running mean beside it where there is one."""
-        state, status = self.node.state, self.status
-        models = [
-            state.method.x,
-            *(state.more[key].float() for key in ("mean",) if key in state.more),
-        ]
-        wide = torch.cat([torch.cat((x, state.private), 1) for x in models])
-        scores = self.work.problem.evaluate(wide, np.full(len(models), self.work.row))
-        found = scores.metrics.get("accuracy")
-        rows = [(float(loss), math.nan) for loss in scores.loss]
-        if found is not None:
-            rows = [(loss, float(found[row])) for row, (loss, _) in enumerate(rows)]
+        status = self.status
+        rows = self.work.evaluate(self.node.state)
         rows.append((math.nan, math.nan))  # where there is no mean
         (status.loss, status.accuracy), (status.mean_loss, status.mean_accuracy), *_ = rows
 

@@ -155,21 +155,51 @@ class Node:
         after, private, computed = self._step(computes, {name: new.x for name, new in news.items()})
         method, more = client_state.narrow(after)
         self.own_pull += norm(method.x) - norm(state.method.x) - (self._pull() - pull_before)
-        y, out = method.y.clone(), dict(state.out)
-        for name in links:
-            if self._carries(name):
-                out[name], mass = running_sums.put(out[name], method.y[0], self.short)
-                y -= mass
-                self.dirty.add(f"out:{name}")
         self.dirty |= {"x", "y", "g", "private", *(f"more:{name}" for name in more)}
         self.state = state._replace(
             k=state.k + 1,
-            method=method._replace(y=y),
-            out=out,
+            method=method,
             gradients=state.gradients + int(computed),
             more=more,
             private=private,
         )
+        self.put_on_links(links)
+
+    def end_block(self, x: Tensor, g: Tensor, steps: int, links: Iterable[str]) -> None:
+        """Take the model and the contribution after a block of local steps that were made elsewhere.
+
+        The tracker changes by as much as the contribution. Then mass is put on the out-links drawn.
+
+        Args:
+            x: (1, n) float32, the model.
+            g: (1, n), the contribution.
+            steps: Number of local steps.
+            links: Out-links to use.
+        """
+        state = self.state
+        y = state.method.y
+        if g is not state.method.g:
+            y = y + g.double() - state.method.g.double()
+            self.dirty |= {"y", "g"}
+        self.dirty.add("x")
+        self.state = state._replace(
+            k=state.k + 1,
+            method=state.method._replace(x=x, y=y, g=g),
+            gradients=state.gradients + steps,
+        )
+        self.put_on_links(links)
+
+    def put_on_links(self, links: Iterable[str]) -> None:
+        """Put mass on those of the out-links whose receivers are there."""
+        method = self.state.method
+        y = method.y.clone()
+        out = dict(self.state.out)
+        for name in links:
+            if self._carries(name):
+                out[name], mass = running_sums.put(out[name], method.y[0], self.short)
+                y -= mass
+                self.dirty |= {"y", f"out:{name}"}
+        self.state = self.state._replace(method=method._replace(y=y), out=out)
 
     def _carries(self, name: str) -> bool:
         """Whether an out-link is used now: its receiver is there and has most of what was sent."""

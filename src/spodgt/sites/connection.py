@@ -1,0 +1,315 @@
+"""A site as a client of a run: folder, state, links and the two threads of the exchange."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from spodgt.algorithms.base import TrackingState
+from spodgt.errors import Failed, InvalidInput, SpodgtError
+from spodgt.peer.host.fault_injection import Chaos
+from spodgt.peer.membership import certificates
+from spodgt.peer.membership.certificates import OBSERVER, Identity
+from spodgt.peer.membership.manifest import RESETS, SCRIPT, Manifest
+from spodgt.peer.options import Options
+from spodgt.peer.process.main import check_state
+from spodgt.peer.process.membership import Membership
+from spodgt.peer.process.status import Journal, Reporter
+from spodgt.peer.protocol import client_state
+from spodgt.peer.protocol.client_state import State, state_from
+from spodgt.peer.protocol.epoch_limit import FollowedEpochs
+from spodgt.peer.protocol.node import Node
+from spodgt.peer.protocol.running_sums import Incarnation
+from spodgt.peer.storage.state_store import Saved, Store
+from spodgt.peer.transport import wire_format
+from spodgt.peer.transport.connection import Local
+from spodgt.peer.transport.grpc_wire import system_host
+from spodgt.peer.transport.links import Transport
+from spodgt.sites.exchange import Exchange, ExchangeOptions
+from spodgt.sites.handover import Block, Handover
+from spodgt.sites.layout import RowLayout
+
+_MODEL = "initial model"  # label of a state: whose initial model it holds
+_COMMON = "common"
+_START_SECONDS = 20.0  # for opening the server
+
+
+class ReportedScores:
+    """The scores that the training script has reported last."""
+
+    def __init__(self) -> None:
+        self.loss = float("nan")
+        self.accuracy = float("nan")
+
+    def evaluate(self, state: State) -> list[tuple[float, float]]:
+        """(loss, accuracy) of the model."""
+        return [(self.loss, self.accuracy)]
+
+
+class Connection:
+    """The client of a site.
+
+    Args:
+        folder: Made by `spodgt peer issue`.
+        layout: Of the site's model.
+        start: (columns,) its present model, used if the folder has no state yet.
+        dtype: Of the contribution: float32, or float64 for models in float64.
+        initial: "first": take over the model of the first client of the manifest; "own": keep `start`.
+        options: Of the exchange.
+        durability: "power" or "process".
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        layout: RowLayout,
+        start: Tensor,
+        *,
+        dtype: torch.dtype,
+        initial: str,
+        options: ExchangeOptions,
+        durability: str,
+    ) -> None:
+        if not (folder / "cert.pem").exists():
+            raise InvalidInput(
+                f"{folder} holds no certificate; make it with spodgt peer init --script and "
+                "spodgt peer issue, or give the folder of one client."
+            )
+        host = system_host()
+        self.folder = folder
+        self.host = host
+        self.name = certificates.owner(folder)
+        identity = Identity.read(folder, self.name, host.files, host.clock.wall())
+        self.journal = Journal(folder / "log.jsonl", self.name, host)
+        self.membership = Membership(folder, identity, self.journal.event, host)
+        manifest = self.membership.manifest
+        check_layout(manifest, layout)
+        self.store = Store(
+            folder / "state",
+            durability=durability,
+            labels={"run": manifest.run, "name": self.name, "layout": layout.hash},
+            files=host.files,
+        )
+        try:
+            self.node = self._restore(start, dtype, initial)
+            self._build(folder, layout, identity, options)
+        except SpodgtError:
+            self.store.close()
+            raise
+
+    def _build(
+        self, folder: Path, layout: RowLayout, identity: Identity, options: ExchangeOptions
+    ) -> None:
+        manifest = self.membership.manifest
+        context = wire_format.Context(
+            manifest.run,
+            bytes.fromhex(layout.hash),
+            layout.columns,
+            self.name,
+            metadata.version("spodgt"),
+            manifest.method.short,
+        )
+        hear = Chaos.parse(self.node.hear, os.environ.get("SPODGT_CHAOS", ""))
+        local = Local(context, identity, hear, self.journal.event, self.host)
+        self.transport = Transport(local, self.membership.shown_to, self._describe)
+        self.transport.unknown_link = self._look_for_manifest
+        self.scores = ReportedScores()
+        self.reporter = Reporter(
+            folder, self.node, self.scores, self.transport, self.journal, Options()
+        )
+        self.handover = Handover()
+        self.exchange = Exchange(
+            self.node,
+            self.transport,
+            self.membership,
+            self.reporter,
+            self.handover,
+            options,
+            tracked=layout.tracked,
+            has_model=self.store.labels[_MODEL] == _COMMON,
+        )
+
+    def _restore(self, start: Tensor, dtype: torch.dtype, initial: str) -> Node:
+        """The node as it was last committed, or a new one; committed as a new incarnation."""
+        signed, algorithm, _, member, seats = self.membership.terms
+        manifest = signed.manifest
+        saved = self.store.load(check_state)
+        if saved is None and self.store.damaged:
+            self.journal.event("damaged", f"{self.store.damaged}; the site begins anew")
+        number = 1
+        if saved is None:
+            is_first = self.name == manifest.names[0]
+            has_model = is_first or initial == "own"
+            self.store.labels[_MODEL] = _COMMON if has_model else "awaited"
+            state = client_state.fresh(initial_state(start, dtype), manifest.epoch, seats.part)
+        else:
+            _check_saved(saved, self.store, manifest, self.name)
+            self.store.labels[_MODEL] = str(saved.meta.get(_MODEL, _COMMON))
+            state = state_from(*saved)
+            number = saved.meta["incarnation"] + 1
+        node = Node(
+            algorithm,
+            _no_gradient,
+            self.store,
+            incarnation=Incarnation(number, self.host.random.getrandbits(63)),
+            state=state,
+            seats=seats,
+            member=member,
+            short=manifest.method.short,
+            notify=self.journal.event,
+        )
+        node.epochs = FollowedEpochs(self.host.clock.monotonic)
+        node.last_epoch = manifest.last_epoch
+        if saved is None:
+            node.touch()
+        elif state.epoch < manifest.epoch:
+            node.relink(seats, manifest.epoch)
+        node.commit()  # the new incarnation is on disk before any message leaves
+        return node
+
+    # --- threads ---------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Listen, connect, and begin to exchange in the background."""
+        self.loop = asyncio.new_event_loop()
+        self._network = threading.Thread(
+            target=self.loop.run_forever, name="spodgt-network", daemon=True
+        )
+        self._network.start()
+        manifest = self.membership.manifest
+        address = manifest.client(self.name).address
+        opening = self.transport.start(address, *manifest.neighbours(self.name))
+        try:
+            asyncio.run_coroutine_threadsafe(opening, self.loop).result(_START_SECONDS)
+        except RuntimeError:
+            self.close()
+            raise Failed(
+                f"{self.name} cannot listen at {address}; is another process there?"
+            ) from None
+        self._worker = threading.Thread(
+            target=self.exchange.run, name="spodgt-exchange", daemon=True
+        )
+        self._worker.start()
+
+    def has_common_model(self) -> bool:
+        """Whether the initial model has been taken over from the first client, or need not be."""
+        return self.store.labels[_MODEL] == _COMMON
+
+    def note_common_model(self) -> None:
+        """The initial model was taken over; it may be sent from now on."""
+        self.store.labels[_MODEL] = _COMMON
+        self.exchange.has_model = True
+
+    def submit(self, block: Block) -> None:
+        """Hand a block over to the exchange; waits while the one before is being written."""
+        self.handover.submit(block)
+        self.node.arrived.set()
+
+    def wait_for_news(self) -> None:
+        """Wait for a message if there has been none for too many blocks."""
+        if self.exchange.is_alone:
+            handover = self.handover
+            handover.wait_for_news(lambda: handover.block is None and not self.exchange.is_alone)
+
+    def finish(self, seconds: float) -> None:
+        """Inform the neighbours that no more blocks follow; waits for their answers, at most `seconds`."""
+        handover = self.handover
+        handover.wait_until(lambda: handover.block is None)
+        handover.is_ending = True
+        handover.is_waiting = True  # what arrives is committed at once
+        self.node.arrived.set()
+        node = self.node
+        handover.wait_until(lambda: node.has_ended and node.is_end_known(), seconds)
+
+    def close(self) -> None:
+        """End both threads and release the folder."""
+        self.handover.is_stopped = True
+        self.node.arrived.set()
+        worker = getattr(self, "_worker", None)
+        if worker is not None:
+            worker.join()
+        stopping = asyncio.run_coroutine_threadsafe(_stop(self.transport), self.loop)
+        stopping.result(_START_SECONDS)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._network.join()
+        self.loop.close()
+        if self.handover.failure is None and worker is not None:
+            self.reporter.report(last=True)
+        self.store.close()
+
+    # --- answers to neighbours and observers -----------------------------------------------------
+    def _look_for_manifest(self, name: str) -> None:
+        if name in self.membership.manifest.names:
+            self.node.newer_manifest = name
+
+    def _describe(self, name: str) -> bytes | None:
+        """Status and latest events as JSON, for members and observers."""
+        if name != OBSERVER and name not in self.membership.manifest.names:
+            return None
+        events = [
+            {"time": at, "event": kind, "text": text}
+            for at, kind, text in list(self.journal.recent)
+        ]
+        status = self.reporter.status.to_dict(self.host.clock.wall())
+        return json.dumps({"status": status, "events": events}).encode()
+
+
+def initial_state(x: Tensor, dtype: torch.dtype) -> State:
+    """The state before the first block: no contribution, an empty tracker."""
+    n = len(x)
+    method = TrackingState(
+        x[None], torch.zeros(1, n, dtype=torch.float64), torch.zeros(1, n, dtype=dtype)
+    )
+    return State(1, 0, method, torch.zeros(1, n, dtype=torch.float64), {}, {})
+
+
+def check_layout(manifest: Manifest, layout: RowLayout) -> None:
+    """Refuse a run of another kind, and a model that differs from that of the manifest."""
+    problem: Mapping[str, object] = manifest.problem
+    if problem.get("kind") != SCRIPT:
+        raise InvalidInput(
+            "the run in this folder has its own model and data; make one for training scripts with "
+            "spodgt peer init --script."
+        )
+    table = problem.get("layout")
+    if not isinstance(table, Mapping):
+        raise InvalidInput(
+            "the manifest has no layout; make the run with spodgt peer init --script."
+        )
+    difference = layout.difference(RowLayout.from_table(table))
+    if difference:
+        raise InvalidInput(
+            f"model differs from the manifest: {difference}; use the same model at every site, or make "
+            "a new run with spodgt peer init --script."
+        )
+
+
+def _no_gradient(x: Tensor, k: int) -> Tensor:
+    raise AssertionError("the gradients of a site are computed by its training script")
+
+
+def _check_saved(saved: Saved, store: Store, manifest: Manifest, name: str) -> None:
+    """Refuse the state of another client, or of a later manifest."""
+    meta = saved.meta
+    if meta["run"] != manifest.run or meta["name"] != name:
+        raise InvalidInput(
+            f"{store.path} holds the state of {meta['name']} in run {meta['run']}, not of "
+            f"{name} in {manifest.run}; give another folder."
+        )
+    if meta["epoch"] > manifest.last_epoch:
+        raise InvalidInput(
+            f"the state in {store.path} is of version {meta['epoch'] // RESETS}, but "
+            f"manifest.toml is of version {manifest.version}; put the newer manifest.toml there."
+        )
+
+
+async def _stop(transport: Transport) -> None:
+    await asyncio.sleep(0.05)  # the last frames leave
+    await transport.stop()

@@ -1,0 +1,156 @@
+"""The corrected local step, without network: recorded gradients and the correction y - c.
+
+    before a step    g ← w g;  s ← s + g (+ λ x);  h ← h + 1;  gradient seen by the optimizer: g + (y - c)
+    end of a block   mean gradient s / h, then s = 0, h = 0
+
+w is the weight of the site, λ the coupled weight decay of the optimizer. The tracker y and the
+contribution c are held by the exchange; only their difference is needed here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import Enum
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from spodgt.errors import InvalidInput
+from spodgt.sites.layout import ModelRow
+
+_COUPLED = (  # optimizers of torch that add weight_decay * x to the gradient
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.Adamax,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.ASGD,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+)
+
+
+class Recorded(Enum):
+    """What became of the gradients of a step."""
+
+    USED = "used"
+    MISSING = "missing"  # no parameter has a gradient: there was no backward pass
+    NOT_FINITE = "not finite"
+
+
+class Correction:
+    """Records the gradients of a block and adds the correction to them.
+
+    Args:
+        row: The model.
+        weight: w, multiplies every gradient; 1 weighs all sites equally.
+        max_norm: Largest norm of the corrected gradient; None: no clipping.
+    """
+
+    def __init__(self, row: ModelRow, weight: float = 1.0, max_norm: float | None = None) -> None:
+        if not (math.isfinite(weight) and weight > 0):
+            raise InvalidInput(f"weight must be positive, got {weight!r}; use weight=1.0.")
+        if max_norm is not None and not max_norm > 0:
+            raise InvalidInput(f"max_norm must be positive, got {max_norm!r}; use max_norm=1.0.")
+        first = row.parameters[0]
+        dtypes = {parameter.dtype for parameter in row.parameters}
+        self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        self.row = row
+        self.weight = weight
+        self.max_norm = max_norm
+        self.gradient_sum = torch.zeros(row.layout.tracked, dtype=self.dtype, device=first.device)
+        self.correction = torch.zeros_like(self.gradient_sum)  # y - c
+        self.steps = 0  # h
+        self._sums = row.views(self.gradient_sum)
+        self._corrections = row.views(self.correction)
+
+    @torch.no_grad()
+    def set_correction(self, correction: Tensor) -> None:
+        """Replace y - c; (tracked,) on any device."""
+        self.correction.copy_(correction)
+
+    @torch.no_grad()
+    def apply(self, optimizer: Optimizer, scale: float = 1.0) -> Recorded:
+        """Record the gradients and add the correction to them.
+
+        Args:
+            optimizer: Of which the weight decay is taken.
+            scale: Of the loss; gradients are larger than the true ones by this factor.
+
+        Returns:
+            USED, or why nothing was recorded. Gradients that are not finite are removed.
+        """
+        parameters = self.row.parameters
+        if all(parameter.grad is None for parameter in parameters):
+            return Recorded.MISSING
+        if not are_finite(parameters):
+            for parameter in parameters:
+                parameter.grad = None
+            return Recorded.NOT_FINITE
+        decay = coupled_decay(optimizer)
+        recorded = zip(parameters, self._sums, self._corrections, strict=True)
+        for parameter, gradient_sum, correction in recorded:
+            gradient = parameter.grad
+            if gradient is None:
+                gradient = torch.zeros_like(parameter)
+                parameter.grad = gradient
+            if gradient.is_sparse:
+                raise InvalidInput(
+                    "a gradient is sparse, which cannot be corrected; use sparse=False in embeddings."
+                )
+            if self.weight != 1.0:
+                gradient.mul_(self.weight)
+            gradient_sum.add_(gradient, alpha=1 / scale)
+            coefficient = decay.get(id(parameter), 0.0)
+            if coefficient:
+                gradient_sum.add_(parameter, alpha=coefficient)
+            gradient.add_(correction, alpha=scale)
+        if self.max_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self.max_norm * scale)
+        self.steps += 1
+        return Recorded.USED
+
+    @torch.no_grad()
+    def end_block(self) -> Tensor | None:
+        """End the block: (tracked,) on the CPU, its mean gradient; None if no step was made."""
+        if not self.steps:
+            return None
+        mean = (self.gradient_sum / self.steps).cpu()
+        self.gradient_sum.zero_()
+        self.steps = 0
+        return mean
+
+
+def are_finite(parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether no gradient holds NaN or infinity; one synchronization with the device."""
+    sums = [
+        parameter.grad.sum(dtype=torch.float32)
+        for parameter in parameters
+        if parameter.grad is not None and not parameter.grad.is_sparse
+    ]
+    if not sums:
+        return True
+    total = torch.stack([value.to(sums[0].device) for value in sums]).sum()
+    return bool(torch.isfinite(total))
+
+
+def coupled_decay(optimizer: Optimizer) -> dict[int, float]:
+    """λ by id of parameter, where the optimizer adds λ x to the gradient.
+
+    Decoupled decay, as that of AdamW, is no part of the gradient; it is not listed.
+    """
+    if not isinstance(optimizer, _COUPLED) or isinstance(optimizer, torch.optim.AdamW):
+        return {}
+    decay = {}
+    for group in optimizer.param_groups:
+        coefficient = float(group.get("weight_decay", 0.0) or 0.0)
+        if not coefficient or group.get("decoupled_weight_decay", False):
+            continue
+        if group.get("maximize", False):
+            coefficient = -coefficient
+        for parameter in group["params"]:
+            decay[id(parameter)] = coefficient
+    return decay

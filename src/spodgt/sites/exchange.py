@@ -1,0 +1,237 @@
+"""The exchange of a site: takes finished blocks, returns corrections, while training continues.
+
+    received frames ▶ y += mass │ block: c, y, mass on links ▶ commit ▶ send, acknowledge
+
+The node is used by the exchange thread alone. Frames that bring mass are acknowledged after the commit of the
+next block, so one commit serves both; a crash before it makes the neighbour send the same total again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+
+import torch
+
+from spodgt.errors import InvalidInput
+from spodgt.peer.host.fault_injection import crash_point
+from spodgt.peer.process.local_problem import active_links
+from spodgt.peer.process.membership import Membership
+from spodgt.peer.process.status import Reporter
+from spodgt.peer.protocol.node import Node
+from spodgt.peer.transport.links import Transport
+from spodgt.sites.handover import Block, Handover
+
+_WAIT = 0.2  # seconds, the longest pause of the exchange thread
+_SEND_AGAIN = 1.0  # seconds between two sends of what is not acknowledged
+_COMMIT_SECONDS = 30.0  # received mass is committed after this time, also if no block ends
+
+
+@dataclass(frozen=True)
+class ExchangeOptions:
+    """How blocks are exchanged.
+
+    Args:
+        alpha: Weight of a block in the contribution: c += alpha (mean gradient - c).
+        max_silent_blocks: Blocks without a message after which the site waits; None: it never waits.
+    """
+
+    alpha: float = 1.0
+    max_silent_blocks: int | None = 10
+
+
+@dataclass(eq=False)
+class Exchange:
+    """Owns the node of a site; `run` is the exchange thread.
+
+    Args:
+        handover: To and from the training thread.
+        tracked: Number of columns that have a tracker.
+        has_model: Whether the model may be sent; False until the common initial model has arrived.
+    """
+
+    node: Node
+    transport: Transport
+    membership: Membership
+    reporter: Reporter
+    handover: Handover
+    options: ExchangeOptions
+    tracked: int
+    has_model: bool
+
+    def __post_init__(self) -> None:
+        self.name = self.membership.identity.name
+        self.sender = Sender(self.node, self.transport)
+        self._published: object = None  # the state of the method that the training thread has
+        self._publish_correction()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no message has arrived for so many blocks that the site should wait."""
+        limit = self.options.max_silent_blocks
+        state = self.node.state
+        if limit is None or not state.into or state.into.keys() <= state.ended:
+            return False
+        return state.k - state.heard_at >= limit
+
+    def run(self) -> None:
+        """Serve blocks and frames until the handover is stopped; failures go to the training thread."""
+        try:
+            self.sender.send()
+            while not self.handover.is_stopped:
+                self.node.arrived.wait(_WAIT)
+                self.node.arrived.clear()
+                self.step()
+        except BaseException as error:
+            self.handover.fail(error)
+
+    def step(self) -> None:
+        """Apply received frames, then the block that was handed over, if there is one."""
+        if self._follow_manifest():
+            return
+        node = self.node
+        handover = self.handover
+        has_frames = bool(node.inbox or node.acks)
+        if has_frames:
+            self._receive()
+        block = handover.block
+        if block is not None:
+            self._end_block(block)
+        elif handover.is_ending and not node.has_ended:
+            node.end()
+            self.sender.commit_and_send()
+        elif has_frames:
+            self._introduce()
+            if handover.is_waiting or not node.dirty or self.sender.is_commit_due():
+                self.sender.commit_and_send()
+        else:
+            self.sender.send_again()
+        self._publish_correction()
+        if block is not None:
+            handover.finish_block()
+        if self.reporter.due:
+            self._report()
+
+    def _receive(self) -> None:
+        """Apply received frames; models are kept for the training thread, the newest of each link."""
+        for name, received in self.node.absorb().items():
+            self.handover.offer_model(name, received.x, self.node.state.into[name].weight)
+        crash_point("frames taken")
+
+    def _end_block(self, block: Block) -> None:
+        """c += alpha (mean - c); y += change of c; mass on the active links; commit; send."""
+        node = self.node
+        k = node.state.k
+        contribution = node.state.method.g
+        if block.gradient is not None:
+            contribution = contribution.clone()
+            tracked = contribution[0, : self.tracked]
+            tracked.lerp_(block.gradient.to(contribution.dtype), self.options.alpha)
+        node.end_block(block.x[None], contribution, block.steps, self._active_links(k))
+        self.sender.commit_and_send()
+
+    def _active_links(self, k: int) -> list[str]:
+        """The out-links drawn for block k; all of them in the last block before the site waits."""
+        node = self.node
+        if not self.has_model:
+            return []
+        limit = self.options.max_silent_blocks
+        if limit is not None and k + 1 - node.state.heard_at >= limit:
+            return list(node.state.out)
+        manifest = self.membership.manifest
+        probabilities = manifest.probabilities(self.name)
+        return active_links(probabilities, manifest.seed, node.member.client_index, k)
+
+    def _introduce(self) -> None:
+        """Send the model to receivers that have connected and never had a message."""
+        node = self.node
+        if not self.has_model:
+            return
+        new = [name for name in node.confirmed if node.state.out[name].number == 0]
+        if new:
+            node.put_on_links(new)
+            self.sender.commit_and_send()
+
+    def _publish_correction(self) -> None:
+        """Offer y - c to the training thread if it has changed."""
+        method = self.node.state.method
+        if method is self._published:
+            return
+        self._published = method
+        y = method.y[0, : self.tracked]
+        c = method.g[0, : self.tracked]
+        self.handover.offer_correction(torch.sub(y, c).to(c.dtype))
+
+    def _follow_manifest(self) -> bool:
+        """Adopt a newer manifest: other links, a new epoch."""
+        node = self.node
+        membership = self.membership
+        if node.newer_manifest is not None:
+            membership.ask(node.newer_manifest, self.transport.loop)
+            node.newer_manifest = None
+        if membership.left:
+            raise InvalidInput(membership.left)
+        terms = membership.adopt()
+        if terms is None:
+            return False
+        manifest = terms.manifest
+        node.last_epoch = manifest.last_epoch
+        node.member = terms.member
+        node.relink(terms.seats, manifest.epoch)
+        self.sender.commit_and_send()
+        self.reporter.journal.event("manifest", f"version {manifest.version}")
+        neighbours = manifest.neighbours(self.name)
+        self.transport.loop.call_soon_threadsafe(self.transport.relink, *neighbours)
+        self._publish_correction()
+        return True
+
+    def _report(self) -> None:
+        transport = self.transport
+        renewed = self.membership.check_folder()
+        if renewed is not None:
+            transport.loop.call_soon_threadsafe(transport.renew, renewed)
+        address = self.membership.manifest.client(self.name).address
+        if address != transport.address:
+            asyncio.run_coroutine_threadsafe(transport.move(address), transport.loop)
+        self.reporter.status.waiting = self.handover.is_waiting
+        self.reporter.status.days_left = self.membership.days_left
+        self.reporter.report()
+
+
+class Sender:
+    """Commits the state of a node, then sends and acknowledges what is committed."""
+
+    def __init__(self, node: Node, transport: Transport) -> None:
+        self.node = node
+        self.transport = transport
+        self.clock = transport.local.host.clock
+        self._sent_at = -math.inf
+        self._committed_at = self.clock.monotonic()
+
+    def is_commit_due(self) -> bool:
+        """Whether received mass has waited for its commit for long."""
+        return self.clock.monotonic() - self._committed_at >= _COMMIT_SECONDS
+
+    def commit_and_send(self) -> None:
+        """Commit, then send what is not acknowledged, and acknowledge what was received."""
+        pending_acks = self.node.commit()
+        self._committed_at = self.clock.monotonic()
+        self.send()
+        for source in sorted(pending_acks):
+            ack = self.node.ack(source)
+            if ack is not None:
+                self.transport.send_ack(source, ack)
+
+    def send_again(self) -> None:
+        """Send what is not acknowledged, at most once a second."""
+        if self.clock.monotonic() - self._sent_at >= _SEND_AGAIN:
+            self.send()
+
+    def send(self) -> None:
+        """Send the committed message of every out-link whose receiver has not acknowledged it."""
+        self._sent_at = self.clock.monotonic()
+        for target in self.node.state.out:
+            message = self.node.message(target)
+            if self.node.waits(target) and message is not None:
+                self.transport.send_latest(target, message)

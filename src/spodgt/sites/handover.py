@@ -1,0 +1,110 @@
+"""What the training thread and the exchange thread hand over to each other."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+_CHECK_SECONDS = 0.2  # between two checks of a condition that no thread announces
+
+
+class Block(NamedTuple):
+    """A finished block of local steps."""
+
+    x: Tensor  # (columns,) float32: the model at its end
+    gradient: Tensor | None  # (tracked,): mean raw gradient; None: no step was made
+    steps: int
+
+
+class Update(NamedTuple):
+    """What the training thread takes over between two steps."""
+
+    correction: Tensor | None  # (tracked,) y - c; None: as before
+    models: list[tuple[Tensor, float]]  # rows of neighbours, with the weights a of their links
+
+
+class Handover:
+    """One block in one direction, corrections and models in the other; the newest replaces older ones."""
+
+    def __init__(self) -> None:
+        self.block: Block | None = None
+        self.is_waiting = False  # the training thread waits for a message
+        self.is_ending = False  # no more blocks follow
+        self.is_stopped = False
+        self.failure: BaseException | None = None  # of the exchange thread
+        self._correction: Tensor | None = None
+        self._models: dict[str, tuple[Tensor, float]] = {}
+        self._changed = threading.Condition()
+
+    # --- training thread -------------------------------------------------------------------------
+    def submit(self, block: Block) -> None:
+        """Hand over a block; waits while the one before is still being written."""
+        self.wait_until(lambda: self.block is None)
+        self.block = block
+
+    def take_update(self) -> Update | None:
+        """What has changed since the last call; None if nothing has. Raises failures of the exchange."""
+        if self.failure is not None:
+            raise self.failure
+        if self._correction is None and not self._models:
+            return None
+        with self._changed:
+            update = Update(self._correction, list(self._models.values()))
+            self._correction = None
+            self._models = {}
+        return update
+
+    def take_model(self) -> Tensor:
+        """(columns,): the first model that a neighbour sends; waits for it."""
+        self.wait_for_news(lambda: bool(self._models))
+        with self._changed:
+            row, _ = next(iter(self._models.values()))
+            self._models = {}
+        return row
+
+    def wait_for_news(self, has_arrived: Callable[[], bool]) -> None:
+        """Wait for a condition that depends on received messages; these are committed at once meanwhile."""
+        self.is_waiting = True
+        try:
+            self.wait_until(has_arrived)
+        finally:
+            self.is_waiting = False
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = math.inf) -> None:
+        """Wait for a condition, at most `seconds`; failures of the exchange are raised here."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while not condition() and not self.is_stopped and time.monotonic() < deadline:
+                if self.failure is not None:
+                    raise self.failure
+                self._changed.wait(_CHECK_SECONDS)
+        if self.failure is not None:
+            raise self.failure
+
+    # --- exchange thread -------------------------------------------------------------------------
+    def offer_correction(self, correction: Tensor) -> None:
+        with self._changed:
+            self._correction = correction
+            self._changed.notify_all()
+
+    def offer_model(self, name: str, row: Tensor, weight: float) -> None:
+        with self._changed:
+            self._models[name] = (row, weight)
+            self._changed.notify_all()
+
+    def finish_block(self) -> None:
+        """The block is committed; the next one may be handed over."""
+        with self._changed:
+            self.block = None
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """End the exchange; the training thread raises `error` at its next step."""
+        with self._changed:
+            self.failure = error
+            self._changed.notify_all()

@@ -1,0 +1,215 @@
+"""Hooks on the user's optimizer: correct the gradient before a step, count the step after it.
+
+Only public hooks of `torch.optim` are used. With a closure the gradient exists only after the closure ran,
+so the closure is wrapped. A global hook finds steps that bypass the hooks of the site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from spodgt.errors import Failed, InvalidInput
+from spodgt.sites.correction import Correction, Recorded
+from spodgt.sites.layout import ModelRow
+
+Arguments: TypeAlias = tuple[Any, ...]  # of `Optimizer.step`, with the optimizer itself
+Keywords: TypeAlias = dict[str, Any]
+_BAD_STEPS = 10  # steps in a row without a finite gradient, after which the site stops
+
+
+def unwrap_optimizer(optimizer: object) -> Optimizer:
+    """The torch optimizer inside wrappers such as those of Accelerate and Lightning.
+
+    Raises:
+        InvalidInput: it is no torch optimizer, or one that cannot be corrected.
+    """
+    inner = getattr(optimizer, "optimizer", None)
+    while inner is not None:
+        optimizer = inner
+        inner = getattr(optimizer, "optimizer", None)
+    if not isinstance(optimizer, Optimizer):
+        raise InvalidInput(
+            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}; "
+            "pass the object whose step() updates the model."
+        )
+    kind = type(optimizer)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidInput(
+            "LBFGS evaluates the gradient several times in a step, so it cannot be corrected; "
+            "use SGD, Adam or AdamW."
+        )
+    if kind.__name__ == "ZeroRedundancyOptimizer" or kind.__module__.startswith("deepspeed"):
+        raise InvalidInput(
+            f"{kind.__name__} shards its state over processes; use DistributedDataParallel with a "
+            "torch.optim optimizer."
+        )
+    return optimizer
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse models whose parameters are sharded."""
+    for module in model.modules():
+        if type(module).__name__ in ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"):
+            raise InvalidInput(
+                f"model is wrapped in {type(module).__name__}, which shards parameters; "
+                "use DistributedDataParallel inside a site."
+            )
+
+
+def check_parameters(row: ModelRow, optimizer: Optimizer) -> None:
+    """Refuse an optimizer that does not hold exactly the trained parameters of the model."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for name, parameter in zip(row.names, row.parameters, strict=True):
+        if id(parameter) not in held:
+            raise InvalidInput(
+                f"optimizer does not hold parameter {name} of the model; make it from "
+                "model.parameters(), or freeze the parameter with requires_grad_(False)."
+            )
+    known = {id(parameter) for parameter in row.parameters}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in known and parameter.requires_grad:
+                raise InvalidInput(
+                    f"optimizer holds a parameter of shape {tuple(parameter.shape)} that is not in model; "
+                    "pass a module that contains all trained parameters."
+                )
+
+
+class OptimizerHooks:
+    """Connects a `Correction` with the steps of an optimizer.
+
+    Args:
+        optimizer: The user's.
+        correction: Applied before every step.
+        after_step: Called after every step that used a gradient.
+        notify: Called with a sentence when a step is skipped.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        correction: Correction,
+        after_step: Callable[[], None],
+        notify: Callable[[str], None],
+    ) -> None:
+        self.optimizer = optimizer
+        self.correction = correction
+        self.after_step = after_step
+        self.notify = notify
+        self.steps = 0  # that used a gradient
+        self.skipped = 0  # whose gradient was not finite
+        self._skipped_in_a_row = 0
+        self._early: Recorded | None = None  # the result of `correct`, until the step
+        self._used_gradient = False  # in the present step
+        self._ran = False  # whether the hook before the present step ran
+        self._parameters = {id(parameter) for parameter in correction.row.parameters}
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_step_post_hook(self._after),
+            register_optimizer_step_post_hook(self._after_any_step),
+        ]
+
+    def remove(self) -> None:
+        """Remove the hooks; the optimizer is as it was."""
+        for handle in self._handles:
+            handle.remove()
+
+    def correct(self) -> None:
+        """Correct the gradients now, for clipping by the user; the step then corrects nothing more."""
+        if self._early is Recorded.USED:
+            return
+        self._early = self._correct(scale=1.0)
+
+    def _before(
+        self, optimizer: Optimizer, args: Arguments, kwargs: Keywords
+    ) -> tuple[Arguments, Keywords] | None:
+        self._ran = True
+        # args[0] is the optimizer itself in the hooks of torch
+        closure = kwargs.get("closure")
+        position = _closure_position(args)
+        if position is not None:
+            closure = args[position]
+        if closure is None:
+            self._before_gradient_use()
+            return None
+
+        def corrected_closure() -> object:
+            loss = closure()
+            self._before_gradient_use()
+            return loss
+
+        if position is None:
+            return args, {**kwargs, "closure": corrected_closure}
+        changed = list(args)
+        changed[position] = corrected_closure
+        return tuple(changed), kwargs
+
+    def _before_gradient_use(self) -> None:
+        early = self._early
+        self._early = None
+        if early is not None:
+            self._used_gradient = early is Recorded.USED
+            return
+        found_inf = getattr(
+            self.optimizer, "found_inf", None
+        )  # set by GradScaler, fused optimizers
+        if isinstance(found_inf, Tensor) and float(found_inf.sum()) > 0:
+            self._used_gradient = False
+            return
+        scale = getattr(self.optimizer, "grad_scale", None)
+        self._correct(1.0 if scale is None else float(scale))
+
+    def _correct(self, scale: float) -> Recorded:
+        result = self.correction.apply(self.optimizer, scale)
+        self._used_gradient = result is Recorded.USED
+        if result is not Recorded.NOT_FINITE:
+            self._skipped_in_a_row = 0
+            return result
+        self.skipped += 1
+        self._skipped_in_a_row += 1
+        self.notify("the gradient is not finite; the step was skipped")
+        if self._skipped_in_a_row >= _BAD_STEPS:
+            raise Failed(
+                f"{self._skipped_in_a_row} gradients in a row were not finite, none was used or sent; "
+                "check the data of this site, or use a smaller learning rate."
+            )
+        return result
+
+    def _after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        if self._used_gradient:
+            self._used_gradient = False
+            self.steps += 1
+            self.after_step()
+
+    def _after_any_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        """Find steps of the model that were not corrected."""
+        if optimizer is self.optimizer:
+            has_run = self._ran
+            self._ran = False
+            if not has_run:
+                raise Failed(
+                    "the hooks of spodgt.join were removed from the optimizer; join again after the "
+                    "code that removes them."
+                )
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in self._parameters:
+                    raise Failed(
+                        f"another optimizer ({type(optimizer).__name__}) steps parameters of the joined "
+                        "model; pass that optimizer to spodgt.join."
+                    )
+
+
+def _closure_position(args: Arguments) -> int | None:
+    """Where the closure is among the positional arguments of `step`; None if there is none."""
+    for position, value in enumerate(args):
+        if position > 0 and callable(value):
+            return position
+    return None

@@ -1,0 +1,184 @@
+"""A training script as one site of a run: the context manager that `spodgt.join` returns."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from spodgt.errors import InvalidInput
+from spodgt.sites import checkpoint
+from spodgt.sites.checkpoint import HasState
+from spodgt.sites.connection import Connection
+from spodgt.sites.correction import Correction
+from spodgt.sites.exchange import ExchangeOptions
+from spodgt.sites.hooks import OptimizerHooks, check_model, check_parameters, unwrap_optimizer
+from spodgt.sites.layout import model_row
+from spodgt.sites.local_training import LocalTraining
+from spodgt.sites.options import BlockOptions
+from spodgt.sites.replicas import Replicas
+
+FOLDER_VARIABLE = "SPODGT_SITE"  # replaces the folder given to `join`, as in `spodgt simulate`
+
+
+class Site:
+    """One site of a run, used as a context manager around the training loop.
+
+    Args:
+        folder: Of the site.
+        model: Trained by the script.
+        optimizer: Of the script.
+        options: Those of `spodgt.join`.
+        saved_objects: Scheduler and gradient scaler, by name; saved beside the optimizer.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        model: nn.Module,
+        optimizer: Optimizer,
+        options: BlockOptions,
+        saved_objects: dict[str, HasState],
+    ) -> None:
+        check_model(model)
+        self.folder = Path(os.environ.get(FOLDER_VARIABLE, folder))
+        self.options = options
+        self.optimizer = unwrap_optimizer(optimizer)
+        self.row = model_row(model)
+        check_parameters(self.row, self.optimizer)
+        self.replicas = Replicas.of_this_process()
+        if self.replicas.count > 1 and options.block_seconds is not None:
+            raise InvalidInput(
+                "block_seconds would end blocks at different steps in the processes of "
+                "DistributedDataParallel; use block_steps."
+            )
+        self.correction = Correction(self.row, options.weight, options.max_norm)
+        self.saved_objects = {"optimizer": self.optimizer, **saved_objects}
+        self._connection: Connection | None = None
+        self._hooks: OptimizerHooks | None = None
+        self._training: LocalTraining | None = None
+        self._steps_before = 0  # made by earlier processes
+
+    @property
+    def name(self) -> str:
+        """The name of the site in the manifest."""
+        if self._connection is None:
+            raise InvalidInput("the site is not connected; use it inside `with spodgt.join(...)`.")
+        return self._connection.name
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps so far, with those that earlier processes have committed."""
+        made = 0 if self._hooks is None else self._hooks.steps
+        return self._steps_before + made
+
+    @property
+    def exchange_seconds(self) -> float:
+        """Seconds in which the training waited for exchanges."""
+        return self._running().exchange_seconds
+
+    def exchange(self) -> None:
+        """End the block now, whatever its length."""
+        self._running().end_block()
+
+    def correct(self) -> None:
+        """Correct the gradients now; call it before your own clipping, the step then adds nothing more."""
+        if self._hooks is None:
+            raise InvalidInput("site.correct() was called outside `with spodgt.join(...)`.")
+        self._hooks.correct()
+
+    def report(self, *, loss: float | None = None, accuracy: float | None = None) -> None:
+        """Set the scores that `spodgt peer status` and `watch` show.
+
+        Args:
+            loss: Of the present model, on data of this site.
+            accuracy: The same.
+        """
+        if self._connection is None:
+            return  # not rank 0 of DistributedDataParallel
+        if loss is not None:
+            self._connection.scores.loss = float(loss)
+        if accuracy is not None:
+            self._connection.scores.accuracy = float(accuracy)
+
+    def __enter__(self) -> Self:
+        if self.replicas.is_peer:
+            self._connection = self._connect()
+        training = LocalTraining(
+            self.correction, self.options, self.replicas, self._connection, self.saved_objects
+        )
+        try:
+            training.begin()
+        except BaseException:
+            if self._connection is not None:
+                self._connection.close()
+            raise
+        steps = torch.tensor([self._steps_before], device=self.correction.correction.device)
+        self.replicas.copy_from_peer([steps])
+        self._steps_before = int(steps)
+        self._training = training
+        self._hooks = OptimizerHooks(
+            self.optimizer, self.correction, training.after_step, training.warn
+        )
+        return self
+
+    def _connect(self) -> Connection:
+        """Open the folder, continue from its state, and begin to exchange in the background."""
+        options = self.options
+        connection = Connection(
+            self.folder,
+            self.row.layout,
+            self.row.read(),
+            dtype=self.correction.dtype,
+            initial=options.initial,
+            options=ExchangeOptions(options.alpha, options.max_silent_blocks),
+            durability=options.durability,
+        )
+        state = connection.node.state
+        self._steps_before = state.gradients
+        if state.k > 1:
+            self.row.write(state.method.x[0])
+            checkpoint.load(self.folder, self.saved_objects, connection.journal.event)
+        connection.start()
+        return connection
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._hooks is not None
+        self._hooks.remove()
+        try:
+            if error is None:
+                self._finish()
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+
+    def _finish(self) -> None:
+        """End the last block, save, and inform the neighbours."""
+        training = self._running()
+        training.end_block()
+        if self._connection is None:
+            return
+        training.save()
+        self._connection.finish(self.options.linger_seconds)
+        if self.steps == 0:
+            warnings.warn(
+                "optimizer.step() was never called on the optimizer given to spodgt.join, so nothing was "
+                "learned here; pass the optimizer that the loop uses.",
+                stacklevel=3,
+            )
+
+    def _running(self) -> LocalTraining:
+        if self._training is None:
+            raise InvalidInput("the site is not connected; use it inside `with spodgt.join(...)`.")
+        return self._training
