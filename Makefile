@@ -64,7 +64,7 @@ docs: $(STAMP)
 	$(VENV)/bin/python tools/links.py site
 
 simulate: $(STAMP) # peers under random faults, for as long as MINUTES says
-	$(VENV)/bin/python -m tests.peer.simulation --minutes $(MINUTES) --first $(FIRST)
+	$(VENV)/bin/python -m tests.peer.simulation --minutes $(MINUTES) --first $(FIRST) --workers 2
 
 bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/speed.py

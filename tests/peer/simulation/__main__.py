@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from tests.peer.simulation.pool import measure_all
 from tests.peer.simulation.shrink import shrink
 from tests.peer.simulation.simulator import Outcome, plan_of, simulate
 
@@ -20,11 +21,12 @@ def main() -> int:
         "--minutes", type=float, help="as many seeds as fit, beginning with --first"
     )
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the seeds")
     parser.add_argument("--no-shrink", action="store_true")
     given = parser.parse_args()
     if given.seed is not None:
         return _one(given.seed, not given.no_shrink)
-    return _many(_seeds(given), not given.no_shrink)
+    return _many(_seeds(given), not given.no_shrink, given.workers)
 
 
 def _seeds(given: argparse.Namespace) -> Iterator[int]:
@@ -50,21 +52,27 @@ def _one(seed: int, shrinks: bool) -> int:
     return int(bool(outcome.failure))
 
 
-def _many(seeds: Iterator[int], shrinks: bool) -> int:
-    begun = time.process_time()
+def _many(seeds: Iterator[int], shrinks: bool, workers: int) -> int:
+    begun = time.monotonic()
     failed = []
     count = 0
     hours = 0.0
-    for seed in seeds:
-        outcome = simulate(plan_of(seed))
+    cpu_seconds = 0.0
+    for measured in measure_all(seeds, workers):
+        outcome = measured.outcome
         count += 1
         hours += outcome.virtual_seconds / 3600
+        cpu_seconds += measured.cpu_seconds
         if outcome.failure:
-            failed.append(seed)
+            failed.append(outcome.plan.seed)
             _report(outcome, shrinks)
-    spent = time.process_time() - begun
-    rates = f"{count / spent:.2f} seeds and {hours / spent:.4f} virtual hours per second of CPU"
-    print(f"{count} seeds, {len(failed)} failed {failed}: {rates}")
+        if count % 500 == 0:
+            print(f"{count} seeds, {len(failed)} failed", flush=True)
+    seconds = time.monotonic() - begun
+    print(f"{count} seeds in {seconds:.0f} s, {len(failed)} failed {failed}")
+    if count:
+        rates = f"{count / cpu_seconds:.2f} seeds and {hours / cpu_seconds:.4f} virtual hours"
+        print(f"{rates} per second of a core")
     return int(bool(failed))
 
 

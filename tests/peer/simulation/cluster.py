@@ -12,6 +12,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from spodgt.errors import SpodgtError
 from spodgt.experiment import Experiment
 from spodgt.peer.host.fault_injection import Chaos
@@ -31,6 +34,7 @@ STEP_SECONDS = 0.02  # of a local round on an ordinary host
 LAST_EPOCH = 2**62  # later than all
 CRASH_SECONDS = 0.01
 RESTART_SECONDS = 3.0  # after which a supervisor starts a peer again that ended with an error
+CERTIFICATE_CURES = ("copy it again", "peer renew", "peer issue", "set the clock")
 FOLDER = Path("/peer")
 RUNNING: contextvars.ContextVar[PeerProcess | None] = contextvars.ContextVar("RUNNING")
 
@@ -53,6 +57,7 @@ class SimulatedHost:
         self.is_wanted = True  # whether the supervisor keeps a process running
         self.has_ended = False  # its peer has made all its rounds
         self.is_damaged = False  # a bit of its state was flipped
+        self.has_bad_data = False  # gradients are not finite
         self.end = ""  # the sentence with which the last process ended by itself
 
 
@@ -68,6 +73,7 @@ class PeerProcess:
         self.clock = host.clock
         self.is_alive = True
         self.crash_in = 0  # operations on the disk or sends until it crashes; 0: never
+        self.crash_operation = ""  # the only one that counts; "": all of them
         self.crash_loses_power = False
         self.is_crashing = False
         self.tasks: dict[asyncio.Task[Any], None] = {}
@@ -83,9 +89,17 @@ class PeerProcess:
             self.files.close()
             raise
         cluster.checks.watch(self.peer, is_clone)
+        self.honest_gradient = self.peer.node.gradient
+        self.peer.node.gradient = self._gradient
         if host.chaos:
             hear = Chaos(self.peer.node.hear, **host.chaos, seed=cluster.random.random())
             self.peer.transport.local = replace(self.peer.transport.local, hear=hear)
+
+    def _gradient(self, x: Tensor, k: int) -> Tensor:
+        gradient = self.honest_gradient(x, k)
+        if self.host.has_bad_data:
+            return torch.full_like(gradient, torch.nan)
+        return gradient
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start a task of this process."""
@@ -95,7 +109,7 @@ class PeerProcess:
         """Called before every change of the disk."""
         if not self.is_alive or self.is_crashing:
             raise OSError("the process is dead")
-        if self._crashes():
+        if self._crashes(operation):
             # frames that were handed to the thread of the wire may have left before the crash
             self.is_crashing = True
             self.cluster.after(CRASH_SECONDS, lambda: self.kill(self.crash_loses_power))
@@ -106,12 +120,12 @@ class PeerProcess:
         self.cluster.checks.no_secret(data)
         if not self.is_alive:
             raise Disconnected("the process is dead")
-        if self._crashes():
+        if self._crashes("send"):
             self.kill(self.crash_loses_power)
             raise Disconnected("the process is dead")
 
-    def _crashes(self) -> bool:
-        if self.crash_in:
+    def _crashes(self, operation: str) -> bool:
+        if self.crash_in and self.crash_operation in ("", operation):
             self.crash_in -= 1
             return self.crash_in == 0
         return False
@@ -169,6 +183,8 @@ class Cluster:
         self.clones: dict[str, PeerProcess] = {}
         self.old_manifests: list[bytes] = []
         self.copies: dict[str, list[dict[Path, Inode]]] = {}  # of disks, by client, oldest first
+        self.ends: dict[int, Callable[[], object] | None] = {}  # of faults; None: it has ended
+        self.moved: set[str] = set()  # clients whose address has changed
         self.started = 0
         loop.set_task_factory(self._make_task)
         loop.set_exception_handler(self._unhandled)
@@ -210,6 +226,23 @@ class Cluster:
                 self.fail(error)
 
         contextvars.Context().run(self.loop.call_later, seconds, do)
+
+    def at_end(self, seconds: float, work: Callable[[], object]) -> None:
+        """Do what ends a fault, after `seconds` or when all faults end, whatever comes first."""
+        number = len(self.ends)
+        self.ends[number] = work
+        self.after(seconds, lambda: self._end(number))
+
+    def end_faults(self) -> None:
+        """End all faults that last."""
+        for number in list(self.ends):
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        work = self.ends.get(number)
+        self.ends[number] = None
+        if work is not None:
+            work()
 
     # --- the authority and the operator ------------------------------------------------------------
     def add_host(self, name: str) -> SimulatedHost:
@@ -263,7 +296,7 @@ class Cluster:
     def options(self) -> Options:
         return Options(
             durability=self.setup.durability,
-            report_every=2.0,
+            report_every=3.0,
             evaluate_every=20.0,
             commit_every=self.setup.commit_every,
             drop_after=self.setup.drop_after,
@@ -317,7 +350,8 @@ class Cluster:
         """A peer has ended with a sentence: the operator does as it says, and it is started again."""
         host.end = str(error)
         self.checks.note(f"{host.name} ended: {host.end}")
-        if "was removed from the run" in host.end:
+        is_removed = host.name not in self.manifest.names and "is not in version" in host.end
+        if is_removed or "was removed from the run" in host.end:
             host.is_wanted = False
         elif "remove the directory" in host.end and host.is_damaged:
             host.is_damaged = False
@@ -325,8 +359,10 @@ class Cluster:
             self.checks.lost_state(host.name)
         elif "manifest.toml" in host.end:
             self.give_manifest(host.name)
-        elif "peer renew" in host.end or "peer issue" in host.end or "set the clock" in host.end:
+        elif any(text in host.end for text in CERTIFICATE_CURES):
             self.issue(host.name)
+        elif "gradients in a row were not finite" in host.end and host.has_bad_data:
+            host.has_bad_data = False
         elif "the disk is full" not in host.end:
             self.fail(Violation(f"{host.name} ended: {host.end}"))
         self._start_later(host.name)
@@ -365,14 +401,18 @@ class Cluster:
             await asyncio.sleep(0)
 
 
+def first_step_size(method: str) -> float:
+    """The step size of the first manifest: large, so that few rounds lead to the optimum."""
+    return 0.3 if method == "relay" else 0.2
+
+
 def first_manifest(setup: Setup) -> Manifest:
     """The manifest with which a run begins."""
-    step_size = 0.3 if setup.method == "relay" else 0.1
     config = Experiment.parse(
         {
             "run": {
                 "methods": [{"name": setup.method, **setup.layers}],
-                "step_size": step_size,
+                "step_size": first_step_size(setup.method),
                 "seeds": 1,
             },
             "network": {"kind": setup.graph, "clients": setup.clients},

@@ -69,6 +69,25 @@ class SimulatedDisk:
         for path in [path for path in self.inodes if folder in path.parents]:
             del self.inodes[path]
 
+    def has(self, folder: Path) -> bool:
+        """Whether any file is in a folder."""
+        return any(folder in path.parents for path in self.inodes)
+
+    def write_to(self, folder: Path, target: Path) -> None:
+        """Copy all files of a folder into a directory of the real disk."""
+        for path, inode in self.inodes.items():
+            if folder in path.parents:
+                file = target / path.relative_to(folder)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(inode.content)
+
+    def read_from(self, source: Path, folder: Path) -> None:
+        """Copy all files of a directory of the real disk into a folder."""
+        for file in sorted(source.rglob("*")):
+            if file.is_file():
+                mode = file.stat().st_mode & 0o777
+                self.put(folder / file.relative_to(source), file.read_bytes(), mode)
+
     def lose_power(self, random: Random) -> None:
         for inode in self.inodes.values():
             inode.lose_power(random)

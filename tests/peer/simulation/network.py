@@ -114,6 +114,11 @@ class Pipe:
         self.wake.set()
         self.room.set()
 
+    def fail_after_delivery(self, error: WireError) -> None:
+        """The writer is dead: what it has sent still arrives, then the reader sees an error."""
+        arrival = max(self.free_at, self.network.loop.now) + 1e-3
+        self.network.loop.call_at(arrival, self.fail, error)
+
 
 class Connection:
     """A call between two processes: the caller's end (`Call`), with the server's beside it."""
@@ -129,6 +134,7 @@ class Connection:
         self.down = Pipe(network, (listener.process.name, caller.name))
         self.accepted: asyncio.Future[Headers] = network.loop.create_future()
         self.task: asyncio.Task[None] | None = None
+        self.is_lost = False  # one of its processes was killed
 
     def begin(self, procedure: str, headers: Headers) -> None:
         self.network.connections[self] = None
@@ -147,7 +153,8 @@ class Connection:
                 Rejected(str(error)),
             )
         except asyncio.CancelledError:
-            self.down.fail(Disconnected("cancelled by the server"))
+            if not self.is_lost:
+                self.down.fail(Disconnected("cancelled by the server"))
         finally:
             self.up.fail(Disconnected("the server has ended the call"))
             self.network.connections.pop(self, None)
@@ -156,6 +163,8 @@ class Connection:
 
     def reset(self) -> None:
         """The connection is gone: both ends see an error."""
+        if self.is_lost:
+            return
         self.network.connections.pop(self, None)
         for pipe in (self.up, self.down):
             pipe.fail(Disconnected("connection reset"))
@@ -164,6 +173,23 @@ class Connection:
             self.accepted.exception()  # it may be that nobody waits for it
         if self.task is not None:
             self.task.cancel()
+
+    def lose(self, process: Process) -> None:
+        """One of its processes was killed."""
+        self.is_lost = True
+        self.network.connections.pop(self, None)
+        reset = Disconnected("connection reset")
+        if process is self.caller:
+            self.up.fail_after_delivery(reset)
+            self.down.fail(reset)
+        else:
+            self.down.fail_after_delivery(reset)
+            self.up.fail(reset)
+            if self.task is not None:
+                self.task.cancel()
+        if not self.accepted.done():
+            self.accepted.set_exception(reset)
+            self.accepted.exception()  # it may be that nobody waits for it
 
     # --- the caller's end --------------------------------------------------------------------------
     async def headers(self) -> Headers:
@@ -255,13 +281,13 @@ class Network:
         self.paths.clear()
 
     def process_ended(self, process: Process) -> None:
-        """All its connections are reset, and its addresses are free."""
+        """Its connections break after the frames that have left it, and its addresses are free."""
         for address, listener in list(self.listeners.items()):
             if listener.process is process:
                 del self.listeners[address]
         for connection in list(self.connections):
             if process in (connection.caller, connection.listener.process):
-                connection.reset()
+                connection.lose(process)
 
 
 class ProcessWire:

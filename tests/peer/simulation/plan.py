@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from random import Random
 
-FAULT_SECONDS = 40.0  # of virtual time in which faults begin
+FAULT_SECONDS = (8.0, 12.0, 16.0, 30.0)  # of virtual time in which faults begin
 METHODS = ("spod-gt-memory", "spod-gt-memory", "spod-gt-memory", "relay", "ab")
 
 
@@ -56,6 +56,7 @@ class Plan:
     seed: int
     setup: Setup
     faults: tuple[Fault, ...]
+    seconds: float = 40.0  # of virtual time, after which all faults end
 
     def without(self, dropped: set[int]) -> Plan:
         """The plan without the faults of these positions."""
@@ -86,7 +87,7 @@ def draw_setup(random: Random) -> Setup:
         clients=random.choice((3, 3, 3, 4)),
         graph=random.choice(("exponential", "exponential", "ring")),
         layers=layers,
-        rate=random.choice((1.0, 2.0, 3.0)),
+        rate=random.choice((1.0, 1.0, 2.0)),
         max_alone=random.choice((6, 20, 0)),
         commit_every=random.choice((1, 1, 1, 3)),
         drop_after=drop_after,
@@ -108,13 +109,14 @@ def draw_plan(seed: int, kinds: dict[str, float]) -> Plan:
     weights = [kinds[kind] for kind in chosen]
     names = names_of(setup)
     count = random.choice((1, 3, 6, 10))
+    duration = random.choice(FAULT_SECONDS)
     faults = []
     for _ in range(count):
         target, other = random.sample(names, 2)
         kind = random.choices(chosen, weights)[0]
         seconds = random.choice((0.2, 1.0, 4.0, 12.0, 25.0))
-        at = random.uniform(2.0, FAULT_SECONDS)
+        at = random.uniform(1.5, duration)
         number = random.choice((1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0))
         faults.append(Fault(round(at, 3), kind, target, other, seconds, number))
     faults.sort(key=lambda fault: fault.at)
-    return Plan(seed, setup, tuple(faults))
+    return Plan(seed, setup, tuple(faults), duration)

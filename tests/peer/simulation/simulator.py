@@ -18,11 +18,12 @@ from spodgt.engine import use_loops
 from tests.peer.simulation import faults
 from tests.peer.simulation.checks import Violation
 from tests.peer.simulation.cluster import Cluster
-from tests.peer.simulation.plan import FAULT_SECONDS, Plan, draw_plan
+from tests.peer.simulation.plan import Plan, draw_plan
 from tests.peer.simulation.virtual import Stuck, VirtualLoop
 
 HEAL_SECONDS = 120.0  # of virtual time, within which everything must be well again
 MOVE_SECONDS = 8.0
+MOVED = 2  # rounds that each client must make within MOVE_SECONDS
 TOLERANCE = 0.05  # distance of models from the optimum, relative to that of the initial model
 
 
@@ -95,7 +96,7 @@ async def _run(cluster: Cluster, plan: Plan, outcome: Outcome) -> None:
         cluster.after(fault.at, lambda kind=kind, fault=fault: _inflict(cluster, kind, fault))  # type: ignore[misc]
     if any(fault.kind == "roll_back" for fault in plan.faults):
         cluster.copy_disks()
-    await _pass(cluster, FAULT_SECONDS)
+    await _pass(cluster, plan.seconds)
     cluster.checks.note("faults end")
     faults.heal(cluster)
     await _until_well(cluster, outcome)
@@ -134,11 +135,16 @@ async def _until_well(cluster: Cluster, outcome: Outcome) -> None:
 
 
 async def _until_moved(cluster: Cluster) -> None:
+    begun = cluster.loop.now
     before = {name: peer.node.state.k for name, peer in cluster.running().items()}
-    await _pass(cluster, MOVE_SECONDS)
-    for name, peer in cluster.running().items():
-        if peer.node.state.k <= before[name]:
-            raise Violation(f"{name} makes no rounds")
+    while True:
+        await _pass(cluster, 1.0)
+        peers = cluster.running().items()
+        idle = [name for name, peer in peers if peer.node.state.k < before[name] + MOVED]
+        if not idle:
+            return
+        if cluster.loop.now - begun > MOVE_SECONDS:
+            raise Violation(f"{', '.join(idle)} made less than {MOVED} rounds in {MOVE_SECONDS} s")
 
 
 async def _until_optimal(cluster: Cluster) -> None:
@@ -149,7 +155,7 @@ async def _until_optimal(cluster: Cluster) -> None:
             return
         if cluster.loop.now - begun > HEAL_SECONDS:
             raise Violation(f"models are {distance:.2g} from the optimum")
-        await _pass(cluster, 5.0)
+        await _pass(cluster, 2.0)
 
 
 def _digest(cluster: Cluster) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.peer.simulation.simulator import plan_of, simulate
 
-SEEDS = 80
+SEEDS = 100
 BLOCKS = 4
 
 
