@@ -227,7 +227,7 @@ def eager(runs: list[Run]) -> Callable[[], None]:
             chosen = torch.from_numpy(held.indices[held.offsets[rows, None] + drawn])
             inputs, targets = problem.samples.take(chosen, x.dtype)
             index = torch.from_numpy(rows)
-            new[index] = engine.grads(x[index], inputs, targets, [])
+            new[index] = engine.with_losses(x[index], inputs, targets, [])[1]
         y = y + new - g
         g = new
 
@@ -582,7 +582,7 @@ def many_clients(clients: int, each: int = 16, side: int = 28, classes: int = 10
         clients=min(clients, 1000),
         partition=IID(),
     )
-    from spodgt.problems.data.sampling import ClientIndices
+    from spodgt.problems.data.samples import ClientIndices
 
     return problem.with_client_indices(ClientIndices(again.numpy(), np.arange(clients + 1) * each))
 

@@ -18,7 +18,7 @@ from spodgt.kernels import links as mixing
 from spodgt.kernels.links import Links
 from spodgt.problems import Quadratic, classification
 from spodgt.problems.data import IID, Dirichlet, LabelsPerClient, Partition
-from spodgt.problems.data.sampling import Samples
+from spodgt.problems.data.samples import Samples
 from spodgt.runtimes.simulator import Simulation
 from spodgt.types import Minibatches
 from tests.strategies import METHODS, SEEDS, as_run, networks, participations, worlds
