@@ -36,7 +36,7 @@ from rich.table import Table
 
 import spodgt
 from spodgt.algorithms.base import Algorithm, Rate, TrackingState
-from spodgt.kernels.links import Links
+from spodgt.kernels.links import Links, PlainMixing, round_weights
 from spodgt.participation.roles import HasRoles
 from spodgt.problems.data.sampling import sample_without_replacement
 from spodgt.problems.gradients import Engine
@@ -201,18 +201,15 @@ def eager(runs: list[Run]) -> Callable[[], None]:
     g = torch.zeros_like(x)
     k = 0
 
-    def plain(z: torch.Tensor, weights: Any, active: Any, keeper: Any) -> torch.Tensor:
-        moved = np.where(active, weights, 0.0)
-        return links.mix_plain(
-            z, moved, active, 1.0 - np.bincount(keeper, moved, minlength=links.clients)
-        )
+    push = PlainMixing(links, round_weights(batch.weights["b"], x.dtype), links.senders)
+    pull = PlainMixing(links, round_weights(batch.weights["a"], x.dtype), links.receivers)
 
     def round() -> None:
         nonlocal x, y, g, k
         k += 1
         now = world.rounds.start(k)
-        y = plain(y, batch.weights["b"], now.links.active.pushing, links.senders)
-        x = plain(x, batch.weights["a"], now.links.active.pull, links.receivers) - 0.01 * y
+        y = push(y, now.links.push)
+        x = pull(x, now.links.pull) - 0.01 * y
         rows = np.flatnonzero(now.active_clients)
         new = torch.zeros_like(x)
         if len(rows):

@@ -112,14 +112,13 @@ def test_dense_sparse_and_compiled_mixing_agree(clients: int, runs: int, seed: i
     links = Links(runs, runs * clients, receivers, senders)
     x = torch.from_numpy(rng.standard_normal((runs * clients, 3)))
     active, weights = rng.random(len(receivers)) < 0.6, np.tile(network.b, runs)
-    compiled = links.mix(x, weights, active, keeper=senders)
-    moved = np.where(active, weights, 0.0)
-    kept = np.ones(runs * clients) - np.bincount(senders, moved, minlength=runs * clients)
+    operator = mixing.mixing_operator(links, weights, senders, dtype=x.dtype, device=x.device)
+    compiled = operator(x, active)
     with pytest.MonkeyPatch.context() as patch:
         for limit, dense in ((mixing._MAX_DENSE_CLIENTS, True), (0, False)):
             patch.setattr(mixing, "_MAX_DENSE_CLIENTS", limit)
             assert links.dense == dense
-            close(links.mix_plain(x, moved, active, kept), compiled)
+            close(mixing.PlainMixing(links, weights, senders)(x, active), compiled)
 
 
 # --- tracking --------------------------------------------------------------------------------------

@@ -10,11 +10,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from spodgt.errors import InvalidInput
-from spodgt.kernels.links import Links, add_rows, matrix_diagonal
+from spodgt.kernels.links import (
+    Links,
+    add_rows,
+    matrix_diagonal,
+    mixing_operator,
+    round_weights,
+)
 from spodgt.problems.protocols import HasBatches
 from spodgt.types import Availability, Bools, Floats, Ints, Problem
 
@@ -141,11 +146,18 @@ class ClientBlock:
             active: (links of the batch,) active links.
             keepers: (links of the batch,) the end of each link that keeps what is not sent.
         """
-        rounded = weights.astype(torch.empty(0, dtype=x.dtype).numpy().dtype)  # as in `Links.mix`
+        rounded = round_weights(weights, x.dtype)
         # The diagonal of the whole matrix: it depends on the links to other processes, too.
         diagonal = matrix_diagonal(rounded, active, keepers, len(self.owner))[self.clients]
         links = self.inner_links
-        return self.inner_mixing.mix_with(x, rounded[links], active[links], diagonal)
+        operator = mixing_operator(
+            self.inner_mixing,
+            rounded[links],
+            self.row[keepers[links]],
+            dtype=x.dtype,
+            device=x.device,
+        )
+        return operator.with_diagonal(x, active[links], diagonal)
 
     def mix_inner_differences(self, x: Tensor, weights: Floats, active: Bools) -> Tensor:
         """As `Links.mix_differences`, over the links within this block."""
