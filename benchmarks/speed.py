@@ -36,7 +36,7 @@ from rich.table import Table
 
 import spodgt
 from spodgt.algorithms.base import Algorithm, Rate, TrackingState
-from spodgt.kernels.links import Links, PlainMixing, round_weights
+from spodgt.kernels.links import Links, PlainMixing, mixing_operator, round_weights
 from spodgt.participation.roles import HasRoles
 from spodgt.problems.data.sampling import sample_without_replacement
 from spodgt.problems.gradients import Engine
@@ -706,7 +706,8 @@ def mixing(power: dict[str, Any]) -> list[dict[str, Any]]:
             ("pull", net.a, links.receivers),
             ("push", net.b, links.senders),
         ):
-            work = partial(links.mix, x, weights, active, keeper=keeper)
+            operator = mixing_operator(links, weights, keeper, dtype=x.dtype, device=x.device)
+            work = partial(operator, x, active)
             seconds, spread = best(work, repeats=3)
             share = 2 * x.numel() * 4 / seconds / (power["copy_gb_per_s"] * 1e9)
             rows.append(
@@ -744,10 +745,13 @@ def short_rows() -> list[dict[str, Any]]:
             links = Links(1, clients, net.receivers, net.senders)
             for share in (1.0, 0.5):
                 active = np.random.default_rng(1).random(net.links) < share
+                where = {"dtype": x.dtype, "device": x.device}
+                pull = mixing_operator(links, net.a, links.receivers, **where)
+                push = mixing_operator(links, net.b, links.senders, **where)
                 steps: dict[str, Callable[[], Any]] = {
                     "copy": partial(target.copy_, source),
-                    "pull": partial(links.mix, x, net.a, active, keeper=links.receivers),
-                    "push": partial(links.mix, x, net.b, active, keeper=links.senders),
+                    "pull": partial(pull, x, active),
+                    "push": partial(push, x, active),
                     "gather": partial(torch.index_select, x, 0, shuffled, out=out),
                 }
                 seconds = alternating(steps, 7)
