@@ -36,7 +36,7 @@ from rich.table import Table
 
 import spodgt
 from spodgt.algorithms.base import Algorithm, Rate, TrackingState
-from spodgt.kernels.links import Links, PlainMixing, mixing_operator, round_weights
+from spodgt.kernels.links import BatchLinks, PlainMixing, mixing_operator, round_weights
 from spodgt.participation.roles import HasRoles
 from spodgt.problems.data.sampling import sample_without_replacement
 from spodgt.problems.gradients import Engine
@@ -699,7 +699,7 @@ def mixing(power: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for clients, width in ((10, 10**2), (10, 10**4), (10, 10**6), (10, 10**7), (1000, 10**4)):
         net = geometric(10)(0) if clients == 10 else sparse(clients)(0)
-        links = Links(1, clients, net.receivers, net.senders)
+        links = BatchLinks(1, clients, net.receivers, net.senders)
         x = torch.randn(clients, width)
         active = np.ones(net.links, bool)
         for name, weights, keeper in (
@@ -742,7 +742,7 @@ def short_rows() -> list[dict[str, Any]]:
         shuffled = torch.from_numpy(np.random.default_rng(0).permutation(clients))
         for kind, make in (("random", sparse(clients)), ("geometric", plane(clients))):
             net = make(0)
-            links = Links(1, clients, net.receivers, net.senders)
+            links = BatchLinks(1, clients, net.receivers, net.senders)
             for share in (1.0, 0.5):
                 active = np.random.default_rng(1).random(net.links) < share
                 where = {"dtype": x.dtype, "device": x.device}

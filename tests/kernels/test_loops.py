@@ -20,7 +20,7 @@ import spodgt
 from spodgt import engine, rng
 from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.engine import cache_directory, loops_enabled, use_engine
-from spodgt.kernels.links import Links, PlainMixing, mixing_operator, round_weights
+from spodgt.kernels.links import BatchLinks, PlainMixing, mixing_operator, round_weights
 from spodgt.problems import Quadratic
 from spodgt.problems.data.sampling import sample_without_replacement
 from spodgt.problems.gradients.linear import LinearEngine
@@ -311,7 +311,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
 
 
 def mix(
-    links: Links, x: torch.Tensor, weights: Floats, active: Bools, keepers: Ints
+    links: BatchLinks, x: torch.Tensor, weights: Floats, active: Bools, keepers: Ints
 ) -> torch.Tensor:
     """The mixing matrix of the active links times x."""
     operator = mixing_operator(links, weights, keepers, dtype=x.dtype, device=x.device)
@@ -322,7 +322,7 @@ def mix(
 def test_rows_of_any_width_and_more_neighbours_than_fit_at_once_are_mixed(width: int) -> None:
     clients, draws = 90, np.random.default_rng(width)
     receivers, senders = np.nonzero(~np.eye(clients, dtype=bool))
-    links = Links(1, clients, receivers, senders)
+    links = BatchLinks(1, clients, receivers, senders)
     weights, active = draws.random(len(senders)) / clients, draws.random(len(senders)) < 0.9
     x = torch.from_numpy(draws.standard_normal((clients, width)))
     theirs = PlainMixing(links, weights, receivers)(x, active)
@@ -344,7 +344,7 @@ def test_compiled_mixing_is_torchs_mixing(clients: int, runs: int, seed: int, ma
     )
     receivers, senders = (np.array([p[end] for p in pairs], np.int64) for end in (0, 1))
     total = runs * clients
-    links = Links(1 if many else runs, total, receivers, senders)
+    links = BatchLinks(1 if many else runs, total, receivers, senders)
     weights, active = draws.random(len(pairs)) / clients, draws.random(len(pairs)) < 0.5
     x = torch.from_numpy(draws.standard_normal((total, 3)))
     for keeper in (receivers, senders):
@@ -356,7 +356,7 @@ def test_compiled_mixing_is_torchs_mixing(clients: int, runs: int, seed: int, ma
 def test_mixed_differences_are_the_mixed_rows_minus_the_rows() -> None:
     draws = np.random.default_rng(0)
     receivers, senders = np.nonzero(~np.eye(6, dtype=bool))
-    links = Links(1, 6, receivers, senders)
+    links = BatchLinks(1, 6, receivers, senders)
     weights, active = draws.random(30) / 6, draws.random(30) < 0.7
     x = torch.from_numpy(draws.standard_normal((6, 1500)))
     differences = links.mix_differences(x, weights, active)
@@ -367,7 +367,7 @@ def test_mixed_differences_are_the_mixed_rows_minus_the_rows() -> None:
 def test_mixed_differences_of_equal_rows_are_zero() -> None:
     network = spodgt.Network.random_geometric(6, 0.7, seed=0)
     assert network.w is not None
-    links = Links(1, 6, network.receivers, network.senders)
+    links = BatchLinks(1, 6, network.receivers, network.senders)
     x = torch.randn(8).expand(6, 8).contiguous()
     assert not links.mix_differences(x, network.w, np.ones(len(network.w), bool)).any()
 
@@ -383,7 +383,7 @@ def test_rows_of_any_length_and_many_links_are_mixed(width: int, dtype: torch.dt
     receivers, senders = np.nonzero(on & ~np.eye(150, dtype=bool))
     weights, active = draws.random(len(senders)) / 150, draws.random(len(senders)) < 0.7
     x = torch.from_numpy(draws.standard_normal((150, width))).to(dtype)
-    links = Links(1, 150, receivers, senders)
+    links = BatchLinks(1, 150, receivers, senders)
     mixed = mix(links, x, weights, active, receivers)
     theirs = PlainMixing(links, round_weights(weights, dtype), receivers)(x, active)
     torch.testing.assert_close(

@@ -15,7 +15,7 @@ from torch import Tensor
 import spodgt
 from spodgt.algorithms import ALGORITHMS, method
 from spodgt.kernels import links as mixing
-from spodgt.kernels.links import Links
+from spodgt.kernels.links import BatchLinks
 from spodgt.problems import Quadratic, classification
 from spodgt.problems.data import IID, Dirichlet, LabelsPerClient, Partition
 from spodgt.problems.data.samples import Samples
@@ -109,7 +109,7 @@ def test_dense_sparse_and_compiled_mixing_agree(clients: int, runs: int, seed: i
     offsets = np.repeat(np.arange(runs) * clients, network.links)
     receivers = np.tile(network.receivers, runs) + offsets
     senders = np.tile(network.senders, runs) + offsets
-    links = Links(runs, runs * clients, receivers, senders)
+    links = BatchLinks(runs, runs * clients, receivers, senders)
     x = torch.from_numpy(rng.standard_normal((runs * clients, 3)))
     active, weights = rng.random(len(receivers)) < 0.6, np.tile(network.b, runs)
     operator = mixing.mixing_operator(links, weights, senders, dtype=x.dtype, device=x.device)

@@ -18,7 +18,7 @@ from spodgt.algorithms.base import Algorithm
 from spodgt.algorithms.compose.schedules import with_fixed_rate
 from spodgt.engine import fits_loops
 from spodgt.kernels.coefficients import STEP_SIZE, CoefficientTables
-from spodgt.kernels.links import Links, columns_per_block
+from spodgt.kernels.links import BatchLinks, columns_per_block
 from spodgt.kernels.program import MATRICES, Program, trace
 from spodgt.kernels.steps import Activity, Batch, State, rebuild
 from spodgt.kernels.tracing import PUSH, NotLinear
@@ -228,7 +228,7 @@ class _Rounds:
         masks = _contiguous(self.masks[:, :, low:high])
         return Coefficients(factors, masks, np.asarray(masks.any(2)))
 
-    def links(self, links: Links, low: int, high: int) -> RunLinks:
+    def links(self, links: BatchLinks, low: int, high: int) -> RunLinks:
         """The links of the clients of a run, from `low` to `high`."""
         from spodgt.kernels.run_program import RunLinks
 

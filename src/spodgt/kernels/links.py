@@ -26,7 +26,7 @@ def columns_per_block(clients: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Links:
+class BatchLinks:
     """The links of a batch of runs as one disjoint union, sorted by receiver."""
 
     runs: int  # of equal size; 1 if runs differ in size
@@ -79,7 +79,7 @@ class MixingOperator(Protocol):
 
 
 def mixing_operator(
-    links: Links,
+    links: BatchLinks,
     weights: Floats,
     keepers: Ints,
     *,
@@ -119,7 +119,7 @@ def matrix_diagonal(weights: Array, active: Bools, keepers: Ints, clients: int) 
 class PlainMixing:
     """The `MixingOperator` in PyTorch, on any device."""
 
-    links: Links
+    links: BatchLinks
     weights: Floats  # (links,)
     keepers: Ints  # (links,)
 

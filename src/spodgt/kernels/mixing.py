@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spodgt.engine import compiled_loop
-from spodgt.kernels.links import Links, columns_per_block
+from spodgt.kernels.links import BatchLinks, columns_per_block
 from spodgt.problems.gradients.linear_model import UINT
 from spodgt.types import Bools, Floats, Ints
 
@@ -25,7 +25,7 @@ class CompiledMixing:
         keepers: (links,) the end of each link with the remaining weight on the diagonal.
     """
 
-    def __init__(self, links: Links, weights: Floats, keepers: Ints) -> None:
+    def __init__(self, links: BatchLinks, weights: Floats, keepers: Ints) -> None:
         self.pointers = links.pointers
         self.senders = links.senders
         self.weights = weights

@@ -18,7 +18,7 @@ from torch import Tensor
 from spodgt import rng
 from spodgt.algorithms import stack
 from spodgt.algorithms.base import Algorithm
-from spodgt.kernels.links import Links
+from spodgt.kernels.links import BatchLinks
 from spodgt.kernels.steps import Activity
 from spodgt.participation import delay
 from spodgt.participation.roles import HasRoles, Roles
@@ -93,7 +93,7 @@ class RunBatch:
         return problem.to(self.device, self.dtype)
 
     @cached_property
-    def links(self) -> Links:
+    def links(self) -> BatchLinks:
         receivers = []
         senders = []
         for run, start in zip(self.live, self.starts[:-1], strict=True):
@@ -101,7 +101,7 @@ class RunBatch:
             senders.append(run.network.senders + start)
         equal_runs = len(self.live) if len(set(self.sizes)) == 1 else 1
         clients = int(self.starts[-1])
-        return Links(equal_runs, clients, np.concatenate(receivers), np.concatenate(senders))
+        return BatchLinks(equal_runs, clients, np.concatenate(receivers), np.concatenate(senders))
 
     @cached_property
     def weights(self) -> dict[str, Floats]:

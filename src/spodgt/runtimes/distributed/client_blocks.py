@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spodgt.errors import InvalidInput
 from spodgt.kernels.links import (
-    Links,
+    BatchLinks,
     add_rows,
     matrix_diagonal,
     mixing_operator,
@@ -68,7 +68,7 @@ def assign_processes(costs: Ints, size: int) -> Ints:
 
 
 @dataclass(frozen=True, eq=False)
-class Traffic:
+class BlockTraffic:
     """The rows that a process sends and receives in one mixing, each to a process at most once."""
 
     sends: dict[int, Ints]  # process → rows of this block, in the order of clients
@@ -121,12 +121,12 @@ class ClientBlock:
         return np.flatnonzero(is_sent & is_foreign)
 
     @cached_property
-    def inner_mixing(self) -> Links:
+    def inner_mixing(self) -> BatchLinks:
         """The links within this block, by its rows."""
         receivers = self.row[self.receivers[self.inner_links]]
-        return Links(1, len(self.clients), receivers, self.row[self.senders[self.inner_links]])
+        return BatchLinks(1, len(self.clients), receivers, self.row[self.senders[self.inner_links]])
 
-    def traffic(self, active: Bools) -> Traffic:
+    def traffic(self, active: Bools) -> BlockTraffic:
         """What is sent and received over the active links."""
         outgoing = self.outgoing_links[active[self.outgoing_links]]
         incoming = self.incoming_links[active[self.incoming_links]]
@@ -135,7 +135,7 @@ class ClientBlock:
         sends = {}
         for peer, clients in _group_clients(targets, self.senders[outgoing]).items():
             sends[peer] = self.row[clients]
-        return Traffic(sends, _group_clients(sources, self.senders[incoming]))
+        return BlockTraffic(sends, _group_clients(sources, self.senders[incoming]))
 
     def mix_inner(self, x: Tensor, weights: Floats, active: Bools, keepers: Ints) -> Tensor:
         """The share of this block's own clients in a mixing, which needs no message.
@@ -160,7 +160,7 @@ class ClientBlock:
         return operator.with_diagonal(x, active[links], diagonal)
 
     def mix_inner_differences(self, x: Tensor, weights: Floats, active: Bools) -> Tensor:
-        """As `Links.mix_differences`, over the links within this block."""
+        """As `BatchLinks.mix_differences`, over the links within this block."""
         links = self.inner_links
         return self.inner_mixing.mix_differences(x, weights[links], active[links])
 
