@@ -14,7 +14,7 @@ import pytest
 
 from spodgt.errors import Failed
 from spodgt.experiment import Experiment
-from spodgt.sites.simulate import Processes, ScriptRun, find_error, prepare
+from spodgt.sites.simulate import ScriptRun, SiteProcesses, find_error, prepare
 from spodgt.sites.simulation_report import SimulationResult, write_report
 from tests.conftest import Cli
 
@@ -61,18 +61,18 @@ def prepared(folder: Path, *, steps: int = 40, pause: float = 0.05, fails: str =
 
 def test_every_site_trains_and_the_page_has_all_of_them(tmp_path: Path) -> None:
     run = prepared(tmp_path)
-    with Processes(run) as processes:
+    with SiteProcesses(run) as processes:
         processes.wait(lambda: None, 120)
         codes = [process.poll() for process in processes.running.values()]
     assert codes == [0, 0]
     result = SimulationResult.read(run)
     assert result.audit_passed
-    assert [site.steps for site in result.sites] == [40, 40]
-    assert all(site.blocks >= 20 and site.messages > 0 for site in result.sites)
-    assert all(len(points) == 40 for points in result.curves.values())
+    assert [site.progress.steps for site in result.sites] == [40, 40]
+    assert all(site.progress.blocks >= 20 and site.progress.messages > 0 for site in result.sites)
+    assert all(len(points) == 40 for points in result.scores.values())
     assert result.remarks == []
     # each alone would end at the targets 0 and 1
-    losses = [site.loss for site in result.sites]
+    losses = [site.progress.loss for site in result.sites]
     assert all(loss is not None and 0.05 < loss < 0.6 for loss in losses), losses
     noise = {run.output(name).read_text().split("noise ")[1].split()[0] for name in run.names}
     assert len(noise) == 2  # every site has a seed of its own
@@ -97,7 +97,7 @@ def test_placeholders_are_replaced_and_other_braces_are_left(tmp_path: Path) -> 
 def test_a_site_that_fails_is_named_and_all_others_are_ended(tmp_path: Path) -> None:
     run = prepared(tmp_path, steps=100_000, fails="p1")
     sentence = r"p1 ended with exit code 1, .*: ValueError: the disk is on fire; see .*output\.txt"
-    with Processes(run) as processes:
+    with SiteProcesses(run) as processes:
         with pytest.raises(Failed, match=sentence):
             processes.wait(lambda: None, 120)
         started = list(processes.running.values())
@@ -106,7 +106,7 @@ def test_a_site_that_fails_is_named_and_all_others_are_ended(tmp_path: Path) -> 
 
 def test_a_killed_site_is_named_with_the_signal(tmp_path: Path) -> None:
     run = prepared(tmp_path, steps=100_000)
-    with Processes(run) as processes:
+    with SiteProcesses(run) as processes:
         processes.running["p0"].kill()
         with pytest.raises(Failed, match="p0 was ended by signal SIGKILL"):
             processes.wait(lambda: None, 120)

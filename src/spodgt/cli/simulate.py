@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +26,7 @@ from spodgt.cli.app import (
     print_message,
     text_option,
 )
+from spodgt.cli.option_groups import with_option_groups
 from spodgt.cli.peer.app import peer_extra
 from spodgt.errors import Failed, InvalidInput
 
@@ -43,52 +45,72 @@ _DEFAULTS: dict[str, object] = {  # without --config
 }
 
 
+@dataclass(frozen=True)
+class SiteOptions:
+    """The sites of a simulation, and what limits them."""
+
+    clients: Annotated[str | None, text_option("Number of sites.")] = None
+    graph: Annotated[str | None, text_option("Kind of graph.", "NAME")] = None
+    p: Annotated[str | None, text_option("Probability that a site computes in a block.")] = None
+    p_hat: Annotated[
+        str | None, text_option("Probability that a link is used at the end of a block.")
+    ] = None
+    seed: Annotated[str, text_option("Seed of the graph; every site gets a seed of its own.")] = "0"
+    seconds: Annotated[float | None, typer.Option(help="End all sites after this time.")] = None
+    assign: SetOption = None
+
+    def config_changes(self) -> dict[str, object]:
+        """The options by dotted config keys."""
+        from spodgt.experiment import value_of
+
+        changes: dict[str, object] = {"run.seeds": [parse_seed(self.seed)]}
+        if self.graph is not None:
+            changes["network.kind"] = self.graph
+        if self.clients is not None:
+            changes["network.clients"] = value_of(self.clients)
+        if self.p is not None or self.p_hat is not None:
+            changes["participation.kind"] = "bernoulli"
+            changes["participation.p"] = _probability("--p", self.p)
+            changes["participation.p_hat"] = _probability("--p-hat", self.p_hat)
+        if self.seconds is not None and not self.seconds > 0:
+            raise InvalidInput(f"--seconds must be positive, got {self.seconds}; use --seconds 60.")
+        return changes | ExperimentOptions(assign=self.assign).config_changes()
+
+
 @app.command(
     epilog="Example: [bold]spodgt simulate train.py --clients 8 --p 0.7 --p-hat 0.8 -- --data "
     "shards/{number}[/]"
 )
+@with_option_groups
 def simulate(
     script: Annotated[Path, typer.Argument(help="A training script that calls spodgt.join.")],
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Arguments of the script, after --. {name}, {number}, {clients}, {seed} and {folder} "
-            "are replaced at each site.",
+            help="Arguments of the script, after --. {name}, {number}, {clients}, {seed} and "
+            "{folder} are replaced at each site.",
         ),
     ] = None,
-    clients: Annotated[str | None, text_option("Number of sites.")] = None,
-    graph: Annotated[str | None, text_option("Kind of graph.", "NAME")] = None,
-    p: Annotated[str | None, text_option("Probability that a site computes in a block.")] = None,
-    p_hat: Annotated[
-        str | None, text_option("Probability that a link is used at the end of a block.")
-    ] = None,
-    seed: Annotated[
-        str, text_option("Seed of the graph; every site gets a seed of its own.")
-    ] = "0",
-    seconds: Annotated[float | None, typer.Option(help="End all sites after this time.")] = None,
     config: ConfigOption = None,
-    assign: SetOption = None,
     out: OutOption = None,
     as_json: JsonOption = False,
+    *,
+    sites: SiteOptions,
 ) -> None:
     """Run a training script unchanged at several sites, as processes on this machine."""
     with peer_extra():
-        from spodgt.sites.simulate import Processes, prepare
+        from spodgt.sites.simulate import SiteProcesses, prepare
         from spodgt.sites.simulation_report import SimulationResult, write_report
 
-    if seconds is not None and not seconds > 0:
-        raise InvalidInput(f"--seconds must be positive, got {seconds}; use --seconds 60.")
-    changes = _config_changes(config, clients, graph, p, p_hat)
-    changes["run.seeds"] = [parse_seed(seed)]
-    changes |= ExperimentOptions(assign=assign).config_changes()
-    experiment = load_experiment(config, changes)
+    changes = {} if config else dict(_DEFAULTS)
+    experiment = load_experiment(config, changes | sites.config_changes())
     folder = _free_folder(out, script.stem)
     run = prepare(script, arguments or [], folder, experiment)
     console = Console(stderr=True)
     console.print(f"{len(run.names)} sites, {len(run.manifest.links)} links in {folder}")
     progress = _Progress(run, console)
-    with Processes(run) as processes, progress:
-        processes.wait(progress.update, seconds)
+    with SiteProcesses(run) as processes, progress:
+        processes.wait(progress.update, sites.seconds)
     result = SimulationResult.read(run)
     write_report(result, folder / _REPORT)
     if as_json:
@@ -98,26 +120,6 @@ def simulate(
     if not result.audit_passed:
         problem = "; ".join(result.audit.problems) or f"error {result.audit.error}"
         raise Failed(f"the audit failed: {problem}; see {folder / _REPORT}.")
-
-
-def _config_changes(
-    config: Path | None, clients: str | None, graph: str | None, p: str | None, p_hat: str | None
-) -> dict[str, object]:
-    """The options by dotted config keys."""
-    from spodgt.experiment import value_of
-
-    changes: dict[str, object] = {}
-    if config is None:
-        changes |= _DEFAULTS
-    if graph is not None:
-        changes["network.kind"] = graph
-    if clients is not None:
-        changes["network.clients"] = value_of(clients)
-    if p is not None or p_hat is not None:
-        changes["participation.kind"] = "bernoulli"
-        changes["participation.p"] = _probability("--p", p)
-        changes["participation.p_hat"] = _probability("--p-hat", p_hat)
-    return changes
 
 
 def _probability(option: str, text: str | None) -> float:
@@ -135,7 +137,7 @@ def _probability(option: str, text: str | None) -> float:
 
 
 def _free_folder(out: Path | None, stem: str) -> Path:
-    """The folder given, which must not exist, or the first free one of runs/STEM, runs/STEM-2, …"""
+    """The folder given, which must not exist; or runs/STEM, with a number if that exists."""
     if out is not None:
         if out.exists():
             raise InvalidInput(f"{out} exists already; give another folder with --out.")
@@ -177,12 +179,12 @@ class _Progress:
             self.console.print(self._line(), soft_wrap=True)
 
     def _line(self) -> str:
-        statuses = [self.run.status(name) for name in self.run.names]
+        sites = [self.run.progress(name) for name in self.run.names]
         parts = [f"{time.monotonic() - self.begun:.0f} s"]
-        blocks = [max(0, status.get("k", 1) - 1) for status in statuses]
+        blocks = [site.blocks for site in sites]
         parts.append(f"blocks {min(blocks)} to {max(blocks)}")
         for key in ("loss", "accuracy"):
-            values = [status[key] for status in statuses if status.get(key) is not None]
+            values = [getattr(site, key) for site in sites if getattr(site, key) is not None]
             if values:
                 parts.append(f"{key} {min(values):.4g} to {max(values):.4g}")
         return ", ".join(parts)
@@ -193,15 +195,10 @@ def _print_result(result: SimulationResult, report: Path) -> None:
     for column in ("site", "blocks", "steps", "messages", "MB", "loss", "accuracy"):
         table.add_column(column, justify="left" if column == "site" else "right")
     for site in result.sites:
-        table.add_row(
-            site.name,
-            str(site.blocks),
-            str(site.steps),
-            str(site.messages),
-            f"{site.megabytes:.3g}",
-            _score(site.loss),
-            _score(site.accuracy),
-        )
+        progress = site.progress
+        counts = [str(progress.blocks), str(progress.steps), str(progress.messages)]
+        scores = [_score(progress.loss), _score(progress.accuracy)]
+        table.add_row(site.name, *counts, f"{progress.bytes / 1e6:.3g}", *scores)
     console = Console()
     console.print(table)
     error = result.audit.error

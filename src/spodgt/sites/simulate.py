@@ -1,7 +1,7 @@
 """A training script as several processes on this machine, one per site: `spodgt simulate`.
 
-Folders, certificates, links and messages are those of a real run. The script is started unchanged; each
-process finds its folder and its seed in the environment.
+Folders, certificates, links and messages are those of a real run. The script is started unchanged;
+each process finds its folder and its seed in the environment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import NamedTuple, Self
 
 from spodgt.errors import Failed, InvalidInput
 from spodgt.experiment import Experiment
@@ -36,13 +36,43 @@ _TERMINATION_SECONDS = 10.0  # between SIGTERM and SIGKILL
 _SEEDS_PER_RUN = 1000  # the seeds of the sites of run n begin at 1000 n
 
 
+class SiteProgress(NamedTuple):
+    """What a site has done so far, and its scores."""
+
+    blocks: int = 0
+    steps: int = 0
+    messages: int = 0  # sent
+    bytes: int = 0  # sent
+    loss: float | None = None  # None: not reported
+    accuracy: float | None = None
+    seconds: float = 0.0
+
+    @classmethod
+    def read(cls, path: Path) -> SiteProgress:
+        """From a status.json; before the first report nothing was done."""
+        try:
+            status = json.loads(path.read_text())
+        except (OSError, json.JSONDecodeError):
+            return cls()
+        sent = [link for link in status["neighbours"] if link["way"] == "to"]
+        return cls(
+            blocks=max(0, status["k"] - 1),
+            steps=status["gradients"],
+            messages=sum(link["messages"] for link in sent),
+            bytes=sum(link["bytes"] for link in sent),
+            loss=status["loss"],
+            accuracy=status["accuracy"],
+            seconds=status["seconds"],
+        )
+
+
 @dataclass(frozen=True)
 class ScriptRun:
     """A script and the sites that run it.
 
     Args:
         script: The training script.
-        arguments: Of the script. {name}, {number}, {clients}, {seed} and {folder} are replaced at each site.
+        arguments: Of the script; {name}, {number}, {clients}, {seed} and {folder} are placeholders.
         folder: Of the run; made by `prepare`.
         seed: Of the run; every site has a seed of its own.
         manifest: Signed, with one client per site.
@@ -91,11 +121,9 @@ class ScriptRun:
         """The file with what the script of a site has printed."""
         return self.site_folder(name) / OUTPUT
 
-    def status(self, name: str) -> dict[str, Any]:
-        """The content of the site's status.json; empty before the first report."""
-        with contextlib.suppress(OSError, json.JSONDecodeError):
-            return dict(json.loads((self.site_folder(name) / "status.json").read_text()))
-        return {}
+    def progress(self, name: str) -> SiteProgress:
+        """How far a site has trained, by its last report."""
+        return SiteProgress.read(self.site_folder(name) / "status.json")
 
     def audit(self) -> Audit:
         """The audit of all mass, from the disks; the processes must have ended."""
@@ -130,7 +158,7 @@ def prepare(
         experiment: Its network and participation are those of the sites.
 
     Raises:
-        InvalidInput: there is no such script, it does not reach `spodgt.join`, or there is one site only.
+        InvalidInput: the script is missing or does not reach `spodgt.join`, or one site is alone.
     """
     seed = experiment.run.seed_list[0]
     network, _ = experiment.draw_network(seed)
@@ -144,7 +172,7 @@ def prepare(
     return ScriptRun(script, tuple(arguments), folder, seed, manifest)
 
 
-class Processes:
+class SiteProcesses:
     """The processes of a run, as a context manager that ends all of them."""
 
     def __init__(self, run: ScriptRun) -> None:

@@ -1,4 +1,4 @@
-"""The report page of `spodgt simulate`: scores, exchanges and the audit of all sites, in one HTML file."""
+"""The report page of `spodgt simulate`: scores, exchanges and the audit, in one HTML file."""
 
 from __future__ import annotations
 
@@ -7,40 +7,35 @@ import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from spodgt.figures import COLOURS
 from spodgt.peer.protocol.audit import Audit
-from spodgt.sites.simulate import ScriptRun
+from spodgt.sites.simulate import ScriptRun, SiteProgress
 
 AUDIT_LIMIT = 1e-12
-_SCORES = {"loss": "loss", "accuracy": "accuracy"}
 _HERE = Path(__file__).parent
 
 
-@dataclass(frozen=True)
-class SiteSummary:
+class SiteRow(NamedTuple):
     """One row of the report."""
 
     name: str
     participation: float  # p
-    blocks: int
-    steps: int
-    messages: int  # sent
-    megabytes: float  # sent
-    loss: float | None  # reported last; None: never
-    accuracy: float | None
-    seconds: float
+    progress: SiteProgress
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON values."""
+        return {"name": self.name, "p": self.participation, **self.progress._asdict()}
 
 
-@dataclass(frozen=True)
-class Point:
+class ReportedScore(NamedTuple):
     """Scores that a site has reported."""
 
-    seconds: float  # since the first report of any site
+    time: float  # of the clock
     steps: int
     loss: float | None
     accuracy: float | None
@@ -51,15 +46,16 @@ class SimulationResult:
     """What came out of a run of a script on all sites."""
 
     run: ScriptRun
-    sites: list[SiteSummary]
-    curves: dict[str, list[Point]]
+    sites: list[SiteRow]
+    scores: dict[str, list[ReportedScore]]
     audit: Audit
 
     @classmethod
     def read(cls, run: ScriptRun) -> SimulationResult:
         """From the folders of the sites, after their processes have ended."""
-        sites = [summarize(run, name) for name in run.names]
-        return cls(run, sites, read_curves(run), run.audit())
+        sites = [read_site(run, name) for name in run.names]
+        scores = {name: read_scores(run.site_folder(name) / "log.jsonl") for name in run.names}
+        return cls(run, sites, scores, run.audit())
 
     @property
     def audit_passed(self) -> bool:
@@ -69,19 +65,19 @@ class SimulationResult:
     @property
     def remarks(self) -> list[str]:
         """What is unusual about the run."""
-        silent = [site.name for site in self.sites if site.messages == 0]
+        silent = [site.name for site in self.sites if site.progress.messages == 0]
         if not silent:
             return []
         return [
-            f"{', '.join(silent)} sent no message: the training ended before the links were connected; "
-            "train longer."
+            f"{', '.join(silent)} sent no message: the training ended before the links were "
+            "connected; train longer."
         ]
 
     def to_dict(self) -> dict[str, object]:
         """JSON values."""
         return {
             "folder": str(self.run.folder),
-            "sites": [vars(site) for site in self.sites],
+            "sites": [site.to_dict() for site in self.sites],
             "audit": self.audit.error,
             "audit_passed": self.audit_passed,
             "problems": self.audit.problems,
@@ -89,45 +85,25 @@ class SimulationResult:
         }
 
 
-def summarize(run: ScriptRun, name: str) -> SiteSummary:
+def read_site(run: ScriptRun, name: str) -> SiteRow:
     """The row of a site, from its last status."""
-    status = run.status(name)
-    sent = [link for link in status.get("neighbours", ()) if link["way"] == "to"]
-    return SiteSummary(
-        name=name,
-        participation=float(str(run.manifest.client(name).compute.get("p", 1.0))),
-        blocks=max(0, status.get("k", 1) - 1),
-        steps=status.get("gradients", 0),
-        messages=sum(link["messages"] for link in sent),
-        megabytes=sum(link["bytes"] for link in sent) / 1e6,
-        loss=status.get("loss"),
-        accuracy=status.get("accuracy"),
-        seconds=status.get("seconds", 0.0),
-    )
+    participation = float(str(run.manifest.client(name).compute.get("p", 1.0)))
+    return SiteRow(name, participation, run.progress(name))
 
 
-def read_curves(run: ScriptRun) -> dict[str, list[Point]]:
-    """Reported scores of each site, from the logs."""
-    rows = {name: _score_rows(run.site_folder(name) / "log.jsonl") for name in run.names}
-    start = min((site[0]["time"] for site in rows.values() if site), default=0.0)
-    curves = {}
-    for name, site in rows.items():
-        curves[name] = [
-            Point(row["time"] - start, row["steps"], row["loss"], row["accuracy"]) for row in site
-        ]
-    return curves
-
-
-def _score_rows(path: Path) -> list[dict[str, Any]]:
-    rows = []
+def read_scores(path: Path) -> list[ReportedScore]:
+    """The scores in the log of a site."""
     if not path.exists():
         return []
+    scores = []
     for line in path.read_text(errors="replace").splitlines():
         with contextlib.suppress(json.JSONDecodeError):  # the last line of a killed process
             row = json.loads(line)
             if row.get("event") == "scores":
-                rows.append(row)
-    return rows
+                scores.append(
+                    ReportedScore(row["time"], row["steps"], row["loss"], row["accuracy"])
+                )
+    return scores
 
 
 def write_report(result: SimulationResult, path: Path) -> None:
@@ -149,24 +125,25 @@ def write_report(result: SimulationResult, path: Path) -> None:
         result=result,
         links=links,
         limit=AUDIT_LIMIT,
-        picture=draw_curves(result),
+        picture=draw_scores(result),
     )
     path.write_text(page, encoding="utf-8")
 
 
-def draw_curves(result: SimulationResult) -> str:
+def draw_scores(result: SimulationResult) -> str:
     """SVG of the reported scores against steps; "" if the script has reported none."""
-    drawn = [key for key in _SCORES if _has_score(result, key)]
+    drawn = [key for key in ("loss", "accuracy") if _has_score(result, key)]
     if not drawn:
         return ""
     figure = Figure(figsize=(8, 2.6 * len(drawn)), layout="constrained")
     panels = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
     for axes, key in zip(panels, drawn, strict=True):
-        for number, (name, points) in enumerate(result.curves.items()):
-            steps = [point.steps for point in points if getattr(point, key) is not None]
-            values = [getattr(point, key) for point in points if getattr(point, key) is not None]
+        for number, (name, scores) in enumerate(result.scores.items()):
+            reported = [score for score in scores if getattr(score, key) is not None]
+            steps = [score.steps for score in reported]
+            values = [getattr(score, key) for score in reported]
             axes.plot(steps, values, label=name, color=COLOURS[number % len(COLOURS)])
-        axes.set_ylabel(_SCORES[key])
+        axes.set_ylabel(key)
         axes.grid(alpha=0.25)
     panels[0].legend(ncols=8, frameon=False, fontsize=8)
     panels[-1].set_xlabel("local steps")
@@ -177,6 +154,5 @@ def draw_curves(result: SimulationResult) -> str:
 
 
 def _has_score(result: SimulationResult, key: str) -> bool:
-    return any(
-        getattr(point, key) is not None for points in result.curves.values() for point in points
-    )
+    last = [scores[-1] for scores in result.scores.values() if scores]
+    return any(getattr(score, key) is not None for score in last)
