@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from spodgt.errors import InvalidInput
 from spodgt.peer.host.fault_injection import crash_point
@@ -21,8 +23,11 @@ from spodgt.peer.process.membership import Membership
 from spodgt.peer.process.status import Reporter
 from spodgt.peer.protocol.node import Node
 from spodgt.peer.transport.links import Transport
-from spodgt.sites.handover import Block, Handover
+from spodgt.sites.handover import Block, Handover, ReceivedModel
 
+MODEL = "initial model"  # label of a state: whose initial model it holds
+COMMON = "common"
+AWAITED = "awaited"
 _WAIT = 0.2  # seconds, the longest pause of the exchange thread
 _SEND_AGAIN = 1.0  # seconds between two sends of what is not acknowledged
 _COMMIT_SECONDS = 30.0  # received mass is committed after this time, also if no block ends
@@ -48,7 +53,7 @@ class Exchange:
     Args:
         handover: To and from the training thread.
         tracked: Number of columns that have a tracker.
-        has_model: Whether the model may be sent; False until the common initial model has arrived.
+        labels: Committed with the state; one of them says whether the initial model is that of the run.
     """
 
     node: Node
@@ -58,7 +63,7 @@ class Exchange:
     handover: Handover
     options: ExchangeOptions
     tracked: int
-    has_model: bool
+    labels: MutableMapping[str, str]
 
     def __post_init__(self) -> None:
         self.name = self.membership.identity.name
@@ -74,6 +79,11 @@ class Exchange:
         if limit is None or not state.into or state.into.keys() <= state.ended:
             return False
         return state.k - state.heard_at >= limit
+
+    @property
+    def has_common_model(self) -> bool:
+        """Whether the initial model of the run is here, or need not be; only then is the model sent."""
+        return self.labels[MODEL] == COMMON
 
     def run(self) -> None:
         """Serve blocks and frames until the handover is stopped; failures go to the training thread."""
@@ -116,8 +126,22 @@ class Exchange:
     def _receive(self) -> None:
         """Apply received frames; models are kept for the training thread, the newest of each link."""
         for name, received in self.node.absorb().items():
-            self.handover.offer_model(name, received.x, self.node.state.into[name].weight)
+            if not self.has_common_model:
+                self._take_initial_model(received.middle)
+                continue
+            weight = self.node.state.into[name].weight
+            model = ReceivedModel(received.middle, weight, received.half)
+            self.handover.offer_model(name, model)
         crash_point("frames taken")
+
+    def _take_initial_model(self, row: Tensor) -> None:
+        """Begin from a neighbour's model; it is committed with the message that has brought it."""
+        node = self.node
+        method = node.state.method._replace(x=row[None].clone())
+        node.state = node.state._replace(method=method)
+        node.dirty.add("x")
+        self.labels[MODEL] = COMMON
+        self.handover.offer_initial_model(row)
 
     def _end_block(self, block: Block) -> None:
         """c += alpha (mean - c); y += change of c; mass on the active links; commit; send."""
@@ -134,7 +158,7 @@ class Exchange:
     def _active_links(self, k: int) -> list[str]:
         """The out-links drawn for block k; all of them in the last block before the site waits."""
         node = self.node
-        if not self.has_model:
+        if not self.has_common_model:
             return []
         limit = self.options.max_silent_blocks
         if limit is not None and k + 1 - node.state.heard_at >= limit:
@@ -146,7 +170,7 @@ class Exchange:
     def _introduce(self) -> None:
         """Send the model to receivers that have connected and never had a message."""
         node = self.node
-        if not self.has_model:
+        if not self.has_common_model:
             return
         new = [name for name in node.confirmed if node.state.out[name].number == 0]
         if new:
