@@ -29,6 +29,7 @@ from spodgt.errors import SpodgtError
 from spodgt.peer.host import fault_injection
 from spodgt.peer.membership import run_folders
 from spodgt.peer.protocol.audit import Audit
+from spodgt.problems.data.sampling import Samples
 from spodgt.sites.api import join
 from tests.sites.fleet_of_threads import Point, Quadratics, make_run
 
@@ -95,9 +96,9 @@ def images(task: Task) -> None:
     _write_result(task, float((model(x).argmax(1) == labels).float().mean()))
 
 
-def _samples(samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    x, labels = (torch.as_tensor(part) for part in samples)
-    return x.float().reshape(len(x), -1) / 255, labels.long()
+def _samples(samples: Samples) -> tuple[Tensor, Tensor]:
+    x = samples.inputs
+    return x.float().reshape(len(x), -1) / 255, samples.targets.long()
 
 
 def _write_result(task: Task, value: float) -> None:

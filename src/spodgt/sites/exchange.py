@@ -86,10 +86,14 @@ class Exchange:
         return self.labels[MODEL] == COMMON
 
     def run(self) -> None:
-        """Serve blocks and frames until the handover is stopped; failures go to the training thread."""
+        """Serve blocks and frames until the handover is stopped; failures go to the training thread.
+
+        A block that was handed over before is committed first.
+        """
         try:
             self.sender.send()
-            while not self.handover.is_stopped:
+            handover = self.handover
+            while not handover.is_stopped or handover.block is not None:
                 self.node.arrived.wait(_WAIT)
                 self.node.arrived.clear()
                 self.step()
