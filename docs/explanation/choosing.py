@@ -1,6 +1,6 @@
-"""Draw docs/choosing.png: which methods reach the optimum, on which graphs, with idle clients or links.
+"""Draw docs/explanation/choosing.png: which methods reach the optimum, on which graphs, with idle clients or links.
 
-    python docs/choosing.py
+    python docs/explanation/choosing.py
 
 One heterogeneous quadratic, ten clients; the distance of the models from the true optimum against rounds.
 """
