@@ -50,7 +50,7 @@ Script = Callable[[Task], None]
 
 
 def quadratics(task: Task) -> None:
-    """A script: its part of a sum of quadratics; the distance from the optimum is written at the end."""
+    """A script: its part of a sum of quadratics; writes its distance from the optimum."""
     problem = Quadratics(SITES)
     model = Point(5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
@@ -64,7 +64,7 @@ def quadratics(task: Task) -> None:
 
 
 def images(task: Task) -> None:
-    """A script: a perceptron on the images of some labels; the accuracy on all labels is written."""
+    """A script: a perceptron on the images of some labels; writes its accuracy on all."""
     from spodgt.problems.data import datasets
 
     data = datasets.load("fashion-mnist-small")
@@ -171,8 +171,12 @@ class Processes:
         """What the scripts have written at their end."""
         return [float(json.loads((self.run / n / "result.json").read_text())) for n in self.names]
 
+    @property
+    def folders(self) -> list[Path]:
+        return [task.folder for task in self.tasks.values()]
+
     def audit(self) -> Audit:
-        return run_folders.audit_folders([self.run / name for name in self.names])
+        return run_folders.audit_folders(self.folders)
 
     def __enter__(self) -> Self:
         return self
@@ -247,12 +251,12 @@ def train_with_kills(
             fleet.wait_for_crash(last, seconds)
         fleet.start(last)
         for number in range(kills):
-            time.sleep(draw.uniform(0.2, 2.0))
+            time.sleep(draw.uniform(0.2, 4.0))
             if max(map(fleet.steps, fleet.names)) > 0.8 * steps or time.monotonic() > deadline:
                 break
             names = fleet.names if number % 10 == 9 else [draw.choice(fleet.names)]
             fleet.kill(*names)
-            if len(names) > 1:
+            if len(names) > 1 and all((run / "state").exists() for run in fleet.folders):
                 audits.append(fleet.audit())
             fleet.start(*names)
         fleet.wait(max(60.0, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""What a user of `spodgt.join` can do wrong: one sentence that names the fix, and nothing is lost."""
+"""Wrong uses of `spodgt.join`: one sentence that names the fix, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -310,3 +310,17 @@ def test_own_checkpoints_may_be_loaded_freely(folder: Path) -> None:
     check_audit(folder)
     state = state_from(*state_store.read(folder / "state"))
     assert state.method.g.any()
+
+
+def test_loss_that_is_not_reported_is_no_warning_and_one_that_is_nan_is(folder: Path) -> None:
+    model = network()
+    optimizer = sgd(model)
+    with alone(folder, model, optimizer) as site:
+        train(model, optimizer, 2)
+    assert site._connection is not None
+    assert site._connection.reporter.status.warnings == []
+    with alone(folder, model, optimizer) as site:
+        train(model, optimizer, 2)
+        site.report(loss=float("nan"))
+    warnings = site._connection.reporter.status.warnings
+    assert warnings == ["loss is not finite: the model has diverged"]

@@ -1,7 +1,9 @@
-"""State of the optimizer, scheduler and gradient scaler, as safetensors and JSON beside the exchange's state.
+"""State of the optimizer, scheduler and gradient scaler, as safetensors and JSON beside the
+exchange's state.
 
-An older copy costs speed, not exactness, so it is written every few blocks. A copy that is incomplete or
-belongs to another optimizer is not used. Tensors are written one by one, so no second copy of them is made.
+An older copy costs speed, not exactness, so it is written every few blocks. A copy that is
+incomplete or belongs to another optimizer is not used. Tensors are written one by one, so no second
+copy of them is made.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class HasState(Protocol):
 
 
 def save(folder: Path, objects: Mapping[str, HasState], notify: Notify) -> None:
-    """Write the states of all objects in one file, replaced at once; `notify` is called if that fails.
+    """Write the states of all objects in one file, replaced at once; `notify` is called if that
+    fails.
 
     Args:
         folder: Of the site.
@@ -94,7 +97,7 @@ def _write(file: BinaryIO, tensors: Mapping[str, Tensor], texts: Mapping[str, st
 
 
 def load(folder: Path, objects: Mapping[str, HasState], notify: Notify) -> None:
-    """Restore what `save` has written; objects that do not fit begin anew, and `notify` is called."""
+    """Restore what `save` has written; objects that do not fit begin anew, with an event."""
     path = folder / FILE
     if not path.exists():
         return

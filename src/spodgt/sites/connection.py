@@ -58,11 +58,11 @@ class ReportedScores:
     """The scores that the training script has reported last."""
 
     def __init__(self) -> None:
-        self.loss = float("nan")
+        self.loss: float | None = None
         self.accuracy = float("nan")
 
-    def evaluate(self, state: State) -> list[tuple[float, float]]:
-        """(loss, accuracy) of the model."""
+    def evaluate(self, state: State) -> list[tuple[float | None, float]]:
+        """(loss, accuracy) of the model; a loss of None if the script has reported none."""
         return [(self.loss, self.accuracy)]
 
 
@@ -74,7 +74,8 @@ class Connection:
         layout: Of the site's model.
         start: (columns,) its present model, used if the folder has no state yet.
         dtype: Of the contribution: float32, or float64 for models in float64.
-        initial: "first": take over the model of the first client of the manifest; "own": keep `start`.
+        initial: "first": take over the model of the first client of the manifest; "own": keep
+            `start`.
         options: Of the exchange.
         durability: "power" or "process".
     """
@@ -217,12 +218,6 @@ class Connection:
         )
         self._worker.start()
 
-    def take_initial_model(self) -> Tensor:
-        """(columns,): the model with which the first client of the manifest began; waits for it."""
-        first = self.membership.manifest.names[0]
-        print(f"spodgt: {self.name} waits for the initial model of {first}", file=sys.stderr)
-        return self.handover.take_initial_model()
-
     def submit(self, block: Block) -> None:
         """Hand a block over to the exchange; waits while the one before is being written."""
         self.handover.submit(block)
@@ -249,7 +244,7 @@ class Connection:
         return self.handover.block is None and not self.exchange.is_alone
 
     def finish(self, seconds: float) -> None:
-        """Inform the neighbours that no more blocks follow; waits for their answers, at most `seconds`."""
+        """Inform the neighbours that no more blocks follow; waits `seconds` for their answers."""
         handover = self.handover
         handover.wait_until(lambda: handover.block is None)
         handover.is_ending = True

@@ -1,7 +1,7 @@
 """The corrected local step, without network: recorded gradients and the correction y - c.
 
-    before a step    g ← w g;  s ← s + g (+ λ x);  h ← h + 1;  gradient seen by the optimizer: g + (y - c)
-    end of a block   mean gradient s / h, then s = 0, h = 0
+    before a step    g ← w g;  s ← s + g (+ λ x);  h ← h + 1;  gradient seen by the optimizer: g +
+    (y - c) end of a block   mean gradient s / h, then s = 0, h = 0
 
 w is the weight of the site, λ the coupled weight decay of the optimizer. The tracker y and the
 contribution c are held by the exchange; only their difference is needed here.

@@ -2,8 +2,9 @@
 
     received frames ▶ y += mass │ block: c, y, mass on links ▶ commit ▶ send, acknowledge
 
-The node is used by the exchange thread alone. Frames that bring mass are acknowledged after the commit of the
-next block, so one commit serves both; a crash before it makes the neighbour send the same total again.
+The node is used by the exchange thread alone. Frames that bring mass are acknowledged after the
+commit of the next block, so one commit serves both; a crash before it makes the neighbour send the
+same total again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class ExchangeOptions:
 
     Args:
         alpha: Weight of a block in the contribution: c += alpha (mean gradient - c).
-        max_silent_blocks: Blocks without a message after which the site waits; None: it never waits.
+        max_silent_blocks: Blocks without a message after which the site waits; None: it never
+            waits.
     """
 
     alpha: float = 1.0
@@ -53,7 +55,8 @@ class Exchange:
     Args:
         handover: To and from the training thread.
         tracked: Number of columns that have a tracker.
-        labels: Committed with the state; one of them says whether the initial model is that of the run.
+        labels: Committed with the state; one of them says whether the initial model is that of the
+            run.
     """
 
     node: Node
@@ -82,11 +85,12 @@ class Exchange:
 
     @property
     def has_common_model(self) -> bool:
-        """Whether the initial model of the run is here, or need not be; only then is the model sent."""
+        """Whether the initial model of the run has arrived, or need not; else nothing is sent."""
         return self.labels[MODEL] == COMMON
 
     def run(self) -> None:
-        """Serve blocks and frames until the handover is stopped; failures go to the training thread.
+        """Serve blocks and frames until the handover is stopped; failures go to the training
+        thread.
 
         A block that was handed over before is committed first.
         """
@@ -116,7 +120,8 @@ class Exchange:
             node.end()
             self.sender.commit_and_send()
         elif has_frames:
-            self._introduce()
+            if self.has_common_model:
+                self.sender.introduce()
             if handover.is_waiting or not node.dirty or self.sender.is_commit_due():
                 self.sender.commit_and_send()
         else:
@@ -128,7 +133,7 @@ class Exchange:
             self._report()
 
     def _receive(self) -> None:
-        """Apply received frames; models are kept for the training thread, the newest of each link."""
+        """Apply received frames; the newest model of each link is kept for the training thread."""
         for name, received in self.node.absorb().items():
             if not self.has_common_model:
                 self._take_initial_model(received.middle)
@@ -170,16 +175,6 @@ class Exchange:
         manifest = self.membership.manifest
         probabilities = manifest.probabilities(self.name)
         return active_links(probabilities, manifest.seed, node.member.client_index, k)
-
-    def _introduce(self) -> None:
-        """Send the model to receivers that have connected and never had a message."""
-        node = self.node
-        if not self.has_common_model:
-            return
-        new = [name for name in node.confirmed if node.state.out[name].number == 0]
-        if new:
-            node.put_on_links(new)
-            self.sender.commit_and_send()
 
     def _publish_correction(self) -> None:
         """Offer y - c to the training thread if it has changed."""
@@ -236,6 +231,14 @@ class Sender:
         self.clock = transport.local.host.clock
         self._sent_at = -math.inf
         self._committed_at = self.clock.monotonic()
+
+    def introduce(self) -> None:
+        """Send the model to receivers that have connected and never had a message."""
+        node = self.node
+        new = [name for name in node.confirmed if node.state.out[name].number == 0]
+        if new:
+            node.put_on_links(new)
+            self.commit_and_send()
 
     def is_commit_due(self) -> bool:
         """Whether received mass has waited for its commit for long."""

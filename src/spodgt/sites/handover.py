@@ -39,7 +39,7 @@ class Update(NamedTuple):
 
 
 class Handover:
-    """One block in one direction, corrections and models in the other; the newest replaces older ones."""
+    """One block in one direction, the newest corrections and models in the other."""
 
     def __init__(self) -> None:
         self.block: Block | None = None
@@ -59,7 +59,7 @@ class Handover:
         self.block = block
 
     def take_update(self) -> Update | None:
-        """What has changed since the last call; None if nothing has. Raises failures of the exchange."""
+        """What has changed since the last call, or None. Raises failures of the exchange."""
         if self.failure is not None:
             raise self.failure
         if self._correction is None and not self._models:
@@ -71,7 +71,7 @@ class Handover:
         return update
 
     def take_initial_model(self) -> Tensor:
-        """(columns,): the initial model, from the neighbour that has sent it first; waits for it."""
+        """(columns,): the initial model, from the neighbour that sends it first; waits for it."""
         self.wait_for_news(lambda: self._initial is not None)
         with self._changed:
             row = self._initial
@@ -81,7 +81,8 @@ class Handover:
         return row
 
     def wait_for_news(self, has_arrived: Callable[[], bool], seconds: float = math.inf) -> bool:
-        """Wait for a condition that depends on received messages; these are committed at once meanwhile.
+        """Wait for a condition that depends on received messages; these are committed at once
+        meanwhile.
 
         Returns:
             Whether it is met.

@@ -1,7 +1,7 @@
 """Hooks on the user's optimizer: correct the gradient before a step, count the step after it.
 
-Only public hooks of `torch.optim` are used. With a closure the gradient exists only after the closure ran,
-so the closure is wrapped. A global hook finds steps that bypass the hooks of the site.
+Only public hooks of `torch.optim` are used. With a closure the gradient exists only after the
+closure ran, so the closure is wrapped. A global hook finds steps that bypass the hooks of the site.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class OptimizerHooks:
             handle.remove()
 
     def correct(self) -> None:
-        """Correct the gradients now, for clipping by the user; the step then corrects nothing more."""
+        """Correct the gradients now, for clipping by the user; the step then corrects nothing."""
         gradient = self._first_gradient()
         if self._early is Recorded.USED and gradient is self._early_gradient:
             return  # else no step followed the last call, and there are new gradients

@@ -127,7 +127,7 @@ class ModelRow:
         self._sizes = [parameter.numel() for parameter in self.parameters]
 
     def views(self, row: Tensor) -> list[Tensor]:
-        """The tracked columns of a row as tensors in the shapes of the parameters, without a copy."""
+        """The tracked columns of a row in the shapes of the parameters, without a copy."""
         parts = torch.split(row[: self.layout.tracked], self._sizes)
         pairs = zip(parts, self.parameters, strict=True)
         return [part.view(parameter.shape) for part, parameter in pairs]
@@ -168,8 +168,8 @@ class ModelRow:
         Args:
             row: (columns,) another model.
             weight: a of the link.
-            half: (columns,) the row is known up to this much, and x moves to the nearest value that it may
-                have; None: exactly.
+            half: (columns,) the row is known up to this much, and x moves to the nearest value that
+                it may have; None: exactly.
         """
         if half is None:
             for target, value in self._values(row):
@@ -204,7 +204,8 @@ def model_row(model: nn.Module) -> ModelRow:
     """The row of a model: parameters with `requires_grad` at this time, and running statistics.
 
     Raises:
-        InvalidInput: a trained parameter is of a dtype or kind that cannot be exchanged, or none is trained.
+        InvalidInput: a trained parameter is of a dtype or kind that cannot be exchanged, or none is
+        trained.
     """
     trained = {name: each for name, each in _named_parameters(model) if each.requires_grad}
     if not trained:

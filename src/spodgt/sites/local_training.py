@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -64,7 +65,10 @@ class LocalTraining:
         connection = self.connection
         if connection is not None:
             if not connection.exchange.has_common_model:
-                self.row.write(connection.take_initial_model())
+                first = connection.membership.manifest.names[0]
+                text = f"spodgt: {connection.name} waits for the initial model of {first}"
+                print(text, file=sys.stderr)
+                self.row.write(connection.handover.take_initial_model())
             self._take_update(connection)
         self._copy_from_peer()
         self._block_began = time.monotonic()

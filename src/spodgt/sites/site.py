@@ -89,7 +89,7 @@ class Site:
         self._running().end_block()
 
     def correct(self) -> None:
-        """Correct the gradients now; call it before your own clipping, the step then adds nothing more."""
+        """Correct the gradients now; call it before your own clipping, once for each step."""
         if self._hooks is None:
             raise InvalidInput("site.correct() was called outside `with spodgt.join(...)`.")
         self._hooks.correct()
