@@ -1,4 +1,4 @@
-"""Draw docs/explanation/choosing.png: which methods reach the optimum, on which graphs, with idle clients or links.
+"""Draw docs/explanation/choosing.png: the methods that reach the optimum, by graph, idle clients and links.
 
     python docs/explanation/choosing.py
 

@@ -317,10 +317,15 @@ def test_loss_that_is_not_reported_is_no_warning_and_one_that_is_nan_is(folder: 
     optimizer = sgd(model)
     with alone(folder, model, optimizer) as site:
         train(model, optimizer, 2)
-    assert site._connection is not None
-    assert site._connection.reporter.status.warnings == []
-    with alone(folder, model, optimizer) as site:
-        train(model, optimizer, 2)
+        assert site._connection is not None
+        reporter = site._connection.reporter
+        reporter.report()
+        assert reporter.status.warnings == []
+        site.report(loss=1.0)
+        reporter.evaluated = -1e9
+        reporter.report()
+        assert reporter.status.warnings == []
         site.report(loss=float("nan"))
-    warnings = site._connection.reporter.status.warnings
-    assert warnings == ["loss is not finite: the model has diverged"]
+        reporter.evaluated = -1e9
+        reporter.report()
+        assert reporter.status.warnings == ["loss is not finite: the model has diverged"]

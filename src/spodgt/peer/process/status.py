@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -135,8 +135,8 @@ class Status:
 class Evaluates(Protocol):
     """Scores the model of a peer."""
 
-    def evaluate(self, state: State) -> Sequence[tuple[float | None, float]]:
-        """(loss, accuracy) of the model, and of its running mean where there is one; None: not known."""
+    def evaluate(self, state: State) -> list[tuple[float, float]]:
+        """(loss, accuracy) of the model, and of its running mean where there is one."""
         ...
 
 
@@ -166,7 +166,6 @@ class Reporter:
         self.begun = self.clock.monotonic()
         self.reported = -math.inf  # when last
         self.evaluated = -math.inf
-        self.has_loss = False  # whether there is one, finite or not
 
     @property
     def due(self) -> bool:
@@ -210,12 +209,9 @@ class Reporter:
     def _evaluate(self) -> None:
         """Score the model, and its running mean beside it where there is one."""
         status = self.status
-        rows = list(self.work.evaluate(self.node.state))
+        rows = self.work.evaluate(self.node.state)
         rows.append((math.nan, math.nan))  # where there is no mean
-        (loss, status.accuracy), (mean_loss, status.mean_accuracy), *_ = rows
-        self.has_loss = loss is not None
-        status.loss = math.nan if loss is None else loss
-        status.mean_loss = math.nan if mean_loss is None else mean_loss
+        (status.loss, status.accuracy), (status.mean_loss, status.mean_accuracy), *_ = rows
 
     def _update_flags(self, now: float) -> None:
         """Note when a neighbour was last flagged; flags end some time after the last one."""
@@ -274,7 +270,7 @@ class Reporter:
 
     def _warnings(self) -> Iterator[str]:
         state, status = self.node.state, self.status
-        if state.k > 1 and self.has_loss and not math.isfinite(status.loss):
+        if state.k > 1 and self.first is not None and not math.isfinite(status.loss):
             yield "loss is not finite: the model has diverged"
         for name, norms in sorted(self.node.norms.items()):
             if norms.flags:
