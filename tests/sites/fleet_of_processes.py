@@ -29,7 +29,7 @@ from spodgt.errors import SpodgtError
 from spodgt.peer.host import fault_injection
 from spodgt.peer.membership import run_folders
 from spodgt.peer.protocol.audit import Audit
-from spodgt.problems.data.sampling import Samples
+from spodgt.problems.data.samples import Samples
 from spodgt.sites.api import join
 from tests.sites.fleet_of_threads import Point, Quadratics, make_run
 
