@@ -84,7 +84,9 @@ class Stopped:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.method} (seed {self.seed}) stopped early in round {self.round}: {self.reason}."
+        return (
+            f"{self.method} (seed {self.seed}) stopped early in round {self.round}: {self.reason}."
+        )
 
 
 def no_clients() -> pd.DataFrame:

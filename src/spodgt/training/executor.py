@@ -282,9 +282,7 @@ class Executor:
             models[log.label + BEST] = log.best[number].models
         clients = run.network.clients
         for label, rows in models.items():
-            write_models(
-                self.folder.path, label, rows, run.seed, run.problem, len(rows) == clients
-            )
+            write_models(self.folder.path, label, rows, run.seed, run.problem, len(rows) == clients)
 
     # --- results ---------------------------------------------------------------------------------
     @property

@@ -39,7 +39,7 @@ class ExecutionSettings:
     gradient_norm: bool | None = None
     progress: Callable[[Progress], None] | None = None
     callbacks: tuple[Callback, ...] = ()
-    stopping: StopRules = StopRules()
+    stopping: StopRules = StopRules()  # noqa: RUF009 (rules are frozen)
     checkpoint_every: float = 30.0
     max_state_bytes: int = 0
     workers: int = 1

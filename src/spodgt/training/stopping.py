@@ -67,7 +67,7 @@ class StopRules:
         """Whether evaluations are needed in their round, and not some rounds later."""
         return self.early_stopping is not None or self.keep_best or self.has_callbacks
 
-    def is_best(self, log: MethodLog, run: int, row: Mapping[str, Any]) -> bool:
+    def is_best(self, log: MethodLog, run: int, row: Row) -> bool:
         """Whether the models of an evaluation are the best ones of a run so far."""
         if not self.keep_best:
             return False
@@ -77,11 +77,11 @@ class StopRules:
             return True
         return value > best.value if self.better == "up" else value < best.value
 
-    def best_models(self, row: Mapping[str, Any], models: Tensor) -> BestModels:
+    def best_models(self, row: Row, models: Tensor) -> BestModels:
         """The models of the evaluation `row`."""
         return BestModels(int(row["round"]), self.value(row), models)
 
-    def value(self, row: Mapping[str, Any]) -> float:
+    def value(self, row: Row) -> float:
         """The value of the metric in an evaluation."""
         if self.metric not in row:
             known = [name for name in METRICS if name in row]
@@ -100,7 +100,7 @@ class EarlyStops:
         self.log = log
         self.counters: dict[int, StaleEvaluations] = {}  # by seed
 
-    def reason(self, row: Mapping[str, Any]) -> str:
+    def reason(self, row: Row) -> str:
         """Why a run stops after the evaluation `row`, its last one; empty if it continues."""
         rule = self.rules.early_stopping
         if rule is None:
