@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +22,7 @@ from spodgt.sites.correction import Correction
 from spodgt.sites.exchange import ExchangeOptions
 from spodgt.sites.hooks import OptimizerHooks, check_model, check_parameters, unwrap_optimizer
 from spodgt.sites.layout import model_row
+from spodgt.sites.lent_model import LentModel
 from spodgt.sites.local_training import LocalTraining
 from spodgt.sites.options import BlockOptions
 from spodgt.sites.replicas import Replicas
@@ -88,6 +91,15 @@ class Site:
     def exchange(self) -> None:
         """End the block now, whatever its length."""
         self._running().end_block()
+
+    @contextmanager
+    def lend(self) -> Iterator[LentModel]:
+        """Code inside trains a copy of the model with an optimizer of its own, as a Flower app does."""
+        loan = LentModel(self.correction, self._running(), self.options)
+        try:
+            yield loan
+        finally:
+            self._steps_before += loan.take_back()
 
     def correct(self) -> None:
         """Correct the gradients now; call it before your own clipping, the step then adds nothing more."""
