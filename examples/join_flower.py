@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["spodgt[peer,flower]"]
+# dependencies = ["spodgt[peer]", "flwr>=1.22"]
 #
 # [tool.uv.sources]
 # spodgt = { path = "..", editable = true }

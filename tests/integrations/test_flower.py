@@ -32,7 +32,7 @@ def client_app(train_model: Train) -> Any:
     """An app that makes its own model and optimizer for every message, as Flower's examples do."""
     app = ClientApp()
 
-    @app.train()  # type: ignore[misc]
+    @app.train()  # type: ignore[untyped-decorator]
     def train(message: Message, context: object) -> Message:
         model = Point(5)
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())

@@ -15,13 +15,15 @@ from tests.integrations.one_site import D, LocalSession
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    lightning = pytest.importorskip("lightning")
+    pytest.importorskip("lightning")
+    from lightning.pytorch import LightningModule, Trainer
+
     from spodgt.integrations.lightning import SpodgtCallback
 
 pytestmark = pytest.mark.filterwarnings("default")  # of other libraries
 
 
-class Slope(lightning.LightningModule):  # type: ignore[misc]
+class Slope(LightningModule):  # type: ignore[misc]
     """The loss is slope * sum(w), so the gradient is the mean slope of a batch."""
 
     optimizers_made = 1
@@ -49,7 +51,7 @@ class TwoOptimizers(Slope):
 def fit(session: LocalSession, model: Slope, slopes: list[float], **options: Any) -> None:
     callback = SpodgtCallback("unused")
     callback.session = session
-    trainer = lightning.Trainer(
+    trainer = Trainer(
         max_epochs=1,
         callbacks=[callback],
         accelerator="cpu",
@@ -59,7 +61,8 @@ def fit(session: LocalSession, model: Slope, slopes: list[float], **options: Any
         enable_model_summary=False,
         **options,
     )
-    trainer.fit(model, DataLoader(torch.tensor(slopes), 1))
+    data = [torch.tensor(slope) for slope in slopes]
+    trainer.fit(model, DataLoader(data, 1))  # type: ignore[arg-type]
 
 
 def test_automatic_optimization_records_the_raw_gradient() -> None:
@@ -96,8 +99,6 @@ def test_error_of_the_module_ends_the_site() -> None:
 
 
 def test_several_optimizers_are_refused() -> None:
-    session = LocalSession()
-    session.hooks = LocalSession().hooks
     with pytest.raises(InvalidInput, match="has 2 optimizers, a site can correct one"):
         fit(_Unjoined(), TwoOptimizers(), [0.5])
 
