@@ -40,7 +40,8 @@ def run_at_sites(folder: Path, name: str, clients: int, steps: int) -> Simulatio
     run = prepare(EXAMPLES / f"{name}.py", arguments, folder / "run", experiment)
     with SiteProcesses(run) as processes:
         processes.wait(lambda: None, 540)
-        assert all(process.poll() == 0 for process in processes.running.values())
+        codes = [process.poll() for process in processes.running.values()]
+    assert codes == [0] * clients
     return SimulationResult.read(run)
 
 

@@ -86,7 +86,7 @@ def test_worst_client_reaches_the_optimum(fields: dict[str, Any], limit: float) 
     ids=["SGD", "momentum", "Adam with a cosine schedule"],
 )
 def test_late_messages_do_not_move_the_limit(fields: dict[str, Any], limit: float) -> None:
-    """In virtual time; mass with messages in flight is conserved after every batch of activations."""
+    """In virtual time; conservation there is tested in test_local_gt.py."""
     run = sporadic_runs(**fields)[0]
     world = EventWorld([run], DELAYS, dtype=torch.float64)
     state = world.init()

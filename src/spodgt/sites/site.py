@@ -174,26 +174,22 @@ class Site:
     ) -> None:
         assert self._hooks is not None
         self._hooks.remove()
+        training = self._running()
+        connection = self._connection
         try:
             if error is None:
-                self._finish()
+                training.end_block()
+            if error is None and connection is not None:
+                training.save()
+                connection.finish(self.options.linger_seconds)  # informs the neighbours
         finally:
-            if self._connection is not None:
-                self._connection.close()
-
-    def _finish(self) -> None:
-        """End the last block, save, and inform the neighbours."""
-        training = self._running()
-        training.end_block()
-        if self._connection is None:
-            return
-        training.save()
-        self._connection.finish(self.options.linger_seconds)
-        if self.steps == 0:
+            if connection is not None:
+                connection.close()
+        if error is None and connection is not None and self.steps == 0:
             warnings.warn(
                 "optimizer.step() was never called on the optimizer given to spodgt.join, so nothing was "
                 "learned here; pass the optimizer that the loop uses.",
-                stacklevel=3,
+                stacklevel=2,
             )
 
     def _running(self) -> LocalTraining:
