@@ -96,7 +96,7 @@ def main(shard: str = "0/1", steps: int = 600, join: str | None = None) -> dict[
             rounds=max(1, steps // 10),
             config={"steps": 10, "lr": 0.1},
             node_config={"shard": shard},
-            evaluate_every=5,
+            evaluate_every=2,
         )
     score = accuracy(model, test_x, test_y)
     print(f"test accuracy {score:.3f}")

@@ -69,6 +69,8 @@ def main(shard: str = "0/1", steps: int = 600, join: str | None = None) -> dict[
         callbacks = [SpodgtCallback(join, block_steps=10)]  # site
     trainer = lightning.Trainer(
         max_steps=steps,
+        check_val_every_n_epoch=None,
+        val_check_interval=min(20, steps),
         callbacks=callbacks,
         gradient_clip_val=10.0,  # of the corrected gradient
         accelerator="cpu",
