@@ -110,7 +110,7 @@ def _import_method(file: str) -> type[Algorithm]:
 ALGORITHMS: dict[str, type[Algorithm]] = {cls.name: cls for cls in map(_import_method, METHODS)}
 
 
-# --- registration ----------------------------------------------------------------------------------
+# --- registration ---------------------------------------------------------------------------------
 def register(cls: A) -> A:
     """Add a method, so that the command line, configs and tables find it by name.
 
@@ -172,14 +172,14 @@ def _find_class(name: object) -> type[Algorithm]:
     raise InvalidConfig(f"method {name!r} is not known; {hint}")
 
 
-# --- building --------------------------------------------------------------------------------------
+# --- building -------------------------------------------------------------------------------------
 def method(name: str | Algorithm, **fields: Any) -> Algorithm:
     """Build a method by its name: `method("k-gt", step_size=0.05, local_steps=3)`.
 
     Args:
         name: The name, or an instance, of which `fields` are changed.
-        fields: Hyperparameters of the method. `step_size` may be a number, one per client (a list in
-            the order of the network's clients, or a dict by name), a schedule or its config
+        fields: Hyperparameters of the method. `step_size` may be a number, one per client (a list
+            in the order of the network's clients, or a dict by name), a schedule or its config
             `{"schedule": "inverse-sqrt", "start": 0.1}`. Every method also takes the keywords of
             `LAYERS`: local_steps, compress, weights, clip_tracker, adam, optimizer, weight_decay,
             momentum, l2, clip_gradient, running_mean.
@@ -219,7 +219,7 @@ def method(name: str | Algorithm, **fields: Any) -> Algorithm:
 
 
 def unwrap(algorithm: Algorithm) -> tuple[Algorithm, dict[str, object]]:
-    """The method without wrappers, with a schedule as its `step_size`, and the values of its layers."""
+    """The method without wrappers, a schedule as its `step_size`, and the values of its layers."""
     layers: dict[str, object] = {}
     schedule_or_none: Schedule | None = None
     base = algorithm
@@ -252,7 +252,8 @@ def describe(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def _field_values(owner: Algorithm | Schedule) -> dict[str, object]:
-    return {field.name: getattr(owner, field.name) for field in dataclasses.fields(owner)}  # type: ignore[arg-type]
+    fields = dataclasses.fields(owner)  # type: ignore[arg-type]
+    return {field.name: getattr(owner, field.name) for field in fields}
 
 
 def _to_plain(value: object) -> object:
@@ -281,7 +282,7 @@ def with_step_sizes_of(algorithm: Algorithm, network: Network) -> Algorithm:
     return method(algorithm, step_size=rates)
 
 
-# --- batches ---------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 Part = TypeVar("Part", Algorithm, Schedule)
 
 

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 _MAX_NAMES = 50  # in the terminal
 
 
-@app.command(
-    epilog="Example: [bold]spodgt network --kind directed-geometric --clients 20 --out network.png[/]"
-)
+@app.command(epilog="Example: [bold]spodgt network --kind directed-geometric --clients 20[/]")
 def network(
     config: ConfigOption = None,
     kind: Annotated[str | None, typer.Option(help="Kind of graph.")] = None,

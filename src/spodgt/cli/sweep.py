@@ -71,7 +71,7 @@ class SweepOptions:
         if self.address is not None:
             if self.backend != "ray":
                 raise InvalidInput(
-                    f"--address={self.address!r} is for --backend ray, got {self.backend!r}; add it."
+                    f"--address={self.address!r} requires --backend ray, got {self.backend!r}."
                 )
             os.environ["RAY_ADDRESS"] = self.address  # read by Ray
         return {"workers": self.workers, "backend": self.backend, "save_every": self.save_every}

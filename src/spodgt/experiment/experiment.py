@@ -91,7 +91,7 @@ class Experiment:
 
     @property
     def rounds(self) -> int | None:
-        """The limit in rounds, or in ticks of virtual time; None if runs end by their delay only."""
+        """The limit in rounds or ticks of virtual time; None if runs end by their delay only."""
         rounds = self.run.rounds
         if self.run.seconds is None or self.time is None:
             return rounds
@@ -242,7 +242,7 @@ class Experiment:
 
     # --- draws -----------------------------------------------------------------------------------
     def draw(self, seed: int) -> Draw:
-        """Network, availability, problem and initial models of any `seed`, also one not in `run`."""
+        """Network, availability, problem and initial models of any `seed`, in `run` or not."""
         network = as_network(self.network, seed, self.weights)
         network, problem = join_clients(network, self.base_problem.draw(seed))
         availability = as_availability(self.participation, network, seed)

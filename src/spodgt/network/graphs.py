@@ -168,7 +168,7 @@ class Ring:
 
 @recipe(InvalidNetwork, RECIPES)
 class Exponential:
-    """Client i sends to i + 1, i + 2, i + 4, …: the static exponential graph [assran2019stochastic].
+    """The static exponential graph: i sends to i + 1, i + 2, i + 4, … [assran2019stochastic].
 
     Args:
         clients: Number of clients.
@@ -270,8 +270,8 @@ class KOut:
 class KRegular:
     """Each client sends to `degree` others and receives from `degree` others.
 
-    One random cycle through all clients makes it strongly connected, so it suits any size; the other
-    links are random permutations.
+    One random cycle through all clients makes it strongly connected, so it suits any size; the
+    other links are random permutations.
 
     Args:
         clients: Number of clients.

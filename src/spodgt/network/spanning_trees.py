@@ -1,4 +1,4 @@
-"""Two spanning trees with one root: shortest paths to the root and from it, by the costs of links."""
+"""Two spanning trees with one root: shortest paths to it and from it, by costs of links."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _choose_root(
 
 
 def _cheapest_link_per_client(costs: Floats, ends: Ints, root: int) -> Bools:
-    """(links,) the cheapest link at each client's end, except at the root's; the first of equals."""
+    """(links,) the cheapest link of each client but the root; the first of equals."""
     order = np.lexsort((np.arange(len(ends)), costs, ends))
     order = order[np.isfinite(costs[order]) & (ends[order] != root)]
     _, first_of_client = np.unique(ends[order], return_index=True)

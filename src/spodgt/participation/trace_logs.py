@@ -87,7 +87,8 @@ class LogReader:
         for name in required:
             if name not in table.columns:
                 raise InvalidInput(
-                    f"trace {self.source} must have columns {', '.join(required)}, but lacks {name}."
+                    f"trace {self.source} must have columns {', '.join(required)}, "
+                    f"but lacks {name}."
                 )
         if not len(table):
             raise InvalidInput(f"trace {self.source} must have rows, got none; record something.")

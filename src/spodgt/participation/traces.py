@@ -57,8 +57,8 @@ class Trace:
     Args:
         computes: (rounds + 1, clients) mask of computing clients, round 0 included. Or "always".
         links: Mask of working links: (rounds, clients, clients) as [receiver, sender], or (rounds,
-            links) in the network's order; with `repeat` one round more, for round 0. Or "always", or
-            "both-up": a link works in the rounds in which both its ends compute.
+            links) in the network's order; with `repeat` one round more, for round 0. Or "always",
+            or "both-up": a link works in the rounds in which both its ends compute.
         p: Probabilities that the delay clock charges, as in `Bernoulli`; the observed frequencies,
             which must be above 0, if None.
         p_hat: Likewise, of links.
@@ -100,16 +100,17 @@ class Trace:
     ) -> Trace:
         """Convert a log to rounds.
 
-        Each row is about the client in column `client`, which computes, or about the link `sender` →
-        `receiver`, which works; a row with receiver = sender is about that client. Two columns hold
-        the times:
+        Each row is about the client in column `client`, which computes, or about the link `sender`
+        → `receiver`, which works; a row with receiver = sender is about that client. Two columns
+        hold the times:
 
         - round, up: 1 or 0 in that round;
         - start, end: up from start to end; without an end until the end of the log;
         - time, up: 1 or 0 from that time until the next row about it, or the end of the log.
 
         Without a row, a client or link is down. Times are numbers in any unit, or dates and times,
-        which count seconds: text, or datetime columns of any unit; without a time zone they are UTC.
+        which count seconds: text, or datetime columns of any unit; without a time zone they are
+        UTC.
 
         Args:
             table: The log, a pandas table or its columns by name.
@@ -250,7 +251,7 @@ class Trace:
         return ends.astype(np.int64)
 
     def _client_of_column(self, network: Network) -> Ints:
-        """The client of each column: by name if the network has one of the names, else by number."""
+        """The client of each column: by name if the network has such a name, else by number."""
         labels = self.names or ()
         client_of = {name: client for client, name in enumerate(network.names or ())}
         if not any(label in client_of for label in labels):

@@ -80,7 +80,8 @@ class Dynamics:
         for weight, what in ((np.ones_like(self.p), "H"), (self.mean_weight, "p_i H_i")):
             if not np.linalg.eigvalsh(self._curvature(weight))[0] > 0:
                 raise InvalidInput(
-                    f"the sum of {what} over clients must be positive definite; add curvature to some client."
+                    f"the sum of {what} over clients must be positive definite; "
+                    "add curvature to some client."
                 )
 
     # --- limits ---
@@ -129,11 +130,11 @@ class Dynamics:
         return total
 
     def floor(self, step_size: ArrayLike) -> float:
-        """Stationary E‖x - optimum‖² / clients = variance + ‖bias‖²; inf if not mean-square stable."""
+        """Stationary E‖x - optimum‖² / clients = variance + ‖bias‖²; inf if unstable."""
         return self.variance(step_size) + float(self.bias @ self.bias)
 
     def curve(self, step_size: ArrayLike, x0: ArrayLike, rounds: int) -> Floats:
-        """(rounds + 1,) exact E‖x_k - optimum‖² / clients from models `x0`, (n,) or (clients, n)."""
+        """(rounds + 1,) exact E‖x_k - optimum‖² / clients from `x0`, (n,) or (clients, n)."""
         m, n = self.c.shape
         x = np.broadcast_to(np.asarray(x0, dtype=np.float64).reshape(-1, n), (m, n))
         parts = (_Part(self, step_size, own) for same in self._alike for own in same)
@@ -223,7 +224,8 @@ class _Part:
         idle = Fluctuations(
             reads, np.concatenate([y, g], axis=1), np.concatenate([maps, maps], axis=1)
         )
-        # gradient noise of active clients: second moment p (scale noise)², independent over coordinates
+        # gradient noise of active clients: second moment p (scale noise)², independent over
+        #     coordinates
         sigma = np.repeat(scale * np.sqrt(p) * self.dynamics.noise, n)
         written = np.stack([y.ravel(), g.ravel()], axis=1)
         noise = Fluctuations(
@@ -250,7 +252,8 @@ class _Part:
         mean[:size, size : 2 * size] = np.kron(-eta[:, None] * B, eye)
         mean[size : 2 * size, size : 2 * size] = np.kron(B, eye)
         mean[y.ravel(), g.ravel()] -= 1
-        # a working link gives x_i: a(x_j - x_i) - η_i b y_j, x_j: η_j b y_j, z_i: b y_j, z_j: -b y_j
+        # a working link gives x_i: a(x_j - x_i) - η_i b y_j, x_j: η_j b y_j, z_i: b y_j, z_j: -b
+        #     y_j
         i = network.receivers
         j = network.senders
         a = network.a
@@ -333,8 +336,8 @@ def _quadratics(m: int, H: ArrayLike, c: ArrayLike) -> tuple[Floats, Floats]:
         hessians = hessians[:, :, None] * np.eye(n)
     if hessians.shape != (m, n, n) or centres.shape != (m, n):
         raise InvalidInput(
-            f"H must be ({m}, n, n) and c ({m}, n) for {m} clients, got {np.shape(H)} and {np.shape(c)}; "
-            "give one entry per client."
+            f"H must be ({m}, n, n) and c ({m}, n) for {m} clients, "
+            f"got {np.shape(H)} and {np.shape(c)}; give one entry per client."
         )
     if not np.allclose(hessians, hessians.swapaxes(1, 2)):
         worst = int(np.abs(hessians - hessians.swapaxes(1, 2)).max((1, 2)).argmax())

@@ -40,7 +40,8 @@ class Result(Record):
         Args:
             method: Its label; optional if there is one method.
             seed: Of the run; the first by default.
-            client: A client's name or number, or "average" (default) for the average of all clients.
+            client: A client's name or number, or "average" (default) for the average of all
+                clients.
         """
         problem, x = self._trained(method, seed, client)
         return problem.module(x)
