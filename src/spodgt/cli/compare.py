@@ -19,7 +19,7 @@ from rich.table import Table
 
 from spodgt.cli.app import (
     ConfigOption,
-    ExperimentOptions,
+    ConfigOptions,
     JsonOption,
     OutOption,
     ResumeOption,
@@ -74,9 +74,7 @@ class OutputOptions:
     epilog="Example: [bold]spodgt compare --labels-per-client 10 --seeds 3 --out runs/iid[/]"
 )
 @with_option_groups
-def compare(
-    config: ConfigOption = None, *, output: OutputOptions, changes: ExperimentOptions
-) -> None:
+def compare(config: ConfigOption = None, *, output: OutputOptions, changes: ConfigOptions) -> None:
     """Compare methods on the same networks, clients and data.
 
     Prints a table and writes results, figures and report.html to a folder.
@@ -91,7 +89,7 @@ def run(
     config: Annotated[Path, typer.Argument(help="A TOML file.")],
     *,
     output: OutputOptions,
-    changes: ExperimentOptions,
+    changes: ConfigOptions,
 ) -> None:
     """Run the experiment of a config file."""
     experiment = load_experiment(config, changes.config_changes() | output.config_changes())

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from spodgt.cli.app import (
     ConfigOption,
-    ExperimentOptions,
+    ConfigOptions,
     JsonOption,
     SetOption,
     app,
@@ -57,7 +57,7 @@ def theory(
     from spodgt.theory import summarize
 
     number = parse_seed(seed)
-    experiment = load_experiment(config, ExperimentOptions(assign=assign).config_changes())
+    experiment = load_experiment(config, ConfigOptions(assign=assign).config_changes())
     setting = setting_of(experiment, number)
     step_size = float(setting.step_size.max())
     if step_size > _MAX_STEP_SIZE:

@@ -30,7 +30,7 @@ from spodgt.experiment.run_options import (
     read_seeds,
 )
 from spodgt.experiment.toml import SECTIONS, Table, checksum
-from spodgt.network import Network, Recipe, as_network, check_network
+from spodgt.network import GraphRecipe, Network, as_network, check_network
 from spodgt.network.graphs import RandomGeometric
 from spodgt.participation import (
     Always,
@@ -69,7 +69,7 @@ class Experiment:
         time: How long gradients and messages take, for virtual time; None: rounds without seconds.
     """
 
-    network: Network | Recipe = RandomGeometric(10, 0.4)  # noqa: RUF009 (recipes are frozen)
+    network: Network | GraphRecipe = RandomGeometric(10, 0.4)  # noqa: RUF009 (recipes are frozen)
     participation: Participation = Beta()  # noqa: RUF009
     problem: Problem | ProblemRecipe = Classification()  # noqa: RUF009
     run: RunOptions = RunOptions(delay=DEFAULT_DELAY)  # noqa: RUF009
@@ -201,7 +201,7 @@ class Experiment:
         cls,
         methods: Entry | Iterable[Entry],
         problem: Problem | ProblemRecipe,
-        network: Network | Recipe,
+        network: Network | GraphRecipe,
         participation: Participation = Always(),  # noqa: B008
         **options: Unpack[ExperimentOptions],
     ) -> Experiment:

@@ -27,7 +27,7 @@ _MAX_ATTEMPTS = 1000
 
 
 @runtime_checkable
-class Recipe(Protocol):
+class GraphRecipe(Protocol):
     """Draws a digraph for each seed."""
 
     name: ClassVar[str]
@@ -38,7 +38,7 @@ class Recipe(Protocol):
     def draw(self, seed: int) -> Graph: ...
 
 
-RECIPES: dict[str, type[Recipe]] = {}  # by name; the decorator `recipe` adds a class
+RECIPES: dict[str, type[GraphRecipe]] = {}  # by name; the decorator `recipe` adds a class
 
 
 def _check_degree(value: object, info: ValidationInfo) -> int:
@@ -74,7 +74,7 @@ Probability = Annotated[Number, Field(gt=0, le=1), FieldHint("in (0, 1]")]
 
 
 def _draw_connected(
-    recipe: Recipe, attempt: Callable[[np.random.Generator], Graph], seed: int, fix: str
+    recipe: GraphRecipe, attempt: Callable[[np.random.Generator], Graph], seed: int, fix: str
 ) -> Graph:
     """Draw graphs until one is strongly connected; each attempt has its own random stream."""
     # A large graph that is not connected will not be connected at the next attempt either.

@@ -21,7 +21,7 @@ from spodgt.errors import InvalidNetwork
 from spodgt.network import graphs
 from spodgt.network.conversion import graph_from_matrix, graph_from_networkx
 from spodgt.network.graph import Digraph, Graph, check_connected, check_links, sorted_order
-from spodgt.network.graphs import Recipe
+from spodgt.network.graphs import GraphRecipe
 from spodgt.network.mixing_weights import (
     WEIGHT_RULES,
     SparseMatrix,
@@ -87,7 +87,7 @@ class Network(Digraph):
 
     # --- from a recipe -----------------------------------------------------------------------
     @classmethod
-    def draw(cls, recipe: Recipe, *, seed: int = 0, weights: str | None = None) -> Network:
+    def draw(cls, recipe: GraphRecipe, *, seed: int = 0, weights: str | None = None) -> Network:
         """Draw the graph of a recipe and compute its mixing weights.
 
         Args:
@@ -324,7 +324,7 @@ def check_network(network: object) -> None:
     if isinstance(network, type):
         got = f"the class {network.__name__}"
         fix = f"use spodgt.graphs.{network.__name__}(…) with its arguments."
-    elif isinstance(network, Network | Recipe):
+    elif isinstance(network, Network | GraphRecipe):
         return
     else:
         got = type(network).__name__
@@ -334,7 +334,7 @@ def check_network(network: object) -> None:
     )
 
 
-def as_network(network: Network | Recipe, seed: int, weights: str | None = None) -> Network:
+def as_network(network: Network | GraphRecipe, seed: int, weights: str | None = None) -> Network:
     """The network itself, which is the same for every seed, or the network drawn from a recipe."""
     check_network(network)
     if isinstance(network, Network):
@@ -359,7 +359,7 @@ def _check_link_weights(values: Floats, name: str, links: int) -> Floats:
 class _DeprecatedGraph:
     """A former class method such as `Network.complete(clients)`."""
 
-    def __init__(self, name: str, recipe: type[Recipe]) -> None:
+    def __init__(self, name: str, recipe: type[GraphRecipe]) -> None:
         self.name = name
         self.recipe = recipe
 
@@ -371,7 +371,7 @@ class _DeprecatedGraph:
         return Network.draw(self.recipe(*args, **fields), seed=seed, weights=weights)
 
 
-_DEPRECATED_GRAPHS: dict[str, type[Recipe]] = {
+_DEPRECATED_GRAPHS: dict[str, type[GraphRecipe]] = {
     "complete": graphs.Complete,
     "star": graphs.Star,
     "erdos_renyi": graphs.ErdosRenyi,

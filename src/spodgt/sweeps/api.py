@@ -16,7 +16,7 @@ from spodgt.errors import InvalidInput
 from spodgt.experiment import PROBLEMS, Experiment, ExperimentOptions, ProblemRecipe, RunOptions
 from spodgt.experiment.run_options import reject_unknown_options
 from spodgt.experiment.toml import Table, describe_recipe, problem_table
-from spodgt.network import NETWORKS, Network, Recipe
+from spodgt.network import NETWORKS, GraphRecipe, Network
 from spodgt.participation import PARTICIPATIONS, Always, Participation
 from spodgt.record.sweep import SweepRecord
 from spodgt.sweeps import sweep as sweeps
@@ -79,7 +79,7 @@ class SweepOptions(ExperimentOptions, total=False):
 def sweep(
     methods: Sequence[Algorithm | str],
     problem: Problem | ProblemRecipe,
-    network: Network | Recipe,
+    network: Network | GraphRecipe,
     participation: Participation = _ALWAYS,
     *,
     grid: Mapping[str, Sequence[Any]],

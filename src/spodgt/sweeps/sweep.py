@@ -26,7 +26,7 @@ from spodgt.record.record import is_complete
 from spodgt.record.run_folder import SWEEP, locked, plain, refuse_other_kind, write
 from spodgt.record.sweep import SOURCE, CellRecord, SweepRecord, collect, label
 from spodgt.sweeps.cell import Event, Job, OnEvent, Outcome
-from spodgt.sweeps.executors import Executor, check_backend, cores, executor
+from spodgt.sweeps.executors import JobExecutor, check_backend, cores, executor
 from spodgt.sweeps.executors.inline import Inline
 from spodgt.sweeps.grid import Spec
 
@@ -173,7 +173,7 @@ def run(
 
     with exclusive(folder), sigterm_as_interrupt():
         is_portable = all(cell.experiment.portable for cell in pending)
-        pool: Executor
+        pool: JobExecutor
         if is_portable:
             pool = executor(backend, min(workers or cores(), max(1, len(pending))))
         else:

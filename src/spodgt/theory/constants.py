@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.theory.graph import Links, per_client, probabilities
+from spodgt.theory.graph import RandomLinks, per_client, probabilities
 from spodgt.types import Floats
 
 Variant = Literal["paper", "corrected"]
@@ -63,7 +63,7 @@ class Data:
 
 
 @dataclass(init=False, eq=False)
-class Always:
+class UnconditionalConstants:
     """Constants that exist for every network, data and step size; some may be infinite."""
 
     variant: Variant
@@ -118,7 +118,7 @@ class Always:
 
 
 @dataclass(init=False, eq=False)
-class Fields(Always, Generic[N, V]):
+class Fields(UnconditionalConstants, Generic[N, V]):
     """All constants, in the order of the proofs."""
 
     # the recursion ς⁺ <= Ψς + γ E‖∇F‖² + ω, eqn:varsigma
@@ -181,7 +181,7 @@ class Constants(Fields[Number, Vector]):
 class Draft(Fields[float, Floats]):
     """Constants during their computation, and the inputs; arrays are (clients,)."""
 
-    links: Links
+    links: RandomLinks
     L: Floats
     sigma0: Floats
     sigma1: Floats
@@ -223,7 +223,7 @@ class Draft(Fields[float, Floats]):
                 f"got {B[worst]:g}; use batch=1."
             )
         self.s = (1 - B / D) / B
-        self.links = Links.of(network, p_hat)
+        self.links = RandomLinks.of(network, p_hat)
         self.p = probabilities("p", p, self.m)
         self.p_hat = self.links.p_hat
 

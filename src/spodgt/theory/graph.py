@@ -26,7 +26,7 @@ DENSE = 1000  # clients up to which the Perron vectors are eliminated densely
 
 
 @dataclass(frozen=True, eq=False)
-class Links:
+class RandomLinks:
     """The links j -> i of a network with their checked probabilities."""
 
     m: int
@@ -38,7 +38,7 @@ class Links:
     variance: Floats  # p̂ (1 - p̂)
 
     @classmethod
-    def of(cls, network: Network, p_hat: ArrayLike = 1.0) -> Links:
+    def of(cls, network: Network, p_hat: ArrayLike = 1.0) -> RandomLinks:
         p = probabilities("p_hat", p_hat, network.links)
         return cls(
             network.clients,
@@ -104,7 +104,7 @@ def expected_matrices(
         network: the graph and its weights A and B.
         p_hat: probability that a link works; one number or (links,).
     """
-    links = Links.of(network, p_hat)
+    links = RandomLinks.of(network, p_hat)
     shape = (links.m, links.m)
     where = (links.i, links.j)
     A, B = (
@@ -123,7 +123,7 @@ def perron_vectors(network: Network, p_hat: ArrayLike = 1.0) -> tuple[Floats, Fl
         network: the graph and its weights A and B; must be strongly connected.
         p_hat: probability that a link works; one number or (links,).
     """
-    links = Links.of(network, p_hat)
+    links = RandomLinks.of(network, p_hat)
     # φ is the stationary law of the chain that steps i -> j with probability â_ij; π of b̂_ij: j ->
     # i
     return (
@@ -289,7 +289,7 @@ def pull_second_moment(network: Network, p_hat: ArrayLike, weights: Floats) -> F
         p_hat: probability that a link works; one number or (links,).
         weights: (clients,), such as φ̂.
     """
-    links = Links.of(network, p_hat)
+    links = RandomLinks.of(network, p_hat)
     A = expected_matrices(network, p_hat)[0].toarray()
     moment = np.asarray(A.T @ (weights[:, None] * A))
     i = links.i
@@ -308,7 +308,7 @@ def push_second_moment(network: Network, p_hat: ArrayLike, weights: Floats) -> F
         p_hat: probability that a link works; one number or (links,).
         weights: (clients,), positive, such as π̂.
     """
-    links = Links.of(network, p_hat)
+    links = RandomLinks.of(network, p_hat)
     B = expected_matrices(network, p_hat)[1].toarray()
     moment = np.asarray(B.T @ (B / weights[:, None]))
     spread = links.variance * links.b**2 * (1 / weights[links.i] + 1 / weights[links.j])
@@ -323,7 +323,7 @@ def contraction(network: Network, p_hat: ArrayLike = 1.0) -> Contraction:
         network: the graph and its weights A and B.
         p_hat: probability that a link works; one number or (links,).
     """
-    links = Links.of(network, p_hat)
+    links = RandomLinks.of(network, p_hat)
     if links.m == 1:
         return Contraction(0.0, 0.0, 0.0, 1.0)
     phi, pi = perron_vectors(network, p_hat)

@@ -18,8 +18,15 @@ from scipy.optimize import brentq
 
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.theory.constants import Always, Constants, Data, Draft, Infeasible, Variant
-from spodgt.theory.graph import Links, edge_utility, expected_matrices, perron_vectors
+from spodgt.theory.constants import (
+    Constants,
+    Data,
+    Draft,
+    Infeasible,
+    UnconditionalConstants,
+    Variant,
+)
+from spodgt.theory.graph import RandomLinks, edge_utility, expected_matrices, perron_vectors
 from spodgt.types import Floats
 
 
@@ -61,7 +68,7 @@ def constants(
     # tiny probabilities may overflow; what is then not a number is reported as infeasible
     with np.errstate(all="ignore"):
         ended = Infeasible(_compute(k, network))
-    always = {field.name for field in fields(Always)}
+    always = {field.name for field in fields(UnconditionalConstants)}
     for field in fields(Constants):
         value = vars(k).get(field.name, ended)
         setattr(found, field.name, _finite(field.name, value, field.name in always))
@@ -160,7 +167,7 @@ def _mixing(k: Draft) -> None:
 
 
 def _extreme(
-    links: Links, p_hat: Floats | float, pick: Callable[[Floats], float]
+    links: RandomLinks, p_hat: Floats | float, pick: Callable[[Floats], float]
 ) -> tuple[float, float]:
     """Smallest or largest weight of A and of B when links count `p_hat`, diagonals included."""
     diagonal_a, diagonal_b = links.diagonals(p_hat)

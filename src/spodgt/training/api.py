@@ -22,7 +22,7 @@ from spodgt.engine import announce_compilation, use_engine
 from spodgt.errors import DivergenceWarning, InvalidInput, StalledWarning, caller_level
 from spodgt.experiment import Experiment, ExperimentOptions, ProblemRecipe, RunOptions
 from spodgt.experiment.run_options import reject_unknown_options
-from spodgt.network import Network, Recipe
+from spodgt.network import GraphRecipe, Network
 from spodgt.participation import Always, Participation
 from spodgt.record.run_folder import RunFolder, plain
 from spodgt.runtimes.distributed.process_group import join, launched
@@ -87,7 +87,7 @@ class TrainOptions(ExperimentOptions, ExecutionOptions, total=False):
 def train(
     method: Method,
     problem: Problem | ProblemRecipe,
-    network: Network | Recipe,
+    network: Network | GraphRecipe,
     participation: Participation = _ALWAYS,
     **options: Unpack[TrainOptions],
 ) -> Result:
@@ -103,7 +103,7 @@ def train(
 def compare(
     methods: Sequence[Method],
     problem: Problem | ProblemRecipe,
-    network: Network | Recipe,
+    network: Network | GraphRecipe,
     participation: Participation = _ALWAYS,
     **options: Unpack[TrainOptions],
 ) -> Result:
