@@ -143,7 +143,7 @@ class Problem(Protocol):
         """Test loss and metrics of models x (n, columns).
 
         Args:
-            rows: (n,) the client with whose test data each model is evaluated, where clients have
-                their own; -1, or None for all models: the test data of all clients.
+            rows: (n,) the client that owns the test data for each model; -1, or None for all
+                models: the test data of all clients.
         """
         ...

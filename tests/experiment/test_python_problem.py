@@ -379,7 +379,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "clients": (
         {"arguments": {"clients": 3}},
-        "problem.arguments.clients=3 cannot be set: the network says how many; leave it out.",
+        "problem.arguments.clients=3 cannot be set: it is network.clients; leave it out.",
     ),
     "arguments are a list": (
         {"arguments": [3]},

@@ -517,7 +517,7 @@ class Outages:
 
 def _positions(network: Network, key: str, instead: str) -> Floats:
     if network.positions is None:
-        raise InvalidInput(f"{key} needs a network whose clients have positions; use {instead}.")
+        raise InvalidInput(f"{key} needs a network with positions of clients; use {instead}.")
     return network.positions
 
 

@@ -29,8 +29,8 @@ from spodgt.types import Problem
 from spodgt.validation import FieldHint, choices, recipe
 
 _PROVIDED = {  # parameters of the function that are not `arguments`
-    "clients": "the network says how many",
-    "client": "peers are asked for their own",
+    "clients": "it is network.clients",
+    "client": "it is the number of the peer",
 }
 _CONFIG_TYPES = (bool, int, float, str)
 _NAMED_PARAMETERS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -131,7 +131,7 @@ class PythonProblem:
             )
         is_single_client = client is not None and problem.clients == 1
         if problem.clients != clients and not is_single_client:
-            fix = "make as many as clients says"
+            fix = "make `clients` clients"
             if "clients" not in parameters:
                 fix = "give it a parameter clients"
             raise InvalidInput(

@@ -246,10 +246,10 @@ def _check_options(
             f"checkpoint_every must be seconds of at least 0, got {checkpoint_every!r}; use 30."
         )
     if resume and out is None:
-        raise InvalidInput("resume=True cannot go with no out: nothing was kept; use resume=False.")
+        raise InvalidInput("resume=True requires out, the folder of the run to continue; give out='runs/mine'.")
     if resume and keep_states:
         raise InvalidInput(
-            "resume=True cannot go with keep_states=True: its first states are gone; "
+            "resume=True and keep_states=True exclude each other: checkpoints hold no earlier states; "
             "use resume=False."
         )
     if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):
