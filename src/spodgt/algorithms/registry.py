@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -192,10 +192,7 @@ def method(name: str | Algorithm, **fields: Any) -> Algorithm:
         InvalidInput: The value of a field is out of range.
     """
     if isinstance(name, Algorithm):
-        has_unwrapped_schedule = isinstance(name, HasStepSize) and isinstance(
-            name.step_size, Schedule
-        )
-        if not fields and not has_unwrapped_schedule:
+        if not fields and not _has_unwrapped_schedule(name):
             return name
         base, layers = unwrap(name)
         cls = type(base)
@@ -208,14 +205,28 @@ def method(name: str | Algorithm, **fields: Any) -> Algorithm:
 
     layer_values = {key: fields.pop(key) for key in layer_keys if key in fields}
     step_size = schedule(fields.pop("step_size", None))
-    if step_size is not None and not isinstance(step_size, Schedule):
+    if isinstance(step_size, Schedule):
+        return _wrap(cls(**fields), layer_values, step_size)
+    if step_size is not None:
         fields["step_size"] = step_size
-    built: Algorithm = cls(**fields)
+    return _wrap(cls(**fields), layer_values, None)
+
+
+def _wrap(
+    base: Algorithm, layer_values: Mapping[str, object], step_size: Schedule | None
+) -> Algorithm:
+    """Wrap a method in its layers; the schedule is the next wrapper around local steps."""
+    built = base
     for key, layer in LAYERS.items():
         built = layer.wrap(built, layer_values.get(key))
-        if layer is LocalStepsLayer and isinstance(step_size, Schedule):
+        if layer is LocalStepsLayer and step_size is not None:
             built = Scheduled(built, step_size)
     return built
+
+
+def _has_unwrapped_schedule(algorithm: Algorithm) -> bool:
+    """Whether the step size is a schedule that no wrapper evaluates yet."""
+    return isinstance(algorithm, HasStepSize) and isinstance(algorithm.step_size, Schedule)
 
 
 def unwrap(algorithm: Algorithm) -> tuple[Algorithm, dict[str, object]]:

@@ -246,7 +246,9 @@ def _check_options(
             f"checkpoint_every must be seconds of at least 0, got {checkpoint_every!r}; use 30."
         )
     if resume and out is None:
-        raise InvalidInput("resume=True requires out, the folder of the run to continue; give out='runs/mine'.")
+        raise InvalidInput(
+            "resume=True requires out, the folder of the run to continue; give out='runs/mine'."
+        )
     if resume and keep_states:
         raise InvalidInput(
             "resume=True and keep_states=True exclude each other: checkpoints hold no earlier states; "

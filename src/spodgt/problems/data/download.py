@@ -245,9 +245,7 @@ def _scratch(name: str, directory: Path | None) -> Iterator[tuple[Path, Path]]:
     """The folder of `name` in the data directory, and a scratch folder on the same disk."""
     datasets.check_name(name)
     if name not in datasets.FOLDERS:
-        raise InvalidData(
-            f"dataset {name!r} is included in spodgt; use it without a download."
-        )
+        raise InvalidData(f"dataset {name!r} is included in spodgt; use it without a download.")
     root = data_directory() if directory is None else Path(directory).expanduser()
     folder = root.absolute() / datasets.FOLDERS[name]
     try:
