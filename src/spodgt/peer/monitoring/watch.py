@@ -13,7 +13,7 @@ import json
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -382,9 +382,26 @@ def judge(
                 Finding("warn", name, "waiting", f"{name} waits: it has no news from anybody")
             )
     members = set(manifest.linked) if manifest else set(rows)
-    found += _silent(rows, fresh, ages, members)
+    found += _silent(rows, fresh, ages, members - ended_clients(rows, newest))
     found += _huge(fresh, first, members)
     return sorted(found, key=lambda each: (each.level != "bad", each.client))
+
+
+def ended_clients(rows: Mapping[str, Row], newest: int) -> set[str]:
+    """Clients that have made all rounds of the newest manifest: their processes may have ended.
+
+    A client is one of them by its own last report, or by those of most of its neighbours.
+    """
+    votes: Counter[str] = Counter()
+    ended = set()
+    for name, row in rows.items():
+        if row.get("version", 0) < newest:
+            continue
+        if row.get("has_ended"):
+            ended.add(name)
+        for neighbour in row.get("neighbours", []):
+            votes[neighbour["name"]] += 1 if neighbour.get("has_ended") else -1
+    return ended | {name for name, surplus in votes.items() if surplus > 0}
 
 
 def _silent(

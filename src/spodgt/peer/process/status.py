@@ -96,6 +96,7 @@ class Neighbour:
     mass: float | None = None  # the norm of what its last message brought
     flags: int = 0  # messages under this manifest that were far above their median
     version: str = ""  # of its program
+    has_ended: bool = False  # it has made all rounds of the manifest
 
 
 @dataclass
@@ -118,6 +119,7 @@ class Status:
     consensus: float = math.nan  # root mean square distance to the neighbours' models
     audit: float = 0.0
     waiting: bool = False
+    has_ended: bool = False  # all rounds of the manifest were made
     days_left: float = math.nan  # until the certificate ends
     bad_gradients: int = 0  # that were not finite, in this incarnation
     warnings: list[str] = field(default_factory=list)  # what an operator must know, worst first
@@ -187,6 +189,7 @@ class Reporter:
         status.incarnation = self.node.incarnation.number
         status.version, status.epoch = divmod(state.epoch, RESETS)
         status.root = self.node.seats.root
+        status.has_ended = self.node.has_ended
         status.audit = local_error(state)
         status.neighbours = list(self._neighbours(now))
         known = [n.distance for n in status.neighbours if n.distance is not None]
@@ -249,7 +252,9 @@ class Reporter:
             distance, mass, flags = (
                 (norms.distance, norms.mass, norms.flags) if norms else (None, None, 0)
             )
-            yield Neighbour(name, way, t.state, t.why, *counts, distance, mass, flags, t.version)
+            norm_columns = (distance, mass, flags)
+            has_ended = name in state.ended
+            yield Neighbour(name, way, t.state, t.why, *counts, *norm_columns, t.version, has_ended)
 
     def silence(self) -> dict[str, float]:
         """Seconds since each neighbour was heard on any link, or since the start.
