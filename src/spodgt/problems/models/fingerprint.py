@@ -9,7 +9,7 @@ import functools
 import types
 import zlib
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -63,7 +63,7 @@ def _describe_container(value: object, depth: int) -> str:
     return f"[{','.join(items)}]"
 
 
-def _describe_callable(value: Any, depth: int) -> str:
+def _describe_callable(value: object, depth: int) -> str:
     if isinstance(value, functools.partial):
         parts = (value.func, value.args, value.keywords)
         return f"partial({','.join(_describe(part, depth - 1) for part in parts)})"
@@ -72,7 +72,8 @@ def _describe_callable(value: Any, depth: int) -> str:
         return f"{function} of {_describe(value.__self__, depth - 1)}"
     if isinstance(value, types.FunctionType):
         return _describe_function(value, depth)
-    return f"{value.__module__}.{value.__qualname__}"  # of a built-in function or a class
+    assert isinstance(value, types.BuiltinFunctionType | type)
+    return f"{value.__module__}.{value.__qualname__}"
 
 
 def _describe_function(function: types.FunctionType, depth: int) -> str:
