@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from spodgt.errors import InvalidNetwork
-from spodgt.network.network import DENSE_LIMIT, Network
+from spodgt.network.network import Network
+from spodgt.network.weighted_digraph import DENSE_LIMIT
 from spodgt.types import Bools, Floats, Ints
 
 _MAX_COST = 1e12  # larger costs count as this one, so that sums of costs keep their order
